@@ -1,0 +1,61 @@
+"""What a mechanism is: a lower-triangular matrix C, and how a row of C⁻¹ combines noise vectors.
+
+The server releases x̂_t = x_t + ζσ·(C⁻¹Z)_t, which is a post-processing of CX + ζσZ (arXiv:2601.22334, Section 2). Rounds are
+counted from 0 here, so that round t is row t of C.
+"""
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]
+
+
+@runtime_checkable
+class Mechanism(Protocol):
+    """A lower-triangular C with a positive diagonal, for any number of rounds n (which C may depend on)."""
+
+    @property
+    def name(self) -> str:
+        """The command line's name of this mechanism, for example `lambda-cgd`."""
+        ...
+
+    def columns(self, rounds: int, indices: NDArray[np.intp]) -> Matrix:
+        """C[:, indices] for n = `rounds`, shape (rounds, len(indices))."""
+        ...
+
+    def inverse_row(self, round: int, rounds: int) -> Vector:
+        """The last entries of row `round` of C⁻¹, newest first: (C⁻¹Z)_t = Σ_i w[i]·Z_{t−i}.
+
+        w[0] is the diagonal entry; entries older than the last of w are zero. At most `round` + 1 long.
+        """
+        ...
+
+
+@runtime_checkable
+class Toeplitz(Mechanism, Protocol):
+    """A mechanism with C[i, j] = c[i − j], and so C⁻¹[i, j] = c⁻¹[i − j]."""
+
+    def coefficients(self, rounds: int) -> Vector:
+        """The first column of C, shape (rounds,), float64."""
+        ...
+
+    def inverse_coefficients(self, rounds: int) -> Vector:
+        """The first column of C⁻¹ up to its last non-zero entry, at most (rounds,), float64."""
+        ...
+
+
+def matrix(mechanism: Mechanism, rounds: int) -> Matrix:
+    """C, dense, shape (rounds, rounds). For small n: takes 8·n² bytes."""
+    return mechanism.columns(rounds, np.arange(rounds))
+
+
+def inverse_matrix(mechanism: Mechanism, rounds: int) -> Matrix:
+    """C⁻¹, dense, from `inverse_row`, shape (rounds, rounds). For small n."""
+    inverse = np.zeros((rounds, rounds))
+    for t in range(rounds):
+        weights = mechanism.inverse_row(t, rounds)
+        inverse[t, t + 1 - len(weights) : t + 1] = weights[::-1]
+    return inverse

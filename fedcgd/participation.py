@@ -1,0 +1,72 @@
+"""Who takes part when: the promise (n, k, b, sampling) that the accounting relies on."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Sampling = Literal["none", "balls-in-bins", "poisson", "cyclic-poisson"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Participation:
+    """A user takes part in at most k of n rounds, any two at least b apart; `sampling` says how its rounds are chosen.
+
+    - `none`: the adversary may know and choose the rounds. k defaults to ⌈n/b⌉, the most that fit.
+    - `balls-in-bins`: each user falls in one secret, uniform bin j of b and takes part in rounds j, j + b, …; n = k·b.
+    - `poisson`: in each round a user takes part with probability `sampling_rate`, independently; b = 1.
+    - `cyclic-poisson`: users are split in b groups beforehand; in round t each user of group t mod b takes part with
+      probability `sampling_rate`.
+
+    Raises ValueError for values that contradict each other.
+    """
+
+    rounds: int
+    min_separation: int = 1
+    max_participations: int | None = None
+    sampling: Sampling = "none"
+    sampling_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        n, b, k, q = self.rounds, self.min_separation, self.max_participations, self.sampling_rate
+        if self.sampling not in ("none", "balls-in-bins", "poisson", "cyclic-poisson"):
+            raise ValueError(
+                f"sampling must be none, balls-in-bins, poisson or cyclic-poisson, got {self.sampling!r}; "
+                "no other sampling is accounted for"
+            )
+        if n < 1:
+            raise ValueError(f"rounds must be at least 1, got {n}")
+        if not 1 <= b <= n:
+            raise ValueError(f"min_separation must be between 1 and rounds = {n}, got {b}")
+        if self.sampling in ("poisson", "cyclic-poisson"):
+            if q is None or not 0 < q <= 1:
+                raise ValueError(f"sampling_rate must be in (0, 1] for {self.sampling} sampling, got {q}")
+            if k is not None:
+                raise ValueError(f"max_participations does not apply to {self.sampling} sampling; give sampling_rate")
+            if self.sampling == "poisson" and b != 1:
+                raise ValueError(f"poisson sampling has min_separation 1, got {b}; use cyclic-poisson")
+            return
+        if q is not None:
+            raise ValueError(f"sampling_rate applies to poisson and cyclic-poisson only, not to {self.sampling}")
+        if self.sampling == "balls-in-bins" and n % b:
+            raise ValueError(
+                f"balls-in-bins needs rounds to be a multiple of the {b} bins (min_separation), got {n}; "
+                f"use {n - n % b or b} or {n + b - n % b} rounds"
+            )
+        most = math.ceil(n / b)
+        if k is not None and not 1 <= k <= most:
+            raise ValueError(
+                f"max_participations must be between 1 and ⌈rounds / min_separation⌉ = {most} "
+                f"for {n} rounds {b} apart, got {k}"
+            )
+        if self.sampling == "balls-in-bins" and k is not None and k * b != n:
+            raise ValueError(
+                f"balls-in-bins has max_participations · min_separation = rounds, got {k} · {b} ≠ {n}; "
+                f"a user takes part in every one of the {n // b} epochs"
+            )
+
+    @property
+    def participations(self) -> int:
+        """k: the most rounds that one user takes part in (n for Poisson sampling, where nothing bounds it)."""
+        if self.max_participations is not None:
+            return self.max_participations
+        return math.ceil(self.rounds / self.min_separation)
