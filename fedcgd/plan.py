@@ -1,0 +1,103 @@
+"""What runs is what is accounted: one value holds the mechanism, the participation, the noise and the promise."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedcgd.accounting import Guarantee, calibrate, epsilon
+from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.registry import describe, from_description
+from fedcgd.noise import Term
+from fedcgd.participation import Participation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A whole run: n releases x̂_t = x_t + ζσ·(C⁻¹Z)_t of sums of updates clipped to ζ = `clip_norm`, at failure probability δ.
+
+    `noise_multiplier` is σ. Make one with `calibrated` (σ from a budget), or give σ and read ε from `guarantee`.
+    """
+
+    mechanism: Mechanism
+    participation: Participation
+    clip_norm: float
+    noise_multiplier: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip_norm < float("inf"):
+            raise ValueError(f"clip_norm must be positive and finite, got {self.clip_norm}")
+        if not 0 < self.noise_multiplier < float("inf"):
+            raise ValueError(
+                f"noise_multiplier must be positive and finite, got {self.noise_multiplier}; without noise there is no privacy"
+            )
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta must be in (0, 1), got {self.delta}; well below 1 / number of users is usual")
+
+    @staticmethod
+    def calibrated(
+        *, mechanism: Mechanism, participation: Participation, clip_norm: float, epsilon: float, delta: float
+    ) -> "Plan":
+        """The plan with the smallest σ that keeps the whole run within (ε, δ). Raises ValueError if none can."""
+        guarantee = calibrate(mechanism, participation, epsilon=epsilon, delta=delta)
+        return Plan(
+            mechanism=mechanism,
+            participation=participation,
+            clip_norm=clip_norm,
+            noise_multiplier=guarantee.noise_multiplier,
+            delta=delta,
+        )
+
+    @property
+    def stddev(self) -> float:
+        """ζσ: the standard deviation, in units of the update, that one coordinate of Z has on the wire."""
+        return self.clip_norm * self.noise_multiplier
+
+    def guarantee(self, *, released: int | None = None) -> Guarantee:
+        """An upper bound on ε, for the whole run or for its first `released` rounds; adjacency is add or remove one user."""
+        return epsilon(
+            self.mechanism,
+            self.participation,
+            noise_multiplier=self.noise_multiplier,
+            delta=self.delta,
+            released=released,
+        )
+
+    def noise_terms(self, round: int, attempts: Sequence[int]) -> tuple[Term, ...]:
+        """(C⁻¹Z)_round as (round, attempt, weight) of the noise vectors it combines.
+
+        `attempts[s]` is the attempt under which round s was released, for s < `round`; `attempts[round]` is the one about to be.
+        Raises ValueError for a round after the last.
+        """
+        if not 0 <= round < self.participation.rounds:
+            raise ValueError(f"round must be in 0 … {self.participation.rounds - 1}, got {round}; the plan has no noise for it")
+        weights = self.mechanism.inverse_row(round, self.participation.rounds)
+        return tuple((round - lag, attempts[round - lag], float(w)) for lag, w in enumerate(weights) if w)
+
+    def to_description(self) -> dict[str, Any]:
+        """This plan as JSON-able values, from which `from_description` makes it again."""
+        participation = self.participation
+        return {
+            "mechanism": describe(self.mechanism),
+            "participation": {
+                "rounds": participation.rounds,
+                "min_separation": participation.min_separation,
+                "max_participations": participation.max_participations,
+                "sampling": participation.sampling,
+                "sampling_rate": participation.sampling_rate,
+            },
+            "clip_norm": self.clip_norm,
+            "noise_multiplier": self.noise_multiplier,
+            "delta": self.delta,
+        }
+
+    @staticmethod
+    def from_description(description: dict[str, Any]) -> "Plan":
+        """The plan that `to_description` described."""
+        return Plan(
+            mechanism=from_description(description["mechanism"]),
+            participation=Participation(**description["participation"]),
+            clip_norm=description["clip_norm"],
+            noise_multiplier=description["noise_multiplier"],
+            delta=description["delta"],
+        )

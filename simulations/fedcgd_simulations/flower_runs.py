@@ -1,0 +1,115 @@
+"""Run the Flower app from a script, on a SuperLink that ends with the script, and find out whether it really finished."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+APP = Path(__file__).resolve().parents[1]
+_READY_TIMEOUT = 60.0
+
+
+def free_port() -> int:
+    """A TCP port on the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads its own session, and all that it started."""
+    for sign, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+        try:
+            os.killpg(process.pid, sign)
+            process.wait(patience)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+    process.wait(10.0)
+
+
+def flower_environment(home: Path) -> dict[str, str]:
+    """Environment in which Flower works offline and keeps its state in `home`."""
+    return os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DISABLE_IMPORT_WARNING": "1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+@contextmanager
+def local_superlink(home: Path) -> Iterator[dict[str, str]]:
+    """A simulating SuperLink on free loopback ports; yields the environment in which `flwr run` finds it.
+
+    Flower would start one by itself, but detached, and nobody would end it. Raises RuntimeError if it does not come up.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    port, control = free_port(), free_port()
+    environment = flower_environment(home) | {
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(control),
+    }
+    log = home / "superlink.log"
+    command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--control-api-address", f"127.0.0.1:{control}"]
+    with ExitStack() as stack:
+        output = stack.enter_context(log.open("wb"))
+        process = subprocess.Popen(
+            command, env=environment, cwd=home, stdout=output, stderr=output, start_new_session=True
+        )
+        stack.callback(stop, process)
+        deadline = time.monotonic() + _READY_TIMEOUT
+        while not _healthy(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the local SuperLink did not start; its last words: {log.read_text()[-2000:]}")
+            time.sleep(0.2)
+        yield environment
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1.0) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def run_app(
+    environment: Mapping[str, str],
+    run_config: Mapping[str, str | int | float | bool],
+    *,
+    nodes: int = 2,
+    timeout: float = 1800.0,
+) -> dict[str, Any]:
+    """`flwr run` of this app; the results that it wrote to `run_config["results"]`, as the JSON they are.
+
+    Raises RuntimeError if the run did not finish all its rounds, whatever its exit code said.
+    """
+    results = Path(str(run_config["results"]))
+    results.unlink(missing_ok=True)
+    settings = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
+    command = ["flwr", "run", str(APP), "--stream", "--run-config", settings]
+    command += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
+    # A neutral directory: Ray's workers import from the working directory first.
+    finished = subprocess.run(
+        command, env=dict(environment), cwd=environment["FLWR_HOME"], timeout=timeout, check=False, stdin=subprocess.DEVNULL
+    )
+    if finished.returncode or not results.exists():
+        raise RuntimeError("the federated run did not finish: it wrote no results. Its log above says why")
+    written: dict[str, Any] = json.loads(results.read_text())
+    if written["releases"] != written["rounds"]:
+        raise RuntimeError(f"the federated run released {written['releases']} of {written['rounds']} rounds")
+    return written

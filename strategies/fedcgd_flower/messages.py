@@ -1,0 +1,148 @@
+"""What travels between server and nodes: one flat array each way, and what was asked.
+
+A request carries the flat model, the inner strategy's configuration, and which of the node's users shall take part. A reply
+carries the sum of those users' clipped updates. Whatever does not look exactly like that is dropped, with a cause.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from numpy.typing import NDArray
+
+from fedcgd_flower.layout import Flat, Layout
+
+MODEL = "model"
+UPDATE = "update"
+FLAT = "flat"
+CONFIG = "config"
+TASK = "fedcgd"
+USERS_QUERY = f"{MessageType.QUERY}.fedcgd_users"
+
+Cause = Literal[
+    "no answer",
+    "client error",
+    "not asked for",
+    "wrong round",
+    "more users than asked",
+    "wrong arrays",
+    "wrong shape or dtype",
+    "not finite",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTask:
+    """What a node is asked to do in one round: give the sum of `users`' updates, each clipped to `clip_norm`."""
+
+    round: int
+    attempt: int
+    clip_norm: float
+    users: tuple[str, ...]
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class NodeSum:
+    """A well-formed reply: the sum of the clipped updates of `answered` users."""
+
+    update: NDArray[np.float64]
+    answered: int
+
+
+def train_message(node_id: int, model: Flat, config: ConfigRecord, task: TrainTask) -> Message:
+    """The request for one node."""
+    description = ConfigRecord(
+        {
+            "round": task.round,
+            "attempt": task.attempt,
+            "clip-norm": task.clip_norm,
+            "users": list(task.users),
+            "layout": task.layout.to_json(),
+        }
+    )
+    content = RecordDict({MODEL: ArrayRecord({FLAT: Array(model)}), CONFIG: config, TASK: description})
+    return Message(content, dst_node_id=node_id, message_type=MessageType.TRAIN)
+
+
+def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]:
+    """The flat model, the configuration and the task of a request, on the node.
+
+    Raises ValueError if the message was not made by `train_message`.
+    """
+    content = message.content
+    if TASK not in content.config_records or MODEL not in content.array_records:
+        raise ValueError("this train message does not come from fedcgd's CorrelatedNoise strategy; use it on the server")
+    description = content.config_records[TASK]
+    task = TrainTask(
+        round=cast(int, description["round"]),
+        attempt=cast(int, description["attempt"]),
+        clip_norm=cast(float, description["clip-norm"]),
+        users=tuple(cast(list[str], description["users"])),
+        layout=Layout.from_json(cast(str, description["layout"])),
+    )
+    return content.array_records[MODEL][FLAT].numpy(), content.config_records[CONFIG], task
+
+
+def train_reply(request: Message, task: TrainTask, update: NDArray[np.floating], answered: int) -> Message:
+    """The reply to `request`: the sum of the clipped updates of `answered` of the task's users."""
+    content = RecordDict(
+        {
+            UPDATE: ArrayRecord({FLAT: Array(np.asarray(update, dtype=np.float32))}),
+            TASK: ConfigRecord({"round": task.round, "attempt": task.attempt, "answered": answered}),
+        }
+    )
+    return Message(content, reply_to=request)
+
+
+def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
+    """The node's sum, scaled to norm at most (users asked) · clip_norm; or why the reply was dropped.
+
+    Guarantee: whatever the reply holds, this returns, and a returned update is finite with that norm.
+    """
+    if reply is None:
+        return "no answer"
+    if reply.has_error():
+        return "client error"  # its text is the client's, and may tell about its data: never logged
+    content = reply.content
+    if set(content.array_records) != {UPDATE} or TASK not in content.config_records:
+        return "wrong arrays"
+    description, arrays = content.config_records[TASK], content.array_records[UPDATE]
+    if (description.get("round"), description.get("attempt")) != (task.round, task.attempt):
+        return "wrong round"
+    answered = description.get("answered")
+    if not isinstance(answered, int) or not 0 <= answered <= len(task.users):
+        return "more users than asked"
+    if set(arrays) != {FLAT}:
+        return "wrong arrays"
+    try:
+        value = arrays[FLAT].numpy()
+    except Exception:  # the bytes are the sender's: any failure to parse them is the same to us
+        return "wrong arrays"
+    if not isinstance(value, np.ndarray) or value.shape != (task.layout.size,) or value.dtype != np.float32:
+        return "wrong shape or dtype"
+    update = value.astype(np.float64)
+    norm = float(np.linalg.norm(update))
+    if not np.isfinite(norm):
+        return "not finite"
+    limit = len(task.users) * task.clip_norm
+    if norm > limit:
+        update *= limit / norm
+    return NodeSum(update, answered)
+
+
+def users_reply(request: Message, users: Sequence[str]) -> Message:
+    """The reply to a `USERS_QUERY`: the stable ids of the users this node hosts."""
+    return Message(RecordDict({TASK: ConfigRecord({"users": list(users)})}), reply_to=request)
+
+
+def read_users_reply(reply: Message | None) -> tuple[str, ...] | None:
+    """The users that a node says it hosts, or None if the reply does not say."""
+    if reply is None or reply.has_error() or TASK not in reply.content.config_records:
+        return None
+    users = reply.content.config_records[TASK].get("users")
+    if not isinstance(users, list) or not all(isinstance(user, str) and user for user in users):
+        return None
+    return tuple(dict.fromkeys(cast(list[str], users)))

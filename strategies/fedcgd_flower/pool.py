@@ -1,0 +1,107 @@
+"""The node's side: one node hosts one or many users, and answers with the sum of their clipped updates."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.supercore import log
+from numpy.typing import NDArray
+
+from fedcgd.gradients import ExampleLoss, clipped_gradient_sum
+from fedcgd.tree import clip
+from fedcgd_flower.layout import Flat, Layout, flatten, unflatten
+from fedcgd_flower.messages import USERS_QUERY, read_train_message, train_reply, users_reply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One round's work on a node: the sum over `users` of their updates of `model`, each clipped to `clip_norm`."""
+
+    model: Flat
+    layout: Layout
+    users: tuple[str, ...]
+    clip_norm: float
+    config: ConfigRecord
+
+
+ClippedSum = Callable[[Work, Context], tuple[NDArray[np.float64], int]]
+"""(Σ clipped updates with shape (layout.size,), number of users in it)."""
+
+LocalTraining = Callable[[ArrayRecord, str, ConfigRecord, Context], ArrayRecord]
+"""(model, user, config, context) → the model after that user's local training."""
+
+UserData = Callable[[Sequence[str], Context], tuple[torch.Tensor, ...]]
+"""(users, context) → tensors whose row i belongs to user i: one example per user."""
+
+
+def declare_users(app: ClientApp, users: Callable[[Context], Sequence[str]]) -> None:
+    """Let `app` answer the server's question which users this node hosts.
+
+    `users(context)` returns ids that stay the same when the node reconnects, for example from `context.node_config`.
+    """
+
+    @app.query(USERS_QUERY.partition(".")[2])
+    def answer(message: Message, context: Context) -> Message:
+        return users_reply(message, users(context))
+
+
+def host_users(app: ClientApp, users: Callable[[Context], Sequence[str]], clipped_sum: ClippedSum) -> None:
+    """Make `app` a node that hosts `users` and trains the ones it is asked for by `clipped_sum`.
+
+    A user that the node does not host is left out; so one node cannot be made to speak for another's users.
+    """
+    declare_users(app, users)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model, config, task = read_train_message(message)
+        hosted = set(users(context))
+        asked = tuple(user for user in task.users if user in hosted)
+        work = Work(model=model, layout=task.layout, users=asked, clip_norm=task.clip_norm, config=config)
+        total, answered = clipped_sum(work, context)
+        return train_reply(message, task, total, answered)
+
+
+def one_by_one(local_training: LocalTraining) -> ClippedSum:
+    """The clipped sum by a plain loop: each user trains from the model it was sent, for as long as it likes.
+
+    A user whose training raises or gives numbers that are not finite adds nothing and does not count as an answer.
+    """
+
+    def clipped_sum(work: Work, context: Context) -> tuple[NDArray[np.float64], int]:
+        total, answered = np.zeros(work.layout.size), 0
+        start = unflatten(work.model, work.layout)
+        for user in work.users:
+            try:
+                trained = flatten(local_training(start, user, work.config, context), work.layout)
+            except Exception as error:  # one user's failure must not silence the others on this node
+                log(WARNING, "fedcgd: a user's local training failed with %s", type(error).__name__)
+                continue
+            update = trained.astype(np.float64) - work.model
+            if np.isfinite(update).all():
+                total += clip(update, work.clip_norm)
+                answered += 1
+        return total, answered
+
+    return clipped_sum
+
+
+def one_gradient_step(loss: ExampleLoss, data: UserData) -> ClippedSum:
+    """The clipped sum when a user is one example and its update is minus the gradient of its `loss`, vectorised.
+
+    The server's learning rate then plays the part of the learning rate: FedAvgM(server_learning_rate=…) is SGD.
+    """
+
+    def clipped_sum(work: Work, context: Context) -> tuple[NDArray[np.float64], int]:
+        if not work.users:
+            return np.zeros(work.layout.size), 0
+        gradients, finite = clipped_gradient_sum(
+            loss, torch.from_numpy(work.model.copy()), data(work.users, context), clip_norm=work.clip_norm
+        )
+        return -gradients.double().cpu().numpy(), finite
+
+    return clipped_sum

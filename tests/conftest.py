@@ -1,0 +1,14 @@
+"""Settings that every test needs."""
+
+import os
+
+# One thread a process: the machine's cores are shared, and thread contention makes times jump.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+
+from flwr.supercore.task_identity import TaskIdentity
+
+# Flower's Message asks which task it is made by; outside a run there is none.
+TaskIdentity.task_id = 1
+TaskIdentity.run_id = 1
+TaskIdentity.node_id = 1

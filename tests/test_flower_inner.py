@@ -1,0 +1,96 @@
+"""The inner strategy sees one reply a round, and behaves as its own definition says."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
+
+from fedcgd_flower.inner import inner_config, inner_state, inner_step, restore_inner_state
+
+START = np.array([1.0, -2.0, 0.5], np.float32)
+
+
+def record(values) -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.asarray(values, np.float32))})
+
+
+def run(inner: Strategy, means: list[np.ndarray], *, first: int = 1, start=START) -> np.ndarray:
+    """The model after the inner strategy saw model + mean for each mean in turn."""
+    model = np.asarray(start, np.float32)
+    for offset, mean in enumerate(means):
+        inner_config(inner, first + offset, record(model), ConfigRecord())
+        model = inner_step(inner, first + offset, record(model + mean))["w"].numpy()
+    return model
+
+
+MEANS = [np.array([0.1, 0.2, -0.3], np.float32), np.array([-0.4, 0.1, 0.2], np.float32), np.array([0.3, 0, 0.1], np.float32)]
+
+
+def test_fedavg_adds_the_mean() -> None:
+    np.testing.assert_allclose(run(FedAvg(), MEANS), START + sum(MEANS), rtol=1e-6)
+
+
+def test_fedavgm_is_heavy_ball_on_the_mean() -> None:
+    expected, momentum = START.astype(np.float64), np.zeros(3)
+    for mean in MEANS:
+        momentum = 0.9 * momentum + mean
+        expected = expected + 0.5 * momentum
+    got = run(FedAvgM(server_learning_rate=0.5, server_momentum=0.9), MEANS)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_fedadam_is_adam_on_the_mean() -> None:
+    expected, m, v = START.astype(np.float64), np.zeros(3), np.zeros(3)
+    for t, mean in enumerate(MEANS, start=1):
+        m, v = 0.9 * m + 0.1 * mean, 0.99 * v + 0.01 * mean.astype(np.float64) ** 2
+        # Flower's own bias correction: powers of round + 1.
+        step = 0.1 * np.sqrt(1 - 0.99 ** (t + 1)) / (1 - 0.9 ** (t + 1))
+        expected = expected + step * m / (np.sqrt(v) + 1e-3)
+    np.testing.assert_allclose(run(FedAdam(eta=0.1), MEANS), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        FedAvg,
+        FedProx,
+        lambda: FedAvgM(server_learning_rate=0.5, server_momentum=0.9),
+        lambda: FedAdam(eta=0.1),
+        lambda: FedYogi(eta=0.1),
+        lambda: FedAdagrad(eta=0.1),
+    ],
+)
+def test_saved_state_continues_as_if_never_stopped(make) -> None:
+    whole = run(make(), MEANS)
+    first = make()
+    halfway = run(first, MEANS[:2])
+    second = make()
+    restore_inner_state(second, inner_state(first))
+    np.testing.assert_array_equal(run(second, MEANS[2:], first=3, start=halfway), whole)
+
+
+def test_losing_the_state_would_be_noticed() -> None:
+    make = lambda: FedAdam(eta=0.1)  # noqa: E731
+    halfway = run(make(), MEANS[:2])
+    assert not np.allclose(run(make(), MEANS[2:], first=3, start=halfway), run(make(), MEANS))
+
+
+def test_inner_configuration_reaches_the_clients() -> None:
+    config = inner_config(FedProx(proximal_mu=0.25), 2, record(START), ConfigRecord({"epochs": 3}))
+    assert config["proximal-mu"] == 0.25
+    assert config["epochs"] == 3
+    assert config["server-round"] == 2
+
+
+def test_waiting_for_many_nodes_does_not_block() -> None:
+    config = inner_config(FedAvg(min_train_nodes=60, min_available_nodes=100), 1, record(START), ConfigRecord())
+    assert config["server-round"] == 1
+
+
+def test_a_strategy_that_makes_no_model_is_refused() -> None:
+    class Nothing(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            return None, None
+
+    with pytest.raises(ValueError, match="Nothing made no model"):
+        inner_step(Nothing(), 1, record(START))

@@ -1,0 +1,154 @@
+"""What a node may answer, and what is dropped."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcgd_flower.layout import Layout, flatten, layout_of, unflatten
+from fedcgd_flower.messages import (
+    NodeSum,
+    TrainTask,
+    read_train_message,
+    read_train_reply,
+    read_users_reply,
+    train_message,
+    train_reply,
+    users_reply,
+)
+
+LAYOUT = Layout(("w", "b"), ((2, 2), (1,)), ("float32", "float32"))
+TASK = TrainTask(round=3, attempt=1, clip_norm=0.5, users=("ann", "bob"), layout=LAYOUT)
+
+
+def request() -> Message:
+    return train_message(7, np.zeros(5, np.float32), ConfigRecord({"server-round": 4}), TASK)
+
+
+def reply_with(update=None, *, task=None, arrays=None) -> Message:
+    content = RecordDict()
+    if arrays is not None:
+        content["update"] = arrays
+    elif update is not None:
+        content["update"] = ArrayRecord({"flat": Array(update)})
+    content["fedcgd"] = ConfigRecord({"round": 3, "attempt": 1, "answered": 2} | (task or {}))
+    return Message(content, reply_to=request())
+
+
+def test_request_carries_one_flat_array_and_the_task() -> None:
+    message = request()
+    assert [list(arrays) for arrays in message.content.array_records.values()] == [["flat"]]
+    model, config, task = read_train_message(message)
+    np.testing.assert_array_equal(model, np.zeros(5, np.float32))
+    assert config["server-round"] == 4
+    assert task == TASK
+
+
+def test_honest_reply_is_read_as_sent() -> None:
+    update = np.array([0.1, -0.2, 0.3, 0, 0.1], np.float32)
+    result = read_train_reply(train_reply(request(), TASK, update, 2), TASK)
+    assert isinstance(result, NodeSum)
+    assert result.answered == 2
+    np.testing.assert_array_equal(result.update, update.astype(np.float64))
+
+
+def test_all_zeros_is_a_valid_answer() -> None:
+    result = read_train_reply(reply_with(np.zeros(5, np.float32)), TASK)
+    assert isinstance(result, NodeSum)
+    assert not result.update.any()
+
+
+def test_enormous_norm_is_clipped_to_users_times_clip_norm() -> None:
+    result = read_train_reply(reply_with(np.full(5, 1e30, np.float32)), TASK)
+    assert isinstance(result, NodeSum)
+    assert np.linalg.norm(result.update) == pytest.approx(2 * 0.5, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("reply", "cause"),
+    [
+        (None, "no answer"),
+        (Message(Error(code=2, reason="secret"), reply_to=request()), "client error"),
+        (reply_with(np.zeros(5, np.float32), task={"round": 2}), "wrong round"),
+        (reply_with(np.zeros(5, np.float32), task={"attempt": 0}), "wrong round"),
+        (reply_with(np.zeros(5, np.float32), task={"answered": 3}), "more users than asked"),
+        (reply_with(np.zeros(5, np.float32), task={"answered": -1}), "more users than asked"),
+        (reply_with(np.zeros(5, np.float32), task={"answered": "2"}), "more users than asked"),
+        (reply_with(), "wrong arrays"),
+        (reply_with(arrays=ArrayRecord({"other": Array(np.zeros(5, np.float32))})), "wrong arrays"),
+        (reply_with(arrays=ArrayRecord({})), "wrong arrays"),
+        (reply_with(arrays=ArrayRecord({"flat": Array("float32", (5,), "numpy.ndarray", b"\x93NUMPY junk")})), "wrong arrays"),
+        (reply_with(arrays=ArrayRecord({"flat": Array("float32", (5,), "pickle", b"x")})), "wrong arrays"),
+        (Message(RecordDict({"update": MetricRecord({"flat": 1.0})}), reply_to=request()), "wrong arrays"),
+        (Message(RecordDict(), reply_to=request()), "wrong arrays"),
+        (reply_with(np.zeros(4, np.float32)), "wrong shape or dtype"),
+        (reply_with(np.zeros((5, 1), np.float32)), "wrong shape or dtype"),
+        (reply_with(np.zeros(5, np.float64)), "wrong shape or dtype"),
+        (reply_with(np.zeros(5, np.int32)), "wrong shape or dtype"),
+        (reply_with(np.array([0, 0, np.nan, 0, 0], np.float32)), "not finite"),
+        (reply_with(np.array([0, 0, -np.inf, 0, 0], np.float32)), "not finite"),
+    ],
+)
+def test_broken_reply_is_dropped_with_its_cause(reply: Message | None, cause: str) -> None:
+    assert read_train_reply(reply, TASK) == cause
+
+
+@settings(derandomize=True, max_examples=200)
+@given(st.binary(max_size=64), st.sampled_from(["float32", "float64", "object"]), st.integers(0, 10))
+def test_no_bytes_make_the_server_raise(data: bytes, dtype: str, size: int) -> None:
+    result = read_train_reply(reply_with(arrays=ArrayRecord({"flat": Array(dtype, (size,), "numpy.ndarray", data)})), TASK)
+    assert not isinstance(result, NodeSum)
+
+
+@settings(derandomize=True, max_examples=200)
+@given(st.lists(st.floats(width=32), min_size=5, max_size=5))
+def test_no_reply_exceeds_its_share(values: list[float]) -> None:
+    result = read_train_reply(reply_with(np.array(values, np.float32)), TASK)
+    if np.isfinite(values).all():
+        assert isinstance(result, NodeSum)
+        assert np.linalg.norm(result.update) <= 1.0 * (1 + 1e-12)
+    else:
+        assert result == "not finite"
+
+
+def test_users_are_read_once_each_and_only_as_text() -> None:
+    query = Message(RecordDict(), dst_node_id=1, message_type="query.fedcgd_users")
+    assert read_users_reply(users_reply(query, ["a", "b", "a"])) == ("a", "b")
+    assert read_users_reply(users_reply(query, [])) == ()
+    assert read_users_reply(None) is None
+    assert read_users_reply(Message(RecordDict({"fedcgd": ConfigRecord({"users": [1, 2]})}), reply_to=query)) is None
+    assert read_users_reply(Message(RecordDict({"fedcgd": ConfigRecord({"users": [""]})}), reply_to=query)) is None
+    assert read_users_reply(Message(RecordDict({"fedcgd": ConfigRecord({"users": "ab"})}), reply_to=query)) is None
+    assert read_users_reply(Message(RecordDict(), reply_to=query)) is None
+
+
+def test_flat_and_back() -> None:
+    arrays = ArrayRecord({"w": Array(np.arange(6, dtype=np.float64).reshape(2, 3)), "b": Array(np.ones((), np.float16))})
+    layout = layout_of(arrays)
+    flat = flatten(arrays, layout)
+    assert flat.dtype == np.float32
+    assert Layout.from_json(layout.to_json()) == layout
+    back = unflatten(flat, layout)
+    for name, array in arrays.items():
+        assert back[name].numpy().dtype == array.numpy().dtype
+        np.testing.assert_array_equal(back[name].numpy(), array.numpy())
+
+
+def test_layout_refuses_what_cannot_carry_noise() -> None:
+    with pytest.raises(ValueError, match=r"'bn\.count' has dtype int64.*GroupNorm"):
+        layout_of(ArrayRecord({"bn.count": Array(np.array(3))}))
+    with pytest.raises(ValueError, match="no arrays"):
+        layout_of(ArrayRecord())
+    with pytest.raises(ValueError, match="expected arrays"):
+        flatten(ArrayRecord({"w": Array(np.zeros((2, 2), np.float32))}), LAYOUT)
+    with pytest.raises(ValueError, match="shape"):
+        flatten(ArrayRecord({"w": Array(np.zeros(4, np.float32)), "b": Array(np.zeros(1, np.float32))}), LAYOUT)
+    with pytest.raises(ValueError, match="shape"):
+        unflatten(np.zeros(4, np.float32), LAYOUT)
+
+
+def test_a_message_of_another_strategy_is_refused_clearly() -> None:
+    other = Message(RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord()}), dst_node_id=1, message_type="train")
+    with pytest.raises(ValueError, match="CorrelatedNoise"):
+        read_train_message(other)
