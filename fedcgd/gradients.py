@@ -1,0 +1,86 @@
+"""The sum of clipped per-example gradients of a model given as one flat vector."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedcgd.tree import ROUNDING, layout, unflatten
+
+ExampleLoss = Callable[..., Tensor]
+"""(flat parameters, *one example's tensors) → that example's loss, a scalar."""
+
+CHUNK_ENTRIES = 2**22
+"""Gradient entries held at once by default: 16 MiB."""
+
+
+def example_loss(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> ExampleLoss:
+    """(flat, *inputs, target) → `loss`(model(*inputs), target) of one example, for `clipped_gradient_sum`.
+
+    `loss` takes a batch of outputs and of targets and returns one loss per example. `model` lends its structure, its
+    constant buffers and its frozen parameters; the trained parameters come from the flat vector.
+    Raises ValueError if examples of a batch would influence each other (BatchNorm).
+    """
+    refuse_batch_statistics(model)
+    parameters = layout(model)
+
+    def one(flat: Tensor, *example: Tensor) -> Tensor:
+        *inputs, target = (part.unsqueeze(0) for part in example)
+        output = functional_call(model, unflatten(flat, parameters), tuple(inputs))
+        return loss(output, target).sum()
+
+    return one
+
+
+def refuse_batch_statistics(model: nn.Module) -> None:
+    """Raise ValueError if `model` keeps running statistics, which carry users' data around the clipping."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and (
+            module.track_running_stats or isinstance(module, nn.modules.batchnorm._BatchNorm)
+        ):
+            raise ValueError(
+                f"module {name!r} is {type(module).__name__}, whose statistics mix examples without clipping; "
+                "use GroupNorm, or opacus.validators.ModuleValidator.fix(model)"
+            )
+
+
+def clipped_gradient_sum(
+    loss: ExampleLoss, flat: Tensor, examples: Sequence[Tensor], *, clip_norm: float, chunk: int | None = None
+) -> tuple[Tensor, int]:
+    """(Σ_i min(1, clip_norm/‖g_i‖)·g_i, how many were finite) over examples i, where g_i = ∇ loss(flat, example i).
+
+    `flat` has shape (d,), float32; row i of each tensor of `examples` belongs to example i. The sum is float64, shape
+    (d,), on the device of `flat`. An example with a non-finite gradient adds zero and is not counted.
+    At most `chunk` gradients exist at once (default: as many as fit in 16 MiB), so memory is O(chunk·d).
+
+    Guarantee: each example's term has norm at most clip_norm, also after rounding to float32.
+    """
+    if not clip_norm > 0:
+        raise ValueError(f"clip_norm must be positive, got {clip_norm}")
+    if len({len(part) for part in examples}) != 1:
+        raise ValueError(f"every tensor must have one row per example, got {[len(part) for part in examples]} rows")
+    gradients = vmap(grad(loss), in_dims=(None, *(0 for _ in examples)))
+    size = chunk or max(1, min(CHUNK_ENTRIES // max(1, flat.numel()), 4096))
+    total = torch.zeros(flat.shape, dtype=torch.float64, device=flat.device)
+    finite = 0
+    for start in range(0, len(examples[0]), size):
+        rows = gradients(flat, *(part[start : start + size] for part in examples))
+        clipped, usable = clip_rows(rows.detach(), clip_norm)
+        total += clipped.sum(dim=0, dtype=torch.float64)
+        finite += int(usable.sum())
+    return total, finite
+
+
+def clip_rows(rows: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+    """`rows` (m, d), float32, each scaled to L2 norm at most `clip_norm`, zero where not finite; and which were finite.
+
+    The squares are summed in float64, where those of finite float32 numbers cannot overflow: so a finite norm means
+    finite entries.
+    """
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    usable = torch.isfinite(norms)
+    # Divisors, because a factor far below 1 would lose precision as a subnormal; an infinite divisor gives zeros.
+    divisors = torch.clamp(norms / (clip_norm * (1 - ROUNDING)), min=1.0).to(rows.dtype)
+    # NaN/∞ is NaN: a row that is not finite has to be replaced, not scaled.
+    return torch.where(usable[:, None], rows / divisors[:, None], 0.0), usable

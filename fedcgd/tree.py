@@ -1,0 +1,82 @@
+"""A model's parameters as one flat float32 vector and back, and the clipping of flat updates."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Float = TypeVar("Float", bound=np.floating[Any])
+
+ROUNDING = 2.0**-22
+"""A clipped vector is aimed this far below its bound, relatively, so that rounding to float32 cannot lift it above."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of a module's trainable parameters, in the module's own order."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of entries of each parameter."""
+        return [math.prod(shape) for shape in self.shapes]
+
+    @property
+    def size(self) -> int:
+        """Number of entries of the flat vector."""
+        return sum(self.sizes)
+
+
+def layout(model: nn.Module) -> Layout:
+    """The layout of the parameters of `model` that are trained (`requires_grad`)."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return Layout(tuple(trained), tuple(tuple(parameter.shape) for parameter in trained.values()))
+
+
+def flatten(model: nn.Module) -> Tensor:
+    """A copy of the trained parameters of `model` as one vector, shape (layout(model).size,), float32."""
+    trained = [parameter.detach().reshape(-1).float() for parameter in model.parameters() if parameter.requires_grad]
+    return torch.cat(trained) if trained else torch.zeros(0)
+
+
+def unflatten(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """The named parameters of a flat vector of shape (layout.size,), as views of it. Works under `torch.func`."""
+    if flat.shape != (layout.size,):
+        raise ValueError(f"a flat model of this layout has shape ({layout.size},), got {tuple(flat.shape)}")
+    parts = torch.split(flat, layout.sizes)
+    return {name: part.reshape(shape) for name, part, shape in zip(layout.names, parts, layout.shapes, strict=True)}
+
+
+def load_flat(model: nn.Module, flat: Tensor) -> None:
+    """Write a flat vector of shape (layout(model).size,) into the trained parameters of `model`, in place."""
+    parts = unflatten(flat, layout(model))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in parts:
+                parameter.copy_(parts[name])
+
+
+def clip(update: NDArray[Float], clip_norm: float) -> NDArray[Float]:
+    """`update` scaled to L2 norm at most `clip_norm`; zeros if any entry is not finite. Keeps shape and dtype.
+
+    Guarantee: the result, as rounded to float32 or float64, has norm at most `clip_norm` (at least 1e-30) for every
+    input, and no update raises.
+    """
+    largest = float(np.max(np.abs(update), initial=0.0))
+    if not math.isfinite(largest):
+        return np.zeros_like(update)
+    if largest == 0:
+        return update.copy()
+    shape = update.astype(np.float64) / largest  # so that no square overflows
+    norm = math.sqrt(float(np.sum(shape * shape)))  # in units of `largest`
+    bound = clip_norm * (1 - ROUNDING)
+    if norm * largest <= bound:
+        return update.copy()
+    clipped: NDArray[Float] = (shape * (bound / norm)).astype(update.dtype)
+    return clipped

@@ -1,0 +1,109 @@
+"""Clipped per-example gradients against one backward pass per example."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedcgd.gradients import clip_rows, clipped_gradient_sum, example_loss
+from fedcgd.tree import flatten
+
+
+def cross_entropy(outputs, targets):
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def setting():
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(4 * 4 * 4, 3))
+    inputs, targets = 3 * torch.randn(23, 1, 6, 6), torch.randint(0, 3, (23,))
+    return model, inputs, targets
+
+
+def one_by_one(model, inputs, targets, clip_norm):
+    """The same sum by the definition: one backward pass per example."""
+    total = torch.zeros(flatten(model).shape, dtype=torch.float64)
+    for x, y in zip(inputs, targets, strict=True):
+        model.zero_grad()
+        functional.cross_entropy(model(x[None]), y[None]).backward()
+        gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).double()
+        total += gradient * min(1.0, clip_norm / float(gradient.norm()))
+    return total
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 16, 23, None])
+@pytest.mark.parametrize("clip_norm", [0.5, 2.0, 100.0])
+def test_the_sum_is_that_of_one_backward_pass_per_example(chunk, clip_norm):
+    model, inputs, targets = setting()
+    total, finite = clipped_gradient_sum(
+        example_loss(model, cross_entropy), flatten(model), (inputs, targets), clip_norm=clip_norm, chunk=chunk
+    )
+    assert finite == 23
+    assert total.dtype == torch.float64
+    assert torch.allclose(total, one_by_one(model, inputs, targets, clip_norm), atol=1e-5)
+
+
+def test_clipping_is_over_all_parameters_together():
+    model, inputs, targets = setting()
+    loss = example_loss(model, cross_entropy)
+    for x, y in zip(inputs, targets, strict=True):
+        total, _ = clipped_gradient_sum(loss, flatten(model), (x[None], y[None]), clip_norm=0.01)
+        assert 0.01 * (1 - 1e-5) < float(total.norm()) <= 0.01
+
+
+def test_the_same_call_gives_the_same_bits():
+    model, inputs, targets = setting()
+    first, second = (
+        clipped_gradient_sum(example_loss(model, cross_entropy), flatten(model), (inputs, targets), clip_norm=1.0)[0]
+        for _ in range(2)
+    )
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_example_that_is_not_finite_adds_nothing_and_is_not_counted(bad):
+    model, inputs, targets = setting()
+    loss, flat = example_loss(model, cross_entropy), flatten(model)
+    others, _ = clipped_gradient_sum(loss, flat, (inputs[1:], targets[1:]), clip_norm=1.0)
+    inputs[0, 0, 2, 2] = bad
+    total, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0)
+    assert finite == 22
+    assert torch.allclose(total, others, atol=1e-6)
+
+
+def test_no_examples_give_zeros():
+    model, inputs, targets = setting()
+    total, finite = clipped_gradient_sum(
+        example_loss(model, cross_entropy), flatten(model), (inputs[:0], targets[:0]), clip_norm=1.0
+    )
+    assert finite == 0
+    assert not total.any()
+
+
+def test_rows_are_clipped_to_the_norm_after_rounding():
+    rows = torch.randn(2000, 7, generator=torch.Generator().manual_seed(1)) * 100
+    rows[0], rows[1] = 0, 1e36
+    clipped, usable = clip_rows(rows, 0.1)
+    norms = clipped.double().square().sum(1).sqrt()
+    assert usable.all()
+    assert float(norms.max()) <= 0.1
+    assert float(norms[1:].min()) > 0.1 * (1 - 1e-6)
+    assert not clipped[0].any()
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False)])
+def test_batch_norm_is_refused(norm):
+    with pytest.raises(ValueError, match=r"'1' is BatchNorm1d.*use GroupNorm"):
+        example_loss(nn.Sequential(nn.Linear(3, 3), norm), cross_entropy)
+
+
+def test_bad_arguments_are_refused():
+    model, inputs, targets = setting()
+    loss = example_loss(model, cross_entropy)
+    for clip_norm in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="clip_norm must be positive"):
+            clipped_gradient_sum(loss, flatten(model), (inputs, targets), clip_norm=clip_norm)
+    with pytest.raises(ValueError, match=r"one row per example, got \[23, 22\]"):
+        clipped_gradient_sum(loss, flatten(model), (inputs, targets[1:]), clip_norm=1.0)
