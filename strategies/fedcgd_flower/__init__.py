@@ -1,0 +1,6 @@
+"""Flower: the server strategy, the client mod, and nodes that host many users."""
+
+from fedcgd_flower.mod import clipped_update_mod
+from fedcgd_flower.pool import Work, declare_users, host_users, one_by_one, one_gradient_step
+
+__all__ = ["Work", "clipped_update_mod", "declare_users", "host_users", "one_by_one", "one_gradient_step"]

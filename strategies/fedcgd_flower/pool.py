@@ -99,9 +99,9 @@ def one_gradient_step(loss: ExampleLoss, data: UserData) -> ClippedSum:
     def clipped_sum(work: Work, context: Context) -> tuple[NDArray[np.float64], int]:
         if not work.users:
             return np.zeros(work.layout.size), 0
-        gradients, finite = clipped_gradient_sum(
-            loss, torch.from_numpy(work.model.copy()), data(work.users, context), clip_norm=work.clip_norm
-        )
-        return -gradients.double().cpu().numpy(), finite
+        examples = data(work.users, context)
+        model = torch.from_numpy(work.model.copy()).to(examples[0].device)
+        gradients, finite = clipped_gradient_sum(loss, model, examples, clip_norm=work.clip_norm)
+        return -gradients.cpu().numpy(), finite
 
     return clipped_sum

@@ -1,0 +1,87 @@
+"""The server: DP-λCGD, or any other mechanism, around federated averaging; writes its figures when it is done."""
+
+import time
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvgM
+
+from fedcgd.mechanisms.errors import error_norms
+from fedcgd_flower import CorrelatedNoise
+from fedcgd_simulations.report import plot_accuracy, summary, write_json
+from fedcgd_simulations.settings import Settings
+from fedcgd_simulations.task import evaluate
+from fedcgd_simulations.tasks import get_task
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train, evaluate each released model on the test examples, write results/….json and a plot beside it."""
+    settings = Settings.read(context.run_config)  # refuses what it does not understand, before any work
+    task = get_task(settings.task, model=settings.model or None, data_dir=settings.data_dir)
+    data = task.load()
+    users = len(data.train)
+    participation = settings.participation(users)
+    mechanism = settings.mechanism(participation)
+    model = task.model(settings.seed)
+    strategy = CorrelatedNoise(
+        FedAvgM(min_train_nodes=1, min_available_nodes=1, server_learning_rate=settings.learning_rate),
+        mechanism=mechanism,
+        participation=participation,
+        clip_norm=settings.clip_norm,
+        epsilon=settings.epsilon,
+        delta=settings.delta,
+        cohort_size=settings.cohort,
+        key=settings.key(),
+        ledger=settings.ledger(),
+        expected_users=users,
+    )
+    accuracy: list[float] = []
+
+    def evaluate_released(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model.load_state_dict(arrays.to_torch_state_dict())
+        # The test examples belong to none of the users, so this costs no privacy.
+        accuracy.append(evaluate(model, task, data.test))
+        return MetricRecord({"test-accuracy": accuracy[-1]})
+
+    started = time.monotonic()
+    strategy.start(
+        grid, ArrayRecord(model.state_dict()), evaluate_fn=evaluate_released, train_config=ConfigRecord(), timeout=600.0
+    )
+    guarantee = strategy.plan.guarantee()
+    rounds = participation.rounds
+    norms = error_norms(mechanism, rounds)
+    figures = {
+        "label": settings.label,
+        "task": task.name,
+        "users": users,
+        "cohort": settings.cohort,
+        "rounds": rounds,
+        "releases": strategy.releases,
+        "accuracy": accuracy,
+        "mechanism": strategy.plan.to_description()["mechanism"],
+        "participation": strategy.plan.to_description()["participation"],
+        "clip_norm": settings.clip_norm,
+        "learning_rate": settings.learning_rate,
+        "seed": settings.seed,
+        "private_key": settings.private_key,
+        "noise_multiplier": strategy.plan.noise_multiplier,
+        "rmse": norms.frobenius / rounds**0.5 * strategy.plan.noise_multiplier,
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "adjacency": guarantee.adjacency,
+        "sampling": guarantee.sampling,
+        "method": guarantee.method,
+        "seconds": time.monotonic() - started,
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+    }
+    path = Path(settings.results or f"results/{task.name}-{settings.label}-{context.run_id}.json").resolve()
+    write_json(path, figures)
+    plot = path.with_suffix(".png")
+    plot_accuracy(plot, [figures])
+    print(summary(figures), flush=True)
+    print(f"Results: {path}\nPlot: {plot}", flush=True)

@@ -1,0 +1,104 @@
+"""What `--run-config` may say, checked before any work starts."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger
+from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.registry import make
+from fedcgd.participation import Participation, Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The run configuration of the app, with the meaning of each key in docs/simulations.md."""
+
+    task: str
+    model: str
+    data_dir: str
+    mechanism_name: str
+    lam: float
+    bandwidth: int
+    degree: int
+    nu: float
+    normalize: bool
+    sampling: Sampling
+    epsilon: float
+    delta: float
+    clip_norm: float
+    cohort: int
+    participations: int
+    rounds: int
+    learning_rate: float
+    seed: int
+    private_key: bool
+    ledger_file: str
+    results: str
+
+    @staticmethod
+    def read(config: Mapping[str, Any]) -> "Settings":
+        """The settings in a Flower run configuration."""
+        renamed = {"mechanism_name": "mechanism", "ledger_file": "ledger"}
+        values = {f.name: config[renamed.get(f.name, f.name.replace("_", "-"))] for f in fields(Settings)}
+        for name in ("lam", "nu", "epsilon", "delta", "clip_norm", "learning_rate"):
+            values[name] = float(values[name])  # TOML reads 4 as an integer
+        return Settings(**values)
+
+    @property
+    def label(self) -> str:
+        """The mechanism and its parameter, for people."""
+        parameter = {"lambda-cgd": f" λ={self.lam:g}"}.get(
+            self.mechanism_name, f" p={self.bandwidth}" if self.bandwidth else ""
+        )
+        return f"{self.mechanism_name}{parameter}{' normalized' if self.normalize else ''}"
+
+    def participation(self, users: int) -> Participation:
+        """Cohorts of `cohort` out of `users`, each user at most `participations` times, in as many rounds as that takes.
+
+        b = ⌊users / cohort⌋ rounds pass before all others have had their turn; n = k·b unless `rounds` says less.
+        """
+        if not 1 <= self.cohort <= users:
+            raise ValueError(f"cohort must be between 1 and the {users} users of the task, got {self.cohort}")
+        if self.sampling == "poisson":
+            rounds = self.rounds or math.ceil(self.participations * users / self.cohort)
+            return Participation(rounds=rounds, sampling="poisson", sampling_rate=self.cohort / users)
+        separation = users // self.cohort
+        rounds = self.rounds or self.participations * separation
+        if self.sampling == "cyclic-poisson":
+            groups = self.bandwidth or 1
+            return Participation(
+                rounds=rounds, min_separation=groups, sampling="cyclic-poisson",
+                sampling_rate=min(1.0, groups * self.cohort / users),
+            )  # fmt: skip
+        separation = min(separation, rounds)
+        return Participation(
+            rounds=rounds,
+            min_separation=separation,
+            max_participations=None if self.rounds else self.participations,
+            sampling=self.sampling,
+        )
+
+    def mechanism(self, participation: Participation) -> Mechanism:
+        """The mechanism by its command-line name, optimised for `participation` where it has free coefficients."""
+        return make(
+            self.mechanism_name,
+            lam=self.lam if self.mechanism_name == "lambda-cgd" else None,
+            bandwidth=self.bandwidth or None,
+            degree=self.degree or None,
+            nu=self.nu or None,
+            normalize=self.normalize,
+            rounds=participation.rounds,
+            participation=participation,
+        )
+
+    def key(self) -> NoiseKey:
+        """A fresh secret key, or one made from the seed for a run that can be repeated and keeps nothing secret."""
+        return NoiseKey.generate() if self.private_key else NoiseKey.simulation(self.seed)
+
+    def ledger(self) -> Path | None:
+        """Where to record the run."""
+        return Path(self.ledger_file) if self.ledger_file else None

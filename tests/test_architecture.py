@@ -1,0 +1,100 @@
+"""Imports point down only, and the core knows no framework."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE_ROOTS = (ROOT, ROOT / "strategies", ROOT / "simulations")
+
+# Each module may import from its own row and from the rows above it.
+LAYERS: list[set[str]] = [
+    {"fedcgd.tree", "fedcgd.participation", "fedcgd.noise", "fedcgd.keys", "fedcgd.gradients"},
+    {"fedcgd.lattice", "fedcgd.scheduling", "fedcgd.mechanisms"},
+    {"fedcgd.optimisation"},
+    {"fedcgd.accounting"},
+    {"fedcgd.plan"},
+    {"fedcgd.ledger"},
+    {"fedcgd.opacus", "fedcgd_flower"},
+    {"fedcgd.cli", "fedcgd_simulations"},
+]
+
+# The frameworks, and the only places that may know them.
+FRAMEWORKS = {
+    "flwr": {"fedcgd_flower", "fedcgd_simulations"},
+    "ray": {"fedcgd_simulations"},
+    "opacus": {"fedcgd.opacus", "fedcgd_simulations"},
+    "sklearn": {"fedcgd_simulations"},
+    "torchvision": {"fedcgd_simulations"},
+    "transformers": {"fedcgd_simulations"},
+}
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources() -> dict[str, Path]:
+    found = {}
+    for root, package in zip(SOURCE_ROOTS, ("fedcgd", "fedcgd_flower", "fedcgd_simulations"), strict=True):
+        for path in (root / package).rglob("*.py"):
+            found[module_name(path, root)] = path
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; every file has one import name"
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def layer(module: str) -> int | None:
+    for index, names in enumerate(LAYERS):
+        if any(module == name or module.startswith(f"{name}.") for name in names):
+            return index
+    return None
+
+
+SOURCES = sources()
+
+
+def test_there_is_something_to_check() -> None:
+    assert {"fedcgd.plan", "fedcgd_flower.strategy", "fedcgd_simulations.server_app"} <= set(SOURCES)
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_imports_point_down(module: str) -> None:
+    own = layer(module)
+    if module == "fedcgd":
+        assert not {name for name in imports(SOURCES[module]) if name.startswith("fedcgd")}
+        return
+    assert own is not None, f"{module} has no layer: add it to LAYERS"
+    for name in imports(SOURCES[module]):
+        below = layer(name)
+        assert below is None or below <= own, f"{module} imports {name}, which lies above it"
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_frameworks_stay_where_they_belong(module: str) -> None:
+    for name in imports(SOURCES[module]):
+        allowed = FRAMEWORKS.get(name.partition(".")[0])
+        if allowed is not None:
+            assert any(module == place or module.startswith(f"{place}.") for place in allowed), f"{module} imports {name}"
+
+
+def test_no_framework_is_loaded_by_the_core() -> None:
+    reached: set[str] = set()
+    todo = {"fedcgd.plan"}
+    while todo:
+        module = todo.pop()
+        reached.add(module)
+        todo |= {name for name in imports(SOURCES[module]) if name in SOURCES} - reached
+    outside = {name.partition(".")[0] for module in reached for name in imports(SOURCES[module])}
+    assert not outside & set(FRAMEWORKS)

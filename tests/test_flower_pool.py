@@ -1,0 +1,181 @@
+"""The node's side: sums of clipped updates, over exactly the users that were asked and are hosted."""
+
+import numpy as np
+import pytest
+import torch
+from fake_grid import FakeGrid, FakeNode
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedcgd_flower import clipped_update_mod, declare_users, host_users, one_by_one, one_gradient_step
+from fedcgd_flower.directory import Directory
+from fedcgd_flower.exchange import exchange
+from fedcgd_flower.layout import Layout
+from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply, train_message
+
+LAYOUT = Layout(("w",), ((3,),), ("float32",))
+TARGETS = {"ann": [3.0, 0, 0], "bob": [0, 0.3, 0], "cat": [0, 0, -4.0], "dan": [np.nan, 0, 0]}
+
+
+def ask(grid: FakeGrid, node_id: int, users: tuple[str, ...], *, clip_norm: float = 1.0) -> NodeSum | str:
+    task = TrainTask(round=0, attempt=0, clip_norm=clip_norm, users=users, layout=LAYOUT)
+    message = train_message(node_id, np.zeros(3, np.float32), ConfigRecord({"server-round": 1}), task)
+    [reply] = exchange(grid, [message], timeout=0.0)
+    return read_train_reply(reply, task)
+
+
+def towards_target(model: ArrayRecord, user: str, config, context) -> ArrayRecord:
+    """Local training that ends at the user's target."""
+    if user == "eve":
+        raise RuntimeError("private text")
+    return ArrayRecord({"w": Array(np.asarray(TARGETS[user], np.float32))})
+
+
+def pool(users=("ann", "bob", "cat", "dan", "eve")) -> FakeNode:
+    app = ClientApp()
+    host_users(app, lambda context: users, one_by_one(towards_target))
+    return FakeNode(app)
+
+
+def test_sum_of_each_users_clipped_update() -> None:
+    result = ask(FakeGrid({1: pool()}), 1, ("ann", "bob", "cat"))
+    # ann (3, 0, 0) → (1, 0, 0); bob is inside the ball; cat (0, 0, −4) → (0, 0, −1)
+    np.testing.assert_allclose(result.update, [1, 0.3, -1], rtol=1e-6)
+    assert result.answered == 3
+
+
+def test_a_user_that_fails_or_is_not_finite_adds_nothing() -> None:
+    result = ask(FakeGrid({1: pool()}), 1, ("dan", "bob", "eve"))
+    np.testing.assert_allclose(result.update, [0, 0.3, 0], rtol=1e-6)
+    assert result.answered == 1
+
+
+def test_a_node_does_not_speak_for_users_it_does_not_host() -> None:
+    result = ask(FakeGrid({1: pool(users=("bob",))}), 1, ("ann", "bob"))
+    np.testing.assert_allclose(result.update, [0, 0.3, 0], rtol=1e-6)
+    assert result.answered == 1
+
+
+def test_gradient_steps_equal_the_plain_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(8, 3, generator=generator), torch.randn(8, generator=generator)
+
+    def loss(flat, x, y):
+        return (x @ flat - y) ** 2 / 2
+
+    app = ClientApp()
+    users = [str(i) for i in range(8)]
+    host_users(
+        app,
+        lambda context: users,
+        one_gradient_step(loss, lambda asked, context: (inputs[[int(u) for u in asked]], targets[[int(u) for u in asked]])),
+    )
+    result = ask(FakeGrid({1: FakeNode(app)}), 1, ("2", "5", "7"), clip_norm=0.5)
+    expected = np.zeros(3)
+    for i in (2, 5, 7):
+        gradient = -targets[i].item() * inputs[i].double().numpy()  # at w = 0
+        expected -= gradient * min(1, 0.5 / np.linalg.norm(gradient))
+    np.testing.assert_allclose(result.update, expected, rtol=1e-5)
+    empty = ask(FakeGrid({1: FakeNode(app)}), 1, ("99",))
+    assert (empty.answered, empty.update.any()) == (0, False)
+
+
+def mod_node(train) -> FakeNode:
+    app = ClientApp()
+    app.train(mods=[clipped_update_mod])(train)
+    declare_users(app, lambda context: ["ann"])
+    return FakeNode(app)
+
+
+def test_mod_turns_an_ordinary_train_function_into_a_clipped_update() -> None:
+    seen = {}
+
+    def train(message: Message, context) -> Message:
+        seen["round"] = message.content["config"]["server-round"]
+        model = message.content["arrays"].to_numpy_ndarrays()
+        content = {"arrays": ArrayRecord([model[0] + 2.0]), "metrics": MetricRecord({"num-examples": 17, "loss": 0.1})}
+        content["arrays"] = ArrayRecord({"w": Array(model[0] + np.float32(2))})
+        return Message(RecordDict(content), reply_to=message)
+
+    grid = FakeGrid({1: mod_node(train)})
+    result = ask(grid, 1, ("ann",))
+    assert seen == {"round": 1}
+    np.testing.assert_allclose(result.update, np.full(3, 1 / np.sqrt(3)), rtol=1e-6)
+
+
+def test_mod_sends_neither_metrics_nor_error_text() -> None:
+    arrived = []
+
+    def keep(request, reply):
+        arrived.append(reply)
+        return reply
+
+    def train(message: Message, context) -> Message:
+        metrics = MetricRecord({"num-examples": 17, "loss": 0.1})
+        return Message(RecordDict({"arrays": message.content["arrays"], "metrics": metrics}), reply_to=message)
+
+    node = mod_node(train)
+    node.tamper = keep
+    result = ask(FakeGrid({1: node}), 1, ("ann",))
+    assert isinstance(result, NodeSum)
+    assert not result.update.any()  # an update of zeros is an answer
+    assert result.answered == 1
+    assert not arrived[0].content.metric_records
+
+    def nan(message: Message, context) -> Message:
+        return Message(RecordDict({"arrays": ArrayRecord({"w": Array(np.full(3, np.nan, np.float32))})}), reply_to=message)
+
+    assert ask(FakeGrid({1: mod_node(nan)}), 1, ("ann",)) == "client error"
+
+
+def test_directory_by_declaration_follows_users_to_a_new_node() -> None:
+    grid = FakeGrid({1: pool(users=("ann", "bob")), 2: pool(users=("cat",))})
+    directory = Directory("declared", timeout=0.0)
+    assert directory.refresh(grid) == {"ann": 1, "bob": 1, "cat": 2}
+    grid.nodes[9] = grid.nodes.pop(1)  # the same pool, reconnected under a new node id
+    assert directory.refresh(grid) == {"ann": 9, "bob": 9, "cat": 2}
+    asked = [m for m in grid.sent if m.metadata.message_type == "query.fedcgd_users"]
+    assert len(asked) == 3  # each node once
+
+
+def test_users_claimed_twice_take_no_part() -> None:
+    grid = FakeGrid({1: pool(users=("ann", "bob")), 2: pool(users=("bob", "cat"))})
+    assert Directory("declared", timeout=0.0).refresh(grid) == {"ann": 1, "cat": 2}
+
+
+def test_a_node_that_does_not_declare_is_left_out() -> None:
+    grid = FakeGrid({1: FakeNode(ClientApp()), 2: pool(users=("cat",))})
+    assert Directory("declared", timeout=0.0).refresh(grid) == {"cat": 2}
+
+
+def test_authenticated_nodes_are_one_user_each_by_name_or_key() -> None:
+    grid = FakeGrid(
+        {
+            1: FakeNode(ClientApp(), name="u1"),
+            2: FakeNode(ClientApp(), public_key=b"\x01\xff"),
+            3: FakeNode(ClientApp()),
+            4: FakeNode(ClientApp(), name="u4"),
+            5: FakeNode(ClientApp(), name="u4"),
+        }
+    )
+    assert Directory("authenticated").refresh(grid) == {"u1": 1, "01ff": 2}
+    assert not grid.sent
+    with pytest.raises(ValueError, match="'declared' or 'authenticated'"):
+        Directory("guessed")
+
+
+def test_exchange_returns_nothing_for_silence_and_for_answers_to_something_else() -> None:
+    silent = pool()
+    silent.tamper = lambda request, reply: None
+    stray = pool()
+
+    def misaddressed(request, reply):
+        reply.metadata.__dict__["_reply_to_message_id"] = "somebody-else's"
+        return reply
+
+    stray.tamper = misaddressed
+    task = TrainTask(round=0, attempt=0, clip_norm=1.0, users=("ann",), layout=LAYOUT)
+    grid = FakeGrid({1: silent, 2: stray, 3: pool()})
+    messages = [train_message(i, np.zeros(3, np.float32), ConfigRecord(), task) for i in (1, 2, 3, 4)]
+    replies = exchange(grid, messages, timeout=0.05)
+    assert [reply is None for reply in replies] == [True, True, False, True]
