@@ -1,0 +1,69 @@
+"""Central training: what the federated app does, in one process, with Opacus' per-example gradients."""
+
+import warnings
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from opacus import GradSampleModule
+from torch import Tensor, nn
+
+from fedcgd.gradients import clip_rows
+from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.plan import Plan
+from fedcgd.tree import flatten, load_flat
+from fedcgd_simulations.task import Examples, Task
+
+Report = Callable[[int, nn.Module], None]
+"""(round, model after that round); rounds are counted from 0."""
+
+
+def train_central(
+    task: Task,
+    train: Examples,
+    plan: Plan,
+    batches: Iterable[NDArray[np.integer]],
+    *,
+    key: bytes,
+    learning_rate: float,
+    planned_cohort: float,
+    seed: int,
+    physical_batch: int = 256,
+    report: Report | None = None,
+) -> nn.Module:
+    """The model after θ ← θ + learning_rate·(Σ_i clip(−g_i) + ζσ(C⁻¹Z)_t)/planned_cohort over each batch.
+
+    The same key, batches and numbers as in a federated run with one example per user give the same model. `batches`
+    holds one array of rows of `train` per round; the privacy stated by `plan` holds if they follow its participation.
+    At most `physical_batch` gradients exist at once. Raises ValueError for more batches than the plan has rounds.
+    """
+    model = task.model(seed)
+    sampled = GradSampleModule(model, loss_reduction="sum")
+    stream = NoiseStream(key)
+    flat = flatten(model).double()
+    attempts = [0] * plan.participation.rounds
+    for round, batch in enumerate(batches):
+        release = torch.zeros_like(flat)
+        for start in range(0, len(batch), physical_batch):
+            release -= gradient_sum(sampled, task, train.take(batch[start : start + physical_batch]), plan.clip_norm)
+        add_correlated(release, stream, plan.noise_terms(round, attempts), plan.stddev)
+        flat += learning_rate / planned_cohort * release
+        load_flat(model, flat.float())
+        if report is not None:
+            report(round, model)
+    sampled.remove_hooks()
+    return model
+
+
+def gradient_sum(sampled: GradSampleModule, task: Task, examples: Examples, clip_norm: float) -> Tensor:
+    """Σ_i clip(g_i) over `examples`, shape (d,), float64; an example whose gradient is not finite adds zero."""
+    sampled.zero_grad()
+    with warnings.catch_warnings():
+        # The hooks of Opacus sit on layers whose input is data and needs no gradient; torch tells at every step.
+        warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
+        task.loss(sampled(examples.inputs), examples.targets).sum().backward()  # type: ignore[no-untyped-call]
+    rows = torch.cat([p.grad_sample.reshape(len(examples), -1) for p in sampled.parameters() if p.requires_grad], dim=1)
+    clipped, _ = clip_rows(rows, clip_norm)
+    sampled.zero_grad()
+    return clipped.sum(dim=0, dtype=torch.float64)

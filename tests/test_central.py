@@ -1,0 +1,101 @@
+"""Central training against a plain loop, and against the federated side's gradients."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from fedcgd.gradients import clipped_gradient_sum, example_loss
+from fedcgd.mechanisms import DPSGD, LambdaCGD, Normalized, inverse_matrix
+from fedcgd.noise import NoiseStream
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd.tree import flatten
+from fedcgd_simulations.central import train_central
+from fedcgd_simulations.tasks import get_task
+
+KEY = bytes(range(32))
+ROUNDS, COHORT, CLIP, LEARNING_RATE, SIGMA = 20, 60, 0.5, 2.0, 1.3
+
+
+def plan(mechanism):
+    return Plan(
+        mechanism=mechanism,
+        participation=Participation(rounds=ROUNDS, min_separation=5),
+        clip_norm=CLIP,
+        noise_multiplier=SIGMA,
+        delta=1e-5,
+    )
+
+
+def batches():
+    order = np.random.default_rng(0).permutation(1260)
+    return [order[(t % 5) * COHORT :][:COHORT] for t in range(ROUNDS)]
+
+
+def run(mechanism, **changes):
+    task = get_task("digits")
+    arguments = {"key": KEY, "learning_rate": LEARNING_RATE, "planned_cohort": COHORT, "seed": 0} | changes
+    return flatten(train_central(task, task.load().train, plan(mechanism), batches(), **arguments))
+
+
+@pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8), Normalized(LambdaCGD(0.6))])
+def test_training_is_the_papers_algorithm(mechanism):
+    """Algorithm 1 of arXiv:2601.22334 with its noise written as a matrix product, and softmax gradients by hand."""
+    data = get_task("digits").load().train
+    noise = inverse_matrix(mechanism, ROUNDS) @ np.stack(
+        [NoiseStream(KEY).normal(t, 0, 0, 650).astype(float) for t in range(ROUNDS)]
+    )
+    weights = np.zeros(650)
+    for t, batch in enumerate(batches()):
+        x = functional.normalize(data.inputs[batch], dim=1).double().numpy()
+        scores = x @ weights[:640].reshape(10, 64).T + weights[640:]
+        error = np.exp(scores) / np.exp(scores).sum(1, keepdims=True) - np.eye(10)[data.targets[batch].numpy()]
+        gradients = np.concatenate([np.einsum("bi,bj->bij", error, x).reshape(-1, 640), error], axis=1)
+        norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+        total = (gradients * np.minimum(1, CLIP / norms)).sum(0)
+        # Noise is symmetric; it is added to the sum of the updates, which are minus the gradients.
+        weights -= LEARNING_RATE / COHORT * (total - CLIP * SIGMA * noise[t])
+    assert np.abs(run(mechanism).numpy() - weights).max() < 1e-5
+    assert np.abs(weights).max() > 0.1
+
+
+def test_per_example_gradients_agree_with_the_federated_side():
+    task = get_task("digits")
+    train, model = task.load().train, task.model(0)
+    flat, chosen = flatten(model), LambdaCGD(0.7)
+    inverse = inverse_matrix(chosen, ROUNDS)
+    for t, batch in enumerate(batches()):
+        total, _ = clipped_gradient_sum(
+            example_loss(model, task.loss), flat, (train.inputs[batch], train.targets[batch]), clip_norm=CLIP
+        )
+        update = -total.numpy()
+        for s in range(t + 1):
+            update += CLIP * SIGMA * inverse[t, s] * NoiseStream(KEY).normal(s, 0, 0, 650)
+        flat = flat + LEARNING_RATE / COHORT * torch.from_numpy(update).float()
+    assert float((run(chosen) - flat).abs().max()) < 1e-5
+
+
+def test_physical_batches_do_not_matter_and_keys_do():
+    whole = run(LambdaCGD(0.8))
+    assert torch.allclose(run(LambdaCGD(0.8), physical_batch=7), whole, atol=1e-6)
+    assert float((run(LambdaCGD(0.8), key=bytes(32)) - whole).abs().max()) > 0.01
+
+
+def test_an_empty_batch_still_gets_noise():
+    task = get_task("digits")
+    none = [np.zeros(0, dtype=int)]
+    model = train_central(
+        task, task.load().train, plan(DPSGD()), none, key=KEY, learning_rate=1.0, planned_cohort=1, seed=0
+    )
+    expected = CLIP * SIGMA * NoiseStream(KEY).normal(0, 0, 0, 650)
+    assert np.allclose(flatten(model).numpy(), expected, atol=1e-6)
+
+
+def test_a_round_after_the_last_is_refused():
+    task = get_task("digits")
+    batch = [np.arange(3)] * (ROUNDS + 1)
+    with pytest.raises(ValueError, match="got 20"):
+        train_central(
+            task, task.load().train, plan(DPSGD()), batch, key=KEY, learning_rate=1.0, planned_cohort=3, seed=0
+        )
