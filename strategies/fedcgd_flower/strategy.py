@@ -12,41 +12,55 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import Mechanism
+from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd.scheduling import History, cohort
+from fedcgd_flower.directory import Directory, Identity
+from fedcgd_flower.exchange import exchange
+from fedcgd_flower.inner import inner_config, inner_step
+from fedcgd_flower.layout import Flat, Layout, flatten, layout_of, unflatten
+from fedcgd_flower.messages import Cause, NodeSum, TrainTask, read_train_reply, train_message
+
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+_POLL = 1.0  # seconds between looks at who is there
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """The round in flight: what it releases, and what each message asked for."""
+    """The round in flight: what was sent, and what each message asked for."""
 
     round: int
     attempt: int
     model: Flat
     layout: Layout
-    tasks: tuple[tuple[Message, TrainTask], ...]
+    requests: tuple[tuple[Message, TrainTask], ...]
 
 
 class CorrelatedNoise(Strategy):
-    """DP-λCGD, or any mechanism, around an inner strategy: the model steps by (Σ clipped updates + ζσ(C⁻¹Z)_t) / cohort.
+    """DP-λCGD, or any mechanism, around an inner strategy: it is given model + (Σ clipped updates + ζσ(C⁻¹Z)_t) / cohort.
 
     >>> CorrelatedNoise(FedAvg(min_train_nodes=60), mechanism=LambdaCGD(0.9), clip_norm=1.0, epsilon=8, delta=1e-5,
-    ...                 participation=Participation(rounds=230, min_separation=23))
+    ...                 participation=Participation(rounds=210, min_separation=21), key=NoiseKey.generate())
 
-    The noise is calibrated so that all rounds together are (ε, δ)-DP under adding or removing one user, whoever sees every
-    released model; give `noise_multiplier` in place of `epsilon` to fix σ instead.
+    The noise is calibrated so that all rounds together are (ε, δ)-DP under adding or removing one user, against whoever sees every
+    released model. Give `noise_multiplier` in place of `epsilon` to fix σ instead.
 
-    - `cohort_size`: users asked in a round, and the divisor of the mean however many answer. It defaults to the inner strategy's
-      `min_train_nodes`. Under Balls-in-Bins and Poisson sampling it is only the divisor: the expected number of users of a round.
-    - `key`: made with `NoiseKey.generate()` and kept in a file, or `NoiseKey.simulation(seed)` for runs that need no privacy.
-    - `ledger`: where the run is recorded, and resumed from; in memory by default, where a crash ends it.
-    - `identity`: "declared" (nodes list their users) or "authenticated" (a node is one user, named by its registration).
-    - `min_answers`: a round with fewer answers is not released, and is tried again.
+    - `cohort_size`: the users asked in a round, and the divisor of the mean however many answer. By default the inner strategy's
+      `min_train_nodes`. With a sampling (Balls-in-Bins, Poisson) it is only the divisor: the expected number of users a round.
+    - `key`: all noise and all secret choices come from it. `NoiseKey.simulation(seed)` makes runs repeatable and not private.
+    - `identity`: "declared" (a node lists its users) or "authenticated" (a node is one user, named by its registration).
+    - `expected_users`: how many users must be reachable before the first round.
+    - `min_answers`: a round that fewer users answer is not released, and is tried again (default 1; 0 with a sampling).
     - `patience`: seconds to wait for enough users before a round is skipped.
-    - `forward_client_metrics`: evaluate on clients with the inner strategy and return their averaged metrics. These are not
+    - `forward_client_metrics`: also evaluate on clients as the inner strategy does, and return the averages. They are not
       differentially private: ε no longer covers what the run tells.
 
-    The inner strategy gets one reply a round: FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad and FedProx work unchanged; those that
-    compare clients (Krum, FedMedian, QFedAvg) have nothing to compare.
+    FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad and FedProx work unchanged inside. Strategies that compare clients with each other
+    (Krum, FedMedian, QFedAvg) see a single reply and cannot work. Raises ValueError for settings that contradict each other.
     """
 
     def __init__(
@@ -57,23 +71,32 @@ class CorrelatedNoise(Strategy):
         participation: Participation,
         clip_norm: float,
         delta: float,
+        key: NoiseKey,
         epsilon: float | None = None,
         noise_multiplier: float | None = None,
         cohort_size: int | None = None,
-        key: NoiseKey,
-        ledger: Ledger | None = None,
         identity: Identity = "declared",
+        expected_users: int = 1,
         min_answers: int | None = None,
         patience: float = 600.0,
         forward_client_metrics: bool = False,
     ) -> None:
-        if (epsilon is None) == (noise_multiplier is None):
-            raise ValueError(f"give either epsilon or noise_multiplier, got {epsilon=} and {noise_multiplier=}")
-        if cohort_size is None:
-            cohort_size = getattr(strategy, "min_train_nodes", None)
-        if cohort_size is None or cohort_size < 1:
-            raise ValueError(f"cohort_size must be at least 1, got {cohort_size}: the planned number of users of a round")
-        if noise_multiplier is not None:
+        planned = getattr(strategy, "min_train_nodes", 0) if cohort_size is None else cohort_size
+        if planned < 1:
+            raise ValueError(f"cohort_size must be at least 1, got {planned}: it is the planned number of users of a round")
+        sampled = participation.sampling != "none"
+        if min_answers is None:
+            min_answers = 0 if sampled else 1
+        if not 0 <= min_answers <= (0 if sampled else planned):
+            raise ValueError(
+                f"min_answers must be between 0 and cohort_size = {planned}, and 0 with a secret sampling, because who was "
+                f"drawn may not decide whether a round is released; got {min_answers}"
+            )
+        if noise_multiplier is None and epsilon is not None:
+            self.plan = Plan.calibrated(
+                mechanism=mechanism, participation=participation, clip_norm=clip_norm, epsilon=epsilon, delta=delta
+            )
+        elif noise_multiplier is not None and epsilon is None:
             self.plan = Plan(
                 mechanism=mechanism,
                 participation=participation,
@@ -82,7 +105,193 @@ class CorrelatedNoise(Strategy):
                 delta=delta,
             )
         else:
-            assert epsilon is not None
-            self.plan = Plan.calibrated(
-                mechanism=mechanism, participation=participation, clip_norm=clip_norm, epsilon=epsilon, delta=delta
+            raise ValueError(f"give epsilon or noise_multiplier, one of the two; got {epsilon} and {noise_multiplier}")
+        self.inner = strategy
+        self.cohort_size = planned
+        self.expected_users = expected_users
+        self.min_answers = min_answers
+        self.patience = patience
+        self.forward_client_metrics = forward_client_metrics
+        self.dropped: Counter[Cause] = Counter()
+        """Replies dropped so far, by cause. It tells about users: for the operator's eyes only."""
+        self.releases = 0
+        self._directory = Directory(identity)
+        self._noise = NoiseStream(key.noise)
+        self._key = key
+        self._history = History()
+        self._attempts: list[int] = []
+        self._attempt = 0
+        self._asked: _Asked | None = None
+
+    def summary(self) -> None:
+        """Log what is promised and under which assumptions."""
+        plan = self.plan
+        log(INFO, "\t├──> fedcgd: %s, σ = %.4g, clip norm %g", plan.mechanism, plan.noise_multiplier, plan.clip_norm)
+        log(INFO, "\t│\t├── %s", plan.participation)
+        log(INFO, "\t│\t└── whole run: %s", plan.guarantee())
+        self.inner.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """One message for each node that hosts a user of this round's cohort; none if the round is skipped.
+
+        Raises ValueError if the plan's rounds are used up.
+        """
+        self._asked = None
+        round = self.releases
+        if round >= self.plan.participation.rounds:
+            raise ValueError(f"all {round} planned rounds are released; a further one would not be accounted for")
+        layout = layout_of(arrays)
+        chosen = self._choose(round, grid)
+        if chosen is None:
+            return []
+        model = flatten(arrays, layout)
+        train_config = inner_config(self.inner, round + 1, arrays, config)
+        by_node: dict[int, list[str]] = {}
+        for user, node_id in chosen.items():
+            by_node.setdefault(node_id, []).append(user)
+        requests = []
+        for node_id, users in sorted(by_node.items()):
+            task = TrainTask(
+                round=round, attempt=self._attempt, clip_norm=self.plan.clip_norm, users=tuple(users), layout=layout
             )
+            requests.append((train_message(node_id, model, train_config, task), task))
+        self._asked = _Asked(
+            round=round, attempt=self._attempt, model=model, layout=layout, requests=tuple(requests)
+        )
+        return [message for message, _ in requests]
+
+    def _choose(self, round: int, grid: Grid) -> dict[str, int] | None:
+        """Users of the round and the node of each; None if too few are there within `patience` seconds."""
+        deadline = time.monotonic() + self.patience
+        wanted = self.expected_users if round == 0 else 1
+        while True:
+            nodes = self._directory.refresh(grid)
+            users = cohort(
+                self.plan.participation,
+                round,
+                nodes,
+                self._history,
+                cohort_size=self.cohort_size,
+                key=self._key.choices,
+            )
+            if users is not None and len(nodes) >= wanted:
+                return {user: nodes[user] for user in users}
+            if time.monotonic() >= deadline:
+                log(
+                    WARNING,
+                    "fedcgd: round %d is skipped: too few users that may take part were reachable for %.0f s "
+                    "(%d reachable, cohort of %d). Nothing is released and no noise is used",
+                    round + 1,
+                    self.patience,
+                    len(nodes),
+                    self.cohort_size,
+                )
+                return None
+            time.sleep(min(_POLL, self.patience))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The inner strategy's next model after the noised mean of the replies, and the ε spent; (None, None) without release."""
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return None, None
+        answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        total = np.zeros(asked.layout.size, np.float64)
+        answered = 0
+        for message, task in asked.requests:
+            result = read_train_reply(answers.get(message.metadata.message_id), task)
+            if isinstance(result, NodeSum):
+                total += result.update
+                answered += result.answered
+            else:
+                self.dropped[result] += 1
+        if answered < self.min_answers:
+            log(WARNING, "fedcgd: round %d is not released: too few users answered. It is tried again", asked.round + 1)
+            self._attempt += 1
+            return None, None
+        plan = self.plan
+        terms = plan.noise_terms(asked.round, [*self._attempts, asked.attempt])
+        add_correlated(total, self._noise, terms, plan.stddev)
+        noised_mean = asked.model.astype(np.float64) + total / self.cohort_size
+        arrays = inner_step(self.inner, asked.round + 1, unflatten(noised_mean.astype(np.float32), asked.layout))
+        # Whoever was asked took part, answered or not: the answer may have been lost on the way to the sum, or not.
+        self._history = self._history.with_round(asked.round, [user for _, task in asked.requests for user in task.users])
+        self._attempts.append(asked.attempt)
+        self._attempt = 0
+        self.releases += 1
+        guarantee = plan.guarantee(released=self.releases)
+        log(INFO, "fedcgd: round %d of %d is released; %s", self.releases, plan.participation.rounds, guarantee)
+        metrics = MetricRecord(
+            {"epsilon": guarantee.epsilon, "delta": guarantee.delta, "releases": self.releases}
+        )
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The inner strategy's evaluation of the released model on clients, if client metrics are forwarded; else nothing."""
+        if not self.forward_client_metrics:
+            return []
+        return list(self.inner.configure_evaluate(server_round, arrays, config, grid))
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The inner strategy's average of client metrics, if they are forwarded: not differentially private."""
+        return self.inner.aggregate_evaluate(server_round, replies) if self.forward_client_metrics else None
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int | None = None,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run until all planned rounds are released, or for `num_rounds` tries if that is fewer (a skipped round is a try).
+
+        As Flower's `Strategy.start`, with replies matched to requests and the end that the plan sets. Metrics of the training are
+        the ε spent, by release; `evaluate_fn(release, arrays)` sees the initial model as release 0 and then every released one.
+        """
+        log(INFO, "Starting %s around %s:", type(self).__name__, type(self.inner).__name__)
+        self.summary()
+        result = Result()
+        result.arrays = arrays = initial_arrays
+        if evaluate_fn is not None:
+            self._evaluate(result, 0, arrays, evaluate_fn)
+        planned = self.plan.participation.rounds
+        for server_round in range(1, (planned if num_rounds is None else num_rounds) + 1):
+            if self.releases >= planned:
+                break
+            config = ConfigRecord() if train_config is None else train_config
+            messages = self.configure_train(server_round, arrays, config, grid)
+            replies = [reply for reply in exchange(grid, messages, timeout) if reply is not None]
+            released, metrics = self.aggregate_train(server_round, replies)
+            if released is None or metrics is None:
+                continue
+            result.arrays = arrays = released
+            result.train_metrics_clientapp[self.releases] = metrics
+            self._evaluate_on_clients(result, grid, arrays, evaluate_config, timeout)
+            if evaluate_fn is not None:
+                self._evaluate(result, self.releases, arrays, evaluate_fn)
+        return result
+
+    def _evaluate(self, result: Result, release: int, arrays: ArrayRecord, evaluate_fn: EvaluateFn) -> None:
+        metrics = evaluate_fn(release, arrays)
+        if metrics is not None:
+            result.evaluate_metrics_serverapp[release] = metrics
+
+    def _evaluate_on_clients(
+        self, result: Result, grid: Grid, arrays: ArrayRecord, config: ConfigRecord | None, timeout: float
+    ) -> None:
+        config = ConfigRecord() if config is None else config
+        messages = list(self.configure_evaluate(self.releases, arrays, config, grid))
+        if not messages:
+            return
+        replies = [reply for reply in exchange(grid, messages, timeout) if reply is not None]
+        metrics = self.aggregate_evaluate(self.releases, replies)
+        if metrics is not None:
+            result.evaluate_metrics_clientapp[self.releases] = metrics

@@ -1,0 +1,318 @@
+"""CorrelatedNoise against its definition: who takes part, what is summed, which noise is added, what is told."""
+
+import logging
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, FakeNode
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
+
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import DPSGD, LambdaCGD, Normalized, inverse_matrix
+from fedcgd.noise import NoiseStream
+from fedcgd.participation import Participation
+from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
+
+SIZE = 6
+KEY = NoiseKey.simulation(7)
+
+
+def record(values) -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.asarray(values, np.float32))})
+
+
+def shifting(amount: float):
+    """Local training that moves every coordinate by `amount`."""
+
+    def train(model, user, config, context):
+        return record(model["w"].numpy() + np.float32(amount))
+
+    return one_by_one(train)
+
+
+def node(users, amount: float = 1.0, **options) -> FakeNode:
+    app = ClientApp()
+    host_users(app, lambda context: list(users), shifting(amount))
+    return FakeNode(app, **options)
+
+
+def names(count: int, prefix: str = "u") -> list[str]:
+    return [f"{prefix}{i:03d}" for i in range(count)]
+
+
+def two_nodes(count: int = 12) -> FakeGrid:
+    users = names(count)
+    return FakeGrid({1: node(users[::2]), 2: node(users[1::2])})
+
+
+def make(inner=None, **options) -> CorrelatedNoise:
+    defaults = {
+        "mechanism": LambdaCGD(0.8),
+        "participation": Participation(rounds=6, min_separation=3),
+        "clip_norm": 0.5,
+        "noise_multiplier": 2.0,
+        "delta": 1e-5,
+        "cohort_size": 4,
+        "key": KEY,
+        "patience": 0.0,
+    }
+    return CorrelatedNoise(inner or FedAvg(), **defaults | options)
+
+
+def asked_users(grid: FakeGrid) -> list[list[str]]:
+    """Users asked in each round, in order."""
+    rounds: dict[int, list[str]] = {}
+    for message in grid.sent:
+        if message.metadata.message_type == "train":
+            task = message.content["fedcgd"]
+            rounds.setdefault(task["round"], []).extend(task["users"])
+    return [sorted(rounds[r]) for r in sorted(rounds)]
+
+
+@pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8), Normalized(LambdaCGD(0.6))])
+def test_model_moves_by_noised_mean_of_clipped_updates(mechanism) -> None:
+    """x̂_t = x_t + ζσ·(C⁻¹Z)_t, divided by the planned cohort size, with C⁻¹ and Z taken from elsewhere."""
+    released = []
+    strategy = make(mechanism=mechanism)
+    strategy.start(two_nodes(), record(np.zeros(SIZE)), evaluate_fn=lambda r, a: released.append(a["w"].numpy().copy()))
+
+    update = np.full(SIZE, 0.5 / np.sqrt(SIZE))  # all ones, clipped to norm 0.5
+    noise = np.stack([NoiseStream(KEY.noise).normal(t, 0, 0, SIZE) for t in range(6)]).astype(np.float64)
+    steps = (4 * update + 0.5 * 2.0 * inverse_matrix(mechanism, 6) @ noise) / 4
+    np.testing.assert_allclose(released, np.vstack([np.zeros(SIZE), np.cumsum(steps, axis=0)]), atol=2e-6)
+
+
+def test_no_user_exceeds_the_participation_and_every_cohort_is_full() -> None:
+    grid = two_nodes()
+    make().start(grid, record(np.zeros(SIZE)))
+    rounds = asked_users(grid)
+    assert [len(users) for users in rounds] == [4] * 6
+    last: dict[str, int] = {}
+    for round, users in enumerate(rounds):
+        assert len(set(users)) == 4
+        for user in users:
+            assert round - last.get(user, -3) >= 3
+            last[user] = round
+
+
+def test_one_message_for_each_node_not_for_each_user() -> None:
+    grid = two_nodes()
+    make().start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    train = [m for m in grid.sent if m.metadata.message_type == "train"]
+    assert sorted(m.metadata.dst_node_id for m in train) == [1, 2]
+
+
+def test_the_divisor_is_the_planned_cohort_however_many_answer() -> None:
+    grid = two_nodes()
+    grid.nodes[2].tamper = lambda request, reply: None if request.metadata.message_type == "train" else reply
+    strategy = make(noise_multiplier=1e-6)
+    result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1, timeout=0.01)
+    answered = len([u for u in asked_users(grid)[0] if int(u[1:]) % 2 == 0])
+    assert 0 < answered < 4
+    np.testing.assert_allclose(result.arrays["w"].numpy(), answered * np.full(SIZE, 0.5 / np.sqrt(SIZE)) / 4, rtol=1e-5)
+    assert strategy.dropped == {"no answer": 1}
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        lambda request, reply: Message(Error(code=2, reason="my salary is 17"), reply_to=request),
+        lambda request, reply: _with_update(reply, np.full(SIZE, np.nan, np.float32)),
+        lambda request, reply: _with_update(reply, np.full(SIZE, np.inf, np.float32)),
+        lambda request, reply: _with_update(reply, np.zeros(SIZE + 1, np.float32)),
+    ],
+)
+def test_a_broken_reply_is_dropped_and_the_round_goes_on(tamper, caplog: pytest.LogCaptureFixture) -> None:
+    grid = two_nodes()
+    grid.nodes[2].tamper = lambda q, r: tamper(q, r) if q.metadata.message_type == "train" else r
+    strategy = make(noise_multiplier=1e-6)
+    with caplog.at_level(logging.DEBUG, logger="flwr"):
+        result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    assert strategy.releases == 1
+    assert sum(strategy.dropped.values()) == 1
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+    assert "salary" not in caplog.text
+
+
+def _with_update(reply: Message, update: np.ndarray) -> Message:
+    reply.content["update"] = ArrayRecord({"flat": Array(update)})
+    return reply
+
+
+def test_an_enormous_update_counts_as_its_clip() -> None:
+    grid = two_nodes()
+    grid.nodes[2].tamper = (
+        lambda q, r: _with_update(r, np.full(SIZE, 1e20, np.float32)) if q.metadata.message_type == "train" else r
+    )
+    strategy = make(noise_multiplier=1e-6)
+    result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    # All users pull the same way, so a clipped sum of 4 users has norm 4ζ at most, and the mean ζ.
+    assert np.linalg.norm(result.arrays["w"].numpy()) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_updates_of_all_zeros_are_answers() -> None:
+    users = names(12)
+    grid = FakeGrid({1: node(users, amount=0.0)})
+    strategy = make(noise_multiplier=1e-6)
+    result = strategy.start(grid, record(np.ones(SIZE)), num_rounds=1)
+    assert (strategy.releases, dict(strategy.dropped)) == (1, {})
+    np.testing.assert_allclose(result.arrays["w"].numpy(), np.ones(SIZE), atol=1e-6)
+
+
+def test_too_few_answers_means_no_release_and_a_fresh_noise_index() -> None:
+    grid = two_nodes()
+    silent = {"on": True}
+    for fake in grid.nodes.values():
+        fake.tamper = lambda q, r: None if silent["on"] and q.metadata.message_type == "train" else r
+    strategy = make()
+    initial = record(np.zeros(SIZE))
+    assert strategy.start(grid, initial, num_rounds=1, timeout=0.01).arrays is initial
+    assert strategy.releases == 0
+    silent["on"] = False
+    result = strategy.start(grid, initial, num_rounds=1)
+    noise = NoiseStream(KEY.noise).normal(0, 1, 0, SIZE)  # attempt 1: attempt 0 is never released
+    update = np.full(SIZE, 0.5 / np.sqrt(SIZE))
+    np.testing.assert_allclose(result.arrays["w"].numpy(), update + 0.5 * 2.0 * noise / 4, atol=2e-6)
+
+
+def test_later_rounds_cancel_the_noise_that_was_really_released() -> None:
+    grid = two_nodes()
+    silent = {"on": False}
+    for fake in grid.nodes.values():
+        fake.tamper = lambda q, r: None if silent["on"] and q.metadata.message_type == "train" else r
+    strategy = make()
+    models = [np.zeros(SIZE)]
+    for broken in (False, True, False):
+        silent["on"] = broken
+        result = strategy.start(grid, record(models[-1]), num_rounds=1, timeout=0.01)
+        if not broken:
+            models.append(result.arrays["w"].numpy())
+    stream = NoiseStream(KEY.noise)
+    update = np.full(SIZE, 0.5 / np.sqrt(SIZE))
+    second = update + (stream.normal(1, 1, 0, SIZE) - 0.8 * stream.normal(0, 0, 0, SIZE)) / 4
+    np.testing.assert_allclose(models[2] - models[1], second, atol=2e-6)
+
+
+def test_too_few_users_skips_the_round_without_spending_noise() -> None:
+    users = names(12)
+    grid = FakeGrid({1: node(users[:3])})
+    strategy = make()
+    initial = record(np.zeros(SIZE))
+    assert strategy.start(grid, initial, num_rounds=2).arrays is initial
+    assert strategy.releases == 0
+    assert asked_users(grid) == []
+    grid.nodes[2] = node(users[3:])
+    strategy.start(grid, initial)
+    assert strategy.releases == 6
+
+
+def test_stops_when_the_rounds_are_used_up() -> None:
+    grid = two_nodes()
+    strategy = make()
+    result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=100)
+    assert strategy.releases == 6
+    sent = len(grid.sent)
+    strategy.start(grid, result.arrays, num_rounds=100)
+    assert len(grid.sent) == sent
+    with pytest.raises(ValueError, match="all 6 planned rounds"):
+        strategy.configure_train(7, result.arrays, None, grid)
+
+
+def test_epsilon_so_far_grows_to_the_budget_and_no_further() -> None:
+    strategy = make(noise_multiplier=None, epsilon=3.0)
+    result = strategy.start(two_nodes(), record(np.zeros(SIZE)))
+    spent = [metrics["epsilon"] for _, metrics in sorted(result.train_metrics_clientapp.items())]
+    assert len(spent) == 6
+    assert spent == sorted(spent)
+    assert spent[0] < 3
+    assert spent[-1] == pytest.approx(3.0, rel=1e-6)
+    assert spent[-1] <= 3.0 * (1 + 1e-9)
+
+
+def test_only_public_figures_are_returned() -> None:
+    result = make().start(two_nodes(), record(np.zeros(SIZE)))
+    assert set(result.train_metrics_clientapp[1]) == {"epsilon", "delta", "releases"}
+    assert not result.evaluate_metrics_clientapp
+
+
+def test_balls_in_bins_asks_exactly_one_secret_bin_and_releases_empty_ones() -> None:
+    grid = FakeGrid({1: node(names(5))})
+    participation = Participation(rounds=6, min_separation=3, sampling="balls-in-bins")
+    strategy = make(participation=participation, cohort_size=2)
+    strategy.start(grid, record(np.zeros(SIZE)), num_rounds=6)
+    assert strategy.releases == 6
+    per_round: dict[int, set[str]] = {t: set() for t in range(6)}
+    for message in grid.sent:
+        if message.metadata.message_type == "train":
+            per_round[message.content["fedcgd"]["round"]] |= set(message.content["fedcgd"]["users"])
+    for t in range(3):
+        assert per_round[t] == per_round[t + 3]  # the same bins in the second epoch
+    assert sorted(per_round[0] | per_round[1] | per_round[2]) == names(5)
+    assert sum(len(per_round[t]) for t in range(3)) == 5
+
+
+@pytest.mark.parametrize("inner", [FedAvgM(server_learning_rate=0.5), FedAdam(eta=0.05)])
+def test_inner_strategies_see_the_noised_mean(inner) -> None:
+    strategy = make(inner, noise_multiplier=1e-6)
+    result = strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    mean = 0.5 / np.sqrt(SIZE)
+    if isinstance(inner, FedAdam):
+        step = 0.05 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2) * (0.1 * mean) / (np.sqrt(0.01 * mean**2) + 1e-3)
+    else:
+        step = 0.5 * mean
+    np.testing.assert_allclose(result.arrays["w"].numpy(), np.full(SIZE, step), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epsilon": 1.0}, "one of the two"),
+        ({"noise_multiplier": None}, "one of the two"),
+        ({"noise_multiplier": None, "epsilon": 0.0}, "epsilon"),
+        ({"noise_multiplier": None, "epsilon": float("nan")}, "epsilon"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier must be positive"),
+        ({"noise_multiplier": float("inf")}, "noise_multiplier must be positive"),
+        ({"delta": 0.0}, "delta"),
+        ({"delta": 1.0}, "delta"),
+        ({"clip_norm": 0.0}, "clip_norm must be positive"),
+        ({"clip_norm": float("inf")}, "clip_norm must be positive"),
+        ({"cohort_size": 0}, "cohort_size must be at least 1"),
+        ({"min_answers": 5}, "min_answers"),
+        ({"identity": "guess"}, "identity"),
+    ],
+)
+def test_settings_that_contradict_are_refused_with_the_reason(options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        make(**options)
+
+
+def test_a_secret_sampling_may_not_hang_on_who_answers() -> None:
+    with pytest.raises(ValueError, match="secret sampling"):
+        make(participation=Participation(rounds=6, min_separation=3, sampling="balls-in-bins"), min_answers=1)
+
+
+def test_the_key_never_shows(caplog: pytest.LogCaptureFixture) -> None:
+    grid = two_nodes()
+    strategy = make()
+    with caplog.at_level(logging.DEBUG):
+        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=2)
+    shown = caplog.text + repr(strategy) + repr(vars(strategy)) + "".join(repr(m) for m in grid.sent)
+    for secret in (KEY.noise, KEY.choices):
+        for form in (secret.hex(), repr(secret), str(int.from_bytes(secret, "big"))):
+            assert form not in shown
+
+
+def test_client_metrics_are_forwarded_only_when_asked_for() -> None:
+    def evaluated(message: Message, context) -> Message:
+        from flwr.app import RecordDict
+
+        return Message(RecordDict({"m": MetricRecord({"num-examples": 3, "acc": 0.5})}), reply_to=message)
+
+    grid = two_nodes()
+    for fake in grid.nodes.values():
+        fake.app.evaluate()(evaluated)
+    assert not make().start(grid, record(np.zeros(SIZE)), num_rounds=1).evaluate_metrics_clientapp
+    result = make(forward_client_metrics=True).start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    assert result.evaluate_metrics_clientapp[1]["acc"] == 0.5
