@@ -1,0 +1,5 @@
+"""Central training with Opacus and correlated noise: `CorrelatedPrivacyEngine` in place of `opacus.PrivacyEngine`."""
+
+from fedcgd.opacus.engine import CorrelatedPrivacyEngine
+
+__all__ = ["CorrelatedPrivacyEngine"]

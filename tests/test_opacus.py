@@ -1,0 +1,348 @@
+"""The Opacus engine: its training is the plain loop's, its ε is the accounting's, its loaders keep the plan."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from opacus import PrivacyEngine
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcgd.accounting import calibrate, epsilon
+from fedcgd.mechanisms import DPSGD, LambdaCGD, inverse_matrix
+from fedcgd.noise import NoiseStream
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.opacus.noise import Buffer, GeneratorReplay, StreamReplay
+from fedcgd.participation import Participation
+from fedcgd.tree import flatten
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+
+KEY = bytes(range(1, 33))
+EXAMPLES, BATCH, EPOCHS, CLIP, SIGMA, RATE = 60, 12, 2, 0.4, 0.7, 0.5
+ROUNDS = EPOCHS * EXAMPLES // BATCH
+MECHANISM = LambdaCGD(0.8)
+
+
+def data(size=EXAMPLES):
+    generator = torch.Generator().manual_seed(2)
+    return TensorDataset(torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator))
+
+
+def make(*, mechanism=MECHANISM, key=KEY, size=EXAMPLES, epochs=EPOCHS, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    engine = CorrelatedPrivacyEngine(key=key)
+    arguments = {"noise_multiplier": SIGMA} if "target_epsilon" not in options else {}
+    method = engine.make_private_with_epsilon if "target_epsilon" in options else engine.make_private
+    private = method(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(data(size), batch_size=BATCH),
+        mechanism=mechanism,
+        max_grad_norm=CLIP,
+        epochs=epochs,
+        **arguments,
+        **options,
+    )
+    return engine, model, private
+
+
+def train(private, *, epochs=EPOCHS, physical=None):
+    module, optimizer, loader = private[0], private[1], private[-1]
+    loss = private[2] if len(private) == 4 else nn.CrossEntropyLoss()
+    module.train()
+    for _ in range(epochs):
+        batches = loader
+        if physical:
+            batches = BatchMemoryManager(
+                data_loader=loader, max_physical_batch_size=physical, optimizer=optimizer
+            ).__enter__()
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            loss(module(inputs), targets).backward()
+            optimizer.step()
+
+
+def run(*, physical=None, **options):
+    _, model, private = make(**options)
+    train(private, physical=physical)
+    return flatten(model)
+
+
+def plain_loop(mechanism, batches, *, size=EXAMPLES):
+    """One backward pass per example, and the noise as a matrix product."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    flat = flatten(model)
+    noise = inverse_matrix(mechanism, ROUNDS) @ np.stack(
+        [NoiseStream(KEY).normal(t, 0, 0, len(flat)).astype(float) for t in range(ROUNDS)]
+    )
+    inputs, targets = data(size).tensors
+    for t, batch in enumerate(batches):
+        total = torch.zeros_like(flat)
+        for i in batch:
+            model.zero_grad()
+            functional.cross_entropy(model(inputs[i : i + 1]), targets[i : i + 1]).backward()
+            gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+            total += gradient * min(1.0, CLIP / float(gradient.norm()))
+        flat = flat - RATE * (total + CLIP * SIGMA * torch.from_numpy(noise[t]).float()) / BATCH
+        nn.utils.vector_to_parameters(flat.clone(), model.parameters())
+    return flat
+
+
+def batches_of(private, rounds=ROUNDS):
+    sampler = private[-1].batch_sampler
+    return [sampler.batch(t) for t in range(rounds)]
+
+
+SAMPLINGS = [{"sampling": "none"}, {"sampling": "balls-in-bins"}, {"poisson_sampling": True}]
+SAMPLINGS.append({"sampling": "cyclic-poisson", "groups": 2})
+
+
+@pytest.mark.parametrize("options", SAMPLINGS, ids=lambda o: str(next(iter(o.values()))))
+@pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8)])
+def test_the_model_is_the_plain_loops(mechanism, options):
+    expected = plain_loop(mechanism, batches_of(make(mechanism=mechanism, **options)[2]))
+    assert float((run(mechanism=mechanism, **options) - expected).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"grad_sample_mode": "ghost"},
+        {"grad_sample_mode": "functorch"},
+        {"physical": 5},
+        {"grad_sample_mode": "ghost", "physical": 5},
+        {"noise": "buffer"},
+        {"noise": "cpu-buffer"},
+    ],
+    ids=str,
+)
+def test_how_it_is_computed_does_not_matter(options):
+    assert float((run(**options) - run()).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("physical", [None, 5])
+def test_an_empty_batch_still_gets_noise_and_counts(physical):
+    engine, model, private = make(sampling="balls-in-bins", epochs=1)
+    groups = private[-1].batch_sampler._groups
+    groups[2] = groups[2][:0]
+    expected = plain_loop(LambdaCGD(0.8), batches_of(private, 5))
+    train(private, epochs=1, physical=physical)
+    assert engine.accountant.released == 5
+    assert float((flatten(model) - expected).abs().max()) < 1e-5
+
+
+def test_lambda_zero_has_the_distribution_of_opacus_dp_sgd():
+    """With gradients of zero, one step moves each weight by N(0, (σζ·rate/batch)²) in both engines."""
+    stddev = SIGMA * CLIP * RATE / BATCH
+
+    def moves(private, model):
+        before = flatten(model)
+        inputs = torch.zeros(BATCH, 400)
+        module, optimizer = private[0], private[1]
+        optimizer.zero_grad()
+        (0 * module(inputs)).sum().backward()
+        optimizer.step()
+        return (flatten(model) - before) / stddev
+
+    def prepared(engine, **options):
+        model = nn.Linear(400, 50)
+        dataset = TensorDataset(torch.zeros(EXAMPLES, 400))
+        private = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
+            data_loader=DataLoader(dataset, batch_size=BATCH),
+            noise_multiplier=SIGMA,
+            max_grad_norm=CLIP,
+            **options,
+        )
+        return moves(private, model)
+
+    ours = prepared(CorrelatedPrivacyEngine(key=KEY), mechanism=LambdaCGD(0.0), epochs=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(7)
+        theirs = prepared(PrivacyEngine(), poisson_sampling=False)
+    # 20,050 draws: the mean is known to 0.0071 and the standard deviation to 0.005; four times that is allowed.
+    for sample in (ours, theirs):
+        assert abs(float(sample.mean())) < 0.028
+        assert abs(float(sample.std()) - 1) < 0.02
+    order = [torch.sort(sample).values for sample in (ours, theirs)]
+    assert float((order[0] - order[1]).abs()[500:-500].max()) < 0.1
+
+
+def test_epsilon_is_the_accountings():
+    engine, _, private = make()
+    participation = Participation(rounds=ROUNDS, min_separation=EXAMPLES // BATCH)
+    assert engine.get_epsilon(1e-5) == 0
+    train(private, epochs=1)
+    expected = epsilon(LambdaCGD(0.8), participation, noise_multiplier=SIGMA, delta=1e-5, released=5)
+    assert engine.get_epsilon(1e-5) == expected.epsilon
+    train(private, epochs=1)
+    assert (
+        engine.get_epsilon(1e-5) == epsilon(LambdaCGD(0.8), participation, noise_multiplier=SIGMA, delta=1e-5).epsilon
+    )
+    assert engine.get_epsilon(1e-5) > expected.epsilon
+
+
+def test_a_budget_sets_the_noise():
+    engine, _, private = make(target_epsilon=3.0, target_delta=1e-4)
+    participation = Participation(rounds=ROUNDS, min_separation=EXAMPLES // BATCH)
+    expected = calibrate(LambdaCGD(0.8), participation, epsilon=3.0, delta=1e-4)
+    assert engine.accountant.plan.noise_multiplier == expected.noise_multiplier
+    train(private)
+    assert engine.get_epsilon(1e-4) == pytest.approx(3.0, rel=1e-3)
+    assert engine.get_epsilon(1e-4) <= 3.0 * (1 + 1e-9)
+
+
+def test_a_step_after_the_last_round_is_refused():
+    _, _, private = make(epochs=1)
+    train(private, epochs=1)
+    module, optimizer, _ = private
+    inputs, targets = data().tensors
+    optimizer.zero_grad()
+    functional.cross_entropy(module(inputs[:BATCH]), targets[:BATCH]).backward()
+    with pytest.raises(RuntimeError, match="all 5 rounds of the plan have been released"):
+        optimizer.step()
+    assert list(private[-1]) == []
+
+
+def test_an_epoch_left_early_goes_on_where_it_stopped():
+    _, model, private = make()
+    module, optimizer, loader = private
+
+    def steps(limit):
+        for number, (inputs, targets) in enumerate(loader):
+            if number == limit:
+                return
+            optimizer.zero_grad()
+            functional.cross_entropy(module(inputs), targets).backward()
+            optimizer.step()
+
+    steps(3)
+    steps(99)
+    steps(1)
+    steps(99)
+    assert torch.equal(flatten(model), run())
+
+
+def test_a_checkpoint_goes_on_in_the_right_round(tmp_path):
+    engine, _, private = make()
+    train(private, epochs=1)
+    engine.save_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
+    for noise in ("replay", "buffer"):
+        other, model, again = make(noise=noise)
+        other.load_checkpoint(path=tmp_path / "checkpoint", module=again[0], optimizer=again[1])
+        train(again, epochs=1)
+        assert torch.allclose(flatten(model), run(), atol=1e-6)
+    stranger, _, private = make(mechanism=DPSGD())
+    with pytest.raises(ValueError, match="another plan"):
+        stranger.load_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
+
+
+def test_an_example_that_is_not_finite_adds_nothing():
+    def spoilt(value):
+        _, model, private = make(sampling="none")
+        module, optimizer, loader = private
+        inputs, targets = next(iter(loader))
+        if value is None:
+            inputs, targets = inputs[1:], targets[1:]
+        else:
+            inputs[0, 0] = value
+        optimizer.zero_grad()
+        functional.cross_entropy(module(inputs), targets).backward()
+        optimizer.step()
+        return flatten(model)
+
+    without = spoilt(None)
+    for value in (float("nan"), float("inf")):
+        assert torch.allclose(spoilt(value), without, atol=1e-6)
+
+
+def test_the_batches_keep_the_participation():
+    none = batches_of(make(sampling="none")[2])
+    assert all(np.array_equal(none[t], none[t + 5]) for t in range(5))
+    assert sorted(np.concatenate(none[:5])) == list(range(EXAMPLES))
+    bins = batches_of(make(sampling="balls-in-bins")[2])
+    assert all(np.array_equal(bins[t], bins[t + 5]) for t in range(5))
+    assert sorted(np.concatenate(bins[:5])) == list(range(EXAMPLES))
+    assert len({len(part) for part in bins}) > 1
+    cyclic = batches_of(make(sampling="cyclic-poisson", groups=2)[2])
+    even, odd = (set(np.concatenate(cyclic[start::2])) for start in (0, 1))
+    assert not even & odd
+
+
+@pytest.mark.parametrize(("options", "rate"), [({"sampling": "poisson"}, 0.2), ({"sampling": "balls-in-bins"}, 0.2)])
+def test_examples_are_drawn_at_the_rate_that_is_accounted_for(options, rate):
+    size = 20_000
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    loader = CorrelatedPrivacyEngine(key=KEY).make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        data_loader=DataLoader(data(size), batch_size=size // 5),
+        mechanism=DPSGD(),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        epochs=2,
+        **options,
+    )[2]
+    sizes = [len(loader.batch_sampler.batch(t)) for t in range(5)]
+    deviation = (size * rate * (1 - rate)) ** 0.5
+    assert max(abs(n - size * rate) for n in sizes) < 4 * deviation
+
+
+def test_generator_noise_is_the_rounds_own_whatever_came_before():
+    source = GeneratorReplay(KEY, torch.device("cpu"))
+    shapes = [(3, 4), (5,)]
+
+    def draw(source, round, weights):
+        tensors = [torch.zeros(shape) for shape in shapes]
+        source.add(round, tensors, np.array(weights), 2.0)
+        return torch.cat([x.reshape(-1) for x in tensors])
+
+    z = [draw(source, t, [0.5]) for t in range(3)]
+    assert torch.equal(draw(GeneratorReplay(KEY, torch.device("cpu")), 1, [0.5]), z[1])
+    assert torch.allclose(draw(source, 2, [1.0, -0.8]), 2 * z[2] - 1.6 * z[1], atol=1e-6)
+    assert not torch.equal(draw(GeneratorReplay(bytes(32), torch.device("cpu")), 1, [0.5]), z[1])
+    assert not torch.equal(z[0], z[1])
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_a_buffer_gives_what_replay_gives(device):
+    replay, buffer = StreamReplay(KEY), Buffer(StreamReplay(KEY), 2, device)
+    for t in range(6):
+        weights = np.array([1.0, -0.5, 0.25])[: t + 1]
+        expected, got = torch.ones(7), torch.ones(7)
+        replay.add(t, [expected], weights, 3.0)
+        buffer.add(t, [got], weights, 3.0)
+        assert torch.allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clipping": "per_layer"}, "clipping must be flat, got 'per_layer'"),
+        ({"noise": "cache"}, "noise must be replay, buffer or cpu-buffer, got 'cache'"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"groups": 2}, "groups goes with cyclic-poisson"),
+        ({"sampling": "cyclic-poisson", "groups": 6}, "between 1 and the 5 steps of an epoch, got 6"),
+        ({"sampling": "none", "poisson_sampling": True}, "contradicts sampling 'none'"),
+        ({"sampling": "shuffle"}, "no other sampling is accounted for"),
+        ({"noise_generator": torch.Generator()}, "the noise comes from the engine's key"),
+    ],
+)
+def test_what_is_not_accounted_for_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_a_short_key_is_refused():
+    with pytest.raises(ValueError, match="key must have 32 bytes, got 5"):
+        CorrelatedPrivacyEngine(key=b"short")
