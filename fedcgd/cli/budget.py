@@ -1,0 +1,109 @@
+"""`fedcgd calibrate`: budget → σ. `fedcgd epsilon`: σ → ε."""
+
+from fedcgd import accounting
+from fedcgd.accounting import Guarantee
+from fedcgd.cli.options import (
+    BandwidthOption,
+    DegreeOption,
+    DeltaOption,
+    EpsilonOption,
+    ErrorName,
+    ErrorOption,
+    JsonOption,
+    LamOption,
+    MechanismOption,
+    MomentumOption,
+    NoiseMultiplierOption,
+    NormalizeOption,
+    NuOption,
+    ParticipationsOption,
+    RoundsOption,
+    SamplingName,
+    SamplingOption,
+    SeparationOption,
+    participation_of,
+    workload_of,
+)
+from fedcgd.cli.report import console, explained_errors, figures, key_value_table, number, print_json
+from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.errors import error_norms
+from fedcgd.optimisation.registry import make
+
+
+def calibrate_command(
+    rounds: RoundsOption,
+    epsilon: EpsilonOption,
+    delta: DeltaOption,
+    mechanism: MechanismOption = "lambda-cgd",
+    lam: LamOption = None,
+    bandwidth: BandwidthOption = None,
+    degree: DegreeOption = None,
+    nu: NuOption = None,
+    normalize: NormalizeOption = False,
+    participations: ParticipationsOption = None,
+    separation: SeparationOption = 1,
+    sampling: SamplingOption = SamplingName.NONE,
+    momentum: MomentumOption = 0.0,
+    error: ErrorOption = ErrorName.RMSE,
+    json: JsonOption = False,
+) -> None:
+    """Find the smallest noise multiplier σ that keeps the whole run within (ε, δ).
+
+    Example: fedcgd calibrate --lam 0.9 --rounds 3900 --participations 10 --separation 390 --epsilon 8 --delta 1e-5
+    """
+    with explained_errors():
+        plan = participation_of(sampling.value, rounds, separation, participations, bandwidth)
+        workload = workload_of(momentum)
+        chosen = make(
+            mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
+            participation=plan, error=error.value, workload=workload,
+        )  # fmt: skip
+        guarantee = accounting.calibrate(chosen, plan, epsilon=epsilon, delta=delta)
+        report(chosen, rounds, guarantee, figures(chosen, rounds, guarantee, error_norms(chosen, rounds, workload)), json)
+
+
+def epsilon_command(
+    rounds: RoundsOption,
+    noise_multiplier: NoiseMultiplierOption,
+    delta: DeltaOption,
+    mechanism: MechanismOption = "lambda-cgd",
+    lam: LamOption = None,
+    bandwidth: BandwidthOption = None,
+    degree: DegreeOption = None,
+    nu: NuOption = None,
+    normalize: NormalizeOption = False,
+    participations: ParticipationsOption = None,
+    separation: SeparationOption = 1,
+    sampling: SamplingOption = SamplingName.NONE,
+    momentum: MomentumOption = 0.0,
+    error: ErrorOption = ErrorName.RMSE,
+    json: JsonOption = False,
+) -> None:
+    """Find an upper bound on ε for a noise multiplier σ that is given.
+
+    Example: fedcgd epsilon --lam 0.9 --rounds 3900 --separation 390 --noise-multiplier 4.36 --delta 1e-5
+    """
+    with explained_errors():
+        plan = participation_of(sampling.value, rounds, separation, participations, bandwidth)
+        workload = workload_of(momentum)
+        chosen = make(
+            mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
+            participation=plan, error=error.value, workload=workload,
+        )  # fmt: skip
+        guarantee = accounting.epsilon(chosen, plan, noise_multiplier=noise_multiplier, delta=delta)
+        report(chosen, rounds, guarantee, figures(chosen, rounds, guarantee, error_norms(chosen, rounds, workload)), json)
+
+
+def report(mechanism: Mechanism, rounds: int, guarantee: Guarantee, values: dict[str, object], json: bool) -> None:
+    """Print one guarantee and the errors that its noise causes."""
+    if json:
+        print_json(values)
+        return
+    rows = [
+        ("guarantee", str(guarantee)),
+        ("noise multiplier σ", number(guarantee.noise_multiplier)),
+        ("sensitivity", number(guarantee.sensitivity)),
+        ("RMSE", number(values["rmse"])),
+        ("MaxSE", number(values["max_se"])),
+    ]
+    console.print(key_value_table(f"{mechanism.name}, {rounds} rounds", rows))

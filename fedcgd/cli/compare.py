@@ -1,0 +1,156 @@
+"""`fedcgd compare`: mechanisms side by side at one budget."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # a server has no display
+import matplotlib.pyplot as plt
+import typer
+from rich.table import Table
+
+from fedcgd.accounting import calibrate
+from fedcgd.cli.options import (
+    DeltaOption,
+    EpsilonOption,
+    ErrorName,
+    ErrorOption,
+    JsonOption,
+    MomentumOption,
+    NormalizeOption,
+    ParticipationsOption,
+    RoundsOption,
+    SamplingName,
+    SamplingOption,
+    SeparationOption,
+    participation_of,
+    workload_of,
+)
+from fedcgd.cli.report import complaints, console, explained_errors, figures, number, print_json, progress
+from fedcgd.mechanisms.errors import error_norms
+from fedcgd.optimisation.registry import NAMES, make
+
+_COLUMNS = ("noise_multiplier", "sensitivity", "rmse", "max_se")
+_PARAMETER = {
+    "lambda-cgd": "lam",
+    "nu-dp-ftrl": "nu",
+    "blt": "degree",
+    **dict.fromkeys(("bisr", "bsr", "band-inv-mf", "band-mf", "banded-toeplitz"), "bandwidth"),
+}
+
+
+def default_mechanisms(separation: int, rounds: int) -> list[str]:
+    """The rows of Table 4 of arXiv:2601.22334 that make sense here: bandwidths up to b, and λ for few and many rounds.
+
+    The mechanisms whose matrix is dense are left out; name them to include them.
+    """
+    bandwidths = sorted({p for p in (2, 4, 16, 64) if p < separation} | ({separation} if separation > 1 else set()))
+    names = ["dp-sgd", *(f"lambda-cgd:{lam}" for lam in (0.9, 0.95, 0.975))]
+    for name in ("bisr", "bsr", "banded-toeplitz", "band-inv-mf"):
+        names += [f"{name}:{p}" for p in bandwidths]
+    return [*names, "blt:4"] if rounds > 1 else names
+
+
+def parse(text: str) -> tuple[str, dict[str, Any]]:
+    """`NAME` or `NAME:VALUE` as a name and the one parameter of `make` that VALUE is for. Raises ValueError otherwise."""
+    name, colon, value = text.partition(":")
+    if name not in NAMES:
+        raise ValueError(f"unknown mechanism {name!r}; the mechanisms are {', '.join(NAMES)}")
+    if not colon:
+        return name, {}
+    parameter = _PARAMETER.get(name)
+    if parameter is None:
+        raise ValueError(f"mechanism {name} takes no value, got {text!r}")
+    try:
+        return name, {parameter: float(value) if parameter in ("lam", "nu") else int(value)}
+    except ValueError:
+        raise ValueError(f"{parameter} of {name} must be a number, got {value!r} in {text!r}") from None
+
+
+def compare_command(
+    rounds: RoundsOption,
+    epsilon: EpsilonOption,
+    delta: DeltaOption,
+    mechanism: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME or NAME:VALUE (λ, ν, bandwidth p or degree d); repeat it. Default: the rows of Table 4."),
+    ] = None,
+    participations: ParticipationsOption = None,
+    separation: SeparationOption = 1,
+    sampling: SamplingOption = SamplingName.NONE,
+    normalize: NormalizeOption = False,
+    momentum: MomentumOption = 0.0,
+    error: ErrorOption = ErrorName.RMSE,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the RMSE of each as a bar, into this PNG or SVG file.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare mechanisms: σ, sensitivity and errors at one budget, best RMSE first.
+
+    Names: dp-sgd, lambda-cgd, bisr, bsr, band-inv-mf, band-mf, banded-toeplitz, blt, toeplitz, nu-dp-ftrl, tree, dense, diagonal.
+    A mechanism that the sampling does not cover is listed with the reason.
+
+    Example: fedcgd compare --mechanism dp-sgd --mechanism lambda-cgd:0.9 --mechanism bisr:16 --rounds 3900 --participations 10
+    --separation 390 --epsilon 8 --delta 1e-5
+    """
+    with explained_errors():
+        workload = workload_of(momentum)
+        asked = [(text, *parse(text)) for text in mechanism or default_mechanisms(separation, rounds)]
+        rows: list[dict[str, Any]] = []
+        with progress(len(asked), quiet=json) as step:
+            for text, name, parameters in asked:
+                step(text)
+                plan = participation_of(sampling.value, rounds, separation, participations, parameters.get("bandwidth"))
+                try:
+                    made = make(
+                        name, rounds=rounds, participation=plan, normalize=normalize, error=error.value, workload=workload,
+                        **parameters,
+                    )  # fmt: skip
+                    guarantee = calibrate(made, plan, epsilon=epsilon, delta=delta)
+                    rows.append({"label": text, **figures(made, rounds, guarantee, error_norms(made, rounds, workload))})
+                except ValueError as reason:
+                    if len(asked) == 1:
+                        raise
+                    rows.append({"label": text, "error": str(reason)})
+    rows.sort(key=lambda row: row.get("rmse", float("inf")))
+    if plot is not None:
+        draw(plot, rows)
+    if json:
+        print_json(rows)
+    else:
+        show(rows)
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """The rows as a table whose title says what holds for all of them."""
+    done = [row for row in rows if "error" not in row]
+    title = "no mechanism could be calibrated"
+    if done:
+        first = done[0]
+        title = (
+            f"ε ≤ {number(first['epsilon'])} at δ = {number(first['delta'])}; adjacency: {first['adjacency']}; "
+            f"sampling: {first['sampling']}"
+        )
+    table = Table(title=title, caption="RMSE and MaxSE include σ; per unit of clip norm")
+    table.add_column("mechanism")
+    for column in _COLUMNS:
+        table.add_column(column.replace("_", " "), justify="right")
+    table.add_column("method", overflow="fold")
+    for row in done:
+        table.add_row(row["label"], *(number(row[column]) for column in _COLUMNS), row["method"])
+    console.print(table)
+    for row in rows:
+        if "error" in row:
+            complaints.print(f"{row['label']}: {row['error']}", soft_wrap=True, highlight=False)
+
+
+def draw(path: Path, rows: list[dict[str, Any]]) -> None:
+    """RMSE of each mechanism as a horizontal bar."""
+    done = [row for row in rows if "error" not in row][::-1]
+    figure, axes = plt.subplots(figsize=(7, 0.8 + 0.3 * len(done)), layout="constrained")
+    bars = axes.barh([row["label"] for row in done], [row["rmse"] for row in done], color="0.6", edgecolor="black")
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.margins(x=0.12)
+    axes.set_xlabel("RMSE of the noise, per unit of clip norm")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

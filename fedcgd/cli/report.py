@@ -1,0 +1,87 @@
+"""How commands print: a table for people, JSON for machines, one clear line for a mistake."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedcgd.accounting import Guarantee
+from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.errors import ErrorNorms
+from fedcgd.mechanisms.registry import describe
+
+EXIT_BAD_INPUT = 2
+
+console = Console()
+complaints = Console(stderr=True)
+
+
+@contextmanager
+def explained_errors() -> Iterator[None]:
+    """A ValueError inside becomes one line on standard error, and exit code 2."""
+    try:
+        yield
+    except ValueError as error:
+        fail(str(error))
+
+
+def fail(message: str) -> NoReturn:
+    """Say what is wrong and leave with exit code 2."""
+    complaints.print(f"[bold red]Error:[/bold red] {message}", soft_wrap=True, highlight=False)
+    raise typer.Exit(EXIT_BAD_INPUT)
+
+
+def print_json(value: Any) -> None:
+    """`value` as JSON on standard output, and nothing else."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def figures(mechanism: Mechanism, rounds: int, guarantee: Guarantee, norms: ErrorNorms) -> dict[str, Any]:
+    """The figures that `calibrate`, `epsilon` and `compare` report, with the keys that their JSON has."""
+    sigma = guarantee.noise_multiplier
+    return {
+        "mechanism": describe(mechanism),
+        "noise_multiplier": sigma,
+        "sensitivity": guarantee.sensitivity,
+        "rmse": norms.frobenius / math.sqrt(rounds) * sigma,
+        "max_se": norms.max_row * sigma,
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "adjacency": guarantee.adjacency,
+        "sampling": guarantee.sampling,
+        "method": guarantee.method,
+    }
+
+
+def key_value_table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+    """Two columns: what, and its value."""
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def number(value: object) -> str:
+    """Six digits, or a dash for nothing."""
+    return f"{value:.6g}" if isinstance(value, int | float) else "–"
+
+
+@contextmanager
+def progress(total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error that the yielded function moves one step on, naming what comes next; none if `quiet`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=complaints, transient=True, disable=quiet) as bar:
+        task = bar.add_task("", total=total)
+
+        def step(description: str) -> None:
+            bar.update(task, advance=1 if bar.tasks[0].description else 0, description=description)
+
+        yield step
