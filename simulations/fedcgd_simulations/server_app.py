@@ -37,7 +37,6 @@ def main(grid: Grid, context: Context) -> None:
         delta=settings.delta,
         cohort_size=settings.cohort,
         key=settings.key(),
-        ledger=settings.ledger(),
         expected_users=users,
     )
     accuracy: list[float] = []

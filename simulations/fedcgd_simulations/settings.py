@@ -3,11 +3,9 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from fedcgd.keys import NoiseKey
-from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.registry import make
 from fedcgd.participation import Participation, Sampling
@@ -36,13 +34,12 @@ class Settings:
     learning_rate: float
     seed: int
     private_key: bool
-    ledger_file: str
     results: str
 
     @staticmethod
     def read(config: Mapping[str, Any]) -> "Settings":
         """The settings in a Flower run configuration."""
-        renamed = {"mechanism_name": "mechanism", "ledger_file": "ledger"}
+        renamed = {"mechanism_name": "mechanism"}
         values = {f.name: config[renamed.get(f.name, f.name.replace("_", "-"))] for f in fields(Settings)}
         for name in ("lam", "nu", "epsilon", "delta", "clip_norm", "learning_rate"):
             values[name] = float(values[name])  # TOML reads 4 as an integer
@@ -98,7 +95,3 @@ class Settings:
     def key(self) -> NoiseKey:
         """A fresh secret key, or one made from the seed for a run that can be repeated and keeps nothing secret."""
         return NoiseKey.generate() if self.private_key else NoiseKey.simulation(self.seed)
-
-    def ledger(self) -> Path | None:
-        """Where to record the run."""
-        return Path(self.ledger_file) if self.ledger_file else None

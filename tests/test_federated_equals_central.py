@@ -1,0 +1,121 @@
+"""One example per user, the same key and the same batches: federated and central training give the same model."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fake_grid import FakeGrid, FakeNode
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAvgM
+
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import DPSGD, LambdaCGD, Normalized
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd.scheduling import History, cohort
+from fedcgd.tree import flatten
+from fedcgd_flower import CorrelatedNoise
+from fedcgd_simulations.central import train_central
+from fedcgd_simulations.client_app import app as client_app
+from fedcgd_simulations.flower_runs import local_superlink, run_app
+from fedcgd_simulations.tasks import get_task
+
+KEY = NoiseKey.simulation(3)
+ROUNDS, COHORT, LEARNING_RATE = 20, 60, 2.0
+RUN_CONFIG = {"task": "digits", "model": "", "data-dir": ""}
+
+PARTICIPATIONS = {
+    "none": Participation(rounds=ROUNDS, min_separation=10),
+    "balls-in-bins": Participation(rounds=ROUNDS, min_separation=10, sampling="balls-in-bins"),
+    "poisson": Participation(rounds=ROUNDS, sampling="poisson", sampling_rate=COHORT / 1260),
+    "cyclic-poisson": Participation(rounds=ROUNDS, min_separation=4, sampling="cyclic-poisson", sampling_rate=4 * COHORT / 1260),
+}
+
+
+def federated(mechanism, participation) -> tuple[CorrelatedNoise, torch.Tensor, list[np.ndarray]]:
+    """The strategy, its final model and each round's users, from 2 nodes that host 1260 users."""
+    model = get_task("digits").model(0)
+    grid = FakeGrid({i + 1: FakeNode(client_app, {"partition-id": i, "num-partitions": 2}) for i in range(2)}, RUN_CONFIG)
+    strategy = CorrelatedNoise(
+        FedAvgM(server_learning_rate=LEARNING_RATE),
+        mechanism=mechanism,
+        participation=participation,
+        clip_norm=1.0,
+        noise_multiplier=3.0,
+        delta=1e-5,
+        cohort_size=COHORT,
+        key=KEY,
+    )
+    result = strategy.start(grid, ArrayRecord(model.state_dict()))
+    batches: list[list[int]] = [[] for _ in range(ROUNDS)]
+    for message in grid.sent:
+        if message.metadata.message_type == "train":
+            task = message.content["fedcgd"]
+            batches[task["round"]] += [int(user) for user in task["users"]]
+    model.load_state_dict(result.arrays.to_torch_state_dict())
+    return strategy, flatten(model), [np.array(batch, dtype=np.intp) for batch in batches]
+
+
+@pytest.mark.parametrize("sampling", PARTICIPATIONS)
+def test_same_key_same_batches_same_model(sampling: str) -> None:
+    mechanism = DPSGD() if "poisson" in sampling else LambdaCGD(0.8)
+    strategy, final, batches = federated(mechanism, PARTICIPATIONS[sampling])
+    task = get_task("digits")
+    model = task.model(0)
+    before = flatten(model)
+    central = train_central(
+        task, task.load().train, strategy.plan, batches,
+        key=KEY.noise, learning_rate=LEARNING_RATE, planned_cohort=COHORT, seed=0,
+    )  # fmt: skip
+    assert strategy.releases == ROUNDS
+    assert sum(len(batch) for batch in batches) > ROUNDS
+    assert (final - before).abs().max() > 0.1  # it did move
+    assert (final - flatten(central)).abs().max() < 1e-5
+
+
+def test_another_key_gives_another_model() -> None:
+    strategy, final, batches = federated(Normalized(LambdaCGD(0.8)), PARTICIPATIONS["none"])
+    task = get_task("digits")
+    other = train_central(
+        task, task.load().train, strategy.plan, batches,
+        key=NoiseKey.simulation(4).noise, learning_rate=LEARNING_RATE, planned_cohort=COHORT, seed=0,
+    )  # fmt: skip
+    assert (final - flatten(other)).abs().max() > 0.01
+
+
+@pytest.mark.flower
+def test_flwr_run_on_ray_trains_the_same_model_as_central(tmp_path: Path) -> None:
+    """The real thing: SuperLink, Ray, two nodes. Compares what the run wrote with central training on the same batches."""
+    with local_superlink(tmp_path / "flwr") as environment:
+        figures = run_app(
+            environment, {"participations": 1, "rounds": 20, "seed": 3, "results": str(tmp_path / "run.json")}, timeout=240
+        )
+    task = get_task("digits")
+    data = task.load()
+    participation = Participation(**figures["participation"])
+    history, batches = History(), []
+    for round in range(20):
+        users = cohort(
+            participation, round, [str(i) for i in range(1260)], history, cohort_size=60, key=NoiseKey.simulation(3).choices
+        )
+        assert users is not None
+        history = history.with_round(round, users)
+        batches.append(np.array([int(user) for user in users]))
+    plan = Plan(
+        mechanism=LambdaCGD(0.8), participation=participation, clip_norm=1.0,
+        noise_multiplier=figures["noise_multiplier"], delta=1e-5,
+    )  # fmt: skip
+    accuracies: list[float] = []
+
+    def measure(round, model) -> None:
+        with torch.no_grad():
+            accuracies.append(float(task.metric(model(data.test.inputs), data.test.targets).mean()))
+
+    train_central(
+        task, data.train, plan, batches,
+        key=NoiseKey.simulation(3).noise, learning_rate=2.0, planned_cohort=60, seed=3, report=measure,
+    )  # fmt: skip
+    assert figures["releases"] == 20
+    np.testing.assert_allclose(figures["accuracy"][1:], accuracies, atol=1e-6)
+    assert (tmp_path / "run.png").stat().st_size > 10_000
