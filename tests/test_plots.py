@@ -1,0 +1,111 @@
+"""Plots hold the figures they are given, with the right marks, and are written as PNG and SVG."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fedcgd.participation import Participation
+from fedcgd_simulations import plots
+from fedcgd_simulations.point import Point, Setup, identity
+
+BASE = Setup(mechanism="dp-sgd", epsilon=4.0, delta=1e-5, steps=9, epochs=10)
+SETUPS = [BASE] + [replace(BASE, mechanism="lambda-cgd", lam=lam) for lam in (0.5, 0.9)]
+SETUPS += [replace(setup, epsilon=8.0) for setup in SETUPS]
+
+
+def run(setup, accuracy, seed, split):
+    point = Point(setup=setup, task="digits", clip_norm=1.0, learning_rate=1.0, seed=seed, split=split)
+    return {"kind": "run", "point": json.loads(identity(point)), "accuracy": accuracy}
+
+
+RUNS = [
+    run(setup, 0.5 + 0.1 * index + 0.02 * seed, seed, split)
+    for index, setup in enumerate(SETUPS)
+    for seed in (-1, 0, 1)
+    for split in ("validation", "test")
+]
+CALIBRATIONS = {
+    identity(setup): {"setup": json.loads(identity(setup)), "rmse": rmse}
+    for setup, rmse in zip(SETUPS, (10.0, 4.0, 2.5, 6.0, 3.0, 1.2), strict=True)
+}
+
+
+def points(axes):
+    return [line for container in axes.containers for line in [container.lines[0]]]
+
+
+def test_accuracy_against_lambda_has_a_panel_for_each_budget():
+    figure = plots.accuracy_against_lambda(RUNS, CALIBRATIONS)
+    assert [axes.get_title() for axes in figure.axes] == ["ε = 4, δ = 1e-05", "ε = 8, δ = 1e-05"]
+    (curve,) = points(figure.axes[0])
+    assert list(curve.get_xdata()) == [0, 0.5, 0.9]
+    assert list(curve.get_ydata()) == pytest.approx([0.5, 0.6, 0.7])
+
+
+def test_the_optimal_lambdas_are_those_of_the_closed_forms():
+    """RMSE² is proportional to sens²·(n + (1 − λ)²·n(n − 1)/2), MaxSE² to sens²·(1 + (n − 1)(1 − λ)²), k = n/b."""
+    n, b, k = 90, 9, 10
+    grid = plots.LAMBDAS[1:]
+    sens = (1 - grid ** (2 * b)) / ((1 - grid**2) * (1 - grid**b) ** 2)
+    sens = sens * sum((1 - grid ** (b * j)) ** 2 for j in range(1, k + 1))
+    rmse = grid[(sens * (n + (1 - grid) ** 2 * n * (n - 1) / 2)).argmin()]
+    max_se = grid[(sens * (1 + (n - 1) * (1 - grid) ** 2)).argmin()]
+    got = plots.optimal_lambdas(Participation(rounds=n, min_separation=b))
+    assert got == pytest.approx((rmse, max_se), abs=1e-9)
+    assert rmse < max_se
+
+
+def test_the_amplified_optimum_is_the_swept_lambda_with_the_least_error():
+    amplified = {
+        identity(setup): {"setup": json.loads(identity(setup)), "rmse": rmse}
+        for setup, rmse in [
+            (replace(SETUPS[1], sampling="balls-in-bins"), 3.0),
+            (replace(SETUPS[2], sampling="balls-in-bins"), 3.5),
+        ]
+    }
+    assert plots.amplified_optimum(amplified, SETUPS[0]) == 0.5
+    assert plots.amplified_optimum(CALIBRATIONS, SETUPS[0]) is None
+
+
+def test_accuracy_against_epsilon_shows_the_lambda_chosen_by_validation():
+    axes = plots.accuracy_against_epsilon(RUNS).axes[0]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert [label.split(",")[0] for label in labels] == ["dp-sgd", "lambda-cgd"]
+    _, chosen = points(axes)
+    assert list(chosen.get_xdata()) == [4, 8]
+    assert list(chosen.get_ydata()) == pytest.approx([0.7, 1.0])
+
+
+def test_error_ratios_are_over_dp_sgd_at_the_same_budget():
+    axes = plots.error_ratios(CALIBRATIONS).axes[0]
+    values = sorted(tuple(line.get_ydata()) for line in axes.lines if len(line.get_xdata()) == 2)[:2]
+    assert values == [pytest.approx((0.25, 0.2)), pytest.approx((0.4, 0.5))]
+
+
+def test_runtime_bars_show_the_ratios():
+    row = {"noise": "replay", "bands": 2, "ratio": 1.1, "quartiles": [1.05, 1.2]}
+    record = {
+        "model": "cnn",
+        "parameters": 300_000,
+        "device": "cpu",
+        "rows": [row | {"noise": "dp-sgd", "bands": 1, "ratio": 1.0, "quartiles": [1.0, 1.0]}, row],
+    }
+    axes = plots.runtime_bars([record]).axes[0]
+    assert [bar.get_height() for bar in axes.patches] == [1.0, 1.1]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["dp-sgd", "replay p=2"]
+
+
+def test_plots_are_written_as_png_and_svg(tmp_path):
+    written = plots.save(plots.error_ratios(CALIBRATIONS), tmp_path / "a" / "ratios")
+    assert [path.name for path in written] == ["ratios.png", "ratios.svg"]
+    assert written[0].read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in written[1].read_text()
+
+
+@pytest.mark.parametrize("draw", [plots.accuracy_against_epsilon, lambda runs: plots.accuracy_against_lambda(runs, {})])
+def test_missing_figures_are_refused(draw):
+    with pytest.raises(ValueError, match="are in these results"):
+        draw([])
+    with pytest.raises(ValueError, match="RMSE ratios need dp-sgd"):
+        plots.error_ratios({})

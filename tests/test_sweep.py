@@ -1,0 +1,182 @@
+"""Sweeps: what is done is not done again, failures do not end them, and tuning looks at validation only."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedcgd.accounting import calibrate
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.participation import Participation
+from fedcgd_simulations.__main__ import app, parse_mechanism
+from fedcgd_simulations.central import train_central
+from fedcgd_simulations.plots import best_lambda
+from fedcgd_simulations.point import Point, Setup, calibrate_setup, identity, run_point
+from fedcgd_simulations.sweep import ResultsFile, on_ray, one_by_one, sweep, to_point, tuned
+from fedcgd_simulations.task import evaluate
+from fedcgd_simulations.tasks import get_task
+
+SETUP = Setup(mechanism="lambda-cgd", lam=0.8, epsilon=4.0, delta=1e-5, steps=9, epochs=2)
+POINT = Point(setup=SETUP, task="digits", clip_norm=1.0, learning_rate=2.0, seed=0)
+QUIET = Console(file=io.StringIO())
+
+
+def test_a_calibration_is_the_accountings():
+    record = calibrate_setup(SETUP)
+    expected = calibrate(LambdaCGD(0.8), Participation(rounds=18, min_separation=9), epsilon=4.0, delta=1e-5)
+    assert record["noise_multiplier"] == expected.noise_multiplier
+    # ‖A·C⁻¹‖²_F = n + (1 − λ)²·n(n − 1)/2 = 18 + 0.04·153
+    assert record["rmse"] == pytest.approx((24.12 / 18) ** 0.5 * expected.noise_multiplier, rel=1e-6)
+    assert record["adjacency"] == "add or remove one user"
+
+
+def test_a_point_trains_what_central_training_trains():
+    """The engine's batches and noise, put through the other implementation of per-example gradients."""
+    import hashlib
+
+    from fedcgd.opacus.batches import RoundBatches
+    from fedcgd.plan import Plan
+
+    calibration = calibrate_setup(SETUP) | {"noise_multiplier": 3.0}
+    task, key = get_task("digits"), hashlib.sha256(b"fedcgd sweep 0").digest()
+    data, participation = task.load(), SETUP.participation()
+    plan = Plan(mechanism=LambdaCGD(0.8), participation=participation, clip_norm=1.0, noise_multiplier=3.0, delta=1e-5)
+    batches = RoundBatches(participation, 1260, 9, key, lambda: 0)
+    seen = {}
+
+    def watch(module, _task, examples, **_):
+        seen["model"] = [p.detach().clone() for p in module.parameters()]
+        return evaluate(module, task, examples)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedcgd_simulations.point.evaluate", watch)
+        record = run_point(POINT, calibration)
+        minus = train_central(
+            task, data.train, replace(plan), [batches.batch(t) for t in range(18)],
+            key=key, learning_rate=2.0, planned_cohort=140, seed=0,
+        )  # fmt: skip
+        noiseless = train_central(
+            task, data.train, replace(plan, noise_multiplier=1e-9), [batches.batch(t) for t in range(18)],
+            key=key, learning_rate=2.0, planned_cohort=140, seed=0,
+        )  # fmt: skip
+        run_point(POINT, calibration | {"noise_multiplier": 1e-9})
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(seen["model"], noiseless.parameters(), strict=True))
+    assert record["accuracy"] > 0.3
+    assert not torch.allclose(next(iter(minus.parameters())), next(iter(noiseless.parameters())), atol=1e-2)
+
+
+def test_results_are_kept_and_not_made_again(tmp_path):
+    points = [replace(POINT, seed=seed) for seed in range(2)]
+    path = tmp_path / "deep" / "results.jsonl"
+    assert sweep(points, ResultsFile(path), one_by_one, data_dir=None, console=QUIET) == []
+    first = path.read_text()
+    assert [json.loads(line)["kind"] for line in first.splitlines()] == ["calibration", "run", "run"]
+
+    def never(work, items):
+        raise AssertionError(f"run again: {items}")
+
+    assert sweep(points, ResultsFile(path), never, data_dir=None, console=QUIET) == []
+    path.write_text(first + '{"kind": "run", "po')  # the sweep was killed while it wrote
+    again = ResultsFile(path)
+    assert len(again.records) == 3
+    sweep([replace(POINT, seed=2)], again, one_by_one, data_dir=None, console=QUIET)
+    assert len(ResultsFile(path).runs()) == 3
+    assert to_point(ResultsFile(path).records[-1]) == replace(POINT, seed=2)
+
+
+def test_the_same_point_gives_the_same_accuracy():
+    calibration = calibrate_setup(SETUP)
+    first, second = (run_point(POINT, calibration)["accuracy"] for _ in range(2))
+    assert first == second
+
+
+def test_a_failure_is_told_and_the_others_run(tmp_path):
+    results = ResultsFile(tmp_path / "results.jsonl")
+    points = [replace(POINT, model="none"), POINT]
+    failures = sweep(points, results, one_by_one, data_dir=None, console=QUIET)
+    assert len(failures) == 1
+    assert "unknown model 'none'" in failures[0]
+    assert list(results.runs()) == [identity(POINT)]
+
+
+def record(accuracy, *, split="validation", lam=0.8, **changes):
+    point = replace(POINT, setup=replace(SETUP, lam=lam), split=split, **changes)
+    return {"kind": "run", "point": json.loads(identity(point)), "accuracy": accuracy}
+
+
+def test_tuning_takes_the_best_mean_of_validation():
+    runs = [
+        record(0.9, learning_rate=1.0, seed=0),
+        record(0.1, learning_rate=1.0, seed=1),
+        record(0.6, learning_rate=2.0, seed=0),
+        record(0.6, learning_rate=2.0, seed=1),
+        record(1.0, learning_rate=3.0, seed=0, split="test"),
+    ]
+    chosen = tuned(runs)
+    assert {point.learning_rate for point in chosen} == {2.0}
+    assert {point.split for point in chosen} == {"test"}
+    assert {point.seed for point in chosen} == {0, 1}
+
+
+def test_of_equal_learning_rates_the_smaller_one_is_taken():
+    assert tuned([record(0.5, learning_rate=4.0), record(0.5, learning_rate=1.0)])[0].learning_rate == 1.0
+
+
+def test_lambda_is_chosen_by_validation_not_by_test():
+    runs = [
+        record(0.7, lam=0.5),
+        record(0.8, lam=0.9),
+        record(0.99, lam=0.5, split="test"),
+        record(0.1, lam=0.9, split="test"),
+    ]
+    assert [setup.lam for setup in best_lambda(runs)] == [0.9]
+
+
+def test_mechanisms_on_the_command_line():
+    rest = {"lam": None, "normalize": False, "sampling": "none", "epsilon": 1.0, "delta": 1e-5, "steps": 4, "epochs": 2}
+    assert parse_mechanism("bisr:p=16", **rest).label == "bisr p=16"
+    assert parse_mechanism("blt:d=4", **rest).degree == 4
+    assert (
+        parse_mechanism("lambda-cgd", **rest | {"lam": 0.5, "normalize": True}).label == "lambda-cgd λ=0.5 normalized"
+    )
+    with pytest.raises(ValueError, match="NAME:p=BANDS"):
+        parse_mechanism("bisr:16", **rest)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_ray_gives_what_one_process_gives(tmp_path):
+    files = [ResultsFile(tmp_path / name) for name in ("ray", "plain")]
+    assert sweep([POINT], files[0], on_ray(None, cpus=1, gpus=0), data_dir=None, console=QUIET) == []
+    assert sweep([POINT], files[1], one_by_one, data_dir=None, console=QUIET) == []
+    assert [file.records[-1]["accuracy"] for file in files] == [files[0].records[-1]["accuracy"]] * 2
+
+
+def test_the_command_tunes_tests_and_plots(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedcgd_simulations.__main__.on_ray", lambda address, *, cpus, gpus: one_by_one)
+    output = tmp_path / "sweep.jsonl"
+    command = ["sweep", "--output", str(output), "--batch", "140", "--epochs", "1", "--seeds", "2", "--lam", "0.5"]
+    command += ["--epsilon", "4", "--epsilon", "8", "--learning-rate", "1", "--learning-rate", "4"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    runs = ResultsFile(output).runs()
+    # 2 mechanisms · 2 budgets · 2 seeds, with 2 learning rates each for validation and 1 for test
+    assert len(runs) == 8 * 2 + 8
+    assert len(ResultsFile(output).calibrations()) == 4
+    drawn = CliRunner().invoke(app, ["plot", str(output), "--output", str(tmp_path / "plots")])
+    assert drawn.exit_code == 0, drawn.output
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    stems = {"digits-accuracy-lambda", "digits-accuracy-epsilon", "rmse-ratios"}
+    assert names == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
+
+
+def test_the_command_says_what_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedcgd_simulations.__main__.on_ray", lambda address, *, cpus, gpus: one_by_one)
+    command = ["sweep", "--output", str(tmp_path / "x.jsonl"), "--epsilon", "-1", "--epochs", "1"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 1
+    assert "epsilon must be positive" in done.output.replace("\n", " ")
