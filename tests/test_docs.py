@@ -1,0 +1,54 @@
+"""Every example in the README and the documents runs, and prints what is written under it."""
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcgd.cli import app
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return FENCE.findall(page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_examples_run_and_print_what_is_shown(page: Path) -> None:
+    found = blocks(page)
+    for index, (language, source) in enumerate(found):
+        if language != "python":
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(source, f"{page.name}, block {index}", "exec"), {"__name__": "example"})
+        following = found[index + 1] if index + 1 < len(found) else ("", "")
+        if following[0] == "output":
+            assert printed.getvalue() == following[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_shell_examples_name_commands_and_options_that_exist(page: Path) -> None:
+    for language, source in blocks(page):
+        if language != "sh":
+            continue
+        for line in source.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] != ["fedcgd"]:
+                continue
+            help_text = CliRunner().invoke(app, [words[1], "--help"], env={"COLUMNS": "200"}).output
+            for option in (word for word in words if word.startswith("--")):
+                assert option in help_text, f"{page.name}: {line}"
+
+
+def test_the_readme_has_examples() -> None:
+    languages = [language for language, _ in blocks(ROOT / "README.md")]
+    assert languages.count("python") >= 2
+    assert "output" in languages
