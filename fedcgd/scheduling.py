@@ -1,6 +1,7 @@
-"""Which users take part in a round: the scheduler keeps the promise that the accounting relies on, whoever comes and goes."""
+"""Which users take part in a round: keeps the promise that the accounting relies on, whoever comes and goes."""
 
 import hashlib
+import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,22 +18,28 @@ class History:
     last_rounds: Mapping[str, int] = field(default_factory=dict)
 
     def with_round(self, round: int, users: Iterable[str]) -> "History":
-        """The history after `users` took part in `round`."""
+        """The history after `users` took part in `round`; a round that is tried again counts once."""
         counts, last_rounds = dict(self.counts), dict(self.last_rounds)
         for user in users:
-            counts[user] = counts.get(user, 0) + 1
-            last_rounds[user] = round
+            if last_rounds.get(user) != round:
+                counts[user] = counts.get(user, 0) + 1
+                last_rounds[user] = round
         return replace(self, counts=counts, last_rounds=last_rounds)
 
 
 def eligible(participation: Participation, round: int, users: Iterable[str], history: History) -> list[str]:
-    """The `users` that may take part in `round`: fewer than k participations, the last at least b rounds ago."""
+    """The `users` that may take part in `round`: fewer than k participations, the last at least b rounds ago.
+
+    Whoever is already counted in this very round may take part when it is tried again.
+    """
     k, b = participation.participations, participation.min_separation
-    return [
-        user
-        for user in users
-        if history.counts.get(user, 0) < k and round - history.last_rounds.get(user, -b) >= b
-    ]
+    counts, last_rounds = history.counts, history.last_rounds
+    allowed = []
+    for user in users:
+        last = last_rounds.get(user, -b)
+        if last == round or (counts.get(user, 0) < k and round - last >= b):
+            allowed.append(user)
+    return allowed
 
 
 def cohort(
@@ -46,31 +53,42 @@ def cohort(
 ) -> list[str] | None:
     """The users of `round`, sorted; None if `sampling` is "none" and fewer than `cohort_size` may take part.
 
-    A pure function of its arguments, not of their order; `key` (a secret of at most 64 bytes) stands for all coin flips.
-    Without sampling, `cohort_size` users are drawn from those eligible. With sampling the rule alone decides:
+    A pure function of its arguments, not of their order; `key` (a secret of at most 64 bytes) stands for all coin
+    flips. Without sampling, `cohort_size` users are drawn from those eligible: first those already counted in this
+    round, then those with the fewest participations, at random among equals. So nobody's participations run out before
+    everybody's do. With sampling the rule alone decides:
 
     - Balls-in-Bins: all of bin `round` mod b. A user's bin is secret, uniform, and the same in every epoch.
     - Poisson: each user with probability q. Cyclic Poisson: each user of group `round` mod b with probability q.
 
-    Users who were drawn but are away are not replaced: replacements would tell who was drawn. A retry of a round draws the same
-    users. Guarantee: no sequence of calls, whatever is available, lets a user exceed `participation`.
+    Users who were drawn but are away are not replaced: replacements would tell who was drawn. A retry of a round draws
+    the same users. Guarantee: no sequence of calls, whatever is available, lets a user exceed `participation`, if each
+    result is in the `history` of the next call.
     """
     check_round(participation, round)
     b = participation.min_separation
     match participation.sampling:
         case "none":
-            candidates = eligible(participation, round, available, history)
+            candidates = eligible(participation, round, set(available), history)
             if len(candidates) < cohort_size:
                 return None
-            return sorted(sorted(candidates, key=lambda user: _draw(key, f"round {round}", user))[:cohort_size])
+
+            def order(user: str) -> tuple[bool, int, int, str]:
+                fresh = history.last_rounds.get(user) != round
+                return fresh, history.counts.get(user, 0), _draw(key, f"round {round}", user), user
+
+            return sorted(heapq.nsmallest(cohort_size, candidates, key=order))
         case "balls-in-bins":
-            drawn = [user for user in available if bin_of(user, b, key) == round % b]
-            # Rounds repeat after a crash, never within an epoch; this only guards against a wrong ledger.
-            return sorted(eligible(participation, round, drawn, history))
+            drawn = {user for user in available if bin_of(user, b, key) == round % b}
+            return sorted(
+                eligible(participation, round, drawn, history)
+            )  # all of them, unless the history is of another run
         case "poisson" | "cyclic-poisson":
             assert participation.sampling_rate is not None
-            limit = participation.sampling_rate * _DRAWS
-            in_group = (user for user in available if bin_of(user, b, key) == round % b)
+            limit = int(
+                participation.sampling_rate * _DRAWS
+            )  # exact, then rounded down: never above the accounted rate
+            in_group = {user for user in available if bin_of(user, b, key) == round % b}
             return sorted(user for user in in_group if _draw(key, f"round {round}", user) < limit)
 
 
@@ -82,10 +100,12 @@ def bin_of(user: str, bins: int, key: bytes) -> int:
 def check_round(participation: Participation, round: int) -> None:
     """Raise ValueError for a round outside the plan."""
     if not 0 <= round < participation.rounds:
-        raise ValueError(f"round must be in 0 … {participation.rounds - 1}, got {round}; what comes after is not accounted for")
+        raise ValueError(
+            f"round must be in 0 … {participation.rounds - 1}, got {round}; what comes after is not accounted for"
+        )
 
 
 def _draw(key: bytes, purpose: str, user: str) -> int:
-    """64 bits that look uniform and independent for each (purpose, user) to whoever does not know `key`: keyed BLAKE2b."""
+    """64 bits, uniform and independent for each (purpose, user) to whoever does not know `key`: keyed BLAKE2b."""
     text = f"{purpose}\0{user}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "big")

@@ -1,0 +1,44 @@
+"""The promise about who takes part when: what is allowed, and that contradictions are refused."""
+
+import pytest
+
+from fedcgd.participation import Participation
+
+
+def test_k_defaults_to_the_most_that_fit():
+    assert Participation(rounds=10).participations == 10
+    assert Participation(rounds=10, min_separation=3).participations == 4  # rounds 0, 3, 6, 9
+    assert Participation(rounds=10, min_separation=10).participations == 1
+    assert Participation(rounds=10, min_separation=3, max_participations=2).participations == 2
+    assert Participation(rounds=12, min_separation=3, sampling="balls-in-bins").participations == 4
+    assert Participation(rounds=12, sampling="poisson", sampling_rate=0.1).participations == 12
+    assert Participation(rounds=12, min_separation=4, sampling="cyclic-poisson", sampling_rate=1.0).participations == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"rounds": -3}, "rounds must be at least 1, got -3"),
+        ({"rounds": 5, "min_separation": 0}, "between 1 and rounds = 5, got 0"),
+        ({"rounds": 5, "min_separation": 6}, "between 1 and rounds = 5, got 6"),
+        ({"rounds": 5, "max_participations": 0}, "max_participations must be between 1 and .* = 5"),
+        ({"rounds": 5, "min_separation": 2, "max_participations": 4}, "= 3 for 5 rounds 2 apart, got 4"),
+        ({"rounds": 5, "sampling": "shuffle"}, "sampling must be none"),
+        ({"rounds": 5, "sampling_rate": 0.5}, "applies to poisson and cyclic-poisson only"),
+        ({"rounds": 5, "sampling": "poisson"}, r"in \(0, 1\] .* got None"),
+        ({"rounds": 5, "sampling": "poisson", "sampling_rate": 0.0}, r"in \(0, 1\] .* got 0.0"),
+        ({"rounds": 5, "sampling": "poisson", "sampling_rate": 1.01}, r"in \(0, 1\] .* got 1.01"),
+        ({"rounds": 5, "sampling": "poisson", "sampling_rate": float("nan")}, r"in \(0, 1\] .* got nan"),
+        ({"rounds": 5, "min_separation": 2, "sampling": "poisson", "sampling_rate": 0.5}, "use cyclic-poisson"),
+        (
+            {"rounds": 5, "max_participations": 2, "sampling": "poisson", "sampling_rate": 0.5},
+            "does not apply to poisson",
+        ),
+        ({"rounds": 10, "min_separation": 4, "sampling": "balls-in-bins"}, "got 10; use 8 or 12 rounds"),
+        ({"rounds": 12, "min_separation": 4, "max_participations": 2, "sampling": "balls-in-bins"}, "2 · 4 ≠ 12"),
+    ],
+)
+def test_contradictions_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Participation(**options)
