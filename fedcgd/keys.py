@@ -88,7 +88,9 @@ class NoiseKey:
         return f"NoiseKey({'simulation, ' if self.simulated else ''}fingerprint {self.fingerprint})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a key is not pickled: it would end up in messages, caches or checkpoints; load it where it is used")
+        raise TypeError(
+            "a key is not pickled: it would end up in messages, caches or checkpoints; load it where it is used"
+        )
 
 
 def _from_hex(text: str, source: str) -> bytes:

@@ -70,7 +70,9 @@ class Plan:
         Raises ValueError for a round after the last.
         """
         if not 0 <= round < self.participation.rounds:
-            raise ValueError(f"round must be in 0 … {self.participation.rounds - 1}, got {round}; the plan has no noise for it")
+            raise ValueError(
+                f"round must be in 0 … {self.participation.rounds - 1}, got {round}; the plan has no noise for it"
+            )
         weights = self.mechanism.inverse_row(round, self.participation.rounds)
         return tuple((round - lag, attempts[round - lag], float(w)) for lag, w in enumerate(weights) if w)
 

@@ -26,7 +26,9 @@ class FakeNode:
 
 
 class FakeGrid(Grid):
-    def __init__(self, nodes: dict[int, FakeNode], run_config: dict[str, str | int | float | bool] | None = None) -> None:
+    def __init__(
+        self, nodes: dict[int, FakeNode], run_config: dict[str, str | int | float | bool] | None = None
+    ) -> None:
         self.nodes = nodes
         self.run_config = run_config or {}
         self.sent: list[Message] = []
@@ -60,7 +62,10 @@ class FakeGrid(Grid):
             if node is None:
                 continue
             context = Context(
-                run_id=1, node_id=message.metadata.dst_node_id, node_config=node.config, state=RecordDict(),
+                run_id=1,
+                node_id=message.metadata.dst_node_id,
+                node_config=node.config,
+                state=RecordDict(),
                 run_config=self.run_config,
             )
             # The node sees a copy, as after a network: what it does to the message does not reach the server.

@@ -86,7 +86,9 @@ def test_frameworks_stay_where_they_belong(module: str) -> None:
     for name in imports(SOURCES[module]):
         allowed = FRAMEWORKS.get(name.partition(".")[0])
         if allowed is not None:
-            assert any(module == place or module.startswith(f"{place}.") for place in allowed), f"{module} imports {name}"
+            assert any(module == place or module.startswith(f"{place}.") for place in allowed), (
+                f"{module} imports {name}"
+            )
 
 
 def test_no_framework_is_loaded_by_the_core() -> None:

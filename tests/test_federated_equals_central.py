@@ -29,14 +29,18 @@ PARTICIPATIONS = {
     "none": Participation(rounds=ROUNDS, min_separation=10),
     "balls-in-bins": Participation(rounds=ROUNDS, min_separation=10, sampling="balls-in-bins"),
     "poisson": Participation(rounds=ROUNDS, sampling="poisson", sampling_rate=COHORT / 1260),
-    "cyclic-poisson": Participation(rounds=ROUNDS, min_separation=4, sampling="cyclic-poisson", sampling_rate=4 * COHORT / 1260),
+    "cyclic-poisson": Participation(
+        rounds=ROUNDS, min_separation=4, sampling="cyclic-poisson", sampling_rate=4 * COHORT / 1260
+    ),
 }
 
 
 def federated(mechanism, participation) -> tuple[CorrelatedNoise, torch.Tensor, list[np.ndarray]]:
     """The strategy, its final model and each round's users, from 2 nodes that host 1260 users."""
     model = get_task("digits").model(0)
-    grid = FakeGrid({i + 1: FakeNode(client_app, {"partition-id": i, "num-partitions": 2}) for i in range(2)}, RUN_CONFIG)
+    grid = FakeGrid(
+        {i + 1: FakeNode(client_app, {"partition-id": i, "num-partitions": 2}) for i in range(2)}, RUN_CONFIG
+    )
     strategy = CorrelatedNoise(
         FedAvgM(server_learning_rate=LEARNING_RATE),
         mechanism=mechanism,
@@ -89,7 +93,9 @@ def test_flwr_run_on_ray_trains_the_same_model_as_central(tmp_path: Path) -> Non
     """The real thing: SuperLink, Ray, two nodes. Compares what the run wrote with central training on the same batches."""
     with local_superlink(tmp_path / "flwr") as environment:
         figures = run_app(
-            environment, {"participations": 1, "rounds": 20, "seed": 3, "results": str(tmp_path / "run.json")}, timeout=240
+            environment,
+            {"participations": 1, "rounds": 20, "seed": 3, "results": str(tmp_path / "run.json")},
+            timeout=240,
         )
     task = get_task("digits")
     data = task.load()
@@ -97,7 +103,12 @@ def test_flwr_run_on_ray_trains_the_same_model_as_central(tmp_path: Path) -> Non
     history, batches = History(), []
     for round in range(20):
         users = cohort(
-            participation, round, [str(i) for i in range(1260)], history, cohort_size=60, key=NoiseKey.simulation(3).choices
+            participation,
+            round,
+            [str(i) for i in range(1260)],
+            history,
+            cohort_size=60,
+            key=NoiseKey.simulation(3).choices,
         )
         assert users is not None
         history = history.with_round(round, users)

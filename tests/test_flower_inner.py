@@ -23,7 +23,11 @@ def run(inner: Strategy, means: list[np.ndarray], *, first: int = 1, start=START
     return model
 
 
-MEANS = [np.array([0.1, 0.2, -0.3], np.float32), np.array([-0.4, 0.1, 0.2], np.float32), np.array([0.3, 0, 0.1], np.float32)]
+MEANS = [
+    np.array([0.1, 0.2, -0.3], np.float32),
+    np.array([-0.4, 0.1, 0.2], np.float32),
+    np.array([0.3, 0, 0.1], np.float32),
+]
 
 
 def test_fedavg_adds_the_mean() -> None:

@@ -78,7 +78,10 @@ def test_enormous_norm_is_clipped_to_users_times_clip_norm() -> None:
         (reply_with(), "wrong arrays"),
         (reply_with(arrays=ArrayRecord({"other": Array(np.zeros(5, np.float32))})), "wrong arrays"),
         (reply_with(arrays=ArrayRecord({})), "wrong arrays"),
-        (reply_with(arrays=ArrayRecord({"flat": Array("float32", (5,), "numpy.ndarray", b"\x93NUMPY junk")})), "wrong arrays"),
+        (
+            reply_with(arrays=ArrayRecord({"flat": Array("float32", (5,), "numpy.ndarray", b"\x93NUMPY junk")})),
+            "wrong arrays",
+        ),
         (reply_with(arrays=ArrayRecord({"flat": Array("float32", (5,), "pickle", b"x")})), "wrong arrays"),
         (Message(RecordDict({"update": MetricRecord({"flat": 1.0})}), reply_to=request()), "wrong arrays"),
         (Message(RecordDict(), reply_to=request()), "wrong arrays"),
@@ -97,7 +100,9 @@ def test_broken_reply_is_dropped_with_its_cause(reply: Message | None, cause: st
 @settings(derandomize=True, max_examples=200)
 @given(st.binary(max_size=64), st.sampled_from(["float32", "float64", "object"]), st.integers(0, 10))
 def test_no_bytes_make_the_server_raise(data: bytes, dtype: str, size: int) -> None:
-    result = read_train_reply(reply_with(arrays=ArrayRecord({"flat": Array(dtype, (size,), "numpy.ndarray", data)})), TASK)
+    result = read_train_reply(
+        reply_with(arrays=ArrayRecord({"flat": Array(dtype, (size,), "numpy.ndarray", data)})), TASK
+    )
     assert not isinstance(result, NodeSum)
 
 
@@ -124,7 +129,9 @@ def test_users_are_read_once_each_and_only_as_text() -> None:
 
 
 def test_flat_and_back() -> None:
-    arrays = ArrayRecord({"w": Array(np.arange(6, dtype=np.float64).reshape(2, 3)), "b": Array(np.ones((), np.float16))})
+    arrays = ArrayRecord(
+        {"w": Array(np.arange(6, dtype=np.float64).reshape(2, 3)), "b": Array(np.ones((), np.float16))}
+    )
     layout = layout_of(arrays)
     flat = flatten(arrays, layout)
     assert flat.dtype == np.float32
@@ -149,6 +156,8 @@ def test_layout_refuses_what_cannot_carry_noise() -> None:
 
 
 def test_a_message_of_another_strategy_is_refused_clearly() -> None:
-    other = Message(RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord()}), dst_node_id=1, message_type="train")
+    other = Message(
+        RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord()}), dst_node_id=1, message_type="train"
+    )
     with pytest.raises(ValueError, match="CorrelatedNoise"):
         read_train_message(other)

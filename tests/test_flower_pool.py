@@ -68,7 +68,9 @@ def test_gradient_steps_equal_the_plain_loop() -> None:
     host_users(
         app,
         lambda context: users,
-        one_gradient_step(loss, lambda asked, context: (inputs[[int(u) for u in asked]], targets[[int(u) for u in asked]])),
+        one_gradient_step(
+            loss, lambda asked, context: (inputs[[int(u) for u in asked]], targets[[int(u) for u in asked]])
+        ),
     )
     result = ask(FakeGrid({1: FakeNode(app)}), 1, ("2", "5", "7"), clip_norm=0.5)
     expected = np.zeros(3)
@@ -123,7 +125,9 @@ def test_mod_sends_neither_metrics_nor_error_text() -> None:
     assert not arrived[0].content.metric_records
 
     def nan(message: Message, context) -> Message:
-        return Message(RecordDict({"arrays": ArrayRecord({"w": Array(np.full(3, np.nan, np.float32))})}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord({"w": Array(np.full(3, np.nan, np.float32))})}), reply_to=message
+        )
 
     assert ask(FakeGrid({1: mod_node(nan)}), 1, ("ann",)) == "client error"
 

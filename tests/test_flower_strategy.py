@@ -143,8 +143,8 @@ def _with_update(reply: Message, update: np.ndarray) -> Message:
 
 def test_an_enormous_update_counts_as_its_clip() -> None:
     grid = two_nodes()
-    grid.nodes[2].tamper = (
-        lambda q, r: _with_update(r, np.full(SIZE, 1e20, np.float32)) if q.metadata.message_type == "train" else r
+    grid.nodes[2].tamper = lambda q, r: (
+        _with_update(r, np.full(SIZE, 1e20, np.float32)) if q.metadata.message_type == "train" else r
     )
     strategy = make(noise_multiplier=1e-6)
     result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)

@@ -59,7 +59,9 @@ def calibrate_command(
             participation=plan, error=error.value, workload=workload,
         )  # fmt: skip
         guarantee = accounting.calibrate(chosen, plan, epsilon=epsilon, delta=delta)
-        report(chosen, rounds, guarantee, figures(chosen, rounds, guarantee, error_norms(chosen, rounds, workload)), json)
+        report(
+            chosen, rounds, guarantee, figures(chosen, rounds, guarantee, error_norms(chosen, rounds, workload)), json
+        )
 
 
 def epsilon_command(
@@ -91,7 +93,9 @@ def epsilon_command(
             participation=plan, error=error.value, workload=workload,
         )  # fmt: skip
         guarantee = accounting.epsilon(chosen, plan, noise_multiplier=noise_multiplier, delta=delta)
-        report(chosen, rounds, guarantee, figures(chosen, rounds, guarantee, error_norms(chosen, rounds, workload)), json)
+        report(
+            chosen, rounds, guarantee, figures(chosen, rounds, guarantee, error_norms(chosen, rounds, workload)), json
+        )
 
 
 def report(mechanism: Mechanism, rounds: int, guarantee: Guarantee, values: dict[str, object], json: bool) -> None:

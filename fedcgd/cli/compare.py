@@ -74,7 +74,9 @@ def compare_command(
     delta: DeltaOption,
     mechanism: Annotated[
         list[str] | None,
-        typer.Option(help="NAME or NAME:VALUE (λ, ν, bandwidth p or degree d); repeat it. Default: the rows of Table 4."),
+        typer.Option(
+            help="NAME or NAME:VALUE (λ, ν, bandwidth p or degree d); repeat it. Default: the rows of Table 4."
+        ),
     ] = None,
     participations: ParticipationsOption = None,
     separation: SeparationOption = 1,
@@ -82,7 +84,9 @@ def compare_command(
     normalize: NormalizeOption = False,
     momentum: MomentumOption = 0.0,
     error: ErrorOption = ErrorName.RMSE,
-    plot: Annotated[Path | None, typer.Option(help="Also draw the RMSE of each as a bar, into this PNG or SVG file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw the RMSE of each as a bar, into this PNG or SVG file.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Compare mechanisms: σ, sensitivity and errors at one budget, best RMSE first.
@@ -107,7 +111,9 @@ def compare_command(
                         **parameters,
                     )  # fmt: skip
                     guarantee = calibrate(made, plan, epsilon=epsilon, delta=delta)
-                    rows.append({"label": text, **figures(made, rounds, guarantee, error_norms(made, rounds, workload))})
+                    rows.append(
+                        {"label": text, **figures(made, rounds, guarantee, error_norms(made, rounds, workload))}
+                    )
                 except ValueError as reason:
                     if len(asked) == 1:
                         raise

@@ -25,7 +25,9 @@ class ErrorName(StrEnum):
     MAX_SE = "max-se"
 
 
-MechanismOption = Annotated[str, typer.Option("--mechanism", help="Mechanism by name; `fedcgd compare --help` lists them.")]
+MechanismOption = Annotated[
+    str, typer.Option("--mechanism", help="Mechanism by name; `fedcgd compare --help` lists them.")
+]
 LamOption = Annotated[float | None, typer.Option("--lam", help="λ of lambda-cgd, in [0, 1).")]
 BandwidthOption = Annotated[int | None, typer.Option("--bandwidth", help="Bands p of a banded mechanism.")]
 DegreeOption = Annotated[int | None, typer.Option("--degree", help="Buffers d of blt.")]
@@ -37,7 +39,8 @@ RoundsOption = Annotated[int, typer.Option("--rounds", help="Number of releases 
 ParticipationsOption = Annotated[
     int | None,
     typer.Option(
-        "--participations", help="A user takes part at most k times (Poisson: in expectation). Default: ⌈rounds / separation⌉."
+        "--participations",
+        help="A user takes part at most k times (Poisson: in expectation). Default: ⌈rounds / separation⌉.",
     ),
 ]
 SeparationOption = Annotated[

@@ -77,7 +77,13 @@ def number(value: object) -> str:
 @contextmanager
 def progress(total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
     """A bar on standard error that the yielded function moves one step on, naming what comes next; none if `quiet`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=complaints, transient=True, disable=quiet) as bar:
         task = bar.add_task("", total=total)
 

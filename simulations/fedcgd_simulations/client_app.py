@@ -23,7 +23,9 @@ def _material(task_name: str, model: str, data_dir: str) -> tuple[Examples, Exam
     task = get_task(task_name, model=model or None, data_dir=data_dir)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train = task.load().train
-    return Examples(train.inputs.to(device), train.targets.to(device)), example_loss(task.model(0).to(device), task.loss)
+    return Examples(train.inputs.to(device), train.targets.to(device)), example_loss(
+        task.model(0).to(device), task.loss
+    )
 
 
 def _of(context: Context) -> tuple[Examples, ExampleLoss]:

@@ -105,7 +105,12 @@ def run_app(
     command += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
     # A neutral directory: Ray's workers import from the working directory first.
     finished = subprocess.run(
-        command, env=dict(environment), cwd=environment["FLWR_HOME"], timeout=timeout, check=False, stdin=subprocess.DEVNULL
+        command,
+        env=dict(environment),
+        cwd=environment["FLWR_HOME"],
+        timeout=timeout,
+        check=False,
+        stdin=subprocess.DEVNULL,
     )
     if finished.returncode or not results.exists():
         raise RuntimeError("the federated run did not finish: it wrote no results. Its log above says why")

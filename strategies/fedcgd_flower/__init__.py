@@ -4,4 +4,12 @@ from fedcgd_flower.mod import clipped_update_mod
 from fedcgd_flower.pool import Work, declare_users, host_users, one_by_one, one_gradient_step
 from fedcgd_flower.strategy import CorrelatedNoise
 
-__all__ = ["CorrelatedNoise", "Work", "clipped_update_mod", "declare_users", "host_users", "one_by_one", "one_gradient_step"]
+__all__ = [
+    "CorrelatedNoise",
+    "Work",
+    "clipped_update_mod",
+    "declare_users",
+    "host_users",
+    "one_by_one",
+    "one_gradient_step",
+]

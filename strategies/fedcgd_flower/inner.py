@@ -86,7 +86,7 @@ def inner_step(inner: Strategy, server_round: int, arrays: ArrayRecord) -> Array
             f"{type(inner).__name__} made no model from a single reply; "
             "CorrelatedNoise needs an inner strategy that averages (FedAvg, FedAvgM, FedAdam, FedYogi, …)"
         )
-    return cast(ArrayRecord, stepped)
+    return stepped
 
 
 def inner_state(inner: Strategy) -> bytes:

@@ -74,7 +74,9 @@ def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]
     """
     content = message.content
     if TASK not in content.config_records or MODEL not in content.array_records:
-        raise ValueError("this train message does not come from fedcgd's CorrelatedNoise strategy; use it on the server")
+        raise ValueError(
+            "this train message does not come from fedcgd's CorrelatedNoise strategy; use it on the server"
+        )
     description = content.config_records[TASK]
     task = TrainTask(
         round=cast(int, description["round"]),

@@ -46,8 +46,8 @@ class CorrelatedNoise(Strategy):
     >>> CorrelatedNoise(FedAvg(min_train_nodes=60), mechanism=LambdaCGD(0.9), clip_norm=1.0, epsilon=8, delta=1e-5,
     ...                 participation=Participation(rounds=210, min_separation=21), key=NoiseKey.generate())
 
-    The noise is calibrated so that all rounds together are (ε, δ)-DP under adding or removing one user, against whoever sees every
-    released model. Give `noise_multiplier` in place of `epsilon` to fix σ instead.
+    The noise is calibrated so that all rounds together are (ε, δ)-DP under adding or removing one user, against whoever sees
+    every released model. Give `noise_multiplier` in place of `epsilon` to fix σ instead.
 
     - `cohort_size`: the users asked in a round, and the divisor of the mean however many answer. By default the inner strategy's
       `min_train_nodes`. With a sampling (Balls-in-Bins, Poisson) it is only the divisor: the expected number of users a round.
@@ -59,8 +59,8 @@ class CorrelatedNoise(Strategy):
     - `forward_client_metrics`: also evaluate on clients as the inner strategy does, and return the averages. They are not
       differentially private: ε no longer covers what the run tells.
 
-    FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad and FedProx work unchanged inside. Strategies that compare clients with each other
-    (Krum, FedMedian, QFedAvg) see a single reply and cannot work. Raises ValueError for settings that contradict each other.
+    FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad and FedProx work unchanged inside. Strategies that compare clients with each
+    other (Krum, FedMedian, QFedAvg) see a single reply and cannot work. Raises ValueError for settings that contradict each other.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class CorrelatedNoise(Strategy):
     ) -> None:
         planned = getattr(strategy, "min_train_nodes", 0) if cohort_size is None else cohort_size
         if planned < 1:
-            raise ValueError(f"cohort_size must be at least 1, got {planned}: it is the planned number of users of a round")
+            raise ValueError(
+                f"cohort_size must be at least 1, got {planned}: it is the planned number of users of a round"
+            )
         sampled = participation.sampling != "none"
         if min_answers is None:
             min_answers = 0 if sampled else 1
@@ -157,9 +159,7 @@ class CorrelatedNoise(Strategy):
                 round=round, attempt=self._attempt, clip_norm=self.plan.clip_norm, users=tuple(users), layout=layout
             )
             requests.append((train_message(node_id, model, train_config, task), task))
-        self._asked = _Asked(
-            round=round, attempt=self._attempt, model=model, layout=layout, requests=tuple(requests)
-        )
+        self._asked = _Asked(round=round, attempt=self._attempt, model=model, layout=layout, requests=tuple(requests))
         return [message for message, _ in requests]
 
     def _choose(self, round: int, grid: Grid) -> dict[str, int] | None:
@@ -218,15 +218,15 @@ class CorrelatedNoise(Strategy):
         noised_mean = asked.model.astype(np.float64) + total / self.cohort_size
         arrays = inner_step(self.inner, asked.round + 1, unflatten(noised_mean.astype(np.float32), asked.layout))
         # Whoever was asked took part, answered or not: the answer may have been lost on the way to the sum, or not.
-        self._history = self._history.with_round(asked.round, [user for _, task in asked.requests for user in task.users])
+        self._history = self._history.with_round(
+            asked.round, [user for _, task in asked.requests for user in task.users]
+        )
         self._attempts.append(asked.attempt)
         self._attempt = 0
         self.releases += 1
         guarantee = plan.guarantee(released=self.releases)
         log(INFO, "fedcgd: round %d of %d is released; %s", self.releases, plan.participation.rounds, guarantee)
-        metrics = MetricRecord(
-            {"epsilon": guarantee.epsilon, "delta": guarantee.delta, "releases": self.releases}
-        )
+        metrics = MetricRecord({"epsilon": guarantee.epsilon, "delta": guarantee.delta, "releases": self.releases})
         return arrays, metrics
 
     def configure_evaluate(
