@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -16,17 +17,19 @@ _BYTES = 32
 class NoiseKey:
     """A 256-bit root key. Its parts, for noise and for choices, are derived by HKDF-SHA256 and independent of each other.
 
-    Make one with `generate`, `from_file`, `from_environment` or `from_callback`. `simulation(seed)` is something else: a key that
-    anybody can guess, for runs that shall be repeatable and keep nothing secret; it is marked so for ever.
+    Make one with `generate`, `from_file`, `from_environment` or `from_callback`. `simulation` is something else: a key that
+    anybody can guess, for runs that shall be repeatable and keep nothing secret; `simulated` says so for ever.
+
+    The key never shows in `repr`, and refuses to be pickled or copied into messages. Raises ValueError unless it has 32 bytes.
     """
 
-    __slots__ = ("_root", "simulated")
+    __slots__ = ("_root", "_simulated")
 
-    def __init__(self, root: bytes, *, simulated: bool = False) -> None:
+    def __init__(self, root: bytes) -> None:
         if len(root) != _BYTES:
             raise ValueError(f"a key has {_BYTES} bytes (256 bits), got {len(root)}; NoiseKey.generate() makes one")
         self._root = bytes(root)
-        self.simulated = simulated
+        self._simulated = False
 
     @staticmethod
     def generate() -> "NoiseKey":
@@ -34,9 +37,11 @@ class NoiseKey:
         return NoiseKey(os.urandom(_BYTES))
 
     @staticmethod
-    def simulation(seed: int) -> "NoiseKey":
+    def simulation(simulation_seed: int) -> "NoiseKey":
         """The key of a simulation seed: repeatable, guessable, and therefore without any privacy."""
-        return NoiseKey(hashlib.sha256(f"fedcgd simulation seed {seed}".encode()).digest(), simulated=True)
+        key = NoiseKey(hashlib.sha256(f"fedcgd simulation seed {simulation_seed}".encode()).digest())
+        key._simulated = True
+        return key
 
     @staticmethod
     def from_file(path: Path, *, create: bool = False) -> "NoiseKey":
@@ -45,21 +50,20 @@ class NoiseKey:
         Raises ValueError if others may read the file, or if it does not hold a key; FileNotFoundError if it is missing.
         """
         if create and not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(os.urandom(_BYTES).hex() + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        mode = stat.S_IMODE(path.stat().st_mode)
-        if mode & 0o077:
-            raise ValueError(f"key file {path} has mode {mode:04o}: others may read it; run chmod 600 {path}")
-        return NoiseKey(_from_hex(path.read_text(), f"key file {path}"))
+            _create(path)
+        with path.open() as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & 0o077:
+                raise ValueError(f"key file {path} has mode {mode:04o}: others may read it; run chmod 600 {path}")
+            return NoiseKey(_from_hex(file.read(), f"key file {path}"))
 
     @staticmethod
     def from_environment(variable: str) -> "NoiseKey":
-        """The key in an environment variable, 64 hexadecimal digits. Raises ValueError if it is not there."""
-        return NoiseKey(_from_hex(os.environ.get(variable, ""), f"environment variable {variable}"))
+        """The key in an environment variable, 64 hexadecimal digits; taken out of it, so that no child process inherits it.
+
+        Raises ValueError if it is not there.
+        """
+        return NoiseKey(_from_hex(os.environ.pop(variable, ""), f"environment variable {variable}"))
 
     @staticmethod
     def from_callback(fetch: Callable[[], bytes]) -> "NoiseKey":
@@ -67,22 +71,36 @@ class NoiseKey:
         return NoiseKey(fetch())
 
     @property
+    def simulated(self) -> bool:
+        """Whether the key comes from a simulation seed: nothing that it protects is private."""
+        return self._simulated
+
+    @property
     def noise(self) -> bytes:
-        """32 bytes for the noise stream."""
-        return self._derive("noise")
+        """32 bytes for the noise of a run that has no ledger."""
+        return self.noise_of("")
 
     @property
     def choices(self) -> bytes:
-        """32 bytes for secret choices: bins, cohorts, Poisson draws."""
-        return self._derive("choices")
+        """32 bytes for the secret choices (bins, cohorts, Poisson draws) of a run that has no ledger."""
+        return self.choices_of("")
+
+    def noise_of(self, stream_id: str) -> bytes:
+        """32 bytes for the noise of one run: no two runs with different `stream_id` share any, even under one key."""
+        return self._derive("noise", stream_id)
+
+    def choices_of(self, stream_id: str) -> bytes:
+        """32 bytes for the secret choices of one run."""
+        return self._derive("choices", stream_id)
 
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits that tell keys apart and say nothing else about them."""
-        return self._derive("fingerprint")[:8].hex()
+        return self._derive("fingerprint", "")[:8].hex()
 
-    def _derive(self, purpose: str) -> bytes:
-        return HKDFExpand(hashes.SHA256(), _BYTES, f"fedcgd {purpose}".encode()).derive(self._root)
+    def _derive(self, purpose: str, stream_id: str) -> bytes:
+        info = f"fedcgd {purpose}\0{stream_id}".encode()
+        return HKDFExpand(hashes.SHA256(), _BYTES, info).derive(self._root)
 
     def __repr__(self) -> str:
         return f"NoiseKey({'simulation, ' if self.simulated else ''}fingerprint {self.fingerprint})"
@@ -91,6 +109,48 @@ class NoiseKey:
         raise TypeError(
             "a key is not pickled: it would end up in messages, caches or checkpoints; load it where it is used"
         )
+
+
+def delete_key_file(path: Path) -> None:
+    """Overwrite and remove a key file; nothing happens if there is none.
+
+    File systems that keep old blocks, and backups, may still hold the key: those are the operator's to clear.
+    """
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        file.write(b"0" * os.fstat(file.fileno()).st_size)
+        file.flush()
+        os.fsync(file.fileno())
+    path.unlink()
+    _sync_folder(path.parent)
+
+
+def _create(path: Path) -> None:
+    """Make a key file in one step: whoever looks sees no file or a whole one, and of two makers the first wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(os.urandom(_BYTES).hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            path.hardlink_to(part)
+        except FileExistsError:
+            return
+    finally:
+        part.unlink()
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _from_hex(text: str, source: str) -> bytes:

@@ -163,3 +163,8 @@ def test_a_round_outside_the_plan_is_refused(round, sampling):
     participation = Participation(rounds=4, min_separation=2, sampling=sampling)
     with pytest.raises(ValueError, match=f"round must be in 0 … 3, got {round}"):
         cohort(participation, round, USERS, History(), cohort_size=1, key=KEY)
+
+
+def test_a_user_counted_in_a_later_round_is_not_eligible():
+    participation = Participation(rounds=10, min_separation=2)
+    assert eligible(participation, 3, ["a", "b"], History({"a": 1}, {"a": 5})) == ["b"]
