@@ -15,7 +15,8 @@ from fedcgd_simulations.report import plot_accuracy, summary
 def table(runs: list[dict[str, Any]]) -> Table:
     """The runs as a table whose title says under which promise they ran."""
     first = runs[0]
-    promise = f"(ε, δ) = ({first['epsilon']:.3g}, {first['delta']:g}), adjacency: {first['adjacency']}, sampling: {first['sampling']}"
+    budget = f"(ε, δ) = ({first['epsilon']:.3g}, {first['delta']:g})"
+    promise = f"{budget}, adjacency: {first['adjacency']}, sampling: {first['sampling']}"
     result = Table(title=f"{first['task']}, {first['users']} users, {first['cohort']} a round\n{promise}")
     for column in ("mechanism", "noise multiplier", "RMSE of the noise", "rounds", "test accuracy", "seconds"):
         result.add_column(column, justify="left" if column == "mechanism" else "right")

@@ -7,7 +7,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 # A simulated node answers within milliseconds and a deployed one within seconds; asking often costs the SuperLink little.
-_FIRST_WAIT = 0.01
+_FIRST_WAIT = 0.02
 _LONGEST_WAIT = 1.0
 
 
@@ -30,5 +30,5 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> list[Me
         if not waiting or time.monotonic() >= deadline:
             break
         time.sleep(min(wait, max(deadline - time.monotonic(), 0)))
-        wait = min(1.25 * wait, _LONGEST_WAIT)
+        wait = min(1.5 * wait, _LONGEST_WAIT)
     return [replies.get(message_id) for message_id in ids]

@@ -59,8 +59,10 @@ class CorrelatedNoise(Strategy):
     - `forward_client_metrics`: also evaluate on clients as the inner strategy does, and return the averages. They are not
       differentially private: ε no longer covers what the run tells.
 
-    FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad and FedProx work unchanged inside. Strategies that compare clients with each
-    other (Krum, FedMedian, QFedAvg) see a single reply and cannot work. Raises ValueError for settings that contradict each other.
+    FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad and FedProx work unchanged inside. Strategies that compare clients
+    with each other (Krum, FedMedian, QFedAvg) see a single reply and cannot work.
+
+    Raises ValueError for settings that contradict each other.
     """
 
     def __init__(
