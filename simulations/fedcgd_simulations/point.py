@@ -123,7 +123,8 @@ def run_point(point: Point, calibration: Record, *, data_dir: str | None = None,
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     started = time.perf_counter()
-    task, data = get_task(point.task, model=point.model, data_dir=data_dir), _load(point.task, data_dir)
+    task = get_task(point.task, model=point.model, data_dir=data_dir)
+    data = _load(point.task, point.model, data_dir)
     setup, model = point.setup, task.model(point.seed).to(device)
     batch = -(-len(data.train) // setup.steps)
     loader = DataLoader(TensorDataset(data.train.inputs, data.train.targets), batch_size=batch)
@@ -179,5 +180,5 @@ class _PerExample:
 
 
 @lru_cache(maxsize=1)
-def _load(task: str, data_dir: str | None) -> Data:
-    return get_task(task, data_dir=data_dir).load()
+def _load(task: str, model: str | None, data_dir: str | None) -> Data:
+    return get_task(task, model=model, data_dir=data_dir).load()

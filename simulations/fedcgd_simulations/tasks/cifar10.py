@@ -1,0 +1,133 @@
+"""CIFAR-10: colour 32 × 32 pictures of ten kinds of things, in the Python or the binary files of its authors."""
+
+import io
+import pickle
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedcgd_simulations.models import Factory, choose
+from fedcgd_simulations.models.cnn import cnn
+from fedcgd_simulations.models.vit import vit
+from fedcgd_simulations.models.wideresnet import wideresnet
+from fedcgd_simulations.task import DATA_VARIABLE, Data, Examples, Task, classification, data_folders, split
+
+CACHE = Path.home() / ".cache" / "fedcgd"
+VALIDATION_SHARE = 10  # one in so many training examples: 5000 of 50,000
+MEAN, SPREAD = 0.47, 0.25  # of a pixel in [0, 1], rounded: facts about photographs rather than about these
+
+Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Images (examples, 3, 32, 32) and labels."""
+
+
+def task(model: str | None, data_dir: Path | None) -> Task:
+    """45,000 training, 5000 validation and 10,000 test examples; the 0.3 M CNN unless another model is named."""
+    factories: Mapping[str, Factory] = {
+        "cnn": cnn,
+        "wideresnet-40": wideresnet,
+        **{name: partial(vit, name) for name in ("vit-b-16", "vit-l-16", "vit-h-14")},
+        **{f"{name}-lora": partial(vit, name, lora_rank=8) for name in ("vit-b-16", "vit-l-16", "vit-h-14")},
+    }
+    return classification("cifar10", lambda: load(data_dir), choose("cifar10", model, factories))
+
+
+def load(data_dir: Path | None, fetch: Callable[[Path], None] | None = None) -> Data:
+    """The data from a local folder, or else fetched by `fetch` (torchvision) or by Flower Datasets.
+
+    Raises ValueError that says how to get the files if there are none and none can be fetched.
+    """
+    folders = data_folders(data_dir, CACHE)
+    parts = next((parts for folder in folders if (parts := read_folder(folder)) is not None), None)
+    if parts is None:
+        parts = _fetch(folders[0], fetch or _torchvision)
+    known, test = (Examples(_pixels(images), torch.from_numpy(labels)) for images, labels in parts)
+    validation, train = split(known, len(known) // VALIDATION_SHARE, seed=0)
+    return Data(train, validation, test)
+
+
+def read_folder(folder: Path) -> tuple[Batch, Batch] | None:
+    """(training, test) from `cifar-10-batches-py` or `cifar-10-batches-bin` in `folder` or being `folder`; else None."""
+    for base in (folder, folder / "cifar-10-batches-py", folder / "cifar-10-batches-bin"):
+        for suffix, read in (("", _read_pickle), (".bin", _read_binary)):
+            train = [base / f"data_batch_{i}{suffix}" for i in range(1, 6)]
+            test = base / f"test_batch{suffix}"
+            if all(path.is_file() for path in [*train, test]):
+                batches = [read(path) for path in train]
+                images, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+                return (images, labels), read(test)
+    return None
+
+
+def _read_binary(path: Path) -> Batch:
+    raw = np.fromfile(path, dtype=np.uint8)
+    if not raw.size or raw.size % 3073:
+        raise ValueError(f"{path} should hold records of 3073 bytes, but has {raw.size} bytes; fetch it again")
+    records = raw.reshape(-1, 3073)
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads dicts of arrays and numbers, and nothing that could run code."""
+
+    ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "_frombuffer", "scalar"})
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] == "numpy" and name in self.ALLOWED:
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        if (module, name) in (("_codecs", "encode"), ("__builtin__", "bytes")):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a file of images")
+
+
+def _read_pickle(path: Path) -> Batch:
+    content = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+    images = np.asarray(content[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+    return images, np.asarray(content[b"labels"], dtype=np.int64)
+
+
+def _pixels(images: NDArray[np.uint8]) -> torch.Tensor:
+    return torch.from_numpy((images / np.float32(255) - np.float32(MEAN)) / np.float32(SPREAD))
+
+
+def _fetch(folder: Path, fetch: Callable[[Path], None]) -> tuple[Batch, Batch]:
+    try:
+        fetch(folder)
+        parts = read_folder(folder)
+        if parts is not None:
+            return parts
+        reason = f"nothing was written to {folder}"
+    except (OSError, RuntimeError) as error:  # no network, or a broken download
+        reason = f"{type(error).__name__}: {error}"
+    try:
+        return _flower_datasets()
+    except ImportError:
+        reason += "; flwr-datasets is not installed"
+    except Exception as error:  # whatever a hub's client raises without a network
+        reason += f"; {type(error).__name__}: {error}"
+    raise ValueError(
+        f"CIFAR-10 not found in {folder} and not to be fetched ({reason}); put cifar-10-batches-py or "
+        f"cifar-10-batches-bin from https://www.cs.toronto.edu/~kriz/cifar.html in a folder and name it by data-dir "
+        f"or ${DATA_VARIABLE}"
+    )
+
+
+def _torchvision(folder: Path) -> None:
+    from torchvision.datasets import CIFAR10
+
+    CIFAR10(str(folder), download=True)
+
+
+def _flower_datasets() -> tuple[Batch, Batch]:
+    from flwr_datasets import FederatedDataset
+
+    source = FederatedDataset(dataset="uoft-cs/cifar10", partitioners={})
+    parts = []
+    for name in ("train", "test"):
+        rows = source.load_split(name).with_format("numpy")
+        parts.append((np.ascontiguousarray(rows["img"].transpose(0, 3, 1, 2)), rows["label"].astype(np.int64)))
+    return parts[0], parts[1]

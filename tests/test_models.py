@@ -1,0 +1,184 @@
+"""Models: sizes, independence of the examples in a batch, and per-example gradients by two libraries."""
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models.vision_transformer import VisionTransformer as TorchvisionTransformer
+
+from fedcgd.gradients import clipped_gradient_sum, example_loss
+from fedcgd.tree import flatten, layout
+from fedcgd_simulations.central import gradient_sum
+from fedcgd_simulations.models.bert import SHAPES as BERT_SHAPES
+from fedcgd_simulations.models.bert import bert
+from fedcgd_simulations.models.cnn import cnn
+from fedcgd_simulations.models.lora import LoRALinear, add_lora
+from fedcgd_simulations.models.lstm import lstm
+from fedcgd_simulations.models.small_cnn import tanh_cnn
+from fedcgd_simulations.models.softmax import softmax_regression
+from fedcgd_simulations.models.vit import SHAPES, Shape, VisionTransformer, load_torchvision, vit
+from fedcgd_simulations.models.weights import RandomWeightsWarning, weights_path
+from fedcgd_simulations.models.wideresnet import wideresnet
+from fedcgd_simulations.task import Examples, classification, seeded
+
+SMALL_VIT = Shape(patch=8, layers=2, heads=2, hidden=16, mlp=32, image=32)
+IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+GREY = torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randint(1, 200, (4, 7), generator=torch.Generator().manual_seed(0))
+TOKENS[0, 4:] = 0
+
+
+def tiny_bert(monkeypatch, **options):
+    monkeypatch.setitem(BERT_SHAPES, "bert-tiny", (2, 2, 16, 32))
+    monkeypatch.setattr("fedcgd_simulations.models.bert.VOCABULARY", 200)
+    return bert("bert-tiny", None, classes=3, **options)
+
+
+def small_models(monkeypatch):
+    adapt = {"adapt": lambda name: name.endswith("query"), "train": lambda name: name.startswith("head.")}
+    return {
+        "softmax": (softmax_regression(784, 3), GREY),
+        "tanh-cnn": (tanh_cnn(classes=3), GREY),
+        "cnn": (cnn(classes=3), IMAGES),
+        "wideresnet": (wideresnet(depth=10, widen=1, classes=3, groups=4), IMAGES),
+        "vit": (VisionTransformer(SMALL_VIT, 3), IMAGES),
+        "vit-lora": (add_lora(VisionTransformer(SMALL_VIT, 3), rank=2, **adapt), IMAGES),
+        "lstm": (lstm(200, classes=3, embedding=8, hidden=8), TOKENS),
+        "bert": (tiny_bert(monkeypatch), TOKENS),
+        "bert-lora": (tiny_bert(monkeypatch, lora_rank=2), TOKENS),
+    }
+
+
+NAMES = ["softmax", "tanh-cnn", "cnn", "wideresnet", "vit", "vit-lora", "lstm", "bert", "bert-lora"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples_of_a_batch_do_not_influence_each_other(name, monkeypatch):
+    model, inputs = small_models(monkeypatch)[name]
+    model.eval()
+    with torch.no_grad():
+        together = model(inputs)
+        alone = torch.cat([model(inputs[i : i + 1]) for i in range(4)])
+    assert together.shape == (4, 3)
+    assert torch.allclose(together, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "lstm"])
+def test_opacus_and_torch_agree_on_per_example_gradients(name, monkeypatch):
+    from opacus import GradSampleModule
+
+    model, inputs = small_models(monkeypatch)[name]
+    task = classification("any", lambda: None, lambda: model)
+    targets = torch.tensor([0, 1, 2, 1])
+    loss, flat, clip_norm = example_loss(model, task.loss), flatten(model), 0.05
+    ours, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=clip_norm)
+    unclipped, _ = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1e6)
+    sampled = GradSampleModule(model, loss_reduction="sum")
+    theirs = gradient_sum(sampled, task, Examples(inputs, targets), clip_norm)
+    assert finite == 4
+    assert float((unclipped - ours).norm()) > clip_norm
+    assert torch.allclose(ours, theirs, atol=2e-5)
+
+
+def test_the_lstm_has_the_gradients_of_one_backward_pass_per_example():
+    """Opacus' LSTM draws hooks into its state, which torch.func cannot follow; so the reference is a plain loop."""
+    from opacus import GradSampleModule
+
+    model = lstm(200, classes=3, embedding=8, hidden=8)
+    task = classification("any", lambda: None, lambda: model)
+    targets = torch.tensor([0, 1, 2, 1])
+    expected = torch.zeros(layout(model).size, dtype=torch.float64)
+    for i in range(4):
+        model.zero_grad()
+        task.loss(model(TOKENS[i : i + 1]), targets[i : i + 1]).sum().backward()
+        gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).double()
+        expected += gradient * min(1.0, 0.05 / float(gradient.norm()))
+    sampled = GradSampleModule(model, loss_reduction="sum")
+    assert torch.allclose(gradient_sum(sampled, task, Examples(TOKENS, targets), 0.05), expected, atol=2e-5)
+
+
+def test_padding_does_not_matter_to_text_models(monkeypatch):
+    for name in ("lstm", "bert"):
+        model = small_models(monkeypatch)[name][0].eval()
+        with torch.no_grad():
+            assert torch.allclose(model(TOKENS[:1, :4]), model(TOKENS[:1]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "millions"),
+    [
+        (cnn, 0.288),
+        (wideresnet, 8.94),
+        (lambda: VisionTransformer(SHAPES["vit-b-16"], 10), 85.8),
+        (lambda: VisionTransformer(SHAPES["vit-l-16"], 10), 303.3),
+        (lambda: VisionTransformer(SHAPES["vit-h-14"], 10), 630.8),
+        (lambda: lstm(8192), 0.937),
+        (lambda: bert("bert-tiny", None), 4.39),
+        (lambda: bert("bert-base", None), 109.5),
+        (lambda: bert("bert-large", None), 335.1),
+    ],
+)
+def test_sizes(make, millions):
+    """Those of the paper's Table 1 and 2 to a few percent, where it gives them: 0.3, 9, 86, 307, 632, 1, –, 110, 340."""
+    with torch.device("meta"):
+        model = make()
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.003)
+
+
+def test_the_vision_transformer_computes_what_torchvisions_does():
+    theirs = seeded(
+        0, lambda: TorchvisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=3)
+    )
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    ours = VisionTransformer(SMALL_VIT, 3)
+    load_torchvision(ours, theirs.state_dict())
+    with torch.no_grad():
+        assert torch.allclose(ours(IMAGES), theirs(IMAGES), atol=1e-5)
+        assert ours(IMAGES[:, :, :16, :16]).shape == (4, 3)
+
+
+def test_lora_starts_as_the_model_and_trains_little():
+    model = VisionTransformer(SMALL_VIT, 3)
+    nn.init.normal_(model.head.weight)
+    before = model(IMAGES).detach()
+    add_lora(model, rank=2, adapt=lambda name: name.endswith("query"), train=lambda name: name.startswith("head."))
+    assert torch.allclose(model(IMAGES), before, atol=1e-6)
+    # two layers of (16·2 + 2·16) and a head of 16·3 + 3
+    assert layout(model).size == 2 * 64 + 51
+    adapted = model.encoders[0].attention.query
+    assert isinstance(adapted, LoRALinear)
+    nn.init.ones_(adapted.up.weight)
+    assert not torch.allclose(model(IMAGES), before, atol=1e-3)
+    with pytest.raises(ValueError, match="no linear layer"):
+        add_lora(model, rank=2, adapt=lambda name: False, train=lambda name: False)
+    with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
+        add_lora(model, rank=0, adapt=lambda name: True, train=lambda name: False)
+
+
+def test_random_weights_are_said_loudly_and_local_ones_used(tmp_path, monkeypatch):
+    with pytest.warns(RandomWeightsWarning, match="NO PRETRAINED WEIGHTS for bert-tiny.*RANDOM"):
+        assert weights_path("bert-tiny") is None
+    monkeypatch.setenv("FEDCGD_WEIGHTS", str(tmp_path))
+    with pytest.warns(RandomWeightsWarning, match=str(tmp_path)):
+        assert weights_path("bert-tiny") is None
+    (tmp_path / "bert-tiny").mkdir()
+    assert weights_path("bert-tiny") == tmp_path / "bert-tiny"
+
+
+def test_a_local_vit_file_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setitem(SHAPES, "vit-b-16", SMALL_VIT)
+    theirs = TorchvisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=1000)
+    torch.save(theirs.state_dict(), tmp_path / "vit_b_16.pth")
+    monkeypatch.setenv("FEDCGD_WEIGHTS", str(tmp_path))
+    ours = vit("vit-b-16")
+    assert torch.equal(ours.patches.weight, theirs.conv_proj.weight)
+    assert ours.head.weight.shape == (10, 16)
+    assert layout(vit("vit-b-16", lora_rank=4)).names[-1] == "head.bias"
+
+
+def test_a_local_bert_folder_is_loaded(tmp_path, monkeypatch):
+    model = tiny_bert(monkeypatch)
+    model.bert.save_pretrained(tmp_path)
+    again = bert("bert-tiny", tmp_path, classes=3)
+    with torch.no_grad():
+        assert torch.allclose(again.eval()(TOKENS), model.eval()(TOKENS), atol=1e-6)

