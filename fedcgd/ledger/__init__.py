@@ -1,0 +1,28 @@
+"""The durable record of one run: who took part in what, what noise was used, what was released. One SQLite file a run.
+
+The server process may be killed at any instruction. Each step is durable before the next begins:
+
+    with Ledger.open(path, plan=plan, configuration=settings, key=key) as ledger:
+        noise = NoiseStream(key.noise_of(ledger.stream_id))
+        while (run := ledger.resume()).round < plan.participation.rounds:
+            history = ledger.history(available)
+            users = cohort(…, run.round, available, history, key=key.choices_of(ledger.stream_id))
+            attempt = ledger.plan_round(run.round, users)         # users are counted, the attempt's noise is taken
+            …                                                     # train, sum
+            ledger.record_aggregated(run.round, attempt)
+            …                                                     # noise: plan.noise_terms(run.round, [*run.attempts, attempt])
+            ledger.record_released(run.round, attempt, model, state)
+            …                                                     # only now may the model leave the process
+
+or `ledger.skip(round, reason)` instead of any of the three. What the process had begun and not released when it died is abandoned
+when the ledger is opened again: the round is tried under a new attempt, whose noise is fresh. Opening also shuts out any older
+process that still has the file open. `Ledger.open(":memory:", …)` keeps the same record without a file, for simulations.
+
+`verify` re-derives ε from the records alone, `export` gives them as JSON-able values, `seal` ends a run and deletes its key.
+Nothing here holds the key, and whoever reads the file learns who took part when: it is for the server's operator only.
+"""
+
+from fedcgd.ledger.records import Verification, export, verify
+from fedcgd.ledger.run import Ledger, Run, seal
+
+__all__ = ["Ledger", "Run", "Verification", "export", "seal", "verify"]

@@ -1,0 +1,135 @@
+"""What a ledger says to people and machines: its records as values, and ε derived again from them alone."""
+
+import json
+import sqlite3
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcgd.accounting import Guarantee
+from fedcgd.ledger.store import reader, sha256, unpack_ids
+from fedcgd.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What the records of a run prove. `problems` is empty if they agree with each other and with the plan."""
+
+    released: int
+    planned: int
+    guarantee: Guarantee | None
+    """ε for what has been released, from the plan on record; None before the first release."""
+    simulated: bool
+    """The key came from a simulation seed: the run is not private, whatever ε says."""
+    problems: tuple[str, ...]
+
+
+def verify(path: Path | str) -> Verification:
+    """The ε of the run recorded at `path`, derived again from the records; ValueError if there is no ledger.
+
+    Checks that the configuration is the one that was hashed, that rounds were released in order and once each, that no
+    noise was used twice, and from the cohorts that were asked, also those of abandoned attempts, that no user exceeds
+    the participation that ε relies on, and that the users' counters, which the scheduler goes by, say the same.
+    """
+    with reader(path) as connection:
+        text, configuration, hashed, simulated = connection.execute(
+            "SELECT plan, configuration, configuration_hash, simulated FROM run"
+        ).fetchone()
+        plan = Plan.from_description(json.loads(text))
+        problems = (
+            [] if sha256(configuration) == hashed else ["the configuration is not the one whose hash is on record"]
+        )
+        rows = connection.execute(
+            "SELECT round, attempt FROM attempts WHERE state = 'released' ORDER BY round"
+        ).fetchall()
+        released = len(rows)
+        if [round for round, _ in rows] != list(range(released)):
+            problems.append(f"the released rounds are not 0 … {released - 1}, once each")
+        if released > plan.participation.rounds:
+            problems.append(f"{released} rounds are released, and {plan.participation.rounds} are accounted for")
+        (doubled,) = connection.execute(
+            "SELECT count(*) - count(DISTINCT round << 32 | attempt) FROM attempts"
+        ).fetchone()
+        if doubled:
+            problems.append(f"{doubled} attempts share their noise with another")
+        problems += _participation_problems(connection, plan)
+    within = min(released, plan.participation.rounds)
+    return Verification(
+        released=released,
+        planned=plan.participation.rounds,
+        guarantee=plan.guarantee(released=within) if within else None,
+        simulated=bool(simulated),
+        problems=tuple(problems),
+    )
+
+
+def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[str]:
+    k, b = plan.participation.participations, plan.participation.min_separation
+    (size,) = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM users").fetchone()
+    counts = np.zeros(size, np.int64)
+    last = np.full(size, -b, np.int64)
+    too_close = unknown = 0
+    for round, packed in connection.execute("SELECT round, users FROM attempts ORDER BY round, id"):
+        ids = unpack_ids(packed)
+        known = ids[(ids > 0) & (ids < size)]
+        unknown += len(ids) - len(known)
+        new = known[last[known] != round]  # a round that is tried again counts once
+        too_close += int((round - last[new] < b).sum())
+        counts[new] += 1
+        last[new] = round
+    stored = np.zeros((2, size), np.int64)
+    stored[1] = -b
+    for number, count, last_round in connection.execute("SELECT id, participations, last_round FROM users"):
+        stored[:, number] = count, last_round
+    differing = int(((stored[0] != counts) | (stored[1] != last)).sum())
+    found = {
+        f"users took part more than {k} times": int((counts > k).sum()),
+        f"times a user took part less than {b} rounds after the last": too_close,
+        "users have counters that differ from the cohorts on record": differing,
+        "participants are not in the table of users": unknown,
+    }
+    return [f"{number} {what}" for what, number in found.items() if number]
+
+
+def export(path: Path | str) -> dict[str, Any]:
+    """The records at `path` without user ids and models, as JSON-able values; ValueError if there is no ledger.
+
+    `attempts` lists every attempt with the size of its cohort, in order. Cohort sizes are not differentially private.
+    """
+    with reader(path) as connection:
+        columns = "created, plan, configuration, configuration_hash, stream_id, key_fingerprint, simulated, sealed"
+        values = connection.execute(f"SELECT {columns} FROM run").fetchone()  # noqa: S608
+        run = dict(zip(columns.split(", "), values, strict=True))
+        run |= {name: json.loads(run[name]) for name in ("plan", "configuration")}
+        run["simulated"] = bool(run["simulated"])
+        attempts = [
+            {
+                "round": round,
+                "attempt": attempt,
+                "state": state,
+                "users": len(unpack_ids(packed)),
+                "planned": planned,
+                "aggregated": aggregated,
+                "ended": ended,
+            }
+            for round, attempt, state, packed, planned, aggregated, ended in connection.execute(
+                "SELECT round, attempt, state, users, planned, aggregated, ended FROM attempts ORDER BY id"
+            )
+        ]
+        skips = [
+            {"round": round, "at": at, "reason": reason}
+            for round, at, reason in connection.execute("SELECT round, at, reason FROM skips ORDER BY id")
+        ]
+        histogram = dict(
+            connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
+        )
+    verification = verify(path)
+    return {
+        "run": run,
+        "verification": asdict(verification),
+        "attempts": attempts,
+        "skips": skips,
+        "users_by_participations": histogram,
+    }

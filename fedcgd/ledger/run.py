@@ -1,0 +1,288 @@
+"""The ledger of a run in progress: each method is one durable step."""
+
+import secrets
+import sqlite3
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from fedcgd.keys import NoiseKey, delete_key_file
+from fedcgd.ledger.store import (
+    FORMAT,
+    connect,
+    now,
+    pack_ids,
+    read_artifact,
+    sha256,
+    to_json,
+    transaction,
+    write_artifact,
+)
+from fedcgd.plan import Plan
+from fedcgd.scheduling import History, check_round
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run stands: the `round` to do next, under which attempt each earlier round was released, and what was released."""
+
+    round: int
+    attempts: tuple[int, ...]
+    model: bytes | None
+    state: bytes | None
+
+
+class Ledger:
+    """A ledger open for writing, by one process at a time. Make one with `Ledger.open`.
+
+    Guarantees, whatever is killed when: no (round, attempt) is released twice, no round is released twice, and every
+    participation of a released round is on record. A user's participation is counted when the round is planned, answered or not.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, plan: Plan, owner: str, stream_id: str, simulated: bool) -> None:
+        self._connection = connection
+        self._plan = plan
+        self._owner = owner
+        self.stream_id = stream_id
+        """Names this run's part of the key: `key.noise_of(stream_id)`, `key.choices_of(stream_id)`."""
+        self.simulated = simulated
+        """Whether the run's key came from a simulation seed, so that nothing in it is private. For ever."""
+
+    @classmethod
+    def open(cls, path: Path | str, *, plan: Plan, configuration: Mapping[str, Any], key: NoiseKey) -> Self:
+        """The ledger at `path`, made if there is none; ":memory:" keeps it in memory.
+
+        A round that was begun and not released is abandoned, and any other process that writes to the ledger is shut out.
+        `configuration` is whatever else defines the run, JSON-able. Raises ValueError if the ledger is sealed, or is that of
+        another plan, configuration or key.
+        """
+        values = {
+            "plan": to_json(plan.to_description()),
+            "configuration": to_json(dict(configuration)),
+            "key_fingerprint": key.fingerprint,
+            "simulated": int(key.simulated),
+        }
+        connection = connect(path)
+        try:
+            with transaction(connection):
+                if connection.execute("SELECT 1 FROM run").fetchone() is None:
+                    _create(connection, values)
+                _check_same(connection, path, values)
+                owner = secrets.token_hex(16)
+                connection.execute("UPDATE run SET owner = ?", (owner,))
+                _abandon(connection)
+                (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
+        except BaseException:
+            connection.close()
+            raise
+        return cls(connection, plan, owner, stream_id, key.simulated)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def resume(self) -> Run:
+        """Where the run stands, with the last released model and inner state (None before the first release)."""
+        rows = self._connection.execute(
+            "SELECT attempt FROM attempts WHERE state = 'released' ORDER BY round"
+        ).fetchall()
+        attempts = tuple(attempt for (attempt,) in rows)
+        model, state = (read_artifact(self._connection, name) for name in ("model", "state"))
+        return Run(len(attempts), attempts, model, state)
+
+    def history(self, users: Collection[str]) -> History:
+        """The participations so far of those `users` that have any."""
+        with self._write():
+            self._ask(users)
+            rows = self._connection.execute(
+                "SELECT user, participations, last_round FROM asked CROSS JOIN users USING (user)"
+            ).fetchall()
+        return History({user: count for user, count, _ in rows}, {user: last for user, _, last in rows})
+
+    def plan_round(self, round: int, users: Collection[str]) -> int:
+        """The attempt under which `round` is now tried with `users`: they are counted, and its noise belongs to this attempt.
+
+        Attempts are random 32-bit numbers, so that a ledger restored from an old copy does not use noise again (with a simulation
+        key: 0, 1, …). Raises ValueError, and changes nothing, if it is not this round's turn, if another attempt is in
+        flight, or if a user would exceed the plan's participation.
+        """
+        check_round(self._plan.participation, round)
+        with self._write():
+            connection = self._connection
+            self._check_turn(round)
+            self._ask(users)
+            self._check_participation(round)
+            connection.execute(
+                "INSERT INTO users (user, participations, last_round) SELECT user, 1, ? FROM asked WHERE true "
+                "ON CONFLICT (user) DO UPDATE SET last_round = excluded.last_round, "
+                "participations = participations + (last_round != excluded.last_round)",
+                (round,),
+            )
+            rows = connection.execute("SELECT users.id FROM asked CROSS JOIN users USING (user)").fetchall()
+            ids = np.array([number for (number,) in rows], np.int64)
+            taken = {a for (a,) in connection.execute("SELECT attempt FROM attempts WHERE round = ?", (round,))}
+            attempt = len(taken) if self.simulated else secrets.randbelow(2**32)
+            while attempt in taken:
+                attempt = secrets.randbelow(2**32)
+            connection.execute(
+                "INSERT INTO attempts (round, attempt, state, users, planned) VALUES (?, ?, 'planned', ?, ?)",
+                (round, attempt, pack_ids(ids), now()),
+            )
+        return attempt
+
+    def record_aggregated(self, round: int, attempt: int) -> None:
+        """The sum of the round is there; its noise comes next. Raises ValueError unless this attempt is in flight."""
+        with self._write():
+            self._advance(round, attempt, "planned", "aggregated")
+
+    def record_released(
+        self, round: int, attempt: int, model: bytes | memoryview, state: bytes | memoryview = b""
+    ) -> None:
+        """The round is released: `model` is durable together with the inner strategy's `state`, and may now leave the process.
+
+        Raises ValueError unless this attempt is in flight and aggregated; nothing may be released then.
+        """
+        with self._write():
+            self._advance(round, attempt, "aggregated", "released")
+            write_artifact(self._connection, "model", model)
+            write_artifact(self._connection, "state", state)
+
+    def skip(self, round: int, reason: str) -> None:
+        """The round is not released this time: its attempt, if one is in flight, is abandoned. Its turn remains."""
+        check_round(self._plan.participation, round)
+        with self._write():
+            _abandon(self._connection)
+            self._check_turn(round)
+            self._connection.execute("INSERT INTO skips (round, at, reason) VALUES (?, ?, ?)", (round, now(), reason))
+
+    @contextmanager
+    def _write(self) -> Iterator[None]:
+        """A transaction of the process that opened the ledger last. Raises ValueError in any other, and once it is sealed."""
+        with transaction(self._connection):
+            owner, sealed = self._connection.execute("SELECT owner, sealed FROM run").fetchone()
+            if sealed is not None:
+                raise ValueError(f"the ledger was sealed on {sealed}: its run is over and the key is gone")
+            if owner != self._owner:
+                raise ValueError(
+                    "another process has opened this ledger since; this one must not release anything any more"
+                )
+            yield
+
+    def _ask(self, users: Collection[str]) -> None:
+        """Fill the temporary table that queries about many users join with."""
+        if len(set(users)) != len(users):
+            raise ValueError(
+                f"{len(users) - len(set(users))} users are named twice; a user has one id, and takes part once"
+            )
+        self._connection.execute("DELETE FROM asked")
+        self._connection.executemany("INSERT INTO asked VALUES (?)", ((user,) for user in users))
+
+    def _check_turn(self, round: int) -> None:
+        released, in_flight = self._connection.execute(
+            "SELECT count(*) FILTER (WHERE state = 'released'), count(*) FILTER (WHERE state IN ('planned', 'aggregated')) "
+            "FROM attempts"
+        ).fetchone()
+        if round != released:
+            raise ValueError(f"round must be {released}, the first that is not released, got {round}")
+        if in_flight:
+            raise ValueError(
+                f"an attempt at round {round} is in flight; release it, or call skip, before another begins"
+            )
+
+    def _check_participation(self, round: int) -> None:
+        participation = self._plan.participation
+        (breaking,) = self._connection.execute(
+            "SELECT count(*) FROM asked CROSS JOIN users USING (user) "
+            "WHERE last_round != ? AND (participations >= ? OR ? - last_round < ?)",
+            (round, participation.participations, round, participation.min_separation),
+        ).fetchone()
+        if breaking:
+            raise ValueError(
+                f"{breaking} users would take part more than {participation.participations} times, or less than "
+                f"{participation.min_separation} rounds apart, in round {round}; fedcgd.scheduling.cohort never chooses them"
+            )
+
+    def _advance(self, round: int, attempt: int, before: str, after: str) -> None:
+        column = "aggregated" if after == "aggregated" else "ended"
+        changed = self._connection.execute(
+            f"UPDATE attempts SET state = ?, {column} = ? WHERE round = ? AND attempt = ? AND state = ?",  # noqa: S608
+            (after, now(), round, attempt, before),
+        ).rowcount
+        if changed != 1:
+            raise ValueError(f"attempt {attempt} at round {round} is not {before}, so it cannot become {after}")
+
+
+def seal(path: Path | str, key_file: Path | None) -> None:
+    """End the run at `path` for good and delete its key file (None: the key is elsewhere, and yours to delete).
+
+    Without the key nobody, the operator included, can take the noise off what was released. May be repeated.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"there is no ledger at {path}")
+    connection = connect(path)
+    try:
+        with transaction(connection):
+            row = connection.execute("SELECT key_fingerprint FROM run").fetchone()
+            if row is None:
+                raise ValueError(f"{path} holds no run")
+            if key_file is not None and key_file.exists() and NoiseKey.from_file(key_file).fingerprint != row[0]:
+                raise ValueError(f"{key_file} is not the key of this run (fingerprint {row[0]}); nothing is deleted")
+            _abandon(connection)
+            connection.execute("UPDATE run SET sealed = coalesce(sealed, ?)", (now(),))
+    finally:
+        connection.close()
+    if key_file is not None:
+        delete_key_file(key_file)
+
+
+def _create(connection: sqlite3.Connection, values: Mapping[str, Any]) -> None:
+    # A simulation shall repeat, with a ledger or without one.
+    stream_id = "" if values["simulated"] else secrets.token_hex(16)
+    connection.execute(
+        "INSERT INTO run (id, format, created, plan, configuration, configuration_hash, stream_id, key_fingerprint, "
+        "simulated, owner) VALUES (1, :format, :created, :plan, :configuration, :hash, :stream_id, :key_fingerprint, "
+        ":simulated, '')",
+        {
+            **values,
+            "format": FORMAT,
+            "created": now(),
+            "hash": sha256(values["configuration"]),
+            "stream_id": stream_id,
+        },
+    )
+
+
+def _check_same(connection: sqlite3.Connection, path: Path | str, values: Mapping[str, Any]) -> None:
+    row = connection.execute(
+        "SELECT format, sealed, plan, configuration, key_fingerprint, simulated FROM run"
+    ).fetchone()
+    written, sealed, *stored = row
+    if written != FORMAT:
+        raise ValueError(f"{path} has format {written}, and this version of fedcgd reads format {FORMAT}")
+    if sealed is not None:
+        raise ValueError(f"{path} was sealed on {sealed}: its run is over; begin another one with a new ledger and key")
+    names = ("plan", "configuration", "key_fingerprint", "simulated")
+    for name, before in zip(names, stored, strict=True):
+        if before != values[name]:
+            raise ValueError(
+                f"{path} is the ledger of another run: its {name.replace('_', ' ')} is {before}, here it is {values[name]}; "
+                "give the same, or another path"
+            )
+
+
+def _abandon(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "UPDATE attempts SET state = 'abandoned', ended = ? WHERE state IN ('planned', 'aggregated')", (now(),)
+    )

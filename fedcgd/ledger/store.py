@@ -1,0 +1,157 @@
+"""The SQLite file under a ledger: its tables, and connections that are durable at every commit."""
+
+import hashlib
+import json
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MEMORY = ":memory:"
+FORMAT = 1
+
+_SCHEMA = """
+CREATE TABLE run (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    format INTEGER NOT NULL,
+    created TEXT NOT NULL,
+    plan TEXT NOT NULL,
+    configuration TEXT NOT NULL,
+    configuration_hash TEXT NOT NULL,
+    stream_id TEXT NOT NULL,
+    key_fingerprint TEXT NOT NULL,
+    simulated INTEGER NOT NULL,
+    owner TEXT NOT NULL,
+    sealed TEXT
+) STRICT;
+CREATE TABLE attempts (
+    id INTEGER PRIMARY KEY,
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('planned', 'aggregated', 'released', 'abandoned')),
+    users BLOB NOT NULL,
+    planned TEXT NOT NULL,
+    aggregated TEXT,
+    ended TEXT,
+    UNIQUE (round, attempt)
+) STRICT;
+CREATE UNIQUE INDEX released_once ON attempts (round) WHERE state = 'released';
+CREATE UNIQUE INDEX one_in_flight ON attempts ((1)) WHERE state IN ('planned', 'aggregated');
+CREATE TABLE skips (
+    id INTEGER PRIMARY KEY,
+    round INTEGER NOT NULL,
+    at TEXT NOT NULL,
+    reason TEXT NOT NULL
+) STRICT;
+CREATE TABLE users (
+    id INTEGER PRIMARY KEY,
+    user TEXT NOT NULL UNIQUE,
+    participations INTEGER NOT NULL,
+    last_round INTEGER NOT NULL
+) STRICT;
+CREATE TABLE artifacts (
+    name TEXT NOT NULL,
+    part INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (name, part)
+) STRICT;
+"""
+
+_PART = 1 << 26  # bytes of an artifact in one row: SQLite has a limit near 10⁹
+
+
+def connect(path: Path | str) -> sqlite3.Connection:
+    """A connection that makes the file (mode 0600) and its tables if they are not there yet."""
+    if path != MEMORY:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("CREATE TEMP TABLE asked (user TEXT PRIMARY KEY) STRICT, WITHOUT ROWID")
+        with transaction(connection):
+            if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'run'").fetchone():
+                for statement in _SCHEMA.split(";"):
+                    connection.execute(statement)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        if isinstance(error, sqlite3.OperationalError):  # locked, full, read-only: not a matter of what the file holds
+            raise
+        raise ValueError(f"{path} is not a ledger: {error}") from error
+    return connection
+
+
+@contextmanager
+def reader(path: Path | str) -> Iterator[sqlite3.Connection]:
+    """A connection that can only read, and sees one moment of a ledger that may be in use. ValueError if it is no ledger."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no ledger at {path}")
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0, isolation_level=None)
+    try:
+        connection.execute("BEGIN")
+        if connection.execute("SELECT format FROM run").fetchall() != [(FORMAT,)]:
+            raise ValueError(
+                f"{path} holds no run, or one of another version of fedcgd (this one reads format {FORMAT})"
+            )
+        yield connection
+    except sqlite3.DatabaseError as error:
+        raise ValueError(f"{path} cannot be read as a ledger: {error}") from error
+    finally:
+        connection.close()
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All of the block or nothing of it; on the disk when the block is left."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def to_json(value: Any) -> str:
+    """One text for equal values. Raises ValueError for what JSON cannot hold, NaN included."""
+    return json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=True)
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def pack_ids(ids: NDArray[np.int64]) -> bytes:
+    """Sorted user numbers as their compressed differences: about two bytes each for a cohort of many."""
+    return zlib.compress(np.diff(np.sort(ids), prepend=0).astype("<i8").tobytes(), level=1)
+
+
+def unpack_ids(packed: bytes) -> NDArray[np.int64]:
+    return np.cumsum(np.frombuffer(zlib.decompress(packed), "<i8"), dtype=np.int64)
+
+
+def write_artifact(connection: sqlite3.Connection, name: str, data: bytes | memoryview) -> None:
+    """Replace the artifact `name`, inside the caller's transaction."""
+    view = memoryview(data).cast("B")
+    connection.execute("DELETE FROM artifacts WHERE name = ?", (name,))
+    for part, start in enumerate(range(0, max(len(view), 1), _PART)):
+        connection.execute("INSERT INTO artifacts VALUES (?, ?, ?)", (name, part, view[start : start + _PART]))
+
+
+def read_artifact(connection: sqlite3.Connection, name: str) -> bytes | None:
+    rows = connection.execute("SELECT data FROM artifacts WHERE name = ? ORDER BY part", (name,)).fetchall()
+    return b"".join(data for (data,) in rows) if rows else None

@@ -1,0 +1,106 @@
+"""A tiny training run on a ledger, and a program that starts it and kills it, at random moments, until it is done.
+
+    python tests/ledger_worker.py FOLDER KILLS SEED
+
+`FOLDER/world` gets a line for each thing that leaves the process: that is what the adversary sees. Prints the number of kills.
+"""
+
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd.scheduling import cohort
+
+SIZE = 40
+ROUNDS = 300
+COHORT = 8
+USERS = [f"user-{i}" for i in range(40)]
+PLAN = Plan(
+    mechanism=LambdaCGD(0.9),
+    participation=Participation(rounds=ROUNDS, min_separation=4, max_participations=60),
+    clip_norm=1.0,
+    noise_multiplier=3.0,
+    delta=1e-5,
+)
+CONFIGURATION = {"task": "none"}
+
+
+def summed(round: int, users: list[str]) -> np.ndarray:
+    """What the users of a round send: any function of them and the round."""
+    seed = hashlib.sha256(f"{round} {' '.join(users)}".encode()).digest()
+    return np.random.default_rng(list(seed)).uniform(-1, 1, SIZE)
+
+
+def step(model: np.ndarray, momentum: np.ndarray, noised: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    momentum = 0.5 * momentum + noised
+    return model + momentum, momentum
+
+
+def show_the_world(folder: Path, line: str) -> None:
+    with (folder / "world").open("a") as file:
+        file.write(line + "\n")
+
+
+def train(folder: Path) -> None:
+    key = NoiseKey.from_file(folder / "key", create=True)
+    with Ledger.open(folder / "ledger", plan=PLAN, configuration=CONFIGURATION, key=key) as ledger:
+        noise = NoiseStream(key.noise_of(ledger.stream_id))
+        run = ledger.resume()
+        model = np.frombuffer(run.model).copy() if run.model else np.zeros(SIZE)
+        momentum = np.frombuffer(run.state).copy() if run.state else np.zeros(SIZE)
+        attempts = list(run.attempts)
+        for round in range(run.round, ROUNDS):
+            users = cohort(
+                PLAN.participation,
+                round,
+                USERS,
+                ledger.history(USERS),
+                cohort_size=COHORT,
+                key=key.choices_of(ledger.stream_id),
+            )
+            assert users is not None, f"nobody is left for round {round}"
+            attempt = ledger.plan_round(round, users)
+            show_the_world(folder, f"asked {round} {attempt} {' '.join(users)}")
+            total = summed(round, users)
+            ledger.record_aggregated(round, attempt)
+            add_correlated(total, noise, PLAN.noise_terms(round, [*attempts, attempt]), PLAN.stddev)
+            model, momentum = step(model, momentum, total)
+            ledger.record_released(round, attempt, model.tobytes(), momentum.tobytes())
+            show_the_world(folder, f"released {round} {attempt} {model.tobytes().hex()}")
+            attempts.append(attempt)
+
+
+def main(folder: Path, kills: int, seed: int) -> None:
+    generator = random.Random(seed)
+    killed = 0
+    while True:
+        child = os.fork()
+        if not child:
+            train(folder)
+            os._exit(0)
+        if killed < kills:
+            time.sleep(generator.uniform(0.0, 0.015))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            break
+        killed += 1
+    print(killed, os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

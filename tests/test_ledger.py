@@ -1,0 +1,384 @@
+"""The ledger, step by step: what each step records, what it refuses, and what another process may do meanwhile."""
+
+import json
+import shutil
+import sqlite3
+import stat
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger, export, seal, verify
+from fedcgd.ledger.store import pack_ids, unpack_ids
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd.scheduling import History
+
+KEY = NoiseKey(bytes(range(32)))
+PLAN = Plan(
+    mechanism=LambdaCGD(0.5),
+    participation=Participation(rounds=6, min_separation=2, max_participations=2),
+    clip_norm=1.0,
+    noise_multiplier=2.0,
+    delta=1e-5,
+)
+SETTINGS = {"task": "digits", "lr": 0.5}
+
+
+def opened(path, *, plan=PLAN, configuration=SETTINGS, key=KEY) -> Ledger:
+    return Ledger.open(path, plan=plan, configuration=configuration, key=key)
+
+
+def release(ledger: Ledger, round: int, users: list[str], model: bytes = b"model", state: bytes = b"state") -> int:
+    attempt = ledger.plan_round(round, users)
+    ledger.record_aggregated(round, attempt)
+    ledger.record_released(round, attempt, model, state)
+    return attempt
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.ledger"
+
+
+@pytest.mark.parametrize("where", ["file", "memory"])
+def test_a_run_from_the_first_round_to_the_last(where, path):
+    with opened(path if where == "file" else ":memory:") as ledger:
+        start = ledger.resume()
+        assert (start.round, start.attempts, start.model, start.state) == (0, (), None, None)
+        attempts = []
+        for t in range(6):
+            attempts.append(release(ledger, t, [f"user-{t % 3}"], f"model {t}".encode(), f"state {t}".encode()))
+            run = ledger.resume()
+            assert run.round == t + 1
+            assert run.attempts == tuple(attempts)
+            assert run.model == f"model {t}".encode()
+            assert run.state == f"state {t}".encode()
+        with pytest.raises(ValueError, match="round must be in 0 … 5, got 6"):
+            ledger.plan_round(6, ["user-9"])
+
+
+def test_what_was_released_is_there_after_opening_again(path):
+    with opened(path) as ledger:
+        first = release(ledger, 0, ["a", "b"], b"\x00\x01", b"")
+        stream_id = ledger.stream_id
+    with opened(path) as ledger:
+        run = ledger.resume()
+        assert (run.round, run.attempts, run.model, run.state) == (1, (first,), b"\x00\x01", b"")
+        assert ledger.stream_id == stream_id
+        assert ledger.history(["a", "b", "c"]) == History({"a": 1, "b": 1}, {"a": 0, "b": 0})
+
+
+def test_a_round_that_was_not_released_is_tried_under_a_new_attempt_and_counts_once(path):
+    with opened(path) as ledger:
+        first = ledger.plan_round(0, ["a", "b"])
+        ledger.record_aggregated(0, first)
+    with opened(path) as ledger:
+        assert ledger.resume().round == 0
+        second = ledger.plan_round(0, ["b", "c"])
+        assert second != first
+        assert ledger.history(["a", "b", "c"]).counts == {"a": 1, "b": 1, "c": 1}
+        with pytest.raises(ValueError, match=f"attempt {first} at round 0 is not aggregated"):
+            ledger.record_released(0, first, b"")
+        ledger.record_aggregated(0, second)
+        ledger.record_released(0, second, b"")
+        assert ledger.resume().attempts == (second,)
+    states = [(attempt["attempt"], attempt["state"], attempt["users"]) for attempt in export(path)["attempts"]]
+    assert states == [(first, "abandoned", 2), (second, "released", 2)]
+    assert verify(path).problems == ()
+
+
+def test_attempts_are_unpredictable_except_in_a_simulation(path, tmp_path):
+    seen = set()
+    with opened(path) as ledger:
+        for _ in range(20):
+            seen.add(ledger.plan_round(0, ["a"]))
+            ledger.skip(0, "too few answers")
+    assert len(seen) == 20
+    assert max(seen) > 2**24
+    with opened(tmp_path / "simulated", key=NoiseKey.simulation(1)) as ledger:
+        attempts = []
+        for _ in range(3):
+            attempts.append(ledger.plan_round(0, ["a"]))
+            ledger.skip(0, "too few answers")
+        assert attempts == [0, 1, 2]
+
+
+def test_a_ledger_restored_from_an_old_copy_does_not_use_noise_again(path, tmp_path):
+    with opened(path) as ledger:
+        release(ledger, 0, ["a"])
+    shutil.copy(path, tmp_path / "copy")
+    used = []
+    for file in (path, tmp_path / "copy"):
+        with opened(file) as ledger:
+            used.append((ledger.stream_id, 1, release(ledger, 1, ["b"])))
+    assert used[0] != used[1]
+
+
+def test_two_runs_with_one_key_share_no_noise(path, tmp_path):
+    streams = set()
+    for name in ("one", "two"):
+        with opened(tmp_path / name) as ledger:
+            streams.add(KEY.noise_of(ledger.stream_id))
+    assert len(streams) == 2
+
+
+def test_a_simulation_says_so_for_ever_and_repeats(path):
+    key = NoiseKey.simulation(3)
+    with opened(path, key=key) as ledger:
+        assert ledger.simulated
+        assert key.noise_of(ledger.stream_id) == key.noise
+    assert verify(path).simulated
+    assert export(path)["run"]["simulated"] is True
+    with pytest.raises(ValueError, match="another run: its key fingerprint"):
+        opened(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"plan": Plan.from_description({**PLAN.to_description(), "noise_multiplier": 1.9})}, "its plan is"),
+        ({"plan": Plan.from_description({**PLAN.to_description(), "clip_norm": 1.1})}, "its plan is"),
+        ({"configuration": {**SETTINGS, "lr": 0.6}}, "its configuration is"),
+        ({"key": NoiseKey(bytes(32))}, "its key fingerprint is"),
+    ],
+)
+def test_another_run_is_refused_and_changes_nothing(path, changed, message):
+    with opened(path) as ledger:
+        attempt = ledger.plan_round(0, ["a"])
+        with pytest.raises(ValueError, match=message):
+            opened(path, **changed)
+        ledger.record_aggregated(0, attempt)
+        ledger.record_released(0, attempt, b"")
+
+
+def test_a_configuration_that_json_cannot_hold_is_refused(path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        opened(path, configuration={"lr": float("nan")})
+
+
+def test_the_process_that_opens_last_shuts_out_the_others(path):
+    with opened(path) as old:
+        attempt = old.plan_round(0, ["a"])
+        old.record_aggregated(0, attempt)
+        with opened(path) as new:
+            for step in (
+                lambda: old.record_released(0, attempt, b"old"),
+                lambda: old.plan_round(0, ["a"]),
+                lambda: old.skip(0, "why not"),
+                lambda: old.history(["a"]),
+            ):
+                with pytest.raises(ValueError, match="another process has opened this ledger since"):
+                    step()
+            release(new, 0, ["a"], b"new")
+            assert new.resume().model == b"new"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "round", "users", "message"),
+    [
+        ([["a"], ["b"]], 1, ["c"], "round must be 2, the first that is not released, got 1"),
+        ([["a"], ["b"]], 3, ["c"], "round must be 2"),
+        ([["a"]], 1, ["a", "c"], "1 users would take part more than 2 times, or less than 2 rounds apart, in round 1"),
+        ([["a"], ["b"], ["a"], ["b"]], 4, ["a", "c"], "1 users would take part"),
+        ([], 0, ["a", "b", "a", "b"], "2 users are named twice"),
+        ([], -1, ["a"], "round must be in 0 … 5, got -1"),
+    ],
+)
+def test_a_plan_that_breaks_the_promise_is_refused_and_counts_nobody(path, earlier, round, users, message):
+    with opened(path) as ledger:
+        for t, who in enumerate(earlier):
+            release(ledger, t, who)
+        before = ledger.history(["a", "b", "c"])
+        with pytest.raises(ValueError, match=message):
+            ledger.plan_round(round, users)
+        assert ledger.history(["a", "b", "c"]) == before
+    assert verify(path).problems == ()
+
+
+def test_steps_out_of_order_are_refused(path):
+    with opened(path) as ledger:
+        with pytest.raises(ValueError, match="is not planned"):
+            ledger.record_aggregated(0, 0)
+        attempt = ledger.plan_round(0, ["a"])
+        with pytest.raises(ValueError, match="is not aggregated, so it cannot become released"):
+            ledger.record_released(0, attempt, b"")
+        with pytest.raises(ValueError, match="in flight"):
+            ledger.plan_round(0, ["a"])
+        with pytest.raises(ValueError, match="is not planned"):
+            ledger.record_aggregated(0, attempt + 1)
+        ledger.record_aggregated(0, attempt)
+        with pytest.raises(ValueError, match="is not planned"):
+            ledger.record_aggregated(0, attempt)
+        ledger.record_released(0, attempt, b"first")
+        with pytest.raises(ValueError, match="is not aggregated"):
+            ledger.record_released(0, attempt, b"second")
+        assert ledger.resume().model == b"first"
+
+
+def test_a_skip_is_recorded_and_uses_no_round(path):
+    with opened(path) as ledger:
+        ledger.skip(0, "too few users")
+        attempt = ledger.plan_round(0, ["a"])
+        ledger.skip(0, "too few answers")
+        with pytest.raises(ValueError, match="is not planned"):
+            ledger.record_aggregated(0, attempt)
+        with pytest.raises(ValueError, match="round must be 0"):
+            ledger.skip(1, "not its turn")
+        release(ledger, 0, ["a"])
+    record = export(path)
+    assert [(skip["round"], skip["reason"]) for skip in record["skips"]] == [
+        (0, "too few users"),
+        (0, "too few answers"),
+    ]
+    assert record["users_by_participations"] == {1: 1}
+
+
+def test_verify_rederives_epsilon(path):
+    with opened(path) as ledger:
+        assert verify(path).guarantee is None
+        for t in range(3):
+            release(ledger, t, [f"user-{t}"])
+        found = verify(path)  # while the run goes on
+    assert (found.released, found.planned, found.simulated, found.problems) == (3, 6, False, ())
+    assert found.guarantee == PLAN.guarantee(released=3)
+
+
+TAMPERINGS = {
+    "UPDATE run SET configuration = '{}'": "the configuration is not the one whose hash is on record",
+    "UPDATE users SET participations = 0 WHERE user = 'a'": "1 users have counters that differ",
+    "UPDATE users SET last_round = 9 WHERE user = 'a'": "1 users have counters that differ",
+    "DELETE FROM users WHERE user = 'd'": "1 participants are not in the table of users",
+    "DELETE FROM attempts WHERE round = 0": "the released rounds are not 0 … 1, once each",
+    "UPDATE attempts SET users = (SELECT users FROM attempts WHERE round = 0) WHERE round = 1": "less than 2 rounds after",
+    "INSERT INTO attempts (round, attempt, state, users, planned) SELECT round + 4, attempt, state, users, planned "
+    "FROM attempts WHERE round = 0": "1 users took part more than 2 times",
+}
+
+
+@pytest.mark.parametrize(("statement", "problem"), TAMPERINGS.items())
+def test_verify_sees_records_that_contradict_each_other(path, statement, problem):
+    with opened(path) as ledger:
+        for t, users in enumerate((["a", "b"], ["c"], ["a", "d"])):
+            release(ledger, t, users)
+    assert verify(path).problems == ()
+    connection = sqlite3.connect(path)
+    connection.execute(statement)
+    connection.commit()
+    connection.close()
+    assert any(problem in found for found in verify(path).problems), verify(path).problems
+
+
+def test_verify_sees_more_rounds_than_the_plan_has(path):
+    short = Plan.from_description(
+        {**PLAN.to_description(), "participation": {"rounds": 2, "min_separation": 1, "max_participations": 2}}
+    )
+    with opened(path) as ledger:
+        for t in range(3):
+            release(ledger, t, [str(t)])
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE run SET plan = ?", (json.dumps(short.to_description()),))
+    connection.commit()
+    connection.close()
+    assert any("3 rounds are released, and 2 are accounted for" in problem for problem in verify(path).problems)
+
+
+def test_the_export_is_json_and_names_neither_users_nor_the_key(path):
+    with opened(path) as ledger:
+        release(ledger, 0, ["someone-we-know", "another"], b"weights")
+    text = json.dumps(export(path))
+    assert "someone-we-know" not in text
+    record = json.loads(text)
+    assert record["run"]["key_fingerprint"] == KEY.fingerprint
+    assert record["run"]["plan"] == PLAN.to_description()
+    assert record["run"]["configuration"] == SETTINGS
+    assert record["verification"]["guarantee"]["epsilon"] == PLAN.guarantee(released=1).epsilon
+    assert [attempt["users"] for attempt in record["attempts"]] == [2]
+
+
+def test_the_file_holds_no_key_and_is_for_the_owner_only(path):
+    with opened(path) as ledger:
+        release(ledger, 0, ["a"])
+        files = list(path.parent.iterdir())
+        assert len(files) == 3  # the ledger, its log and the log's index
+        for file in files:
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            content = file.read_bytes()
+            for secret in (bytes(range(32)), KEY.noise, KEY.noise_of(ledger.stream_id), KEY.choices):
+                assert secret not in content
+                assert secret.hex().encode() not in content
+
+
+def test_sealing_ends_the_run_and_deletes_the_key(path, tmp_path):
+    key_file = tmp_path / "key"
+    key = NoiseKey.from_file(key_file, create=True)
+    with opened(path, key=key) as ledger:
+        release(ledger, 0, ["a"])
+        attempt = ledger.plan_round(1, ["b"])
+        seal(path, key_file)
+        with pytest.raises(ValueError, match="sealed"):
+            ledger.record_aggregated(1, attempt)
+    assert not key_file.exists()
+    seal(path, key_file)
+    with pytest.raises(ValueError, match="was sealed on"):
+        opened(path, key=key)
+    assert verify(path).released == 1
+    assert export(path)["run"]["sealed"]
+
+
+def test_sealing_with_the_key_of_another_run_deletes_nothing(path, tmp_path):
+    NoiseKey.from_file(tmp_path / "other", create=True)
+    opened(path).close()
+    with pytest.raises(ValueError, match="not the key of this run"):
+        seal(path, tmp_path / "other")
+    assert (tmp_path / "other").exists()
+    assert export(path)["run"]["sealed"] is None
+
+
+def test_what_is_no_ledger_is_refused(path):
+    for call in (verify, export, lambda p: seal(p, None)):
+        with pytest.raises(ValueError, match="there is no ledger"):
+            call(path)
+    assert not path.exists()
+    path.write_text("something else that is longer than a header of a database, which has a hundred bytes " * 3)
+    for call in (verify, export, opened):
+        with pytest.raises(ValueError, match="ledger"):
+            call(path)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="ledger"):
+        verify(path)
+
+
+def test_a_process_killed_before_the_run_was_recorded_leaves_a_file_that_opens(path):
+    path.write_bytes(b"")
+    with opened(path) as ledger:
+        assert ledger.resume().round == 0
+
+
+def test_models_larger_than_a_part_come_back_whole(path, monkeypatch):
+    monkeypatch.setattr("fedcgd.ledger.store._PART", 1000)
+    model = np.random.default_rng(0).bytes(4567)
+    with opened(path) as ledger:
+        release(ledger, 0, ["a"], model, b"")
+        release(ledger, 1, ["b"], memoryview(np.arange(3.0)), model[:1000])
+        run = ledger.resume()
+    assert run.model == np.arange(3.0).tobytes()
+    assert run.state == model[:1000]
+
+
+def test_user_ids_may_be_any_text(path):
+    users = ["", " ", "a'b\"c", "\x00", "ü", "🙂", "a" * 10_000, "null", "1"]
+    with opened(path) as ledger:
+        release(ledger, 0, users)
+        assert ledger.history([*users, "other"]).counts == dict.fromkeys(users, 1)
+
+
+@settings(derandomize=True, max_examples=50, deadline=None)
+@given(st.sets(st.integers(1, 2**40)))
+def test_cohorts_pack_and_unpack(ids):
+    array = np.array(list(ids), np.int64)
+    np.testing.assert_array_equal(unpack_ids(pack_ids(array)), np.sort(array))

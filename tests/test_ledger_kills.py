@@ -1,0 +1,114 @@
+"""kill -9 at random moments of a run on the ledger: nothing released is lost, and no noise is used for two releases."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import ledger_worker as worker
+import numpy as np
+import pytest
+
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger, export, verify
+from fedcgd.noise import NoiseStream
+
+KILLS = 200
+
+
+def train(folder: Path, kills: int) -> int:
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, worker.__file__, str(folder), str(kills), "12345"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert done.stderr == ""
+    killed, status = done.stdout.split()
+    assert status == "0"
+    return int(killed)
+
+
+@pytest.fixture(scope="module")
+def killed_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("killed") / "run"
+    assert train(folder, KILLS) == KILLS
+    return folder
+
+
+@pytest.fixture(scope="module")
+def world(killed_run):
+    """(asked, released): what left the process, in order, a line that a kill cut short left out."""
+    lines = [line.split(" ") for line in (killed_run / "world").read_text().splitlines()]
+    asked = [(int(line[1]), int(line[2]), line[3:]) for line in lines if line[0] == "asked"]
+    released = [(int(line[1]), int(line[2]), line[3]) for line in lines if line[0] == "released"]
+    return asked, released
+
+
+def test_the_kills_hit_rounds_in_every_state(killed_run):
+    attempts = export(killed_run / "ledger")["attempts"]
+    abandoned = [attempt for attempt in attempts if attempt["state"] == "abandoned"]
+    assert len(abandoned) > KILLS / 10
+    assert any(attempt["aggregated"] for attempt in abandoned), "no kill came between the sum and the release"
+    assert len(attempts) == worker.ROUNDS + len(abandoned)
+
+
+def test_every_round_is_released_once_and_its_noise_used_once(killed_run, world):
+    _, released = world
+    on_record = [
+        (attempt["round"], attempt["attempt"])
+        for attempt in export(killed_run / "ledger")["attempts"]
+        if attempt["state"] == "released"
+    ]
+    assert [round for round, _ in on_record] == list(range(worker.ROUNDS))
+    seen = [(round, attempt) for round, attempt, _ in released]
+    assert len(set(seen)) == len(seen), "two releases under one noise"
+    assert set(seen) <= set(on_record), "something left the process that is not on record"
+    assert max(Counter(round for round, _ in seen).values()) == 1
+
+
+def test_the_records_verify_and_epsilon_is_that_of_a_run_without_kills(killed_run, tmp_path):
+    assert train(tmp_path / "run", 0) == 0
+    calm, killed = verify(tmp_path / "run" / "ledger"), verify(killed_run / "ledger")
+    assert killed.problems == calm.problems == ()
+    assert killed.released == calm.released == worker.ROUNDS
+    assert killed.guarantee.epsilon == calm.guarantee.epsilon > 0
+
+
+def test_the_model_is_what_the_releases_on_record_give(killed_run, world):
+    """Later rounds cancel the noise that was really released, the inner state is never lost, and no release is missing."""
+    asked, released = world
+    users = {(round, attempt): who for round, attempt, who in asked}
+    key = NoiseKey.from_file(killed_run / "key")
+    with Ledger.open(killed_run / "ledger", plan=worker.PLAN, configuration=worker.CONFIGURATION, key=key) as ledger:
+        run = ledger.resume()
+        stream = NoiseStream(key.noise_of(ledger.stream_id))
+    z = [stream.normal(t, attempt, 0, worker.SIZE).astype(float) for t, attempt in enumerate(run.attempts)]
+    model = momentum = np.zeros(worker.SIZE)
+    models = []
+    for t, attempt in enumerate(run.attempts):
+        noise = 3.0 * (z[t] - 0.9 * z[t - 1]) if t else 3.0 * z[0]
+        momentum = 0.5 * momentum + worker.summed(t, users[t, attempt]) + noise
+        model = model + momentum
+        models.append(model)
+    np.testing.assert_allclose(np.frombuffer(run.model), model, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(np.frombuffer(run.state), momentum, rtol=0, atol=1e-5)
+    for round, _, bits in released:
+        np.testing.assert_allclose(np.frombuffer(bytes.fromhex(bits)), models[round], rtol=0, atol=1e-5)
+
+
+def test_whoever_was_asked_is_on_record(killed_run, world):
+    asked, _ = world
+    key = NoiseKey.from_file(killed_run / "key")
+    with Ledger.open(killed_run / "ledger", plan=worker.PLAN, configuration=worker.CONFIGURATION, key=key) as ledger:
+        history = ledger.history(worker.USERS)
+    rounds_of = {user: {round for round, _, who in asked if user in who} for user in worker.USERS}
+    for user, rounds in rounds_of.items():
+        assert history.counts[user] >= len(rounds)  # a kill may come between the record and the asking
+        ordered = sorted(rounds)
+        assert all(later - earlier >= 4 for earlier, later in pairwise(ordered))
