@@ -1,8 +1,30 @@
 """Mechanisms: the matrix C of each, its inverse, its sensitivity and its errors."""
 
 from fedcgd.mechanisms.dp_sgd import DPSGD
+from fedcgd.mechanisms.explicit import Diagonal, Explicit, Tree
 from fedcgd.mechanisms.lambda_cgd import LambdaCGD
-from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, inverse_matrix, matrix
+from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, bandwidth, inverse_matrix, matrix
 from fedcgd.mechanisms.normalized import Normalized
+from fedcgd.mechanisms.optimised import BLT, BandedToeplitz, BandInvMF
+from fedcgd.mechanisms.square_root import BISR, BSR, NuDPFTRL, SquareRootToeplitz
 
-__all__ = ["DPSGD", "LambdaCGD", "Mechanism", "Normalized", "Toeplitz", "inverse_matrix", "matrix"]
+__all__ = [
+    "BISR",
+    "BLT",
+    "BSR",
+    "DPSGD",
+    "BandInvMF",
+    "BandedToeplitz",
+    "Diagonal",
+    "Explicit",
+    "LambdaCGD",
+    "Mechanism",
+    "Normalized",
+    "NuDPFTRL",
+    "SquareRootToeplitz",
+    "Toeplitz",
+    "Tree",
+    "bandwidth",
+    "inverse_matrix",
+    "matrix",
+]

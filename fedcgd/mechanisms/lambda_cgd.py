@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedcgd.mechanisms.mechanism import Matrix, Vector
-from fedcgd.mechanisms.toeplitz import toeplitz_columns
+from fedcgd.mechanisms.mechanism import Vector
+from fedcgd.mechanisms.toeplitz import ToeplitzMechanism
 
 
 @dataclass(frozen=True)
-class LambdaCGD:
+class LambdaCGD(ToeplitzMechanism):
     """C_λ[i, j] = λ^(i−j): x̂_t = x_t + ζσ(Z_t − λZ_{t−1}) (eq. 7 and Algorithm 1 of arXiv:2601.22334).
 
     `lam` is in [0, 1); 0 is DP-SGD. Raises ValueError outside.
@@ -27,13 +26,7 @@ class LambdaCGD:
         return "lambda-cgd"
 
     def coefficients(self, rounds: int) -> Vector:
-        return np.power(self.lam, np.arange(rounds, dtype=np.float64))
+        return np.asarray(np.power(self.lam, np.arange(rounds, dtype=np.float64)))
 
     def inverse_coefficients(self, rounds: int) -> Vector:
         return np.array([1.0, -self.lam])[: min(rounds, 2 if self.lam else 1)]
-
-    def columns(self, rounds: int, indices: NDArray[np.intp]) -> Matrix:
-        return toeplitz_columns(self.coefficients(rounds), rounds, indices)
-
-    def inverse_row(self, round: int, rounds: int) -> Vector:
-        return self.inverse_coefficients(round + 1)

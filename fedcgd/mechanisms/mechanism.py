@@ -35,6 +35,15 @@ class Mechanism(Protocol):
 
 
 @runtime_checkable
+class Banded(Mechanism, Protocol):
+    """A mechanism that knows that C[i, j] = 0 for i − j at least its bandwidth."""
+
+    def bandwidth(self, rounds: int) -> int:
+        """The number p of diagonals of C that are not zero, at most `rounds`."""
+        ...
+
+
+@runtime_checkable
 class Toeplitz(Mechanism, Protocol):
     """A mechanism with C[i, j] = c[i − j], and so C⁻¹[i, j] = c⁻¹[i − j]."""
 
@@ -45,6 +54,16 @@ class Toeplitz(Mechanism, Protocol):
     def inverse_coefficients(self, rounds: int) -> Vector:
         """The first column of C⁻¹ up to its last non-zero entry, at most (rounds,), float64."""
         ...
+
+
+def bandwidth(mechanism: Mechanism, rounds: int) -> int:
+    """How many diagonals of C may differ from zero: `rounds` unless the mechanism says less."""
+    if isinstance(mechanism, Banded):
+        return min(mechanism.bandwidth(rounds), rounds)
+    if isinstance(mechanism, Toeplitz):
+        used = np.flatnonzero(mechanism.coefficients(rounds))
+        return int(used[-1]) + 1
+    return rounds
 
 
 def matrix(mechanism: Mechanism, rounds: int) -> Matrix:

@@ -1,11 +1,12 @@
 """Column normalisation: C̃ = C·D⁻¹ with unit columns, and so C̃⁻¹Z = D·(C⁻¹Z)."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.mechanisms.mechanism import Matrix, Toeplitz, Vector
+from fedcgd.mechanisms.mechanism import Matrix, Toeplitz, Vector, bandwidth
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,23 @@ class Normalized:
     def name(self) -> str:
         return self.mechanism.name
 
+    def bandwidth(self, rounds: int) -> int:
+        """That of the Toeplitz mechanism."""
+        return bandwidth(self.mechanism, rounds)
+
     def column_norms(self, rounds: int) -> Vector:
         """d_j = ‖C[:, j]‖₂, shape (rounds,): column j keeps the first n − j coefficients."""
-        return np.sqrt(np.cumsum(self.mechanism.coefficients(rounds) ** 2))[::-1]
+        return _column_norms(self.mechanism, rounds)
 
     def columns(self, rounds: int, indices: NDArray[np.intp]) -> Matrix:
         return self.mechanism.columns(rounds, indices) / self.column_norms(rounds)[np.asarray(indices)]
 
     def inverse_row(self, round: int, rounds: int) -> Vector:
         return float(self.column_norms(rounds)[round]) * self.mechanism.inverse_row(round, rounds)
+
+
+@lru_cache(maxsize=8)  # every round of a run asks for the same
+def _column_norms(mechanism: Toeplitz, rounds: int) -> Vector:
+    norms: Vector = np.sqrt(np.cumsum(mechanism.coefficients(rounds) ** 2))[::-1]
+    norms.setflags(write=False)
+    return norms

@@ -1,0 +1,81 @@
+"""How far the noise moves the model: norms of B = A·C⁻¹, whose rows give the noise in each intermediate model."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.signal import lfilter
+
+from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, Vector
+from fedcgd.mechanisms.normalized import Normalized
+from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
+
+
+@dataclass(frozen=True)
+class ErrorNorms:
+    """‖B‖_F and the largest norm of a row of B, for σ = 1 and clip norm 1; multiply by σ, which holds the sensitivity."""
+
+    rounds: int
+    frobenius: float
+    max_row: float
+
+    def rmse(self, noise_multiplier: float) -> float:
+        """‖B‖_F/√n·σ: the root mean squared error of a model coordinate over all rounds (eq. 6 of arXiv:2601.22334)."""
+        return self.frobenius / math.sqrt(self.rounds) * noise_multiplier
+
+    def max_se(self, noise_multiplier: float) -> float:
+        """max_t ‖B[t]‖·σ: the error in the worst round (eq. 6)."""
+        return self.max_row * noise_multiplier
+
+
+def error_norms(mechanism: Mechanism, rounds: int, workload: Workload = PREFIX_SUMS) -> ErrorNorms:
+    """The norms of A·C⁻¹ for n = `rounds`.
+
+    O(n) for Toeplitz C with constant learning rate, O(n·p) for its normalisation and for learning-rate schedules when C⁻¹ has p
+    bands and there is no momentum, else O(n²) time and O(n) memory.
+    """
+    if isinstance(mechanism, Toeplitz) and not workload.learning_rates:
+        # B is Toeplitz too: c⁻¹ filtered by the momentum and summed.
+        inverse = np.zeros(rounds)
+        found = mechanism.inverse_coefficients(rounds)
+        inverse[: len(found)] = found
+        squares = np.cumsum(lfilter([1.0], [1.0, -workload.momentum], inverse)) ** 2
+        frobenius = math.sqrt(float(np.dot(squares, np.arange(rounds, 0, -1))))
+        return ErrorNorms(rounds, frobenius, math.sqrt(float(squares.sum())))
+    toeplitz = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
+    if isinstance(toeplitz, Toeplitz) and not workload.momentum:
+        weights = toeplitz.inverse_coefficients(rounds)
+        if len(weights) ** 2 <= rounds:
+            norms = mechanism.column_norms(rounds) if isinstance(mechanism, Normalized) else np.ones(rounds)
+            return _banded(weights, norms * workload.rates(rounds))
+    return _by_rows(mechanism, rounds, workload)
+
+
+def _banded(weights: Vector, scales: Vector) -> ErrorNorms:
+    """B = S·diag(scales)·(Toeplitz band of `weights`): B[j + l, j] = Σ_{i≤l} scales[j + i]·weights[i], constant after the band."""
+    n, p = len(scales), len(weights)
+    padded = np.concatenate([scales, np.zeros(p)])
+    entries = np.zeros(n)
+    row_squares = np.zeros(n)
+    for lag in range(p - 1):
+        entries = entries + padded[lag : lag + n] * weights[lag]
+        row_squares[lag:] += entries[: n - lag] ** 2
+    final = entries + padded[p - 1 : p - 1 + n] * weights[p - 1]
+    row_squares[p - 1 :] += np.cumsum(final[: n - p + 1] ** 2)
+    return ErrorNorms(n, math.sqrt(float(row_squares.sum())), math.sqrt(float(row_squares.max())))
+
+
+def _by_rows(mechanism: Mechanism, rounds: int, workload: Workload) -> ErrorNorms:
+    """Run SGD's own recursion on rows of C⁻¹: the velocity, then the position, which is a row of B."""
+    rates = workload.rates(rounds)
+    velocity, position = np.zeros(rounds), np.zeros(rounds)
+    total, largest = 0.0, 0.0
+    for t in range(rounds):
+        weights = mechanism.inverse_row(t, rounds)
+        velocity *= workload.momentum
+        velocity[t + 1 - len(weights) : t + 1] += weights[::-1]
+        position += rates[t] * velocity
+        square = float(np.dot(position[: t + 1], position[: t + 1]))
+        total += square
+        largest = max(largest, square)
+    return ErrorNorms(rounds, math.sqrt(total), math.sqrt(largest))

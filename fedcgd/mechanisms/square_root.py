@@ -1,0 +1,88 @@
+"""Mechanisms from the square root of the prefix sum: (1 − x)^(−1/2), whole, damped, or cut to a band."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcgd.mechanisms.mechanism import Vector
+from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, check_bandwidth, padded, reciprocal, root_coefficients
+
+
+@dataclass(frozen=True)
+class SquareRootToeplitz(ToeplitzMechanism):
+    """C = A^(1/2), c = coefficients of (1 − x)^(−1/2): max error log(n)/π + O(1) for one participation (002)."""
+
+    @property
+    def name(self) -> str:
+        return "toeplitz"
+
+    def coefficients(self, rounds: int) -> Vector:
+        return root_coefficients(rounds, -1)
+
+    def inverse_coefficients(self, rounds: int) -> Vector:
+        return root_coefficients(rounds, +1)
+
+
+@dataclass(frozen=True)
+class NuDPFTRL(ToeplitzMechanism):
+    """C⁻¹ from (1 − (1 − ν)x)^(1/2): β_t = t^(−3/2)(1 − ν)^t/(2√π) of the older noise is cancelled, for large t (002, part 1).
+
+    The exact coefficients are used: with β_t = t^(−3/2)(1 − ν)^t itself, Σβ > 1 and C would grow without bound. `nu` is in [0, 1);
+    0 is the square-root Toeplitz mechanism.
+    """
+
+    nu: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nu < 1:
+            raise ValueError(f"nu must be in [0, 1), got {self.nu}; 0 damps nothing")
+
+    @property
+    def name(self) -> str:
+        return "nu-dp-ftrl"
+
+    def coefficients(self, rounds: int) -> Vector:
+        return root_coefficients(rounds, -1, 1 - self.nu)
+
+    def inverse_coefficients(self, rounds: int) -> Vector:
+        return root_coefficients(rounds, +1, 1 - self.nu)
+
+
+@dataclass(frozen=True)
+class BSR(ToeplitzMechanism):
+    """C = the first `bands` coefficients of (1 − x)^(−1/2) (Kalinin and Lampert, 2024)."""
+
+    bands: int
+
+    def __post_init__(self) -> None:
+        check_bandwidth(self.bands)
+
+    @property
+    def name(self) -> str:
+        return "bsr"
+
+    def coefficients(self, rounds: int) -> Vector:
+        return padded(root_coefficients(self.bands, -1), rounds)
+
+    def inverse_coefficients(self, rounds: int) -> Vector:
+        return reciprocal(root_coefficients(self.bands, -1), rounds)
+
+
+@dataclass(frozen=True)
+class BISR(ToeplitzMechanism):
+    """C⁻¹ = the first `bands` coefficients of (1 − x)^(1/2) (Kalinin et al., 2025)."""
+
+    bands: int
+
+    def __post_init__(self) -> None:
+        check_bandwidth(self.bands)
+
+    @property
+    def name(self) -> str:
+        return "bisr"
+
+    def coefficients(self, rounds: int) -> Vector:
+        return reciprocal(root_coefficients(self.bands, +1), rounds)
+
+    def inverse_coefficients(self, rounds: int) -> Vector:
+        return np.array(root_coefficients(self.bands, +1)[:rounds])

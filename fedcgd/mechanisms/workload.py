@@ -1,0 +1,43 @@
+"""What the released sums are turned into: the lower-triangular A whose error A·C⁻¹Z is reported."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcgd.mechanisms.mechanism import Vector
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A = S·diag(η)·M: heavy-ball momentum M[i, j] = β^(i−j), learning rates η, and the running sum S (all ones below).
+
+    Row t of A·X is then where SGD stands after round t, starting from 0 (003, Appendix C). Without momentum and learning rates
+    it is the prefix sum. A schedule that is shorter than the run goes on with its last rate.
+    """
+
+    momentum: float = 0.0
+    learning_rates: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if not all(math.isfinite(rate) and rate >= 0 for rate in self.learning_rates):
+            raise ValueError(f"learning rates must be finite and not negative, got {self.learning_rates}")
+
+    def rates(self, rounds: int) -> Vector:
+        """η_t for each round, shape (rounds,)."""
+        if not self.learning_rates:
+            return np.ones(rounds)
+        rates = np.full(rounds, self.learning_rates[-1])
+        given = np.array(self.learning_rates[:rounds])
+        rates[: len(given)] = given
+        return rates
+
+
+PREFIX_SUMS = Workload()
+
+
+def momentum_workload(momentum: float) -> Workload:
+    """SGD with heavy-ball momentum and a constant learning rate of 1."""
+    return Workload(momentum=momentum)
