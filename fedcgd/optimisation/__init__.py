@@ -1,0 +1,1 @@
+"""Optimisation: mechanisms whose numbers are found for a given participation and workload."""
