@@ -60,7 +60,7 @@ def calibrate_command(
         )  # fmt: skip
         guarantee = accounting.calibrate(chosen, plan, epsilon=epsilon, delta=delta)
         report(
-            chosen, rounds, guarantee, figures(chosen, rounds, guarantee, error_norms(chosen, rounds, workload)), json
+            chosen, rounds, guarantee, figures(chosen, guarantee, error_norms(chosen, rounds, workload)), json
         )
 
 
@@ -94,7 +94,7 @@ def epsilon_command(
         )  # fmt: skip
         guarantee = accounting.epsilon(chosen, plan, noise_multiplier=noise_multiplier, delta=delta)
         report(
-            chosen, rounds, guarantee, figures(chosen, rounds, guarantee, error_norms(chosen, rounds, workload)), json
+            chosen, rounds, guarantee, figures(chosen, guarantee, error_norms(chosen, rounds, workload)), json
         )
 
 

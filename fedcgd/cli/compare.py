@@ -112,7 +112,7 @@ def compare_command(
                     )  # fmt: skip
                     guarantee = calibrate(made, plan, epsilon=epsilon, delta=delta)
                     rows.append(
-                        {"label": text, **figures(made, rounds, guarantee, error_norms(made, rounds, workload))}
+                        {"label": text, **figures(made, guarantee, error_norms(made, rounds, workload))}
                     )
                 except ValueError as reason:
                     if len(asked) == 1:

@@ -1,7 +1,6 @@
 """How commands print: a table for people, JSON for machines, one clear line for a mistake."""
 
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -42,15 +41,15 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
-def figures(mechanism: Mechanism, rounds: int, guarantee: Guarantee, norms: ErrorNorms) -> dict[str, Any]:
+def figures(mechanism: Mechanism, guarantee: Guarantee, norms: ErrorNorms) -> dict[str, Any]:
     """The figures that `calibrate`, `epsilon` and `compare` report, with the keys that their JSON has."""
     sigma = guarantee.noise_multiplier
     return {
         "mechanism": describe(mechanism),
         "noise_multiplier": sigma,
         "sensitivity": guarantee.sensitivity,
-        "rmse": norms.frobenius / math.sqrt(rounds) * sigma,
-        "max_se": norms.max_row * sigma,
+        "rmse": norms.rmse(sigma),
+        "max_se": norms.max_se(sigma),
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
         "adjacency": guarantee.adjacency,

@@ -53,7 +53,6 @@ def main(grid: Grid, context: Context) -> None:
     )
     guarantee = strategy.plan.guarantee()
     rounds = participation.rounds
-    norms = error_norms(mechanism, rounds)
     figures = {
         "label": settings.label,
         "task": task.name,
@@ -69,7 +68,7 @@ def main(grid: Grid, context: Context) -> None:
         "seed": settings.seed,
         "private_key": settings.private_key,
         "noise_multiplier": strategy.plan.noise_multiplier,
-        "rmse": norms.frobenius / rounds**0.5 * strategy.plan.noise_multiplier,
+        "rmse": error_norms(mechanism, rounds).rmse(strategy.plan.noise_multiplier),
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
         "adjacency": guarantee.adjacency,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
-from fedcgd.mechanisms.registry import make
+from fedcgd.optimisation.registry import make
 from fedcgd.participation import Participation, Sampling
 
 
