@@ -1,0 +1,171 @@
+"""λ selection against dense matrices on a fine grid, the closed forms of the paper, and its Lemma 3 and Corollary 6."""
+
+import inspect
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from fedcgd.accounting import selection
+from fedcgd.accounting.selection import select_lambda
+from fedcgd.participation import Participation
+
+BUDGET = {"epsilon": 2.0, "delta": 1e-5}
+SIGMA = 1.9938  # of the exact Gaussian mechanism at that budget; `delta_of_gaussian` confirms it below
+
+
+def delta_of_gaussian(epsilon: float, sigma: float) -> float:
+    """δ(ε) by summing max(0, p − e^ε·q) over a fine grid."""
+    x = np.linspace(-40 * sigma, 40 * sigma, 400_001)
+    p = np.exp(-((x - 1) ** 2) / (2 * sigma**2))
+    q = np.exp(-(x**2) / (2 * sigma**2))
+    density = np.maximum(0, p - math.exp(epsilon) * q).sum() * (x[1] - x[0])
+    return float(density / (sigma * math.sqrt(2 * math.pi)))
+
+
+def brute_force(n: int, b: int, k: int, lam: float, normalize: bool) -> tuple[float, float]:
+    """(RMSE, MaxSE)/σ_{ε,δ} from dense matrices and every pattern of participations."""
+    c = np.array([[lam ** (i - j) if i >= j else 0.0 for j in range(n)] for i in range(n)])
+    if normalize:
+        c = c / np.linalg.norm(c, axis=0)
+    b_matrix = np.tril(np.ones((n, n))) @ np.linalg.inv(c)
+    patterns = (p for size in range(1, k + 1) for p in combinations(range(n), size) if all(np.diff(p, prepend=-b) >= b))
+    sens = max(np.linalg.norm(c[:, list(p)].sum(axis=1)) for p in patterns)
+    return sens * np.linalg.norm(b_matrix) / math.sqrt(n), sens * np.linalg.norm(b_matrix, axis=1).max()
+
+
+GRID = np.linspace(0, 0.99, 100)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("n", "b", "k"), [(8, 8, 1), (8, 4, 2), (9, 4, 2), (9, 4, 3), (8, 2, 2), (10, 1, 3)])
+def test_the_minimum_is_the_best_of_all_lambdas_by_brute_force(n: int, b: int, k: int, normalize: bool) -> None:
+    participation = Participation(rounds=n, min_separation=b, max_participations=k)
+    errors = np.array([brute_force(n, b, k, lam, normalize) for lam in GRID])
+    for column, objective in enumerate(("rmse", "max-se")):
+        found = select_lambda(participation, objective=objective, normalize=normalize, **BUDGET)
+        here = brute_force(n, b, k, found.lam, normalize)[column]
+        assert here <= errors[:, column].min() * (1 + 1e-9)
+        assert found.lam == pytest.approx(GRID[errors[:, column].argmin()], abs=0.011)
+        sigma = found.value / here
+        assert delta_of_gaussian(2.0, sigma) == pytest.approx(1e-5, rel=1e-3)
+
+
+def closed_forms(lam: float, b: int, k: int) -> tuple[float, float]:
+    """(RMSE, MaxSE)/σ_{ε,δ} for n = k·b by eq. 13–15 of arXiv:2601.22334."""
+    n = k * b
+    if lam == 0:
+        return math.sqrt(k * (n + n * (n - 1) / 2) / n), math.sqrt(k * n)
+    sens2 = (
+        (1 - lam ** (2 * b))
+        / ((1 - lam**2) * (1 - lam**b) ** 2)
+        * sum((1 - lam ** (b * j)) ** 2 for j in range(1, k + 1))
+    )
+    frobenius2 = n + (1 - lam) ** 2 * n * (n - 1) / 2
+    return math.sqrt(sens2 * frobenius2 / n), math.sqrt(sens2 * (1 + (1 - lam) ** 2 * (n - 1)))
+
+
+@pytest.mark.parametrize(("b", "k"), [(1000, 1), (390, 10), (100, 20), (10, 50), (3, 3), (2, 500)])
+def test_the_closed_forms_of_the_paper_have_the_same_minimum_and_lemma_3_orders_them(b: int, k: int) -> None:
+    participation = Participation(rounds=k * b, min_separation=b)
+    chosen = []
+    for column, objective in enumerate(("rmse", "max-se")):
+        found = select_lambda(participation, objective=objective, **BUDGET)
+        here = closed_forms(found.lam, b, k)[column]
+        scales = np.geomspace(1, 4 * k * b, 3000)
+        assert here <= min(closed_forms(1 - 1 / x, b, k)[column] for x in scales) * (1 + 1e-9)
+        assert found.value / here == pytest.approx(SIGMA, rel=1e-3)
+        chosen.append(found.lam)
+    assert chosen[0] <= chosen[1]
+
+
+@pytest.mark.parametrize("n", [1, 2, 10, 1000])
+@pytest.mark.parametrize("objective", ["rmse", "max-se", "amplified-rmse", "practical"])
+def test_full_batches_need_no_correlation(n: int, objective: str) -> None:
+    """Corollary 6: for b = 1, k = n the minimum is at λ = 0 exactly."""
+    assert select_lambda(Participation(rounds=n), objective=objective, **BUDGET).lam == 0
+
+
+def test_one_participation_has_its_minimum_near_root_n() -> None:
+    """For k = 1 and large n, sens² → 1/(1 − λ²): RMSE is least at 1/(1 − λ) ≈ √(n/2), MaxSE at √n."""
+    once = Participation(rounds=20_000, max_participations=1)
+    rmse, max_se = (select_lambda(once, objective=o, **BUDGET).lam for o in ("rmse", "max-se"))
+    assert 1 / (1 - rmse) == pytest.approx(math.sqrt(10_000), rel=0.02)
+    assert 1 / (1 - max_se) == pytest.approx(math.sqrt(20_000), rel=0.02)
+
+
+def test_the_budget_scales_the_value_and_does_not_move_the_minimum() -> None:
+    participation = Participation(rounds=100, min_separation=20)
+    tight, loose = (select_lambda(participation, objective="rmse", epsilon=e, delta=1e-5) for e in (0.5, 8.0))
+    assert tight.lam == pytest.approx(loose.lam, rel=1e-6)
+    assert tight.value > 2 * loose.value
+
+
+def test_without_a_sampling_amplified_is_plain_and_practical_a_third_on_the_scale() -> None:
+    participation = Participation(rounds=3900, min_separation=390)
+    plain, amplified, practical = (
+        select_lambda(participation, objective=o, **BUDGET) for o in ("rmse", "amplified-rmse", "practical")
+    )
+    assert amplified.lam == plain.lam
+    assert 1 / (1 - practical.lam) == pytest.approx(1 / (1 - plain.lam) / 3)
+    assert practical.value > plain.value
+    small = Participation(rounds=12, min_separation=3)
+    assert select_lambda(small, objective="rmse", **BUDGET).lam < 2 / 3
+    assert select_lambda(small, objective="practical", **BUDGET).lam == 0
+
+
+@pytest.mark.parametrize("objective", ["rmse", "practical"])
+def test_the_curve_is_sorted_and_holds_the_choice(objective: str) -> None:
+    found = select_lambda(Participation(rounds=100, min_separation=20), objective=objective, **BUDGET)
+    assert found.lams[0] == 0
+    assert list(found.lams) == sorted(set(found.lams))
+    assert dict(zip(found.lams, found.values, strict=True))[found.lam] == found.value
+    if objective == "rmse":
+        assert found.value == pytest.approx(min(found.values), rel=1e-11)
+
+
+def test_no_argument_is_data() -> None:
+    """λ may depend on public numbers only, or ε would not hold."""
+    assert set(inspect.signature(select_lambda).parameters) == {
+        "participation", "objective", "epsilon", "delta", "normalize", "progress",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("participation", "options", "words"),
+    [
+        (Participation(rounds=4), {"objective": "accuracy"}, "objective must be one of rmse, max-se"),
+        (Participation(rounds=4, sampling="poisson", sampling_rate=0.5), {}, "no λ to select under poisson"),
+        (Participation(rounds=4), {"epsilon": 0.0}, "epsilon must be positive"),
+        (Participation(rounds=4), {"delta": 1.0}, "delta must be in"),
+    ],
+)
+def test_bad_input_is_refused_with_the_reason(participation: Participation, options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        select_lambda(participation, **{"objective": "rmse", **BUDGET, **options})
+
+
+def test_amplified_search_finds_the_minimum_of_the_calibrated_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With σ(λ) made up: the search needs few calibrations, says each, and is right to 5 % on the scale 1/(1 − λ)."""
+    calls: list[str] = []
+    real = selection.calibrate
+
+    def made_up(mechanism, participation, **budget):
+        guarantee = real(mechanism, Participation(rounds=1), **budget)
+        if participation.rounds == 1:
+            return guarantee
+        lam = mechanism.lam
+        object.__setattr__(guarantee, "noise_multiplier", (1 / (1 - lam)) ** 0.7)
+        return guarantee
+
+    monkeypatch.setattr(selection, "calibrate", made_up)
+    participation = Participation(rounds=400, min_separation=40, sampling="balls-in-bins")
+    found = select_lambda(participation, objective="amplified-rmse", progress=calls.append, **BUDGET)
+    scales = np.geomspace(1, 100, 5000)
+    errors = [x**0.7 * math.sqrt(1 + 399 / (2 * x**2)) for x in scales]
+    assert 1 / (1 - found.lam) == pytest.approx(scales[int(np.argmin(errors))], rel=0.05)
+    assert found.value == pytest.approx(min(errors), rel=1e-3)
+    assert len(calls) == len(found.lams) <= 20
+    practical = select_lambda(participation, objective="practical", **BUDGET)
+    assert 1 / (1 - practical.lam) == pytest.approx(1 / (1 - found.lam) / 3)
