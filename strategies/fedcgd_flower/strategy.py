@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from logging import INFO, WARNING
+from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -13,14 +14,15 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 
 from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise import NoiseStream, add_correlated
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd.scheduling import History, cohort
+from fedcgd.scheduling import cohort
 from fedcgd_flower.directory import Directory, Identity
 from fedcgd_flower.exchange import exchange
-from fedcgd_flower.inner import inner_config, inner_step
+from fedcgd_flower.inner import inner_config, inner_state, inner_step, restore_inner_state
 from fedcgd_flower.layout import Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import Cause, NodeSum, TrainTask, read_train_reply, train_message
 
@@ -52,6 +54,7 @@ class CorrelatedNoise(Strategy):
     - `cohort_size`: the users asked in a round, and the divisor of the mean however many answer. By default the inner strategy's
       `min_train_nodes`. With a sampling (Balls-in-Bins, Poisson) it is only the divisor: the expected number of users a round.
     - `key`: all noise and all secret choices come from it. `NoiseKey.simulation(seed)` makes runs repeatable and not private.
+    - `ledger`: the file that records the run, and from which the same run goes on after a crash; in memory by default.
     - `identity`: "declared" (a node lists its users) or "authenticated" (a node is one user, named by its registration).
     - `expected_users`: how many users must be reachable before the first round.
     - `min_answers`: a round that fewer users answer is not released, and is tried again (default 1; 0 with a sampling).
@@ -77,6 +80,7 @@ class CorrelatedNoise(Strategy):
         epsilon: float | None = None,
         noise_multiplier: float | None = None,
         cohort_size: int | None = None,
+        ledger: Path | None = None,
         identity: Identity = "declared",
         expected_users: int = 1,
         min_answers: int | None = None,
@@ -118,14 +122,18 @@ class CorrelatedNoise(Strategy):
         self.forward_client_metrics = forward_client_metrics
         self.dropped: Counter[Cause] = Counter()
         """Replies dropped so far, by cause. It tells about users: for the operator's eyes only."""
-        self.releases = 0
         self._directory = Directory(identity)
-        self._noise = NoiseStream(key.noise)
         self._key = key
-        self._history = History()
-        self._attempts: list[int] = []
-        self._attempt = 0
+        configuration = {"cohort_size": planned, "inner": type(strategy).__name__}
+        self._ledger = Ledger.open(ledger or ":memory:", plan=self.plan, configuration=configuration, key=key)
+        self._noise = NoiseStream(key.noise_of(self._ledger.stream_id))
+        self._attempts = list(self._ledger.resume().attempts)
         self._asked: _Asked | None = None
+
+    @property
+    def releases(self) -> int:
+        """How many rounds are released so far."""
+        return len(self._attempts)
 
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
@@ -142,8 +150,10 @@ class CorrelatedNoise(Strategy):
 
         Raises ValueError if the plan's rounds are used up.
         """
-        self._asked = None
         round = self.releases
+        if self._asked is not None:
+            self._asked = None
+            self._ledger.skip(round, "its replies were never aggregated")
         if round >= self.plan.participation.rounds:
             raise ValueError(f"all {round} planned rounds are released; a further one would not be accounted for")
         layout = layout_of(arrays)
@@ -155,13 +165,14 @@ class CorrelatedNoise(Strategy):
         by_node: dict[int, list[str]] = {}
         for user, node_id in chosen.items():
             by_node.setdefault(node_id, []).append(user)
+        attempt = self._ledger.plan_round(round, list(chosen))
         requests = []
         for node_id, users in sorted(by_node.items()):
             task = TrainTask(
-                round=round, attempt=self._attempt, clip_norm=self.plan.clip_norm, users=tuple(users), layout=layout
+                round=round, attempt=attempt, clip_norm=self.plan.clip_norm, users=tuple(users), layout=layout
             )
             requests.append((train_message(node_id, model, train_config, task), task))
-        self._asked = _Asked(round=round, attempt=self._attempt, model=model, layout=layout, requests=tuple(requests))
+        self._asked = _Asked(round=round, attempt=attempt, model=model, layout=layout, requests=tuple(requests))
         return [message for message, _ in requests]
 
     def _choose(self, round: int, grid: Grid) -> dict[str, int] | None:
@@ -174,9 +185,9 @@ class CorrelatedNoise(Strategy):
                 self.plan.participation,
                 round,
                 nodes,
-                self._history,
+                self._ledger.history(list(nodes)),
                 cohort_size=self.cohort_size,
-                key=self._key.choices,
+                key=self._key.choices_of(self._ledger.stream_id),
             )
             if users is not None and len(nodes) >= wanted:
                 return {user: nodes[user] for user in users}
@@ -190,6 +201,7 @@ class CorrelatedNoise(Strategy):
                     len(nodes),
                     self.cohort_size,
                 )
+                self._ledger.skip(round, "too few users that may take part were reachable")
                 return None
             time.sleep(min(_POLL, self.patience))
 
@@ -212,24 +224,22 @@ class CorrelatedNoise(Strategy):
                 self.dropped[result] += 1
         if answered < self.min_answers:
             log(WARNING, "fedcgd: round %d is not released: too few users answered. It is tried again", asked.round + 1)
-            self._attempt += 1
+            self._ledger.skip(asked.round, "too few users answered")
             return None, None
         plan = self.plan
+        self._ledger.record_aggregated(asked.round, asked.attempt)
         terms = plan.noise_terms(asked.round, [*self._attempts, asked.attempt])
         add_correlated(total, self._noise, terms, plan.stddev)
         noised_mean = asked.model.astype(np.float64) + total / self.cohort_size
-        arrays = inner_step(self.inner, asked.round + 1, unflatten(noised_mean.astype(np.float32), asked.layout))
-        # Whoever was asked took part, answered or not: the answer may have been lost on the way to the sum, or not.
-        self._history = self._history.with_round(
-            asked.round, [user for _, task in asked.requests for user in task.users]
-        )
+        stepped = inner_step(self.inner, asked.round + 1, unflatten(noised_mean.astype(np.float32), asked.layout))
+        released = flatten(stepped, asked.layout)
+        # Durable first: what has left the process can then never be followed by another release under this noise.
+        self._ledger.record_released(asked.round, asked.attempt, released.tobytes(), inner_state(self.inner))
         self._attempts.append(asked.attempt)
-        self._attempt = 0
-        self.releases += 1
         guarantee = plan.guarantee(released=self.releases)
         log(INFO, "fedcgd: round %d of %d is released; %s", self.releases, plan.participation.rounds, guarantee)
         metrics = MetricRecord({"epsilon": guarantee.epsilon, "delta": guarantee.delta, "releases": self.releases})
-        return arrays, metrics
+        return unflatten(released, asked.layout), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -261,9 +271,9 @@ class CorrelatedNoise(Strategy):
         log(INFO, "Starting %s around %s:", type(self).__name__, type(self.inner).__name__)
         self.summary()
         result = Result()
-        result.arrays = arrays = initial_arrays
+        result.arrays = arrays = self._resume(initial_arrays)
         if evaluate_fn is not None:
-            self._evaluate(result, 0, arrays, evaluate_fn)
+            self._evaluate(result, self.releases, arrays, evaluate_fn)
         planned = self.plan.participation.rounds
         for server_round in range(1, (planned if num_rounds is None else num_rounds) + 1):
             if self.releases >= planned:
@@ -280,6 +290,21 @@ class CorrelatedNoise(Strategy):
             if evaluate_fn is not None:
                 self._evaluate(result, self.releases, arrays, evaluate_fn)
         return result
+
+    def _resume(self, initial_arrays: ArrayRecord) -> ArrayRecord:
+        """The model to go on from: the last one released, if the ledger has one, with the inner strategy's state."""
+        run = self._ledger.resume()
+        if run.model is None or run.state is None:
+            return initial_arrays
+        layout = layout_of(initial_arrays)
+        model = np.frombuffer(run.model, np.float32)
+        if len(model) != layout.size:
+            raise ValueError(
+                f"the ledger's model has {len(model)} parameters, and initial_arrays {layout.size}; give the same model"
+            )
+        restore_inner_state(self.inner, run.state)
+        log(INFO, "fedcgd: going on after release %d of %d", run.round, self.plan.participation.rounds)
+        return unflatten(model, layout)
 
     def _evaluate(self, result: Result, release: int, arrays: ArrayRecord, evaluate_fn: EvaluateFn) -> None:
         metrics = evaluate_fn(release, arrays)

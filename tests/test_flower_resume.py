@@ -1,0 +1,140 @@
+"""A run that dies at any step and starts again with its ledger: nothing lost, no noise twice, the same ε at the end."""
+
+import collections
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid
+from flwr.serverapp.strategy import FedAdam, FedAvg
+from test_flower_strategy import KEY, SIZE, make, node, record, two_nodes
+
+import fedcgd_flower.strategy as module
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger, verify
+from fedcgd.mechanisms import LambdaCGD, inverse_matrix
+from fedcgd.noise import NoiseStream
+from fedcgd.participation import Participation
+
+ROUNDS = 6
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing may catch it on the way out, as nothing catches SIGKILL."""
+
+
+def dying(after: int, function):
+    """`function`, but its call number `after` (from 0) kills the process before it does anything."""
+    calls = collections.Counter()
+
+    def run(*args, **kwargs):
+        calls["n"] += 1
+        if calls["n"] == after + 1:
+            raise Killed
+        return function(*args, **kwargs)
+
+    return run
+
+
+POINTS = ["exchange", "add_correlated", "inner_step", "inner_state", "train_message"]
+LEDGER_POINTS = ["plan_round", "record_aggregated", "record_released", "history"]
+
+
+def final_model(path: Path | None, inner=None, **options) -> np.ndarray:
+    return make(inner or FedAvg(), ledger=path, **options).start(two_nodes(), record(np.zeros(SIZE))).arrays["w"].numpy()
+
+
+@pytest.mark.parametrize("after", range(4))
+@pytest.mark.parametrize("point", POINTS + LEDGER_POINTS)
+def test_killed_anywhere_and_started_again(point: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.db"
+    owner = Ledger if point in LEDGER_POINTS else module
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, point, dying(after, getattr(owner, point)))
+        with pytest.raises(Killed):
+            final_model(path, FedAdam(eta=0.05))
+    released: list[tuple[int, np.ndarray]] = []
+    strategy = make(FedAdam(eta=0.05), ledger=path)
+    before = strategy.releases
+    strategy.start(
+        two_nodes(), record(np.zeros(SIZE)), evaluate_fn=lambda r, a: released.append((r, a["w"].numpy().copy()))
+    )
+    assert strategy.releases == ROUNDS
+    assert [r for r, _ in released] == list(range(before, ROUNDS + 1))
+    checked = verify(path)
+    assert checked.problems == ()
+    assert checked.released == ROUNDS
+    assert checked.guarantee is not None
+    assert checked.guarantee.epsilon == pytest.approx(make().plan.guarantee().epsilon)
+
+
+def test_resumed_run_is_the_run_that_was_never_killed(tmp_path: Path) -> None:
+    """With a kill between rounds no noise index is burnt, so that even the numbers agree; FedAdam's moments included."""
+    whole = final_model(None, FedAdam(eta=0.05))
+    path = tmp_path / "run.db"
+    for _ in range(3):
+        result = make(FedAdam(eta=0.05), ledger=path).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=2)
+    np.testing.assert_array_equal(result.arrays["w"].numpy(), whole)
+
+
+def test_a_burnt_attempt_is_replaced_by_fresh_noise_that_later_rounds_cancel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.db"
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "record_released", dying(1, Ledger.record_released))
+        with pytest.raises(Killed):
+            final_model(path)  # round 1 dies when its noise is already added
+    final = final_model(path)
+    stream = NoiseStream(KEY.noise)
+    attempts = [0, 1, 0, 0, 0, 0]
+    noise = np.stack([stream.normal(t, a, 0, SIZE) for t, a in enumerate(attempts)]).astype(np.float64)
+    update = np.full(SIZE, 0.5 / np.sqrt(SIZE))
+    expected = ROUNDS * update + (inverse_matrix(LambdaCGD(0.8), ROUNDS) @ noise).sum(axis=0) / 4
+    np.testing.assert_allclose(final, expected, atol=5e-6)
+
+
+def test_a_finished_run_starts_no_further_round(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    final = final_model(path)
+    grid = two_nodes()
+    again = make(ledger=path).start(grid, record(np.zeros(SIZE)))
+    np.testing.assert_array_equal(again.arrays["w"].numpy(), final)
+    assert not [m for m in grid.sent if m.metadata.message_type == "train"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mechanism": LambdaCGD(0.7)},
+        {"noise_multiplier": 1.0},
+        {"clip_norm": 1.0},
+        {"cohort_size": 3},
+        {"participation": Participation(rounds=9, min_separation=3)},
+        {"key": NoiseKey.simulation(8)},
+        {"inner": FedAdam()},
+    ],
+)
+def test_another_run_is_not_mixed_into_a_ledger(change, tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    make(ledger=path).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    with pytest.raises(ValueError, match="ledger of another run"):
+        make(ledger=path, **change)
+
+
+def test_another_model_is_not_mixed_into_a_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    make(ledger=path).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    with pytest.raises(ValueError, match="give the same model"):
+        make(ledger=path).start(two_nodes(), record(np.zeros(SIZE + 1)))
+
+
+def test_a_user_that_comes_back_under_a_new_node_id_keeps_its_participations(tmp_path: Path) -> None:
+    users = [f"u{i}" for i in range(4)]
+    options = {"participation": Participation(rounds=4, min_separation=2, max_participations=1), "cohort_size": 4}
+    grid = FakeGrid({1: node(users)})
+    strategy = make(ledger=tmp_path / "run.db", **options)
+    strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    grid.nodes = {77: grid.nodes[1]}
+    strategy.start(grid, record(np.zeros(SIZE)), num_rounds=3)
+    assert strategy.releases == 1  # everybody has taken part once, which is all they may
