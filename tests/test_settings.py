@@ -62,7 +62,10 @@ def test_a_cohort_that_no_round_can_have_is_refused(cohort: int) -> None:
         settings(cohort=cohort).participation(1260)
 
 
-def test_a_private_key_is_fresh_each_time() -> None:
-    private = settings(private_key=True)
+def test_a_key_file_makes_the_run_private(tmp_path: Path) -> None:
+    private = settings(key_file=str(tmp_path / "key"))
     assert not private.key().simulated
-    assert private.key().noise != private.key().noise
+    assert private.key().noise == private.key().noise  # made once, then read
+    assert settings(key_file=str(tmp_path / "other")).key().noise != private.key().noise
+    assert settings().ledger() is None
+    assert settings(ledger=str(tmp_path / "run.db")).ledger() == tmp_path / "run.db"

@@ -37,6 +37,7 @@ def main(grid: Grid, context: Context) -> None:
         delta=settings.delta,
         cohort_size=settings.cohort,
         key=settings.key(),
+        ledger=settings.ledger(),
         expected_users=users,
     )
     accuracy: list[float] = []
@@ -66,7 +67,7 @@ def main(grid: Grid, context: Context) -> None:
         "clip_norm": settings.clip_norm,
         "learning_rate": settings.learning_rate,
         "seed": settings.seed,
-        "private_key": settings.private_key,
+        "private": bool(settings.key_file),
         "noise_multiplier": strategy.plan.noise_multiplier,
         "rmse": error_norms(mechanism, rounds).rmse(strategy.plan.noise_multiplier),
         "epsilon": guarantee.epsilon,

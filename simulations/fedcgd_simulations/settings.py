@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from fedcgd.keys import NoiseKey
@@ -33,13 +34,14 @@ class Settings:
     rounds: int
     learning_rate: float
     seed: int
-    private_key: bool
+    key_file: str
+    ledger_file: str
     results: str
 
     @staticmethod
     def read(config: Mapping[str, Any]) -> "Settings":
         """The settings in a Flower run configuration."""
-        renamed = {"mechanism_name": "mechanism"}
+        renamed = {"mechanism_name": "mechanism", "ledger_file": "ledger"}
         values = {f.name: config[renamed.get(f.name, f.name.replace("_", "-"))] for f in fields(Settings)}
         for name in ("lam", "nu", "epsilon", "delta", "clip_norm", "learning_rate"):
             values[name] = float(values[name])  # TOML reads 4 as an integer
@@ -93,5 +95,9 @@ class Settings:
         )
 
     def key(self) -> NoiseKey:
-        """A fresh secret key, or one made from the seed for a run that can be repeated and keeps nothing secret."""
-        return NoiseKey.generate() if self.private_key else NoiseKey.simulation(self.seed)
+        """The secret key in `key-file`, made there if there is none; without one, the seed's, which keeps nothing secret."""
+        return NoiseKey.from_file(Path(self.key_file), create=True) if self.key_file else NoiseKey.simulation(self.seed)
+
+    def ledger(self) -> Path | None:
+        """Where to record the run, and to go on from."""
+        return Path(self.ledger_file) if self.ledger_file else None
