@@ -55,7 +55,7 @@ def select_lambda(
       about 5 % on the scale 1/(1 − λ), over which the error itself hardly changes; each of about 15 λ takes one calibration.
     - `practical`: 1/(1 − λ) a third of the amplified-RMSE one, and λ = 0 if that is below 1.
 
-    `normalize` is for C_λ with unit columns. `progress` hears what is calculated next. Raises ValueError for an unknown objective,
+    `normalize` is for C_λ with unit columns. `progress` hears what comes next. Raises ValueError for an unknown objective,
     a target that no σ reaches, and the Poisson samplings, where λ > 0 is not accounted for.
     """
     if objective not in get_args(Objective):

@@ -1,0 +1,75 @@
+"""The trade-off curve of a run: how well any test can tell whether one user took part (f-DP, Dong, Roth and Su, 2019)."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+from scipy.special import ndtr, ndtri
+
+from fedcgd.mechanisms.mechanism import Vector
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """β = f(α): no test that cries "took part" wrongly with probability α misses with probability below β.
+
+    `exact` says that some test reaches β; otherwise f is a lower bound on it, which makes it a valid promise.
+    """
+
+    alphas: tuple[float, ...]
+    betas: tuple[float, ...]
+    exact: bool
+    method: str
+
+
+def gaussian_trade_off(mu: float, alphas: ArrayLike) -> Vector:
+    """β = Φ(Φ⁻¹(1 − α) − μ), exact for N(0, 1) against N(μ, 1) (their eq. 6). Shape of `alphas`.
+
+    Raises ValueError unless μ ≥ 0 and each α is in [0, 1].
+    """
+    if not mu >= 0:
+        raise ValueError(f"mu must be at least 0, got {mu}; it is sensitivity / σ")
+    betas: Vector = ndtr(-ndtri(_checked(alphas)) - mu)
+    return betas
+
+
+def profile_trade_off(profile: Iterable[tuple[float, float]], alphas: ArrayLike) -> Vector:
+    """β ≥ max over (ε, δ) of 0, 1 − δ − e^ε·α and e^(−ε)·(1 − δ − α), for a run that is (ε, δ)-DP for each pair of `profile`.
+
+    Convex, at most 1 − α, and a lower bound on every test's β, whichever pairs are given; more pairs make it tighter (their
+    Proposition 2.5). Raises ValueError for an α outside [0, 1], ε < 0 or δ outside [0, 1].
+    """
+    level = _checked(alphas)
+    betas = np.zeros_like(level)
+    for epsilon, delta in profile:
+        if not epsilon >= 0 or not 0 <= delta <= 1:
+            raise ValueError(f"a profile has ε ≥ 0 and δ in [0, 1], got ({epsilon}, {delta})")
+        with np.errstate(over="ignore", invalid="ignore"):
+            steep = np.where(level > 0, 1 - delta - np.exp(epsilon) * level, 1 - delta)
+        betas = np.maximum(betas, np.maximum(steep, np.exp(-epsilon) * (1 - delta - level)))
+    return betas
+
+
+def plot_trade_off(path: Path, curves: Mapping[str, TradeOff]) -> None:
+    """Draw named curves and the line of perfect privacy, β = 1 − α, into the image file `path` (PNG, SVG or PDF)."""
+    figure = Figure(figsize=(5, 5), layout="constrained")
+    axes = figure.add_subplot(
+        xlabel="α: says “took part” of one who did not", ylabel="β: says “did not” of one who did"
+    )
+    axes.plot([0, 1], [1, 0], color="0.7", linestyle="dotted", label="perfect privacy")
+    for name, curve in curves.items():
+        axes.plot(curve.alphas, curve.betas, label=name if curve.exact else f"{name} (at least)")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def _checked(alphas: ArrayLike) -> Vector:
+    level = np.asarray(alphas, dtype=np.float64)
+    if not np.all((level >= 0) & (level <= 1)):
+        raise ValueError(f"each alpha must be in [0, 1], got {level[~((level >= 0) & (level <= 1))].flat[0]}")
+    return level
