@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Literal
 
 import matplotlib
 
@@ -14,15 +15,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.mechanisms.errors import error_norms
-from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.participation import Participation
+from fedcgd.accounting.selection import select_lambda
 from fedcgd_simulations.point import Record, Setup, identity
 from fedcgd_simulations.sweep import to_point
 
 STYLES = [(line, marker) for line, marker in zip(["-", "--", "-.", ":"] * 3, "osD^vP*Xph<>", strict=True)]
-LAMBDAS = np.concatenate([np.arange(0, 0.95, 0.01), np.arange(0.95, 0.999, 0.001)])
+ERRORS: tuple[Literal["rmse", "max-se"], ...] = ("rmse", "max-se")
 
 Summary = tuple[float, float]
 """(mean, sample standard deviation) over seeds."""
@@ -49,16 +47,13 @@ def by_setup(runs: Iterable[Record], split: str) -> dict[Setup, Summary]:
     return {setup: (fmean(v), stdev(v) if len(v) > 1 else 0.0) for setup, v in best.items()}
 
 
-def optimal_lambdas(participation: Participation) -> tuple[float, float]:
-    """The λ in `LAMBDAS` with the least RMSE, and the one with the least MaxSE, without amplification."""
-    plain = replace(participation, sampling="none")
-    rounds = plain.rounds
-    mechanisms = [LambdaCGD(float(lam)) for lam in LAMBDAS]
-    sens = np.array([sensitivity(mechanism, plain).value for mechanism in mechanisms])
-    norms = [error_norms(mechanism, rounds) for mechanism in mechanisms]
-    rmse = sens * np.array([norm.frobenius for norm in norms])
-    max_se = sens * np.array([norm.max_row for norm in norms])
-    return float(LAMBDAS[rmse.argmin()]), float(LAMBDAS[max_se.argmin()])
+def optimal_lambdas(setup: Setup) -> tuple[float, float]:
+    """The λ with the least RMSE, and the one with the least MaxSE, without amplification."""
+    rmse, max_se = (
+        select_lambda(setup.participation(), objective=objective, epsilon=setup.epsilon, delta=setup.delta).lam
+        for objective in ERRORS
+    )
+    return rmse, max_se
 
 
 def amplified_optimum(calibrations: Mapping[str, Record], like: Setup) -> float | None:
@@ -98,7 +93,7 @@ def accuracy_against_lambda(
                 lams, means, yerr=spreads, fmt=line + marker, color="black", capsize=3, label=_training(setup)
             )
         first = next(iter(curves))
-        rmse, max_se = optimal_lambdas(first.participation())
+        rmse, max_se = optimal_lambdas(first)
         axes.axvline(rmse, color="0.35", linestyle="--", label=f"RMSE-optimal λ = {rmse:.3g}")
         axes.axvline(max_se, color="0.35", linestyle=":", label=f"MaxSE-optimal λ = {max_se:.3g}")
         amplified = amplified_optimum(calibrations, first)

@@ -16,13 +16,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.accounting import calibrate
 from fedcgd.mechanisms.errors import error_norms
-from fedcgd.mechanisms.registry import describe, from_description, make
+from fedcgd.mechanisms.registry import describe, from_description
 from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.optimisation.registry import make
 from fedcgd.participation import Participation, Sampling
 from fedcgd_simulations.task import Data, evaluate
 from fedcgd_simulations.tasks import get_task
 
 Record = dict[str, Any]
+
+REPLAYED_BANDS = 8
+"""Up to so many noise vectors are made again in each round; more of them are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +111,8 @@ def calibrate_setup(setup: Setup) -> Record:
         "setup": asdict(setup),
         "mechanism": describe(mechanism),
         "noise_multiplier": guarantee.noise_multiplier,
-        "rmse": norms.frobenius / participation.rounds**0.5 * guarantee.noise_multiplier,
-        "max_se": norms.max_row * guarantee.noise_multiplier,
+        "rmse": norms.rmse(guarantee.noise_multiplier),
+        "max_se": norms.max_se(guarantee.noise_multiplier),
         "adjacency": guarantee.adjacency,
         "method": guarantee.method,
         "seconds": round(time.perf_counter() - started, 3),
@@ -130,18 +134,21 @@ def run_point(point: Point, calibration: Record, *, data_dir: str | None = None,
     loader = DataLoader(TensorDataset(data.train.inputs, data.train.targets), batch_size=batch)
     if len(loader) != setup.steps:
         raise ValueError(f"{len(data.train)} examples cannot make {setup.steps} steps; {len(loader)} steps would do")
+    mechanism, participation = from_description(calibration["mechanism"]), setup.participation()
+    bands = len(mechanism.inverse_row(participation.rounds - 1, participation.rounds))
     engine = CorrelatedPrivacyEngine(key=hashlib.sha256(b"fedcgd sweep %d" % point.seed).digest())
     module, optimizer, criterion, batches = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=point.learning_rate),
         criterion=_PerExample(task.loss),
         data_loader=loader,
-        mechanism=from_description(calibration["mechanism"]),
+        mechanism=mechanism,
         noise_multiplier=calibration["noise_multiplier"],
         max_grad_norm=point.clip_norm,
         epochs=setup.epochs,
         sampling=setup.sampling,
-        groups=setup.participation().min_separation if setup.sampling == "cyclic-poisson" else None,
+        groups=participation.min_separation if setup.sampling == "cyclic-poisson" else None,
+        noise="replay" if bands <= REPLAYED_BANDS else "buffer",
         grad_sample_mode="ghost",
     )
     inputs, targets = data.train.inputs.to(device), data.train.targets.to(device)

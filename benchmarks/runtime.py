@@ -1,0 +1,53 @@
+"""Time of a private training step for each way to make correlated noise, over DP-SGD (Tables 1, 2 of arXiv:2601.22334).
+
+The variants take turns in one process, so that whatever slows the machine slows all; ratios are within a turn, and the
+median and the quartiles over turns are given. Inputs are random numbers of the task's shape.
+
+    python benchmarks/runtime.py --model cnn --model bert-tiny --turns 21 --output results/runtime.jsonl
+
+
+import argparse
+import json
+import sys
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "simulations"))
+
+from fedcgd_simulations.runtime import MODELS, VARIANTS, measure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", action="append", choices=list(MODELS))
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--physical", type=int, default=32)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--mode", default="hooks", choices=["hooks", "ghost"])
+    parser.add_argument("--output", type=Path, help="append each record as a line of JSON")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    for model in arguments.model or ["cnn"]:
+        record = measure(
+            model,
+            batch=arguments.batch,
+            physical=arguments.physical,
+            turns=arguments.turns,
+            steps=arguments.steps,
+            mode=arguments.mode,
+            variants=VARIANTS,
+        )
+        print(f"\n{model}: {record['parameters']:,} weights on {record['device']}, batch {record['batch']}")
+        for row in record["rows"]:
+            low, high = row["quartiles"]
+            name = f"{row['noise']} p={row['bands']}" if row["bands"] > 1 else row["noise"]
+            print(f"{name:>16} {row['milliseconds']:9.2f} ms   × {row['ratio']:.3f}  ({low:.3f} … {high:.3f})")
+        if arguments.output:
+            arguments.output.parent.mkdir(parents=True, exist_ok=True)
+            with arguments.output.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()
