@@ -208,3 +208,11 @@ def test_indices_out_of_range_are_refused(arguments, message):
 def test_a_key_of_another_length_is_refused(size):
     with pytest.raises(ValueError, match=f"32 bytes .* got {size}"):
         NoiseStream(bytes(size))
+
+
+def test_derived_streams_are_independent_and_a_function_of_key_and_purpose(sample):
+    derived = STREAM.derive("smoothing").normal(3, 1, 0, N)
+    assert abs(np.mean(sample * derived)) * np.sqrt(N) < 4
+    np.testing.assert_array_equal(derived[:10], NoiseStream(KEY).derive("smoothing").normal(3, 1, 0, 10))
+    assert not np.array_equal(derived[:10], STREAM.derive("other").normal(3, 1, 0, 10))
+    assert not np.array_equal(derived[:10], NoiseStream(OTHER).derive("smoothing").normal(3, 1, 0, 10))

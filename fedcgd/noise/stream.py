@@ -1,5 +1,6 @@
 """The keyed, seekable source of noise: AES-256 in counter mode, then Box–Muller."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -81,6 +82,10 @@ class NoiseStream:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a NoiseStream holds a secret key and cannot be pickled; make it again from the key")
+
+    def derive(self, purpose: str) -> "NoiseStream":
+        """Another stream, a function of this one's key and `purpose`, independent of it."""
+        return NoiseStream(hashlib.blake2b(purpose.encode(), key=self._algorithm.key, digest_size=32).digest())
 
     def normal(self, round: int, attempt: int, start: int, stop: int) -> Float32:
         """Z_(round, attempt)[start:stop], shape (stop − start,). Raises ValueError for an index out of range."""
