@@ -4,7 +4,7 @@ The variants take turns in one process, so that whatever slows the machine slows
 median and the quartiles over turns are given. Inputs are random numbers of the task's shape.
 
     python benchmarks/runtime.py --model cnn --model bert-tiny --turns 21 --output results/runtime.jsonl
-
+"""
 
 import argparse
 import json
