@@ -1,0 +1,185 @@
+"""The chain of reasoning behind an ε, in words and numbers, for whoever has to sign it."""
+
+from dataclasses import dataclass
+
+from fedcgd.accounting import Guarantee, calibrate
+from fedcgd.accounting import epsilon as epsilon_of
+from fedcgd.mechanisms import Mechanism, Normalized
+from fedcgd.mechanisms.registry import describe
+from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.participation import Participation
+
+
+@dataclass(frozen=True)
+class Step:
+    """One link: what it is about, what is claimed or assumed, and its number if it has one."""
+
+    title: str
+    statement: str
+    value: float | None = None
+
+
+def explain(
+    mechanism: Mechanism,
+    participation: Participation,
+    *,
+    clip_norm: float,
+    delta: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+) -> tuple[Step, ...]:
+    """Every assumption and every number between the updates of one user and the ε of the run, in order.
+
+    Give `epsilon` (then σ is calibrated) or `noise_multiplier`, one of the two. Raises ValueError for both, neither, or a
+    configuration that is not accounted for.
+    """
+    if not 0 < clip_norm < float("inf"):
+        raise ValueError(f"clip_norm must be positive and finite, got {clip_norm}")
+    if epsilon is not None and noise_multiplier is None:
+        guarantee = calibrate(mechanism, participation, epsilon=epsilon, delta=delta)
+    elif noise_multiplier is not None and epsilon is None:
+        guarantee = epsilon_of(mechanism, participation, noise_multiplier=noise_multiplier, delta=delta)
+    else:
+        raise ValueError(f"give epsilon or noise_multiplier, one of the two; got {epsilon} and {noise_multiplier}")
+    return (
+        Step(
+            "adjacency",
+            "Two data sets are neighbours if one is the other with "
+            f"{guarantee.adjacency.removeprefix('add or remove ')} added or removed: all of that user's updates "
+            "become zero. Replacing one user by another counts as two such steps.",
+        ),
+        Step(
+            "unit of privacy",
+            "What is protected is a user as a whole, in all of its rounds: everything that is trained and clipped "
+            "under one name. Who has two names, or whose data is also held under another name, is protected as two "
+            "users.",
+        ),
+        Step(
+            "clipping",
+            f"Each user's update of a round is scaled to L2 norm at most ζ = {clip_norm:g} before it is summed; an "
+            "update that is not finite counts as zero. Where the clipping is done must be trusted, or done again by "
+            "whoever sums.",
+            clip_norm,
+        ),
+        _participation(participation),
+        Step("sampling", _SAMPLING[participation.sampling]),
+        _mechanism(mechanism, participation.rounds),
+        _sensitivity(mechanism, participation),
+        Step(
+            "noise",
+            f"σ = {guarantee.noise_multiplier:.6g} (it includes the sensitivity): Z has independent coordinates of "
+            f"standard deviation ζσ = {clip_norm * guarantee.noise_multiplier:.6g}, in the units of the update. It "
+            "comes from a secret key by a cryptographic generator: whoever has the key can remove it.",
+            guarantee.noise_multiplier,
+        ),
+        Step(
+            "method",
+            f"{guarantee.method}; "
+            + ("exact up to rounding." if guarantee.exact else "an upper bound: the truth may be better, not worse."),
+        ),
+        _confidence(guarantee),
+        Step(
+            "guarantee",
+            f"Everything that the run releases is ({guarantee.epsilon:.6g}, {delta:g})-differentially private for each "
+            "user. An adversary sees every released model, knows all other users' data, and chooses updates and "
+            "models adaptively.",
+            guarantee.epsilon,
+        ),
+        Step(
+            "not covered",
+            "Metrics that clients report, counts of answers, timing and traffic, logs, the choice of settings by "
+            "looking at the data, and a node that hosts users and clips falsely or answers in their name: none of "
+            "these is in ε.",
+        ),
+    )
+
+
+def _participation(participation: Participation) -> Step:
+    n, b, q = participation.rounds, participation.min_separation, participation.sampling_rate
+    if participation.sampling == "poisson":
+        return Step("participation", f"n = {n} rounds; a user takes part in each with probability q = {q:g}.", q)
+    if participation.sampling == "cyclic-poisson":
+        return Step(
+            "participation",
+            f"n = {n} rounds, {b} fixed groups of users; in round t each user of group t mod {b} takes part with "
+            f"probability q = {q:g}.",
+            q,
+        )
+    k = participation.participations
+    return Step(
+        "participation",
+        f"Of n = {n} rounds a user takes part in at most k = {k}, any two of them at least b = {b} rounds apart. The "
+        "scheduler must never break this, whoever drops out or returns.",
+        k,
+    )
+
+
+_SAMPLING = {
+    "none": (
+        "None is assumed: the adversary may know, and even choose, the rounds in which each user takes part. Nothing "
+        "about the cohorts has to be secret or random."
+    ),
+    "balls-in-bins": (
+        "Each user falls in one bin, uniformly at random and independently of the others, before the first round, and "
+        "takes part in the rounds of that bin in every epoch: bins are reused, not drawn again. The deployment must "
+        "keep the bins secret (nobody who sees a release may see who trained when), must not replace users who are "
+        "absent by others (an absent user's update is zero), must not let the number of answers decide whether a "
+        "round is released, and must divide by a fixed number."
+    ),
+    "poisson": (
+        "Each user tosses its own coin in each round, independently of everything else. The deployment must keep the "
+        "outcomes secret (also the size of the cohort), must not fill up or cut cohorts to a fixed size, must not "
+        "replace absent users, and must divide by a fixed number."
+    ),
+    "cyclic-poisson": (
+        "Users are split into groups once, which the adversary may know; in its group's rounds each user tosses its "
+        "own coin, independently of everything else. The deployment must keep the outcomes secret (also the size of "
+        "the cohort), must not move users between groups, must not fill up or cut cohorts, must not replace absent "
+        "users, and must divide by a fixed number."
+    ),
+}
+
+
+def _mechanism(mechanism: Mechanism, rounds: int) -> Step:
+    description = {name: value for name, value in describe(mechanism).items() if isinstance(value, str | int | float)}
+    parameters = [f"{name} = {value}" for name, value in description.items() if name not in ("name", "normalize")]
+    name = mechanism.name + (f" ({', '.join(parameters)})" if parameters else "")
+    columns = " with columns of norm 1" if isinstance(mechanism, Normalized) else ""
+    terms = max(len(mechanism.inverse_row(t, rounds)) for t in {0, rounds - 1})
+    return Step(
+        "mechanism",
+        f"{name}{columns}: round t releases x̂_t = x_t + ζσ·(C⁻¹Z)_t, the sum of the clipped updates and up to {terms} "
+        "of the noise vectors Z of this and earlier rounds. All releases together are a function of CX + ζσZ: as "
+        "private as that one Gaussian mechanism, also when updates depend on earlier releases.",
+    )
+
+
+def _sensitivity(mechanism: Mechanism, participation: Participation) -> Step:
+    if participation.sampling in ("poisson", "cyclic-poisson"):
+        return Step(
+            "sensitivity",
+            "A user adds at most ζ to a round that it takes part in; in how many it does is left to the coins, and "
+            "enters below.",
+        )
+    found = sensitivity(mechanism, participation)
+    last = f" … {found.pattern[-1]}" if len(found.pattern) > 6 else ""
+    rounds = ", ".join(str(t) for t in found.pattern[: 4 if last else None]) + last
+    statement = (
+        f"One user moves CX by at most {found.value:.6g}·ζ in Frobenius norm ({found.method}; "
+        f"{'exact' if found.exact else 'an upper bound'}), when it takes part in rounds {rounds} (counted from 0)."
+    )
+    if participation.sampling == "balls-in-bins":
+        statement += " This is for an adversary who knows the bin; the method below profits from the bin being secret."
+    return Step("sensitivity", statement, found.value)
+
+
+def _confidence(guarantee: Guarantee) -> Step:
+    risk = guarantee.failure_probability
+    if not risk:
+        return Step("confidence", "Deterministic: no part of the calculation is random.", 1.0)
+    return Step(
+        "confidence",
+        f"The calculation draws random numbers, and is wrong with probability at most {risk:.1g} over its seed; for a "
+        "promise without this clause add it to δ.",
+        1 - risk,
+    )

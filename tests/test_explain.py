@@ -1,0 +1,101 @@
+"""The explanation holds the numbers that the accounting uses, and the demands of each sampling."""
+
+import pytest
+
+from fedcgd.accounting import calibrate, epsilon
+from fedcgd.accounting.explain import explain
+from fedcgd.mechanisms import DPSGD, LambdaCGD, Normalized
+from fedcgd.participation import Participation
+
+EPOCHS = Participation(rounds=12, min_separation=4, max_participations=2)
+TITLES = [
+    "adjacency", "unit of privacy", "clipping", "participation", "sampling", "mechanism", "sensitivity", "noise", "method",
+    "confidence", "guarantee", "not covered",
+]  # fmt: skip
+
+
+def by_title(mechanism, participation, **options):
+    steps = explain(mechanism, participation, **{"clip_norm": 0.5, "delta": 1e-5, **options})
+    assert [step.title for step in steps] == TITLES
+    assert all(step.statement.endswith((".", "ε.")) for step in steps)
+    return {step.title: step for step in steps}
+
+
+def test_numbers_are_those_of_the_accounting() -> None:
+    steps = by_title(LambdaCGD(0.5), EPOCHS, noise_multiplier=3.0)
+    expected = epsilon(LambdaCGD(0.5), EPOCHS, noise_multiplier=3.0, delta=1e-5)
+    assert steps["guarantee"].value == expected.epsilon
+    assert steps["noise"].value == 3.0
+    assert "ζσ = 1.5" in steps["noise"].statement
+    # Columns 0 and 4: (0.5^0 … 0.5^11) and the same four rows later.
+    total = [0.5**i + (0.5 ** (i - 4) if i >= 4 else 0) for i in range(12)]
+    assert steps["sensitivity"].value == pytest.approx(sum(x * x for x in total) ** 0.5)
+    assert "rounds 0, 4 (counted from 0)" in steps["sensitivity"].statement
+    assert "; exact)" in steps["sensitivity"].statement
+    assert steps["participation"].value == 2
+    assert steps["clipping"].value == 0.5
+
+
+def test_a_budget_gives_the_calibrated_noise() -> None:
+    steps = by_title(LambdaCGD(0.5), EPOCHS, epsilon=2.0)
+    assert steps["noise"].value == calibrate(LambdaCGD(0.5), EPOCHS, epsilon=2.0, delta=1e-5).noise_multiplier
+    assert steps["guarantee"].value == pytest.approx(2.0, rel=1e-6)
+
+
+def test_long_patterns_are_shortened() -> None:
+    steps = by_title(DPSGD(), Participation(rounds=50), noise_multiplier=9.0)
+    assert "rounds 0, 1, 2, 3 … 49 (counted" in steps["sensitivity"].statement
+
+
+def test_the_mechanism_is_named_with_its_numbers() -> None:
+    assert "lambda-cgd (lam = 0.5): " in by_title(LambdaCGD(0.5), EPOCHS, noise_multiplier=3.0)["mechanism"].statement
+    assert "up to 2 of the noise" in by_title(LambdaCGD(0.5), EPOCHS, noise_multiplier=3.0)["mechanism"].statement
+    normalized = by_title(Normalized(LambdaCGD(0.5)), EPOCHS, noise_multiplier=3.0)["mechanism"].statement
+    assert "lambda-cgd (lam = 0.5) with columns of norm 1: " in normalized
+    assert by_title(DPSGD(), EPOCHS, noise_multiplier=3.0)["mechanism"].statement.startswith("dp-sgd: ")
+
+
+@pytest.mark.parametrize(
+    ("participation", "words"),
+    [
+        (EPOCHS, ["may know, and even choose"]),
+        (
+            Participation(rounds=4, min_separation=2, sampling="balls-in-bins"),
+            ["keep the bins secret", "not replace users who are absent", "bins are reused"],
+        ),
+        (
+            Participation(rounds=4, sampling="poisson", sampling_rate=0.25),
+            ["its own coin", "not fill up", "not replace absent"],
+        ),
+        (
+            Participation(rounds=4, min_separation=2, sampling="cyclic-poisson", sampling_rate=0.25),
+            ["groups", "its own coin", "not move users between groups"],
+        ),
+    ],
+)
+def test_each_sampling_says_what_it_demands(participation: Participation, words: list[str]) -> None:
+    steps = by_title(DPSGD(), participation, noise_multiplier=3.0)
+    for word in words:
+        assert word in steps["sampling"].statement
+    if participation.sampling_rate:
+        assert "q = 0.25" in steps["participation"].statement
+        assert steps["sensitivity"].value is None
+
+
+def test_what_epsilon_leaves_out_is_said() -> None:
+    statement = by_title(DPSGD(), EPOCHS, noise_multiplier=3.0)["not covered"].statement
+    for word in ("Metrics", "timing", "clips falsely"):
+        assert word in statement
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "one of the two; got None and None"),
+        ({"epsilon": 1.0, "noise_multiplier": 1.0}, "one of the two; got 1.0 and 1.0"),
+        ({"epsilon": 1.0, "clip_norm": 0.0}, "clip_norm must be positive and finite, got 0.0"),
+    ],
+)
+def test_settings_that_contradict_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        by_title(DPSGD(), EPOCHS, **options)
