@@ -1,0 +1,72 @@
+"""Entry points: σ from a budget, ε from σ, δ from both, for every sampling."""
+
+from fedcgd.accounting import gaussian
+from fedcgd.accounting.guarantee import Guarantee
+from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.sensitivity import Sensitivity, sensitivity
+from fedcgd.participation import Participation
+
+
+def calibrate(mechanism: Mechanism, participation: Participation, *, epsilon: float, delta: float) -> Guarantee:
+    """The smallest noise multiplier σ that is proven to keep the whole run within (ε, δ).
+
+    Adjacency: add or remove one user. Raises ValueError for impossible targets, and for mechanisms that the sampling is not
+    accounted for.
+    """
+    gaussian.check_epsilon(epsilon)
+    gaussian.check_delta(delta)
+    reach = sensitivity(mechanism, participation)
+    sigma = gaussian.sigma(epsilon=epsilon, delta=delta) * reach.value
+    return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=delta, sigma=sigma)
+
+
+def epsilon(
+    mechanism: Mechanism,
+    participation: Participation,
+    *,
+    noise_multiplier: float,
+    delta: float,
+    released: int | None = None,
+) -> Guarantee:
+    """An upper bound on ε for the whole run, or when only the first `released` rounds have been published."""
+    gaussian.check_delta(delta)
+    _check_noise_multiplier(noise_multiplier)
+    reach = sensitivity(mechanism, participation, released=released)
+    found = gaussian.epsilon(sigma=noise_multiplier / reach.value, delta=delta) if reach.value else 0.0
+    return _gaussian_guarantee(participation, reach, epsilon=found, delta=delta, sigma=noise_multiplier)
+
+
+def delta(
+    mechanism: Mechanism,
+    participation: Participation,
+    *,
+    noise_multiplier: float,
+    epsilon: float,
+    released: int | None = None,
+) -> Guarantee:
+    """An upper bound on δ at `epsilon` ≥ 0, for the whole run, or when only the first `released` rounds have been published."""
+    _check_noise_multiplier(noise_multiplier)
+    reach = sensitivity(mechanism, participation, released=released)
+    found = gaussian.delta(epsilon=epsilon, sigma=noise_multiplier / reach.value) if reach.value else 0.0
+    return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=found, sigma=noise_multiplier)
+
+
+def _gaussian_guarantee(
+    participation: Participation, reach: Sensitivity, *, epsilon: float, delta: float, sigma: float
+) -> Guarantee:
+    return Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=sigma,
+        sampling=participation.sampling,
+        method="exact Gaussian mechanism" + ("" if reach.exact else " on an upper bound of the sensitivity"),
+        sensitivity=reach.value,
+        exact=reach.exact and participation.sampling == "none",
+    )
+
+
+def _check_noise_multiplier(noise_multiplier: float) -> None:
+    if not 0 < noise_multiplier < float("inf"):
+        raise ValueError(
+            f"noise_multiplier must be positive and finite, got {noise_multiplier}; without noise there is no privacy"
+        )

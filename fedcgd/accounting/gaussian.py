@@ -1,0 +1,114 @@
+"""The Gaussian mechanism, exactly: δ, ε and σ of one release of a value that one user moves by 1 in L2 norm.
+
+With μ = 1/σ and a = μ/2 − ε/μ, δ = Φ(a) − e^ε·Φ(a − μ) (Theorem 8 of arXiv:1805.06530). Since φ(a) = e^ε·φ(a − μ), this is
+φ(a)·(R(−a) − R(μ − a)) with Mills' ratio R(x) = Φ(−x)/φ(x), which neither overflows nor cancels; and in terms of (a, μ) the
+search for ε or σ is well conditioned for every σ. Answers err on the safe side of rounding.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import erfcx, log_ndtr
+
+LEAST_DELTA = 1e-300
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
+_SLACK = 1e-12  # relative; rounding in what follows is below it
+_WIDEST = 40.0  # Φ(−40) < LEAST_DELTA, and Φ(40) is 1 in double precision
+
+
+def delta(*, epsilon: float, sigma: float) -> float:
+    """The smallest δ for which noise N(0, σ²) on a sensitivity of 1 is (ε, δ)-private; 0.0 if that is below all doubles."""
+    if not 0 <= epsilon < math.inf:
+        raise ValueError(f"epsilon must be at least 0 and finite, got {epsilon}")
+    mu = _inverse(sigma)
+    return min(1.0, math.exp(_log_delta(mu / 2 - epsilon / mu, mu)) * (1 + _SLACK))
+
+
+def epsilon(*, sigma: float, delta: float) -> float:
+    """The smallest ε for which noise N(0, σ²) on a sensitivity of 1 is (ε, δ)-private."""
+    check_delta(delta)
+    return _epsilon(_inverse(sigma), delta)
+
+
+def _epsilon(mu: float, delta: float) -> float:
+    goal = math.log(delta)
+    if _log_delta(mu / 2, mu) <= goal:
+        return 0.0
+    a = brentq(lambda a: _log_delta(a, mu) - goal, -_WIDEST, min(mu / 2, _WIDEST), xtol=1e-15, rtol=1e-15)
+    return float(max(0.0, mu * (mu / 2 - a + _SLACK * max(1.0, abs(a))) * (1 + _SLACK)))
+
+
+def sigma(*, epsilon: float, delta: float) -> float:
+    """The smallest σ for which noise N(0, σ²) on a sensitivity of 1 is (ε, δ)-private.
+
+    Raises ValueError for an impossible target, and one that no double can express.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    goal = math.log(delta)
+
+    def mu(a: float) -> float:
+        # The positive root of ε = μ²/2 − aμ, without cancellation. It grows with a, and so does δ.
+        root = math.hypot(a, math.sqrt(2 * epsilon))
+        return a + root if a > 0 else 2 * epsilon / (root - a)
+
+    def excess(a: float) -> float:
+        return _log_delta(a, mu(a)) - goal
+
+    result = (1 + _SLACK) / mu(brentq(excess, -_WIDEST, _WIDEST, xtol=1e-305, rtol=1e-15, maxiter=5000))
+    step = _SLACK
+    while _epsilon(1 / result, delta) > epsilon:
+        result, step = result * (1 + step), 2 * step
+    return result
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raise ValueError unless 1e-300 ≤ ε ≤ 1e15."""
+    if not 1e-300 <= epsilon <= 1e15:
+        raise ValueError(f"epsilon must be in [1e-300, 1e15], got {epsilon}; 0.1 to 10 is usual")
+
+
+def check_delta(delta: float) -> None:
+    """Raise ValueError unless `LEAST_DELTA` ≤ δ < 1."""
+    if not LEAST_DELTA <= delta < 1:
+        raise ValueError(f"delta must be in [{LEAST_DELTA:g}, 1), got {delta}; well below 1 / number of users is usual")
+
+
+def _inverse(sigma: float) -> float:
+    if not 1e-150 <= sigma <= 1e300:
+        raise ValueError(f"the noise over the sensitivity must be in [1e-150, 1e300], got {sigma}")
+    return 1 / sigma
+
+
+def _log_delta(a: float, mu: float) -> float:
+    """log δ where a = μ/2 − ε/μ ≤ μ/2."""
+    if a > 1:  # then μ ≥ 2, and the second term is far below the first
+        second = _log_density(a) + math.log(_mills(mu - a))
+        first = float(log_ndtr(a))
+        return first + math.log1p(-math.exp(second - first))
+    if mu > 1:
+        return _log_density(a) + math.log(_mills(-a) - _mills(mu - a))
+    # The difference would cancel: integrate R'(t) = t·R(t) − 1 instead.
+    t = -a + mu * (1 + _NODES) / 2
+    return _log_density(a) + math.log(mu * float(np.dot(_WEIGHTS, _mills_slope(t))) / 2)
+
+
+def _log_density(a: float) -> float:
+    return -a * a / 2 - _LOG_SQRT_2PI
+
+
+def _mills(x: float) -> float:
+    return math.sqrt(math.pi / 2) * float(erfcx(x / math.sqrt(2)))
+
+
+def _mills_slope(t: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1 − t·R(t), by its asymptotic series 1/t² − 3/t⁴ + 15/t⁶ − … where the difference would cancel."""
+    near = 1 - t * math.sqrt(math.pi / 2) * erfcx(t / math.sqrt(2))
+    u = 1 / np.maximum(t, 20.0) ** 2
+    series = np.zeros_like(t)
+    for i in range(10, 0, -1):
+        series = u * (2 * i - 1) * (1 - series)
+    return np.where(t < 20, near, series)

@@ -1,0 +1,122 @@
+"""The Gaussian mechanism: exact, on the safe side, and not broken by extreme numbers."""
+
+import math
+
+import oracles_accounting as oracles
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcgd.accounting import calibrate, delta, epsilon, gaussian
+from fedcgd.mechanisms import DPSGD, LambdaCGD
+from fedcgd.participation import Participation
+
+DELTAS = (1e-300, 1e-100, 1e-10, 1e-5, 0.1, 0.5, 1 - 1e-9)
+
+
+@pytest.mark.parametrize("sigma", [10.0**power for power in range(-8, 9, 2)])
+@pytest.mark.parametrize("at", DELTAS)
+def test_epsilon_is_the_smallest(sigma, at):
+    found = gaussian.epsilon(sigma=sigma, delta=at)
+    assert found == 0 or oracles.gaussian_log_delta(found * (1 - 1e-9), sigma) > math.log(at)
+    assert oracles.gaussian_log_delta(found, sigma) <= math.log(at)
+
+
+@pytest.mark.parametrize("budget", [1e-300, 1e-100, 1e-15, 1e-8, 1e-3, 0.1, 1.0, 8.0, 100.0, 1e8, 1e15])
+@pytest.mark.parametrize("at", DELTAS)
+def test_sigma_is_the_smallest(budget, at):
+    found = gaussian.sigma(epsilon=budget, delta=at)
+    assert oracles.gaussian_log_delta(budget, found) <= math.log(at)
+    assert oracles.gaussian_log_delta(budget, found * (1 - 1e-9)) > math.log(at)
+    assert gaussian.epsilon(sigma=found, delta=at) <= budget
+
+
+@given(st.floats(-8, 8), st.floats(-3, 3))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_delta_is_the_textbook_formula(log_sigma, log_scale):
+    sigma = 10**log_sigma
+    budget = (0.5 / sigma**2) + 10**log_scale / sigma
+    expected = oracles.gaussian_log_delta(budget, sigma)
+    found = gaussian.delta(epsilon=budget, sigma=sigma)
+    if expected < -700:
+        assert found < 1e-300
+        return
+    # An error of one rounding in μ/2 − ε/μ, which is all that a double of ε can say.
+    tolerance = 1e-11 + 1e-15 * max(1.0, 40 / sigma)
+    assert math.log(found) == pytest.approx(expected, abs=tolerance)
+
+
+def test_known_value():
+    # Algorithm 1 of arXiv:1805.06530 at ε = 8, δ = 1e-5, evaluated with mpmath at 2000 bits.
+    assert gaussian.sigma(epsilon=8, delta=1e-5) == pytest.approx(0.60022907219992, rel=1e-9)
+
+
+def test_agrees_with_dp_accounting():
+    accountant = PLDAccountant()
+    accountant.compose(dp_event.GaussianDpEvent(2.0))
+    assert gaussian.epsilon(sigma=2.0, delta=1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "rmse_factor", "printed"),
+    # Table 4 of arXiv:2601.22334, column "w/o Amp"; the factor is ‖A·C⁻¹‖_F/√n at n = 3900, computed from C⁻¹ in closed form.
+    [
+        (DPSGD(), 1950.5, 83.85),
+        (LambdaCGD(0.9), 1 + 0.01 * 3899 / 2, 19.72),
+        (LambdaCGD(0.95), 1 + 0.0025 * 3899 / 2, 14.74),
+    ],
+)
+def test_table_4_without_amplification(mechanism, rmse_factor, printed):
+    plan = Participation(rounds=3900, min_separation=390, max_participations=10)
+    found = calibrate(mechanism, plan, epsilon=8, delta=1e-5)
+    assert found.noise_multiplier * math.sqrt(rmse_factor) == pytest.approx(printed, rel=1e-3)
+    assert found.exact
+    assert found.failure_probability == 0
+
+
+def test_calibrate_epsilon_and_delta_are_inverse():
+    plan = Participation(rounds=12, min_separation=4)
+    sigma = calibrate(LambdaCGD(0.5), plan, epsilon=2, delta=1e-6).noise_multiplier
+    back = epsilon(LambdaCGD(0.5), plan, noise_multiplier=sigma, delta=1e-6).epsilon
+    assert 2 * (1 - 1e-9) <= back <= 2 * (1 + 1e-9)
+    assert delta(LambdaCGD(0.5), plan, noise_multiplier=sigma, epsilon=back).delta == pytest.approx(1e-6, rel=1e-8)
+
+
+def test_epsilon_grows_with_the_rounds_released():
+    plan = Participation(rounds=12, min_separation=4)
+    so_far = [epsilon(LambdaCGD(0.5), plan, noise_multiplier=3, delta=1e-6, released=t).epsilon for t in range(13)]
+    assert so_far[0] == 0
+    assert so_far[1] == pytest.approx(gaussian.epsilon(sigma=3.0, delta=1e-6))  # C[0, 0] = 1
+    assert so_far == sorted(so_far)
+    assert so_far[12] == epsilon(LambdaCGD(0.5), plan, noise_multiplier=3, delta=1e-6).epsilon
+
+
+def test_a_guarantee_reads_well():
+    plan = Participation(rounds=1)
+    found = epsilon(DPSGD(), plan, noise_multiplier=1.2, delta=1e-5)
+    assert oracles.gaussian_log_delta(found.epsilon, 1.2) == pytest.approx(math.log(1e-5), abs=1e-8)
+    assert 3.54 < found.epsilon < 3.55  # people see it rounded up
+    assert str(found) == "ε ≤ 3.55 at δ = 1e-05 (add or remove one user; sampling: none; exact Gaussian mechanism)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "says"),
+    [
+        (calibrate, {"epsilon": 0.0, "delta": 1e-5}, "epsilon must be in"),
+        (calibrate, {"epsilon": -1.0, "delta": 1e-5}, "got -1"),
+        (calibrate, {"epsilon": math.nan, "delta": 1e-5}, "got nan"),
+        (calibrate, {"epsilon": math.inf, "delta": 1e-5}, "got inf"),
+        (calibrate, {"epsilon": 1e-301, "delta": 1e-5}, "1e-301"),
+        (calibrate, {"epsilon": 1.0, "delta": 0.0}, "delta must be in"),
+        (calibrate, {"epsilon": 1.0, "delta": 1.0}, "number of users"),
+        (calibrate, {"epsilon": 1.0, "delta": 1e-301}, "1e-301"),
+        (epsilon, {"noise_multiplier": 0.0, "delta": 1e-5}, "without noise"),
+        (epsilon, {"noise_multiplier": math.inf, "delta": 1e-5}, "got inf"),
+        (delta, {"noise_multiplier": 1.0, "epsilon": -1.0}, "epsilon must be at least 0"),
+    ],
+)
+def test_impossible_targets_are_refused(kind, values, says):
+    with pytest.raises(ValueError, match=says):
+        kind(DPSGD(), Participation(rounds=4), **values)
