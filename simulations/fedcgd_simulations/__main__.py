@@ -8,9 +8,11 @@ from typing import Annotated, cast
 import typer
 from matplotlib.figure import Figure
 from rich.console import Console
+from rich.table import Table
 
 from fedcgd.participation import Sampling
 from fedcgd_simulations import plots
+from fedcgd_simulations.paired import against_dp_sgd
 from fedcgd_simulations.point import Point, Record, Setup, identity
 from fedcgd_simulations.sweep import ResultsFile, on_ray, sweep, tuned
 from fedcgd_simulations.tasks import get_task
@@ -109,6 +111,30 @@ def plot_command(
         console.print(str(path), markup=False)
     if not drawn:
         raise typer.Exit(1)
+
+
+@app.command("compare")
+def compare_command(
+    results: Annotated[list[Path], typer.Argument(help="files that `sweep` wrote", exists=True)],
+) -> None:
+    """Test accuracy of each mechanism against DP-SGD's on the same seeds, with a paired t-test."""
+    runs = [record for path in results for record in ResultsFile(path).runs().values()]
+    for task in dict.fromkeys(str(record["point"]["task"]) for record in runs):
+        table = Table(title=f"{task}: test accuracy")
+        for heading in ("sampling", "ε", "mechanism", "accuracy", "DP-SGD", "difference", "p (paired t)", "seeds"):
+            table.add_column(heading)
+        for row in against_dp_sgd([record for record in runs if record["point"]["task"] == task]):
+            table.add_row(
+                row.setup.sampling,
+                f"{row.setup.epsilon:g}",
+                row.setup.label,
+                f"{row.accuracy:.4f} ± {row.spread:.4f}",
+                f"{row.baseline:.4f}",
+                f"{row.difference:+.4f}",
+                f"{row.p_value:.2g}",
+                str(row.seeds),
+            )
+        console.print(table)
 
 
 def _draw(path: Path, draw: Callable[[], Figure]) -> list[Path]:

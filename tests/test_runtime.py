@@ -1,0 +1,45 @@
+"""The runtime benchmark: DP-SGD is its own baseline, and a variant costs the noise vectors it says."""
+
+import pytest
+import torch
+
+from fedcgd.opacus.noise import StreamReplay
+from fedcgd_simulations import runtime
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_record_has_a_row_for_each_variant(mode):
+    variants = [("dp-sgd", 1), ("replay", 2), ("cpu-buffer", 4)]
+    record = runtime.measure("cnn", batch=4, physical=2, turns=2, steps=1, mode=mode, variants=variants)
+    assert [(row["noise"], row["bands"]) for row in record["rows"]] == variants
+    first = record["rows"][0]
+    assert (first["ratio"], first["quartiles"]) == (1.0, [1.0, 1.0])
+    assert all(row["milliseconds"] > 0 for row in record["rows"])
+    assert record["parameters"] == 288_746
+
+
+def test_replay_makes_each_noise_vector_in_each_step_and_a_buffer_only_one(monkeypatch):
+    made = []
+    add = StreamReplay.add
+
+    def counting(self, round, tensors, weights, stddev):
+        made[-1] += len(weights)
+        add(self, round, tensors, weights, stddev)
+
+    monkeypatch.setattr(StreamReplay, "add", counting)
+    for noise, bands, expected in (("replay", 4, 4), ("cpu-buffer", 4, 1), ("dp-sgd", 1, 1)):
+        step = runtime.prepare("cnn", noise, runtime.InverseBands(bands), 4, 2, "hooks")
+        made.append(0)
+        for _ in range(4):
+            step()
+        made[-1] = 0
+        step()
+        assert made[-1] == expected
+
+
+def test_inputs_fit_the_models():
+    assert runtime.inputs_for("cnn", 2).shape == (2, 3, 32, 32)
+    assert runtime.inputs_for("bert-tiny", 2).dtype == torch.int64
+    assert set(runtime.MODELS) >= {"cnn", "wideresnet-40", "vit-b-16", "vit-l-16", "vit-h-14", "lstm", "bert-base"}
