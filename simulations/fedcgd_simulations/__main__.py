@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fedcgd.participation import Sampling
 from fedcgd_simulations import plots
+from fedcgd_simulations.federated import flower_command
 from fedcgd_simulations.paired import against_dp_sgd
 from fedcgd_simulations.point import Point, Record, Setup, identity
 from fedcgd_simulations.sweep import ResultsFile, on_ray, sweep, tuned
@@ -135,6 +136,21 @@ def compare_command(
                 str(row.seeds),
             )
         console.print(table)
+
+
+@app.command("federated")
+def federated_command(
+    results: Annotated[Path, typer.Argument(help="a file that `sweep` wrote", exists=True)],
+    gpus: Annotated[float, typer.Option(help="GPUs of one node; 0.25 lets four share one")] = 0,
+    data_dir: Annotated[str | None, typer.Option(help="folder of the task's files")] = None,
+) -> None:
+    """For each tuned point the `flwr run` command that trains the same federated, one user per example."""
+    sizes: dict[tuple[str, str | None], int] = {}
+    for point in tuned(ResultsFile(results).runs().values()):
+        kind = (point.task, point.model)
+        if kind not in sizes:
+            sizes[kind] = len(get_task(point.task, model=point.model, data_dir=data_dir).load().train)
+        typer.echo(flower_command(point, users=sizes[kind], gpus=gpus))
 
 
 def _draw(path: Path, draw: Callable[[], Figure]) -> list[Path]:
