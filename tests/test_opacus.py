@@ -1,6 +1,7 @@
 """The Opacus engine: its training is the plain loop's, its ε is the accounting's, its loaders keep the plan."""
 
 import warnings
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.accounting import calibrate, epsilon
+from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.opacus import CorrelatedPrivacyEngine
@@ -21,7 +23,7 @@ from fedcgd.tree import flatten
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
-KEY = bytes(range(1, 33))
+KEY = NoiseKey.simulation(1)
 EXAMPLES, BATCH, EPOCHS, CLIP, SIGMA, RATE = 60, 12, 2, 0.4, 0.7, 0.5
 ROUNDS = EPOCHS * EXAMPLES // BATCH
 MECHANISM = LambdaCGD(0.8)
@@ -80,7 +82,7 @@ def plain_loop(mechanism, batches, *, size=EXAMPLES):
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     flat = flatten(model)
     noise = inverse_matrix(mechanism, ROUNDS) @ np.stack(
-        [NoiseStream(KEY).normal(t, 0, 0, len(flat)).astype(float) for t in range(ROUNDS)]
+        [NoiseStream(KEY.noise).normal(t, 0, 0, len(flat)).astype(float) for t in range(ROUNDS)]
     )
     inputs, targets = data(size).tensors
     for t, batch in enumerate(batches):
@@ -278,10 +280,13 @@ def test_the_batches_keep_the_participation():
     assert not even & odd
 
 
-@pytest.mark.parametrize(("options", "rate"), [({"sampling": "poisson"}, 0.2), ({"sampling": "balls-in-bins"}, 0.2)])
-def test_examples_are_drawn_at_the_rate_that_is_accounted_for(options, rate):
+@pytest.mark.parametrize(
+    ("options", "together"),
+    [({"sampling": "poisson"}, 0.2 * 0.2), ({"sampling": "balls-in-bins"}, 0.0), ({"sampling": "none"}, 0.0)],
+)
+def test_examples_are_drawn_at_the_rate_that_is_accounted_for(options, together):
+    """Each example with probability 1/5 in a round, and in two rounds with probability `together`."""
     size = 20_000
-    torch.manual_seed(0)
     model = nn.Linear(6, 3)
     loader = CorrelatedPrivacyEngine(key=KEY).make_private(
         module=model,
@@ -293,13 +298,14 @@ def test_examples_are_drawn_at_the_rate_that_is_accounted_for(options, rate):
         epochs=2,
         **options,
     )[2]
-    sizes = [len(loader.batch_sampler.batch(t)) for t in range(5)]
-    deviation = (size * rate * (1 - rate)) ** 0.5
-    assert max(abs(n - size * rate) for n in sizes) < 4 * deviation
+    batches = [set(loader.batch_sampler.batch(t)) for t in range(5)]
+    for batch, following in pairwise(batches):
+        assert abs(len(batch) - size / 5) < 4 * (size * 0.2 * 0.8) ** 0.5
+        assert abs(len(batch & following) - size * together) <= 4 * (size * together) ** 0.5
 
 
 def test_generator_noise_is_the_rounds_own_whatever_came_before():
-    source = GeneratorReplay(KEY, torch.device("cpu"))
+    source = GeneratorReplay(KEY.noise, torch.device("cpu"))
     shapes = [(3, 4), (5,)]
 
     def draw(source, round, weights):
@@ -308,7 +314,7 @@ def test_generator_noise_is_the_rounds_own_whatever_came_before():
         return torch.cat([x.reshape(-1) for x in tensors])
 
     z = [draw(source, t, [0.5]) for t in range(3)]
-    assert torch.equal(draw(GeneratorReplay(KEY, torch.device("cpu")), 1, [0.5]), z[1])
+    assert torch.equal(draw(GeneratorReplay(KEY.noise, torch.device("cpu")), 1, [0.5]), z[1])
     assert torch.allclose(draw(source, 2, [1.0, -0.8]), 2 * z[2] - 1.6 * z[1], atol=1e-6)
     assert not torch.equal(draw(GeneratorReplay(bytes(32), torch.device("cpu")), 1, [0.5]), z[1])
     assert not torch.equal(z[0], z[1])
@@ -316,7 +322,7 @@ def test_generator_noise_is_the_rounds_own_whatever_came_before():
 
 @pytest.mark.parametrize("device", [None, torch.device("cpu")])
 def test_a_buffer_gives_what_replay_gives(device):
-    replay, buffer = StreamReplay(KEY), Buffer(StreamReplay(KEY), 2, device)
+    replay, buffer = StreamReplay(KEY.noise), Buffer(StreamReplay(KEY.noise), 2, device)
     for t in range(6):
         weights = np.array([1.0, -0.5, 0.25])[: t + 1]
         expected, got = torch.ones(7), torch.ones(7)
@@ -341,8 +347,3 @@ def test_a_buffer_gives_what_replay_gives(device):
 def test_what_is_not_accounted_for_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)
-
-
-def test_a_short_key_is_refused():
-    with pytest.raises(ValueError, match="key must have 32 bytes, got 5"):
-        CorrelatedPrivacyEngine(key=b"short")

@@ -36,16 +36,15 @@ def test_a_calibration_is_the_accountings():
 
 def test_a_point_trains_what_central_training_trains():
     """The engine's batches and noise, put through the other implementation of per-example gradients."""
-    import hashlib
-
+    from fedcgd.keys import NoiseKey
     from fedcgd.opacus.batches import RoundBatches
     from fedcgd.plan import Plan
 
     calibration = calibrate_setup(SETUP) | {"noise_multiplier": 3.0}
-    task, key = get_task("digits"), hashlib.sha256(b"fedcgd sweep 0").digest()
+    task, key = get_task("digits"), NoiseKey.simulation(0)
     data, participation = task.load(), SETUP.participation()
     plan = Plan(mechanism=LambdaCGD(0.8), participation=participation, clip_norm=1.0, noise_multiplier=3.0, delta=1e-5)
-    batches = RoundBatches(participation, 1260, 9, key, lambda: 0)
+    batches = RoundBatches(participation, 1260, 9, key.choices, lambda: 0)
     seen = {}
 
     def watch(module, _task, examples, **_):
@@ -57,11 +56,11 @@ def test_a_point_trains_what_central_training_trains():
         record = run_point(POINT, calibration)
         minus = train_central(
             task, data.train, replace(plan), [batches.batch(t) for t in range(18)],
-            key=key, learning_rate=2.0, planned_cohort=140, seed=0,
+            key=key.noise, learning_rate=2.0, planned_cohort=140, seed=0,
         )  # fmt: skip
         noiseless = train_central(
             task, data.train, replace(plan, noise_multiplier=1e-9), [batches.batch(t) for t in range(18)],
-            key=key, learning_rate=2.0, planned_cohort=140, seed=0,
+            key=key.noise, learning_rate=2.0, planned_cohort=140, seed=0,
         )  # fmt: skip
         run_point(POINT, calibration | {"noise_multiplier": 1e-9})
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(seen["model"], noiseless.parameters(), strict=True))

@@ -11,6 +11,7 @@ from torch import nn, optim
 from torch.utils.data import DataLoader
 
 from fedcgd.accounting import calibrate
+from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
 from fedcgd.opacus.batches import RoundBatches
 from fedcgd.opacus.noise import NoiseMode, noise_source
@@ -33,14 +34,11 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     - poisson: each example in each step with probability 1/len(data_loader).
     - cyclic-poisson: `groups` groups in turn, each of the group's examples with probability groups/len(data_loader).
 
-    `key` is 32 secret bytes (`secrets.token_bytes(32)`) that decide noise and batches: who has it can take the noise
-    away. Take one optimizer step for each batch.
+    `key` decides noise and batches: who has it can take the noise away. Take one optimizer step for each batch.
     Batches are divided by their expected size. `get_epsilon` and `save_checkpoint` work as in Opacus.
     """
 
-    def __init__(self, *, key: bytes) -> None:
-        if len(key) != 32:
-            raise ValueError(f"key must have 32 bytes, got {len(key)}; secrets.token_bytes(32) makes one")
+    def __init__(self, *, key: NoiseKey) -> None:
         # PrivacyEngine.__init__ would make an accountant of independent noise, and warn about noise that is not used.
         self.secure_mode, self.secure_rng, self.dataset = False, None, None
         self._key = key
@@ -112,7 +110,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         )
         private.releases = self.accountant
         private.source = noise_source(
-            noise, self._key, mechanism, participation.rounds, next(module.parameters()).device
+            noise, self._key.noise, mechanism, participation.rounds, next(module.parameters()).device
         )
         loader = self._loader(data_loader, participation, batch_first)
         if grad_sample_mode == "ghost":
@@ -163,7 +161,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             participation,
             len(data_loader.dataset),  # type: ignore[arg-type]
             len(data_loader),
-            self._key,
+            self._key.choices,
             lambda: self.accountant.released,
         )
         first = data_loader.dataset[0]

@@ -1,6 +1,5 @@
 """One point of a sweep: a training run of which everything but its result is known beforehand."""
 
-import hashlib
 import json
 import time
 import warnings
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.accounting import calibrate
+from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms.errors import error_norms
 from fedcgd.mechanisms.registry import describe, from_description
 from fedcgd.opacus import CorrelatedPrivacyEngine
@@ -136,7 +136,7 @@ def run_point(point: Point, calibration: Record, *, data_dir: str | None = None,
         raise ValueError(f"{len(data.train)} examples cannot make {setup.steps} steps; {len(loader)} steps would do")
     mechanism, participation = from_description(calibration["mechanism"]), setup.participation()
     bands = len(mechanism.inverse_row(participation.rounds - 1, participation.rounds))
-    engine = CorrelatedPrivacyEngine(key=hashlib.sha256(b"fedcgd sweep %d" % point.seed).digest())
+    engine = CorrelatedPrivacyEngine(key=NoiseKey.simulation(point.seed))
     module, optimizer, criterion, batches = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=point.learning_rate),

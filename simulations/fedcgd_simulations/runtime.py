@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.opacus import CorrelatedPrivacyEngine
@@ -64,7 +65,7 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
     torch.manual_seed(0)
     model = MODELS[name]().to(device)
     inputs, targets = inputs_for(name, batch).to(device), torch.randint(0, 2, (batch,), device=device)
-    module, optimizer, *criterion, _ = CorrelatedPrivacyEngine(key=bytes(32)).make_private(
+    module, optimizer, *criterion, _ = CorrelatedPrivacyEngine(key=NoiseKey.simulation(0)).make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
         data_loader=DataLoader(TensorDataset(torch.zeros(batch)), batch_size=batch),
