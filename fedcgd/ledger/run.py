@@ -5,11 +5,13 @@ import sqlite3
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcgd.keys import NoiseKey, delete_key_file
 from fedcgd.ledger.store import (
@@ -35,6 +37,13 @@ class Run:
     attempts: tuple[int, ...]
     model: bytes | None
     state: bytes | None
+
+
+@dataclass(frozen=True)
+class _User:
+    id: int
+    participations: int
+    last_round: int
 
 
 class Ledger:
@@ -105,11 +114,11 @@ class Ledger:
     def history(self, users: Collection[str]) -> History:
         """The participations so far of those `users` that have any."""
         with self._write():
-            self._ask(users)
-            rows = self._connection.execute(
-                "SELECT user, participations, last_round FROM asked CROSS JOIN users USING (user)"
-            ).fetchall()
-        return History({user: count for user, count, _ in rows}, {user: last for user, _, last in rows})
+            known = self._known(users)
+        return History(
+            {user: record.participations for user, record in known.items()},
+            {user: record.last_round for user, record in known.items()},
+        )
 
     def plan_round(self, round: int, users: Collection[str]) -> int:
         """The attempt under which `round` is now tried with `users`: they are counted, and its noise belongs to this attempt.
@@ -122,16 +131,7 @@ class Ledger:
         with self._write():
             connection = self._connection
             self._check_turn(round)
-            self._ask(users)
-            self._check_participation(round)
-            connection.execute(
-                "INSERT INTO users (user, participations, last_round) SELECT user, 1, ? FROM asked WHERE true "
-                "ON CONFLICT (user) DO UPDATE SET last_round = excluded.last_round, "
-                "participations = participations + (last_round != excluded.last_round)",
-                (round,),
-            )
-            rows = connection.execute("SELECT users.id FROM asked CROSS JOIN users USING (user)").fetchall()
-            ids = np.array([number for (number,) in rows], np.int64)
+            ids = self._count(round, users)
             taken = {a for (a,) in connection.execute("SELECT attempt FROM attempts WHERE round = ?", (round,))}
             attempt = len(taken) if self.simulated else secrets.randbelow(2**32)
             while attempt in taken:
@@ -180,14 +180,43 @@ class Ledger:
                 )
             yield
 
-    def _ask(self, users: Collection[str]) -> None:
-        """Fill the temporary table that queries about many users join with."""
+    def _known(self, users: Collection[str]) -> dict[str, _User]:
+        """The records of those `users` that have one."""
         if len(set(users)) != len(users):
             raise ValueError(
                 f"{len(users) - len(set(users))} users are named twice; a user has one id, and takes part once"
             )
-        self._connection.execute("DELETE FROM asked")
-        self._connection.executemany("INSERT INTO asked VALUES (?)", ((user,) for user in users))
+        connection = self._connection
+        connection.execute("DELETE FROM asked")
+        connection.executemany("INSERT INTO asked VALUES (?)", ((user,) for user in users))
+        rows = connection.execute(
+            "SELECT user, id, participations, last_round FROM asked CROSS JOIN users USING (user)"
+        )
+        return {user: _User(*values) for user, *values in rows}
+
+    def _count(self, round: int, users: Collection[str]) -> NDArray[np.int64]:
+        """Count `users` in `round`, once however often it is tried, and return their numbers in the table of users."""
+        known = self._known(users)
+        k, b = self._plan.participation.participations, self._plan.participation.min_separation
+        again = [user for user in known.values() if user.last_round != round]
+        breaking = sum(user.participations >= k or round - user.last_round < b for user in again)
+        if breaking:
+            raise ValueError(
+                f"{breaking} users would take part more than {k} times, or less than {b} rounds apart, in round {round}; "
+                "fedcgd.scheduling.cohort never chooses them"
+            )
+        self._connection.executemany(
+            "UPDATE users SET participations = participations + 1, last_round = ? WHERE id = ?",
+            ((round, user.id) for user in sorted(again, key=attrgetter("id"))),
+        )
+        (last,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM users").fetchone()
+        new = sorted(set(users) - known.keys())
+        ids = range(last + 1, last + 1 + len(new))
+        self._connection.executemany(
+            "INSERT INTO users (id, user, participations, last_round) VALUES (?, ?, 1, ?)",
+            ((id, user, round) for id, user in zip(ids, new, strict=True)),
+        )
+        return np.array([*(user.id for user in known.values()), *ids], np.int64)
 
     def _check_turn(self, round: int) -> None:
         released, in_flight = self._connection.execute(
@@ -199,19 +228,6 @@ class Ledger:
         if in_flight:
             raise ValueError(
                 f"an attempt at round {round} is in flight; release it, or call skip, before another begins"
-            )
-
-    def _check_participation(self, round: int) -> None:
-        participation = self._plan.participation
-        (breaking,) = self._connection.execute(
-            "SELECT count(*) FROM asked CROSS JOIN users USING (user) "
-            "WHERE last_round != ? AND (participations >= ? OR ? - last_round < ?)",
-            (round, participation.participations, round, participation.min_separation),
-        ).fetchone()
-        if breaking:
-            raise ValueError(
-                f"{breaking} users would take part more than {participation.participations} times, or less than "
-                f"{participation.min_separation} rounds apart, in round {round}; fedcgd.scheduling.cohort never chooses them"
             )
 
     def _advance(self, round: int, attempt: int, before: str, after: str) -> None:

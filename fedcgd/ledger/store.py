@@ -77,6 +77,7 @@ def connect(path: Path | str) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("PRAGMA cache_size = -65536")  # KiB: the pages that a cohort of 10,000 of many users touches
         connection.execute("CREATE TEMP TABLE asked (user TEXT PRIMARY KEY) STRICT, WITHOUT ROWID")
         with transaction(connection):
             if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'run'").fetchone():
