@@ -1,12 +1,13 @@
 """Mechanisms: the matrix C of each, its inverse, its sensitivity and its errors."""
 
 from fedcgd.mechanisms.dp_sgd import DPSGD
-from fedcgd.mechanisms.explicit import Diagonal, Explicit, Tree
+from fedcgd.mechanisms.explicit import Diagonal, Explicit
 from fedcgd.mechanisms.lambda_cgd import LambdaCGD
 from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, bandwidth, inverse_matrix, matrix
 from fedcgd.mechanisms.normalized import Normalized
 from fedcgd.mechanisms.optimised import BLT, BandedToeplitz, BandInvMF
 from fedcgd.mechanisms.square_root import BISR, BSR, NuDPFTRL, SquareRootToeplitz
+from fedcgd.mechanisms.tree import Tree
 
 __all__ = [
     "BISR",

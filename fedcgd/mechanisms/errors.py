@@ -52,7 +52,7 @@ def error_norms(mechanism: Mechanism, rounds: int, workload: Workload = PREFIX_S
 
 
 def _banded(weights: Vector, scales: Vector) -> ErrorNorms:
-    """B = S·diag(scales)·(Toeplitz band of `weights`): B[j + l, j] = Σ_{i≤l} scales[j + i]·weights[i], constant after the band."""
+    """For B = S·diag(scales)·(Toeplitz band of `weights`): B[j + l, j] = Σ_{i≤l} scales[j + i]·weights[i], constant for l ≥ p."""
     n, p = len(scales), len(weights)
     padded = np.concatenate([scales, np.zeros(p)])
     entries = np.zeros(n)

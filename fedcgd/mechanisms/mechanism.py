@@ -4,18 +4,23 @@ The server releases x̂_t = x_t + ζσ·(C⁻¹Z)_t, which is a post-processing 
 counted from 0 here, so that round t is row t of C.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
+DENSE_LIMIT = 8192  # rounds up to which an n × n matrix may be kept (0.5 GiB)
+
 
 @runtime_checkable
 class Mechanism(Protocol):
-    """A lower-triangular C with a positive diagonal, for any number of rounds n (which C may depend on)."""
+    """A lower-triangular C with a positive diagonal, for any number of rounds n (which C may depend on). An immutable value."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def name(self) -> str:
@@ -40,6 +45,22 @@ class Banded(Mechanism, Protocol):
 
     def bandwidth(self, rounds: int) -> int:
         """The number p of diagonals of C that are not zero, at most `rounds`."""
+        ...
+
+
+@runtime_checkable
+class Buffered(Mechanism, Protocol):
+    """A mechanism that makes C⁻¹Z round by round from few vectors, where its inverse rows are long."""
+
+    def buffers(self, rounds: int) -> int:
+        """How many vectors are kept between rounds, at most."""
+        ...
+
+    def next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """(C⁻¹Z)_t from Z_t = `z` and what the round before returned in second place (() for round 0), and what to keep now.
+
+        `z` is an array or a tensor; nothing is changed in place.
+        """
         ...
 
 
@@ -78,3 +99,15 @@ def inverse_matrix(mechanism: Mechanism, rounds: int) -> Matrix:
         weights = mechanism.inverse_row(t, rounds)
         inverse[t, t + 1 - len(weights) : t + 1] = weights[::-1]
     return inverse
+
+
+def check_dense(name: str, rounds: int) -> None:
+    """Raise ValueError if an n × n matrix would be too large to keep."""
+    if rounds > DENSE_LIMIT:
+        raise ValueError(f"{name} keeps a dense matrix and is limited to {DENSE_LIMIT} rounds, got {rounds}")
+
+
+def triangular_inverse(c: Matrix) -> Matrix:
+    """The inverse of a lower-triangular matrix."""
+    result: Matrix = np.asarray(solve_triangular(c, np.eye(len(c)), lower=True, check_finite=False))
+    return result

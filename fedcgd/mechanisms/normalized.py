@@ -36,6 +36,6 @@ class Normalized:
 
 @lru_cache(maxsize=8)  # every round of a run asks for the same
 def _column_norms(mechanism: Toeplitz, rounds: int) -> Vector:
-    norms: Vector = np.sqrt(np.cumsum(mechanism.coefficients(rounds) ** 2))[::-1]
+    norms = np.sqrt(np.cumsum(mechanism.coefficients(rounds) ** 2))[::-1]
     norms.setflags(write=False)
     return norms

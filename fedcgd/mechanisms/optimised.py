@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, padded, ratio, reciprocal
+from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, banded_next, padded, ratio, reciprocal
 
 
 def _check(what: str, values: tuple[float, ...], *, first: bool) -> None:
@@ -32,6 +33,13 @@ class BandedToeplitz(ToeplitzMechanism):
 
     def inverse_coefficients(self, rounds: int) -> Vector:
         return reciprocal(np.array(self.values), rounds)
+
+    def buffers(self, rounds: int) -> int:
+        """The last p − 1 rounds of C⁻¹Z."""
+        return min(len(self.values), rounds) - 1
+
+    def next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        return banded_next(np.array(self.values[: round + 1]), z, buffers, self.buffers(rounds))
 
 
 @dataclass(frozen=True)
@@ -94,3 +102,15 @@ class BLT(ToeplitzMechanism):
     def inverse_coefficients(self, rounds: int) -> Vector:
         p, q = self.polynomials()
         return ratio(q, p, rounds)
+
+    def buffers(self, rounds: int) -> int:
+        """Σ_{j<t} decays[i]^(t−1−j)·(C⁻¹Z)_j for each i."""
+        return len(self.scales)
+
+    def next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        if round == 0:
+            return z, (z,) * len(self.scales)
+        y = z
+        for scale, buffer in zip(self.scales, buffers, strict=True):
+            y = y - buffer * scale
+        return y, tuple(buffer * decay + y for decay, buffer in zip(self.decays, buffers, strict=True))

@@ -1,15 +1,20 @@
 """Mechanisms as JSON-able descriptions and back: what a ledger keeps, so that the very numbers that ran are on record."""
 
-from dataclasses import asdict
+import base64
+import zlib
+from dataclasses import fields
 from typing import Any
 
+import numpy as np
+
 from fedcgd.mechanisms.dp_sgd import DPSGD
-from fedcgd.mechanisms.explicit import Diagonal, Explicit, Tree
+from fedcgd.mechanisms.explicit import Diagonal, Explicit
 from fedcgd.mechanisms.lambda_cgd import LambdaCGD
 from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz
 from fedcgd.mechanisms.normalized import Normalized
 from fedcgd.mechanisms.optimised import BLT, BandedToeplitz, BandInvMF
 from fedcgd.mechanisms.square_root import BISR, BSR, NuDPFTRL, SquareRootToeplitz
+from fedcgd.mechanisms.tree import Tree
 
 _CLASSES: dict[str, type] = {
     "dp-sgd": DPSGD,
@@ -36,7 +41,12 @@ def describe(mechanism: Mechanism) -> dict[str, Any]:
         return describe(mechanism.mechanism) | {"normalize": True}
     if mechanism.name not in _CLASSES or not isinstance(mechanism, _CLASSES[mechanism.name]):
         raise ValueError(f"mechanism {mechanism.name!r} is not one of {', '.join(NAMES)}")
-    return {"name": mechanism.name} | asdict(mechanism)  # type: ignore[call-overload,no-any-return]
+    if isinstance(mechanism, Explicit):
+        packed = zlib.compress(mechanism.band.astype("<f8").tobytes())
+        return {"name": mechanism.name, "shape": list(mechanism.band.shape), "band": base64.b64encode(packed).decode()}
+    return {"name": mechanism.name} | {
+        field.name: getattr(mechanism, field.name) for field in fields(_CLASSES[mechanism.name])
+    }
 
 
 def from_description(description: dict[str, Any]) -> Mechanism:
@@ -45,7 +55,8 @@ def from_description(description: dict[str, Any]) -> Mechanism:
     name, normalize = numbers.pop("name"), numbers.pop("normalize", False)
     check_name(name)
     if _CLASSES[name] is Explicit:
-        mechanism: Mechanism = Explicit(name, tuple(tuple(column) for column in numbers["band"]))
+        band = np.frombuffer(zlib.decompress(base64.b64decode(numbers["band"])), "<f8")
+        mechanism: Mechanism = Explicit(name, band.reshape(numbers["shape"]))
     else:
         mechanism = _CLASSES[name](**{k: tuple(v) if isinstance(v, list) else v for k, v in numbers.items()})
     if not normalize:

@@ -1,11 +1,19 @@
 """Mechanisms from the square root of the prefix sum: (1 − x)^(−1/2), whole, damped, or cut to a band."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, check_bandwidth, padded, reciprocal, root_coefficients
+from fedcgd.mechanisms.toeplitz import (
+    ToeplitzMechanism,
+    banded_next,
+    check_bandwidth,
+    padded,
+    reciprocal,
+    root_coefficients,
+)
 
 
 @dataclass(frozen=True)
@@ -27,8 +35,8 @@ class SquareRootToeplitz(ToeplitzMechanism):
 class NuDPFTRL(ToeplitzMechanism):
     """C⁻¹ from (1 − (1 − ν)x)^(1/2): β_t = t^(−3/2)(1 − ν)^t/(2√π) of the older noise is cancelled, for large t (002, part 1).
 
-    The exact coefficients are used: with β_t = t^(−3/2)(1 − ν)^t itself, Σβ > 1 and C would grow without bound. `nu` is in [0, 1);
-    0 is the square-root Toeplitz mechanism.
+    The exact coefficients are used: with β_t = t^(−3/2)(1 − ν)^t itself, Σβ > 1 and C would grow without bound. `nu` is in
+    [0, 1); 0 is the square-root Toeplitz mechanism.
     """
 
     nu: float
@@ -66,6 +74,13 @@ class BSR(ToeplitzMechanism):
 
     def inverse_coefficients(self, rounds: int) -> Vector:
         return reciprocal(root_coefficients(self.bands, -1), rounds)
+
+    def buffers(self, rounds: int) -> int:
+        """The last p − 1 rounds of C⁻¹Z."""
+        return min(self.bands, rounds) - 1
+
+    def next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        return banded_next(root_coefficients(self.bands, -1)[: round + 1], z, buffers, self.buffers(rounds))
 
 
 @dataclass(frozen=True)

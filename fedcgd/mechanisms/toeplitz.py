@@ -1,12 +1,15 @@
 """What all mechanisms share whose C is one sequence of coefficients: series, their inverses, and matrices made of them."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
+from scipy.signal import fftconvolve, lfilter
 
 from fedcgd.mechanisms.mechanism import Matrix, Vector
+
+_DIRECT = 2**27  # multiplications up to which the plain recurrence is used, which rounds least
 
 
 class ToeplitzMechanism(ABC):
@@ -32,8 +35,17 @@ class ToeplitzMechanism(ABC):
 
 
 def reciprocal(series: Vector, rounds: int) -> Vector:
-    """The first `rounds` coefficients of 1/Σ series[i]·x^i, in O(rounds · len(series)). series[0] must not be 0."""
-    return ratio(np.ones(1), series, rounds)
+    """The first `rounds` coefficients of 1/Σ series[i]·x^i, series[0] ≠ 0; O(n·p) for p coefficients, or O(n log n) if less."""
+    series = series[:rounds]
+    if rounds * len(series) <= _DIRECT:
+        return ratio(np.ones(1), series, rounds)
+    inverse = np.array([1 / series[0]])
+    while len(inverse) < rounds:  # Newton's iteration doubles the number of right coefficients
+        size = min(2 * len(inverse), rounds)
+        correction = -fftconvolve(series[:size], inverse)[:size]
+        correction[0] += 2
+        inverse = fftconvolve(inverse, correction)[:size]
+    return inverse
 
 
 def ratio(numerator: Vector, denominator: Vector, rounds: int) -> Vector:
@@ -49,6 +61,14 @@ def root_coefficients(rounds: int, sign: int, decay: float = 1.0) -> Vector:
     """
     t = np.arange(1, rounds)
     return np.concatenate([[1.0], np.cumprod((t - 1 - sign / 2) / t * decay)])
+
+
+def banded_next(entries: Vector, z: Any, buffers: tuple[Any, ...], kept: int) -> tuple[Any, tuple[Any, ...]]:
+    """(C⁻¹Z)_t where row t of C is `entries`, newest first, and `buffers` are (C⁻¹Z)_{t−1}, (C⁻¹Z)_{t−2}, …; `kept` are kept."""
+    for entry, earlier in zip(entries[1:], buffers, strict=True):
+        z = z - earlier * float(entry)
+    y = z / float(entries[0])
+    return y, (y, *buffers)[:kept]
 
 
 def padded(values: Vector, rounds: int) -> Vector:

@@ -1,0 +1,143 @@
+"""Which rounds would an adversary pick? Maxima over all participation patterns: at most k rounds, any two at least b apart.
+
+Everything here works on the Gram matrix G = CᵀC of the columns that a pattern selects.
+"""
+
+import numpy as np
+from scipy.fft import next_fast_len
+
+from fedcgd.mechanisms.mechanism import Matrix, Vector
+
+Pattern = tuple[int, ...]
+
+_BLOCK = 256  # columns of G that are worked on at once
+
+
+def leftmost(k: int, b: int) -> Pattern:
+    """Rounds 0, b, …, (k − 1)b."""
+    return tuple(range(0, k * b, b))
+
+
+def best_separated(values: Vector, k: int, b: int) -> tuple[float, Pattern]:
+    """The largest sum of at most k of the non-negative `values`, any two at least b apart, and where. O(n·k)."""
+    n = len(values)
+    k = min(k, -(-n // b))
+    if np.all(np.diff(values) <= 0):
+        return float(values[: k * b : b].sum()), leftmost(k, b)
+    sums = [np.zeros(n + 1)]  # sums[m][j]: at most m among the first j
+    for _ in range(k):
+        sums.append(np.concatenate([[0.0], np.maximum.accumulate(values + _earlier(sums[-1], b))]))
+    pattern: list[int] = []
+    m, j = k, n
+    while m and j:
+        if sums[m][j] > sums[m][j - 1]:
+            pattern.append(j - 1)
+            m, j = m - 1, max(j - b, 0)
+        else:
+            j -= 1
+    return float(sums[k][n]), tuple(reversed(pattern))
+
+
+def _earlier(sums: Vector, b: int) -> Vector:
+    """sums[max(j − b, 0)] for j = 1 … n, where `sums` has n + 1 rows."""
+    n = len(sums) - 1
+    kept = sums[1 : n - b + 1] if b < n else sums[:0]
+    return np.concatenate([np.zeros((n - len(kept), *sums.shape[1:])), kept])
+
+
+def best_banded(gram: Matrix, k: int, b: int) -> tuple[float, Pattern]:
+    """max_π Σ_{i,j∈π} G_ij and its π, for G ≥ 0 with G_ij = gram[i, j − i] and 0 for lags of p and more; gram is (rows, p).
+
+    A dynamic program over which of the last p − 1 rounds were taken: `window_states(p, b)` sets.
+    """
+    rows, p = gram.shape
+    # (ages of the participations that still matter) → for each count, the best sum and its pattern as a linked list.
+    best: dict[tuple[int, ...], list[tuple[float, object] | None]] = {(): [(0.0, None), *([None] * k)]}
+    for i in range(rows):
+        following: dict[tuple[int, ...], list[tuple[float, object] | None]] = {}
+        for ages, totals in best.items():
+            older = tuple(age + 1 for age in ages)
+            gain = float(gram[i, 0] + 2 * sum(gram[i - age, age] for age in older if age < p))
+            for takes in (False, True) if not older or older[-1] >= b else (False,):
+                kept = tuple(age for age in (*older, *([0] if takes else [])) if age + 1 < max(p, b))
+                slots = following.setdefault(kept, [None] * (k + 1))
+                for count, found in enumerate(totals):
+                    if found is None or (takes and count == k):
+                        continue
+                    candidate = (found[0] + gain, (found[1], i)) if takes else found
+                    present = slots[count + takes]
+                    if present is None or candidate[0] > present[0]:
+                        slots[count + takes] = candidate
+        best = following
+    value, link = max((found for slots in best.values() for found in slots if found is not None), key=lambda f: f[0])
+    pattern: list[int] = []
+    while isinstance(link, tuple):
+        link, i = link
+        pattern.append(i)
+    return value, tuple(reversed(pattern))
+
+
+def window_states(p: int, b: int, limit: int) -> int:
+    """How many sets of rounds, at least b apart, fit in max(p, b) − 1 consecutive rounds; stops counting above `limit`."""
+    length = max(p, b)
+    counts = [1] * max(length, 1)
+    for size in range(1, length):
+        counts[size] = counts[size - 1] + counts[max(size - b, 0)]
+        if counts[size] > limit:
+            return counts[size]
+    return counts[-1]
+
+
+def lag_bound(coefficients: Vector, k: int, b: int) -> float:
+    """At least Σ_{i,j∈π} |G_ij| for every pattern π of the Toeplitz C of `coefficients`. O(k·n log n + k²·n).
+
+    With |c| for c, G_ij is at most T(j − i) = Σ_{l < n − j} c_l·c_{l + j − i}, and round m of a pattern is not before m·b. So
+    round m adds at most T(0) plus twice the best m separated values of T at lags of b and more, with n − m·b terms in each T.
+    """
+    c = np.abs(coefficients)
+    n, total = len(c), 0.0
+    length = next_fast_len(2 * n, real=True)
+    spectrum = np.fft.rfft(c, length)
+    for m in range(k):
+        head = c[: n - m * b]
+        square = float(head @ head)
+        total += square
+        if m:
+            products = np.fft.irfft(spectrum * np.fft.rfft(head, length).conj(), length)[b:n]
+            # The transform rounds by a few units in the last place of ‖c‖‖head‖ in each of its log₂(length) stages.
+            products = np.maximum(products, 0) + 2e-16 * np.log2(length) * np.sqrt(square) * np.linalg.norm(c)
+            total += 2 * best_separated(products, m, b)[0]
+    return total
+
+
+def gram_bound(gram: Matrix, k: int, b: int) -> tuple[float, Pattern]:
+    """At least Σ_{i,j∈π} gram_ij for every pattern π, where gram ≥ 0, and the π that would attain it. O(k·n²).
+
+    If j is round m of a pattern, it adds gram_jj and twice at most the best m separated entries of column j before j − b.
+    """
+    n = len(gram)
+    added = np.zeros((k, n))  # added[m, j]: the most that j adds as round m
+    added[:] = np.diag(gram)
+    for start in range(0, n, _BLOCK):
+        stop = min(n, start + _BLOCK)
+        block = np.triu(gram[:, start:stop], b - start)  # entry (i, j) is kept if i ≤ start + j − b
+        sums = np.zeros((n + 1, stop - start))
+        for m in range(1, k):
+            sums[1:] = np.maximum.accumulate(block + _earlier(sums, b), axis=0)
+            added[m, start:stop] += 2 * sums[-1]
+    # The best choice of one round for each m, b apart: `reached[m][j]` uses rounds 0 … m, the last of them at most j.
+    reached: list[Vector] = []
+    for m in range(k):
+        before = np.zeros(n)
+        if m:
+            before[:] = -np.inf
+            before[b:] = reached[-1][: n - b]
+        reached.append(np.maximum.accumulate(added[m] + before))
+    last = max(range(k), key=lambda m: float(reached[m][-1]))
+    pattern: list[int] = []
+    j = n - 1
+    for m in range(last, -1, -1):
+        j = int(np.searchsorted(reached[m][: j + 1], reached[m][j]))
+        pattern.append(j)
+        j -= b
+    return float(reached[last][-1]), tuple(reversed(pattern))

@@ -1,0 +1,194 @@
+"""Sensitivities against all patterns and signs, for every mechanism and many (n, k, b)."""
+
+import math
+import time
+
+import numpy as np
+import oracles_mechanisms as oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcgd.mechanisms import (
+    BISR,
+    BLT,
+    BSR,
+    DPSGD,
+    BandedToeplitz,
+    BandInvMF,
+    Diagonal,
+    Explicit,
+    LambdaCGD,
+    Normalized,
+    NuDPFTRL,
+    SquareRootToeplitz,
+    Tree,
+    matrix,
+)
+from fedcgd.mechanisms.mechanism import DENSE_LIMIT
+from fedcgd.mechanisms.patterns import best_banded, best_separated, gram_bound, lag_bound
+from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.participation import Participation
+
+MONOTONE = [
+    DPSGD(),
+    LambdaCGD(0.9),
+    LambdaCGD(0.4),
+    SquareRootToeplitz(),
+    NuDPFTRL(0.1),
+    BSR(3),
+    BISR(4),
+    BLT((0.3, 0.2), (0.9, 0.5)),
+]
+OTHERS = [
+    BandedToeplitz((1.0, 0.2, 0.6)),
+    BandedToeplitz((1.0, -0.5, 0.3, 0.4)),
+    BandInvMF((1.0, -0.3, 0.4)),
+    BandInvMF((1.0, 0.6)),
+    BandInvMF((1.0, -0.2, -0.9)),
+    Normalized(LambdaCGD(0.9)),
+    Normalized(LambdaCGD(0.3)),
+    Normalized(SquareRootToeplitz()),
+    Normalized(BSR(3)),
+    Normalized(BISR(3)),
+    Normalized(BandedToeplitz((1.0, -0.5, 0.3, 0.4))),
+    Tree(),
+    Diagonal(),
+]
+SETTINGS = [(7, 1, 1), (7, 7, 1), (7, 2, 1), (8, 2, 4), (8, 3, 3), (8, 4, 2), (9, 3, 2), (9, 2, 5), (10, 2, 3)]
+
+
+def plan(n, k, b):
+    return Participation(rounds=n, min_separation=b, max_participations=k)
+
+
+@pytest.mark.parametrize("n_k_b", SETTINGS, ids=str)
+@pytest.mark.parametrize("mechanism", MONOTONE + OTHERS, ids=str)
+def test_against_all_patterns_and_signs(mechanism, n_k_b) -> None:
+    n, k, b = n_k_b
+    c = matrix(mechanism, n)
+    for released in (n, n - 1, n - 3, 1):
+        found = sensitivity(mechanism, plan(n, k, b), released=released)
+        truth = oracle.sensitivity(c, k, b, released)
+        assert found.value >= truth * (1 - 1e-12)
+        if found.exact:
+            assert found.value == pytest.approx(truth, rel=1e-8)
+        if mechanism in MONOTONE:
+            assert found.exact
+        assert found.value <= 1.5 * truth  # a bound that is no use would pass all else
+
+
+@pytest.mark.parametrize("n_k_b", SETTINGS, ids=str)
+@pytest.mark.parametrize("lam", [0.0, 0.5, 0.99])
+def test_lemma_8(lam, n_k_b) -> None:
+    n, k, b = n_k_b
+    found = sensitivity(Normalized(LambdaCGD(lam)), plan(n, k, b))
+    truth = oracle.sensitivity(oracle.normalized(oracle.toeplitz(lam ** np.arange(n), n)), k, b)
+    assert found.exact
+    assert found.value == pytest.approx(truth, rel=1e-12)
+    assert found.pattern == tuple(range(0, min(k, -(-n // b)) * b, b))
+
+
+def test_vectors_of_any_direction_do_not_exceed_the_bound() -> None:
+    # With negative Gram entries the users' vectors need not be parallel: three columns at 120° and so on.
+    generator = np.random.default_rng(3)
+    mechanism = BandInvMF((1.0, -0.2, -0.9))
+    c = matrix(mechanism, 8)
+    bound = sensitivity(mechanism, plan(8, 4, 2)).value
+    for _ in range(300):
+        u = generator.standard_normal((4, 3))
+        u /= np.linalg.norm(u, axis=1, keepdims=True)
+        assert np.linalg.norm(c[:, [0, 2, 4, 6]] @ u) <= bound
+
+
+def test_negative_gram_entries_count_by_size() -> None:
+    # Columns 0 and 1 of C are (1, −1) and (0, 1): with opposite signs their sum has norm √5, with equal signs 1.
+    found = sensitivity(BandInvMF((1.0, 1.0)), plan(2, 2, 1))
+    assert found.value == pytest.approx(math.sqrt(5), rel=1e-12)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 9), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+@settings(derandomize=True, max_examples=150, deadline=None)
+def test_banded_matrices_by_dynamic_programming_are_exact(seed, n, p, k, b) -> None:
+    b, p = min(b, n), min(p, n)
+    k = min(k, -(-n // b))
+    generator = np.random.default_rng(seed)
+    band = generator.random((n, p)) ** 3
+    band[:, 0] += 0.1
+    band *= np.arange(n)[:, None] + np.arange(p) < n
+    mechanism = Explicit("band-mf", band)
+    released = int(generator.integers(1, n + 1))
+    for rows in (n, released):
+        found = sensitivity(mechanism, plan(n, k, b), released=rows)
+        truth = oracle.sensitivity(matrix(mechanism, n), k, b, rows)
+        assert found.value == pytest.approx(truth, rel=1e-9) if p < n else found.value >= truth - 1e-12
+        assert found.exact or p == n
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 9), st.integers(1, 4), st.integers(1, 4))
+@settings(derandomize=True, max_examples=100, deadline=None)
+def test_bounds_for_any_series_and_any_matrix(seed, n, k, b) -> None:
+    b = min(b, n)
+    k = min(k, -(-n // b))
+    generator = np.random.default_rng(seed)
+    series = generator.standard_normal(n)
+    truth = oracle.sensitivity(oracle.toeplitz(series, n), k, b)
+    assert math.sqrt(lag_bound(series, k, b)) >= truth
+    c = np.tril(generator.standard_normal((n, n)))
+    total, pattern = gram_bound(np.abs(c.T @ c), k, b)
+    assert math.sqrt(total) >= oracle.sensitivity(c, k, b) * (1 - 1e-12)
+    assert len(pattern) <= k
+    assert all(np.diff(pattern) >= b)
+    values = generator.random(n)
+    found, pattern = best_separated(values, k, b)
+    assert found == pytest.approx(max(values[list(p)].sum() for p in oracle.patterns(n, k, b)))
+    assert found == pytest.approx(values[list(pattern)].sum())
+
+
+def test_dynamic_program_and_separated_choice_agree() -> None:
+    values = np.array([3.0, 5, 4, 1, 0, 6, 2])
+    assert best_banded(values[:, None], 2, 2) == (11.0, (1, 5))
+    assert best_separated(values, 2, 2) == (11.0, (1, 5))
+
+
+def test_closed_form_of_lambda_cgd() -> None:
+    # sens² = (1 − λ^{2b})/((1 − λ²)(1 − λ^b)²)·Σ_j (1 − λ^{bj})² for n = k·b (eq. 13 of arXiv:2601.22334).
+    lam, k, b = 0.9, 10, 39
+    squares = (1 - lam ** (2 * b)) / ((1 - lam**2) * (1 - lam**b) ** 2)
+    squares *= sum((1 - lam ** (b * j)) ** 2 for j in range(1, k + 1))
+    assert sensitivity(LambdaCGD(lam), plan(k * b, k, b)).value == pytest.approx(math.sqrt(squares), rel=1e-12)
+
+
+def test_normalised_bands_that_do_not_overlap_give_the_root_of_k() -> None:
+    found = sensitivity(Normalized(BSR(4)), plan(40, 4, 10))
+    assert (found.value, found.exact) == (2.0, True)
+
+
+def test_a_bound_that_is_attained_is_called_exact() -> None:
+    # Not monotone, but the leftmost columns are still the best: the bound lag by lag shows it.
+    found = sensitivity(BandInvMF((1.0, -0.6, -0.1, -0.2)), plan(3000, 10, 300))
+    assert found.exact
+    assert "attained" in found.method
+
+
+def test_nothing_released_needs_no_noise() -> None:
+    assert sensitivity(Tree(), plan(8, 2, 4), released=0).value == 0
+    with pytest.raises(ValueError, match="released must be in 0 … 8, got 9"):
+        sensitivity(Tree(), plan(8, 2, 4), released=9)
+
+
+def test_too_large_for_a_gram_matrix_says_what_to_do() -> None:
+    n = DENSE_LIMIT + 1
+    with pytest.raises(ValueError, match="limited to 8192 rounds; use a Toeplitz"):
+        sensitivity(Normalized(SquareRootToeplitz()), plan(n, 2, 2))
+
+
+@pytest.mark.parametrize(
+    "mechanism", [LambdaCGD(0.99), SquareRootToeplitz(), BISR(16), BandInvMF((1.0, -0.6, 0.1, -0.3))], ids=str
+)
+def test_a_million_rounds_take_about_a_second(mechanism) -> None:
+    started = time.perf_counter()
+    sensitivity(mechanism, plan(10**6, 10, 10**5))
+    assert (
+        time.perf_counter() - started < 10
+    )  # measured: see benchmarks/mechanisms.py; the limit allows for a busy machine
