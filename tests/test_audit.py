@@ -1,0 +1,223 @@
+"""The audit of the mechanism: the real release path passes, and each planted bug is refuted."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedcgd.accounting.audit import audit_canaries, audit_mechanism, canary_scores
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism, Normalized, inverse_matrix, matrix
+from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+PARTICIPATION = Participation(rounds=12, min_separation=4)
+CLIP = 0.5
+DELTA = 1e-5
+
+
+def planned(mechanism: Mechanism, epsilon: float) -> Plan:
+    return Plan.calibrated(
+        mechanism=mechanism, participation=PARTICIPATION, clip_norm=CLIP, epsilon=epsilon, delta=DELTA
+    )
+
+
+def released(plan: Plan, attempts=None, scale: float = 1.0):
+    """What the server does: the noise of `plan` on each sum, a fresh key in each repetition."""
+
+    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
+        stream = NoiseStream(NoiseKey.simulation(repetition).noise)
+        out = sums.copy()
+        for t in range(len(sums)):
+            terms = plan.noise_terms(t, attempts or [0] * (t + 1))
+            add_correlated(out[t], stream, terms, scale * plan.stddev)
+        return out
+
+    return release
+
+
+def audit(release, mechanism: Mechanism, epsilon: float, **options):
+    return audit_mechanism(
+        release, mechanism, PARTICIPATION, clip_norm=CLIP, epsilon=epsilon, delta=DELTA, **{"seed": 1, **options}
+    )
+
+
+MECHANISMS = [DPSGD(), LambdaCGD(0.8), Normalized(LambdaCGD(0.8)), BSR(3)]
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_the_real_release_passes_and_the_bound_is_close(mechanism: Mechanism, epsilon: float) -> None:
+    result = audit(released(planned(mechanism, epsilon)), mechanism, epsilon)
+    assert result.passed
+    assert 0.93 * epsilon < result.epsilon_lower < epsilon
+    assert result.epsilon_lower == max(result.bounds.values()) == result.bounds[result.method]
+    assert len(result.bounds) == 6
+    assert (result.claimed_epsilon, result.delta, result.confidence, result.trials) == (epsilon, DELTA, 0.99, 40_000)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_sigma_ten_percent_too_small_is_refuted(mechanism: Mechanism, epsilon: float) -> None:
+    result = audit(released(planned(mechanism, epsilon), scale=0.9), mechanism, epsilon)
+    assert not result.passed
+    assert result.epsilon_lower > epsilon
+
+
+def test_ten_percent_is_told_from_chance() -> None:
+    """Over many seeds the honest release always passes at 99 %, and the one with 0.9σ never does."""
+    plan = planned(LambdaCGD(0.8), 2.0)
+    for seed in range(5):
+        assert audit(released(plan), LambdaCGD(0.8), 2.0, seed=seed).passed
+        assert not audit(released(plan, scale=0.9), LambdaCGD(0.8), 2.0, seed=seed).passed
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS[1:3])
+def test_cross_terms_dropped_from_the_sensitivity_are_refuted(mechanism: Mechanism) -> None:
+    """σ from √(Σ ‖C[:, i]‖²) over the user's rounds, as if its columns were orthogonal."""
+    columns = matrix(mechanism, 12)[:, [0, 4, 8]]
+    dropped = np.sqrt((columns**2).sum())
+    right = np.linalg.norm(columns.sum(axis=1))
+    plan = planned(mechanism, 8.0)
+    wrong = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * dropped / right)
+    assert not audit(released(wrong), mechanism, 8.0).passed
+
+
+def test_columns_that_do_not_overlap_have_no_cross_terms_to_drop() -> None:
+    """C = I: the formula without cross terms is right, and passes."""
+    plan = planned(DPSGD(), 8.0)
+    unit = plan.noise_multiplier / np.linalg.norm(np.eye(12)[:, [0, 4, 8]].sum(axis=1))
+    right = dataclasses.replace(plan, noise_multiplier=unit * np.sqrt(3))
+    assert audit(released(right), DPSGD(), 8.0).passed
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_noise_replayed_for_two_sums_is_refuted(mechanism: Mechanism) -> None:
+    """Round 4 was released, and is released again after a crash with other answers and the same (round, attempt)."""
+    plan = planned(mechanism, 0.5)
+
+    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
+        others = sums.copy()
+        others[4] = 0.0  # this time the canary did not answer
+        first, second = (released(plan)(x, repetition) for x in (sums, others))
+        return np.concatenate([first, second[4:5]])
+
+    result = audit(release, mechanism, 0.5)
+    assert not result.passed
+    assert result.epsilon_lower > 1000
+    assert result.method.startswith("learned statistic")
+
+
+def test_a_second_release_with_fresh_noise_is_refuted_only_as_far_as_it_tells() -> None:
+    """A round that was released twice with two attempts is a release too many, but reveals far less."""
+    plan = planned(DPSGD(), 0.5)
+
+    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
+        second = released(plan, attempts=[7] * 12)(sums, repetition)
+        return np.concatenate([released(plan)(sums, repetition), second[4:5]])
+
+    assert 0.5 < audit(release, DPSGD(), 0.5).epsilon_lower < 0.8
+
+
+def test_the_same_noise_in_every_round_is_refuted() -> None:
+    """The round is left out of the noise's index: differences of releases hold no noise."""
+    plan = planned(DPSGD(), 0.5)
+
+    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
+        noise = released(plan)(np.zeros_like(sums), repetition)
+        return sums + noise[:1]
+
+    assert audit(release, DPSGD(), 0.5).epsilon_lower > 1000
+
+
+def test_noise_that_cancels_twice_is_refuted() -> None:
+    """C⁻¹ applied two times: noise of the right size in each round, and too little of it in their sum."""
+    plan = planned(LambdaCGD(0.8), 2.0)
+
+    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
+        noise = np.random.default_rng(repetition).normal(size=sums.shape)
+        return sums + plan.stddev * np.linalg.matrix_power(inverse_matrix(plan.mechanism, 12), 2) @ noise
+
+    assert not audit(release, LambdaCGD(0.8), 2.0).passed
+
+
+def test_many_rounds_are_audited_in_several_repetitions() -> None:
+    participation = Participation(rounds=2000, min_separation=500)
+    plan = Plan.calibrated(
+        mechanism=LambdaCGD(0.9), participation=participation, clip_norm=1.0, epsilon=2.0, delta=DELTA
+    )
+    shapes = []
+
+    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
+        shapes.append((sums.shape, repetition))
+        return released(plan)(sums, repetition)
+
+    result = audit_mechanism(
+        release, plan.mechanism, participation, clip_norm=1.0, epsilon=2.0, delta=DELTA, seed=0, trials=4000
+    )
+    assert shapes == [((2000, 2097), 0), ((2000, 2097), 1)]
+    assert result.passed
+    assert result.epsilon_lower > 1.6
+
+
+def test_canary_scores_by_the_definition() -> None:
+    """⟨m, C·x̂⟩/(‖m‖ζ) with dense matrices, for canaries of different patterns."""
+    rng = np.random.default_rng(0)
+    c = matrix(Normalized(LambdaCGD(0.6)), 7)
+    x = rng.normal(size=(7, 3))
+    patterns = [(0, 3), (1, 4), (0, 3)]
+    expected = []
+    for j, pattern in enumerate(patterns):
+        m = c[:, list(pattern)].sum(axis=1)
+        expected.append(m @ (c @ x[:, j]) / np.linalg.norm(m) / 2.0)
+    np.testing.assert_allclose(canary_scores(Normalized(LambdaCGD(0.6)), x, patterns, clip_norm=2.0), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"epsilon": float("inf")}, "epsilon must be positive and finite"),
+        ({"delta": 1.0}, r"delta must be in \(0, 1\), got 1.0"),
+        ({"confidence": 1.0}, r"confidence must be in \(0, 1\), got 1.0"),
+        ({"trials": 10}, "trials must be at least 1000, got 10"),
+        ({"release": lambda sums, _: sums[:3]}, r"shape \(at least 12, 1000\), got \(3, 1000\)"),
+        ({"release": lambda sums, _: sums * np.nan}, "must be finite"),
+        (
+            {"participation": Participation(rounds=12, min_separation=4, sampling="balls-in-bins")},
+            "got sampling balls-in-bins",
+        ),
+    ],
+)
+def test_bad_input_is_refused(options: dict, words: str) -> None:
+    defaults = {
+        "release": lambda sums, _: sums,
+        "mechanism": DPSGD(),
+        "participation": PARTICIPATION,
+        "clip_norm": CLIP,
+        "epsilon": 1.0,
+        "delta": DELTA,
+        "seed": 0,
+        "trials": 1000,
+    }
+    with pytest.raises(ValueError, match=words):
+        audit_mechanism(**{**defaults, **options})
+
+
+@pytest.mark.parametrize(
+    ("included", "held_out", "words"),
+    [
+        ([1.0], [0.0, 0.0], "included must be at least two finite scores"),
+        ([1.0, 1.0], [0.0, np.inf], "held_out must be at least two finite scores"),
+        ([[1.0, 1.0]], [0.0, 0.0], r"got shape \(1, 2\)"),
+    ],
+)
+def test_bad_scores_are_refused(included, held_out, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        audit_canaries(included, held_out, epsilon=1.0, delta=DELTA)
+
+
+def test_canaries_without_rounds_are_refused() -> None:
+    with pytest.raises(ValueError, match="each of the 2 canaries needs a pattern of at least one round"):
+        canary_scores(DPSGD(), np.zeros((3, 2)), [(0,), ()], clip_norm=1.0)
