@@ -21,8 +21,6 @@ from fedcgd.opacus.noise import Buffer, GeneratorReplay, StreamReplay
 from fedcgd.participation import Participation
 from fedcgd.tree import flatten
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
-
 KEY = NoiseKey.simulation(1)
 EXAMPLES, BATCH, EPOCHS, CLIP, SIGMA, RATE = 60, 12, 2, 0.4, 0.7, 0.5
 ROUNDS = EPOCHS * EXAMPLES // BATCH

@@ -6,8 +6,6 @@ import torch
 from fedcgd.opacus.noise import StreamReplay
 from fedcgd_simulations import runtime
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
-
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_a_record_has_a_row_for_each_variant(mode):

@@ -1,5 +1,6 @@
 """`opacus.PrivacyEngine` with correlated noise."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -78,6 +79,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             raise ValueError(f"clipping must be flat, got {clipping!r}: the sensitivity of no other is accounted for")
         if noise_generator is not None:
             raise ValueError("noise_generator cannot be given: the noise comes from the engine's key")
+        # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
+        warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
         participation = _participation(len(data_loader), epochs, sampling, groups, poisson_sampling)
         plan = Plan(
             mechanism=mechanism,

@@ -2,7 +2,6 @@
 
 import json
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -153,18 +152,14 @@ def run_point(point: Point, calibration: Record, *, data_dir: str | None = None,
     )
     inputs, targets = data.train.inputs.to(device), data.train.targets.to(device)
     module.train()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
-        for _ in range(setup.epochs):
-            manager = BatchMemoryManager(
-                data_loader=batches, max_physical_batch_size=physical_batch, optimizer=optimizer
-            )
-            with manager as physical:
-                # The rows by index: the loader would collate them one by one.
-                for rows in physical.batch_sampler:
-                    optimizer.zero_grad()
-                    criterion(module(inputs[rows]), targets[rows]).backward()
-                    optimizer.step()
+    for _ in range(setup.epochs):
+        manager = BatchMemoryManager(data_loader=batches, max_physical_batch_size=physical_batch, optimizer=optimizer)
+        with manager as physical:
+            # The rows by index: the loader would collate them one by one.
+            for rows in physical.batch_sampler:
+                optimizer.zero_grad()
+                criterion(module(inputs[rows]), targets[rows]).backward()
+                optimizer.step()
     judged = data.validation if point.split == "validation" else data.test
     return {
         "kind": "run",
