@@ -8,6 +8,7 @@ from scipy.signal import lfilter
 
 from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, Vector
 from fedcgd.mechanisms.normalized import Normalized
+from fedcgd.mechanisms.streaming import State, correlate, noise_mode
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 
 
@@ -32,7 +33,7 @@ def error_norms(mechanism: Mechanism, rounds: int, workload: Workload = PREFIX_S
     """The norms of A·C⁻¹ for n = `rounds`.
 
     O(n) for Toeplitz C with constant learning rate, O(n·p) for its normalisation and for learning-rate schedules when C⁻¹ has p
-    bands and there is no momentum, else O(n²) time and O(n) memory.
+    bands and there is no momentum, else O(n²·p) time with p vectors of length n in memory, where p is what the mechanism keeps.
     """
     if isinstance(mechanism, Toeplitz) and not workload.learning_rates:
         # B is Toeplitz too: c⁻¹ filtered by the momentum and summed.
@@ -70,10 +71,16 @@ def _by_rows(mechanism: Mechanism, rounds: int, workload: Workload) -> ErrorNorm
     rates = workload.rates(rounds)
     velocity, position = np.zeros(rounds), np.zeros(rounds)
     total, largest = 0.0, 0.0
+    buffered, state = noise_mode(mechanism, rounds) == "buffer", State()
     for t in range(rounds):
-        weights = mechanism.inverse_row(t, rounds)
         velocity *= workload.momentum
-        velocity[t + 1 - len(weights) : t + 1] += weights[::-1]
+        if buffered:
+            # Row t of C⁻¹ is the noise of round t if Z_t is the unit vector t.
+            row, state = correlate(mechanism, rounds, np.eye(1, rounds, t)[0], state)
+            velocity += row
+        else:
+            weights = mechanism.inverse_row(t, rounds)
+            velocity[t + 1 - len(weights) : t + 1] += weights[::-1]
         position += rates[t] * velocity
         square = float(np.dot(position[: t + 1], position[: t + 1]))
         total += square

@@ -63,7 +63,7 @@ class Explicit:
 
     def bandwidth(self, rounds: int) -> int:
         self._check(rounds)
-        return self.band.shape[1]
+        return int(self.band.shape[1])
 
     def columns(self, rounds: int, indices: NDArray[np.intp]) -> Matrix:
         self._check(rounds)

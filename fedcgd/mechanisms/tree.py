@@ -60,7 +60,7 @@ def _shared(rounds: int) -> Matrix:
 
     Row t of the reversed Cholesky factor is a Schur complement over √S[t, 0]: with "later" for t + 1 and after,
     G[t, :t + 1] − G[t, later]·G[later, later]⁻¹·G[later, :t + 1]. The factors on both sides are sums of indicators 1_a of blocks
-    a that hold t and reach beyond it. So only K[a, a'] = 1_aᵀ·G[later, later]⁻¹·1_a' is needed, log₂(n) numbers squared (`within`);
+    a that hold t and reach beyond it. So only K[a, a'] = 1_aᵀ·G[later, later]⁻¹·1_a' is needed, log₂(n)² numbers (`within`);
     it changes by one rank from t + 1 to t.
     """
     height = np.arange(rounds.bit_length())
