@@ -71,4 +71,4 @@ def test_tuned_points_become_commands(tmp_path):
     path.write_text(f'{{"kind": "run", "point": {identity(POINT)}, "accuracy": 0.5}}\n')
     done = CliRunner().invoke(app, ["federated", str(path)])
     assert done.exit_code == 0, done.output
-    assert done.output.strip() == flower_command(POINT.on("test"), users=1260, gpus=0)
+    assert done.output.strip() == flower_command(replace(POINT, split="test"), users=1260, gpus=0)

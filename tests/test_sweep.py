@@ -118,7 +118,8 @@ def test_tuning_takes_the_best_mean_of_validation():
     chosen = tuned(runs)
     assert {point.learning_rate for point in chosen} == {2.0}
     assert {point.split for point in chosen} == {"test"}
-    assert {point.seed for point in chosen} == {0, 1}
+    assert [point.seed for point in chosen] == [0, 1]
+    assert [(point.seed, point.learning_rate) for point in tuned(runs, range(3))] == [(0, 2.0), (1, 2.0), (2, 2.0)]
 
 
 def test_of_equal_learning_rates_the_smaller_one_is_taken():

@@ -34,6 +34,9 @@ def sweep_command(
     epsilon: Annotated[list[float] | None, typer.Option()] = None,
     learning_rate: Annotated[list[float] | None, typer.Option()] = None,
     seeds: Annotated[int, typer.Option(min=1)] = 3,
+    tuning_seeds: Annotated[
+        int | None, typer.Option(min=1, help="seeds for tuning, if fewer than for the test")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="expected examples in a step")] = 500,
     epochs: Annotated[int, typer.Option(min=1)] = 10,
     clip_norm: Annotated[float, typer.Option()] = 1.0,
@@ -66,14 +69,14 @@ def sweep_command(
             for text in mechanism or ["dp-sgd", "lambda-cgd"]
             for value in ((lam or [0.5, 0.7, 0.9]) if text == "lambda-cgd" else [None])
         )
-        for rate, seed in product(learning_rate or [0.5, 1.0, 2.0, 4.0], range(seeds))
+        for rate, seed in product(learning_rate or [0.5, 1.0, 2.0, 4.0], range(tuning_seeds or seeds))
     ]
     results = ResultsFile(output)
     mapper = on_ray(address, cpus=cpus, gpus=gpus)
     failures = sweep(points, results, mapper, data_dir=data_dir, console=console)
     if test and not failures:
         wanted = {point.setup for point in points}
-        chosen = [point for point in tuned(results.runs().values()) if point.setup in wanted]
+        chosen = [point for point in tuned(results.runs().values(), range(seeds)) if point.setup in wanted]
         failures = sweep(chosen, results, mapper, data_dir=data_dir, console=console)
     for line in failures:
         console.print(line, style="red", markup=False)

@@ -80,10 +80,6 @@ class Point:
     seed: int
     split: Literal["validation", "test"] = "validation"
 
-    def on(self, split: Literal["validation", "test"]) -> "Point":
-        """The same training, judged by `split`."""
-        return replace(self, split=split)
-
 
 def identity(value: Setup | Point) -> str:
     """A text that is equal exactly for equal values, in every process."""

@@ -5,6 +5,7 @@ import logging
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -135,18 +136,21 @@ def _run_all(
     return failures
 
 
-def tuned(runs: Iterable[Record]) -> list[Point]:
-    """For each setup the points of all seeds with the learning rate that is best on validation, to be judged by test.
+def tuned(runs: Iterable[Record], seeds: Iterable[int] | None = None) -> list[Point]:
+    """For each setup and each of `seeds` the point with the setup's best learning rate, to be judged by the test examples.
 
-    Best is the highest mean accuracy over seeds; of equals the smaller rate. Only validation records are looked at.
+    Best is the highest mean accuracy on validation; of equals the smaller rate. Only validation records are looked at.
+    Without `seeds`, those of the validation records.
     """
     by_setup: dict[str, dict[float, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in runs:
         point = to_point(record)
         if point.split == "validation":
             by_setup[identity(point.setup)][point.learning_rate].append(record)
+    wanted = None if seeds is None else list(seeds)
     chosen: list[Point] = []
     for rates in by_setup.values():
         best = max(sorted(rates), key=lambda rate: fmean(record["accuracy"] for record in rates[rate]))
-        chosen.extend(to_point(record).on("test") for record in rates[best])
+        points = [to_point(record) for record in rates[best]]
+        chosen += [replace(points[0], seed=seed, split="test") for seed in wanted or sorted(p.seed for p in points)]
     return chosen
