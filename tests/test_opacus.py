@@ -280,7 +280,12 @@ def test_the_batches_keep_the_participation():
 
 @pytest.mark.parametrize(
     ("options", "together"),
-    [({"sampling": "poisson"}, 0.2 * 0.2), ({"sampling": "balls-in-bins"}, 0.0), ({"sampling": "none"}, 0.0)],
+    [
+        ({"sampling": "poisson"}, 0.2 * 0.2),
+        ({"sampling": "balls-in-bins"}, 0.0),
+        ({"sampling": "none"}, 0.0),
+        ({"sampling": "cyclic-poisson", "groups": 2}, 0.0),
+    ],
 )
 def test_examples_are_drawn_at_the_rate_that_is_accounted_for(options, together):
     """Each example with probability 1/5 in a round, and in two rounds with probability `together`."""
