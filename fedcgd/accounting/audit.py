@@ -5,6 +5,7 @@ An audit refutes or fails to refute. What it finds is a lower bound on ε; that 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -148,6 +149,19 @@ def canary_scores(
         mine = [j for j, other in enumerate(patterns) if other == pattern]
         scores[mine] = weights @ released[:, mine] / (np.linalg.norm(total) * clip_norm)
     return scores
+
+
+def overused(patterns: Sequence[tuple[int, ...]], participation: Participation) -> list[int]:
+    """Positions of the `patterns` (rounds of a user, ascending) that are more than k or less than b apart.
+
+    No statistic would see a single such user; ε does not hold for it.
+    """
+    k, b = participation.participations, participation.min_separation
+    return [
+        j
+        for j, pattern in enumerate(patterns)
+        if len(pattern) > k or any(later - earlier < b for earlier, later in pairwise(pattern))
+    ]
 
 
 def _bounds(one: Vector, none: Vector, many: Vector, group: int, delta: float, confidence: float) -> dict[str, float]:

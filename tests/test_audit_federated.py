@@ -1,0 +1,104 @@
+"""One federated run with canary users: the honest run passes, and broken runs are refuted by the canaries' scores."""
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, FakeNode
+from flwr.app import Array, ArrayRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from fedcgd.accounting.audit import AuditResult, audit_canaries, canary_scores, overused
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
+from fedcgd.participation import Participation
+from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
+
+PARTICIPATION = Participation(rounds=8, min_separation=4)
+CANARIES = 240
+CLIP = 0.5
+
+
+def record(values) -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.asarray(values, np.float32))})
+
+
+def run(mechanism: Mechanism, claim: float, names_each: int = 1) -> tuple[AuditResult, list[tuple[int, ...]]]:
+    """Canary j pulls along coordinate j, 20 times as far as allowed; a fair coin says which ones are there."""
+    coin = np.random.default_rng(3).random(CANARIES) < 0.5
+    present = [f"canary {j} {name}" for j in np.flatnonzero(coin) for name in range(names_each)]
+
+    def train(model, user, config, context):
+        values = model["w"].numpy().copy()
+        values[int(user.split()[1])] += 20 * CLIP
+        return record(values)
+
+    app = ClientApp()
+    host_users(app, lambda context: present, one_by_one(train))
+    grid = FakeGrid({1: FakeNode(app)})
+    strategy = CorrelatedNoise(
+        FedAvg(),
+        mechanism=mechanism,
+        participation=PARTICIPATION,
+        clip_norm=CLIP,
+        epsilon=claim,
+        delta=1e-5,
+        cohort_size=len(present) // 4,
+        key=NoiseKey.simulation(11),
+        patience=0.0,
+    )
+    models = []
+    strategy.start(grid, record(np.zeros(CANARIES)), evaluate_fn=lambda r, a: models.append(a["w"].numpy().copy()))
+    assert strategy.releases == PARTICIPATION.rounds
+
+    rounds: list[list[int]] = [[] for _ in range(CANARIES)]
+    for message in grid.sent:
+        if message.metadata.message_type == "train":
+            for user in message.content["fedcgd"]["users"]:
+                rounds[int(user.split()[1])].append(message.content["fedcgd"]["round"])
+    patterns = [tuple(sorted(taken)) for taken in rounds]
+    took_part = np.array([bool(pattern) for pattern in patterns])
+    some = next(pattern for pattern in patterns if pattern)
+    released = np.diff(np.array(models, np.float64), axis=0) * strategy.cohort_size
+    scores = canary_scores(mechanism, released, [pattern or some for pattern in patterns], clip_norm=CLIP)
+    return audit_canaries(scores[took_part], scores[~coin], epsilon=claim, delta=1e-5), patterns
+
+
+@pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8), Normalized(LambdaCGD(0.8))])
+def test_the_honest_run_passes_and_says_something(mechanism: Mechanism) -> None:
+    result, patterns = run(mechanism, 8.0)
+    assert result.passed
+    assert result.epsilon_lower > 3.0
+    assert result.bounds["one-run guesses"] > 1.0
+    assert overused(patterns, PARTICIPATION) == []
+
+
+def test_clipping_left_out_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedcgd_flower.pool.clip", lambda update, clip_norm: update)
+    assert not run(LambdaCGD(0.8), 8.0)[0].passed
+
+
+def test_users_taking_part_more_often_than_k_are_refuted() -> None:
+    """Each is registered under four names, and takes part k times under each."""
+    result, patterns = run(LambdaCGD(0.8), 8.0, names_each=4)
+    assert not result.passed
+    assert len(overused(patterns, PARTICIPATION)) > 100
+
+
+def test_too_little_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise divided by the cohort twice, as when a sum is taken for a mean."""
+    from fedcgd.noise import add_correlated
+
+    def too_little(x, stream, terms, stddev):
+        add_correlated(x, stream, terms, stddev / 30)
+
+    monkeypatch.setattr("fedcgd_flower.strategy.add_correlated", too_little)
+    result, _ = run(LambdaCGD(0.8), 1.0)
+    assert not result.passed
+    assert result.bounds["one-run guesses"] > 1.0  # also without any assumption on the noise
+
+
+def test_one_user_that_is_over_its_promise_is_named() -> None:
+    """A single user cannot be seen in statistics; its rounds say it."""
+    patterns = [(0, 4), (1, 5), (0, 3), (0, 4, 8), (), (7,)]
+    participation = Participation(rounds=12, min_separation=4, max_participations=2)
+    assert overused(patterns, participation) == [2, 3]
