@@ -1,0 +1,149 @@
+"""`fedcgd audit`: try to refute an ε."""
+
+import json as jsonlib
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from fedcgd.accounting import calibrate
+from fedcgd.accounting.audit import AuditResult, Release, audit_canaries, audit_mechanism
+from fedcgd.cli.options import (
+    BandwidthOption,
+    DegreeOption,
+    DeltaOption,
+    EpsilonOption,
+    JsonOption,
+    LamOption,
+    MechanismOption,
+    NormalizeOption,
+    NuOption,
+    ParticipationsOption,
+    SamplingName,
+    SamplingOption,
+    SeparationOption,
+    participation_of,
+)
+from fedcgd.cli.report import complaints, console, explained_errors, key_value_table, number, print_json
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms.mechanism import Matrix
+from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.optimisation.registry import make
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+EXIT_REFUTED = 1
+
+
+def audit_command(
+    epsilon: EpsilonOption,
+    delta: DeltaOption,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Number of releases n; leave out with --scores.")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option("--noise-multiplier", help="σ that is said to give ε. Default: the calibrated one.")
+    ] = None,
+    scores: Annotated[
+        Path | None,
+        typer.Option(
+            help='JSON file of a federated run\'s canaries: {"included": [score, …], "held_out": [score, …]}.'
+        ),
+    ] = None,
+    mechanism: MechanismOption = "lambda-cgd",
+    lam: LamOption = None,
+    bandwidth: BandwidthOption = None,
+    degree: DegreeOption = None,
+    nu: NuOption = None,
+    normalize: NormalizeOption = False,
+    participations: ParticipationsOption = None,
+    separation: SeparationOption = 1,
+    sampling: SamplingOption = SamplingName.NONE,
+    trials: Annotated[int, typer.Option(help="Simulated canaries; 40000 tell σ from 0.9σ.")] = 40_000,
+    confidence: Annotated[float, typer.Option(help="How sure a refutation is.")] = 0.99,
+    seed: Annotated[int, typer.Option(help="Of the simulated noise and canaries; the result is repeatable.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Try to refute the claim (ε, δ): of this installation's noise, or with --scores of a federated run. Exit code 1 if refuted.
+
+    The noise is added as in a run, to worst-case users and to none, and their releases are told apart. Under a secret sampling
+    the noise is audited against the ε that the same σ gives to an adversary who knows the rounds.
+
+    Example: fedcgd audit --lam 0.9 --rounds 100 --separation 20 --epsilon 2 --delta 1e-5
+    """
+    with explained_errors():
+        if (scores is None) == (rounds is None):
+            raise ValueError("give --rounds and a mechanism, or --scores of a run: one of the two")
+        if scores is not None:
+            included, held_out = read_scores(scores)
+            result = audit_canaries(included, held_out, epsilon=epsilon, delta=delta, confidence=confidence)
+        else:
+            assert rounds is not None
+            participation = participation_of(sampling.value, rounds, separation, participations, bandwidth)
+            chosen = make(
+                mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
+                participation=participation,
+            )  # fmt: skip
+            sigma = noise_multiplier
+            if sigma is None:
+                sigma = calibrate(chosen, participation, epsilon=epsilon, delta=delta).noise_multiplier
+            plan = Plan(
+                mechanism=chosen, participation=participation, clip_norm=1.0, noise_multiplier=sigma, delta=delta
+            )
+            claim = epsilon
+            if participation.sampling != "none":
+                known = Participation(rounds=rounds, min_separation=participation.min_separation)
+                plan = replace(plan, participation=known)
+                claim = plan.guarantee().epsilon
+            result = audit_mechanism(
+                release_of(plan, seed), plan.mechanism, plan.participation, clip_norm=plan.clip_norm, epsilon=claim,
+                delta=delta, seed=seed, trials=trials, confidence=confidence,
+            )  # fmt: skip
+    show(result, json)
+    if not result.passed:
+        raise typer.Exit(EXIT_REFUTED)
+
+
+def release_of(plan: Plan, seed: int) -> Release:
+    """The noise as the server adds it, round by round, under a key of its own for each repetition."""
+
+    def release(sums: Matrix, repetition: int) -> Matrix:
+        stream = NoiseStream(NoiseKey.simulation(2**20 * seed + repetition).noise)
+        noised = np.ascontiguousarray(sums)
+        attempts = [0] * len(noised)
+        for t, row in enumerate(noised):
+            add_correlated(row, stream, plan.noise_terms(t, attempts), plan.stddev)
+        return noised
+
+    return release
+
+
+def read_scores(path: Path) -> tuple[list[float], list[float]]:
+    """The two lists of a scores file. Raises ValueError if it is not one."""
+    try:
+        found: Any = jsonlib.loads(path.read_text())
+        return [float(x) for x in found["included"]], [float(x) for x in found["held_out"]]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f'{path} must be a JSON file {{"included": [numbers], "held_out": [numbers]}}: {type(error).__name__}'
+        ) from None
+
+
+def show(result: AuditResult, json: bool) -> None:
+    """The verdict, and what it rests on."""
+    if json:
+        print_json(asdict(result))
+        return
+    verdict = "not refuted" if result.passed else "REFUTED"
+    rows = [
+        ("claim", f"ε ≤ {number(result.claimed_epsilon)} at δ = {number(result.delta)}: {verdict}"),
+        ("lower bound", f"ε ≥ {number(result.epsilon_lower)} ({result.method})"),
+        ("confidence", number(result.confidence)),
+        ("trials", str(result.trials)),
+        *((f"  {name}", f"ε ≥ {number(value)}") for name, value in result.bounds.items()),
+    ]
+    console.print(key_value_table("audit", rows))
+    if not result.passed:
+        complaints.print("The claim does not hold for what ran. Do not release under it.", highlight=False)

@@ -1,0 +1,81 @@
+"""`fedcgd explain`: why ε holds, and what it demands."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcgd.accounting.explain import explain
+from fedcgd.accounting.tradeoff import plot_trade_off, trade_off
+from fedcgd.cli.options import (
+    BandwidthOption,
+    DegreeOption,
+    DeltaOption,
+    JsonOption,
+    LamOption,
+    MechanismOption,
+    NormalizeOption,
+    NuOption,
+    ParticipationsOption,
+    RoundsOption,
+    SamplingName,
+    SamplingOption,
+    SeparationOption,
+    participation_of,
+)
+from fedcgd.cli.report import console, explained_errors, print_json
+from fedcgd.optimisation.registry import make
+
+
+def explain_command(
+    rounds: RoundsOption,
+    delta: DeltaOption,
+    epsilon: Annotated[float | None, typer.Option("--epsilon", help="Budget ε; or give --noise-multiplier.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option("--noise-multiplier", help="σ: noise per unit of clip norm; or give --epsilon.")
+    ] = None,
+    clip_norm: Annotated[float, typer.Option("--clip-norm", help="ζ: L2 bound on a user's update of a round.")] = 1.0,
+    mechanism: MechanismOption = "lambda-cgd",
+    lam: LamOption = None,
+    bandwidth: BandwidthOption = None,
+    degree: DegreeOption = None,
+    nu: NuOption = None,
+    normalize: NormalizeOption = False,
+    participations: ParticipationsOption = None,
+    separation: SeparationOption = 1,
+    sampling: SamplingOption = SamplingName.NONE,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw the run's trade-off curve (f-DP) into this PNG file.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the chain of reasoning behind ε, in words and numbers, with what each assumption demands of a deployment.
+
+    Example: fedcgd explain --lam 0.9 --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
+    """
+    with explained_errors():
+        participation = participation_of(sampling.value, rounds, separation, participations, bandwidth)
+        chosen = make(
+            mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
+            participation=participation,
+        )  # fmt: skip
+        steps = explain(
+            chosen,
+            participation,
+            clip_norm=clip_norm,
+            delta=delta,
+            epsilon=epsilon,
+            noise_multiplier=noise_multiplier,
+        )
+        if plot is not None:
+            sigma = next(step.value for step in steps if step.title == "noise")
+            assert sigma is not None
+            curve = trade_off(chosen, participation, noise_multiplier=sigma)
+            plot_trade_off(plot, {f"{chosen.name}, σ = {sigma:.4g}": curve})
+    if json:
+        print_json([asdict(step) for step in steps])
+        return
+    for count, step in enumerate(steps, start=1):
+        console.print(f"[bold]{count}. {step.title}[/bold]", highlight=False)
+        console.print(f"{step.statement}\n", highlight=False, markup=False)

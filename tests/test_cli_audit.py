@@ -1,0 +1,95 @@
+"""`fedcgd audit`: verdicts by exit code, of the installation's own noise and of canaries in a file."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedcgd.cli.audit import audit_command
+
+app = typer.Typer()
+app.command()(audit_command)
+CLAIM = ["--epsilon", "2", "--delta", "1e-5"]
+RUN = [*CLAIM, "--lam", "0.8", "--rounds", "12", "--separation", "4"]
+
+
+def invoke(words: list[str]):
+    return CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+
+
+def test_the_noise_of_this_installation_passes() -> None:
+    result = invoke([*RUN, "--json"])
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert found["passed"] is True
+    assert found["claimed_epsilon"] == 2
+    assert 1.8 < found["epsilon_lower"] < 2
+    assert set(found) == {
+        "passed", "epsilon_lower", "claimed_epsilon", "delta", "confidence", "method", "trials", "bounds",
+    }  # fmt: skip
+
+
+def test_too_small_a_noise_multiplier_exits_with_1() -> None:
+    """1.9938, the σ of ε = 2, times √(2.7646 + 2.6996 + 2.3117), the norms of columns 0, 4, 8 as if they did not overlap."""
+    result = invoke([*RUN, "--noise-multiplier", "5.56"])
+    assert result.exit_code == 1
+    assert "REFUTED" in result.stdout
+    assert "Do not release" in result.stderr
+
+
+def test_a_secret_sampling_is_audited_for_who_knows_the_rounds() -> None:
+    found = json.loads(invoke([*RUN, "--sampling", "balls-in-bins", "--json"]).stdout)
+    assert found["passed"] is True
+    assert found["claimed_epsilon"] > found["epsilon_lower"] > 0.85 * found["claimed_epsilon"]
+
+
+def test_poisson_is_audited_for_who_knows_the_rounds() -> None:
+    words = [*CLAIM, "--mechanism", "dp-sgd", "--rounds", "20", "--sampling", "poisson", "--participations", "5"]
+    result = invoke([*words, "--json"])
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize(("gap", "exit_code"), [(0.1, 0), (8.0, 1)])
+def test_scores_of_canaries(tmp_path: Path, gap: float, exit_code: int) -> None:
+    rng = np.random.default_rng(0)
+    file = tmp_path / "scores.json"
+    file.write_text(
+        json.dumps({"included": (gap + rng.normal(size=300)).tolist(), "held_out": rng.normal(size=310).tolist()})
+    )
+    result = invoke([*CLAIM, "--scores", str(file), "--json"])
+    assert result.exit_code == exit_code
+    assert json.loads(result.stdout)["trials"] == 610
+
+
+@pytest.mark.parametrize(
+    "content", [None, "not JSON", "[1, 2]", '{"included": [1, 2]}', '{"included": 1, "held_out": 2}']
+)
+def test_a_file_without_scores_is_refused_in_one_line(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "scores.json"
+    if content is not None:
+        file.write_text(content)
+    result = invoke([*CLAIM, "--scores", str(file)])
+    assert result.exit_code == 2
+    assert "must be a JSON file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (CLAIM, "one of the two"),
+        ([*RUN, "--scores", "x.json"], "one of the two"),
+        ([*RUN, "--trials", "5"], "trials must be at least 1000"),
+        ([*RUN, "--noise-multiplier", "0"], "noise_multiplier must be positive"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words: list[str], message: str) -> None:
+    result = invoke(words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_help_has_an_example() -> None:
+    assert "Example: fedcgd audit" in invoke(["--help"]).stdout
