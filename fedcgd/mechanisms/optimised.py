@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, banded_next, padded, ratio, reciprocal
+from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, banded_next, padded, reciprocal
 
 
 def _check(what: str, values: tuple[float, ...], *, first: bool) -> None:
@@ -66,7 +66,7 @@ class BandInvMF(ToeplitzMechanism):
 class BLT(ToeplitzMechanism):
     """Buffered linear Toeplitz: c_0 = 1 and c_t = Σ_i scales[i]·decays[i]^(t−1) (002, part 2).
 
-    Its power series is the ratio of two polynomials of degree d, and so is its inverse: each needs only d buffers.
+    Its inverse is of the same kind, and C⁻¹Z needs only d buffers. Scales are not negative.
     """
 
     scales: tuple[float, ...]
@@ -74,6 +74,8 @@ class BLT(ToeplitzMechanism):
 
     def __post_init__(self) -> None:
         _check("scales", self.scales, first=False)
+        if min(self.scales) < 0:
+            raise ValueError(f"scales must not be negative, got {self.scales}")
         if len(self.scales) != len(self.decays) or not all(0 <= decay < 1 for decay in self.decays):
             raise ValueError(f"BLT needs as many decays in [0, 1) as scales, got {self.decays} for {self.scales}")
 
@@ -81,27 +83,15 @@ class BLT(ToeplitzMechanism):
     def name(self) -> str:
         return "blt"
 
-    def polynomials(self) -> tuple[Vector, Vector]:
-        """(P, Q) with Σ c_t x^t = P(x)/Q(x), ascending powers, d + 1 coefficients each; the series of C⁻¹ is Q/P."""
-        q = np.ones(1)
-        for decay in self.decays:
-            q = np.convolve(q, [1.0, -decay])
-        p = q.copy()
-        for i, scale in enumerate(self.scales):
-            others = np.ones(1)
-            for j, decay in enumerate(self.decays):
-                if j != i:
-                    others = np.convolve(others, [1.0, -decay])
-            p[1:] += scale * others
-        return p, q
-
     def coefficients(self, rounds: int) -> Vector:
-        powers = np.power(np.array(self.decays)[:, None], np.arange(rounds - 1)[None, :])
-        return np.concatenate([[1.0], np.array(self.scales) @ powers])
+        return _exponentials(np.array(self.scales), np.array(self.decays), rounds)
 
     def inverse_coefficients(self, rounds: int) -> Vector:
-        p, q = self.polynomials()
-        return ratio(q, p, rounds)
+        # With v = √scales, c_t = vᵀ·diag(decays)^(t−1)·v and c⁻¹_t = −vᵀ·(diag(decays) − v·vᵀ)^(t−1)·v. The roots of polynomials
+        # would tell less: for decays near 1 they lose half of the digits.
+        root = np.sqrt(self.scales)
+        decays, directions = np.linalg.eigh(np.diag(self.decays) - np.outer(root, root))
+        return _exponentials(-((root @ directions) ** 2), decays, rounds)
 
     def buffers(self, rounds: int) -> int:
         """Σ_{j<t} decays[i]^(t−1−j)·(C⁻¹Z)_j for each i."""
@@ -114,3 +104,12 @@ class BLT(ToeplitzMechanism):
         for scale, buffer in zip(self.scales, buffers, strict=True):
             y = y - buffer * scale
         return y, tuple(buffer * decay + y for decay, buffer in zip(self.decays, buffers, strict=True))
+
+
+def _exponentials(scales: Vector, decays: Vector, rounds: int) -> Vector:
+    """1, then Σ_i scales[i]·decays[i]^(t−1) for t = 1 … rounds − 1."""
+    result = np.ones(rounds)
+    result[1:] = 0
+    for scale, decay in zip(scales, decays, strict=True):
+        result[1:] += scale * np.power(decay, np.arange(rounds - 1))
+    return result

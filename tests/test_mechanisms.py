@@ -1,0 +1,206 @@
+"""Every mechanism is the matrix of its paper, has the inverse that its noise uses, and survives being written down."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import oracles_mechanisms as oracle
+import pytest
+
+from fedcgd.mechanisms import (
+    BISR,
+    BLT,
+    BSR,
+    DPSGD,
+    BandedToeplitz,
+    BandInvMF,
+    Diagonal,
+    Explicit,
+    LambdaCGD,
+    Mechanism,
+    Normalized,
+    NuDPFTRL,
+    SquareRootToeplitz,
+    Toeplitz,
+    Tree,
+    bandwidth,
+    inverse_matrix,
+    matrix,
+)
+from fedcgd.mechanisms import toeplitz as series
+from fedcgd.mechanisms.registry import NAMES, describe, from_description
+from fedcgd.optimisation.registry import make
+from fedcgd.participation import Participation
+
+N = 13
+ROOT = oracle.square_root_series(64)
+LOWER = np.tril(np.random.default_rng(1).random((N, N))) + np.eye(N)
+DENSE = np.array([[LOWER[j + lag, j] if j + lag < N else 0.0 for lag in range(N)] for j in range(N)])
+
+
+def inverse(c):
+    return np.linalg.inv(oracle.toeplitz(c, N))
+
+
+INVERSE_ROOT = inverse(ROOT)[:, 0]
+BLT_SERIES = [1.0, *(0.3 * 0.95**t + 0.1 * 0.6**t for t in range(N - 1))]
+# Each with its C by definition.
+TABLE = [
+    (DPSGD(), np.eye(N)),
+    (LambdaCGD(0.7), oracle.toeplitz(0.7 ** np.arange(N), N)),
+    (LambdaCGD(0.0), np.eye(N)),
+    (BISR(1), np.eye(N)),
+    (BISR(4), inverse(INVERSE_ROOT[:4])),
+    (BISR(40), oracle.toeplitz(ROOT, N)),
+    (BandInvMF((1.0, -0.5, 0.2)), inverse([1.0, -0.5, 0.2])),
+    (BSR(1), np.eye(N)),
+    (BSR(5), oracle.toeplitz(ROOT[:5], N)),
+    (BSR(40), oracle.toeplitz(ROOT, N)),
+    (BandedToeplitz((1.0, 0.6, -0.3)), oracle.toeplitz([1.0, 0.6, -0.3], N)),
+    (BandedToeplitz((2.0,) * 20), oracle.toeplitz([2.0] * N, N)),
+    (BLT((0.3, 0.1), (0.95, 0.6)), oracle.toeplitz(BLT_SERIES, N)),
+    (SquareRootToeplitz(), oracle.toeplitz(ROOT, N)),
+    (NuDPFTRL(0.2), oracle.toeplitz(ROOT[:N] * 0.8 ** np.arange(N), N)),
+    (Diagonal(), np.diag([(N - j) ** 0.25 for j in range(N)])),
+    (Explicit("dense", DENSE), LOWER),
+    (
+        Explicit("band-mf", DENSE[:, :3] * [1, 0.5, 0.1]),
+        np.tril(LOWER) * [[(1, 0.5, 0.1, 0)[min(max(i - j, 0), 3)] for j in range(N)] for i in range(N)],
+    ),
+]
+TABLE += [(Normalized(m), oracle.normalized(c)) for m, c in TABLE if isinstance(m, Toeplitz)]
+MECHANISMS = [mechanism for mechanism, _ in TABLE] + [Tree()]
+
+
+@pytest.mark.parametrize(("mechanism", "expected"), TABLE, ids=lambda v: str(v) if isinstance(v, Mechanism) else "")
+def test_is_the_matrix_of_its_definition(mechanism, expected) -> None:
+    np.testing.assert_allclose(matrix(mechanism, N), expected, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_the_noise_uses_the_inverse_of_the_matrix_that_is_accounted(mechanism) -> None:
+    for n in (N,) if isinstance(mechanism, Explicit) else (1, 2, N):
+        np.testing.assert_allclose(matrix(mechanism, n) @ inverse_matrix(mechanism, n), np.eye(n), atol=1e-12)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_columns_can_be_had_alone_and_the_band_is_true(mechanism) -> None:
+    c = matrix(mechanism, N)
+    np.testing.assert_array_equal(mechanism.columns(N, np.array([5, 0, 12])), c[:, [5, 0, 12]])
+    assert np.all(np.triu(c, 1) == 0)
+    assert np.all(np.diag(c) > 0)
+    p = bandwidth(mechanism, N)
+    assert np.all(np.tril(c, -p) == 0)
+    if p < N:
+        assert np.any(np.diag(c, 1 - p))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 13, 31, 33])
+def test_the_tree_has_the_gram_matrix_of_tree_aggregation(n) -> None:
+    c, t = matrix(Tree(), n), oracle.tree(n)
+    np.testing.assert_allclose(c.T @ c, t.T @ t, atol=1e-12)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_a_description_makes_the_same_mechanism(mechanism) -> None:
+    again = from_description(json.loads(json.dumps(describe(mechanism))))
+    assert again == mechanism
+    assert hash(again) == hash(mechanism)
+    np.testing.assert_array_equal(matrix(again, N), matrix(mechanism, N))
+
+
+def test_descriptions_are_legible() -> None:
+    assert describe(Normalized(LambdaCGD(0.9))) == {"name": "lambda-cgd", "lam": 0.9, "normalize": True}
+    assert from_description({"name": "blt", "scales": [0.1], "decays": [0.9]}) == BLT((0.1,), (0.9,))
+
+
+def test_explicit_matrices_are_equal_by_value_and_cannot_be_changed() -> None:
+    one, two = Explicit("dense", DENSE), Explicit("dense", DENSE * 2)
+    assert one != two
+    assert one != Explicit("band-mf", DENSE)
+    with pytest.raises(ValueError, match="read-only"):
+        one.band[0, 0] = 3
+    with pytest.raises(ValueError, match="is for 13 rounds, not 12"):
+        matrix(one, 12)
+
+
+def test_series_inverse_by_newton_is_that_of_the_recurrence(monkeypatch) -> None:
+    expected = BISR(50).coefficients(3000), BSR(700).inverse_coefficients(3000)
+    monkeypatch.setattr(series, "_DIRECT", 0)
+    found = BISR(50).coefficients(3000), BSR(700).inverse_coefficients(3000)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+
+
+def test_blt_inverse_is_accurate_for_decays_near_one() -> None:
+    mechanism = BLT((0.001, 0.005, 0.02, 0.1, 0.3), (0.99999, 0.9995, 0.99, 0.9, 0.4))
+    n = 20_000
+    product = np.convolve(mechanism.coefficients(n), mechanism.inverse_coefficients(n))[:n]
+    product[0] -= 1
+    assert np.abs(product).max() < 1e-12
+
+
+RUN = Participation(rounds=40, min_separation=10)
+SIMPLE = [
+    ("dp-sgd", {}, DPSGD()),
+    ("lambda-cgd", {"lam": 0.9}, LambdaCGD(0.9)),
+    ("bisr", {"bandwidth": 4}, BISR(4)),
+    ("bsr", {"bandwidth": 4}, BSR(4)),
+    ("toeplitz", {}, SquareRootToeplitz()),
+    ("nu-dp-ftrl", {"nu": 0.01}, NuDPFTRL(0.01)),
+    ("tree", {}, Tree()),
+    ("diagonal", {}, Diagonal()),
+    ("lambda-cgd", {"lam": 0.9, "normalize": True}, Normalized(LambdaCGD(0.9))),
+    ("bsr", {"bandwidth": 4, "normalize": True}, Normalized(BSR(4))),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters", "expected"), SIMPLE, ids=str)
+def test_make_by_name(name, parameters, expected) -> None:
+    made = make(name, rounds=40, participation=RUN, **parameters)
+    assert made == expected
+    assert made.name == name
+    assert name in NAMES
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("sgd", {}, "unknown mechanism 'sgd'; the mechanisms are dp-sgd, lambda-cgd, bisr"),
+        ("lambda-cgd", {}, "lambda-cgd needs lam"),
+        ("dp-sgd", {"lam": 0.5}, "lam does not belong to dp-sgd, got 0.5"),
+        ("lambda-cgd", {"lam": 1.0}, r"lam must be in \[0, 1\), got 1.0"),
+        ("lambda-cgd", {"lam": math.nan}, r"lam must be in \[0, 1\), got nan"),
+        ("nu-dp-ftrl", {"nu": -0.1}, r"nu must be in \[0, 1\), got -0.1"),
+        ("bisr", {"bandwidth": 0}, "bandwidth must be at least 1, got 0"),
+        ("tree", {"normalize": True}, "tree cannot be normalised"),
+    ],
+)
+def test_bad_choices_are_refused(name, parameters, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(name, rounds=40, participation=RUN, **parameters)
+
+
+@pytest.mark.parametrize(
+    ("make_it", "message"),
+    [
+        (lambda: BandedToeplitz(()), "coefficients must be finite numbers"),
+        (lambda: BandedToeplitz((0.0, 1.0)), "the first of them positive"),
+        (lambda: BandInvMF((1.0, math.inf)), "inverse coefficients must be finite"),
+        (lambda: BLT((0.1, 0.2), (0.5,)), "as many decays"),
+        (lambda: BLT((0.1,), (1.0,)), r"decays in \[0, 1\)"),
+        (lambda: BLT((-0.1,), (0.5,)), "scales must not be negative"),
+        (lambda: Explicit("dense", -np.eye(3)), "positive diagonal"),
+        (lambda: Explicit("dense", np.ones((3, 3))), "outside the matrix"),
+        (lambda: Explicit("dense", np.ones((3, 4))), r"shape \(rounds, p\)"),
+        (lambda: from_description({"name": "nothing"}), "unknown mechanism"),
+    ],
+)
+def test_values_that_make_no_mechanism_are_refused(make_it, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_it()
+
+
+def test_every_name_is_documented() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "mechanisms.md").read_text()
+    assert [name for name in NAMES if f"`{name}`" not in page] == []
