@@ -14,19 +14,34 @@ def keystream_byte_range(key: bytes, round: int, attempt: int, first: int, size:
     return out[first % 16 : first % 16 + size]
 
 
-def box_muller(k: int, a: int) -> tuple[float, float]:
-    u = k / 2**64 if k >= 0 else None
-    squared = -2 * math.log(u) if u else -2 * math.log1p(k / 2**64)
-    radius = math.sqrt(squared) * (-1 if a % 2 else 1)
-    angle = math.pi / 2 * a / 2**31
-    return radius * math.cos(angle), radius * math.sin(angle)
+def box_muller(k1: int, k2: int, v: int, a1: int, a2: int) -> list[float]:
+    """The four numbers of a column, from its bits."""
+    exponential = -math.log(abs(k1) * abs(k2) / 2**126) if k1 and k2 else math.nan
+    share = (v % 2**31 | 1) / 2**31
+    first, second = math.sqrt(2 * exponential * share), math.sqrt(2 * exponential * (1 - share))
+    if a1 % 2:
+        first = -first
+    if a2 % 2:
+        second = -second
+    angles = [math.pi / 2 * a / 2**31 for a in (a1, a2)]
+    return [
+        first * math.cos(angles[0]),
+        second * math.cos(angles[1]),
+        first * math.sin(angles[0]),
+        second * math.sin(angles[1]),
+    ]
 
 
 def normal(key: bytes, round: int, attempt: int, coordinate: int) -> float:
-    pairs = 262144  # of a tile: first all radii (8 bytes each), then all directions (4 bytes each)
-    tile, place = divmod(coordinate, 2 * pairs)
-    second, pair = divmod(place, pairs)
-    base = tile * pairs * 12
-    k = int.from_bytes(keystream_byte_range(key, round, attempt, base + 8 * pair, 8), "little", signed=True)
-    a = int.from_bytes(keystream_byte_range(key, round, attempt, base + 8 * pairs + 4 * pair, 4), "little", signed=True)
-    return box_muller(k, a)[second]
+    columns = (
+        131072  # of a tile; its keystream is all k1, then all k2, v, a1, a2; its coordinates all z1, then z2, z3, z4
+    )
+    tile, place = divmod(coordinate, 4 * columns)
+    quarter, column = divmod(place, columns)
+    base = tile * columns * 28
+    bits = []
+    for size in (8, 8, 4, 4, 4):
+        word = keystream_byte_range(key, round, attempt, base + size * column, size)
+        bits.append(int.from_bytes(word, "little", signed=True))
+        base += size * columns
+    return box_muller(*bits)[quarter]

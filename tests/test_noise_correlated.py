@@ -16,7 +16,9 @@ TERMS = [(5, 1, 1.0), (4, 0, -0.9), (2, 0, 0.25)]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("start", "size"), [(0, 1000), (262100, 100), (TILE - 7, 600_000), (262144, 262144)])
+@pytest.mark.parametrize(
+    ("start", "size"), [(0, 1000), (131_002, 100), (393_217, 77), (TILE - 7, 600_000), (131_072, 131_072)]
+)
 def test_adds_the_weighted_sum(dtype, start, size):
     x = np.linspace(-1, 1, size, dtype=dtype)
     before = x.astype(np.float64)

@@ -1,6 +1,7 @@
 """The noise: its definition, its distribution, and that it depends on nothing but key, round, attempt, coordinate."""
 
 import hashlib
+import itertools
 import pickle
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.box_muller import LARGEST, Workspace, polar
+from fedcgd.noise.box_muller import LARGEST, Workspace, _log
 
 KEY = bytes(range(32))
 OTHER = bytes(range(1, 33))
@@ -25,15 +26,15 @@ def sample() -> np.ndarray:
     return STREAM.normal(3, 1, 0, N)
 
 
-@pytest.mark.parametrize("start", [0, 1, 4095, 262140, 262144, TILE - 3, TILE, 5 * TILE + 262143, 2**40 - 8])
+@pytest.mark.parametrize("start", [0, 1, 4095, 131068, 262144, TILE - 3, TILE, 5 * TILE + 262143, 2**40 - 8])
 @pytest.mark.parametrize(("round", "attempt"), [(0, 0), (7, 2), (2**32 - 1, 2**32 - 1)])
 def test_each_number_is_the_defined_one(round, attempt, start):
     expected = [oracles_noise.normal(KEY, round, attempt, start + i) for i in range(8)]
     np.testing.assert_allclose(STREAM.normal(round, attempt, start, start + 8), expected, rtol=1e-6, atol=1e-6)
 
 
-GOLDEN = [0.3964422047138214, -0.877747654914856, 0.2297046035528183, 0.5991416573524475]
-GOLDEN_HASH = "9d1180c13894c04d72aed01fd0d0bf8e4b7f0819b9eb770f30fbd2b619db561a"
+GOLDEN = [0.5137501955032349, -0.018028821796178818, 1.67781400680542, -0.3811882436275482]
+GOLDEN_HASH = "bcfbffafa53009fb7987ef833a85109e52632a5ed8cc78f51593609e40c795b8"
 
 
 def test_golden_values():
@@ -42,57 +43,78 @@ def test_golden_values():
     assert hashlib.sha256(STREAM.normal(5, 1, 0, TILE + 1000).tobytes()).hexdigest() == GOLDEN_HASH
 
 
-def extreme_pairs() -> tuple[list[int], list[int]]:
-    edges = [0, 1, 2, 3, 2**31, 2**32, 2**62, 2**63 - 1, -1, -2, -(2**31), -(2**40), -(2**62), -(2**63)]
-    angles = [0, 1, -1, 2**30, 2**31 - 1, 2**31 - 2, -(2**31), -(2**31) + 1, 2**16 + 1, -(2**16)]
-    grid = [(k, a) for k in edges for a in angles]
-    return [k for k, _ in grid], [a for _, a in grid]
+def columns_of(k1, k2, v, a1, a2) -> np.ndarray:
+    """The library's four numbers for each column of bits, shape (4, columns)."""
+    n = len(k1)
+    work = Workspace(n)
+    words = [np.array(k, "<i8").tobytes() for k in (k1, k2)] + [np.array(w, "<i4").tobytes() for w in (v, a1, a2)]
+    work.keystream[: 28 * n] = b"".join(words)
+    radius, cosine, sine = (np.float64(a) for a in work.polar(n))
+    return np.concatenate([radius * cosine, radius * sine]).reshape(4, n)
 
 
-def polar_of(ks, angles) -> np.ndarray:
-    work = Workspace(len(ks))
-    work.radius_bits[: len(ks)] = ks
-    work.angle_bits[: len(ks)] = angles
-    radius, cosine, sine = (np.float64(a) for a in polar(work, len(ks)))
-    return np.stack([radius * cosine, radius * sine])
+LONG = [0, 1, 2, 3, 2**31, 2**32, 2**62, 2**63 - 1, -1, -2, -(2**40), -(2**62), -(2**63)]
+SHORT = [0, 1, 2, -1, -2, 2**30, 2**31 - 1, 2**31 - 2, -(2**31), -(2**31) + 1, 2**16 + 1]
 
 
-def test_every_pattern_of_bits_gives_a_finite_number_and_the_right_one():
-    ks, angles = extreme_pairs()
-    got = polar_of(ks, angles)
+def test_every_pattern_of_bits_gives_finite_numbers_and_the_right_ones():
+    grid = list(itertools.product(LONG, LONG, SHORT, SHORT[::3], SHORT[::4]))
+    got = columns_of(*zip(*grid, strict=True))
     assert np.isfinite(got).all()
     assert np.abs(got).max() < LARGEST
-    expected = np.array(
-        [oracles_noise.box_muller(k, a) if k else (np.nan, np.nan) for k, a in zip(ks, angles, strict=True)]
-    ).T
-    known = ~np.isnan(expected)
-    np.testing.assert_allclose(got[known], expected[known], rtol=5e-7, atol=5e-7)
+    plain = [i for i, (k1, k2, *_) in enumerate(grid) if k1 and k2 and abs(k1 * k2) < 2**124]
+    expected = np.array([oracles_noise.box_muller(*grid[i]) for i in plain]).T
+    np.testing.assert_allclose(got[:, plain], expected, rtol=0, atol=2e-6)
 
 
-def test_tails_beyond_nine_are_reached_and_end_at_the_64_bit_radius():
-    tail = np.abs(polar_of([1, 47, 48], [0, 0, 0])[0])
-    assert tail[0] == pytest.approx(np.sqrt(2 * 64 * np.log(2)), rel=1e-6)  # 9.42
-    assert tail[1] > 9 > tail[2]  # 2⁶⁴·exp(−81/2) = 47.5
+def test_the_length_is_right_next_to_zero_too():
+    near = [2**63 - 2**i for i in range(36, 62)]
+    got = columns_of(near, [-(2**63)] * 26, [2**30] * 26, [2**15] * 26, [2**15] * 26)
+    exact = np.array([oracles_noise.box_muller(k, -(2**63), 2**30, 2**15, 2**15) for k in near]).T
+    np.testing.assert_allclose(got**2, exact**2, rtol=0, atol=6e-7)
+
+
+def test_no_length_is_negative():
+    """All 2²³ products in [1/2, 1), where ln 2 is taken off an almost equal number; below, what remains is at least ln 2."""
+    a = (np.arange(2**23, dtype=np.uint32) | np.uint32((62 + 127) << 23)).view(np.float32)
+    memory = np.empty((4, 2**23), np.float32)
+    _log(a, np.full(2**23, 2.0**63, np.float32), *memory)
+    assert memory[3].min() > 0
+    np.testing.assert_allclose(memory[3], -np.log(np.float64(a) / 2.0**63), rtol=0, atol=3e-7)
+
+
+def test_tails_beyond_nine_are_reached_with_the_right_chance():
+    # z₁ > 9 at φ = 0 and V ≈ 1 is −ln(u₁u₂) > 40.5: u₂ = 1 leaves |k₁| ≤ 2⁶³·exp(−40.5) = 23.8.
+    tail = columns_of([1, 23, 24], [-(2**63)] * 3, [2**31 - 1] * 3, [0] * 3, [0] * 3)[0]
+    assert tail[0] == pytest.approx(np.sqrt(2 * 63 * np.log(2)), rel=1e-6)  # 9.35, with one factor alone
+    assert tail[1] > 9 > tail[2]
+    assert columns_of([1], [1], [2**31 - 1], [0], [0])[0, 0] == pytest.approx(np.sqrt(2 * 126 * np.log(2)), rel=1e-6)
+
+
+words = st.integers(-(2**63), 2**63 - 1).filter(bool)
+angles = st.integers(-(2**31), 2**31 - 1)
 
 
 @settings(derandomize=True, max_examples=300, deadline=None)
-@given(st.integers(-(2**63), 2**63 - 1).filter(bool), st.integers(-(2**31), 2**31 - 1))
-def test_random_bits_give_the_defined_pair(k, a):
-    np.testing.assert_allclose(polar_of([k], [a])[:, 0], oracles_noise.box_muller(k, a), rtol=1e-6, atol=2e-6)
+@given(st.tuples(words, words, angles, angles, angles))
+def test_random_bits_give_the_defined_numbers(bits):
+    got, exact = columns_of(*([b] for b in bits))[:, 0], np.array(oracles_noise.box_muller(*bits))
+    length = np.linalg.norm(exact)
+    assert np.abs(got - exact).max() <= 1e-6 * length + min(1e-3, 1e-6 / max(length, 1e-30))
 
 
-def test_radii_and_directions_are_accurate_to_float32_across_their_range():
+def test_numbers_are_accurate_to_float32_across_their_range():
     generator = np.random.default_rng(1)
-    ks = (np.exp2(generator.uniform(0, 63, 20000)) * generator.choice([-1, 1], 20000)).astype(np.int64)
-    angles = generator.integers(-(2**31), 2**31, 20000)
-    z = polar_of(ks, angles)
-    exact = np.array([oracles_noise.box_muller(int(k), int(a)) for k, a in zip(ks, angles, strict=True)]).T
-    radius = np.hypot(*exact)
-    assert np.max(np.abs(np.hypot(*z) / radius - 1)) < 5e-7
-    assert np.max(np.abs(z - exact) / radius) < 5e-7
+    k = (np.exp2(generator.uniform(0, 62.9, (2, 20000))) * generator.choice([-1, 1], (2, 20000))).astype(np.int64)
+    rest = generator.integers(-(2**31), 2**31, (3, 20000))
+    exact = np.array([oracles_noise.box_muller(*map(int, bits)) for bits in zip(*k, *rest, strict=True)]).T
+    radius = np.hypot(exact[:2], exact[2:])
+    z = columns_of(*k, *rest)
+    assert np.max(np.abs(z[:2] - exact[:2]) / radius) < 1e-6
+    assert np.max(np.abs(z[2:] - exact[2:]) / radius) < 1e-6
 
 
-@pytest.mark.parametrize("start", [0, 3, 262143, TILE - 5])
+@pytest.mark.parametrize("start", [0, 3, 131071, 262143, TILE - 5])
 def test_any_part_equals_the_part_of_the_whole(start):
     whole = STREAM.normal(1, 0, 0, TILE + 262144 + 100)
     for size in (1, 2, 5, 4096, 262144):
@@ -137,15 +159,22 @@ def test_kolmogorov_smirnov(sample):
     assert stats.kstest(sample * np.float32(1.01), "norm").pvalue < 1e-6, "does not see a wrong scale"
 
 
-def test_both_halves_of_a_tile_are_normal_and_independent_of_each_other():
-    z = STREAM.normal(0, 0, 0, TILE)
-    first, second = z[:262144].astype(np.float64), z[262144:].astype(np.float64)
-    for half in (first, second):
-        assert stats.kstest(half, "norm").pvalue > 1e-3
-    assert abs(np.mean(first * second)) * 512 < 4
-    assert abs(np.mean((first**2 - 1) * (second**2 - 1)) / 2) * 512 < 4  # a common radius that is wrong would show
-    assert stats.kstest(np.arctan2(second, first) / (2 * np.pi) + 0.5, "uniform").pvalue > 1e-3
-    assert stats.kstest((first**2 + second**2) / 2, "expon").pvalue > 1e-3
+def test_the_four_numbers_of_a_column_are_normal_and_independent():
+    z = STREAM.normal(0, 0, 0, TILE).astype(np.float64).reshape(4, -1)
+    n = z.shape[1]
+    for quarter in z:
+        assert stats.kstest(quarter, "norm").pvalue > 1e-3
+        assert np.abs(moment_scores(quarter)).max() < 4
+    for first, second in itertools.combinations(z, 2):
+        assert abs(np.mean(first * second)) * np.sqrt(n) < 4
+        assert abs(np.mean((first**2 - 1) * (second**2 - 1)) / 2) * np.sqrt(n) < 4  # a common length would show
+        assert stats.kstest(np.arctan2(second, first) / (2 * np.pi) + 0.5, "uniform").pvalue > 1e-3
+        assert stats.kstest((first**2 + second**2) / 2, "expon").pvalue > 1e-3
+        assert stats.kstest((first**2 + second**2) / 2 * 1.02, "expon").pvalue < 1e-6, "does not see a wrong scale"
+    assert stats.kstest((z**2).sum(0), stats.chi2(4).cdf).pvalue > 1e-3
+    share = (z[0] ** 2 + z[2] ** 2) / (z**2).sum(0)
+    assert stats.kstest(share, "uniform").pvalue > 1e-3
+    assert stats.chi2_contingency(np.histogram2d(stats.chi2(4).cdf((z**2).sum(0)), share, bins=8)[0]).pvalue > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -171,7 +200,7 @@ def test_other_indices_and_keys_give_independent_noise(sample, other):
 
 def test_no_two_indices_share_a_block_of_keystream():
     # The counter as the definition gives it, at the ends of every field: all different, and no field reaches the next.
-    last_block = (2**40 // TILE + 1) * 12 * 262144 // 16
+    last_block = (2**40 // TILE + 1) * 28 * 131072 // 16
     assert last_block < 2**64
     ends = [0, 1, 2**32 - 1]
     counters = [r << 96 | a << 64 | b for r in ends for a in ends for b in (0, 1, last_block)]

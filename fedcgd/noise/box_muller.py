@@ -1,14 +1,21 @@
-"""Uniform bits to Gaussian pairs, in single IEEE-754 operations only, so that every machine gets the same numbers.
+"""Uniform bits to Gaussian numbers, in single IEEE-754 operations only, so that every machine gets the same ones.
 
-A pair takes 96 bits: a signed 64-bit integer k for the radius and a signed 32-bit integer a for the direction. With
-u = k / 2⁶⁴ mod 1, uniform on (0, 1), and φ = (π/2)·(a / 2³¹), uniform on [−π/2, π/2),
+Box–Muller, four numbers at a time, from 224 bits: two signed 64-bit integers k₁, k₂ for the length, a 32-bit integer v
+that splits it over two pairs, and a signed 32-bit integer a for the direction of each pair. With u = |k| / 2⁶³ on (0, 1],
+V = ((v mod 2³¹) | 1) / 2³¹ on (0, 1), and φ = (π/2)·(a / 2³¹) on [−π/2, π/2),
 
-    z₁ = ±√(−2 ln u)·cos φ,      z₂ = ±√(−2 ln u)·sin φ,      one random sign (the lowest bit of a) for both.
+    E = −ln(u₁·u₂),    r₁ = ±√(2EV),    r₂ = ±√(2E(1 − V)),
+    (z₁, z₃) = r₁·(cos φ₁, sin φ₁),    (z₂, z₄) = r₂·(cos φ₂, sin φ₂),
+
+each sign the lowest bit of its a. This is two Box–Muller pairs for one logarithm: −ln u₁ and −ln u₂ are exponential,
+their sum and the share that the first has of it are independent, and the share is uniform; so E with a new uniform
+share gives two independent exponentials again, EV and E(1 − V), which are half the squared radii. Both factors have 64
+bits, so the tails are right to where they end: |z| up to 13.2.
 
 Library functions for log, sin and cos differ in their last bit between processors and versions, and between the body
 and the tail of a vector. Here each step is one correctly rounded addition, multiplication, division or square root on a
-whole array, so that the result depends on neither. What the approximations behind them cost: 1.2e-7 of the radius, at
-both ends of u (k counts from 0 upwards for small u, and downwards for u just below 1), and 3e-8 rad of the direction.
+whole array, so that the result depends on neither. What the approximations behind them cost: 3e-7 of E (for E below 1,
+3e-7 in itself) and 3e-8 rad of the direction.
 """
 
 import math
@@ -18,86 +25,101 @@ from numpy.typing import NDArray
 
 Float32 = NDArray[np.float32]
 
-BYTES_PER_PAIR = 12
-LARGEST = 16.3  # every |z| is below: k = 0 (probability 2⁻⁶⁴) gives 16.28, and all other k at most 9.42
+BYTES = 28  # of keystream for four numbers
+PLANES = ((0, 8), (8, 8), (16, 4), (20, 4), (24, 4))  # of k₁, k₂, v, a₁, a₂: where each starts, and its size
+LARGEST = 18.8  # every |z| is below: k = 0 (probability 2⁻⁶²) can give 18.73, and all other bits at most 13.22
 
+_MAGNITUDE = np.int32(0x7FFFFFFF)
 _MANTISSA = np.int32(0x007FFFFF)
-_UNIT = 2.0**64  # f = float(k) is in units of 2⁻⁶⁴
-_UNIT_BITS = np.int32((64 + 127) << 23)  # the bits of float32(2⁶⁴) that _UNIT also is, as an integer
-_ROW = 4096  # _UNIT_ROW and _ZERO_ROW are broadcast over rows: NumPy's minimum is slow against a scalar
-_UNIT_ROW = np.full(_ROW, _UNIT_BITS, np.uint32)
-_ZERO_ROW = np.zeros(_ROW, np.float32)
-
-_LOG2 = np.float32(-2 * math.log(2) * 2.0**-23)
-# Minimax in s²: 4·atanh(s)/s for |s| ≤ 1/3 (relative error 1.8e-7), √2·sin(πx/4)/x for |x| ≤ 1 (relative error 2.6e-8).
-_ATANH = tuple(map(np.float32, (3.9999992847442627, 1.3335200548171997, 0.7917892336845398, 0.6845210194587708)))
-_SINE = tuple(map(np.float32, (1.1107207536697388, -0.11419128626585007, 0.003521393286064267, -5.084161603008397e-05)))
-_TWO_UNITS = np.float32(2 * _UNIT)
+_UNIT = np.float32(2.0**126)  # of |k₁·k₂|
+_TWO_UNITS = np.float32(2.0**127)
+_UNIT_BITS = np.int32((126 + 127) << 23)  # those of _UNIT
+_EXPONENT = np.float32(-math.log(2) * 2.0**-23)
+_ODD = np.int32(1)
+_COMPLEMENT = np.int32(0x7FFFFFFE)
+_FRACTION = np.float32(2.0**-31)
+_SIGN = np.uint32(31)
 _ONE, _TWO = np.float32(1), np.float32(2)
-_ANGLE = np.float32(2.0**-31)
-_SIGN_SHIFT = np.uint32(31)
+# Minimax in s²: 2·atanh(s)/s for |s| ≤ 1/3 (relative error 1.8e-7), √2·sin(πx/4)/x for |x| ≤ 1 (relative error 2.6e-8).
+_ATANH = tuple(map(np.float32, (1.9999996423721313, 0.6667600274085999, 0.3958946168422699, 0.3422605097293854)))
+_SINE = tuple(map(np.float32, (1.1107207536697388, -0.11419128626585007, 0.003521393286064267, -5.084161603008397e-05)))
 
 
 class Workspace:
-    """Memory for `pairs` pairs, 20 bytes each: their keystream, then over it the intermediate results."""
+    """Memory for 4·`columns` numbers, 44 bytes a column: their keystream, then over it the intermediate results."""
 
-    def __init__(self, pairs: int) -> None:
-        pairs = -(-pairs // _ROW) * _ROW
-        raw = np.zeros(BYTES_PER_PAIR * pairs + 16, np.uint8)  # a cipher wants room for one block more
-        self.radius_bytes, self.angle_bytes = raw.data, raw.data[8 * pairs :]
-        self.radius_bits = raw[: 8 * pairs].view("<i8")
-        self.angle_bits = raw[8 * pairs : 12 * pairs].view("<i4")
-        floats = raw[: 8 * pairs].view(np.float32)
-        self.floats = (floats[:pairs], floats[pairs:], np.zeros(pairs, np.float32), np.zeros(pairs, np.float32))
+    def __init__(self, columns: int) -> None:
+        raw = np.zeros(BYTES * columns + 16, np.uint8)  # a cipher wants room for one block more
+        self._floats = np.zeros((2, 2 * columns), np.float32)
+        self.keystream = raw.data
+        self._raw = raw
+
+    def polar(self, columns: int) -> tuple[Float32, Float32, Float32]:
+        """(±radius, cosine, sine), each r₁ φ₁ of all columns and then r₂ φ₂, from the first 28·`columns` bytes of keystream.
+
+        Views of this memory, which the next call overwrites, as this one overwrites the keystream.
+        """
+        n = columns
+        k = self._raw[: 16 * n].view("<i8")
+        v, a = self._raw[16 * n : 20 * n].view("<i4"), self._raw[20 * n : 28 * n].view("<i4")
+        radius, x = self._floats[0, : 2 * n], self._floats[1, : 2 * n]
+        over_k = self._raw[: 16 * n].view(np.float32)
+        np.copyto(x, k, casting="unsafe")  # the last use of k
+        length = over_k[3 * n :]
+        _log(x[:n], x[n:], over_k[:n], over_k[n : 2 * n], over_k[2 * n : 3 * n], length)
+
+        share = over_k[:n]
+        np.bitwise_and(v, _MAGNITUDE, v)
+        np.bitwise_or(v, _ODD, v)
+        np.multiply(length, _TWO * _FRACTION, length)
+        for half in (radius[:n], radius[n:]):
+            np.copyto(share, v, casting="unsafe")
+            np.multiply(share, length, half)
+            np.bitwise_xor(v, _COMPLEMENT, v)  # 2³¹ − v, odd too: no share is 0, and the small ones are as exact
+        np.sqrt(radius, radius)
+
+        np.copyto(x, a, casting="unsafe")
+        np.multiply(x, _FRACTION, x)
+        signs, bits = a.view("<u4"), radius.view(np.uint32)
+        np.left_shift(signs, _SIGN, signs)
+        np.bitwise_xor(bits, signs, bits)
+        cosine, sine = over_k[: 2 * n], over_k[2 * n :]
+        _directions(x, cosine, sine)
+        return radius, cosine, sine
 
 
-def polar(work: Workspace, pairs: int) -> tuple[Float32, Float32, Float32]:
-    """(±radius, cos φ, sin φ) of the first `pairs` pairs of `work`; views of `work` that the next call overwrites."""
-    size = -(-pairs // _ROW) * _ROW
-    p, g, f, r = (a[:size] for a in work.floats)
+def _log(a: Float32, b: Float32, p: Float32, g: Float32, e: Float32, out: Float32) -> None:
+    """out = −ln(|a·b| / 2¹²⁶) ≥ 0 for whole numbers a, b up to 2⁶³; p, g and e are overwritten."""
+    np.multiply(a, b, p)
     pi, gi = p.view(np.int32), g.view(np.int32)
-
-    # ±k to the two ends of (0, 1): k > 0 is u = k/2⁶⁴ = 2^e·m, k < 0 is u = 1 + k/2⁶⁴ with e = 0 and m = 1 + k/2⁶⁴.
-    np.copyto(f, work.radius_bits[:size], casting="unsafe")  # frees the memory that p and g are
-    rows = (-1, _ROW)
-    # Negative floats are the largest unsigned integers, so this replaces them by 1.
-    np.minimum(f.view(np.uint32).reshape(rows), _UNIT_ROW, out=p.view(np.uint32).reshape(rows))
-    np.minimum(f.reshape(rows), _ZERO_ROW, out=f.reshape(rows))
+    np.bitwise_and(pi, _MAGNITUDE, pi)  # |a·b| = 2^e · m in units, 1 ≤ m < 2
     np.bitwise_and(pi, _MANTISSA, gi)
-    np.bitwise_or(gi, _UNIT_BITS, gi)
-    np.subtract(pi, gi, pi)  # the mantissas cancel: e·2²³
-    np.subtract(g, np.float32(_UNIT), g)
-    np.add(g, f, g)  # m − 1
-    np.copyto(f, pi, casting="unsafe")
-    np.multiply(f, _LOG2, f)  # −2·e·ln 2
-
-    # −2·ln m = −4·atanh(s), s = (m − 1)/(m + 1), |s| ≤ 1/3
+    np.bitwise_or(gi, _UNIT_BITS, gi)  # m
+    np.subtract(pi, gi, pi)  # the mantissas cancel: 2²³ · e
+    np.copyto(e, pi, casting="unsafe")
+    np.multiply(e, _EXPONENT, e)  # −e·ln 2
+    np.subtract(g, _UNIT, g)
     np.add(g, _TWO_UNITS, p)
-    np.divide(g, p, g)
+    np.divide(g, p, g)  # s = (m − 1)/(m + 1), and ln m = 2·atanh(s)
     np.multiply(g, g, p)
-    _polynomial(_ATANH, p, r)
-    np.multiply(r, g, r)
-    np.subtract(f, r, r)
-    np.sqrt(r, r)
+    _polynomial(_ATANH, p, out)
+    np.multiply(out, g, out)
+    np.subtract(e, out, out)
 
-    a = work.angle_bits[:size]
-    np.copyto(p, a, casting="unsafe")
-    np.multiply(p, _ANGLE, p)
-    signs = a.view("<u4")
-    np.left_shift(signs, _SIGN_SHIFT, signs)
-    ri = r.view(np.uint32)
-    np.bitwise_xor(ri, signs, ri)
 
-    # With S = √2·sin(φ/2): cos φ = 1 − S² and sin φ = S·√(2 − S²), on the unit circle whatever the error of S.
-    np.multiply(p, p, f)
-    _polynomial(_SINE, f, g)
-    np.multiply(g, p, g)
-    np.multiply(g, g, f)
-    np.subtract(_TWO, f, f)
-    np.sqrt(f, p)
-    np.subtract(f, _ONE, f)
-    np.multiply(g, p, g)
-    return r[:pairs], f[:pairs], g[:pairs]
+def _directions(x: Float32, cosine: Float32, sine: Float32) -> None:
+    """The cosine and sine of πx/2 for |x| ≤ 1; x is overwritten.
+
+    With S = √2·sin(πx/4): cosine 1 − S², sine S·√(2 − S²), on the unit circle whatever the error of S.
+    """
+    np.multiply(x, x, cosine)
+    _polynomial(_SINE, cosine, sine)
+    np.multiply(sine, x, sine)
+    np.multiply(sine, sine, cosine)
+    np.subtract(_TWO, cosine, cosine)
+    np.sqrt(cosine, x)
+    np.multiply(sine, x, sine)
+    np.subtract(cosine, _ONE, cosine)
 
 
 def _polynomial(coefficients: tuple[np.float32, ...], x: Float32, out: Float32) -> None:

@@ -88,7 +88,7 @@ def for_each_chunk(
         memory = workspace(share)
         total = np.empty(max(c.size for c in share), dtype)
         product = np.empty(
-            max(c.last - c.first for c in share) if dtype == np.float64 and len(scaled) > 1 else 0, dtype
+            max(c.size // (2 if c.quarter is None else 1) for c in share) if dtype == np.float64 else 0, dtype
         )
         for chunk in share:
             noise = _chunk_noise(stream, memory, scaled, chunk, total, product)
@@ -109,18 +109,17 @@ def for_each_chunk(
 def _chunk_noise(
     stream: NoiseStream, memory: Workspace, terms: Sequence[Term], chunk: Chunk, total: Noise, product: Noise
 ) -> Noise:
-    """Σ_j weight_j·Z_j over the chunk, in `total`; `product` is room for half of it where total is float64."""
-    pairs = chunk.last - chunk.first
+    """Σ_j weight_j·Z_j over the chunk, in `total`; `product` is room for a part of it where total is float64."""
     total = total[: chunk.size]
     wide = total.dtype == np.float64
     for j, (round, attempt, weight) in enumerate(terms):
-        radius, *directions = stream.polar(memory, round, attempt, chunk)
         scale = total.dtype.type(weight)
+        pairs = stream.polar(memory, round, attempt, chunk)
         if not wide:
-            np.multiply(radius, scale, radius)
-        for i, half in enumerate(chunk.halves):
-            part, direction = total[i * pairs : (i + 1) * pairs], directions[half]
-            out = part if j == 0 else product[:pairs] if wide else direction
+            np.multiply(pairs[0][0], scale, pairs[0][0])
+        for i, (radius, direction) in enumerate(pairs):
+            part = total[i * len(radius) : (i + 1) * len(radius)]
+            out = part if j == 0 else product[: len(radius)] if wide else direction
             np.multiply(radius, direction, out=out, dtype=total.dtype)
             if wide:
                 np.multiply(out, scale, out=out)

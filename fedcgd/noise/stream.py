@@ -8,47 +8,53 @@ from typing import NoReturn
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from fedcgd.noise.box_muller import BYTES_PER_PAIR, Float32, Workspace, polar
+from fedcgd.noise.box_muller import BYTES, PLANES, Float32, Workspace
 
-PAIRS = 262144  # of a tile: threads that work on fewer at a time mostly wait for each other at the interpreter's lock
-TILE = 2 * PAIRS  # coordinates of a tile; a part of the definition of the numbers, as PAIRS is
+COLUMNS = 131072  # of a tile: threads that work on fewer at a time mostly wait for each other at the interpreter's lock
+TILE = 4 * COLUMNS  # coordinates of a tile: z₁ of every column, then z₂, z₃, z₄. Part of the definition of the numbers
 MAX_INDEX = 2**32 - 1
 MAX_COORDINATE = 2**40
 
 _BLOCK = 16  # bytes
-_TILE_BLOCKS = BYTES_PER_PAIR * PAIRS // _BLOCK
-_ANGLES = 8 * PAIRS  # byte of a tile where the directions start, after the radii
+_TILE_BLOCKS = BYTES * COLUMNS // _BLOCK
+_ALIGNED = 4  # columns: all planes of a tile start a block of keystream at multiples of it
 _ZEROS = bytes(32768)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive coordinates that use the pairs [first, last) of one tile: its first half, its second half or all."""
+    """Consecutive coordinates made from the columns [first, last) of one tile: all of it, or a part of one quarter."""
 
     tile: int
     first: int
     last: int
-    halves: tuple[int, ...]  # 0: the cosines, coordinates [0, PAIRS) of the tile; 1: the sines, the others
+    quarter: int | None
+    """0 … 3; None for all of the tile."""
 
     @property
     def begin(self) -> int:
-        return self.tile * TILE + self.halves[0] * PAIRS + self.first
+        """The first coordinate."""
+        return self.tile * TILE + (self.quarter or 0) * COLUMNS + self.first
 
     @property
     def size(self) -> int:
-        return len(self.halves) * (self.last - self.first)
+        return (self.last - self.first) * (4 if self.quarter is None else 1)
+
+    @property
+    def padded(self) -> int:
+        """The columns to work on: from the multiple of four at or below `first`."""
+        return self.last - self.first // _ALIGNED * _ALIGNED
 
 
 def chunks(start: int, stop: int) -> Iterator[Chunk]:
     """Chunks that cover the coordinates [start, stop) in order; the first and the last may reach beyond."""
     for tile in range(start // TILE, -(-stop // TILE)):
         low, high = max(start - tile * TILE, 0), min(stop - tile * TILE, TILE)
-        if high <= PAIRS:
-            yield Chunk(tile, low, high, (0,))
-        elif low >= PAIRS:
-            yield Chunk(tile, low - PAIRS, high - PAIRS, (1,))
+        quarter = low // COLUMNS
+        if high <= (quarter + 1) * COLUMNS:
+            yield Chunk(tile, low - quarter * COLUMNS, high - quarter * COLUMNS, quarter)
         else:
-            yield Chunk(tile, 0, PAIRS, (0, 1))
+            yield Chunk(tile, 0, COLUMNS, None)
 
 
 class NoiseStream:
@@ -59,13 +65,13 @@ class NoiseStream:
 
         round (32 bits) ‖ attempt (32 bits) ‖ block within the round (64 bits).
 
-    Guarantee: no two (round, attempt, coordinate) share keystream, except the two numbers of one pair. Different
+    Guarantee: no two (round, attempt, coordinate) share keystream, except the four numbers of one column. Different
     (round, attempt) differ in the upper 64 bits of every counter, because the lower field never carries over: 2⁴⁰
-    coordinates take fewer than 2³⁹ blocks. Within a round, tiles own disjoint blocks, and pairs of a tile (coordinates
-    j and j + 262144) own disjoint bytes. The numbers of a pair are the two coordinates of one random point of the plane
-    and independent of each other. To whoever does not know the key they are as good as random while AES-256 is: the
-    one generic defect of counter mode, that no block repeats, stays undetectable (chance below 2⁻³⁶ after 2⁴⁶ blocks,
-    which is 10⁹ coordinates in 10⁵ rounds).
+    coordinates take fewer than 2³⁹ blocks. Within a round, tiles own disjoint blocks, and columns of a tile (coordinates
+    j, j + 131072, j + 262144 and j + 393216) own disjoint bytes. The numbers of a column are independent of each other
+    (see `box_muller`). To whoever does not know the key all are as good as random while AES-256 is: the one generic
+    defect of counter mode, that no block repeats, stays undetectable (chance below 2⁻³⁶ after 2⁴⁶ blocks, which is 10⁹
+    coordinates in 10⁵ rounds).
 
     The key does not show in `repr`, and a stream refuses to be pickled. Raises ValueError unless `key` has 32 bytes.
     """
@@ -96,22 +102,27 @@ class NoiseStream:
         parts = list(chunks(start, stop))
         work = workspace(parts)
         for chunk in parts:
-            radius, *directions = self.polar(work, round, attempt, chunk)
-            z = np.concatenate([radius * directions[half] for half in chunk.halves])
+            z = np.concatenate([radius * direction for radius, direction in self.polar(work, round, attempt, chunk)])
             low, high = max(start, chunk.begin), min(stop, chunk.begin + chunk.size)
             out[low - start : high - start] = z[low - chunk.begin : high - chunk.begin]
         return out
 
-    def polar(self, work: Workspace, round: int, attempt: int, chunk: Chunk) -> tuple[Float32, Float32, Float32]:
-        """(±radius, cosine, sine) of the chunk's pairs, views of `work`; Z = radius·cosine, then radius·sine."""
-        skip, pairs = chunk.first % 4, chunk.last - chunk.first
-        first = chunk.first - skip  # a multiple of 4: both planes of the tile start a block there
-        upper = round << 96 | attempt << 64
-        block = chunk.tile * _TILE_BLOCKS
-        for at, size, out in ((0, 8, work.radius_bytes), (_ANGLES, 4, work.angle_bytes)):
-            self._keystream(upper | block + (at + size * first) // _BLOCK, out, size * (pairs + skip))
-        radius, cosine, sine = polar(work, pairs + skip)
-        return radius[skip:], cosine[skip:], sine[skip:]
+    def polar(self, work: Workspace, round: int, attempt: int, chunk: Chunk) -> list[tuple[Float32, Float32]]:
+        """Pairs of ±radius and cosine or sine, whose products in this order are Z over the chunk; views of `work`.
+
+        The radius of the two pairs that a whole tile gives is the same array.
+        """
+        columns = chunk.padded
+        block = (round << 96 | attempt << 64) + chunk.tile * _TILE_BLOCKS
+        for at, size in PLANES:  # in this order, because each call may spill into the next plane
+            counter = block + (at * COLUMNS + size * (chunk.last - columns)) // _BLOCK
+            self._keystream(counter, work.keystream[at * columns :], size * columns)
+        radius, *directions = work.polar(columns)
+        if chunk.quarter is None:
+            return [(radius, direction) for direction in directions]
+        direction, pair = divmod(chunk.quarter, 2)
+        part = slice((pair + 1) * columns - (chunk.last - chunk.first), (pair + 1) * columns)
+        return [(radius[part], directions[direction][part])]
 
     def _keystream(self, counter: int, out: memoryview, size: int) -> None:
         """out[:size] = AES(counter) ‖ AES(counter + 1) ‖ …"""
@@ -123,7 +134,7 @@ class NoiseStream:
 
 def workspace(parts: Sequence[Chunk]) -> Workspace:
     """Memory enough for any of the chunks."""
-    return Workspace(max((part.last - part.first + 3 for part in parts), default=0))
+    return Workspace(max((part.padded for part in parts), default=0))
 
 
 def check_index(name: str, value: int) -> None:
