@@ -59,9 +59,7 @@ def calibrate_command(
             participation=plan, error=error.value, workload=workload,
         )  # fmt: skip
         guarantee = accounting.calibrate(chosen, plan, epsilon=epsilon, delta=delta)
-        report(
-            chosen, rounds, guarantee, figures(chosen, guarantee, error_norms(chosen, rounds, workload)), json
-        )
+        report(chosen, rounds, guarantee, figures(chosen, guarantee, error_norms(chosen, rounds, workload)), json)
 
 
 def epsilon_command(
@@ -93,9 +91,7 @@ def epsilon_command(
             participation=plan, error=error.value, workload=workload,
         )  # fmt: skip
         guarantee = accounting.epsilon(chosen, plan, noise_multiplier=noise_multiplier, delta=delta)
-        report(
-            chosen, rounds, guarantee, figures(chosen, guarantee, error_norms(chosen, rounds, workload)), json
-        )
+        report(chosen, rounds, guarantee, figures(chosen, guarantee, error_norms(chosen, rounds, workload)), json)
 
 
 def report(mechanism: Mechanism, rounds: int, guarantee: Guarantee, values: dict[str, object], json: bool) -> None:

@@ -111,9 +111,7 @@ def compare_command(
                         **parameters,
                     )  # fmt: skip
                     guarantee = calibrate(made, plan, epsilon=epsilon, delta=delta)
-                    rows.append(
-                        {"label": text, **figures(made, guarantee, error_norms(made, rounds, workload))}
-                    )
+                    rows.append({"label": text, **figures(made, guarantee, error_norms(made, rounds, workload))})
                 except ValueError as reason:
                     if len(asked) == 1:
                         raise
@@ -135,15 +133,14 @@ def show(rows: list[dict[str, Any]]) -> None:
         first = done[0]
         title = (
             f"ε ≤ {number(first['epsilon'])} at δ = {number(first['delta'])}; adjacency: {first['adjacency']}; "
-            f"sampling: {first['sampling']}"
+            f"sampling: {first['sampling']}; {first['method']}"
         )
     table = Table(title=title, caption="RMSE and MaxSE include σ; per unit of clip norm")
-    table.add_column("mechanism")
+    table.add_column("mechanism", no_wrap=True)
     for column in _COLUMNS:
         table.add_column(column.replace("_", " "), justify="right")
-    table.add_column("method", overflow="fold")
     for row in done:
-        table.add_row(row["label"], *(number(row[column]) for column in _COLUMNS), row["method"])
+        table.add_row(row["label"], *(number(row[column]) for column in _COLUMNS))
     console.print(table)
     for row in rows:
         if "error" in row:

@@ -1,0 +1,125 @@
+"""Banded matrices with unit columns and all entries free: BandMF, and with all diagonals the dense optimum (003, Algorithm 2)."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.linalg import solve_banded
+from torch import Tensor
+
+from fedcgd.mechanisms import Explicit
+from fedcgd.mechanisms.mechanism import Matrix
+from fedcgd.mechanisms.toeplitz import root_coefficients
+from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
+from fedcgd.optimisation.lbfgs import Progress, minimise
+from fedcgd.participation import Participation
+
+_MOST_ENTRIES = 2**26
+_CHUNK_ENTRIES = 2**25  # of the right-hand sides solved at once: 256 MiB
+
+
+def band_mf(
+    bandwidth: int, participation: Participation, *, workload: Workload = PREFIX_SUMS, progress: Progress | None = None
+) -> Explicit:
+    """The p-banded C with unit columns of least RMSE for participations at least p apart, by L-BFGS from BSR's columns.
+
+    With p ≤ b the columns of different participations do not overlap, so that the sensitivity is √k, whatever C is. Raises
+    ValueError for a larger bandwidth.
+    """
+    n, b = participation.rounds, participation.min_separation
+    if not 1 <= bandwidth <= n or (bandwidth > b and participation.participations > 1):
+        raise ValueError(f"bandwidth of band-mf must be between 1 and min_separation = {b}, got {bandwidth}")
+    return _optimise("band-mf", bandwidth, n, workload, progress)
+
+
+def dense(
+    participation: Participation, *, workload: Workload = PREFIX_SUMS, progress: Progress | None = None
+) -> Explicit:
+    """The lower-triangular C with unit columns of least RMSE (Denisov et al., 2022): all diagonals for one participation.
+
+    For several participations the diagonals beyond b stay zero, so that the sensitivity √k stays exact. For at most 2048 rounds.
+    """
+    n = participation.rounds
+    if n > 2048:
+        raise ValueError(f"dense is limited to 2048 rounds, got {n}; band-mf and banded-toeplitz go further")
+    bands = n if participation.participations == 1 else participation.min_separation
+    return _optimise("dense", bands, n, workload, progress)
+
+
+def _optimise(name: str, p: int, n: int, workload: Workload, progress: Progress | None) -> Explicit:
+    if n * p > _MOST_ENTRIES:
+        raise ValueError(f"{name} with {n} rounds and {p} bands has too many entries to optimise; use banded-toeplitz")
+    inside = torch.from_numpy(np.add.outer(np.arange(n), np.arange(p)) < n)
+
+    def band(x: Tensor) -> Tensor:
+        free = x.reshape(n, p)
+        entries = torch.where(inside, torch.cat([torch.exp(free[:, :1]), free[:, 1:]], dim=1), 0.0)
+        norms: Tensor = torch.linalg.vector_norm(entries, dim=1, keepdim=True)
+        return entries / norms
+
+    def objective(x: Tensor) -> Tensor:
+        return torch.log(squared_error(band(x), workload))
+
+    start = torch.from_numpy(np.tile(np.concatenate([[0.0], root_coefficients(p, -1)[1:]]), (n, 1))).reshape(-1)
+    x, _ = minimise(objective, start, tolerance=1e-10, progress=progress)
+    return Explicit(name, band(x).numpy())
+
+
+class _SquaredError(torch.autograd.Function):
+    """‖A·C⁻¹‖²_F/n of a band C[j + l, j] = band[j, l], in O(n²·p) time and O(n) chunks of memory; and its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, band: Tensor, workload: Workload) -> Tensor:
+        value, gradient = error_and_gradient(band.detach().numpy(), workload)
+        ctx.save_for_backward(torch.from_numpy(gradient))
+        return torch.tensor(value, dtype=torch.float64)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradients[0] * gradient, None
+
+
+def squared_error(band: Tensor, workload: Workload = PREFIX_SUMS) -> Tensor:
+    """‖A·C⁻¹‖²_F/n, differentiable in the band."""
+    result: Tensor = _SquaredError.apply(band, workload)
+    return result
+
+
+def error_and_gradient(band: Matrix, workload: Workload) -> tuple[float, Matrix]:
+    """‖A·C⁻¹‖²_F/n and its derivative by each band[j, l], both shape as `band`.
+
+    Column by column: X = C⁻¹E, Y = AX, U = C⁻ᵀAᵀY; then d‖Y‖²/dC = −2·U·Xᵀ, of which only the band is needed.
+    """
+    n, p = band.shape
+    lower = np.ascontiguousarray(band.T)  # row l: the l-th diagonal, as LAPACK wants it
+    upper = np.zeros((p, n))
+    for lag in range(p):
+        upper[p - 1 - lag, lag:] = band[: n - lag, lag]
+    total, gradient = 0.0, np.zeros_like(band)
+    rates = workload.rates(n)[:, None]
+    step = max(1, min(n, _CHUNK_ENTRIES // n))
+    for start in range(0, n, step):
+        stop = min(n, start + step)
+        # Columns from `start` on vanish above row `start`.
+        rows = n - start
+        unit = np.zeros((rows, stop - start))
+        unit[np.arange(stop - start), np.arange(stop - start)] = 1
+        x = solve_banded((p - 1, 0), lower[:, start:], unit, overwrite_b=True, check_finite=False)
+        y = np.cumsum(rates[start:] * _momentum(x, workload.momentum), axis=0)
+        total += float(np.vdot(y, y))
+        back = _momentum((rates[start:] * np.cumsum(y[::-1], axis=0)[::-1])[::-1], workload.momentum)[::-1]
+        u = solve_banded((0, p - 1), upper[:, start:], back, check_finite=False)
+        for lag in range(min(p, rows)):
+            gradient[start : n - lag, lag] -= 2 * np.einsum("ij,ij->i", u[lag:], x[: rows - lag])
+    return total / n, gradient / n
+
+
+def _momentum(x: Matrix, momentum: float) -> Matrix:
+    """M·x with M[i, j] = momentum^(i − j)."""
+    if momentum == 0:
+        return x
+    result = np.array(x)
+    for row in range(1, len(result)):
+        result[row] += momentum * result[row - 1]
+    return result

@@ -1,0 +1,58 @@
+"""Optimised mechanisms on disk: one small file each, named by what was asked for, and checked when read."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.registry import describe, from_description
+
+VARIABLE = "FEDCGD_CACHE"
+_FORMAT = 1  # raise it when an optimiser changes, so that older results are found no more
+
+
+def cache_folder() -> Path:
+    """$FEDCGD_CACHE, or fedcgd in the user's cache folder."""
+    named = os.environ.get(VARIABLE)
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedcgd"
+
+
+def cached(request: Mapping[str, Any], optimise: Callable[[], Mechanism]) -> Mechanism:
+    """The mechanism kept for `request` (JSON-able), or what `optimise` finds, which is then kept.
+
+    A file that is damaged, or whose content does not belong to the request, counts for nothing and is written again. A folder
+    that cannot be written costs the time of optimising again, and nothing else.
+    """
+    question = json.dumps({"format": _FORMAT, **request}, sort_keys=True)
+    path = cache_folder() / f"{request['name']}-{_digest(question)[:24]}.json"
+    kept = _read(path, question)
+    if kept is not None:
+        return kept
+    mechanism = optimise()
+    answer = json.dumps(describe(mechanism))
+    content = json.dumps({"question": question, "answer": answer, "checksum": _digest(question + answer)})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_text(content)
+        part.replace(path)
+    except OSError:
+        pass
+    return mechanism
+
+
+def _read(path: Path, question: str) -> Mechanism | None:
+    try:
+        content = json.loads(path.read_text())
+        if content["question"] != question or content["checksum"] != _digest(question + content["answer"]):
+            return None
+        return from_description(json.loads(content["answer"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

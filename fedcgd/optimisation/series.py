@@ -1,0 +1,43 @@
+"""Power series that PyTorch can differentiate: the building block of every Toeplitz optimisation."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.signal import fftconvolve, lfilter
+from torch import Tensor
+
+
+class _Quotient(torch.autograd.Function):
+    """y with Σ_l c[l]·y[t − l] = r[t], in O(n·p): the first n coefficients of r(x)/c(x)."""
+
+    @staticmethod
+    def forward(ctx: Any, c: Tensor, r: Tensor) -> Tensor:
+        y = torch.from_numpy(np.asarray(lfilter([1.0], c.detach().numpy(), r.detach().numpy())))
+        ctx.save_for_backward(c, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        c, y = ctx.saved_tensors
+        # The adjoint of the solve is the same solve on reversed sequences.
+        w = np.asarray(lfilter([1.0], c.numpy(), gradients[0].numpy()[::-1]))[::-1].copy()
+        n, p = len(y), len(c)
+        correlation = fftconvolve(w, y.numpy()[::-1])[n - 1 : n - 1 + p]  # Σ_t w[t]·y[t − l]
+        return torch.from_numpy(-correlation), torch.from_numpy(w)
+
+
+def quotient(c: Tensor, r: Tensor) -> Tensor:
+    """The first len(r) coefficients of r(x)/c(x), float64, differentiable in both. c[0] must not be 0; len(c) ≤ len(r)."""
+    result: Tensor = _Quotient.apply(c, r)
+    return result
+
+
+def sum_of_leftmost(c: Tensor, rounds: int, k: int, b: int) -> Tensor:
+    """Σ_{j<k} C[:, jb], shape (rounds,), for the Toeplitz C of `c` (cut or filled with zeros), differentiable, in O(n)."""
+    epochs = -(-rounds // b)
+    c = torch.nn.functional.pad(c[:rounds], (0, epochs * b - min(len(c), rounds))).reshape(epochs, b)
+    total = torch.cumsum(c, dim=0)
+    if k < epochs:
+        total = torch.cat([total[:k], total[k:] - total[:-k]])
+    return total.reshape(-1)[:rounds]

@@ -1,0 +1,195 @@
+"""Toeplitz mechanisms of least error: banded C, banded C⁻¹, and buffered linear Toeplitz (BLT).
+
+The objective is log(‖A·C⁻¹‖² · sens²), with the Frobenius norm (RMSE) or the largest row (MaxSE). The sensitivity is a valid one:
+exact where C is non-increasing (Theorem 1 of arXiv:2601.22334), else a bound on the products of columns by their lags.
+"""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcgd.mechanisms import BLT, BandedToeplitz, BandInvMF
+from fedcgd.mechanisms.toeplitz import root_coefficients
+from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
+from fedcgd.optimisation.lbfgs import Progress, minimise
+from fedcgd.optimisation.series import quotient, sum_of_leftmost
+from fedcgd.participation import Participation
+
+Objective = Literal["rmse", "max-se"]
+
+
+def banded_toeplitz(
+    bandwidth: int,
+    participation: Participation,
+    *,
+    error: Objective = "rmse",
+    workload: Workload = PREFIX_SUMS,
+    progress: Progress | None = None,
+) -> BandedToeplitz:
+    """The banded Toeplitz C of least error, by L-BFGS from BSR's coefficients, in O(n·p) a step (003, Section 3.2, Prop. 3.1).
+
+    c[l] = c[l−1]·sigmoid(θ_l), so that C is positive and non-increasing, and its sensitivity exact. Its column-normalised form,
+    `Normalized`, is hardly ever worse for one participation.
+    """
+    n, p = participation.rounds, _check(bandwidth, participation)
+    sums = _sums(workload, n)
+
+    def coefficients(theta: Tensor) -> Tensor:
+        return torch.cat([torch.ones(1, dtype=torch.float64), torch.cumprod(torch.sigmoid(theta), dim=0)])
+
+    def objective(theta: Tensor) -> Tensor:
+        c = coefficients(theta)
+        return _log_error(quotient(c, sums), error) + _log_sensitivity(c, participation)
+
+    ratios = torch.arange(1, p, dtype=torch.float64)
+    theta, _ = minimise(objective, torch.logit((ratios - 0.5) / ratios), progress=progress)
+    return BandedToeplitz(tuple(coefficients(theta).tolist()))
+
+
+def band_inv_mf(
+    bandwidth: int,
+    participation: Participation,
+    *,
+    error: Objective = "rmse",
+    workload: Workload = PREFIX_SUMS,
+    progress: Progress | None = None,
+) -> BandInvMF:
+    """The C⁻¹ with p Toeplitz coefficients of least error under a valid sensitivity, by L-BFGS from the best damped BISR.
+
+    Were the leftmost columns taken for the sensitivity, as if C were monotone, the optimum would have negative Gram entries, and
+    an error far larger than it seems.
+    """
+    n, p = participation.rounds, _check(bandwidth, participation)
+    sums = _sums(workload, n)
+    impulse = torch.eye(1, n, dtype=torch.float64)[0]
+
+    def inverse(free: Tensor) -> Tensor:
+        return torch.cat([torch.ones(1, dtype=torch.float64), free])
+
+    def objective(free: Tensor) -> Tensor:
+        w = inverse(free)
+        c = quotient(w, impulse)
+        if not bool(c.detach().abs().max() < _DIVERGED):
+            return _FAR + (free**2).sum()  # the line search left the stable region: 0, which is DP-SGD, lies inside
+        # Σ_l w[l]·sums[t − l]: the product of two series, of which one is short.
+        noise = torch.nn.functional.conv1d(
+            torch.nn.functional.pad(sums, (p - 1, 0))[None, None], w.flip(0)[None, None]
+        ).reshape(-1)
+        return _log_error(noise, error) + _log_sensitivity_by_lags(c.abs(), participation)
+
+    starts = [torch.from_numpy(root_coefficients(p, +1, 1 - damping)[1:].copy()) for damping in _DAMPINGS]
+    start = min(starts, key=lambda free: float(objective(free)))
+    free, _ = minimise(objective, start, progress=progress)
+    return BandInvMF(tuple(inverse(free).tolist()))
+
+
+_DIVERGED = 1e6
+_FAR = 1e3  # above any log error
+_DAMPINGS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)
+
+
+def blt(
+    degree: int,
+    participation: Participation,
+    *,
+    error: Objective = "rmse",
+    workload: Workload = PREFIX_SUMS,
+    progress: Progress | None = None,
+) -> BLT:
+    """The BLT with `degree` buffers of least error, by L-BFGS from decays spread geometrically between 1 and n rounds.
+
+    Decays are sigmoids, and the scales are positive with a sum below 1, so that C is positive and non-increasing.
+    """
+    if degree < 1:
+        raise ValueError(f"degree must be at least 1, got {degree}; 4 is usual")
+    n = participation.rounds
+    sums = _sums(workload, n)
+
+    def parts(x: Tensor) -> tuple[Tensor, Tensor]:
+        share, weights, decays = x[0], x[1 : degree + 1], x[degree + 1 :]
+        return torch.sigmoid(share) * torch.softmax(weights, dim=0), torch.sigmoid(decays)
+
+    def objective(x: Tensor) -> Tensor:
+        scales, decays = parts(x)
+        p, q = _polynomials(scales, decays)
+        c = quotient(q, torch.nn.functional.pad(p, (0, n))[:n])
+        filtered = torch.nn.functional.conv1d(
+            torch.nn.functional.pad(sums, (degree, 0))[None, None], q.flip(0)[None, None]
+        ).reshape(-1)
+        return _log_error(quotient(p, filtered), error) + _log_sensitivity(c, participation)
+
+    memory = np.geomspace(1.5, max(n, 3), degree)
+    start = torch.cat(
+        [torch.zeros(1), torch.from_numpy(-0.5 * np.log(memory)), torch.logit(torch.from_numpy(1 - 1 / (1 + memory)))]
+    )
+    x, _ = minimise(objective, start, progress=progress)
+    scales, decays = parts(x)
+    return BLT(tuple(scales.tolist()), tuple(decays.tolist()))
+
+
+def _polynomials(scales: Tensor, decays: Tensor) -> tuple[Tensor, Tensor]:
+    """(P, Q) with Σ c_t x^t = P/Q, as `BLT.polynomials`, differentiable."""
+    degree = len(scales)
+
+    def product(skip: int | None) -> Tensor:
+        result = torch.ones(1, dtype=torch.float64)
+        for i in range(degree):
+            if i != skip:
+                padded = torch.nn.functional.pad(result, (0, 1))
+                result = padded - decays[i] * torch.nn.functional.pad(result, (1, 0))
+        return result
+
+    q = product(None)
+    lower = torch.stack([scales[i] * product(i) for i in range(degree)]).sum(dim=0)
+    return q + torch.nn.functional.pad(lower, (1, 0)), q
+
+
+def _sums(workload: Workload, rounds: int) -> Tensor:
+    """Coefficients of the workload's series: 1/((1 − x)(1 − βx)). Raises ValueError for a learning-rate schedule."""
+    if workload.learning_rates:
+        raise ValueError(
+            "a learning-rate schedule is no Toeplitz workload; optimise for a constant rate, or use band-mf"
+        )
+    impulse = torch.eye(1, rounds, dtype=torch.float64)[0]
+    beta = workload.momentum
+    return quotient(torch.tensor([1.0, -1.0 - beta, beta], dtype=torch.float64)[: min(3, rounds)], impulse)
+
+
+def _log_error(noise: Tensor, error: Objective) -> Tensor:
+    """log of the squared error norm of the Toeplitz B with these coefficients."""
+    squares = noise**2
+    if error == "max-se":
+        return torch.log(squares.sum())
+    n = len(noise)
+    return torch.log(torch.dot(squares, torch.arange(n, 0, -1, dtype=torch.float64)) / n)
+
+
+def _log_sensitivity(c: Tensor, participation: Participation) -> Tensor:
+    n, k, b = participation.rounds, participation.participations, participation.min_separation
+    return torch.log((sum_of_leftmost(c, n, k, b) ** 2).sum())
+
+
+def _log_sensitivity_by_lags(c: Tensor, participation: Participation) -> Tensor:
+    """log of a bound on sens² for non-negative c, monotone or not; the sensitivity where the leftmost columns attain it.
+
+    The a-th participation is in round a·b or later, and the r-th after it at least r·b later. A later column has fewer rows, so
+    its product with another is at most that of column a·b with the same lag: ⟨C[:, i], C[:, i + l]⟩ ≤ g_a(l) for i ≥ a·b. Hence
+    sens² ≤ Σ_a (g_a(0) + 2·Σ_r max_{l ≥ r·b} g_a(l)).
+    """
+    n, k, b = participation.rounds, participation.participations, participation.min_separation
+    total = torch.zeros((), dtype=torch.float64)
+    for a in range(k):
+        cut = c[: n - a * b]
+        spectrum = torch.fft.rfft(cut, 2 * len(cut))
+        products = torch.fft.irfft(spectrum * spectrum.conj(), 2 * len(cut))[: len(cut)]
+        largest_from = torch.cummax(products.flip(0), dim=0).values.flip(0)
+        total = total + products[0] + 2 * largest_from[b : (k - a - 1) * b + 1 : b].sum()
+    return torch.log(total)
+
+
+def _check(bandwidth: int, participation: Participation) -> int:
+    if not 1 <= bandwidth <= participation.rounds:
+        raise ValueError(f"bandwidth must be in 1 … {participation.rounds} (rounds), got {bandwidth}")
+    return bandwidth

@@ -1,0 +1,257 @@
+"""Optimised mechanisms against the papers' figures, gradients by differences, and what may not get worse."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedcgd.mechanisms import BISR, BSR, BandedToeplitz, LambdaCGD, Normalized, bandwidth, matrix
+from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.mechanisms.workload import Workload
+from fedcgd.optimisation import cache
+from fedcgd.optimisation.banded import band_mf, dense, squared_error
+from fedcgd.optimisation.lbfgs import minimise
+from fedcgd.optimisation.registry import make
+from fedcgd.optimisation.series import quotient, sum_of_leftmost
+from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
+from fedcgd.participation import Participation
+
+CIFAR = Participation(rounds=3900, min_separation=390)  # Table 4 of arXiv:2601.22334: n = 3900, k = 10, b = 390
+SIGMA = 0.600228  # noise multiplier of sensitivity 1 at ε = 8, δ = 1e-5 (exact Gaussian mechanism; see test_accounting_gaussian)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+
+
+def rmse(mechanism, participation=CIFAR) -> float:
+    """Per unit of σ_{ε,δ}."""
+    return error_norms(mechanism, participation.rounds).rmse(sensitivity(mechanism, participation).value)
+
+
+# The column "ε = 8 (w/o Amp)" of Table 4. "BandMF" there is the optimal banded Toeplitz.
+@pytest.mark.parametrize(("bands", "printed"), [(2, 59.44), (4, 42.29), (16, 22.05), (64, 12.58)])
+def test_banded_toeplitz_is_table_4s_band_mf(bands: int, printed: float) -> None:
+    assert rmse(banded_toeplitz(bands, CIFAR)) * SIGMA == pytest.approx(printed, rel=1e-3)
+
+
+# Printed 12.69, 10.27, 8.54: found with Theorem 1, which does not hold for p ≥ 4. With a valid sensitivity no worse than 0.5 %.
+@pytest.mark.parametrize(("bands", "printed"), [(2, 12.69), (4, 10.27), (16, 8.54)])
+def test_band_inv_mf_under_a_valid_sensitivity(bands: int, printed: float) -> None:
+    assert rmse(band_inv_mf(bands, CIFAR)) * SIGMA < printed * 1.005
+
+
+@pytest.mark.slow
+def test_full_bandwidths_of_table_4() -> None:
+    assert rmse(banded_toeplitz(390, CIFAR)) * SIGMA == pytest.approx(7.77, rel=1e-3)
+    assert rmse(band_inv_mf(64, CIFAR)) * SIGMA < 8.15 * 1.005
+    # Printed 7.87 is no valid figure; 7.98 is the best known under a valid sensitivity.
+    assert 7.9 < rmse(band_inv_mf(390, CIFAR)) * SIGMA < 7.98 * 1.01
+
+
+def test_blt_of_table_4() -> None:
+    assert rmse(blt(4, CIFAR)) * SIGMA == pytest.approx(8.14, rel=1e-3)
+
+
+def test_the_leftmost_columns_are_no_sensitivity_of_a_band_inverse_that_is_not_monotone() -> None:
+    """Trap: what is optimal under Theorem 1, applied where it does not hold, is far worse in truth."""
+    participation = Participation(rounds=60, min_separation=12)
+    n, k, b = 60, 5, 12
+    sums = torch.ones(n, dtype=torch.float64)
+    impulse = torch.eye(1, n, dtype=torch.float64)[0]
+
+    def wrong(free: torch.Tensor) -> torch.Tensor:
+        w = torch.cat([torch.ones(1, dtype=torch.float64), free])
+        noise = quotient(
+            torch.tensor([1.0], dtype=torch.float64), torch.cumsum(torch.nn.functional.pad(w, (0, n - b)), 0)
+        )
+        weights = torch.arange(n, 0, -1, dtype=torch.float64) / n
+        return torch.log((noise**2 @ weights) * (sum_of_leftmost(quotient(w, impulse), n, k, b) ** 2).sum() * sums[0])
+
+    from fedcgd.mechanisms import BandInvMF
+
+    free, value = minimise(wrong, torch.from_numpy(BISR(b).inverse_coefficients(n)[1:].copy()))
+    claimed = float(np.exp(value / 2))
+    planted = BandInvMF((1.0, *free.tolist()))
+    valid = band_inv_mf(b, participation)
+    assert claimed < rmse(valid, participation)  # it looks better
+    c = matrix(planted, n)
+    worst = max(
+        np.linalg.norm(c[:, list(pattern)] @ signs)
+        for start in range(b)
+        for gaps in (b, b + 1, b + 2)
+        for pattern in [range(start, n, gaps)[:k]]
+        for signs in (np.ones(len(pattern)), (-1.0) ** np.arange(len(pattern)))
+    )
+    assert error_norms(planted, n).rmse(worst) > claimed * 1.001  # and is not: some user moves it further
+    assert sensitivity(planted, participation).value >= worst
+
+
+def test_example_b1_of_the_scaling_paper() -> None:
+    """The optimal 3-banded C for 9 rounds, as printed."""
+    printed = np.array(
+        [
+            [0.740, 0.500, 0.450],
+            [0.822, 0.492, 0.286],
+            [0.876, 0.395, 0.278],
+            [0.821, 0.462, 0.335],
+            [0.855, 0.442, 0.272],
+            [0.882, 0.403, 0.243],
+            [0.892, 0.409, 0.194],
+            [0.936, 0.353, 0.0],
+            [1.000, 0.0, 0.0],
+        ]
+    )
+    found = band_mf(3, Participation(rounds=9, min_separation=3))
+    np.testing.assert_allclose(found.band, printed, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_banded_toeplitz_comes_within_4_percent_of_banded() -> None:
+    once = Participation(rounds=1024, min_separation=1024)
+    free, toeplitz = rmse(band_mf(16, once), once), banded_toeplitz(16, once)
+    assert free < rmse(toeplitz, once) < 1.04 * free
+    assert free < rmse(Normalized(toeplitz), once) <= rmse(toeplitz, once)
+
+
+@pytest.mark.parametrize("bands", [2, 5, 8])
+def test_more_freedom_never_hurts(bands: int) -> None:
+    many = Participation(rounds=64, min_separation=8)
+    optimised = rmse(banded_toeplitz(bands, many), many)
+    assert optimised <= rmse(BSR(bands), many) * (1 + 1e-9)
+    assert rmse(band_mf(bands, many), many) <= rmse(Normalized(banded_toeplitz(bands, many)), many) * (1 + 1e-6)
+    assert rmse(band_inv_mf(bands, many), many) <= rmse(BISR(bands), many) * (1 + 1e-9)
+    lambdas = [rmse(LambdaCGD(lam), many) for lam in np.linspace(0, 0.99, 100)]
+    assert rmse(band_inv_mf(2, many), many) <= min(lambdas) * (1 + 1e-6)
+    assert rmse(blt(2, many), many) <= rmse(blt(1, many), many) * (1 + 1e-6)
+
+
+def test_dense_is_the_best_for_one_participation() -> None:
+    once = Participation(rounds=32, min_separation=32)
+    best = dense(once)
+    for other in (band_mf(8, once), banded_toeplitz(32, once), blt(4, once)):
+        assert rmse(best, once) < rmse(other, once)
+    assert bandwidth(best, 32) == 32
+    # The lower bound of the nuclear norm, ‖A‖_*/n (Li et al., 2015), cannot be beaten.
+    assert rmse(best, once) >= np.linalg.norm(np.tril(np.ones((32, 32))), "nuc") / 32
+
+
+def test_max_se_is_what_it_says() -> None:
+    many = Participation(rounds=64, min_separation=8)
+
+    def worst_row(mechanism) -> float:
+        return error_norms(mechanism, 64).max_se(sensitivity(mechanism, many).value)
+
+    for find in (
+        lambda e: banded_toeplitz(8, many, error=e),
+        lambda e: band_inv_mf(4, many, error=e),
+        lambda e: blt(3, many, error=e),
+    ):
+        assert worst_row(find("max-se")) < worst_row(find("rmse"))
+        assert rmse(find("rmse"), many) < rmse(find("max-se"), many)
+
+
+def test_workloads_are_what_is_optimised_for() -> None:
+    many, momentum = Participation(rounds=64, min_separation=8), Workload(momentum=0.9)
+
+    def error(mechanism) -> float:
+        return error_norms(mechanism, 64, momentum).rmse(sensitivity(mechanism, many).value)
+
+    for find in (
+        lambda **w: banded_toeplitz(8, many, **w),
+        lambda **w: band_inv_mf(4, many, **w),
+        lambda **w: band_mf(4, many, **w),
+    ):
+        assert error(find(workload=momentum)) < error(find())
+
+
+def test_gradients_by_differences() -> None:
+    generator = torch.Generator().manual_seed(0)
+    band = torch.rand(7, 3, dtype=torch.float64, generator=generator) + 0.5
+    schedule = Workload(momentum=0.5, learning_rates=(1.0, 0.5, 2.0))
+    assert torch.autograd.gradcheck(lambda x: squared_error(x, schedule), band.requires_grad_())
+    c = torch.tensor([1.0, 0.3, -0.2], dtype=torch.float64, requires_grad=True)
+    r = torch.rand(9, dtype=torch.float64, generator=generator, requires_grad=True)
+    assert torch.autograd.gradcheck(quotient, (c, r))
+
+
+def test_squared_error_is_that_of_the_dense_matrices() -> None:
+    mechanism = band_mf(3, Participation(rounds=9, min_separation=3))
+    schedule = Workload(momentum=0.5, learning_rates=(1.0, 0.5, 2.0))
+    a = (
+        np.tril(np.ones((9, 9)))
+        @ np.diag(schedule.rates(9))
+        @ np.tril(0.5 ** np.abs(np.subtract.outer(range(9), range(9))))
+    )
+    expected = np.linalg.norm(a @ np.linalg.inv(matrix(mechanism, 9))) ** 2 / 9
+    assert float(squared_error(torch.from_numpy(mechanism.band.copy()), schedule)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_same_answer_twice() -> None:
+    many = Participation(rounds=64, min_separation=8)
+    assert banded_toeplitz(8, many) == banded_toeplitz(8, many)
+
+
+def test_cache_is_read_checked_and_mended(tmp_path: Path) -> None:
+    many = Participation(rounds=64, min_separation=8)
+    options = {"rounds": 64, "participation": many, "bandwidth": 4}
+    reports: list[int] = []
+    first = make("banded-toeplitz", **options, progress=lambda done, value: reports.append(done))
+    assert reports
+    [path] = tmp_path.glob("*.json")
+    reports.clear()
+    assert make("banded-toeplitz", **options, progress=lambda done, value: reports.append(done)) == first
+    assert not reports  # read, not found again
+    content = json.loads(path.read_text())
+    for damaged in (
+        "",
+        "{",
+        path.read_text()[:-20],
+        json.dumps(content | {"answer": content["answer"].replace("0.", "0.9", 1)}),
+        json.dumps(content | {"question": "another"}),
+    ):
+        path.write_text(damaged)
+        assert make("banded-toeplitz", **options) == first
+        assert json.loads(path.read_text()) == content
+    assert make("banded-toeplitz", **options | {"bandwidth": 5}) != first
+    assert len(list(tmp_path.glob("*.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("sgd", {}, "unknown mechanism"),
+        ("lambda-cgd", {}, "needs lam"),
+        ("dp-sgd", {"lam": 0.5}, "lam does not belong to dp-sgd"),
+        ("bisr", {"bandwidth": 0}, "at least 1"),
+        ("banded-toeplitz", {"bandwidth": 65}, "1 … 64"),
+        ("band-mf", {"bandwidth": 9}, "min_separation = 8"),
+        ("band-mf", {"bandwidth": 4, "error": "max-se"}, "rmse only"),
+        ("blt", {"degree": 0}, "at least 1"),
+        ("blt", {"degree": 2, "workload": Workload(learning_rates=(1.0, 0.5))}, "schedule"),
+        ("tree", {"normalize": True}, "cannot be normalised"),
+    ],
+)
+def test_requests_that_make_no_sense(name: str, options, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make(name, rounds=64, participation=Participation(rounds=64, min_separation=8), **options)
+
+
+def test_every_mechanism_can_be_made_and_normalised_where_it_makes_sense() -> None:
+    many = Participation(rounds=16, min_separation=4)
+    parameters = {"lambda-cgd": {"lam": 0.5}, "nu-dp-ftrl": {"nu": 0.1}, "blt": {"degree": 2}}
+    from fedcgd.optimisation.registry import NAMES
+
+    for name in NAMES:
+        banded = {"bandwidth": 3} if name in ("bisr", "bsr", "band-inv-mf", "band-mf", "banded-toeplitz") else {}
+        mechanism = make(name, rounds=16, participation=many, **parameters.get(name, banded))
+        assert mechanism.name == name
+        assert np.isfinite(rmse(mechanism, many))
+    assert make("banded-toeplitz", rounds=16, participation=many, bandwidth=3, normalize=True) == Normalized(
+        make("banded-toeplitz", rounds=16, participation=many, bandwidth=3)
+    )
+    assert isinstance(make("banded-toeplitz", rounds=16, participation=many, bandwidth=3), BandedToeplitz)
