@@ -38,7 +38,7 @@ def reciprocal(series: Vector, rounds: int) -> Vector:
     """The first `rounds` coefficients of 1/Σ series[i]·x^i, series[0] ≠ 0; O(n·p) for p coefficients, or O(n log n) if less."""
     series = series[:rounds]
     if rounds * len(series) <= _DIRECT:
-        return ratio(np.ones(1), series, rounds)
+        return np.asarray(lfilter(np.ones(1), series, np.eye(1, rounds)[0]))
     inverse = np.array([1 / series[0]])
     while len(inverse) < rounds:  # Newton's iteration doubles the number of right coefficients
         size = min(2 * len(inverse), rounds)
@@ -46,12 +46,6 @@ def reciprocal(series: Vector, rounds: int) -> Vector:
         correction[0] += 2
         inverse = fftconvolve(inverse, correction)[:size]
     return inverse
-
-
-def ratio(numerator: Vector, denominator: Vector, rounds: int) -> Vector:
-    """The first `rounds` coefficients of the power series of one polynomial divided by another."""
-    impulse = np.eye(1, rounds)[0]
-    return np.asarray(lfilter(numerator[:rounds], denominator[:rounds], impulse))
 
 
 def root_coefficients(rounds: int, sign: int, decay: float = 1.0) -> Vector:
