@@ -186,7 +186,8 @@ def runtime_bars(records: Sequence[Record]) -> Figure:
 
 
 def _training(setup: Setup) -> str:
-    return f"{setup.sampling}, {setup.epochs} epochs of {setup.steps} steps"
+    sampling = "no amplification" if setup.sampling == "none" else setup.sampling
+    return f"{sampling}, {setup.epochs} epochs of {setup.steps} steps"
 
 
 def _epsilon_axis(axes: Axes, budgets: Sequence[float]) -> None:
