@@ -44,8 +44,10 @@ def print_json(value: Any) -> None:
 def figures(mechanism: Mechanism, guarantee: Guarantee, norms: ErrorNorms) -> dict[str, Any]:
     """The figures that `calibrate`, `epsilon` and `compare` report, with the keys that their JSON has."""
     sigma = guarantee.noise_multiplier
+    numbers = describe(mechanism)
     return {
-        "mechanism": describe(mechanism),
+        "mechanism": numbers.pop("name"),
+        "parameters": numbers,
         "noise_multiplier": sigma,
         "sensitivity": guarantee.sensitivity,
         "rmse": norms.rmse(sigma),

@@ -1,0 +1,100 @@
+"""`fedcgd ledger`: what a run's record says, whether it holds together, and the end of the run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedcgd import ledger
+from fedcgd.cli.report import console, explained_errors, key_value_table, print_json
+
+EXIT_PROBLEMS = 1
+
+app = typer.Typer(help="Look at the durable record of a run, check it, and end it.", no_args_is_help=True)
+
+LedgerArgument = Annotated[Path, typer.Argument(help="The ledger file.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
+
+
+@app.command()
+def show(path: LedgerArgument, json: JsonOption = False) -> None:
+    """Say where a run stands: rounds, attempts, ε so far.
+
+    Example: fedcgd ledger show run.db
+    """
+    with explained_errors():
+        record = ledger.export(path)
+        verification = ledger.verify(path)
+    if json:
+        print_json({"run": record["run"], "verification": record["verification"]})
+        return
+    run = record["run"]
+    rows = [
+        ("created", str(run["created"])),
+        ("released", f"{verification.released} of {verification.planned} rounds"),
+        ("guarantee", str(verification.guarantee or "nothing is released")),
+        ("mechanism", str(run["plan"]["mechanism"]["name"])),
+        ("key", f"fingerprint {run['key_fingerprint']}{_simulated(verification)}"),
+        ("sealed", str(run["sealed"] or "no")),
+        ("attempts not released", str(sum(a["state"] != "released" for a in record["attempts"]))),
+        ("rounds skipped", str(len(record["skips"]))),
+    ]
+    console.print(key_value_table(str(path), rows))
+    table = Table(title="users by number of participations")
+    table.add_column("participations", justify="right")
+    table.add_column("users", justify="right")
+    for participations, users in record["users_by_participations"].items():
+        table.add_row(str(participations), str(users))
+    console.print(table)
+
+
+@app.command()
+def verify(path: LedgerArgument, json: JsonOption = False) -> None:
+    """Derive ε again from the records alone; exit code 1 if they contradict each other or the plan.
+
+    Example: fedcgd ledger verify run.db && echo sound
+    """
+    with explained_errors():
+        verification = ledger.verify(path)
+        record = ledger.export(path)["verification"]
+    if json:
+        print_json(record)
+    else:
+        console.print(str(verification.guarantee or "nothing is released") + _simulated(verification), soft_wrap=True)
+        for problem in verification.problems:
+            console.print(f"[bold red]Problem:[/bold red] {problem}", soft_wrap=True)
+        if not verification.problems:
+            console.print(f"{verification.released} releases, and no contradiction in the records")
+    if verification.problems:
+        raise typer.Exit(EXIT_PROBLEMS)
+
+
+@app.command()
+def export(path: LedgerArgument) -> None:
+    """Print all records as JSON, without user ids and models. Cohort sizes are in it: they are not differentially private.
+
+    Example: fedcgd ledger export run.db > run.json
+    """
+    with explained_errors():
+        print_json(ledger.export(path))
+
+
+@app.command()
+def seal(
+    path: LedgerArgument,
+    key_file: Annotated[Path | None, typer.Option(help="The run's key file, which is deleted.")] = None,
+) -> None:
+    """End a run for good and delete its key, so that nobody can take the noise off what was released.
+
+    Example: fedcgd ledger seal run.db --key-file noise.key
+    """
+    with explained_errors():
+        ledger.seal(path, key_file)
+    console.print(
+        f"{path} is sealed" + (f", {key_file} is deleted" if key_file else "; delete its key where you keep it")
+    )
+
+
+def _simulated(verification: ledger.Verification) -> str:
+    return " — SIMULATION: the key comes from a seed, and nothing here is private" if verification.simulated else ""

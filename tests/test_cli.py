@@ -1,0 +1,189 @@
+"""The command line as its users meet it: figures, JSON, errors, exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedcgd.cli import app
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.optimisation import cache
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+TABLE_4 = ["--rounds", "3900", "--participations", "10", "--separation", "390", "--epsilon", "8", "--delta", "1e-5"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words), env={"COLUMNS": "160", "TERM": "dumb"})
+
+
+def figures(*words: str):
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+# Table 4 of arXiv:2601.22334, column "ε = 8 (w/o Amp)"; the paper's σ is 0.03 % loose.
+@pytest.mark.parametrize(
+    ("words", "rmse"),
+    [
+        (("--mechanism", "dp-sgd"), 83.85),
+        (("--mechanism", "lambda-cgd", "--lam", "0.9"), 19.72),
+        (("--mechanism", "lambda-cgd", "--lam", "0.95"), 14.74),
+        (("--mechanism", "lambda-cgd", "--lam", "0.975"), 12.73),
+        (("--mechanism", "bisr", "--bandwidth", "16"), 17.95),
+        (("--mechanism", "bsr", "--bandwidth", "390"), 8.15),
+    ],
+)
+def test_calibrate_gives_the_papers_table(words, rmse: float) -> None:
+    found = figures("calibrate", *words, *TABLE_4, "--sampling", "none")
+    assert found["rmse"] == pytest.approx(rmse, rel=1e-3)
+    assert found["mechanism"] == words[1]
+    keys = {
+        "noise_multiplier",
+        "sensitivity",
+        "rmse",
+        "max_se",
+        "epsilon",
+        "delta",
+        "sampling",
+        "method",
+        "mechanism",
+        "adjacency",
+    }
+    assert keys <= set(found)
+    assert (found["epsilon"], found["delta"], found["sampling"]) == (8.0, 1e-5, "none")
+    assert found["max_se"] >= found["rmse"]
+
+
+def test_epsilon_is_the_way_back() -> None:
+    run_ = ["--rounds", "3900", "--participations", "10", "--separation", "390", "--delta", "1e-5", "--lam", "0.9"]
+    sigma = figures("calibrate", *run_, "--epsilon", "8")["noise_multiplier"]
+    assert figures("epsilon", *run_, "--noise-multiplier", str(sigma))["epsilon"] == pytest.approx(8, rel=1e-6)
+    assert figures("epsilon", *run_, "--noise-multiplier", str(sigma / 2))["epsilon"] > 16
+
+
+def test_people_see_the_whole_promise() -> None:
+    result = run("calibrate", "--lam", "0.9", *TABLE_4)
+    assert result.exit_code == 0
+    for part in ("ε ≤ 8", "δ = 1e-05", "add or remove one user", "sampling: none", "exact Gaussian"):
+        assert part in result.output
+
+
+def test_compare_lists_best_first_and_says_why_a_row_is_missing() -> None:
+    names = [
+        "--mechanism",
+        "dp-sgd",
+        "--mechanism",
+        "lambda-cgd:0.9",
+        "--mechanism",
+        "bisr:16",
+        "--mechanism",
+        "band-mf:400",
+    ]
+    rows = figures("compare", *names, *TABLE_4)
+    assert [row["label"] for row in rows] == ["bisr:16", "lambda-cgd:0.9", "dp-sgd", "band-mf:400"]
+    assert [round(row["rmse"], 2) for row in rows[:3]] == [17.94, 19.71, 83.83]
+    assert "min_separation = 390" in rows[3]["error"]
+
+
+def test_compare_draws(tmp_path: Path) -> None:
+    plot = tmp_path / "rmse.png"
+    assert run("compare", "--mechanism", "dp-sgd", "--mechanism", "bsr:4", *TABLE_4, "--plot", str(plot)).exit_code == 0
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--lam", "1.0"), "[0, 1)"),
+        (("--lam", "nan"), "[0, 1)"),
+        (("--lam", "-0.1"), "[0, 1)"),
+        (("--lam", "0.9", "--epsilon", "0"), "epsilon must be"),
+        (("--lam", "0.9", "--epsilon", "-3"), "epsilon must be"),
+        (("--lam", "0.9", "--delta", "0"), "delta must be"),
+        (("--lam", "0.9", "--delta", "1"), "delta must be"),
+        (("--lam", "0.9", "--participations", "11"), "max_participations must be between 1 and"),
+        (("--lam", "0.9", "--separation", "0"), "min_separation must be between 1 and"),
+        (("--lam", "0.9", "--rounds", "0"), "rounds must be at least 1"),
+        (("--mechanism", "adam"), "unknown mechanism"),
+        ((), "lambda-cgd needs lam"),
+        (("--lam", "0.9", "--sampling", "balls-in-bins", "--rounds", "3901"), "multiple of the 390 bins"),
+        (("--lam", "0.9", "--sampling", "poisson", "--separation", "1"), "poisson"),
+    ],
+)
+def test_mistakes_are_explained_and_exit_with_2(words, says: str) -> None:
+    result = run("calibrate", *TABLE_4, *words)
+    assert result.exit_code == 2
+    assert says in result.stderr.replace("\n", " ")
+    assert not result.stdout
+
+
+@pytest.mark.parametrize("command", ["calibrate", "epsilon", "compare", "select-lambda", "explain", "audit"])
+def test_every_command_explains_itself_with_an_example(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"Example: fedcgd {command}" in result.output
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    plan = Plan(
+        mechanism=LambdaCGD(0.5),
+        participation=Participation(rounds=4, min_separation=2),
+        clip_norm=1.0,
+        noise_multiplier=3.0,
+        delta=1e-5,
+    )
+    path = tmp_path / "run.db"
+    with Ledger.open(
+        path, plan=plan, configuration={}, key=NoiseKey.from_file(tmp_path / "key", create=True)
+    ) as ledger:
+        attempt = ledger.plan_round(0, ["user-ann", "user-bob"])
+        ledger.record_aggregated(0, attempt)
+        ledger.record_released(0, attempt, b"model")
+    return path
+
+
+def test_ledger_show_verify_export(recorded: Path) -> None:
+    shown = run("ledger", "show", str(recorded))
+    assert "1 of 4 rounds" in shown.output
+    assert "add or remove one user" in shown.output.replace("\n", " ")
+    verified = json.loads(run("ledger", "verify", str(recorded), "--json").stdout)
+    assert (verified["released"], verified["problems"]) == (1, [])
+    exported = run("ledger", "export", str(recorded)).stdout
+    assert json.loads(exported)["attempts"][0]["users"] == 2
+    assert "user-ann" not in exported
+
+
+def test_ledger_verify_fails_on_a_forged_record(recorded: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(recorded) as connection:
+        connection.execute("UPDATE users SET participations = 7")
+    connection.close()
+    result = run("ledger", "verify", str(recorded))
+    assert result.exit_code == 1
+    assert "Problem" in result.output
+
+
+def test_ledger_seal_deletes_the_key(recorded: Path) -> None:
+    key = recorded.with_name("key")
+    assert run("ledger", "seal", str(recorded), "--key-file", str(key)).exit_code == 0
+    assert not key.exists()
+    assert "sealed" in run("ledger", "show", str(recorded)).output
+
+
+def test_ledger_of_nothing(tmp_path: Path) -> None:
+    result = run("ledger", "show", str(tmp_path / "none.db"))
+    assert result.exit_code == 2
+    assert "no ledger" in result.stderr.replace("\n", " ")
