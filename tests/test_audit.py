@@ -142,7 +142,8 @@ def test_noise_that_cancels_twice_is_refuted() -> None:
     assert not audit(release, LambdaCGD(0.8), 2.0).passed
 
 
-def test_many_rounds_are_audited_in_several_repetitions() -> None:
+def test_many_rounds_are_audited_in_several_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedcgd.accounting.audit._BATCH", 2**22)
     participation = Participation(rounds=2000, min_separation=500)
     plan = Plan.calibrated(
         mechanism=LambdaCGD(0.9), participation=participation, clip_norm=1.0, epsilon=2.0, delta=DELTA

@@ -22,7 +22,7 @@ from fedcgd.participation import Participation
 Release = Callable[[Matrix, int], NDArray[Any]]
 """(sums with shape (rounds, size), repetition) → all that is released, shape (at least rounds, size), with fresh noise."""
 
-_BATCH = 2**22  # numbers released in one repetition, about
+_BATCH = 2**24  # numbers released in one repetition, about
 _LEARNED_ROWS = 256  # of the releases that the learned statistic looks at
 _CLEAR = 10.0  # standard deviations that a group should stand out by, if the claim holds
 
