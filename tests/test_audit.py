@@ -39,7 +39,13 @@ def released(plan: Plan, attempts=None, scale: float = 1.0):
 
 def audit(release, mechanism: Mechanism, epsilon: float, **options):
     return audit_mechanism(
-        release, mechanism, PARTICIPATION, clip_norm=CLIP, epsilon=epsilon, delta=DELTA, **{"seed": 1, **options}
+        release,
+        mechanism,
+        PARTICIPATION,
+        clip_norm=CLIP,
+        epsilon=epsilon,
+        delta=DELTA,
+        **{"seed": 1, "trials": 20_000, **options},
     )
 
 
@@ -51,13 +57,13 @@ MECHANISMS = [DPSGD(), LambdaCGD(0.8), Normalized(LambdaCGD(0.8)), BSR(3)]
 def test_the_real_release_passes_and_the_bound_is_close(mechanism: Mechanism, epsilon: float) -> None:
     result = audit(released(planned(mechanism, epsilon)), mechanism, epsilon)
     assert result.passed
-    assert 0.93 * epsilon < result.epsilon_lower < epsilon
+    assert 0.9 * epsilon < result.epsilon_lower < epsilon
     assert result.epsilon_lower == max(result.bounds.values()) == result.bounds[result.method]
     assert len(result.bounds) == 6
-    assert (result.claimed_epsilon, result.delta, result.confidence, result.trials) == (epsilon, DELTA, 0.99, 40_000)
+    assert (result.claimed_epsilon, result.delta, result.confidence, result.trials) == (epsilon, DELTA, 0.99, 20_000)
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_sigma_ten_percent_too_small_is_refuted(mechanism: Mechanism, epsilon: float) -> None:
     result = audit(released(planned(mechanism, epsilon), scale=0.9), mechanism, epsilon)

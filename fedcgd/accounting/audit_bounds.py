@@ -53,15 +53,14 @@ def threshold_bound(included: Vector, held_out: Vector, delta: float, confidence
         return 0.0
     risk = (1 - confidence) / 2
 
-    def bounds(scores_in: Vector, scores_out: Vector, threshold: float) -> tuple[float, float]:
-        alpha = _proportion_at_most(int(np.sum(scores_out > threshold)), len(scores_out), risk)
-        miss = _proportion_at_most(int(np.sum(scores_in <= threshold)), len(scores_in), risk)
-        return _log_ratio(1 - delta - miss, alpha), _log_ratio(1 - delta - alpha, miss)
+    def bounds(scores_in: Vector, scores_out: Vector, thresholds: Vector) -> Vector:
+        alpha = _proportion_at_most(_count_above(scores_out, thresholds), len(scores_out), risk)
+        miss = _proportion_at_most(len(scores_in) - _count_above(scores_in, thresholds), len(scores_in), risk)
+        return np.array([_log_ratio(1 - delta - miss, alpha), _log_ratio(1 - delta - alpha, miss)])
 
     candidates = np.quantile(np.concatenate([first_in, first_out]), np.linspace(0, 1, _CANDIDATES))
-    tried = [(value, way, t) for t in candidates for way, value in enumerate(bounds(first_in, first_out, t))]
-    _, way, threshold = max(tried)
-    return max(0.0, bounds(second_in, second_out, threshold)[way])
+    way, index = np.unravel_index(np.argmax(bounds(first_in, first_out, candidates)), (2, _CANDIDATES))
+    return max(0.0, float(bounds(second_in, second_out, candidates[index : index + 1])[way, 0]))
 
 
 def gaussian_bound(included: Vector, held_out: Vector, delta: float, confidence: float, *, users: int = 1) -> float:
@@ -102,10 +101,16 @@ def _refuted_by_guesses(count: int, guesses: int, right: int, delta: float, risk
     return float(brentq(excess, 0.0, _LARGEST, xtol=1e-6)) if excess(_LARGEST) > 0 else _LARGEST
 
 
-def _proportion_at_most(successes: int, trials: int, risk: float) -> float:
-    """Clopper and Pearson's upper bound on a probability."""
-    return 1.0 if successes == trials else float(beta.isf(risk, successes + 1, trials - successes))
+def _count_above(scores: Vector, thresholds: Vector) -> Vector:
+    return np.asarray(len(scores) - np.searchsorted(np.sort(scores), thresholds, side="right"), dtype=np.float64)
 
 
-def _log_ratio(numerator: float, denominator: float) -> float:
-    return float(np.log(numerator / denominator)) if numerator > 0 else -_LARGEST
+def _proportion_at_most(successes: Vector, trials: int, risk: float) -> Vector:
+    """Clopper and Pearson's upper bounds on probabilities."""
+    some_missed = np.minimum(successes, trials - 1)
+    return np.where(successes == trials, 1.0, beta.isf(risk, some_missed + 1, trials - some_missed))
+
+
+def _log_ratio(numerator: Vector, denominator: Vector) -> Vector:
+    positive = np.maximum(numerator, np.exp(-_LARGEST))
+    return np.asarray(np.log(positive / denominator))
