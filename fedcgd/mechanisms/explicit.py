@@ -1,6 +1,6 @@
 """Mechanisms that are not Toeplitz: a diagonal, and matrices found by optimisation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -41,7 +41,7 @@ class Explicit:
     """
 
     name: str
-    band: Matrix
+    band: Matrix = field(repr=False)
 
     def __post_init__(self) -> None:
         band = np.array(self.band, dtype=np.float64)

@@ -1,0 +1,116 @@
+"""Time of sensitivity and errors for a million rounds, and time and memory of one round's noise.
+
+python benchmarks/mechanisms.py [--rounds 1000000] [--size 1000000]
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedcgd.mechanisms import (
+    BISR,
+    BLT,
+    BSR,
+    DPSGD,
+    BandInvMF,
+    Explicit,
+    LambdaCGD,
+    Mechanism,
+    Normalized,
+    NuDPFTRL,
+    SquareRootToeplitz,
+    Tree,
+)
+from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.mechanisms.streaming import State, correlate, noise_mode, vectors_kept, vectors_replayed
+from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.participation import Participation
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    begin = time.process_time()  # one thread, on a machine that may be busy
+    return work(), time.process_time() - begin
+
+
+def accounting(rounds: int) -> None:
+    """Sensitivity, RMSE and MaxSE for 10 epochs."""
+    plan = Participation(rounds=rounds, min_separation=rounds // 10, max_participations=10)
+    mechanisms: list[Mechanism] = [
+        DPSGD(),
+        LambdaCGD(0.99),
+        Normalized(LambdaCGD(0.99)),
+        BISR(16),
+        BISR(10_000),
+        BandInvMF((1.0, -0.6, 0.1, -0.3)),
+        BSR(16),
+        BSR(10_000),
+        Normalized(BSR(16)),
+        BLT((0.1, 0.05, 0.01), (0.9, 0.99, 0.9999)),
+        SquareRootToeplitz(),
+        NuDPFTRL(1e-4),
+    ]
+    print(f"{rounds} rounds, 10 participations{'':22} sensitivity                    errors")
+    for mechanism in mechanisms:
+        found, first = timed(lambda mechanism=mechanism: sensitivity(mechanism, plan))
+        line = f"{mechanism!s:.48}"
+        print(f"{line:50} {found.value:9.4f} {'exact' if found.exact else 'bound'} {first:6.2f} s", end="")
+        if isinstance(mechanism, Normalized) and noise_mode(mechanism, rounds) == "buffer":
+            print("   (n² without a banded inverse)")
+            continue
+        norms, second = timed(lambda mechanism=mechanism: error_norms(mechanism, rounds))
+        print(f"   RMSE {norms.rmse(found.value):9.4f}  MaxSE {norms.max_se(found.value):9.4f} {second:6.2f} s")
+
+
+def last_round(size: int, rounds: int = 1000) -> None:
+    """Table 5 of arXiv:2601.22334: the noise of the last round, regenerated, or from what is kept."""
+    stream = NoiseStream(bytes(range(32)))
+    fresh = stream.normal(rounds - 1, 0, 0, size)
+    _, once = timed(lambda: stream.normal(rounds - 1, 0, 0, size))
+    print(f"\nround {rounds} for {size} coordinates, in units of one normal vector ({once * 1e3:.1f} ms)")
+    print(f"{'':50} replay: made  time   buffer: kept  time   default")
+    mechanisms: list[Mechanism] = [
+        DPSGD(),
+        LambdaCGD(0.9),
+        Normalized(LambdaCGD(0.9)),
+        BISR(4),
+        BISR(16),
+        BSR(4),
+        BSR(16),
+        BLT((0.1, 0.05, 0.01, 0.2), (0.9, 0.99, 0.9999, 0.5)),
+        Explicit("band-mf", np.tile([1.0, 0, 0, 0], (rounds, 1))),
+        Tree(),
+        SquareRootToeplitz(),
+    ]
+    x = np.zeros(size, np.float32)
+    for mechanism in mechanisms:
+        weights = mechanism.inverse_row(rounds - 1, rounds)
+        terms = [(rounds - 1 - lag, 0, float(w)) for lag, w in enumerate(weights)]
+        _, replayed = timed(lambda terms=terms: add_correlated(x, stream, terms, 1.0, threads=1))
+        # What the buffers hold does not change the time.
+        kept = vectors_kept(mechanism, rounds)
+        held = min(kept, (rounds - 1).bit_count() if isinstance(mechanism, Tree) else kept)
+        state = State(rounds - 1, tuple(fresh.copy() for _ in range(min(held, 20))))
+        buffered = f"{'':5}"
+        if held <= 20:
+            _, used = timed(lambda m=mechanism, s=state: correlate(m, rounds, stream.normal(rounds - 1, 0, 0, size), s))
+            buffered = f"{used / once:5.1f}"
+        line = f"{mechanism!s:.48}"
+        made = vectors_replayed(mechanism, rounds)
+        print(f"{line:50} {made:12} {replayed / once:5.1f} {kept:14} {buffered}   {noise_mode(mechanism, rounds)}")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rounds", type=int, default=1_000_000)
+    options.add_argument("--size", type=int, default=1_000_000)
+    args = options.parse_args()
+    accounting(args.rounds)
+    last_round(args.size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Draws docs/mechanisms.svg: RMSE against memory for all mechanisms, and the noise coefficients of each.
+
+python benchmarks/mechanisms_plot.py    (about ten minutes the first time: the optimised mechanisms are then in the cache)
+"""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from fedcgd.accounting import calibrate
+from fedcgd.mechanisms import Mechanism, Toeplitz
+from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.streaming import noise_mode, vectors_kept
+from fedcgd.optimisation.registry import make
+from fedcgd.participation import Participation
+
+ROUNDS, EPOCHS, EPSILON, DELTA = 3900, 10, 8.0, 1e-5  # the setting of Table 4 of arXiv:2601.22334
+PLAN = Participation(rounds=ROUNDS, min_separation=ROUNDS // EPOCHS, max_participations=EPOCHS)
+BANDS = (2, 4, 8, 16, 64, 390)
+FAMILIES: dict[str, list[dict[str, Any]]] = {
+    "dp-sgd": [{}],
+    "lambda-cgd": [{"lam": lam} for lam in (0.9, 0.95, 0.975)],
+    "bisr": [{"bandwidth": p} for p in BANDS],
+    "band-inv-mf": [{"bandwidth": p} for p in (2, 4, 8, 16, 64)],
+    "bsr": [{"bandwidth": p} for p in BANDS],
+    "banded-toeplitz": [{"bandwidth": p} for p in BANDS],
+    "band-mf": [{"bandwidth": p} for p in (4, 16, 64)],
+    "blt": [{"degree": d} for d in (1, 2, 3, 4)],
+    "toeplitz": [{}],
+    "nu-dp-ftrl": [{"nu": 0.001}],
+    "tree": [{}],
+    "diagonal": [{}],
+}
+# One of each kind, for the coefficients.
+SHOWN = {
+    "lambda-cgd": {"lam": 0.975},
+    "bisr": {"bandwidth": 16},
+    "band-inv-mf": {"bandwidth": 16},
+    "bsr": {"bandwidth": 16},
+    "banded-toeplitz": {"bandwidth": 16},
+    "blt": {"degree": 3},
+    "toeplitz": {},
+    "nu-dp-ftrl": {"nu": 0.001},
+}
+
+
+def built(name: str, parameters: dict[str, Any]) -> Mechanism:
+    return make(name, rounds=ROUNDS, participation=PLAN, **parameters)
+
+
+def rmse(mechanism: Mechanism) -> float:
+    sigma = calibrate(mechanism, PLAN, epsilon=EPSILON, delta=DELTA).noise_multiplier
+    return error_norms(mechanism, ROUNDS).rmse(sigma)
+
+
+def main() -> None:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.5), layout="constrained")
+    colours = plt.get_cmap("tab20")
+    for index, (name, choices) in enumerate(FAMILIES.items()):
+        points = []
+        for parameters in choices:
+            mechanism = built(name, parameters)
+            points.append((vectors_kept(mechanism, ROUNDS), rmse(mechanism), noise_mode(mechanism, ROUNDS)))
+            print(name, parameters, points[-1], flush=True)
+        kept, found, modes = zip(*points, strict=True)
+        hollow = modes[0] == "replay"
+        left.plot(
+            kept, found, marker="o", label=name, color=colours(index), linewidth=1,
+            markerfacecolor="white" if hollow else None,
+        )  # fmt: skip
+    left.set_xscale("symlog", linthresh=1)
+    left.set_yscale("log")
+    left.set_xlabel("vectors kept between rounds (hollow: none, if replayed from the key)")
+    left.set_ylabel(f"RMSE at ε = {EPSILON:g}, δ = {DELTA:g}")
+    left.set_title(f"{ROUNDS} rounds, {EPOCHS} participations {PLAN.min_separation} apart, no amplification")
+    left.legend(fontsize=8, ncols=2)
+    for name, parameters in SHOWN.items():
+        mechanism = built(name, parameters)
+        assert isinstance(mechanism, Toeplitz)
+        weights = mechanism.inverse_coefficients(ROUNDS)[1:]
+        colour = colours(list(FAMILIES).index(name))
+        label = name + "".join(f", {value:g}" for value in parameters.values())
+        right.plot(
+            np.arange(1, len(weights) + 1),
+            np.abs(weights),
+            color=colour,
+            label=label,
+            marker="." if len(weights) < 20 else "",
+        )
+    right.set_xscale("log")
+    right.set_yscale("log")
+    right.set_ylim(1e-6, 2)
+    right.set_xlabel("lag i")
+    right.set_ylabel("|C⁻¹ₜ,ₜ₋ᵢ|: how much of the noise of i rounds ago comes again")
+    right.legend(fontsize=8)
+    target = Path(__file__).parents[1] / "docs" / "mechanisms.svg"
+    plt.rcParams["svg.hashsalt"] = "fedcgd"  # the same file for the same numbers
+    figure.savefig(target, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
