@@ -231,6 +231,18 @@ def test_epsilon_so_far_grows_to_the_budget_and_no_further() -> None:
     assert spent[-1] <= 3.0 * (1 + 1e-9)
 
 
+def test_lambda_is_chosen_once_and_recorded() -> None:
+    participation = Participation(rounds=60, min_separation=6)
+    options = {"noise_multiplier": None, "epsilon": 3.0, "participation": participation}
+    chosen = make(mechanism=LambdaCGD("auto"), **options).plan
+    assert isinstance(chosen.mechanism, LambdaCGD)
+    assert 0 < chosen.mechanism.lam < 1
+    assert chosen.to_description()["mechanism"] == {"name": "lambda-cgd", "lam": chosen.mechanism.lam}
+    assert isinstance(make(mechanism=Normalized(LambdaCGD("auto")), **options).plan.mechanism, Normalized)
+    with pytest.raises(ValueError, match="auto"):
+        make(mechanism=LambdaCGD("auto")).plan.guarantee()  # σ without a budget
+
+
 def test_only_public_figures_are_returned() -> None:
     result = make().start(two_nodes(), record(np.zeros(SIZE)))
     assert set(result.train_metrics_clientapp[1]) == {"epsilon", "delta", "releases"}

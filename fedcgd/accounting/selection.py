@@ -98,6 +98,19 @@ def select_lambda(
     return LambdaSelection(lam, objective, curve[lam], tuple(lams), tuple(curve[x] for x in lams))
 
 
+def resolve(mechanism: Mechanism, participation: Participation, *, epsilon: float, delta: float) -> Mechanism:
+    """`mechanism` with λ chosen by the practical rule where it is `LambdaCGD("auto")`, normalised or not; else unchanged.
+
+    A function of public numbers alone: the choice costs no privacy.
+    """
+    bare = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
+    if not (isinstance(bare, LambdaCGD) and bare.lam == "auto"):
+        return mechanism
+    normalize = isinstance(mechanism, Normalized)
+    chosen = select_lambda(participation, objective="practical", epsilon=epsilon, delta=delta, normalize=normalize)
+    return _mechanism(chosen.lam, normalize)
+
+
 def _mechanism(lam: float, normalize: bool) -> Mechanism:
     return Normalized(LambdaCGD(lam)) if normalize else LambdaCGD(lam)
 

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 
+from fedcgd.accounting.selection import resolve
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import Mechanism
@@ -51,6 +52,7 @@ class CorrelatedNoise(Strategy):
     The noise is calibrated so that all rounds together are (ε, δ)-DP under adding or removing one user, against whoever sees
     every released model. Give `noise_multiplier` in place of `epsilon` to fix σ instead.
 
+    - `mechanism`: `LambdaCGD("auto")` chooses λ by the practical rule of arXiv:2601.22334, from the other settings alone.
     - `cohort_size`: the users asked in a round, and the divisor of the mean however many answer. By default the inner strategy's
       `min_train_nodes`. With a sampling (Balls-in-Bins, Poisson) it is only the divisor: the expected number of users a round.
     - `key`: all noise and all secret choices come from it. `NoiseKey.simulation(seed)` makes runs repeatable and not private.
@@ -101,6 +103,7 @@ class CorrelatedNoise(Strategy):
                 f"drawn may not decide whether a round is released; got {min_answers}"
             )
         if noise_multiplier is None and epsilon is not None:
+            mechanism = resolve(mechanism, participation, epsilon=epsilon, delta=delta)
             self.plan = Plan.calibrated(
                 mechanism=mechanism, participation=participation, clip_norm=clip_norm, epsilon=epsilon, delta=delta
             )
