@@ -1,0 +1,45 @@
+"""The wheel holds the two packages and nothing else, and works away from the checkout."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    [path] = folder.glob("*.whl")
+    return path
+
+
+def test_only_the_packages_are_in_it(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert {"fedcgd", "fedcgd_flower"} <= tops
+    assert all(top in ("fedcgd", "fedcgd_flower") or top.endswith(".dist-info") for top in tops)
+    assert "fedcgd/py.typed" in names
+
+
+def test_it_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    program = (
+        f"import sys; sys.path[:] = [{str(tmp_path / 'site')!r}] + [p for p in sys.path if {str(ROOT)!r} not in p]\n"
+        "import fedcgd.plan, fedcgd.cli, fedcgd_flower\n"
+        f"assert fedcgd.__file__.startswith({str(tmp_path)!r}), fedcgd.__file__\n"
+        "from fedcgd.mechanisms import LambdaCGD; from fedcgd.participation import Participation\n"
+        "from fedcgd.accounting import calibrate\n"
+        "print(calibrate(LambdaCGD(0.9), Participation(rounds=100, min_separation=10), epsilon=1, delta=1e-5))\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "add or remove one user" in finished.stdout
