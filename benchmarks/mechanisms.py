@@ -1,6 +1,36 @@
 """Time of sensitivity and errors for a million rounds, and time and memory of one round's noise.
 
 python benchmarks/mechanisms.py [--rounds 1000000] [--size 1000000]
+
+Processor time on one core of a shared 2-core virtual machine (x86-64, NumPy 2, SciPy 1, one thread):
+
+    1000000 rounds, 10 participations                       sensitivity                    errors
+    DPSGD()                                               3.1623 exact   0.03 s   RMSE 2236.0691  MaxSE 3162.2777   0.04 s
+    LambdaCGD(lam=0.99)                                  22.4168 exact   0.05 s   RMSE  160.0878  MaxSE  225.2859   0.02 s
+    Normalized(mechanism=LambdaCGD(lam=0.99))             3.1623 exact   0.04 s   RMSE  160.0878  MaxSE  225.2510   0.06 s
+    BISR(bands=16)                                        4.5953 exact   0.03 s   RMSE  469.4549  MaxSE  663.8836   0.02 s
+    BISR(bands=10000)                                     6.4626 exact   1.15 s   RMSE   28.6071  MaxSE   38.5122   0.01 s
+    BandInvMF(values=(1.0, -0.6, 0.1, -0.3))              4.5782 exact   2.00 s   RMSE  647.4715  MaxSE  915.6478   0.01 s
+    BSR(bands=16)                                         4.4089 exact   0.01 s   RMSE  696.1584  MaxSE  984.5037   0.03 s
+    BSR(bands=10000)                                      6.3230 exact   0.01 s   RMSE   41.2639  MaxSE   57.2082   0.16 s
+    Normalized(mechanism=BSR(bands=16))                   3.1623 exact   0.00 s   (n² without a banded inverse)
+    BLT(scales=(0.1, 0.05, 0.01), decays=(0.9, 0.99,      4.3464 exact   0.11 s   RMSE   32.1095  MaxSE   43.0821   0.12 s
+    SquareRootToeplitz()                                 10.2861 exact   0.02 s   RMSE   23.3329  MaxSE   24.0438   0.02 s
+    NuDPFTRL(nu=0.0001)                                   5.9949 exact   0.02 s   RMSE   43.9600  MaxSE   61.0696   0.02 s
+
+    round 1000 for 1000000 coordinates, in units of one normal vector (5.9 ms)
+                                                       replay: made  time   buffer: kept  time   default
+    DPSGD()                                                       1   0.9              0   0.9   replay
+    LambdaCGD(lam=0.9)                                            2   1.6              1   1.0   replay
+    Normalized(mechanism=LambdaCGD(lam=0.9))                      2   1.5              1   1.0   replay
+    BISR(bands=4)                                                 4   3.0              3   1.2   replay
+    BISR(bands=16)                                               16  11.9             15   1.9   replay
+    BSR(bands=4)                                               1000 748.9              3   1.2   buffer
+    BSR(bands=16)                                              1000 776.2             15   2.5   buffer
+    BLT(scales=(0.1, 0.05, 0.01, 0.2), decays=(0.9,            1000 764.8              4   1.7   buffer
+    Explicit(name='band-mf')                                   1000 765.8              3   1.3   buffer
+    Tree()                                                     1000 730.6             10   1.7   buffer
+    SquareRootToeplitz()                                       1000 768.1            999         replay
 """
 
 import argparse

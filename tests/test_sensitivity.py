@@ -75,6 +75,9 @@ def test_against_all_patterns_and_signs(mechanism, n_k_b) -> None:
             assert found.value == pytest.approx(truth, rel=1e-8)
         if mechanism in MONOTONE:
             assert found.exact
+        assert len(found.pattern) <= k
+        assert all(np.diff(found.pattern) >= b)
+        assert max(found.pattern) < released
         assert found.value <= 1.5 * truth  # a bound that is no use would pass all else
 
 
@@ -187,8 +190,7 @@ def test_too_large_for_a_gram_matrix_says_what_to_do() -> None:
     "mechanism", [LambdaCGD(0.99), SquareRootToeplitz(), BISR(16), BandInvMF((1.0, -0.6, 0.1, -0.3))], ids=str
 )
 def test_a_million_rounds_take_about_a_second(mechanism) -> None:
-    started = time.perf_counter()
+    # Processor time, because machines are shared; benchmarks/mechanisms.py holds what was measured.
+    started = time.process_time()
     sensitivity(mechanism, plan(10**6, 10, 10**5))
-    assert (
-        time.perf_counter() - started < 10
-    )  # measured: see benchmarks/mechanisms.py; the limit allows for a busy machine
+    assert time.process_time() - started < 5
