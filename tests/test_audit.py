@@ -115,6 +115,18 @@ def test_noise_replayed_for_two_sums_is_refuted(mechanism: Mechanism) -> None:
     assert result.method.startswith("learned statistic")
 
 
+def test_what_is_released_beyond_one_row_a_round_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round 0 again, in a run with more rounds than the learned statistic looks at."""
+    monkeypatch.setattr("fedcgd.accounting.audit._LEARNED_ROWS", 3)
+    plan = planned(DPSGD(), 0.5)
+
+    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
+        first = released(plan)(sums, repetition)
+        return np.concatenate([first, first[:1] - sums[:1]])
+
+    assert audit(release, DPSGD(), 0.5).epsilon_lower > 1000
+
+
 def test_a_second_release_with_fresh_noise_is_refuted_only_as_far_as_it_tells() -> None:
     """A round that was released twice with two attempts is a release too many, but reveals far less."""
     plan = planned(DPSGD(), 0.5)

@@ -74,6 +74,21 @@ def test_gaussian_bound_exceeds_the_epsilon_as_rarely_as_it_says_and_is_close(us
     assert np.median(found) > (0.75 if users == 1 else 0.88)
 
 
+def test_the_threshold_is_not_chosen_on_the_scores_that_are_counted() -> None:
+    """Where nothing is to be found, ε > 0 is reported as rarely as the confidence says."""
+    rng = np.random.default_rng(5)
+    found = [threshold_bound(rng.normal(size=200), rng.normal(size=200), 0.0, 0.9) for _ in range(100)]
+    assert np.mean(np.array(found) > 0) <= 0.1
+
+
+def test_ties_are_broken_by_chance() -> None:
+    """A quarter of each kind stands out by the same score; 2 % of the guesses then are right as often as not."""
+    scores = np.repeat([1.0, 0.0], [250, 750])
+    informative = np.concatenate([np.full(500, 2.0), scores])
+    assert one_run_bound(informative, scores, 0.0, 0.95) > 0.5
+    assert one_run_bound(scores, np.concatenate([np.full(500, -1.0), scores]), 0.0, 0.95) > 0.5
+
+
 def test_threshold_bound_by_clopper_and_pearson() -> None:
     """No error in 1000 and 1000 counted: α, β ≤ 1 − 0.05^(1/1000) = 0.0029912, and ε ≥ log((1 − β)/α)."""
     found = threshold_bound(np.ones(2000), np.zeros(2000), 0.0, 0.9)

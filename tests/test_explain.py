@@ -1,5 +1,7 @@
 """The explanation holds the numbers that the accounting uses, and the demands of each sampling."""
 
+import dataclasses
+
 import pytest
 
 from fedcgd.accounting import calibrate, epsilon
@@ -40,6 +42,18 @@ def test_a_budget_gives_the_calibrated_noise() -> None:
     steps = by_title(LambdaCGD(0.5), EPOCHS, epsilon=2.0)
     assert steps["noise"].value == calibrate(LambdaCGD(0.5), EPOCHS, epsilon=2.0, delta=1e-5).noise_multiplier
     assert steps["guarantee"].value == pytest.approx(2.0, rel=1e-6)
+
+
+def test_the_risk_of_a_random_method_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def risky(mechanism, participation, **budget):
+        return dataclasses.replace(epsilon(mechanism, participation, **budget), failure_probability=1e-3, exact=False)
+
+    assert by_title(DPSGD(), EPOCHS, noise_multiplier=3.0)["confidence"].value == 1.0
+    monkeypatch.setattr("fedcgd.accounting.explain.epsilon_of", risky)
+    steps = by_title(DPSGD(), EPOCHS, noise_multiplier=3.0)
+    assert steps["confidence"].value == 0.999
+    assert "at most 0.001 over its seed" in steps["confidence"].statement
+    assert "an upper bound: the truth may be better" in steps["method"].statement
 
 
 def test_long_patterns_are_shortened() -> None:
