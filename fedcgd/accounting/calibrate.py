@@ -1,10 +1,12 @@
 """Entry points: σ from a budget, ε from σ, δ from both, for every sampling."""
 
-from fedcgd.accounting import gaussian
+from fedcgd.accounting import gaussian, poisson
 from fedcgd.accounting.guarantee import Guarantee
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedcgd.participation import Participation
+
+_POISSON = ("poisson", "cyclic-poisson")
 
 
 def calibrate(mechanism: Mechanism, participation: Participation, *, epsilon: float, delta: float) -> Guarantee:
@@ -15,6 +17,10 @@ def calibrate(mechanism: Mechanism, participation: Participation, *, epsilon: fl
     """
     gaussian.check_epsilon(epsilon)
     gaussian.check_delta(delta)
+    if participation.sampling in _POISSON:
+        norm = poisson.column_norm(mechanism, participation)
+        found = poisson.poisson_noise_multiplier(epsilon, delta, participation) * norm
+        return _poisson_guarantee(participation, norm, epsilon=epsilon, delta=delta, sigma=found)
     reach = sensitivity(mechanism, participation)
     sigma = gaussian.sigma(epsilon=epsilon, delta=delta) * reach.value
     return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=delta, sigma=sigma)
@@ -31,6 +37,10 @@ def epsilon(
     """An upper bound on ε for the whole run, or when only the first `released` rounds have been published."""
     gaussian.check_delta(delta)
     _check_noise_multiplier(noise_multiplier)
+    if participation.sampling in _POISSON:
+        norm = poisson.column_norm(mechanism, participation)
+        found = poisson.poisson_epsilon(delta, noise_multiplier / norm, participation, released=released)
+        return _poisson_guarantee(participation, norm, epsilon=found, delta=delta, sigma=noise_multiplier)
     reach = sensitivity(mechanism, participation, released=released)
     found = gaussian.epsilon(sigma=noise_multiplier / reach.value, delta=delta) if reach.value else 0.0
     return _gaussian_guarantee(participation, reach, epsilon=found, delta=delta, sigma=noise_multiplier)
@@ -46,6 +56,10 @@ def delta(
 ) -> Guarantee:
     """An upper bound on δ at `epsilon` ≥ 0, for the whole run, or when only the first `released` rounds have been published."""
     _check_noise_multiplier(noise_multiplier)
+    if participation.sampling in _POISSON:
+        norm = poisson.column_norm(mechanism, participation)
+        found = poisson.poisson_delta(epsilon, noise_multiplier / norm, participation, released=released)
+        return _poisson_guarantee(participation, norm, epsilon=epsilon, delta=found, sigma=noise_multiplier)
     reach = sensitivity(mechanism, participation, released=released)
     found = gaussian.delta(epsilon=epsilon, sigma=noise_multiplier / reach.value) if reach.value else 0.0
     return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=found, sigma=noise_multiplier)
@@ -62,6 +76,19 @@ def _gaussian_guarantee(
         method="exact Gaussian mechanism" + ("" if reach.exact else " on an upper bound of the sensitivity"),
         sensitivity=reach.value,
         exact=reach.exact and participation.sampling == "none",
+    )
+
+
+def _poisson_guarantee(
+    participation: Participation, norm: float, *, epsilon: float, delta: float, sigma: float
+) -> Guarantee:
+    return Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=sigma,
+        sampling=participation.sampling,
+        method=poisson.METHOD,
+        sensitivity=norm,
     )
 
 

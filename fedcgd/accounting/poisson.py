@@ -1,0 +1,120 @@
+"""Poisson sampling: DP-SGD, and banded C with users in groups that take turns (003, Proposition 2.1; 004, Algorithm 2).
+
+A user takes part in an eligible round with probability q. Where C has at most b bands and eligible rounds are b apart, the parts
+of CX that two participations touch do not overlap: so the run is a composition of ⌈n/b⌉ Poisson-subsampled Gaussian mechanisms,
+each of sensitivity at most the largest column norm of C, and dp-accounting's privacy loss distributions bound it. (003 prints
+q = p²k/n in Definition 2.1; a user with k expected participations in n/p eligible rounds has q = p·k/n.)
+"""
+
+import math
+import warnings
+from functools import lru_cache
+
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
+from scipy.optimize import brentq
+
+from fedcgd.mechanisms import Mechanism, bandwidth
+from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.participation import Participation
+
+METHOD = "privacy loss distribution of the Poisson-subsampled Gaussian mechanism, rounded up (dp-accounting)"
+
+_SMALLEST_MULTIPLIER, _LARGEST_MULTIPLIER = 1e-3, 1e6
+_FINE = 2e-4  # step of the discretised privacy loss, as a part of ε: costs about half of that in ε, on the safe side
+_STEPS = (1e-5, 1e-3)  # the least and the largest step
+_ACCURACY = 1e-5  # relative, of a calibrated σ: on the safe side
+
+
+def column_norm(mechanism: Mechanism, participation: Participation) -> float:
+    """The largest column norm of C, or a bound on it. Raises ValueError if C is too wide for the sampling."""
+    n, b = participation.rounds, participation.min_separation
+    p = bandwidth(mechanism, n)
+    if p > b:
+        remedy = (
+            "dp-sgd" if participation.sampling == "poisson" else f"a mechanism with at most {b} bands, or {p} groups"
+        )
+        raise ValueError(
+            f"{participation.sampling} sampling covers C with at most {b} bands, because only then do a user's participations "
+            f"not overlap; {mechanism.name} has {p}. Use {remedy}, or sampling none or balls-in-bins"
+        )
+    return sensitivity(mechanism, Participation(rounds=n, min_separation=n)).value
+
+
+def poisson_delta(
+    epsilon: float, noise_multiplier: float, participation: Participation, *, released: int | None = None
+) -> float:
+    """An upper bound on δ at `epsilon`, for column norm 1; the larger of adding and removing a user."""
+    return float(_composed(noise_multiplier, participation, released, _step(epsilon)).get_delta_for_epsilon(epsilon))
+
+
+def poisson_epsilon(
+    delta: float, noise_multiplier: float, participation: Participation, *, released: int | None = None
+) -> float:
+    """An upper bound on ε at `delta`, for column norm 1; the larger of adding and removing a user."""
+    rough = float(_composed(noise_multiplier, participation, released, _STEPS[1]).get_epsilon_for_delta(delta))
+    if not math.isfinite(rough):
+        return rough
+    fine = float(_composed(noise_multiplier, participation, released, _step(rough)).get_epsilon_for_delta(delta))
+    return min(rough, fine)
+
+
+def poisson_noise_multiplier(epsilon: float, delta: float, participation: Participation) -> float:
+    """The least σ found at which `poisson_delta` is at most `delta`, for column norm 1; 1e-5 above the least at most."""
+    fine = _step(epsilon)
+    rough = _search(epsilon, delta, participation, (0.1, 1.0), 10 * _ACCURACY, min(10 * fine, _STEPS[1]))
+    # Larger steps only raise δ, so that the answer lies below, and near.
+    return _search(epsilon, delta, participation, (rough * 0.995, rough), _ACCURACY / 4, fine)
+
+
+def _search(
+    epsilon: float,
+    delta: float,
+    participation: Participation,
+    bracket: tuple[float, float],
+    accuracy: float,
+    step: float,
+) -> float:
+    """A σ with δ(σ) ≤ `delta` at this step, by Brent's method on log σ from a bracket that is widened as needed."""
+
+    def excess(sigma: float) -> float:
+        found = _composed(sigma, participation, None, step).get_delta_for_epsilon(epsilon)
+        return math.log(max(float(found), 1e-320)) - math.log(delta)
+
+    low, high = bracket
+    ratio = high / low
+    while excess(high) > 0:
+        low, high = high, high * ratio
+        if high > _LARGEST_MULTIPLIER:
+            raise ValueError(f"no noise multiplier below {_LARGEST_MULTIPLIER:g} gives ε = {epsilon} at δ = {delta}")
+    while excess(low) <= 0:
+        low, high = low / ratio, low
+        if low < _SMALLEST_MULTIPLIER:
+            raise ValueError(f"ε = {epsilon} at δ = {delta} needs almost no noise; ask for more privacy")
+    root = math.exp(brentq(lambda log_sigma: excess(math.exp(log_sigma)), math.log(low), math.log(high), xtol=accuracy))
+    while excess(root) > 0:
+        root *= 1 + accuracy
+    return root
+
+
+def _step(epsilon: float) -> float:
+    return min(max(_FINE * epsilon, _STEPS[0]), _STEPS[1])
+
+
+@lru_cache(maxsize=16)
+def _composed(
+    noise_multiplier: float, participation: Participation, released: int | None, step: float
+) -> PrivacyLossDistribution:
+    rounds = participation.rounds if released is None else released
+    q = participation.sampling_rate
+    assert q is not None
+    eligible = max(1, math.ceil(rounds / participation.min_separation))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # logs of zero probabilities
+        once = from_gaussian_mechanism(
+            standard_deviation=noise_multiplier,
+            sensitivity=1.0,
+            pessimistic_estimate=True,
+            value_discretization_interval=step,
+            sampling_prob=q,
+        )
+        return once.self_compose(eligible)
