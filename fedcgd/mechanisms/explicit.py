@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import solve_banded
 
 from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense, triangular_inverse
 from fedcgd.mechanisms.toeplitz import banded_next
+
+_BANDS_SOLVED = 256  # up to which a row of C⁻¹ is found alone; with more bands all rows are found at once and kept
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,15 @@ class Explicit:
 
     def inverse_row(self, round: int, rounds: int) -> Vector:
         self._check(rounds)
-        return _inverse(self)[round, round::-1]
+        p = min(self.band.shape[1], round + 1)
+        if p > _BANDS_SOLVED:
+            return _inverse(self)[round, round::-1]
+        # Row t solves x·C = e_t, in the first t + 1 rows and columns: a system with p bands above the diagonal.
+        upper = np.zeros((p, round + 1))
+        for lag in range(p):
+            upper[p - 1 - lag, lag:] = self.band[: round + 1 - lag, lag]
+        unit = np.eye(1, round + 1, round)[0]
+        return np.asarray(solve_banded((0, p - 1), upper, unit, check_finite=False))[::-1]
 
     def buffers(self, rounds: int) -> int:
         """The last p − 1 rounds of C⁻¹Z."""
