@@ -41,12 +41,16 @@ LEDGER_POINTS = ["plan_round", "record_aggregated", "record_released", "history"
 
 
 def final_model(path: Path | None, inner=None, **options) -> np.ndarray:
-    return make(inner or FedAvg(), ledger=path, **options).start(two_nodes(), record(np.zeros(SIZE))).arrays["w"].numpy()
+    return (
+        make(inner or FedAvg(), ledger=path, **options).start(two_nodes(), record(np.zeros(SIZE))).arrays["w"].numpy()
+    )
 
 
 @pytest.mark.parametrize("after", range(4))
 @pytest.mark.parametrize("point", POINTS + LEDGER_POINTS)
-def test_killed_anywhere_and_started_again(point: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_anywhere_and_started_again(
+    point: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "run.db"
     owner = Ledger if point in LEDGER_POINTS else module
     with monkeypatch.context() as patched:

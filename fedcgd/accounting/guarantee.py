@@ -10,8 +10,8 @@ class Guarantee:
     """(ε, δ)-differential privacy between the data with one user and the data with that user's updates all zero.
 
     `noise_multiplier` is σ, which holds the sensitivity: the noise has standard deviation ζσ per coordinate of Z, for clip
-    norm ζ. `sensitivity` is that of C where the method goes through it, else None. `exact` says that ε is the smallest possible (up to
-    rounding, on the safe side), else it is an upper bound. A method that draws random numbers may be wrong with
+    norm ζ. `sensitivity` is that of C where the method goes through it, else None. `exact` says that ε is the smallest possible
+    (up to rounding, on the safe side), else it is an upper bound. A method that draws random numbers may be wrong with
     `failure_probability`, over the choice of its seed; read δ + `failure_probability` for a promise without that clause.
     """
 
