@@ -147,7 +147,7 @@ def test_bad_input_is_refused_with_the_reason(participation: Participation, opti
 
 
 def test_amplified_search_finds_the_minimum_of_the_calibrated_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With σ(λ) made up: the search needs few calibrations, says each, and is right to 5 % on the scale 1/(1 − λ)."""
+    """With σ(λ) made up: the search needs few calibrations, says each, and is right to 10 % on the scale 1/(1 − λ)."""
     calls: list[str] = []
     real = selection.calibrate
 
@@ -164,8 +164,8 @@ def test_amplified_search_finds_the_minimum_of_the_calibrated_error(monkeypatch:
     found = select_lambda(participation, objective="amplified-rmse", progress=calls.append, **BUDGET)
     scales = np.geomspace(1, 100, 5000)
     errors = [x**0.7 * math.sqrt(1 + 399 / (2 * x**2)) for x in scales]
-    assert 1 / (1 - found.lam) == pytest.approx(scales[int(np.argmin(errors))], rel=0.05)
-    assert found.value == pytest.approx(min(errors), rel=1e-3)
-    assert len(calls) == len(found.lams) <= 20
+    assert 1 / (1 - found.lam) == pytest.approx(scales[int(np.argmin(errors))], rel=0.1)
+    assert found.value == pytest.approx(min(errors), rel=2e-3)
+    assert len(calls) == len(found.lams) <= 14
     practical = select_lambda(participation, objective="practical", **BUDGET)
     assert 1 / (1 - practical.lam) == pytest.approx(1 / (1 - found.lam) / 3)
