@@ -93,7 +93,8 @@ def test_each_sampling_says_what_it_demands(participation: Participation, words:
         assert word in steps["sampling"].statement
     if participation.sampling_rate:
         assert "q = 0.25" in steps["participation"].statement
-        assert steps["sensitivity"].value is None
+        assert steps["sensitivity"].value == 1.0
+        assert "One participation moves CX by at most 1·ζ" in steps["sensitivity"].statement
 
 
 def test_what_epsilon_leaves_out_is_said() -> None:

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fedcgd.accounting.tradeoff import TradeOff, gaussian_trade_off, plot_trade_off, profile_trade_off
+from fedcgd.accounting.tradeoff import TradeOff, gaussian_trade_off, plot_trade_off, profile_trade_off, trade_off
+from fedcgd.mechanisms import DPSGD, LambdaCGD
+from fedcgd.participation import Participation
 
 ALPHAS = np.linspace(0, 1, 201)
 
@@ -67,6 +69,33 @@ def test_bad_input_is_refused() -> None:
         profile_trade_off([(1, 0.1)], float("nan"))
     with pytest.raises(ValueError, match=r"got \(-1, 0.1\)"):
         profile_trade_off([(-1, 0.1)], 0.5)
+
+
+def test_the_curve_of_a_run_without_sampling() -> None:
+    """C = I, two participations, σ = 2: μ = √2/2."""
+    curve = trade_off(DPSGD(), Participation(rounds=4, min_separation=2), noise_multiplier=2.0)
+    np.testing.assert_allclose(curve.alphas, ALPHAS)
+    np.testing.assert_allclose(curve.betas, norm.cdf(norm.isf(ALPHAS) - math.sqrt(0.5)), atol=1e-9)
+    assert curve.exact
+    assert curve.failure_probability == 0
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "participation"),
+    [
+        (DPSGD(), Participation(rounds=20, sampling="poisson", sampling_rate=0.1)),
+        (LambdaCGD(0.5), Participation(rounds=12, min_separation=6, sampling="balls-in-bins")),
+    ],
+)
+def test_the_curve_of_a_sampled_run_lies_between_no_privacy_and_perfect_privacy(mechanism, participation) -> None:
+    curve = trade_off(mechanism, participation, noise_multiplier=2.0)
+    betas = np.array(curve.betas)
+    known = Participation(rounds=participation.rounds, min_separation=participation.min_separation)
+    assert not curve.exact
+    assert (betas <= 1 - ALPHAS + 1e-12).all()
+    # A secret sampling must help against whoever would know the rounds.
+    assert (betas >= np.array(trade_off(mechanism, known, noise_multiplier=2.0).betas) - 2e-3).all()
+    assert betas[10] > 0.5
 
 
 def test_the_plot_is_a_png(tmp_path: Path) -> None:

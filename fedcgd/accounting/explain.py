@@ -64,7 +64,7 @@ def explain(
         _participation(participation),
         Step("sampling", _SAMPLING[participation.sampling]),
         _mechanism(mechanism, participation.rounds),
-        _sensitivity(mechanism, participation),
+        _sensitivity(mechanism, participation, guarantee),
         Step(
             "noise",
             f"σ = {guarantee.noise_multiplier:.6g} (it includes the sensitivity): Z has independent coordinates of "
@@ -154,12 +154,14 @@ def _mechanism(mechanism: Mechanism, rounds: int) -> Step:
     )
 
 
-def _sensitivity(mechanism: Mechanism, participation: Participation) -> Step:
+def _sensitivity(mechanism: Mechanism, participation: Participation, guarantee: Guarantee) -> Step:
     if participation.sampling in ("poisson", "cyclic-poisson"):
+        reach = guarantee.sensitivity
         return Step(
             "sensitivity",
-            "A user adds at most ζ to a round that it takes part in; in how many it does is left to the coins, and "
-            "enters below.",
+            f"One participation moves CX by at most {'‖C[:, t]‖' if reach is None else f'{reach:.6g}'}·ζ, the largest norm "
+            "of a column of C; how many there are is left to the coins, and enters below.",
+            reach,
         )
     found = sensitivity(mechanism, participation)
     last = f" … {found.pattern[-1]}" if len(found.pattern) > 6 else ""
