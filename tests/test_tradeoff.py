@@ -1,5 +1,6 @@
 """Trade-off curves against tests that are carried out, closed forms and each other."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from fedcgd.accounting import delta
 from fedcgd.accounting.tradeoff import TradeOff, gaussian_trade_off, plot_trade_off, profile_trade_off, trade_off
-from fedcgd.mechanisms import DPSGD, LambdaCGD
+from fedcgd.mechanisms import DPSGD
 from fedcgd.participation import Participation
 
 ALPHAS = np.linspace(0, 1, 201)
@@ -80,22 +82,26 @@ def test_the_curve_of_a_run_without_sampling() -> None:
     assert curve.failure_probability == 0
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "participation"),
-    [
-        (DPSGD(), Participation(rounds=20, sampling="poisson", sampling_rate=0.1)),
-        (LambdaCGD(0.5), Participation(rounds=12, min_separation=6, sampling="balls-in-bins")),
-    ],
-)
-def test_the_curve_of_a_sampled_run_lies_between_no_privacy_and_perfect_privacy(mechanism, participation) -> None:
-    curve = trade_off(mechanism, participation, noise_multiplier=2.0)
+def test_the_curve_of_a_poisson_run_lies_between_known_participation_and_perfect_privacy(monkeypatch) -> None:
+    monkeypatch.setattr("fedcgd.accounting.tradeoff._PAIRS", 5)
+    participation = Participation(rounds=4, sampling="poisson", sampling_rate=0.1)
+    curve = trade_off(DPSGD(), participation, noise_multiplier=2.0)
     betas = np.array(curve.betas)
-    known = Participation(rounds=participation.rounds, min_separation=participation.min_separation)
     assert not curve.exact
     assert (betas <= 1 - ALPHAS + 1e-12).all()
-    # A secret sampling must help against whoever would know the rounds.
-    assert (betas >= np.array(trade_off(mechanism, known, noise_multiplier=2.0).betas) - 2e-3).all()
-    assert betas[10] > 0.5
+    known = gaussian_trade_off(1.0, ALPHAS)  # √4 / 2
+    assert (betas >= known - 1e-6).all()
+    assert betas[40] > known[40] + 0.1
+
+
+def test_a_curve_adds_up_the_risks_of_its_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    def risky(mechanism, participation, **options):
+        return dataclasses.replace(delta(mechanism, Participation(rounds=4), **options), failure_probability=1e-6)
+
+    monkeypatch.setattr("fedcgd.accounting.tradeoff.delta_of", risky)
+    monkeypatch.setattr("fedcgd.accounting.tradeoff._PAIRS", 3)
+    participation = Participation(rounds=4, sampling="poisson", sampling_rate=0.1)
+    assert trade_off(DPSGD(), participation, noise_multiplier=2.0).failure_probability == pytest.approx(3e-6)
 
 
 def test_the_plot_is_a_png(tmp_path: Path) -> None:

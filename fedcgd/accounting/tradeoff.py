@@ -14,6 +14,8 @@ from fedcgd.accounting import epsilon as epsilon_of
 from fedcgd.mechanisms.mechanism import Mechanism, Vector
 from fedcgd.participation import Participation
 
+_PAIRS = 16  # (ε, δ) that a sampled run's curve is made from; each takes a second or a few
+
 
 @dataclass(frozen=True)
 class TradeOff:
@@ -33,7 +35,7 @@ class TradeOff:
 def trade_off(mechanism: Mechanism, participation: Participation, *, noise_multiplier: float) -> TradeOff:
     """The trade-off curve of a whole run at 201 values of α, adjacency add or remove one user.
 
-    Without sampling it is that of the Gaussian mechanism; with one, the best curve that follows from δ at 24 values of
+    Without sampling it is that of the Gaussian mechanism; with one, the best curve that follows from δ at 16 values of
     ε, up to the ε of δ = 10⁻⁶. Raises ValueError for what is not accounted for.
     """
     alphas = np.linspace(0.0, 1.0, 201)
@@ -44,7 +46,7 @@ def trade_off(mechanism: Mechanism, participation: Participation, *, noise_multi
         return TradeOff(tuple(alphas.tolist()), tuple(betas.tolist()), widest.exact, widest.method)
     points = [
         delta_of(mechanism, participation, noise_multiplier=noise_multiplier, epsilon=float(e))
-        for e in np.linspace(0.0, widest.epsilon, 24)
+        for e in np.linspace(0.0, widest.epsilon, _PAIRS)
     ]
     betas = profile_trade_off([(point.epsilon, point.delta) for point in points], alphas)
     risk = sum(point.failure_probability for point in points)
