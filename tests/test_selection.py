@@ -9,6 +9,8 @@ import pytest
 
 from fedcgd.accounting import selection
 from fedcgd.accounting.selection import select_lambda
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.mechanisms.errors import error_norms
 from fedcgd.participation import Participation
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}
@@ -169,3 +171,15 @@ def test_amplified_search_finds_the_minimum_of_the_calibrated_error(monkeypatch:
     assert len(calls) == len(found.lams) <= 14
     practical = select_lambda(participation, objective="practical", **BUDGET)
     assert 1 / (1 - practical.lam) == pytest.approx(1 / (1 - found.lam) / 3)
+
+
+@pytest.mark.slow
+def test_amplified_minimum_under_balls_in_bins_is_the_best_of_a_grid_and_below_that_of_rmse() -> None:
+    participation = Participation(rounds=60, min_separation=20, sampling="balls-in-bins")
+    found = select_lambda(participation, objective="amplified-rmse", epsilon=4.0, delta=1e-5)
+    for lam in (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95):
+        sigma = selection.calibrate(LambdaCGD(lam), participation, epsilon=4.0, delta=1e-5).noise_multiplier
+        assert found.value <= error_norms(LambdaCGD(lam), 60).rmse(sigma) * 1.01
+    plain = select_lambda(participation, objective="rmse", epsilon=4.0, delta=1e-5)
+    assert found.value <= plain.value * 1.01
+    assert found.lam <= plain.lam + 0.01
