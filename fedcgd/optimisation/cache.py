@@ -11,7 +11,7 @@ from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.registry import describe, from_description
 
 VARIABLE = "FEDCGD_CACHE"
-_FORMAT = 1  # raise it when an optimiser changes, so that older results are found no more
+_FORMAT = 2  # raise it when an optimiser changes, so that older results are found no more
 
 
 def cache_folder() -> Path:

@@ -25,6 +25,8 @@ def minimise(
     """
     x = start.detach().clone().double().requires_grad_()
     best, best_value = x.detach().clone(), objective(x.detach()).item()
+    if not len(x):
+        return best, best_value
     optimizer = torch.optim.LBFGS(
         [x], max_iter=_ROUND, history_size=20, line_search_fn="strong_wolfe", tolerance_change=0.0
     )

@@ -28,8 +28,8 @@ class _Quotient(torch.autograd.Function):
 
 
 def quotient(c: Tensor, r: Tensor) -> Tensor:
-    """The first len(r) coefficients of r(x)/c(x), float64, differentiable in both. c[0] must not be 0; len(c) ≤ len(r)."""
-    result: Tensor = _Quotient.apply(c, r)
+    """The first len(r) coefficients of r(x)/c(x), float64, differentiable in both. c[0] must not be 0."""
+    result: Tensor = _Quotient.apply(c[: len(r)], r)
     return result
 
 

@@ -4,6 +4,7 @@ The objective is log(‖A·C⁻¹‖² · sens²), with the Frobenius norm (RMSE
 exact where C is non-increasing (Theorem 1 of arXiv:2601.22334), else a bound on the products of columns by their lags.
 """
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -98,35 +99,52 @@ def blt(
     workload: Workload = PREFIX_SUMS,
     progress: Progress | None = None,
 ) -> BLT:
-    """The BLT with `degree` buffers of least error, by L-BFGS from decays spread geometrically between 1 and n rounds.
+    """The BLT with `degree` buffers of least error, by L-BFGS, one more buffer at a time.
 
-    Decays are sigmoids, and the scales are positive with a sum below 1, so that C is positive and non-increasing.
+    Each new buffer is tried with several decays: a start with all buffers at once ends where two of them have the same decay.
+    Decays are sigmoids, and the scales are positive with a sum of at most 1, so that C is positive and non-increasing.
     """
     if degree < 1:
         raise ValueError(f"degree must be at least 1, got {degree}; 4 is usual")
     n = participation.rounds
     sums = _sums(workload, n)
 
-    def parts(x: Tensor) -> tuple[Tensor, Tensor]:
-        share, weights, decays = x[0], x[1 : degree + 1], x[degree + 1 :]
-        return torch.sigmoid(share) * torch.softmax(weights, dim=0), torch.sigmoid(decays)
-
     def objective(x: Tensor) -> Tensor:
-        scales, decays = parts(x)
+        scales, decays = _buffers(x)
         p, q = _polynomials(scales, decays)
         c = quotient(q, torch.nn.functional.pad(p, (0, n))[:n])
         filtered = torch.nn.functional.conv1d(
-            torch.nn.functional.pad(sums, (degree, 0))[None, None], q.flip(0)[None, None]
+            torch.nn.functional.pad(sums, (len(decays), 0))[None, None], q.flip(0)[None, None]
         ).reshape(-1)
         return _log_error(quotient(p, filtered), error) + _log_sensitivity(c, participation)
 
-    memory = np.geomspace(1.5, max(n, 3), degree)
-    start = torch.cat(
-        [torch.zeros(1), torch.from_numpy(-0.5 * np.log(memory)), torch.logit(torch.from_numpy(1 - 1 / (1 + memory)))]
-    )
-    x, _ = minimise(objective, start, progress=progress)
-    scales, decays = parts(x)
+    x = torch.tensor([-1.0], dtype=torch.float64)
+    for _ in range(degree):
+        tries = [minimise(objective, _one_more(x, memory), iterations=60, tolerance=1e-6) for memory in _memories(n)]
+        x, _ = minimise(objective, min(tries, key=lambda found: found[1])[0], tolerance=1e-11, progress=progress)
+    scales, decays = _buffers(x)
     return BLT(tuple(scales.tolist()), tuple(decays.tolist()))
+
+
+_LONGEST = 1 - 2.0**-40  # a sigmoid can round to 1, and decays are below it
+
+
+def _buffers(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(scales, decays) of the free numbers: the logit of the sum of the scales, then log weights, then logits of decays."""
+    degree = len(x) // 2
+    decays = _LONGEST * torch.sigmoid(x[degree + 1 :])
+    return torch.sigmoid(x[0]) * torch.softmax(x[1 : degree + 1], dim=0), decays
+
+
+def _one_more(x: Tensor, memory: float) -> Tensor:
+    """`x` with one more buffer, of a tenth of the weight of all others, that remembers about `memory` rounds."""
+    weights, decays = x[1 : len(x) // 2 + 1], x[len(x) // 2 + 1 :]
+    weight = torch.logsumexp(weights, dim=0) - math.log(10) if len(weights) else torch.zeros((), dtype=torch.float64)
+    return torch.cat([x[:1], weights, weight[None], decays, torch.tensor([math.log(memory)], dtype=torch.float64)])
+
+
+def _memories(rounds: int) -> list[float]:
+    return [float(memory) for memory in np.geomspace(1.3, 2 * rounds, 6)]
 
 
 def _polynomials(scales: Tensor, decays: Tensor) -> tuple[Tensor, Tensor]:
