@@ -1,6 +1,8 @@
 """Entry points: σ from a budget, ε from σ, δ from both, for every sampling."""
 
-from fedcgd.accounting import gaussian, poisson
+from functools import lru_cache
+
+from fedcgd.accounting import balls_in_bins, gaussian, poisson
 from fedcgd.accounting.guarantee import Guarantee
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.sensitivity import Sensitivity, sensitivity
@@ -21,6 +23,10 @@ def calibrate(mechanism: Mechanism, participation: Participation, *, epsilon: fl
         norm = poisson.column_norm(mechanism, participation)
         found = poisson.poisson_noise_multiplier(epsilon, delta, participation) * norm
         return _poisson_guarantee(participation, norm, epsilon=epsilon, delta=delta, sigma=found)
+    if participation.sampling == "balls-in-bins":
+        bins = balls_in_bins.bins_of(mechanism, participation)
+        sigma = balls_in_bins.calibrate(bins, epsilon=epsilon, delta=delta)
+        return _bins_guarantee(epsilon=epsilon, delta=delta, sigma=sigma)
     reach = sensitivity(mechanism, participation)
     sigma = gaussian.sigma(epsilon=epsilon, delta=delta) * reach.value
     return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=delta, sigma=sigma)
@@ -34,13 +40,25 @@ def epsilon(
     delta: float,
     released: int | None = None,
 ) -> Guarantee:
-    """An upper bound on ε for the whole run, or when only the first `released` rounds have been published."""
+    """An upper bound on ε for the whole run, or when only the first `released` rounds have been published.
+
+    Under Balls-in-Bins, a part of the run has the smaller of the ε of the whole run and that of the part without amplification.
+    """
     gaussian.check_delta(delta)
     _check_noise_multiplier(noise_multiplier)
     if participation.sampling in _POISSON:
         norm = poisson.column_norm(mechanism, participation)
         found = poisson.poisson_epsilon(delta, noise_multiplier / norm, participation, released=released)
         return _poisson_guarantee(participation, norm, epsilon=found, delta=delta, sigma=noise_multiplier)
+    if participation.sampling == "balls-in-bins":
+        whole = _bins_epsilon(mechanism, participation, noise_multiplier, delta)
+        if released is None or released >= participation.rounds:
+            return _bins_guarantee(epsilon=whole, delta=delta, sigma=noise_multiplier)
+        reach = sensitivity(mechanism, participation, released=released)
+        known = gaussian.epsilon(sigma=noise_multiplier / reach.value, delta=delta) if reach.value else 0.0
+        if whole < known:
+            return _bins_guarantee(epsilon=whole, delta=delta, sigma=noise_multiplier)
+        return _gaussian_guarantee(participation, reach, epsilon=known, delta=delta, sigma=noise_multiplier)
     reach = sensitivity(mechanism, participation, released=released)
     found = gaussian.epsilon(sigma=noise_multiplier / reach.value, delta=delta) if reach.value else 0.0
     return _gaussian_guarantee(participation, reach, epsilon=found, delta=delta, sigma=noise_multiplier)
@@ -60,6 +78,10 @@ def delta(
         norm = poisson.column_norm(mechanism, participation)
         found = poisson.poisson_delta(epsilon, noise_multiplier / norm, participation, released=released)
         return _poisson_guarantee(participation, norm, epsilon=epsilon, delta=found, sigma=noise_multiplier)
+    if participation.sampling == "balls-in-bins":
+        bins = balls_in_bins.bins_of(mechanism, participation)
+        found = balls_in_bins.delta(bins, sigma=noise_multiplier, epsilon=epsilon)
+        return _bins_guarantee(epsilon=epsilon, delta=found, sigma=noise_multiplier)
     reach = sensitivity(mechanism, participation, released=released)
     found = gaussian.delta(epsilon=epsilon, sigma=noise_multiplier / reach.value) if reach.value else 0.0
     return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=found, sigma=noise_multiplier)
@@ -76,6 +98,23 @@ def _gaussian_guarantee(
         method="exact Gaussian mechanism" + ("" if reach.exact else " on an upper bound of the sensitivity"),
         sensitivity=reach.value,
         exact=reach.exact and participation.sampling == "none",
+    )
+
+
+@lru_cache(maxsize=16)  # every round of a run asks for the same
+def _bins_epsilon(mechanism: Mechanism, participation: Participation, noise_multiplier: float, delta: float) -> float:
+    bins = balls_in_bins.bins_of(mechanism, participation)
+    return balls_in_bins.epsilon(bins, sigma=noise_multiplier, delta=delta)
+
+
+def _bins_guarantee(*, epsilon: float, delta: float, sigma: float) -> Guarantee:
+    return Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=sigma,
+        sampling="balls-in-bins",
+        method=balls_in_bins.METHOD,
+        failure_probability=balls_in_bins.FAILURE,
     )
 
 

@@ -1,0 +1,63 @@
+"""What Balls-in-Bins accounting needs of C: the Gram matrix ⟨m_i, m_j⟩ of the bins' sums of columns."""
+
+import numpy as np
+
+from fedcgd.mechanisms import Mechanism, Toeplitz
+from fedcgd.mechanisms.mechanism import Matrix
+from fedcgd.mechanisms.sensitivity import sum_of_leftmost
+from fedcgd.participation import Participation
+
+_CHUNK = 2**24  # entries of C at a time
+_JITTER = 1e-11
+
+
+def bin_gram(mechanism: Mechanism, participation: Participation) -> Matrix:
+    """G[i, j] = ⟨m_i, m_j⟩ with m_j = Σ_i C[:, j + ib] for the bins j < b, shape (b, b), float64.
+
+    O(n·b) time and O(n + b²) memory for Toeplitz C, O(n²) time and O(n·b) memory otherwise. Raises ValueError if n is not a
+    multiple of b, if k ≠ n/b, or if an entry of C is negative: then nobody has proven which pair of inputs is the worst.
+    """
+    n, b = participation.rounds, participation.min_separation
+    if n % b:
+        raise ValueError(f"balls-in-bins needs rounds to be a multiple of the bins, got {n} rounds and {b} bins")
+    if participation.participations != n // b:
+        raise ValueError(
+            f"balls-in-bins has every user in every epoch: {n // b} participations, got {participation.participations}"
+        )
+    gram = _toeplitz_gram(mechanism, n, b) if isinstance(mechanism, Toeplitz) else _dense_gram(mechanism, n, b)
+    # δ does not decrease when an entry of the Gram matrix grows (Kahane's inequality); this covers rounding.
+    gram[np.diag_indices(b)] += _JITTER * gram.max()
+    return gram
+
+
+def _toeplitz_gram(mechanism: Toeplitz, n: int, b: int) -> Matrix:
+    c = np.asarray(mechanism.coefficients(n), dtype=np.float64)
+    _refuse_negative(c, mechanism.name)
+    total = sum_of_leftmost(c, n // b, b)  # m_j is m_0, moved down by j and cut at n
+    gram = np.empty((b, b))
+    for lag in range(b):
+        products = np.cumsum(total[: n - lag] * total[lag:])
+        later = np.arange(lag, b)
+        gram[later - lag, later] = gram[later, later - lag] = products[n - later - 1]
+    return gram
+
+
+def _dense_gram(mechanism: Mechanism, n: int, b: int) -> Matrix:
+    sums = np.zeros((n, b))
+    step = max(1, _CHUNK // n)
+    for epoch in range(0, n, b):
+        for start in range(0, b, step):
+            bins = np.arange(start, min(b, start + step))
+            columns = mechanism.columns(n, epoch + bins)
+            _refuse_negative(columns, mechanism.name)
+            sums[:, bins] += columns
+    return np.asarray(sums.T @ sums)
+
+
+def _refuse_negative(entries: Matrix, name: str) -> None:
+    least = float(entries.min())
+    if not least >= 0:  # also refuses NaN
+        raise ValueError(
+            f"{name}: an entry of C is {least:g}, and balls-in-bins is accounted for non-negative C only (for others the "
+            "worst pair of inputs is not proven); use sampling none, or another mechanism"
+        )

@@ -1,0 +1,113 @@
+"""Poisson sampling against other accountants, and what it refuses."""
+
+import math
+
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
+from opacus.accountants.prv import PRVAccountant
+
+from fedcgd.accounting import calibrate, delta, epsilon, gaussian
+from fedcgd.accounting.poisson import column_norm, poisson_delta, poisson_epsilon, poisson_noise_multiplier
+from fedcgd.mechanisms import BISR, BSR, DPSGD, LambdaCGD, Normalized
+from fedcgd.mechanisms.errors import error_norms
+from fedcgd.participation import Participation
+
+
+def poisson(rounds: int, rate: float) -> Participation:
+    return Participation(rounds=rounds, sampling="poisson", sampling_rate=rate)
+
+
+# The row "DP-SGD" of Table 4 of arXiv:2601.22334 (n = 3900, k = 10, δ = 1e-5) is Poisson, not Balls-in-Bins.
+@pytest.mark.parametrize(("target", "printed"), [(8, 21.82), (1, 40.10), (0.25, 100.27)])
+def test_dp_sgd_row_of_table_4(target: float, printed: float) -> None:
+    participation = poisson(3900, 10 / 3900)
+    guarantee = calibrate(DPSGD(), participation, epsilon=target, delta=1e-5)
+    assert error_norms(DPSGD(), 3900).rmse(guarantee.noise_multiplier) == pytest.approx(printed, rel=3e-3)
+    assert guarantee.sampling == "poisson"
+
+
+@pytest.mark.parametrize(("sigma", "rate", "rounds"), [(1.0, 0.01, 500), (0.7, 0.05, 100), (4.0, 0.2, 300)])
+def test_agrees_with_opacus_and_stays_below_renyi(sigma: float, rate: float, rounds: int) -> None:
+    ours = poisson_epsilon(1e-5, sigma, poisson(rounds, rate))
+    theirs = PRVAccountant()
+    theirs.history = [(sigma, rate, rounds)]
+    # Opacus adds its own error bound of 1 % of ε to the estimate.
+    assert ours == pytest.approx(theirs.get_epsilon(1e-5, eps_error=0.01), rel=0.02)
+    renyi = RdpAccountant()
+    renyi.compose(
+        dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(sigma)), rounds)
+    )
+    assert ours <= renyi.get_epsilon(1e-5)
+
+
+@pytest.mark.parametrize("target", [0.5, 2.0])
+def test_one_round_by_its_formula(target: float) -> None:
+    """δ of (1 − q)N(0, σ²) + qN(1, σ²) against N(0, σ²), both ways, by quadrature on a fine grid."""
+    import numpy as np
+
+    rate, sigma = 0.3, 0.8
+    x = np.linspace(-12, 13, 2_000_001)
+    q0 = np.exp(-(x**2) / 2 / sigma**2) / sigma / math.sqrt(2 * math.pi)
+    p0 = (1 - rate) * q0 + rate * np.exp(-((x - 1) ** 2) / 2 / sigma**2) / sigma / math.sqrt(2 * math.pi)
+    step = x[1] - x[0]
+    both = [np.maximum(a - math.exp(target) * b, 0).sum() * step for a, b in ((p0, q0), (q0, p0))]
+    found = poisson_delta(target, sigma, poisson(1, rate))
+    assert max(both) * (1 - 1e-8) <= found <= max(both) * 1.002
+
+
+def test_everybody_always_is_the_gaussian_mechanism() -> None:
+    found = poisson_epsilon(1e-5, 8.0, poisson(16, 1.0))
+    assert found == pytest.approx(gaussian.epsilon(sigma=8.0 / 4.0, delta=1e-5), rel=2e-3)
+    assert found >= gaussian.epsilon(sigma=2.0, delta=1e-5) * (1 - 1e-9)
+
+
+def test_calibrated_noise_is_enough_and_hardly_more() -> None:
+    participation = poisson(100, 0.05)
+    sigma = poisson_noise_multiplier(1.0, 1e-5, participation)
+    assert poisson_delta(1.0, sigma, participation) <= 1e-5
+    assert poisson_delta(1.0, sigma * (1 - 1e-4), participation) > 1e-5
+
+
+def test_bands_in_turns_is_dp_sgd_with_fewer_rounds_at_a_higher_rate() -> None:
+    """003, Proposition 2.1: σ(BandMF; q, n) = σ(DP-SGD; p·q, n/p) for unit columns."""
+    cyclic = Participation(rounds=120, min_separation=4, sampling="cyclic-poisson", sampling_rate=0.2)
+    unit = calibrate(Normalized(BSR(4)), cyclic, epsilon=2, delta=1e-5)
+    plain = calibrate(DPSGD(), poisson(30, 0.2), epsilon=2, delta=1e-5)
+    assert unit.noise_multiplier == pytest.approx(plain.noise_multiplier, rel=1e-4)
+    long = calibrate(BSR(4), cyclic, epsilon=2, delta=1e-5)
+    norm = math.sqrt(1 + 1 / 4 + 9 / 64 + 25 / 256)  # of BSR's coefficients 1, 1/2, 3/8, 5/16
+    assert column_norm(BSR(4), cyclic) == pytest.approx(norm)
+    assert long.noise_multiplier == pytest.approx(plain.noise_multiplier * norm, rel=1e-4)
+
+
+def test_fewer_released_rounds_cost_less() -> None:
+    participation = poisson(100, 0.05)
+    spent = [
+        epsilon(DPSGD(), participation, noise_multiplier=1.0, delta=1e-5, released=released).epsilon
+        for released in (1, 10, 50, 100)
+    ]
+    assert spent == sorted(spent)
+    assert spent[-1] == epsilon(DPSGD(), participation, noise_multiplier=1.0, delta=1e-5).epsilon
+    assert delta(DPSGD(), participation, noise_multiplier=1.0, epsilon=spent[-1]).delta == pytest.approx(1e-5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "participation", "words"),
+    [
+        (LambdaCGD(0.5), poisson(100, 0.05), "lambda-cgd has 100"),
+        (
+            BISR(2),
+            Participation(rounds=100, min_separation=4, sampling="cyclic-poisson", sampling_rate=0.2),
+            "bisr has 100",
+        ),
+        (
+            BSR(5),
+            Participation(rounds=100, min_separation=4, sampling="cyclic-poisson", sampling_rate=0.2),
+            "bsr has 5",
+        ),
+    ],
+)
+def test_wider_mechanisms_are_refused_with_the_reason(mechanism, participation, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        calibrate(mechanism, participation, epsilon=1, delta=1e-5)

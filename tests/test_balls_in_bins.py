@@ -1,0 +1,127 @@
+"""Balls-in-Bins against quadrature, an independent Monte Carlo, and what is known at the ends."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedcgd.accounting import calibrate, delta, epsilon
+from fedcgd.accounting.balls_in_bins_gram import bin_gram
+from fedcgd.accounting.confidence import stake, upper_bound
+from fedcgd.mechanisms import BSR, DPSGD, BandInvMF, LambdaCGD, Normalized, matrix
+from fedcgd.participation import Participation
+
+
+def bins(rounds: int, b: int) -> Participation:
+    return Participation(rounds=rounds, min_separation=b, sampling="balls-in-bins")
+
+
+# (n, b, λ, σ): δ at ε = 1 of removing and of adding a user, by numerical quadrature outside this project.
+QUADRATURE = [
+    ((4, 2, 0.5, 2.0), 0.0604618393, 0.0598377928),
+    ((6, 2, 0.9, 4.0), 0.1234833759, 0.1214147255),
+    ((6, 3, 0.5, 2.0), 0.0394477639, 0.0385921099),
+]
+
+
+@pytest.mark.parametrize(("case", "removing", "adding"), QUADRATURE)
+def test_small_cases_by_quadrature(case, removing: float, adding: float) -> None:
+    n, b, lam, sigma = case
+    found = delta(LambdaCGD(lam), bins(n, b), noise_multiplier=sigma, epsilon=1.0)
+    larger = max(removing, adding)
+    assert larger <= found.delta <= larger * 1.015  # the confidence bound of some hundred thousand draws
+    assert found.failure_probability == 1e-6
+
+
+@pytest.mark.parametrize(("case", "removing", "adding"), [row for row in QUADRATURE if row[0][1] == 2])
+def test_two_bins_on_a_grid(case, removing: float, adding: float) -> None:
+    """Only the plane that m_0 and m_1 span matters: a plain sum over a grid in it."""
+    n, b, lam, sigma = case
+    c = np.tril(lam ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)).astype(float)))
+    m = np.stack([c[:, j::b].sum(axis=1) for j in range(b)])
+    centers = m @ np.linalg.qr(m.T)[0]
+    axis = np.linspace(-9 * sigma - 9, 9 * sigma + 9, 1601)
+    points = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+
+    def density(center) -> np.ndarray:
+        return np.exp(-((points - center) ** 2).sum(axis=1) / 2 / sigma**2) / (2 * math.pi * sigma**2)
+
+    cell = (axis[1] - axis[0]) ** 2
+    mixture, plain = sum(density(center) for center in centers) / b, density(np.zeros(2))
+    assert np.maximum(mixture - math.e * plain, 0).sum() * cell == pytest.approx(removing, rel=1e-4)
+    assert np.maximum(plain - math.e * mixture, 0).sum() * cell == pytest.approx(adding, rel=1e-4)
+
+
+@pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.7), Normalized(LambdaCGD(0.7)), BSR(5)])
+def test_gram_matrix_by_its_definition(mechanism) -> None:
+    """With the corner: the last bin of an epoch beside the first of the next."""
+    n, b = 12, 3
+    c = matrix(mechanism, n)
+    m = np.stack([sum(c[:, j + i * b] for i in range(n // b)) for j in range(b)])
+    np.testing.assert_allclose(bin_gram(mechanism, bins(n, b)), m @ m.T, rtol=1e-9)
+
+
+def test_one_bin_is_the_gaussian_mechanism() -> None:
+    guarantee = calibrate(LambdaCGD(0.5), bins(5, 1), epsilon=1, delta=1e-5)
+    plain = calibrate(LambdaCGD(0.5), Participation(rounds=5), epsilon=1, delta=1e-5)
+    assert guarantee.noise_multiplier == pytest.approx(plain.noise_multiplier, rel=1e-9)
+
+
+def test_calibrated_noise_is_enough_and_less_than_without_amplification() -> None:
+    participation = bins(60, 20)
+    guarantee = calibrate(LambdaCGD(0.5), participation, epsilon=2, delta=1e-4)
+    back = epsilon(LambdaCGD(0.5), participation, noise_multiplier=guarantee.noise_multiplier, delta=1e-4)
+    assert back.epsilon == pytest.approx(2, rel=0.02)
+    plain = calibrate(LambdaCGD(0.5), Participation(rounds=60, min_separation=20), epsilon=2, delta=1e-4)
+    assert guarantee.noise_multiplier < 0.9 * plain.noise_multiplier
+    assert "seed" in guarantee.method
+    assert "1 − 1e-06" in str(guarantee)
+    assert calibrate(LambdaCGD(0.5), participation, epsilon=2, delta=1e-4) == guarantee  # deterministic
+
+
+def test_epsilon_so_far_never_exceeds_the_whole_and_starts_small() -> None:
+    participation = bins(60, 20)
+    spent = [
+        epsilon(LambdaCGD(0.5), participation, noise_multiplier=4.0, delta=1e-4, released=released).epsilon
+        for released in (0, 1, 20, 40, 60)
+    ]
+    assert spent[0] == 0
+    assert spent == sorted(spent)
+
+
+def test_confidence_bound_fails_as_rarely_as_it_says() -> None:
+    """At failure 0.05: of 400 bounds on the mean of rare large values, about 20 at most may lie below it."""
+    generator = np.random.default_rng(1)
+    failures = 0
+    for _ in range(400):
+        draws = (generator.random(2000) < 0.003).astype(float)
+        failures += upper_bound(draws, 1.0, stake(0.003, 1.0, 2000, 0.05), 0.05) < 0.003
+    assert failures <= 34  # 20 + 3 standard deviations
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="non-negative C only"):
+        calibrate(BandInvMF((1.0, 0.5)), bins(12, 3), epsilon=1, delta=1e-5)
+    with pytest.raises(ValueError, match="multiple of the 3 bins"):
+        bins(13, 3)
+    with pytest.raises(ValueError, match="max_participations"):
+        Participation(rounds=12, min_separation=3, max_participations=5, sampling="balls-in-bins")
+
+
+# An independent Monte Carlo with importance sampling (standard error 0.1 %): n = 3900, b = 390, k = 10, δ = 1e-5, σ.
+REFERENCE = [
+    (LambdaCGD(0.9), 8.0, 2.926637),
+    (LambdaCGD(0.9), 1.0, 7.476348),
+    (LambdaCGD(0.9), 0.25, 21.54827),
+    (DPSGD(), 8.0, 1.210277),
+    (DPSGD(), 1.0, 2.258091),
+    (BSR(64), 4.0, 2.643454),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("mechanism", "target", "sigma"), REFERENCE)
+def test_agrees_with_an_independent_estimate(mechanism, target: float, sigma: float) -> None:
+    found = calibrate(mechanism, bins(3900, 390), epsilon=target, delta=1e-5).noise_multiplier
+    assert 0.997 * sigma <= found <= 1.01 * sigma
