@@ -1,6 +1,10 @@
 """Time of a round's steps in a ledger of many users, and of a large model's release.
 
 python benchmarks/ledger.py [--users 10000000] [--cohort 10000] [--parameters 25000000]
+
+On 2 virtual cores of an AMD EPYC, which other work shared (load 9), with 10 million users and cohorts of 10,000: history 0.3 s,
+plan 0.7 s, aggregated and released 10 ms; with 25 million float32 parameters released takes 0.9 to 2.9 s; verify 18 s; file
+653 MiB.
 """
 
 import argparse

@@ -1,6 +1,9 @@
 """Time and memory of the noise step against one torch.Tensor.normal_ of the same size.
 
 python benchmarks/noise.py [--size 25000000] [--threads 2]
+
+On 2 virtual cores of an AMD EPYC (AVX2), which other work shared: extra memory 15.0 MiB; processor time for 25 million numbers
+0.098 s for normal_, 0.237 s in all for two terms on two threads, which is a ratio of 1.2 if both cores are free.
 """
 
 import argparse

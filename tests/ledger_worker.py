@@ -12,6 +12,8 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +56,7 @@ def show_the_world(folder: Path, line: str) -> None:
         file.write(line + "\n")
 
 
-def train(folder: Path) -> None:
+def train(folder: Path, progress: Callable[[], object]) -> None:
     key = NoiseKey.from_file(folder / "key", create=True)
     with Ledger.open(folder / "ledger", plan=PLAN, configuration=CONFIGURATION, key=key) as ledger:
         noise = NoiseStream(key.noise_of(ledger.stream_id))
@@ -62,6 +64,7 @@ def train(folder: Path) -> None:
         model = np.frombuffer(run.model).copy() if run.model else np.zeros(SIZE)
         momentum = np.frombuffer(run.state).copy() if run.state else np.zeros(SIZE)
         attempts = list(run.attempts)
+        progress()
         for round in range(run.round, ROUNDS):
             users = cohort(
                 PLAN.participation,
@@ -74,28 +77,38 @@ def train(folder: Path) -> None:
             assert users is not None, f"nobody is left for round {round}"
             attempt = ledger.plan_round(round, users)
             show_the_world(folder, f"asked {round} {attempt} {' '.join(users)}")
+            progress()
             total = summed(round, users)
             ledger.record_aggregated(round, attempt)
+            progress()
             add_correlated(total, noise, PLAN.noise_terms(round, [*attempts, attempt]), PLAN.stddev)
             model, momentum = step(model, momentum, total)
             ledger.record_released(round, attempt, model.tobytes(), momentum.tobytes())
             show_the_world(folder, f"released {round} {attempt} {model.tobytes().hex()}")
             attempts.append(attempt)
+            progress()
 
 
 def main(folder: Path, kills: int, seed: int) -> None:
     generator = random.Random(seed)
     killed = 0
     while True:
+        steps, told = os.pipe()
         child = os.fork()
         if not child:
-            train(folder)
+            train(folder, partial(os.write, told, b"."))
             os._exit(0)
+        os.close(told)
         if killed < kills:
-            time.sleep(generator.uniform(0.0, 0.015))
+            # So many steps, then a moment more: the kills spread over the states however busy the machine is.
+            wanted = generator.randint(0, 7)
+            while wanted and (seen := len(os.read(steps, wanted))):
+                wanted -= seen
+            time.sleep(generator.uniform(0.0, 0.003))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
+        os.close(steps)
         if not os.WIFSIGNALED(status):
             break
         killed += 1
