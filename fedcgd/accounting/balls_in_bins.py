@@ -2,7 +2,8 @@
 
 The dominating pair is (1/b)Σ_j N(m_j, σ²I) and N(0, σ²I), in both orders (arXiv:2410.06266; C must not be negative). A search on
 few draws, the same for every σ, proposes an answer; fresh draws, many more, confirm it with an upper confidence bound, or it is
-raised and tried again with new ones. All tries together are wrong with probability at most `FAILURE`, over the choice of the seed.
+raised and tried again with new ones. All tries together are wrong with probability at most `FAILURE`, over the choice of
+the seed.
 """
 
 import math
