@@ -15,7 +15,7 @@ from fedcgd.optimisation.lbfgs import Progress, minimise
 from fedcgd.participation import Participation
 
 _MOST_ENTRIES = 2**26
-_CHUNK_ENTRIES = 2**25  # of the right-hand sides solved at once: 256 MiB
+_CHUNK_ENTRIES = 2**20  # of the right-hand sides solved at once: 8 MiB, which the processor keeps near
 
 
 def band_mf(
