@@ -26,7 +26,7 @@ from fedcgd.mechanisms import (
     matrix,
 )
 from fedcgd.mechanisms.mechanism import DENSE_LIMIT
-from fedcgd.mechanisms.patterns import best_banded, best_separated, gram_bound, lag_bound
+from fedcgd.mechanisms.patterns import best_banded, best_separated, gram_bound, lag_bound, normalized_bound
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.participation import Participation
 
@@ -90,6 +90,45 @@ def test_lemma_8(lam, n_k_b) -> None:
     assert found.exact
     assert found.value == pytest.approx(truth, rel=1e-12)
     assert found.pattern == tuple(range(0, min(k, -(-n // b)) * b, b))
+
+
+@pytest.mark.parametrize("n_k_b", SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    "mechanism", [LambdaCGD(0.7), SquareRootToeplitz(), NuDPFTRL(0.2), BLT((0.3, 0.2), (0.9, 0.5))], ids=str
+)
+def test_unit_columns_of_log_convex_coefficients_are_worst_leftmost(mechanism, n_k_b) -> None:
+    n, k, b = n_k_b
+    c = oracle.normalized(matrix(mechanism, n))
+    for released in (n, n - 1, n - 4):
+        found = sensitivity(Normalized(mechanism), plan(n, k, b), released=released)
+        assert found.exact
+        assert found.value == pytest.approx(oracle.sensitivity(c, k, b, released), rel=1e-12)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 9), st.integers(1, 4), st.integers(1, 4))
+@settings(derandomize=True, max_examples=150, deadline=None)
+def test_the_bound_for_unit_columns_is_one_for_any_coefficients(seed, n, k, b) -> None:
+    b = min(b, n)
+    generator = np.random.default_rng(seed)
+    c = generator.standard_normal(n) if seed % 2 else np.sort(generator.random(n) ** 3)[::-1].copy()
+    c[0] = abs(c[0]) + 0.1
+    norms = np.sqrt(np.cumsum(c**2))[::-1]
+    for rows in (n, int(generator.integers(1, n + 1))):
+        most = min(k, -(-rows // b))
+        gram = oracle.normalized(oracle.toeplitz(c, n))[:rows]
+        gram = np.abs(gram.T @ gram)
+        truth = max(gram[np.ix_(pattern, pattern)].sum() for pattern in oracle.patterns(rows, most, b))
+        assert normalized_bound(c, norms, rows, most, b) >= truth * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("mechanism", [SquareRootToeplitz(), BISR(4), LambdaCGD(0.9999)], ids=str)
+def test_unit_columns_of_a_full_matrix_go_on_beyond_dense_sizes(mechanism) -> None:
+    n = 2 * DENSE_LIMIT
+    for released in (n, n - 5, 10_000):
+        found = sensitivity(Normalized(mechanism), plan(n, 8, n // 8), released=released)
+        columns = Normalized(mechanism).columns(n, np.array(found.pattern))[:released]
+        assert found.exact
+        assert found.value == pytest.approx(np.linalg.norm(columns.sum(axis=1)), rel=1e-8)
 
 
 def test_vectors_of_any_direction_do_not_exceed_the_bound() -> None:
@@ -183,7 +222,7 @@ def test_nothing_released_needs_no_noise() -> None:
 def test_too_large_for_a_gram_matrix_says_what_to_do() -> None:
     n = DENSE_LIMIT + 1
     with pytest.raises(ValueError, match="limited to 8192 rounds; use a Toeplitz"):
-        sensitivity(Normalized(SquareRootToeplitz()), plan(n, 2, 2))
+        sensitivity(Tree(), plan(n, 2, 2))
 
 
 @pytest.mark.parametrize(

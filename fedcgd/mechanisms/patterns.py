@@ -110,6 +110,26 @@ def lag_bound(coefficients: Vector, k: int, b: int) -> float:
     return total
 
 
+def normalized_bound(coefficients: Vector, norms: Vector, rows: int, k: int, b: int) -> float:
+    """At least Σ_{i,j∈π} |G_ij| for every π, where column j of C is `coefficients` from row j on, cut to `rows`, over norms[j].
+
+    O(k·n), for non-increasing norms. With e ≥ |c| non-increasing, |G_ij| is at most H(j, j − i) for i ≤ j, where
+    H(j, l) = Σ_{t < rows − j} e_t·e_{t + l} / (norms[j − l]·norms[j]) does not grow with l: numerator smaller, norms larger.
+    Participations m and m + r are at least r·b apart and the later is in round (m + r)·b or after, so that their entry is at most
+    max_{j ≥ (m + r)b} H(j, r·b). Where norms are those of c, all rows count, and c is positive, non-increasing and log-convex
+    (λ-CGD, the square root, …), H grows with n − j: the bound is then that of the leftmost columns, and exact.
+    """
+    e = np.maximum.accumulate(np.abs(coefficients[:rows])[::-1])[::-1]
+    total = 0.0
+    for r in range(k):
+        lag = r * b
+        shared = np.cumsum(e[: rows - lag] * e[lag:])[::-1]
+        entries = shared / (norms[: rows - lag] * norms[lag:rows])  # entry j − lag for round j
+        largest = np.maximum.accumulate(entries[::-1])[::-1]
+        total += (2 if r else 1) * float(largest[: (k - r - 1) * b + 1 : b].sum())
+    return total
+
+
 def gram_bound(gram: Matrix, k: int, b: int) -> tuple[float, Pattern]:
     """At least Σ_{i,j∈π} gram_ij for every pattern π, where gram ≥ 0, and the π that would attain it. O(k·n²).
 

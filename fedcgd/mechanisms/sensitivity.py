@@ -20,12 +20,13 @@ from fedcgd.mechanisms.patterns import (
     gram_bound,
     lag_bound,
     leftmost,
+    normalized_bound,
     window_states,
 )
 from fedcgd.participation import Participation
 
 _PROGRAM_STEPS = 2_000_000  # of the dynamic program over a band; about two seconds
-_LAG_STEPS = 2**28  # of the bound lag by lag; about two seconds
+_LAG_STEPS = 2**28  # of a bound lag by lag; about two seconds
 _TIGHT = 1 + 1e-9  # a bound is called exact if a pattern attains it up to rounding
 
 
@@ -45,8 +46,8 @@ class Sensitivity:
 def sensitivity(mechanism: Mechanism, participation: Participation, *, released: int | None = None) -> Sensitivity:
     """The sensitivity of C when its first `released` rows are published (all, by default): never below the truth.
 
-    Only (n, k, b) of `participation` count: the rounds are chosen by the adversary. Raises ValueError if C is neither banded
-    nor Toeplitz and too large for a bound by its Gram matrix.
+    Only (n, k, b) of `participation` count: the rounds are chosen by the adversary. Raises ValueError if C is too large for a
+    bound by its Gram matrix, and none of banded, Toeplitz, and Toeplitz with unit columns.
     """
     n, b, k = participation.rounds, participation.min_separation, participation.participations
     rows = n if released is None else released
@@ -115,12 +116,19 @@ def _any(mechanism: Mechanism, n: int, rows: int, k: int, b: int) -> Sensitivity
         gram = _band_gram(mechanism, n, rows, p, p)
         if np.all(gram >= 0):
             return _program(gram, k, b)
+    bounds = []
+    if isinstance(mechanism, Normalized) and rows * k <= _LAG_STEPS:
+        total = normalized_bound(mechanism.mechanism.coefficients(n), mechanism.column_norms(n), rows, k, b)
+        bounds.append((math.sqrt(total), "the largest entries that each lag allows, with unit columns", leftmost(k, b)))
+        found = _best(bounds, mechanism, n, rows)
+        if found.exact or n > DENSE_LIMIT:
+            return found
     if n > DENSE_LIMIT:
         raise ValueError(
             f"{mechanism.name} with {n} rounds has no known sensitivity formula, and a bound by its Gram matrix is limited to "
             f"{DENSE_LIMIT} rounds; use a Toeplitz mechanism, or one with at most b = {b} bands"
         )
-    return _best([_by_gram(mechanism, n, rows, k, b)], mechanism, n, rows)
+    return _best([*bounds, _by_gram(mechanism, n, rows, k, b)], mechanism, n, rows)
 
 
 def _orthogonal(squares: Vector, k: int, b: int) -> Sensitivity:
