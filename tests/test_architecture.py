@@ -15,7 +15,7 @@ LAYERS: list[set[str]] = [
     {"fedcgd.optimisation"},
     {"fedcgd.accounting"},
     {"fedcgd.plan"},
-    {"fedcgd.ledger"},
+    {"fedcgd.ledger", "fedcgd.run_noise"},
     {"fedcgd.opacus", "fedcgd_flower"},
     {"fedcgd.cli", "fedcgd_simulations"},
 ]

@@ -17,9 +17,10 @@ from fedcgd.accounting.selection import resolve
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import Mechanism
-from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.noise import NoiseStream
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
+from fedcgd.run_noise import RunNoise
 from fedcgd.scheduling import cohort
 from fedcgd_flower.directory import Directory, Identity
 from fedcgd_flower.exchange import exchange
@@ -129,7 +130,7 @@ class CorrelatedNoise(Strategy):
         self._key = key
         configuration = {"cohort_size": planned, "inner": type(strategy).__name__}
         self._ledger = Ledger.open(ledger or ":memory:", plan=self.plan, configuration=configuration, key=key)
-        self._noise = NoiseStream(key.noise_of(self._ledger.stream_id))
+        self._noise = RunNoise(self.plan, NoiseStream(key.noise_of(self._ledger.stream_id)))
         self._attempts = list(self._ledger.resume().attempts)
         self._asked: _Asked | None = None
 
@@ -231,8 +232,7 @@ class CorrelatedNoise(Strategy):
             return None, None
         plan = self.plan
         self._ledger.record_aggregated(asked.round, asked.attempt)
-        terms = plan.noise_terms(asked.round, [*self._attempts, asked.attempt])
-        add_correlated(total, self._noise, terms, plan.stddev)
+        self._noise.add(total, [*self._attempts, asked.attempt])
         noised_mean = asked.model.astype(np.float64) + total / self.cohort_size
         stepped = inner_step(self.inner, asked.round + 1, unflatten(noised_mean.astype(np.float32), asked.layout))
         released = flatten(stepped, asked.layout)

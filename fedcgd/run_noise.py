@@ -1,0 +1,56 @@
+"""The noise of a run, round after round: replayed from the key, or kept in the mechanism's own buffers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcgd.mechanisms.streaming import NoiseMode, State, correlate, noise_mode
+from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.plan import Plan
+
+
+class RunNoise:
+    """Adds ζσ·(C⁻¹Z)_t of `plan` to the sums of its rounds, with Z from `stream`.
+
+    `mode` "replay" keeps nothing and makes as many vectors again as C⁻¹ has bands; "buffer" makes one and keeps the mechanism's
+    buffers, float32. By default whichever the mechanism does with less. Both give the same numbers up to rounding.
+    """
+
+    def __init__(self, plan: Plan, stream: NoiseStream, *, mode: NoiseMode | None = None) -> None:
+        self.mode = noise_mode(plan.mechanism, plan.participation.rounds) if mode is None else mode
+        self._plan = plan
+        self._stream = stream
+        # (attempts of the rounds before, buffers after them), for the rounds released and with the one that was last noised.
+        self._released: tuple[tuple[int, ...], State] = ((), State())
+        self._noised = self._released
+
+    def add(self, total: NDArray[Any], attempts: Sequence[int]) -> None:
+        """total += ζσ·(C⁻¹Z)_t in place, for round t = len(attempts) − 1.
+
+        `attempts[s]` is the attempt under which round s was released, and the last one is about to be. May be repeated with
+        another last attempt when a release does not happen. Raises ValueError for a round after the plan's last.
+        """
+        round = len(attempts) - 1
+        if self.mode == "replay":
+            add_correlated(total, self._stream, self._plan.noise_terms(round, attempts), self._plan.stddev)
+            return
+        before = tuple(attempts[:-1])
+        if before == self._noised[0]:
+            self._released = self._noised
+        elif before != self._released[0]:
+            self._released = (before, self._rebuilt(before, total.size))  # another process was at work, before a crash
+        noise, following = self._step(self._released[1], round, attempts[-1], total.size)
+        self._noised = ((*before, attempts[-1]), following)
+        total += self._plan.stddev * noise.reshape(total.shape)
+
+    def _rebuilt(self, attempts: tuple[int, ...], size: int) -> State:
+        state = State()
+        for round, attempt in enumerate(attempts):
+            _, state = self._step(state, round, attempt, size)
+        return state
+
+    def _step(self, state: State, round: int, attempt: int, size: int) -> tuple[NDArray[np.float32], State]:
+        z = self._stream.normal(round, attempt, 0, size)
+        return correlate(self._plan.mechanism, self._plan.participation.rounds, z, state)
