@@ -116,8 +116,8 @@ def normalized_bound(coefficients: Vector, norms: Vector, rows: int, k: int, b: 
     O(k·n), for non-increasing norms. With e ≥ |c| non-increasing, |G_ij| is at most H(j, j − i) for i ≤ j, where
     H(j, l) = Σ_{t < rows − j} e_t·e_{t + l} / (norms[j − l]·norms[j]) does not grow with l: numerator smaller, norms larger.
     Participations m and m + r are at least r·b apart and the later is in round (m + r)·b or after, so that their entry is at most
-    max_{j ≥ (m + r)b} H(j, r·b). Where norms are those of c, all rows count, and c is positive, non-increasing and log-convex
-    (λ-CGD, the square root, …), H grows with n − j: the bound is then that of the leftmost columns, and exact.
+    max_{j ≥ (m + r)b} H(j, r·b). Where norms are those of c, and c is positive, non-increasing and log-convex (λ-CGD, the square
+    root, …), H grows with n − j, also if only the first rows count: so the leftmost columns attain the bound.
     """
     e = np.maximum.accumulate(np.abs(coefficients[:rows])[::-1])[::-1]
     total = 0.0

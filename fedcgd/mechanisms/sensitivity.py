@@ -65,7 +65,7 @@ def sensitivity(mechanism: Mechanism, participation: Participation, *, released:
             return Sensitivity(
                 math.sqrt(k), True, "unit columns that do not overlap within b rounds: √k", leftmost(k, b)
             )
-        if rows == n and isinstance(mechanism.mechanism, LambdaCGD):
+        if isinstance(mechanism.mechanism, LambdaCGD):
             value = float(np.linalg.norm(_sum_of_columns(mechanism, n, rows, leftmost(k, b))))
             return Sensitivity(value, True, "leftmost columns (Lemma 8 of arXiv:2601.22334)", leftmost(k, b))
     return _any(mechanism, n, rows, k, b)
