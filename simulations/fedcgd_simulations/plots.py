@@ -150,14 +150,14 @@ def error_ratios(calibrations: Mapping[str, Record]) -> Figure:
             curves[f"{s.label}, {_training(s)}"][s.epsilon] = calibrations[name]["rmse"] / reference
     if not curves:
         raise ValueError("RMSE ratios need dp-sgd and another mechanism calibrated at the same budget")
-    figure, axes = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9.4, 4.4), layout="constrained")
     for (label, curve), (line, marker) in zip(sorted(curves.items()), STYLES * len(curves), strict=False):
         budgets = sorted(curve)
         axes.plot(budgets, [curve[budget] for budget in budgets], line + marker, label=label)
     _epsilon_axis(axes, sorted({budget for curve in curves.values() for budget in curve}))
     axes.set_ylabel("RMSE over that of DP-SGD")
     axes.axhline(1, color="0.35", linewidth=0.8)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure
 
 
