@@ -12,7 +12,7 @@ digits=(--task digits --batch 60 --learning-rate 0.5 --learning-rate 1 --learnin
 fashion=(--task fashion-mnist --batch 500 --tuning-seeds 1 --learning-rate 2 --learning-rate 8 --learning-rate 32)
 tweets=(--task tweets --batch 500 --learning-rate 2 --learning-rate 8 --learning-rate 32)
 others=(--mechanism bisr:p=4 --mechanism band-inv-mf:p=4 --mechanism blt:d=4 --mechanism banded-toeplitz:p=8)
-amplified=(--sampling balls-in-bins --mechanism dp-sgd --mechanism lambda-cgd --lam 0.5 --lam 0.7 --lam 0.8)
+amplified=(--sampling balls-in-bins --mechanism dp-sgd --mechanism lambda-cgd --lam 0.5 --lam 0.8)
 
 sweep() { python -m fedcgd_simulations sweep "${budgets[@]}" "$@"; }
 
