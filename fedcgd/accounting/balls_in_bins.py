@@ -1,9 +1,9 @@
 """Balls-in-Bins by Monte Carlo: each user in one secret, uniform bin j of b, taking part in rounds j, j + b, …
 
-The dominating pair is (1/b)Σ_j N(m_j, σ²I) and N(0, σ²I), in both orders (arXiv:2410.06266; C must not be negative). A search on
-few draws, the same for every σ, proposes an answer; fresh draws, many more, confirm it with an upper confidence bound, or it is
-raised and tried again with new ones. All tries together are wrong with probability at most `FAILURE`, over the choice of
-the seed.
+The dominating pair is (1/b)Σ_j N(m_j, σ²I) and N(0, σ²I), in both orders (arXiv:2410.06266; C must not be negative). A search
+on few draws, the same for every σ, proposes an answer; fresh draws, many more, confirm it with an upper confidence bound, or
+it is raised and tried again with new ones. All tries together are wrong with probability at most `FAILURE`, over the choice
+of the seed.
 """
 
 import math
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
-from scipy.special import ndtr
 
 from fedcgd.accounting import gaussian
+from fedcgd.accounting.balls_in_bins_add import add_bound, sample_add
 from fedcgd.accounting.balls_in_bins_gram import bin_gram
-from fedcgd.accounting.balls_in_bins_sampling import Bins, Sample, remainder, sample_add, sample_jump, sample_shifted
-from fedcgd.accounting.confidence import radius, stake, upper_bound
+from fedcgd.accounting.balls_in_bins_remove import order_and_bound, sample_remove
+from fedcgd.accounting.balls_in_bins_sampling import Bins, Sample
+from fedcgd.accounting.confidence import moment_radius, radius, stake, upper_bound
 from fedcgd.mechanisms import Mechanism
 from fedcgd.participation import Participation
 
@@ -25,42 +26,55 @@ FAILURE = 1e-6
 SEED = 20260
 METHOD = f"Monte Carlo over the privacy loss with an upper confidence bound, both directions, seed {SEED}"
 
-_ROUGH = 1024
-_PILOT = 8192
+_PILOT, _FINE = 4096, 2**16  # draws of the search, and of its last step
+_FEWEST, _MOST = 2**16, 2**21  # draws of a confirmation
+_WORK = 1.6e8  # numbers drawn at most in one confirmation, where the matrix product is cheap
+_PRECISION = 0.05  # of δ, that more draws should not be spent on; about 0.3 % of σ
 _TRIES = 8
 _SHARE = FAILURE / (2 * _TRIES)  # for each direction of each try
-_WORK = 1.6e9  # numbers drawn at most in one confirmation, where the matrix product is cheap
-_NEGLIGIBLE = 2e-3  # of δ, that may go to the remainder
-_PRECISION = 3e-3  # of σ, that more draws should not be spent on
 
 
 @dataclass(frozen=True)
-class Estimator:
-    """One way to draw for one direction at (σ, ε): `draw(count, seed)`, and a bound on what it leaves out."""
+class Direction:
+    """What a pilot found about δ of removing or of adding a user at some (σ, ε)."""
 
-    draw: Callable[[int, int], Sample]
-    left_out: float = 0.0
-
-
-@dataclass(frozen=True)
-class Plan:
-    """An estimator with what its pilot found."""
-
-    estimator: Estimator
+    draw: Callable[[int, int], Sample]  # (count, seed)
     mean: float
     variance: float
     range: float
+    square: float
     draws: int
 
     def bound(self, count: int) -> float:
         """About what `confirm` will return."""
-        return self.mean + self.estimator.left_out + radius(self.variance, self.range, count, _SHARE)
+        return self.mean + self._radius(count)
+
+    def doubt(self, count: int) -> float:
+        """A standard deviation of what `confirm` will return."""
+        return math.sqrt(self.variance / self.draws + self.variance / count)
 
     def confirm(self, count: int, seed: int) -> float:
         """An upper bound on δ of this direction, wrong with probability at most `_SHARE`."""
-        sample = self.estimator.draw(count, seed)
+        sample = self.draw(count, seed)
+        if self._by_moment(count):
+            return float(sample.values.mean()) + moment_radius(sample.square, count, _SHARE)
         bet = stake(self.variance, sample.range, count, _SHARE)
-        return min(1.0, upper_bound(sample.values, sample.range, bet, _SHARE) + self.estimator.left_out)
+        return min(1.0, upper_bound(sample.values, sample.range, bet, _SHARE))
+
+    def draws_for(self, delta: float, b: int) -> int:
+        """How many draws: enough that the radius is a small part of δ, within `_WORK`."""
+        most = min(_MOST, max(_FEWEST, int(_WORK * (1 + b / 1000) / b)))
+        count = _FEWEST
+        while count < most and self._radius(count) > _PRECISION * delta:
+            count *= 2
+        return min(count, most)
+
+    def _radius(self, count: int) -> float:
+        betting = radius(self.variance, self.range, count, _SHARE)
+        return moment_radius(self.square, count, _SHARE) if self._by_moment(count) else betting
+
+    def _by_moment(self, count: int) -> bool:
+        return moment_radius(self.square, count, _SHARE) < radius(self.variance, self.range, count, _SHARE)
 
 
 @lru_cache(maxsize=8)
@@ -74,15 +88,7 @@ def calibrate(bins: Bins, *, epsilon: float, delta: float) -> float:
     highest = gaussian.sigma(epsilon=epsilon, delta=delta) * _reach(bins)  # without amplification
     if len(bins.gram) == 1:
         return highest
-    sigma, plans = _search(lambda sigma: (sigma, epsilon), bins, delta, highest)
-    for attempt in range(_TRIES):
-        if sigma >= highest:
-            break
-        if _confirmed(plans, bins, delta, attempt):
-            return sigma
-        sigma *= 1.004
-        plans = _plans(bins, sigma, epsilon, delta, _PILOT)
-    return highest
+    return _least(lambda sigma: (sigma, epsilon), bins, delta, highest, 1.002)
 
 
 def epsilon(bins: Bins, *, sigma: float, delta: float) -> float:
@@ -90,33 +96,19 @@ def epsilon(bins: Bins, *, sigma: float, delta: float) -> float:
     highest = gaussian.epsilon(sigma=sigma / _reach(bins), delta=delta)
     if len(bins.gram) == 1 or highest < 1e-6:
         return highest
-    found, plans = _search(lambda epsilon: (sigma, epsilon), bins, delta, highest)
-    for attempt in range(_TRIES):
-        if found >= highest:
-            break
-        if _confirmed(plans, bins, delta, attempt):
-            return found
-        found *= 1.006
-        plans = _plans(bins, sigma, found, delta, _PILOT)
-    return highest
+    return _least(lambda epsilon: (sigma, epsilon), bins, delta, highest, 1.003)
 
 
 def delta(bins: Bins, *, sigma: float, epsilon: float) -> float:
     """A δ for which both directions are proven to be (ε, δ)-private, up to `FAILURE`."""
     highest = gaussian.delta(epsilon=epsilon, sigma=sigma / _reach(bins))
-    if len(bins.gram) == 1 or highest <= gaussian.LEAST_DELTA:
+    if len(bins.gram) == 1 or highest <= gaussian.LEAST_DELTA or _is_hopeless(bins, sigma):
         return highest
-    plans = _plans(bins, sigma, epsilon, highest, _PILOT)
-    return min(highest, max(plan.confirm(_count(plan, bins, plan.mean), SEED + 2 + i) for i, plan in enumerate(plans)))
-
-
-def add_bound(bins: Bins, sigma: float, epsilon: float) -> float:
-    """E_Q[(1 − e^(ε + ℓ − Ḡ/2))₊] ≥ δ_add, by Jensen's inequality: ℓ = mean y_j ~ N(0, |ū|²)."""
-    half, square = float(np.diag(bins.gram).mean()) / 2 / sigma**2, float(bins.gram.mean()) / sigma**2
-    low = (half - epsilon) / math.sqrt(square)
-    exponent = epsilon - half + square / 2
-    second = math.exp(min(exponent + math.log(max(float(ndtr(low - math.sqrt(square))), 1e-320)), 0.0))
-    return max(0.0, float(ndtr(low)) - second) * (1 + 1e-9) + 1e-300
+    found = 0.0
+    for i, direction in enumerate(_directions(bins, sigma, epsilon, 0.0, _PILOT)):
+        count = direction.draws_for(direction.mean, len(bins.gram))
+        found = max(found, direction.confirm(count, SEED + 2 + i))
+    return min(highest, found)
 
 
 def _reach(bins: Bins) -> float:
@@ -124,90 +116,68 @@ def _reach(bins: Bins) -> float:
     return math.sqrt(float(np.diag(bins.gram).max()))
 
 
-def _search(
-    at: Callable[[float], tuple[float, float]], bins: Bins, delta: float, highest: float
-) -> tuple[float, list[Plan]]:
-    """About the least x whose confirmation at (σ, ε) = at(x) is likely, and the plans for it."""
-
-    def plans_at(x: float, draws: int) -> list[Plan]:
-        return _plans(bins, *at(x), delta, draws)
-
-    high, low = highest, highest * 0.7
-    while _fits(plans_at(low, _ROUGH), bins, delta):
-        high, low = low, low * 0.7
-    # The pilot of so few draws may be wrong about the last decisions: the bracket is widened.
-    for draws, ratio, widen in ((_ROUGH, 1.05, 1.1), (_PILOT, 1.001, 1.0)):
-        while high / low > ratio:
-            middle = math.sqrt(low * high)
-            if _fits(plans_at(middle, draws), bins, delta):
-                high = middle
-            else:
-                low = middle
-        high, low = min(highest, high * widen), low / widen
-    return high, plans_at(high, _PILOT)
+def _is_hopeless(bins: Bins, sigma: float) -> bool:
+    """Whether so little noise makes the draws overflow."""
+    return order_and_bound(bins.gram / sigma**2, 0.0)[1] == math.inf
 
 
-def _fits(plans: list[Plan], bins: Bins, delta: float) -> bool:
-    """Whether `_confirmed` is likely."""
-    for plan in plans:
-        count = _count(plan, bins, delta)
-        doubt = 2 * math.sqrt(plan.variance / plan.draws) + 2 * math.sqrt(plan.variance / count)
-        if plan.bound(count) + doubt > delta:
-            return False
-    return True
+def _least(
+    at: Callable[[float], tuple[float, float]], bins: Bins, delta: float, highest: float, raise_by: float
+) -> float:
+    """About the least x that is confirmed at (σ, ε) = at(x); `highest` if none is found below."""
+    x = _search(at, bins, delta, highest)
+    for attempt in range(_TRIES):
+        if x >= highest:
+            break
+        directions = _directions(bins, *at(x), delta, _PILOT)
+        counts = [direction.draws_for(delta, len(bins.gram)) for direction in directions]
+        seeds = range(SEED + 2 + 2 * attempt, SEED + 4 + 2 * attempt)
+        if all(
+            direction.confirm(count, seed) <= delta
+            for direction, count, seed in zip(directions, counts, seeds, strict=False)
+        ):
+            return x
+        x *= raise_by
+    return highest
 
 
-def _confirmed(plans: list[Plan], bins: Bins, delta: float, attempt: int) -> bool:
-    return all(
-        plan.confirm(_count(plan, bins, delta), SEED + 2 + 2 * attempt + i) <= delta for i, plan in enumerate(plans)
-    )
+def _search(at: Callable[[float], tuple[float, float]], bins: Bins, delta: float, highest: float) -> float:
+    """About the least x whose confirmation at (σ, ε) = at(x) is likely."""
 
+    def log_excess(x: float, draws: int) -> float:
+        """How far what `confirm` will return is above δ, at a guess that is rather high."""
+        sigma, epsilon = at(x)
+        if _is_hopeless(bins, sigma):
+            return math.inf
+        largest = -math.inf
+        for direction in _directions(bins, sigma, epsilon, delta, draws):
+            count = direction.draws_for(delta, len(bins.gram))
+            doubt = 1.5 * direction.doubt(count) if draws == _FINE else 0.0
+            largest = max(largest, math.log((direction.bound(count) + doubt) / delta))
+        return largest
 
-def _count(plan: Plan, bins: Bins, delta: float) -> int:
-    """How many draws: enough that the radius is a small part of δ, within `_WORK`."""
-    b = len(bins.gram)
-    count, most = 2**17, int(_WORK / b / (1 + b / 1000))
-    while count < most and radius(plan.variance, plan.range, count, _SHARE) > 15 * _PRECISION * delta:
-        count *= 2
-    return min(count, max(most, 2**17), 2**23)
-
-
-def _plans(bins: Bins, sigma: float, epsilon: float, delta: float, draws: int) -> list[Plan]:
-    """For each direction whose δ matters, the estimator that a pilot of so many draws finds best."""
-    gram = bins.gram / sigma**2
-    top, square = float(np.diag(gram).max()), float(gram.mean())
-    cut = _cut(bins, sigma, epsilon, _NEGLIGIBLE * delta)
-    left = remainder(bins, sigma, epsilon, cut)
-    center, along = 0.5 + epsilon / top, epsilon / square
-    removing = [Estimator(partial(sample_jump, bins, sigma, epsilon, tilt, cut), left) for tilt in (0.0, 1.0, 2.0)]
-    removing += [
-        Estimator(partial(sample_shifted, bins, sigma, epsilon, max(1.1, center * scale), 0.95 * along))
-        for scale in (1.0, 1.3, 1.6)
-    ]
-    plans = [_best(removing, delta, draws)]
-    if add_bound(bins, sigma, epsilon) > 0.99 * delta:
-        adding = [Estimator(partial(sample_add, bins, sigma, epsilon, scale * along)) for scale in (0.0, 0.5, 0.8, 1.0)]
-        plans.append(_best(adding, delta, draws))
-    return plans
-
-
-def _best(estimators: list[Estimator], delta: float, draws: int) -> Plan:
-    ranges = [estimator.draw(1, SEED).range for estimator in estimators]
-    plans = []
-    for estimator, most in zip(estimators, ranges, strict=True):
-        if most <= 30 * min(ranges):  # others would need far more draws
-            values = estimator.draw(draws, SEED).values
-            plans.append(Plan(estimator, float(values.mean()), float(values.var()), most, draws))
-    return min(plans, key=lambda plan: radius(plan.variance, plan.range, 2**20, _SHARE) + plan.estimator.left_out)
-
-
-def _cut(bins: Bins, sigma: float, epsilon: float, allowed: float) -> float:
-    """The largest log K for which `remainder` is at most `allowed`; ε itself always leaves nothing out."""
-    low, high = epsilon, epsilon + math.log(len(bins.gram)) + 1
-    while high - low > 0.05:
-        middle = (low + high) / 2
-        if remainder(bins, sigma, epsilon, middle) <= allowed:
-            low = middle
-        else:
+    low, high = highest * 0.7, highest
+    while log_excess(low, _PILOT) <= 0:
+        low, high = low * 0.7, low
+    while high / low > 1.003:
+        middle = math.sqrt(low * high)
+        if log_excess(middle, _PILOT) <= 0:
             high = middle
-    return low
+        else:
+            low = middle
+    # One step of Newton's method, with the slope that the same few draws show.
+    slope = (log_excess(high * 1.02, _PILOT) - log_excess(high / 1.02, _PILOT)) / (2 * math.log(1.02))
+    return min(highest, high * math.exp(min(log_excess(high, _FINE) / max(-slope, 3.0), 0.1)))
+
+
+def _directions(bins: Bins, sigma: float, epsilon: float, delta: float, draws: int) -> list[Direction]:
+    """A pilot of so many draws for each direction that may exceed δ."""
+    samplers = [partial(sample_remove, bins, sigma, epsilon)]
+    if add_bound(bins.gram / sigma**2, epsilon) > delta:
+        samplers.append(partial(sample_add, bins, sigma, epsilon))
+    directions = []
+    for draw in samplers:
+        sample = draw(draws, SEED)
+        mean, variance = float(sample.values.mean()), float(sample.values.var())
+        directions.append(Direction(draw, mean, variance, sample.range, sample.square, draws))
+    return directions

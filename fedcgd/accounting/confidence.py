@@ -1,8 +1,11 @@
-"""An upper confidence bound on the mean of bounded draws, valid for every distribution and every sample size.
+"""Upper confidence bounds on the mean of draws, valid for every distribution and every sample size.
 
-If draws X_i in [0, r] have mean at least m, then Π(1 + η(m − X_i)) has expectation at most 1 for every η in [0, 1/r] that was
-fixed beforehand; by Markov's inequality it exceeds 1/β with probability at most β. So each m where it does is refuted ("betting",
-Section 4 of arXiv:2010.09686). The error adapts to the variance, and the range costs only r·log(1/β)/n.
+Betting: if draws X_i in [0, r] have mean at least m, then Π(1 + η(m − X_i)) has expectation at most 1 for every η in [0, 1/r]
+that was fixed beforehand; by Markov's inequality it exceeds 1/β with probability at most β. So each m where it does is
+refuted (Section 4 of arXiv:2010.09686). The error adapts to the variance, and the range costs only r·log(1/β)/n.
+
+Second moment: if X_i ≥ 0 and E X_i² ≤ s, the mean of n draws is below E X_i − √(2s·log(1/β)/n) with probability at most β,
+because E e^(−hX) ≤ 1 − h·E X + h²s/2 (Bernstein's inequality, whose lower tail needs no range).
 """
 
 import math
@@ -23,6 +26,11 @@ def radius(variance: float, largest: float, count: int, failure: float) -> float
     """About how far above the mean `upper_bound` will be."""
     bet = stake(variance, largest, count, failure)
     return math.log(1 / failure) / (count * bet) + bet * variance / 2
+
+
+def moment_radius(square: float, count: int, failure: float) -> float:
+    """How far below the expectation the mean of `count` draws ≥ 0 is with probability at most `failure`; E X² ≤ `square`."""
+    return math.sqrt(2 * square * math.log(1 / failure) / count)
 
 
 def upper_bound(draws: Vector, largest: float, bet: float, failure: float) -> float:
