@@ -23,8 +23,9 @@ class RunNoise:
         self._plan = plan
         self._stream = stream
         # (attempts of the rounds before, buffers after them), for the rounds released and with the one that was last noised.
-        self._released: tuple[tuple[int, ...], State] = ((), State())
-        self._noised = self._released
+        start: tuple[tuple[int, ...], State] = ((), State())
+        self._released = start
+        self._noised = start
 
     def add(self, total: NDArray[Any], attempts: Sequence[int]) -> None:
         """total += ζσ·(C⁻¹Z)_t in place, for round t = len(attempts) − 1.

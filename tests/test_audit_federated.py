@@ -91,7 +91,7 @@ def test_too_little_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_little(x, stream, terms, stddev):
         add_correlated(x, stream, terms, stddev / 30)
 
-    monkeypatch.setattr("fedcgd_flower.strategy.add_correlated", too_little)
+    monkeypatch.setattr("fedcgd.run_noise.add_correlated", too_little)
     result, _ = run(LambdaCGD(0.8), 1.0)
     assert not result.passed
     assert result.bounds["one-run guesses"] > 1.0  # also without any assumption on the noise
