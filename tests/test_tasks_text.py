@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedcgd_simulations import minilm
+from fedcgd_simulations.minilm import minilm_embeddings
 from fedcgd_simulations.tasks import get_task
 from fedcgd_simulations.tasks.tweets import FILE, read_tweets
 from fedcgd_simulations.text import hashed_bag, hashed_tokens, tokens_for
@@ -132,12 +134,56 @@ def test_word_pieces_come_from_the_pretrained_folder(tmp_path):
     assert tokens.tolist() == [[2, 7, 5, 6, 3, 0], [2, 1, 3, 0, 0, 0]]
 
 
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """Embeddings that say how often they were made, kept in `tmp_path`."""
+    calls = []
+
+    def embed(texts, *, length):
+        calls.append(list(texts))
+        return torch.arange(384.0 * len(texts)).reshape(len(texts), 384) + length
+
+    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(minilm, "embed", embed)
+    return calls
+
+
+def test_embeddings_are_made_once_for_the_same_texts(tmp_path, counted):
+    first, again = minilm_embeddings(["a", "b"]), minilm_embeddings(["a", "b"])
+    assert torch.equal(first, again)
+    assert first.dtype == torch.float32
+    assert float(again[1, 3]) == 384 + 3 + 64
+    others = [(["b", "a"], 64), (["ab"], 64), (["a", "b"], 32), (["a", "", "b"], 64)]
+    for texts, length in others:
+        minilm_embeddings(texts, length=length)
+    assert counted == [["a", "b"], *(texts for texts, _ in others)]
+    assert len(list((tmp_path / "cache").iterdir())) == 5
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00", "cut", "other"])
+def test_damaged_embeddings_are_made_again(tmp_path, counted, content):
+    minilm_embeddings(["a", "b"])
+    (file,) = (tmp_path / "cache").iterdir()
+    if content == "other":
+        np.save(file, np.zeros((3, 384), dtype=np.float32))
+    else:
+        file.write_bytes(file.read_bytes()[:200] if content == "cut" else content)
+    assert float(minilm_embeddings(["a", "b"])[0, 0]) == 64
+    assert len(counted) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, counted, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "file" / "cache"))
+    assert minilm_embeddings(["a"]).shape == (1, 384)
+
+
 @pytest.mark.slow
 def test_sentence_embeddings_know_what_is_alike():
-    from fedcgd_simulations.text import minilm_embeddings
-
     texts = ["The film was wonderful.", "I loved this movie.", "Rain is expected in Oslo tomorrow."]
-    embeddings = minilm_embeddings(texts)
+    embeddings = minilm.embed(texts, length=64)
     likeness = (embeddings @ embeddings.T).numpy()
     assert np.allclose(np.diag(likeness), 1, atol=1e-5)
     assert likeness[0, 1] > 0.5 > 0.2 > likeness[0, 2]
+    alone = torch.cat([minilm.embed([text], length=64) for text in texts])
+    assert torch.allclose(embeddings, alone, atol=1e-5)

