@@ -6,15 +6,36 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from fedcgd.ledger import verify
+from fedcgd.ledger import export, verify
 from fedcgd_simulations.flower_runs import APP, free_port
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "deploy.md"
 LIMIT = 900.0  # seconds: what the page promises a newcomer
+ROUNDS = 6
+
+
+def started_by_the_page(home: Path) -> list[int]:
+    """Ids of the processes that run with this FLWR_HOME, in whatever session."""
+    mark = f"FLWR_HOME={home}\0".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended since, or is another user's
+            if mark in (process / "environ").read_bytes() + b"\0":
+                found.append(int(process.name))
+    return found
+
+
+def left_after(home: Path, seconds: float) -> list[int]:
+    """The processes that have not ended by themselves within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := started_by_the_page(home)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return left
 
 
 @pytest.mark.slow
@@ -28,8 +49,10 @@ def test_the_deployment_guide_works_as_written(tmp_path: Path) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PORT": str(free_port()),
         "APP": str(APP),
-        "ROUNDS": "4",
+        "ROUNDS": str(ROUNDS),
     }
+    home = tmp_path / "flower"
+    code, left = -1, []
     with (tmp_path / "output.log").open("wb") as output:
         process = subprocess.Popen(
             ["bash", str(script)], cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=output,
@@ -37,14 +60,28 @@ def test_the_deployment_guide_works_as_written(tmp_path: Path) -> None:
         )  # fmt: skip
         try:
             code = process.wait(LIMIT)
+            left = left_after(home, 30.0 if code == 0 else 0.0)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # SuperLink and nodes too, whatever state the page left them in
+            process.kill()
+            while remaining := started_by_the_page(home):  # a keeper may have started another in the meantime
+                for pid in remaining:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.2)
     printed = (tmp_path / "output.log").read_text()
     assert code == 0, printed[-4000:]
-    assert "finished with 4" in printed
+    assert left == [], "the page's last step left processes behind"
+
+    assert f"finished with {ROUNDS}" in printed
+    assert "going on after release" in (tmp_path / "run.log").read_text()
     verification = verify(tmp_path / "run.db")
-    assert (verification.released, verification.problems, verification.simulated) == (4, (), False)
+    assert (verification.released, verification.problems, verification.simulated) == (ROUNDS, (), False)
+    states = [attempt["state"] for attempt in export(tmp_path / "run.db")["attempts"]]
+    assert "abandoned" in states, "the server was not killed in the middle of a round"
     assert not (tmp_path / "noise.key").exists()  # sealed
-    log = (tmp_path / "run.log").read_text()
-    assert "going on after release" in log
+
+    refused, *lives = (tmp_path / "silo2.log").read_text().split("SuperNode ID: ")
+    assert "train message" not in refused
+    assert len(lives) == 2
+    assert lives[0].split()[0] == lives[1].split()[0], "the silo came back as another node"
+    assert all("Sending: train message" in life for life in lives), "the silo did not answer after it came back"
