@@ -46,15 +46,22 @@ def refuse_batch_statistics(model: nn.Module) -> None:
 
 
 def clipped_gradient_sum(
-    loss: ExampleLoss, flat: Tensor, examples: Sequence[Tensor], *, clip_norm: float, chunk: int | None = None
+    loss: ExampleLoss,
+    flat: Tensor,
+    examples: Sequence[Tensor],
+    *,
+    clip_norm: float,
+    step: float,
+    chunk: int | None = None,
 ) -> tuple[Tensor, int]:
-    """(Σ_i min(1, clip_norm/‖g_i‖)·g_i, how many were finite) over examples i, where g_i = ∇ loss(flat, example i).
+    """(Σ_i round(min(1, clip_norm/‖g_i‖)·g_i / step), how many were finite) over examples i, g_i = ∇ loss(flat, example i).
 
-    `flat` has shape (d,), float32; row i of each tensor of `examples` belongs to example i. The sum is float64, shape
-    (d,), on the device of `flat`. An example with a non-finite gradient adds zero and is not counted.
+    `flat` has shape (d,), float32; row i of each tensor of `examples` belongs to example i. The sum is in multiples of
+    `step` (see `fedcgd.lattice`), int64, shape (d,), on the device of `flat`; rounding is towards zero. An example with a
+    non-finite gradient adds zero and is not counted.
     At most `chunk` gradients exist at once (default: as many as fit in 16 MiB), so memory is O(chunk·d).
 
-    Guarantee: each example's term has norm at most clip_norm, also after rounding to float32.
+    Guarantee: step times each example's term has norm at most clip_norm.
     """
     if not clip_norm > 0:
         raise ValueError(f"clip_norm must be positive, got {clip_norm}")
@@ -62,14 +69,23 @@ def clipped_gradient_sum(
         raise ValueError(f"every tensor must have one row per example, got {[len(part) for part in examples]} rows")
     gradients = vmap(grad(loss), in_dims=(None, *(0 for _ in examples)))
     size = chunk or max(1, min(CHUNK_ENTRIES // max(1, flat.numel()), 4096))
-    total = torch.zeros(flat.shape, dtype=torch.float64, device=flat.device)
+    total = torch.zeros(flat.shape, dtype=torch.int64, device=flat.device)
     finite = 0
     for start in range(0, len(examples[0]), size):
         rows = gradients(flat, *(part[start : start + size] for part in examples))
         clipped, usable = clip_rows(rows.detach(), clip_norm)
-        total += clipped.sum(dim=0, dtype=torch.float64)
+        total += lattice_sum(clipped, step)
         finite += int(usable.sum())
     return total, finite
+
+
+def lattice_sum(rows: Tensor, step: float) -> Tensor:
+    """Σ_i trunc(rows[i] / step), int64, shape (d,), for clipped rows (m, d): exact, in any order.
+
+    `step` is a power of two, so that the division is exact; each term is at most clip_norm / step, so that float64, in which
+    the sum is made, holds it.
+    """
+    return torch.trunc(rows / step).sum(dim=0, dtype=torch.float64).to(torch.int64)
 
 
 def clip_rows(rows: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:

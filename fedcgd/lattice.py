@@ -35,15 +35,26 @@ SMOOTHING = 2.0**-8
 
 _RELATIVE_LOSS = 2.0**-10
 _EXACT = 2**53  # float64 holds all integers up to here
+_MOST_STEPS = 2.0**50  # of noise: beyond, Z would be coarser than the grid
+_CHUNK = 2**20
 
 
-def lattice_step(*, clip_norm: float, size: int) -> float:
-    """The largest power of two at which rounding `size` coordinates moves an update by at most 2⁻¹⁰ · `clip_norm`."""
+def lattice_step(*, clip_norm: float, size: int, stddev: float) -> float:
+    """The largest power of two at which rounding `size` coordinates moves an update by at most 2⁻¹⁰ · `clip_norm`.
+
+    Raises ValueError if noise of standard deviation `stddev` has 2⁴⁰ such steps or more: it would not fit the integers.
+    """
     if not 0 < clip_norm < math.inf:
         raise ValueError(f"clip_norm must be positive and finite, got {clip_norm}")
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
-    return math.ldexp(1.0, math.floor(math.log2(_RELATIVE_LOSS * clip_norm / math.sqrt(size))))
+    step = math.ldexp(1.0, math.floor(math.log2(_RELATIVE_LOSS * clip_norm / math.sqrt(size))))
+    if not 0 <= stddev < 2.0**40 * step:
+        raise ValueError(
+            f"noise of standard deviation {stddev} on updates of norm {clip_norm} with {size} coordinates is more than the "
+            f"grid holds (below {2.0**40 * step:.3g}), and would leave nothing of the updates; take a larger ε"
+        )
+    return step
 
 
 def to_lattice(update: NDArray[np.floating[Any]], step: float) -> Integers:
@@ -85,15 +96,57 @@ def add_noise(
     smoothing noise. Raises ValueError, before total is touched, if there is no term or if the noise could reach 2⁵⁰
     steps, where Z would be coarser than the grid.
     """
-    _check_step(step)
-    if total.dtype != np.int64 or not total.flags.c_contiguous or not total.flags.writeable:
-        raise ValueError(f"total must be contiguous, writable int64, got {total.dtype}")
     if not terms:
         raise ValueError("at least one term is needed: a sum without noise is not private")
+    _add_stream(total, stream, terms, stddev, step, start, threads)
+    round, attempt, _ = terms[0]
+    add_smoothing(total, stream, round, attempt, stddev, step, start=start, threads=threads)
+
+
+def add_values(total: Integers, noise: NDArray[np.floating[Any]], step: float) -> None:
+    """total += round(noise / step), in place, for noise that was made elsewhere; `add_smoothing` has to follow.
+
+    Raises ValueError, before total is touched, if `noise` is not finite, has another shape or reaches 2⁵⁰ steps.
+    """
+    flat = _flat(total, step)
+    values = noise.reshape(-1)
+    if noise.shape != total.shape or not (np.abs(values) < _MOST_STEPS * step).all():
+        raise ValueError(
+            f"noise must be finite, of shape {total.shape} and below 2⁵⁰ steps of {step}, got shape {noise.shape}"
+        )
+    for begin in range(0, len(flat), _CHUNK):
+        part = flat[begin : begin + _CHUNK]
+        part += np.rint(np.multiply(values[begin : begin + _CHUNK], 1.0 / step, dtype=np.float64)).astype(np.int64)
+
+
+def add_smoothing(
+    total: Integers,
+    stream: NoiseStream,
+    round: int,
+    attempt: int,
+    stddev: float,
+    step: float,
+    *,
+    start: int = 0,
+    threads: int | None = None,
+) -> None:
+    """total += round(`SMOOTHING`·stddev·Z′ / step), in place, with Z′ of (round, attempt) independent of all Z of `stream`."""
+    _add_stream(total, stream.derive("smoothing"), [(round, attempt, SMOOTHING)], stddev, step, start, threads)
+
+
+def _add_stream(
+    total: Integers,
+    stream: NoiseStream,
+    terms: Sequence[Term],
+    stddev: float,
+    step: float,
+    start: int,
+    threads: int | None,
+) -> None:
+    flat = _flat(total, step)
     reach = LARGEST * stddev * sum(abs(weight) for _, _, weight in terms) / step
-    if not reach < 2.0**50:
+    if not reach < _MOST_STEPS:
         raise ValueError(f"noise of standard deviation {stddev} is too large for steps of {step}; take larger steps")
-    flat = total.reshape(-1)
 
     def add(begin: int, noise: NDArray[Any]) -> None:
         np.multiply(noise, 1.0 / step, out=noise)
@@ -101,12 +154,15 @@ def add_noise(
         part = flat[begin - start : begin - start + len(noise)]
         np.add(part, noise.astype(np.int64), out=part)
 
-    round, attempt, weight = terms[0]
-    smoothing = [(round, attempt, SMOOTHING * weight)]
-    for source, parts in ((stream, terms), (stream.derive("smoothing"), smoothing)):
-        for_each_chunk(
-            add, source, parts, stddev, start, start + len(flat), dtype=np.dtype(np.float64), threads=threads
-        )
+    for_each_chunk(add, stream, terms, stddev, start, start + len(flat), dtype=np.dtype(np.float64), threads=threads)
+
+
+def _flat(total: Integers, step: float) -> Integers:
+    """`total` as a flat view. Raises ValueError unless that is possible, and `step` a power of two."""
+    _check_step(step)
+    if total.dtype != np.int64 or not total.flags.c_contiguous or not total.flags.writeable:
+        raise ValueError(f"total must be contiguous, writable int64, got {total.dtype}")
+    return total.reshape(-1)
 
 
 def to_modular(values: Integers) -> NDArray[np.uint32]:

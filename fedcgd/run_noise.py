@@ -1,18 +1,18 @@
 """The noise of a run, round after round: replayed from the key, or kept in the mechanism's own buffers."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcgd.lattice import Integers, add_noise, add_smoothing, add_values
 from fedcgd.mechanisms.streaming import NoiseMode, State, correlate, noise_mode
-from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.noise import NoiseStream
 from fedcgd.plan import Plan
 
 
 class RunNoise:
-    """Adds ζσ·(C⁻¹Z)_t of `plan` to the sums of its rounds, with Z from `stream`.
+    """Adds ζσ·(C⁻¹Z)_t of `plan` to the sums of its rounds, with Z from `stream`, on the grid of `fedcgd.lattice`.
 
     `mode` "replay" keeps nothing and makes as many vectors again as C⁻¹ has bands; "buffer" makes one and keeps the mechanism's
     buffers, float32. By default whichever the mechanism does with less. Both give the same numbers up to rounding.
@@ -27,15 +27,15 @@ class RunNoise:
         self._released = start
         self._noised = start
 
-    def add(self, total: NDArray[Any], attempts: Sequence[int]) -> None:
-        """total += ζσ·(C⁻¹Z)_t in place, for round t = len(attempts) − 1.
+    def add(self, total: Integers, attempts: Sequence[int], step: float) -> None:
+        """total += ζσ·(C⁻¹Z)_t in place, for round t = len(attempts) − 1; total is in multiples of `step`.
 
         `attempts[s]` is the attempt under which round s was released, and the last one is about to be. May be repeated with
         another last attempt when a release does not happen. Raises ValueError for a round after the plan's last.
         """
         round = len(attempts) - 1
         if self.mode == "replay":
-            add_correlated(total, self._stream, self._plan.noise_terms(round, attempts), self._plan.stddev)
+            add_noise(total, self._stream, self._plan.noise_terms(round, attempts), self._plan.stddev, step)
             return
         before = tuple(attempts[:-1])
         if before == self._noised[0]:
@@ -44,7 +44,8 @@ class RunNoise:
             self._released = (before, self._rebuilt(before, total.size))  # another process was at work, before a crash
         noise, following = self._step(self._released[1], round, attempts[-1], total.size)
         self._noised = ((*before, attempts[-1]), following)
-        total += self._plan.stddev * noise.reshape(total.shape)
+        add_values(total, (self._plan.stddev * noise).reshape(total.shape), step)
+        add_smoothing(total, self._stream, round, attempts[-1], self._plan.stddev, step)
 
     def _rebuilt(self, attempts: tuple[int, ...], size: int) -> State:
         state = State()

@@ -86,12 +86,12 @@ def test_users_taking_part_more_often_than_k_are_refuted() -> None:
 
 def test_too_little_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise divided by the cohort twice, as when a sum is taken for a mean."""
-    from fedcgd.noise import add_correlated
+    from fedcgd.lattice import add_noise
 
-    def too_little(x, stream, terms, stddev):
-        add_correlated(x, stream, terms, stddev / 30)
+    def too_little(total, stream, terms, stddev, step):
+        add_noise(total, stream, terms, stddev / 30, step)
 
-    monkeypatch.setattr("fedcgd.run_noise.add_correlated", too_little)
+    monkeypatch.setattr("fedcgd.run_noise.add_noise", too_little)
     result, _ = run(LambdaCGD(0.8), 1.0)
     assert not result.passed
     assert result.bounds["one-run guesses"] > 1.0  # also without any assumption on the noise

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from fedcgd.gradients import clipped_gradient_sum, example_loss
-from fedcgd.mechanisms import DPSGD, LambdaCGD, Normalized, inverse_matrix
+from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Normalized, Tree, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -16,6 +16,7 @@ from fedcgd_simulations.tasks import get_task
 
 KEY = bytes(range(32))
 ROUNDS, COHORT, CLIP, LEARNING_RATE, SIGMA = 20, 60, 0.5, 2.0, 1.3
+STEP = 2.0**-16  # the largest power of two with STEP · √650 ≤ CLIP / 1024
 
 
 def plan(mechanism):
@@ -39,13 +40,19 @@ def run(mechanism, **changes):
     return flatten(train_central(task, task.load().train, plan(mechanism), batches(), **arguments))
 
 
-@pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8), Normalized(LambdaCGD(0.6))])
+def noise_of(mechanism) -> np.ndarray:
+    """Rows of C⁻¹Z, with the smoothing of the grid."""
+    stream = NoiseStream(KEY)
+    z = np.stack([stream.normal(t, 0, 0, 650).astype(float) for t in range(ROUNDS)])
+    smoothing = np.stack([stream.derive("smoothing").normal(t, 0, 0, 650) for t in range(ROUNDS)])
+    return inverse_matrix(mechanism, ROUNDS) @ z + smoothing / 256
+
+
+@pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8), Normalized(LambdaCGD(0.6)), BSR(4), Tree()])
 def test_training_is_the_papers_algorithm(mechanism):
     """Algorithm 1 of arXiv:2601.22334 with its noise written as a matrix product, and softmax gradients by hand."""
     data = get_task("digits").load().train
-    noise = inverse_matrix(mechanism, ROUNDS) @ np.stack(
-        [NoiseStream(KEY).normal(t, 0, 0, 650).astype(float) for t in range(ROUNDS)]
-    )
+    noise = noise_of(mechanism)
     weights = np.zeros(650)
     for t, batch in enumerate(batches()):
         x = functional.normalize(data.inputs[batch], dim=1).double().numpy()
@@ -53,7 +60,7 @@ def test_training_is_the_papers_algorithm(mechanism):
         error = np.exp(scores) / np.exp(scores).sum(1, keepdims=True) - np.eye(10)[data.targets[batch].numpy()]
         gradients = np.concatenate([np.einsum("bi,bj->bij", error, x).reshape(-1, 640), error], axis=1)
         norms = np.linalg.norm(gradients, axis=1, keepdims=True)
-        total = (gradients * np.minimum(1, CLIP / norms)).sum(0)
+        total = (STEP * np.trunc(gradients * np.minimum(1, CLIP / norms) / STEP)).sum(0)
         # Noise is symmetric; it is added to the sum of the updates, which are minus the gradients.
         weights -= LEARNING_RATE / COHORT * (total - CLIP * SIGMA * noise[t])
     assert np.abs(run(mechanism).numpy() - weights).max() < 1e-5
@@ -64,14 +71,16 @@ def test_per_example_gradients_agree_with_the_federated_side():
     task = get_task("digits")
     train, model = task.load().train, task.model(0)
     flat, chosen = flatten(model), LambdaCGD(0.7)
-    inverse = inverse_matrix(chosen, ROUNDS)
+    noise = noise_of(chosen)
     for t, batch in enumerate(batches()):
         total, _ = clipped_gradient_sum(
-            example_loss(model, task.loss), flat, (train.inputs[batch], train.targets[batch]), clip_norm=CLIP
+            example_loss(model, task.loss),
+            flat,
+            (train.inputs[batch], train.targets[batch]),
+            clip_norm=CLIP,
+            step=STEP,
         )
-        update = -total.numpy()
-        for s in range(t + 1):
-            update += CLIP * SIGMA * inverse[t, s] * NoiseStream(KEY).normal(s, 0, 0, 650)
+        update = -STEP * total.numpy() + CLIP * SIGMA * noise[t]
         flat = flat + LEARNING_RATE / COHORT * torch.from_numpy(update).float()
     assert float((run(chosen) - flat).abs().max()) < 1e-5
 
@@ -88,8 +97,8 @@ def test_an_empty_batch_still_gets_noise():
     model = train_central(
         task, task.load().train, plan(DPSGD()), none, key=KEY, learning_rate=1.0, planned_cohort=1, seed=0
     )
-    expected = CLIP * SIGMA * NoiseStream(KEY).normal(0, 0, 0, 650)
-    assert np.allclose(flatten(model).numpy(), expected, atol=1e-6)
+    expected = CLIP * SIGMA * noise_of(DPSGD())[0]
+    assert np.allclose(flatten(model).numpy(), expected, atol=1.01 * STEP)
 
 
 def test_a_round_after_the_last_is_refused():

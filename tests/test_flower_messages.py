@@ -1,5 +1,7 @@
 """What a node may answer, and what is dropped."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -19,7 +21,8 @@ from fedcgd_flower.messages import (
 )
 
 LAYOUT = Layout(("w", "b"), ((2, 2), (1,)), ("float32", "float32"))
-TASK = TrainTask(round=3, attempt=1, clip_norm=0.5, users=("ann", "bob"), layout=LAYOUT)
+TASK = TrainTask(round=3, attempt=1, clip_norm=0.5, step=2.0**-20, users=("ann", "bob"), layout=LAYOUT)
+ALONE = replace(TASK, users=("ann",))
 
 
 def request() -> Message:
@@ -32,7 +35,7 @@ def reply_with(update=None, *, task=None, arrays=None) -> Message:
         content["update"] = arrays
     elif update is not None:
         content["update"] = ArrayRecord({"flat": Array(update)})
-    content["fedcgd"] = ConfigRecord({"round": 3, "attempt": 1, "answered": 2} | (task or {}))
+    content["fedcgd"] = ConfigRecord({"round": 3, "attempt": 1, "answered": 1} | (task or {}))
     return Message(content, reply_to=request())
 
 
@@ -46,23 +49,53 @@ def test_request_carries_one_flat_array_and_the_task() -> None:
 
 
 def test_honest_reply_is_read_as_sent() -> None:
-    update = np.array([0.1, -0.2, 0.3, 0, 0.1], np.float32)
+    update = np.array([100_000, -200_000, 300_000, 0, 100_001])
     result = read_train_reply(train_reply(request(), TASK, update, 2), TASK)
     assert isinstance(result, NodeSum)
     assert result.answered == 2
-    np.testing.assert_array_equal(result.update, update.astype(np.float64))
+    assert result.update.dtype == np.int64
+    np.testing.assert_array_equal(result.update, update)
+
+
+def test_sums_that_32_bits_do_not_hold_are_sent_in_64() -> None:
+    assert TASK.dtype == np.int32
+    fine = replace(TASK, step=2.0**-40)
+    assert fine.dtype == np.int64
+    update = np.array([2**39, -(2**38), 0, 1, -1])
+    reply = train_reply(request(), fine, update, 2)
+    result = read_train_reply(reply, fine)
+    assert isinstance(result, NodeSum)
+    np.testing.assert_array_equal(result.update, update)
+    assert read_train_reply(reply, TASK) == "wrong shape or dtype"
+
+
+def test_a_single_user_may_send_floats_which_are_clipped_and_rounded_here() -> None:
+    for dtype in (np.float32, np.float64):
+        result = read_train_reply(reply_with(np.array([0.25, -1e-9, 0, 2.0**-20 * 3.9, 0], dtype)), ALONE)
+        assert isinstance(result, NodeSum)
+        np.testing.assert_array_equal(result.update, [2**18, 0, 0, 3, 0])
+        result = read_train_reply(reply_with(np.full(5, 1e30, dtype)), ALONE)
+        assert isinstance(result, NodeSum)
+        assert 0.5 * (1 - 1e-5) < 2.0**-20 * np.linalg.norm(result.update) <= 0.5
+        assert read_train_reply(reply_with(np.full(5, 1.0, dtype)), TASK) == "wrong shape or dtype"  # a sum of two
+    with np.errstate(over="ignore"):
+        largest = np.full(5, 1.7e308)
+        result = read_train_reply(reply_with(largest), ALONE)
+    assert isinstance(result, NodeSum)
+    assert 2.0**-20 * np.linalg.norm(result.update) <= 0.5
 
 
 def test_all_zeros_is_a_valid_answer() -> None:
-    result = read_train_reply(reply_with(np.zeros(5, np.float32)), TASK)
+    result = read_train_reply(reply_with(np.zeros(5, np.int32)), TASK)
     assert isinstance(result, NodeSum)
     assert not result.update.any()
 
 
 def test_enormous_norm_is_clipped_to_users_times_clip_norm() -> None:
-    result = read_train_reply(reply_with(np.full(5, 1e30, np.float32)), TASK)
-    assert isinstance(result, NodeSum)
-    assert np.linalg.norm(result.update) == pytest.approx(2 * 0.5, rel=1e-12)
+    for value in (2**31 - 1, -(2**31), 2**20):
+        result = read_train_reply(reply_with(np.full(5, value, np.int32)), TASK)
+        assert isinstance(result, NodeSum)
+        assert 2 * 0.5 * (1 - 1e-5) < 2.0**-20 * np.linalg.norm(result.update) <= 2 * 0.5
 
 
 @pytest.mark.parametrize(
@@ -85,20 +118,28 @@ def test_enormous_norm_is_clipped_to_users_times_clip_norm() -> None:
         (reply_with(arrays=ArrayRecord({"flat": Array("float32", (5,), "pickle", b"x")})), "wrong arrays"),
         (Message(RecordDict({"update": MetricRecord({"flat": 1.0})}), reply_to=request()), "wrong arrays"),
         (Message(RecordDict(), reply_to=request()), "wrong arrays"),
-        (reply_with(np.zeros(4, np.float32)), "wrong shape or dtype"),
-        (reply_with(np.zeros((5, 1), np.float32)), "wrong shape or dtype"),
+        (reply_with(np.zeros(4, np.int32)), "wrong shape or dtype"),
+        (reply_with(np.zeros((5, 1), np.int32)), "wrong shape or dtype"),
         (reply_with(np.zeros(5, np.float64)), "wrong shape or dtype"),
-        (reply_with(np.zeros(5, np.int32)), "wrong shape or dtype"),
-        (reply_with(np.array([0, 0, np.nan, 0, 0], np.float32)), "not finite"),
-        (reply_with(np.array([0, 0, -np.inf, 0, 0], np.float32)), "not finite"),
+        (reply_with(np.zeros(5, np.float32)), "wrong shape or dtype"),
+        (reply_with(np.zeros(5, np.int64)), "wrong shape or dtype"),
+        (reply_with(np.zeros(5, np.uint32)), "wrong shape or dtype"),
+        (reply_with(np.zeros(5, np.complex128)), "wrong shape or dtype"),
+        (reply_with(np.zeros(5, ">i4")), "wrong shape or dtype"),
     ],
 )
 def test_broken_reply_is_dropped_with_its_cause(reply: Message | None, cause: str) -> None:
     assert read_train_reply(reply, TASK) == cause
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_floats_that_are_not_finite_are_dropped(bad: float, dtype: type) -> None:
+    assert read_train_reply(reply_with(np.array([0, 0, bad, 0, 0], dtype)), ALONE) == "not finite"
+
+
 @settings(derandomize=True, max_examples=200)
-@given(st.binary(max_size=64), st.sampled_from(["float32", "float64", "object"]), st.integers(0, 10))
+@given(st.binary(max_size=64), st.sampled_from(["int32", "float64", "object"]), st.integers(0, 10))
 def test_no_bytes_make_the_server_raise(data: bytes, dtype: str, size: int) -> None:
     result = read_train_reply(
         reply_with(arrays=ArrayRecord({"flat": Array(dtype, (size,), "numpy.ndarray", data)})), TASK
@@ -109,12 +150,21 @@ def test_no_bytes_make_the_server_raise(data: bytes, dtype: str, size: int) -> N
 @settings(derandomize=True, max_examples=200)
 @given(st.lists(st.floats(width=32), min_size=5, max_size=5))
 def test_no_reply_exceeds_its_share(values: list[float]) -> None:
-    result = read_train_reply(reply_with(np.array(values, np.float32)), TASK)
+    result = read_train_reply(reply_with(np.array(values, np.float32)), ALONE)
     if np.isfinite(values).all():
         assert isinstance(result, NodeSum)
-        assert np.linalg.norm(result.update) <= 1.0 * (1 + 1e-12)
+        assert 2.0**-20 * np.linalg.norm(result.update) <= 0.5
     else:
         assert result == "not finite"
+
+
+@settings(derandomize=True, max_examples=200)
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=5, max_size=5))
+def test_no_sum_exceeds_its_share(values: list[int]) -> None:
+    for task, share in ((TASK, 1.0), (ALONE, 0.5)):
+        result = read_train_reply(reply_with(np.array(values, np.int32)), task)
+        assert isinstance(result, NodeSum)
+        assert 2.0**-20 * np.linalg.norm(result.update) <= share
 
 
 def test_users_are_read_once_each_and_only_as_text() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fake_grid import FakeGrid
 from flwr.serverapp.strategy import FedAdam, FedAvg
-from test_flower_strategy import KEY, SIZE, make, node, record, two_nodes
+from test_flower_strategy import KEY, SIZE, UPDATE, make, node, on_the_grid, record, two_nodes
 
 import fedcgd_flower.strategy as module
 from fedcgd.keys import NoiseKey
@@ -93,9 +93,8 @@ def test_a_burnt_attempt_is_replaced_by_fresh_noise_that_later_rounds_cancel(
     stream = NoiseStream(KEY.noise)
     attempts = [0, 1, 0, 0, 0, 0]
     noise = np.stack([stream.normal(t, a, 0, SIZE) for t, a in enumerate(attempts)]).astype(np.float64)
-    update = np.full(SIZE, 0.5 / np.sqrt(SIZE))
-    expected = ROUNDS * update + (inverse_matrix(LambdaCGD(0.8), ROUNDS) @ noise).sum(axis=0) / 4
-    np.testing.assert_allclose(final, expected, atol=5e-6)
+    added = on_the_grid(inverse_matrix(LambdaCGD(0.8), ROUNDS) @ noise, list(enumerate(attempts)))
+    np.testing.assert_allclose(final, ROUNDS * UPDATE + added.sum(axis=0) / 4, atol=5e-6)
 
 
 def test_a_finished_run_starts_no_further_round(tmp_path: Path) -> None:

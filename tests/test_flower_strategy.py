@@ -17,6 +17,15 @@ from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
 
 SIZE = 6
 KEY = NoiseKey.simulation(7)
+STEP = 2.0**-13  # the largest power of two with STEP·√6 ≤ 0.5/1024
+UPDATE = STEP * np.floor(np.full(SIZE, 0.5 / np.sqrt(SIZE)) / STEP)  # all ones, clipped to norm 0.5, on the grid
+
+
+def on_the_grid(noise: np.ndarray, rounds_and_attempts) -> np.ndarray:
+    """Rows of ζσ·C⁻¹Z and the smoothing noise of their rounds and attempts, each rounded to the grid, for ζσ = 1."""
+    stream = NoiseStream(KEY.noise).derive("smoothing")
+    smoothing = np.stack([stream.normal(t, a, 0, SIZE).astype(np.float64) / 256 for t, a in rounds_and_attempts])
+    return STEP * (np.rint(noise / STEP) + np.rint(smoothing / STEP))
 
 
 def record(values) -> ArrayRecord:
@@ -78,9 +87,8 @@ def test_model_moves_by_noised_mean_of_clipped_updates(mechanism) -> None:
     strategy = make(mechanism=mechanism)
     strategy.start(two_nodes(), record(np.zeros(SIZE)), evaluate_fn=lambda r, a: released.append(a["w"].numpy().copy()))
 
-    update = np.full(SIZE, 0.5 / np.sqrt(SIZE))  # all ones, clipped to norm 0.5
     noise = np.stack([NoiseStream(KEY.noise).normal(t, 0, 0, SIZE) for t in range(6)]).astype(np.float64)
-    steps = (4 * update + 0.5 * 2.0 * inverse_matrix(mechanism, 6) @ noise) / 4
+    steps = (4 * UPDATE + on_the_grid(inverse_matrix(mechanism, 6) @ noise, [(t, 0) for t in range(6)])) / 4
     np.testing.assert_allclose(released, np.vstack([np.zeros(SIZE), np.cumsum(steps, axis=0)]), atol=2e-6)
 
 
@@ -111,7 +119,7 @@ def test_the_divisor_is_the_planned_cohort_however_many_answer() -> None:
     result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1, timeout=0.01)
     answered = len([u for u in asked_users(grid)[0] if int(u[1:]) % 2 == 0])
     assert 0 < answered < 4
-    np.testing.assert_allclose(result.arrays["w"].numpy(), answered * np.full(SIZE, 0.5 / np.sqrt(SIZE)) / 4, rtol=1e-5)
+    np.testing.assert_allclose(result.arrays["w"].numpy(), answered * UPDATE / 4, rtol=1e-6)
     assert strategy.dropped == {"no answer": 1}
 
 
@@ -144,12 +152,27 @@ def _with_update(reply: Message, update: np.ndarray) -> Message:
 def test_an_enormous_update_counts_as_its_clip() -> None:
     grid = two_nodes()
     grid.nodes[2].tamper = lambda q, r: (
-        _with_update(r, np.full(SIZE, 1e20, np.float32)) if q.metadata.message_type == "train" else r
+        _with_update(r, np.full(SIZE, 2**31 - 1, np.int32)) if q.metadata.message_type == "train" else r
     )
     strategy = make(noise_multiplier=1e-6)
     result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
     # All users pull the same way, so a clipped sum of 4 users has norm 4ζ at most, and the mean ζ.
-    assert np.linalg.norm(result.arrays["w"].numpy()) == pytest.approx(0.5, rel=1e-5)
+    assert np.linalg.norm(result.arrays["w"].numpy()) == pytest.approx(0.5, rel=1e-3)
+    assert np.linalg.norm(result.arrays["w"].numpy()) <= 0.5
+
+
+def test_every_release_is_on_the_same_grid_whoever_took_part() -> None:
+    """What is released, times the cohort, is a whole number of steps; with a user more it still is."""
+    for amount in (1.0, 0.123456789):
+        users = names(12)
+        grid = FakeGrid({1: node(users[:11]), 2: node(users[11:], amount=amount)})
+        models = []
+        make(cohort_size=4).start(
+            grid, record(np.zeros(SIZE)), evaluate_fn=lambda r, a, models=models: models.append(a["w"].numpy().copy())
+        )
+        assert np.abs(models[-1]).max() < 8  # float32 holds multiples of STEP/4 up to 2⁹
+        in_steps = np.array(models, np.float64) * 4 / STEP
+        np.testing.assert_array_equal(in_steps, np.round(in_steps))
 
 
 def test_updates_of_all_zeros_are_answers() -> None:
@@ -172,9 +195,9 @@ def test_too_few_answers_means_no_release_and_a_fresh_noise_index() -> None:
     assert strategy.releases == 0
     silent["on"] = False
     result = strategy.start(grid, initial, num_rounds=1)
-    noise = NoiseStream(KEY.noise).normal(0, 1, 0, SIZE)  # attempt 1: attempt 0 is never released
-    update = np.full(SIZE, 0.5 / np.sqrt(SIZE))
-    np.testing.assert_allclose(result.arrays["w"].numpy(), update + 0.5 * 2.0 * noise / 4, atol=2e-6)
+    noise = NoiseStream(KEY.noise).normal(0, 1, 0, SIZE).astype(np.float64)  # attempt 1: attempt 0 is never released
+    expected = UPDATE + on_the_grid(noise[None], [(0, 1)])[0] / 4
+    np.testing.assert_allclose(result.arrays["w"].numpy(), expected, atol=2e-6)
 
 
 def test_later_rounds_cancel_the_noise_that_was_really_released() -> None:
@@ -190,9 +213,9 @@ def test_later_rounds_cancel_the_noise_that_was_really_released() -> None:
         if not broken:
             models.append(result.arrays["w"].numpy())
     stream = NoiseStream(KEY.noise)
-    update = np.full(SIZE, 0.5 / np.sqrt(SIZE))
-    second = update + (stream.normal(1, 1, 0, SIZE) - 0.8 * stream.normal(0, 0, 0, SIZE)) / 4
-    np.testing.assert_allclose(models[2] - models[1], second, atol=2e-6)
+    noise = stream.normal(1, 1, 0, SIZE).astype(np.float64) - 0.8 * stream.normal(0, 0, 0, SIZE)
+    expected = UPDATE + on_the_grid(noise[None], [(1, 1)])[0] / 4
+    np.testing.assert_allclose(models[2] - models[1], expected, atol=2e-6)
 
 
 def test_too_few_users_skips_the_round_without_spending_noise() -> None:
@@ -269,7 +292,7 @@ def test_balls_in_bins_asks_exactly_one_secret_bin_and_releases_empty_ones() -> 
 def test_inner_strategies_see_the_noised_mean(inner) -> None:
     strategy = make(inner, noise_multiplier=1e-6)
     result = strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
-    mean = 0.5 / np.sqrt(SIZE)
+    mean = UPDATE[0]
     if isinstance(inner, FedAdam):
         step = 0.05 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2) * (0.1 * mean) / (np.sqrt(0.01 * mean**2) + 1e-3)
     else:

@@ -7,12 +7,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedcgd.gradients import clip_rows, clipped_gradient_sum, example_loss
+from fedcgd.gradients import clip_rows, clipped_gradient_sum, example_loss, lattice_sum
 from fedcgd.tree import flatten
 
 
 def cross_entropy(outputs, targets):
     return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+STEP = 2.0**-24
 
 
 def setting():
@@ -38,25 +41,40 @@ def one_by_one(model, inputs, targets, clip_norm):
 def test_the_sum_is_that_of_one_backward_pass_per_example(chunk, clip_norm):
     model, inputs, targets = setting()
     total, finite = clipped_gradient_sum(
-        example_loss(model, cross_entropy), flatten(model), (inputs, targets), clip_norm=clip_norm, chunk=chunk
+        example_loss(model, cross_entropy),
+        flatten(model),
+        (inputs, targets),
+        clip_norm=clip_norm,
+        step=STEP,
+        chunk=chunk,
     )
     assert finite == 23
-    assert total.dtype == torch.float64
-    assert torch.allclose(total, one_by_one(model, inputs, targets, clip_norm), atol=1e-5)
+    assert total.dtype == torch.int64
+    assert torch.allclose(total.double() * STEP, one_by_one(model, inputs, targets, clip_norm), atol=1e-5)
+
+
+def test_each_example_is_rounded_towards_zero_before_the_sum():
+    rows = torch.tensor([[0.6, -0.6, 0.24, 3.0], [0.6, -0.6, 0.24, -1.0]])
+    assert lattice_sum(rows, 0.25).tolist() == [4, -4, 0, 8]  # the third: 0.48 in all is a step, but 0.24 is none
+    assert lattice_sum(rows[:0], 0.25).tolist() == [0, 0, 0, 0]
+    many = torch.full((4096, 1), 1.0)
+    assert lattice_sum(many, 2.0**-40).tolist() == [4096 * 2**40]  # exact beyond 2²⁴ and 2³²
 
 
 def test_clipping_is_over_all_parameters_together():
     model, inputs, targets = setting()
     loss = example_loss(model, cross_entropy)
     for x, y in zip(inputs, targets, strict=True):
-        total, _ = clipped_gradient_sum(loss, flatten(model), (x[None], y[None]), clip_norm=0.01)
-        assert 0.01 * (1 - 1e-5) < float(total.norm()) <= 0.01
+        total, _ = clipped_gradient_sum(loss, flatten(model), (x[None], y[None]), clip_norm=0.01, step=STEP)
+        assert 0.01 * (1 - 1e-4) < float((total * STEP).norm()) <= 0.01
 
 
 def test_the_same_call_gives_the_same_bits():
     model, inputs, targets = setting()
     first, second = (
-        clipped_gradient_sum(example_loss(model, cross_entropy), flatten(model), (inputs, targets), clip_norm=1.0)[0]
+        clipped_gradient_sum(
+            example_loss(model, cross_entropy), flatten(model), (inputs, targets), clip_norm=1.0, step=STEP
+        )[0]
         for _ in range(2)
     )
     assert torch.equal(first, second)
@@ -66,17 +84,17 @@ def test_the_same_call_gives_the_same_bits():
 def test_an_example_that_is_not_finite_adds_nothing_and_is_not_counted(bad):
     model, inputs, targets = setting()
     loss, flat = example_loss(model, cross_entropy), flatten(model)
-    others, _ = clipped_gradient_sum(loss, flat, (inputs[1:], targets[1:]), clip_norm=1.0)
+    others, _ = clipped_gradient_sum(loss, flat, (inputs[1:], targets[1:]), clip_norm=1.0, step=STEP)
     inputs[0, 0, 2, 2] = bad
-    total, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0)
+    total, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0, step=STEP)
     assert finite == 22
-    assert torch.allclose(total, others, atol=1e-6)
+    assert torch.allclose(total * STEP, others * STEP, atol=1e-6)
 
 
 def test_no_examples_give_zeros():
     model, inputs, targets = setting()
     total, finite = clipped_gradient_sum(
-        example_loss(model, cross_entropy), flatten(model), (inputs[:0], targets[:0]), clip_norm=1.0
+        example_loss(model, cross_entropy), flatten(model), (inputs[:0], targets[:0]), clip_norm=1.0, step=STEP
     )
     assert finite == 0
     assert not total.any()
@@ -104,6 +122,6 @@ def test_bad_arguments_are_refused():
     loss = example_loss(model, cross_entropy)
     for clip_norm in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="clip_norm must be positive"):
-            clipped_gradient_sum(loss, flatten(model), (inputs, targets), clip_norm=clip_norm)
+            clipped_gradient_sum(loss, flatten(model), (inputs, targets), clip_norm=clip_norm, step=STEP)
     with pytest.raises(ValueError, match=r"one row per example, got \[23, 22\]"):
-        clipped_gradient_sum(loss, flatten(model), (inputs, targets[1:]), clip_norm=1.0)
+        clipped_gradient_sum(loss, flatten(model), (inputs, targets[1:]), clip_norm=1.0, step=STEP)

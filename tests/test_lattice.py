@@ -10,6 +10,7 @@ from scipy import stats
 from fedcgd.lattice import (
     SMOOTHING,
     add_noise,
+    add_values,
     check_modular,
     from_lattice,
     from_modular,
@@ -47,7 +48,7 @@ def test_float32_updates_round_like_the_numbers_they_are():
 @pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 1.5, 100.0])
 @pytest.mark.parametrize("size", [1, 650, 10**6, 25 * 10**6])
 def test_the_step_loses_at_most_a_thousandth_of_the_clip_norm(clip_norm, size):
-    step = lattice_step(clip_norm=clip_norm, size=size)
+    step = lattice_step(clip_norm=clip_norm, size=size, stddev=3.0 * clip_norm)
     assert np.log2(step) == int(np.log2(step))
     assert step * np.sqrt(size) <= clip_norm / 1024 < 2 * step * np.sqrt(size)
 
@@ -118,7 +119,7 @@ def test_neighbouring_inputs_give_outputs_on_the_same_lattice_with_the_same_low_
     The updates are odd multiples of a small power of two, which in floating point the low bits of x + Z would tell.
     """
     size = 200_000
-    step = lattice_step(clip_norm=1.0, size=size)
+    step = lattice_step(clip_norm=1.0, size=size, stddev=1.0)
     generator = np.random.default_rng(3)
     user = np.full(size, 3 * step)
     others = [generator.uniform(-1, 1, size) / np.sqrt(size) for _ in range(5)]
@@ -183,12 +184,36 @@ def test_bad_noise_arguments_are_refused_before_the_total_changes():
     assert not total.any()
 
 
-@pytest.mark.parametrize("options", [{"clip_norm": 0.0, "size": 3}, {"clip_norm": float("inf"), "size": 3}])
+@pytest.mark.parametrize(
+    "options", [{"clip_norm": 0.0, "size": 3, "stddev": 1.0}, {"clip_norm": float("inf"), "size": 3, "stddev": 1.0}]
+)
 def test_a_bad_clip_norm_is_refused(options):
     with pytest.raises(ValueError, match="clip_norm must be"):
         lattice_step(**options)
     with pytest.raises(ValueError, match="size must be"):
-        lattice_step(clip_norm=1.0, size=0)
+        lattice_step(clip_norm=1.0, size=0, stddev=1.0)
+
+
+@pytest.mark.parametrize("stddev", [1e9, float("inf"), float("nan"), -1.0])
+def test_noise_that_the_integers_would_not_hold_is_refused_before_anything_starts(stddev):
+    assert lattice_step(clip_norm=1.0, size=10**6, stddev=1e5) == 2.0**-20
+    with pytest.raises(ValueError, match=r"more than the grid holds \(below 1.05e\+06\).*take a larger ε"):
+        lattice_step(clip_norm=1.0, size=10**6, stddev=stddev)
+
+
+def test_noise_made_elsewhere_is_rounded_to_the_nearest_step():
+    total = np.array([[10, 0, -3], [0, 0, 0]])
+    add_values(total, np.array([[0.24, 0.26, -0.76], [1.5, -1e6, 0.0]]), 0.5)
+    np.testing.assert_array_equal(total, [[10, 1, -5], [3, -2_000_000, 0]])
+    large = np.zeros(2_500_000, np.int64)
+    noise = np.arange(2_500_000, dtype=np.float32)
+    add_values(large, noise, 2.0**-3)
+    np.testing.assert_array_equal(large, 8 * np.arange(2_500_000))
+    for wrong in (np.full(3, np.nan), np.full(3, np.inf), np.full(3, 2.0**50), np.zeros(2)):
+        total = np.zeros(3, np.int64)
+        with pytest.raises(ValueError, match=r"noise must be finite, of shape \(3,\)"):
+            add_values(total, wrong, 1.0)
+        assert not total.any()
 
 
 def test_a_sum_that_could_wrap_is_refused_with_the_step_that_would_do():

@@ -9,7 +9,7 @@ from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.run_noise import RunNoise
 
-ROUNDS, SIZE = 12, 50
+ROUNDS, SIZE, STEP = 12, 50, 2.0**-22
 STREAM = NoiseStream(bytes(range(32)))
 ATTEMPTS = [0, 3, 0, 0, 7, 0, 0, 0, 1, 0, 0, 0]
 MECHANISMS = [
@@ -32,7 +32,8 @@ def plan(mechanism) -> Plan:
 
 def expected(mechanism) -> np.ndarray:
     z = np.stack([STREAM.normal(t, a, 0, SIZE) for t, a in enumerate(ATTEMPTS)]).astype(np.float64)
-    return 1.5 * inverse_matrix(mechanism, ROUNDS) @ z
+    smoothing = [STREAM.derive("smoothing").normal(t, a, 0, SIZE) for t, a in enumerate(ATTEMPTS)]
+    return 1.5 * inverse_matrix(mechanism, ROUNDS) @ z + 1.5 / 256 * np.stack(smoothing)
 
 
 @pytest.mark.parametrize("mode", ["replay", "buffer", None])
@@ -40,9 +41,9 @@ def expected(mechanism) -> np.ndarray:
 def test_rows_of_the_inverse_times_the_noise(mechanism, mode) -> None:
     noise = RunNoise(plan(mechanism), STREAM, mode=mode)
     for t in range(ROUNDS):
-        total = np.full(SIZE, 2.0)
-        noise.add(total, ATTEMPTS[: t + 1])
-        np.testing.assert_allclose(total - 2.0, expected(mechanism)[t], atol=2e-5)
+        total = np.full(SIZE, 7)
+        noise.add(total, ATTEMPTS[: t + 1], STEP)
+        np.testing.assert_allclose((total - 7) * STEP, expected(mechanism)[t], atol=2e-5)
 
 
 @pytest.mark.parametrize("mechanism", [BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), Tree()], ids=lambda m: type(m).__name__)
@@ -50,16 +51,16 @@ def test_attempts_that_were_not_released_leave_no_trace(mechanism) -> None:
     noise = RunNoise(plan(mechanism), STREAM, mode="buffer")
     for t in range(ROUNDS):
         for wasted in (50, 51):
-            noise.add(np.zeros(SIZE), [*ATTEMPTS[:t], wasted])
-        total = np.zeros(SIZE)
-        noise.add(total, ATTEMPTS[: t + 1])
-        np.testing.assert_allclose(total, expected(mechanism)[t], atol=2e-5)
+            noise.add(np.zeros(SIZE, np.int64), [*ATTEMPTS[:t], wasted], STEP)
+        total = np.zeros(SIZE, np.int64)
+        noise.add(total, ATTEMPTS[: t + 1], STEP)
+        np.testing.assert_allclose(total * STEP, expected(mechanism)[t], atol=2e-5)
 
 
 def test_another_process_goes_on_from_the_attempts_alone() -> None:
-    total = np.zeros(SIZE)
-    RunNoise(plan(BSR(4)), STREAM, mode="buffer").add(total, ATTEMPTS[:9])
-    np.testing.assert_allclose(total, expected(BSR(4))[8], atol=2e-5)
+    total = np.zeros(SIZE, np.int64)
+    RunNoise(plan(BSR(4)), STREAM, mode="buffer").add(total, ATTEMPTS[:9], STEP)
+    np.testing.assert_allclose(total * STEP, expected(BSR(4))[8], atol=2e-5)
 
 
 def test_the_mechanism_chooses_what_is_less_work() -> None:
@@ -78,4 +79,4 @@ def test_no_noise_after_the_last_round() -> None:
     for mode in ("replay", "buffer"):
         noise = RunNoise(plan(BSR(4)), STREAM, mode=mode)
         with pytest.raises(ValueError, match="round"):
-            noise.add(np.zeros(SIZE), [0] * (ROUNDS + 1))
+            noise.add(np.zeros(SIZE, np.int64), [0] * (ROUNDS + 1), STEP)

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 from opacus import GradSampleModule
 from torch import Tensor, nn
 
-from fedcgd.gradients import clip_rows
-from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.gradients import clip_rows, lattice_sum
+from fedcgd.lattice import from_lattice, lattice_step
+from fedcgd.noise import NoiseStream
 from fedcgd.plan import Plan
+from fedcgd.run_noise import RunNoise
 from fedcgd.tree import flatten, load_flat
 from fedcgd_simulations.task import Examples, Task
 
@@ -40,15 +42,16 @@ def train_central(
     """
     model = task.model(seed)
     sampled = GradSampleModule(model, loss_reduction="sum")
-    stream = NoiseStream(key)
+    noise = RunNoise(plan, NoiseStream(key))
     flat = flatten(model).double()
-    attempts = [0] * plan.participation.rounds
+    step = lattice_step(clip_norm=plan.clip_norm, size=flat.numel(), stddev=plan.stddev)
     for round, batch in enumerate(batches):
-        release = torch.zeros_like(flat)
+        total = np.zeros(flat.numel(), np.int64)
         for start in range(0, len(batch), physical_batch):
-            release -= gradient_sum(sampled, task, train.take(batch[start : start + physical_batch]), plan.clip_norm)
-        add_correlated(release, stream, plan.noise_terms(round, attempts), plan.stddev)
-        flat += learning_rate / planned_cohort * release
+            examples = train.take(batch[start : start + physical_batch])
+            total -= gradient_sum(sampled, task, examples, plan.clip_norm, step).numpy()
+        noise.add(total, [0] * (round + 1), step)
+        flat += learning_rate / planned_cohort * torch.from_numpy(from_lattice(total, step))
         load_flat(model, flat.float())
         if report is not None:
             report(round, model)
@@ -56,8 +59,11 @@ def train_central(
     return model
 
 
-def gradient_sum(sampled: GradSampleModule, task: Task, examples: Examples, clip_norm: float) -> Tensor:
-    """Σ_i clip(g_i) over `examples`, shape (d,), float64; an example whose gradient is not finite adds zero."""
+def gradient_sum(sampled: GradSampleModule, task: Task, examples: Examples, clip_norm: float, step: float) -> Tensor:
+    """Σ_i clip(g_i) over `examples` in multiples of `step`, each rounded towards zero, shape (d,), int64.
+
+    An example whose gradient is not finite adds zero.
+    """
     sampled.zero_grad()
     with warnings.catch_warnings():
         # The hooks of Opacus sit on layers whose input is data and needs no gradient; torch tells at every step.
@@ -66,4 +72,4 @@ def gradient_sum(sampled: GradSampleModule, task: Task, examples: Examples, clip
     rows = torch.cat([p.grad_sample.reshape(len(examples), -1) for p in sampled.parameters() if p.requires_grad], dim=1)
     clipped, _ = clip_rows(rows, clip_norm)
     sampled.zero_grad()
-    return clipped.sum(dim=0, dtype=torch.float64)
+    return lattice_sum(clipped, step)

@@ -10,8 +10,9 @@ from typing import Literal, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from numpy.typing import NDArray
 
+from fedcgd.lattice import Integers, to_lattice
+from fedcgd.tree import clip
 from fedcgd_flower.layout import Flat, Layout
 
 MODEL = "model"
@@ -40,15 +41,22 @@ class TrainTask:
     round: int
     attempt: int
     clip_norm: float
+    step: float
+    """Updates are rounded towards zero to multiples of it; see `fedcgd.lattice`."""
     users: tuple[str, ...]
     layout: Layout
+
+    @property
+    def dtype(self) -> type[np.int32] | type[np.int64]:
+        """The integers that the sum of the users' updates, in steps, is sent in: the smaller ones if they hold it."""
+        return np.int32 if len(self.users) * self.clip_norm / self.step < 2**31 - 1 else np.int64
 
 
 @dataclass(frozen=True)
 class NodeSum:
-    """A well-formed reply: the sum of the clipped updates of `answered` users."""
+    """A well-formed reply: the sum of the clipped updates of `answered` users, in steps."""
 
-    update: NDArray[np.float64]
+    update: Integers
     answered: int
 
 
@@ -59,6 +67,7 @@ def train_message(node_id: int, model: Flat, config: ConfigRecord, task: TrainTa
             "round": task.round,
             "attempt": task.attempt,
             "clip-norm": task.clip_norm,
+            "step": task.step,
             "users": list(task.users),
             "layout": task.layout.to_json(),
         }
@@ -82,17 +91,18 @@ def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]
         round=cast(int, description["round"]),
         attempt=cast(int, description["attempt"]),
         clip_norm=cast(float, description["clip-norm"]),
+        step=cast(float, description["step"]),
         users=tuple(cast(list[str], description["users"])),
         layout=Layout.from_json(cast(str, description["layout"])),
     )
     return content.array_records[MODEL][FLAT].numpy(), content.config_records[CONFIG], task
 
 
-def train_reply(request: Message, task: TrainTask, update: NDArray[np.floating], answered: int) -> Message:
-    """The reply to `request`: the sum of the clipped updates of `answered` of the task's users."""
+def train_reply(request: Message, task: TrainTask, update: Integers, answered: int) -> Message:
+    """The reply to `request`: the sum of the clipped updates of `answered` of the task's users, each in whole steps."""
     content = RecordDict(
         {
-            UPDATE: ArrayRecord({FLAT: Array(np.asarray(update, dtype=np.float32))}),
+            UPDATE: ArrayRecord({FLAT: Array(update.astype(task.dtype))}),
             TASK: ConfigRecord({"round": task.round, "attempt": task.attempt, "answered": answered}),
         }
     )
@@ -100,9 +110,11 @@ def train_reply(request: Message, task: TrainTask, update: NDArray[np.floating],
 
 
 def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
-    """The node's sum, scaled to norm at most (users asked) · clip_norm; or why the reply was dropped.
+    """The node's sum in steps, scaled to norm at most (users asked) · clip_norm; or why the reply was dropped.
 
-    Guarantee: whatever the reply holds, this returns, and a returned update is finite with that norm.
+    The sum of several users comes as integers, because the node has to round each user's update. A single user's update
+    may also come as floats, clipped or not: it is clipped and rounded here.
+    Guarantee: whatever the reply holds, this returns, and step times a returned update has that norm.
     """
     if reply is None:
         return "no answer"
@@ -123,16 +135,16 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
         value = arrays[FLAT].numpy()
     except Exception:  # the bytes are the sender's: any failure to parse them is the same to us
         return "wrong arrays"
-    if not isinstance(value, np.ndarray) or value.shape != (task.layout.size,) or value.dtype != np.float32:
+    if not isinstance(value, np.ndarray) or value.shape != (task.layout.size,):
         return "wrong shape or dtype"
-    update = value.astype(np.float64)
-    norm = float(np.linalg.norm(update))
-    if not np.isfinite(norm):
-        return "not finite"
-    limit = len(task.users) * task.clip_norm
-    if norm > limit:
-        update *= limit / norm
-    return NodeSum(update, answered)
+    if len(task.users) == 1 and value.dtype in (np.float32, np.float64):
+        if not np.isfinite(value).all():
+            return "not finite"
+    elif value.dtype == task.dtype:
+        value = value * task.step
+    else:
+        return "wrong shape or dtype"
+    return NodeSum(to_lattice(clip(value.astype(np.float64), len(task.users) * task.clip_norm), task.step), answered)
 
 
 def users_reply(request: Message, users: Sequence[str]) -> Message:

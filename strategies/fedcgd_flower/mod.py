@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 
+from fedcgd.lattice import to_lattice
 from fedcgd.tree import clip
 from fedcgd_flower.layout import flatten, unflatten
 from fedcgd_flower.messages import read_train_message, train_reply
@@ -14,7 +15,8 @@ def clipped_update_mod(message: Message, context: Context, call_next: Callable[[
     """Run an ordinary train function, and reply with its update (new model − old), clipped to the server's norm.
 
     Use it as `@app.train(mods=[clipped_update_mod])`. The function sees the model under "arrays" and the configuration under
-    "config", as with Flower's own strategies. Nothing but the clipped update is sent: no metrics, no error text.
+    "config", as with Flower's own strategies. Nothing but the clipped update is sent, rounded to the server's grid: no
+    metrics, no error text.
     """
     model, config, task = read_train_message(message)
     message.content = RecordDict({"arrays": unflatten(model, task.layout), "config": config})
@@ -27,4 +29,4 @@ def clipped_update_mod(message: Message, context: Context, call_next: Callable[[
     update = flatten(trained, task.layout).astype(np.float64) - model
     if not np.isfinite(update).all():
         return Message(Error(code=0, reason="the update is not finite"), reply_to=message)
-    return train_reply(message, task, clip(update, task.clip_norm), len(task.users))
+    return train_reply(message, task, to_lattice(clip(update, task.clip_norm), task.step), len(task.users))

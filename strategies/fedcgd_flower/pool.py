@@ -9,9 +9,9 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore import log
-from numpy.typing import NDArray
 
 from fedcgd.gradients import ExampleLoss, clipped_gradient_sum
+from fedcgd.lattice import Integers, to_lattice
 from fedcgd.tree import clip
 from fedcgd_flower.layout import Flat, Layout, flatten, unflatten
 from fedcgd_flower.messages import USERS_QUERY, read_train_message, train_reply, users_reply
@@ -19,17 +19,20 @@ from fedcgd_flower.messages import USERS_QUERY, read_train_message, train_reply,
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One round's work on a node: the sum over `users` of their updates of `model`, each clipped to `clip_norm`."""
+    """One round's work on a node: the sum over `users` of their updates of `model`, each clipped to `clip_norm`, and rounded to
+    multiples of `step`.
+    """
 
     model: Flat
     layout: Layout
     users: tuple[str, ...]
     clip_norm: float
+    step: float
     config: ConfigRecord
 
 
-ClippedSum = Callable[[Work, Context], tuple[NDArray[np.float64], int]]
-"""(Σ clipped updates with shape (layout.size,), number of users in it)."""
+ClippedSum = Callable[[Work, Context], tuple[Integers, int]]
+"""(Σ clipped updates with shape (layout.size,), each by `fedcgd.lattice.to_lattice` in whole steps; number of users in it)."""
 
 LocalTraining = Callable[[ArrayRecord, str, ConfigRecord, Context], ArrayRecord]
 """(model, user, config, context) → the model after that user's local training."""
@@ -61,7 +64,9 @@ def host_users(app: ClientApp, users: Callable[[Context], Sequence[str]], clippe
         model, config, task = read_train_message(message)
         hosted = set(users(context))
         asked = tuple(user for user in task.users if user in hosted)
-        work = Work(model=model, layout=task.layout, users=asked, clip_norm=task.clip_norm, config=config)
+        work = Work(
+            model=model, layout=task.layout, users=asked, clip_norm=task.clip_norm, step=task.step, config=config
+        )
         total, answered = clipped_sum(work, context)
         return train_reply(message, task, total, answered)
 
@@ -72,8 +77,8 @@ def one_by_one(local_training: LocalTraining) -> ClippedSum:
     A user whose training raises or gives numbers that are not finite adds nothing and does not count as an answer.
     """
 
-    def clipped_sum(work: Work, context: Context) -> tuple[NDArray[np.float64], int]:
-        total, answered = np.zeros(work.layout.size), 0
+    def clipped_sum(work: Work, context: Context) -> tuple[Integers, int]:
+        total, answered = np.zeros(work.layout.size, np.int64), 0
         start = unflatten(work.model, work.layout)
         for user in work.users:
             try:
@@ -83,7 +88,7 @@ def one_by_one(local_training: LocalTraining) -> ClippedSum:
                 continue
             update = trained.astype(np.float64) - work.model
             if np.isfinite(update).all():
-                total += clip(update, work.clip_norm)
+                total += to_lattice(clip(update, work.clip_norm), work.step)
                 answered += 1
         return total, answered
 
@@ -96,12 +101,12 @@ def one_gradient_step(loss: ExampleLoss, data: UserData) -> ClippedSum:
     The server's learning rate then plays the part of the learning rate: FedAvgM(server_learning_rate=…) is SGD.
     """
 
-    def clipped_sum(work: Work, context: Context) -> tuple[NDArray[np.float64], int]:
+    def clipped_sum(work: Work, context: Context) -> tuple[Integers, int]:
         if not work.users:
-            return np.zeros(work.layout.size), 0
+            return np.zeros(work.layout.size, np.int64), 0
         examples = data(work.users, context)
         model = torch.from_numpy(work.model.copy()).to(examples[0].device)
-        gradients, finite = clipped_gradient_sum(loss, model, examples, clip_norm=work.clip_norm)
+        gradients, finite = clipped_gradient_sum(loss, model, examples, clip_norm=work.clip_norm, step=work.step)
         return -gradients.cpu().numpy(), finite
 
     return clipped_sum

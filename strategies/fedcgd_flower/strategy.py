@@ -15,6 +15,7 @@ from flwr.supercore import log
 
 from fedcgd.accounting.selection import resolve
 from fedcgd.keys import NoiseKey
+from fedcgd.lattice import from_lattice, lattice_step
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise import NoiseStream
@@ -41,6 +42,7 @@ class _Asked:
     attempt: int
     model: Flat
     layout: Layout
+    step: float
     requests: tuple[tuple[Message, TrainTask], ...]
 
 
@@ -169,14 +171,22 @@ class CorrelatedNoise(Strategy):
         by_node: dict[int, list[str]] = {}
         for user, node_id in chosen.items():
             by_node.setdefault(node_id, []).append(user)
+        step = lattice_step(clip_norm=self.plan.clip_norm, size=layout.size, stddev=self.plan.stddev)
         attempt = self._ledger.plan_round(round, list(chosen))
         requests = []
         for node_id, users in sorted(by_node.items()):
             task = TrainTask(
-                round=round, attempt=attempt, clip_norm=self.plan.clip_norm, users=tuple(users), layout=layout
+                round=round,
+                attempt=attempt,
+                clip_norm=self.plan.clip_norm,
+                step=step,
+                users=tuple(users),
+                layout=layout,
             )
             requests.append((train_message(node_id, model, train_config, task), task))
-        self._asked = _Asked(round=round, attempt=attempt, model=model, layout=layout, requests=tuple(requests))
+        self._asked = _Asked(
+            round=round, attempt=attempt, model=model, layout=layout, step=step, requests=tuple(requests)
+        )
         return [message for message, _ in requests]
 
     def _choose(self, round: int, grid: Grid) -> dict[str, int] | None:
@@ -217,7 +227,7 @@ class CorrelatedNoise(Strategy):
         if asked is None:
             return None, None
         answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        total = np.zeros(asked.layout.size, np.float64)
+        total = np.zeros(asked.layout.size, np.int64)
         answered = 0
         for message, task in asked.requests:
             result = read_train_reply(answers.get(message.metadata.message_id), task)
@@ -232,8 +242,8 @@ class CorrelatedNoise(Strategy):
             return None, None
         plan = self.plan
         self._ledger.record_aggregated(asked.round, asked.attempt)
-        self._noise.add(total, [*self._attempts, asked.attempt])
-        noised_mean = asked.model.astype(np.float64) + total / self.cohort_size
+        self._noise.add(total, [*self._attempts, asked.attempt], asked.step)
+        noised_mean = asked.model.astype(np.float64) + from_lattice(total, asked.step) / self.cohort_size
         stepped = inner_step(self.inner, asked.round + 1, unflatten(noised_mean.astype(np.float32), asked.layout))
         released = flatten(stepped, asked.layout)
         # Durable first: what has left the process can then never be followed by another release under this noise.
