@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fedcgd.lattice import Integers, add_noise, add_smoothing, add_values
-from fedcgd.mechanisms.streaming import NoiseMode, State, correlate, noise_mode
+from fedcgd.mechanisms.streaming import NoiseMode, State, correlate, noise_mode, state_before
 from fedcgd.noise import NoiseStream
 from fedcgd.plan import Plan
 
@@ -41,18 +38,19 @@ class RunNoise:
         if before == self._noised[0]:
             self._released = self._noised
         elif before != self._released[0]:
-            self._released = (before, self._rebuilt(before, total.size))  # another process was at work, before a crash
-        noise, following = self._step(self._released[1], round, attempts[-1], total.size)
+            # Another process was at work, before a crash.
+            self._released = (before, self._rebuilt(before, total.size))
+        z = self._stream.normal(round, attempts[-1], 0, total.size)
+        noise, following = correlate(self._plan.mechanism, self._plan.participation.rounds, z, self._released[1])
         self._noised = ((*before, attempts[-1]), following)
         add_values(total, (self._plan.stddev * noise).reshape(total.shape), step)
         add_smoothing(total, self._stream, round, attempts[-1], self._plan.stddev, step)
 
     def _rebuilt(self, attempts: tuple[int, ...], size: int) -> State:
-        state = State()
-        for round, attempt in enumerate(attempts):
-            _, state = self._step(state, round, attempt, size)
-        return state
-
-    def _step(self, state: State, round: int, attempt: int, size: int) -> tuple[NDArray[np.float32], State]:
-        z = self._stream.normal(round, attempt, 0, size)
-        return correlate(self._plan.mechanism, self._plan.participation.rounds, z, state)
+        plan = self._plan
+        return state_before(
+            plan.mechanism,
+            plan.participation.rounds,
+            len(attempts),
+            lambda round: self._stream.normal(round, attempts[round], 0, size),
+        )

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.accounting import calibrate, epsilon
 from fedcgd.keys import NoiseKey
-from fedcgd.mechanisms import DPSGD, LambdaCGD, inverse_matrix
+from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, LambdaCGD, Tree, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.opacus.noise import Buffer, GeneratorReplay, StreamReplay
+from fedcgd.opacus.noise import Buffer, GeneratorNormals, Replay, StreamNormals, noise_source
 from fedcgd.participation import Participation
 from fedcgd.tree import flatten
 
@@ -308,30 +308,67 @@ def test_examples_are_drawn_at_the_rate_that_is_accounted_for(options, together)
 
 
 def test_generator_noise_is_the_rounds_own_whatever_came_before():
-    source = GeneratorReplay(KEY.noise, torch.device("cpu"))
+    source = GeneratorNormals(KEY.noise, torch.device("cpu"))
     shapes = [(3, 4), (5,)]
 
-    def draw(source, round, weights):
+    def draw(source, *terms):
         tensors = [torch.zeros(shape) for shape in shapes]
-        source.add(round, tensors, np.array(weights), 2.0)
+        source.add(tensors, terms, 2.0)
         return torch.cat([x.reshape(-1) for x in tensors])
 
-    z = [draw(source, t, [0.5]) for t in range(3)]
-    assert torch.equal(draw(GeneratorReplay(KEY.noise, torch.device("cpu")), 1, [0.5]), z[1])
-    assert torch.allclose(draw(source, 2, [1.0, -0.8]), 2 * z[2] - 1.6 * z[1], atol=1e-6)
-    assert not torch.equal(draw(GeneratorReplay(bytes(32), torch.device("cpu")), 1, [0.5]), z[1])
+    z = [draw(source, (t, 0.5)) for t in range(3)]
+    assert torch.equal(draw(GeneratorNormals(KEY.noise, torch.device("cpu")), (1, 0.5)), z[1])
+    assert torch.allclose(draw(source, (2, 1.0), (1, -0.8)), 2 * z[2] - 1.6 * z[1], atol=1e-6)
+    assert not torch.equal(draw(GeneratorNormals(bytes(32), torch.device("cpu")), (1, 0.5)), z[1])
     assert not torch.equal(z[0], z[1])
 
 
+@pytest.mark.parametrize("normals", [StreamNormals(KEY.noise), GeneratorNormals(KEY.noise, torch.device("cpu"))])
+@pytest.mark.parametrize("mechanism", [LambdaCGD(0.8), BISR(3), BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), Tree()], ids=str)
 @pytest.mark.parametrize("device", [None, torch.device("cpu")])
-def test_a_buffer_gives_what_replay_gives(device):
-    replay, buffer = StreamReplay(KEY.noise), Buffer(StreamReplay(KEY.noise), 2, device)
-    for t in range(6):
-        weights = np.array([1.0, -0.5, 0.25])[: t + 1]
-        expected, got = torch.ones(7), torch.ones(7)
-        replay.add(t, [expected], weights, 3.0)
-        buffer.add(t, [got], weights, 3.0)
-        assert torch.allclose(got, expected, atol=1e-5)
+def test_a_buffer_gives_what_replay_gives_also_after_a_restart(device, mechanism, normals):
+    replay, buffer = Replay(normals, mechanism, 9), Buffer(normals, mechanism, 9, device)
+    for t in range(9):
+        if t == 6:
+            buffer = Buffer(normals, mechanism, 9, device)
+        expected, got = ([torch.ones(3, 2), torch.ones(5)] for _ in range(2))
+        replay.add(t, expected, 3.0)
+        buffer.add(t, got, 3.0)
+        for a, b in zip(got, expected, strict=True):
+            assert torch.allclose(a, b, atol=2e-5)
+        assert not torch.allclose(got[0], torch.ones(3, 2), atol=0.1)
+
+
+def test_a_buffer_makes_one_vector_a_round_and_keeps_the_mechanisms_few():
+    made = []
+
+    class Counting(StreamNormals):
+        def add(self, tensors, terms, stddev):
+            made.extend(round for round, _ in terms)
+            super().add(tensors, terms, stddev)
+
+    mechanism = BSR(4)  # its inverse has as many bands as there are rounds
+    buffer = Buffer(Counting(KEY.noise), mechanism, 50, None)
+    for t in range(50):
+        buffer.add(t, [torch.zeros(3)], 1.0)
+        assert len(buffer._state.buffers) <= 3
+    assert made == list(range(50))
+
+
+def test_the_mechanism_chooses_replay_or_buffer():
+    kinds = {
+        mechanism.name: type(noise_source(None, KEY.noise, mechanism, 100, torch.device("cpu")))
+        for mechanism in (DPSGD(), LambdaCGD(0.9), BISR(4), BSR(4), BLT((0.2,), (0.9,)), Tree())
+    }
+    assert kinds == {
+        "dp-sgd": Replay, "lambda-cgd": Replay, "bisr": Replay, "bsr": Buffer, "blt": Buffer, "tree": Buffer
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("mechanism", [BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), Tree()], ids=str)
+def test_mechanisms_with_buffers_train_as_the_plain_loop(mechanism):
+    expected = plain_loop(mechanism, batches_of(make(mechanism=mechanism)[2]))
+    assert float((run(mechanism=mechanism) - expected).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedcgd.opacus.noise import StreamReplay
+from fedcgd.opacus.noise import StreamNormals
 from fedcgd_simulations import runtime
 
 
@@ -20,13 +20,13 @@ def test_a_record_has_a_row_for_each_variant(mode):
 
 def test_replay_makes_each_noise_vector_in_each_step_and_a_buffer_only_one(monkeypatch):
     made = []
-    add = StreamReplay.add
+    add = StreamNormals.add
 
-    def counting(self, round, tensors, weights, stddev):
-        made[-1] += len(weights)
-        add(self, round, tensors, weights, stddev)
+    def counting(self, tensors, terms, stddev):
+        made[-1] += len(terms)
+        add(self, tensors, terms, stddev)
 
-    monkeypatch.setattr(StreamReplay, "add", counting)
+    monkeypatch.setattr(StreamNormals, "add", counting)
     for noise, bands, expected in (("replay", 4, 4), ("cpu-buffer", 4, 1), ("dp-sgd", 1, 1)):
         step = runtime.prepare("cnn", noise, runtime.InverseBands(bands), 4, 2, "hooks")
         made.append(0)

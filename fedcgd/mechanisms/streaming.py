@@ -1,5 +1,6 @@
 """C⁻¹Z round by round, with as few vectors in memory as the mechanism needs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +29,15 @@ def correlate(mechanism: Mechanism, rounds: int, z: Any, state: State) -> tuple[
         raise ValueError(f"the mechanism is made for {rounds} rounds, and all of them have had their noise")
     y, buffers = _next(mechanism, t, rounds, z, state.buffers)
     return y, State(t + 1, buffers)
+
+
+def state_before(mechanism: Mechanism, rounds: int, round: int, z_of: Callable[[int], Any]) -> State:
+    """The state in which round `round` starts, from Z made again by `z_of`: of all rounds before, or of C⁻¹'s bands."""
+    inner = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
+    state = State(0 if isinstance(inner, Buffered) else max(0, round - vectors_kept(mechanism, rounds)))
+    while state.round < round:
+        _, state = correlate(mechanism, rounds, z_of(state.round), state)
+    return state
 
 
 def vectors_kept(mechanism: Mechanism, rounds: int) -> int:

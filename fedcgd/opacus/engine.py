@@ -58,7 +58,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         sampling: Sampling | None = None,
         groups: int | None = None,
         poisson_sampling: bool | None = None,
-        noise: NoiseMode = "replay",
+        noise: NoiseMode | None = None,
         batch_first: bool = True,
         loss_reduction: Literal["mean", "sum"] = "mean",
         clipping: str = "flat",
@@ -69,7 +69,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         """The private counterparts, for `epochs` epochs with noise multiplier σ = `noise_multiplier`.
 
         σ is the standard deviation of a coordinate of Z over `max_grad_norm`: it includes the sensitivity of C.
-        `noise` is `replay` (made again from the key), `buffer` (kept beside the model) or `cpu-buffer`.
+        `noise` is `replay` (made again from the key), `buffer` (kept beside the model) or `cpu-buffer`; by default
+        whichever of the first two the mechanism does with less.
         `grad_sample_mode` is `hooks`, `functorch`, `ew` or `ghost`. With `ghost` the criterion is returned too.
         `poisson_sampling` is another way to say sampling "poisson" or "none"; `clipping` and `noise_generator` are
         there for callers of Opacus and have one value each.

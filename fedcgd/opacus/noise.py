@@ -1,46 +1,47 @@
-"""Where a round's noise comes from: generated again from the key each time, or kept in a buffer."""
+"""Where a round's noise comes from: generated again from the key each time, or kept in the mechanism's buffers."""
 
 import hashlib
-from collections import deque
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from fedcgd.mechanisms import Mechanism
-from fedcgd.mechanisms.mechanism import Vector
+from fedcgd.mechanisms.streaming import State, correlate, noise_mode, state_before
 from fedcgd.noise import NoiseStream, add_correlated
 
 NoiseMode = Literal["replay", "buffer", "cpu-buffer"]
 
+Weighted = Sequence[tuple[int, float]]
+"""(round, weight): how much of the Z of which round."""
 
-class NoiseSource(Protocol):
-    """Adds one row of C⁻¹Z to the tensors that together are the model."""
 
-    def add(self, round: int, tensors: Sequence[Tensor], weights: Vector, stddev: float) -> None:
-        """x += stddev·Σ_i weights[i]·Z_(round − i) for all x in `tensors`, float32, in place."""
+class Normals(Protocol):
+    """Z, round by round, for the tensors that together are the model."""
+
+    def add(self, tensors: Sequence[Tensor], terms: Weighted, stddev: float) -> None:
+        """x += stddev·Σ weight·Z_round over `terms`, for all x in `tensors`, float32, in place."""
         ...
 
 
-class StreamReplay:
+class StreamNormals:
     """Z from the AES keystream of `NoiseStream(key)`, for tensors on the CPU: the numbers of a federated run."""
 
     def __init__(self, key: bytes) -> None:
         self._stream = NoiseStream(key)
 
-    def add(self, round: int, tensors: Sequence[Tensor], weights: Vector, stddev: float) -> None:
-        terms = [(round - lag, 0, float(weight)) for lag, weight in enumerate(weights) if weight]
+    def add(self, tensors: Sequence[Tensor], terms: Weighted, stddev: float) -> None:
         start = 0
         for x in tensors:
-            add_correlated(x, self._stream, terms, stddev, start=start)
+            add_correlated(x, self._stream, [(round, 0, weight) for round, weight in terms], stddev, start=start)
             start += x.numel()
 
 
-class GeneratorReplay:
+class GeneratorNormals:
     """Z from torch's generator on `device` (Philox on a GPU), seeded by SHA-256 of the key and the round.
 
-    Fast, but the seed has 64 bits and Philox is no cipher: what `StreamReplay` promises against an adversary who
+    Fast, but the seed has 64 bits and Philox is no cipher: what `StreamNormals` promises against an adversary who
     searches for the key does not hold here. The numbers differ between kinds of device.
     """
 
@@ -48,58 +49,71 @@ class GeneratorReplay:
         self._key = key
         self._generator = torch.Generator(device)
 
-    def add(self, round: int, tensors: Sequence[Tensor], weights: Vector, stddev: float) -> None:
-        for lag, weight in enumerate(weights):
-            if not weight:
-                continue
-            digest = hashlib.sha256(self._key + b"fedcgd round noise" + (round - lag).to_bytes(8, "big")).digest()
+    def add(self, tensors: Sequence[Tensor], terms: Weighted, stddev: float) -> None:
+        for round, weight in terms:
+            digest = hashlib.sha256(self._key + b"fedcgd round noise" + round.to_bytes(8, "big")).digest()
             self._generator.manual_seed(int.from_bytes(digest[:8], "big"))
             for x in tensors:
                 z = torch.randn(x.shape, generator=self._generator, device=x.device, dtype=torch.float32)
-                x.add_(z, alpha=stddev * float(weight))
+                x.add_(z, alpha=stddev * weight)
+
+
+class NoiseSource(Protocol):
+    """Adds the rows of C⁻¹Z to the tensors that together are the model."""
+
+    def add(self, round: int, tensors: Sequence[Tensor], stddev: float) -> None:
+        """x += stddev·(C⁻¹Z)_round for all x in `tensors`, float32, in place."""
+        ...
+
+
+class Replay:
+    """Makes every Z that a row combines again; keeps nothing."""
+
+    def __init__(self, normals: Normals, mechanism: Mechanism, rounds: int) -> None:
+        self._normals, self._mechanism, self._rounds = normals, mechanism, rounds
+
+    def add(self, round: int, tensors: Sequence[Tensor], stddev: float) -> None:
+        weights = self._mechanism.inverse_row(round, self._rounds)
+        terms = [(round - lag, float(weight)) for lag, weight in enumerate(weights) if weight]
+        self._normals.add(tensors, terms, stddev)
 
 
 class Buffer:
-    """Z made once by `source` and kept for the `lags` rounds after it, on `device` (None: where it was made)."""
+    """Makes one Z a round; keeps, and sums, the mechanism's buffers on `device` (None: where the model is)."""
 
-    def __init__(self, source: NoiseSource, lags: int, device: torch.device | None) -> None:
-        self._source = source
-        self._device = device
-        self._past: deque[tuple[int, list[Tensor]]] = deque(maxlen=lags)
+    def __init__(self, normals: Normals, mechanism: Mechanism, rounds: int, device: torch.device | None) -> None:
+        self._normals, self._mechanism, self._rounds, self._device = normals, mechanism, rounds, device
+        self._state = State()
 
-    def add(self, round: int, tensors: Sequence[Tensor], weights: Vector, stddev: float) -> None:
-        fresh = self._make(round, tensors)
-        for x, z in zip(tensors, fresh, strict=True):
-            x.add_(z, alpha=stddev * float(weights[0]))
-        held = dict(self._past)
-        for lag in range(1, len(weights)):
-            # After a restart the buffer is empty, and what it held is made again.
-            past = held.get(round - lag) or self._make(round - lag, tensors)
-            for x, z in zip(tensors, past, strict=True):
-                x.add_(z.to(x.device, non_blocking=True), alpha=stddev * float(weights[lag]))
-        self._past.appendleft((round, [self._store(z) for z in fresh] if self._past.maxlen else fresh))
+    def add(self, round: int, tensors: Sequence[Tensor], stddev: float) -> None:
+        if self._state.round != round:  # after a restart, or with a checkpoint
+            self._state = state_before(self._mechanism, self._rounds, round, lambda t: self._make(t, tensors))
+        y, self._state = correlate(self._mechanism, self._rounds, self._make(round, tensors), self._state)
+        y = y.to(tensors[0].device)
+        for x, noise in zip(tensors, torch.split(y, [x.numel() for x in tensors]), strict=True):
+            x.add_(noise.view_as(x), alpha=stddev)
 
-    def _make(self, round: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-        fresh = [torch.zeros_like(x) for x in tensors]
-        self._source.add(round, fresh, _ONE, 1.0)
-        return fresh
-
-    def _store(self, z: Tensor) -> Tensor:
-        if self._device is None or self._device == z.device:
-            return z
-        held = torch.empty(z.shape, dtype=z.dtype, device=self._device, pin_memory=z.is_cuda)
-        return held.copy_(z, non_blocking=False)
+    def _make(self, round: int, tensors: Sequence[Tensor]) -> Tensor:
+        """Z_round of all tensors, one after another, where the buffers are."""
+        sizes = [x.numel() for x in tensors]
+        z = torch.zeros(sum(sizes), dtype=torch.float32, device=tensors[0].device)
+        parts = torch.split(z, sizes)
+        self._normals.add([part.view(x.shape) for part, x in zip(parts, tensors, strict=True)], [(round, 1.0)], 1.0)
+        return z if self._device is None else z.to(self._device)
 
 
-_ONE: Vector = torch.ones(1, dtype=torch.float64).numpy()
+def noise_source(
+    mode: NoiseMode | None, key: bytes, mechanism: Mechanism, rounds: int, device: torch.device
+) -> NoiseSource:
+    """The noise for a model on `device`: from the cipher on the CPU, from the device's own generator elsewhere.
 
-
-def noise_source(mode: NoiseMode, key: bytes, mechanism: Mechanism, rounds: int, device: torch.device) -> NoiseSource:
-    """The source of Z for a model on `device`: the cipher on the CPU, the device's own generator elsewhere."""
-    replay = StreamReplay(key) if device.type == "cpu" else GeneratorReplay(key, device)
-    if mode == "replay":
-        return replay
-    if mode not in ("buffer", "cpu-buffer"):
+    `mode` None is "buffer" where the mechanism keeps fewer vectors than a replay would make again, else "replay".
+    """
+    if mode is None:
+        mode = noise_mode(mechanism, rounds)
+    if mode not in get_args(NoiseMode):
         raise ValueError(f"noise must be replay, buffer or cpu-buffer, got {mode!r}")
-    lags = len(mechanism.inverse_row(rounds - 1, rounds)) - 1
-    return Buffer(replay, lags, torch.device("cpu") if mode == "cpu-buffer" else None)
+    normals = StreamNormals(key) if device.type == "cpu" else GeneratorNormals(key, device)
+    if mode == "replay":
+        return Replay(normals, mechanism, rounds)
+    return Buffer(normals, mechanism, rounds, torch.device("cpu") if mode == "cpu-buffer" else None)

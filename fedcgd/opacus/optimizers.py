@@ -61,7 +61,7 @@ class _CorrelatedNoise:
         for p in self.params:
             _check_processed_flag(p.summed_grad)
             sums.append(p.summed_grad.detach().to(torch.float32, copy=True).contiguous())
-        self.source.add(round, sums, plan.mechanism.inverse_row(round, rounds), plan.stddev)
+        self.source.add(round, sums, plan.stddev)
         for p, noised in zip(self.params, sums, strict=True):
             p.grad = noised.to(p.dtype).view_as(p)
             _mark_as_processed(p.summed_grad)
