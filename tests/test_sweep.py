@@ -63,7 +63,11 @@ def test_a_point_trains_what_central_training_trains():
             key=key.noise, learning_rate=2.0, planned_cohort=140, seed=0,
         )  # fmt: skip
         run_point(POINT, calibration | {"noise_multiplier": 1e-9})
-        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(seen["model"], noiseless.parameters(), strict=True))
+        # Central training rounds each coordinate of each gradient to a grid of step 2^-15: 18 rounds · 140 examples · 2^-15 ·
+        # 2/140 is 1.1e-3 at most.
+        assert all(
+            torch.allclose(a, b, atol=1.1e-3) for a, b in zip(seen["model"], noiseless.parameters(), strict=True)
+        )
     assert record["accuracy"] > 0.3
     assert not torch.allclose(next(iter(minus.parameters())), next(iter(noiseless.parameters())), atol=1e-2)
 
@@ -170,7 +174,7 @@ def test_the_command_tunes_tests_and_plots(tmp_path, monkeypatch):
     drawn = CliRunner().invoke(app, ["plot", str(output), "--output", str(tmp_path / "plots")])
     assert drawn.exit_code == 0, drawn.output
     names = {path.name for path in (tmp_path / "plots").iterdir()}
-    stems = {"digits-accuracy-lambda", "digits-accuracy-epsilon", "rmse-ratios"}
+    stems = {"digits-accuracy-lambda", "digits-accuracy-epsilon", "digits-rmse-ratios"}
     assert names == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from fedcgd.participation import Sampling
 from fedcgd_simulations import plots
 from fedcgd_simulations.federated import flower_command
-from fedcgd_simulations.paired import against_dp_sgd
+from fedcgd_simulations.paired import against
 from fedcgd_simulations.point import Point, Record, Setup, identity
 from fedcgd_simulations.sweep import ResultsFile, on_ray, sweep, tuned
 from fedcgd_simulations.tasks import get_task
@@ -105,10 +105,9 @@ def plot_command(
         for name, draw in (
             ("accuracy-lambda", lambda runs=runs: plots.accuracy_against_lambda(runs, calibrations)),
             ("accuracy-epsilon", lambda runs=runs: plots.accuracy_against_epsilon(runs)),
+            ("rmse-ratios", lambda runs=runs: plots.error_ratios(runs, calibrations)),
         ):
             drawn += _draw(output / f"{task}-{name}", draw)
-    if calibrations:
-        drawn += _draw(output / "rmse-ratios", lambda: plots.error_ratios(calibrations))
     if kinds["runtime"]:
         drawn += _draw(output / "runtime", lambda: plots.runtime_bars(kinds["runtime"]))
     for path in drawn:
@@ -120,14 +119,15 @@ def plot_command(
 @app.command("compare")
 def compare_command(
     results: Annotated[list[Path], typer.Argument(help="files that `sweep` wrote", exists=True)],
+    baseline: Annotated[str, typer.Option(help="the mechanism to compare with")] = "dp-sgd",
 ) -> None:
-    """Test accuracy of each mechanism against DP-SGD's on the same seeds, with a paired t-test."""
+    """Test accuracy of each mechanism against that of `baseline` on the same seeds, with a paired t-test."""
     runs = [record for path in results for record in ResultsFile(path).runs().values()]
     for task in dict.fromkeys(str(record["point"]["task"]) for record in runs):
         table = Table(title=f"{task}: test accuracy")
-        for heading in ("sampling", "ε", "mechanism", "accuracy", "DP-SGD", "difference", "p (paired t)", "seeds"):
+        for heading in ("sampling", "ε", "mechanism", "accuracy", baseline, "difference", "p (paired t)", "seeds"):
             table.add_column(heading)
-        for row in against_dp_sgd([record for record in runs if record["point"]["task"] == task]):
+        for row in against([record for record in runs if record["point"]["task"] == task], baseline):
             table.add_row(
                 row.setup.sampling,
                 f"{row.setup.epsilon:g}",

@@ -1,23 +1,24 @@
-"""Mechanisms against DP-SGD on the same seeds: mean difference of test accuracy, and a paired t-test."""
+"""Mechanisms against one of them on the same seeds: mean difference of test accuracy, and a paired t-test."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import numpy as np
 from scipy.stats import ttest_1samp
 
-from fedcgd_simulations.plots import best_lambda
+from fedcgd_simulations.plots import best_lambda, plain
 from fedcgd_simulations.point import Record, Setup
-from fedcgd_simulations.sweep import to_point
+from fedcgd_simulations.sweep import best_rates, to_point
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Test accuracy of `setup` and of DP-SGD, each tuned on validation, over the same seeds.
+    """Test accuracy of `setup` and of the baseline, each tuned on validation, over the same seeds.
 
-    `difference` is mean(setup − DP-SGD); `p_value` that of a two-sided paired t-test of no difference (NaN for one seed).
+    `difference` is mean(setup − baseline); `p_value` that of a two-sided paired t-test of no difference (NaN for one
+    seed, or if the difference is the same for all).
     """
 
     setup: Setup
@@ -29,31 +30,39 @@ class Comparison:
     seeds: int
 
 
-def against_dp_sgd(runs: Sequence[Record]) -> list[Comparison]:
-    """Every mechanism at every budget, of DP-λCGD with the λ that was best on validation, sorted by budget and name."""
-    wanted = best_lambda(runs)
+def against(runs: Sequence[Record], baseline: str = "dp-sgd") -> list[Comparison]:
+    """Every mechanism at every budget against `baseline`, sorted by sampling, budget and name.
+
+    Of DP-λCGD, on either side, with the λ that was best on validation. Raises ValueError if several setups of
+    `baseline` have the same budget and sampling.
+    """
+    wanted, rates = best_lambda(runs), best_rates(runs)
     tested: dict[Setup, dict[int, float]] = defaultdict(dict)
     for record in runs:
         point = to_point(record)
-        if point.split == "test":
+        if point.split == "test" and point.learning_rate == rates.get(point.setup):
             tested[point.setup][point.seed] = record["accuracy"]
+    references: dict[Setup, Setup] = {}
+    for setup in wanted:
+        if setup.mechanism == baseline and references.setdefault(plain(setup), setup) != setup:
+            several = f"{references[plain(setup)].label} and {setup.label}"
+            raise ValueError(f"{baseline} is here as {several}; compare with a mechanism that is here once")
     comparisons = []
     for setup in wanted:
-        plain = replace(setup, mechanism="dp-sgd", lam=None, bandwidth=None, degree=None, normalize=False)
-        seeds = sorted(tested[setup].keys() & tested[plain].keys()) if setup in tested and plain in tested else []
-        if setup == plain or not seeds:
+        reference = references.get(plain(setup), setup)
+        seeds = sorted(tested[setup].keys() & tested[reference].keys())
+        if reference == setup or not seeds:
             continue
-        ours, theirs = ([tested[which][seed] for seed in seeds] for which in (setup, plain))
+        ours, theirs = ([tested[which][seed] for seed in seeds] for which in (setup, reference))
         differences = np.subtract(ours, theirs)
-        enough = len(seeds) > 1
         comparisons.append(
             Comparison(
                 setup=setup,
                 accuracy=fmean(ours),
-                spread=stdev(ours) if enough else 0.0,
+                spread=stdev(ours) if len(seeds) > 1 else 0.0,
                 baseline=fmean(theirs),
                 difference=float(differences.mean()),
-                p_value=float(ttest_1samp(differences, 0.0).pvalue) if enough else float("nan"),
+                p_value=float(ttest_1samp(differences, 0.0).pvalue) if np.ptp(differences) > 0 else float("nan"),
                 seeds=len(seeds),
             )
         )

@@ -1,11 +1,11 @@
 """Plots of sweeps: accuracy against λ and against ε, running times, and error ratios, readable without colour."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import matplotlib
 
@@ -17,13 +17,15 @@ from matplotlib.figure import Figure
 
 from fedcgd.accounting.selection import select_lambda
 from fedcgd_simulations.point import Record, Setup, identity
-from fedcgd_simulations.sweep import to_point
+from fedcgd_simulations.sweep import best_rates, to_point
 
 STYLES = [(line, marker) for line, marker in zip(["-", "--", "-.", ":"] * 3, "osD^vP*Xph<>", strict=True)]
 ERRORS: tuple[Literal["rmse", "max-se"], ...] = ("rmse", "max-se")
 
 Summary = tuple[float, float]
 """(mean, sample standard deviation) over seeds."""
+
+Value = TypeVar("Value")
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
@@ -36,15 +38,15 @@ def save(figure: Figure, path: Path) -> list[Path]:
     return written
 
 
-def by_setup(runs: Iterable[Record], split: str) -> dict[Setup, Summary]:
-    """Accuracy of each setup on `split`, at the learning rate that is best there if there are several."""
-    values: dict[Setup, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+def by_setup(runs: Sequence[Record], split: str) -> dict[Setup, Summary]:
+    """Accuracy of each setup on `split`, at the learning rate that was best on validation."""
+    rates = best_rates(runs)
+    values: dict[Setup, list[float]] = defaultdict(list)
     for record in runs:
         point = to_point(record)
-        if point.split == split:
-            values[point.setup][point.learning_rate].append(record["accuracy"])
-    best = {setup: max(rates.values(), key=fmean) for setup, rates in values.items()}
-    return {setup: (fmean(v), stdev(v) if len(v) > 1 else 0.0) for setup, v in best.items()}
+        if point.split == split and point.learning_rate == rates.get(point.setup):
+            values[point.setup].append(record["accuracy"])
+    return {setup: (fmean(v), stdev(v) if len(v) > 1 else 0.0) for setup, v in values.items()}
 
 
 def optimal_lambdas(setup: Setup) -> tuple[float, float]:
@@ -107,23 +109,18 @@ def accuracy_against_lambda(
 
 
 def accuracy_against_epsilon(runs: Sequence[Record]) -> Figure:
-    """Test accuracy of each mechanism against ε; of DP-λCGD the λ that was best on validation."""
-    chosen = best_lambda(runs)
-    curves: dict[str, dict[float, Summary]] = defaultdict(dict)
-    for setup, value in by_setup(runs, "test").items():
-        if setup in chosen:
-            family = replace(setup, lam=None) if setup.mechanism == "lambda-cgd" else setup
-            curves[f"{family.label}, {_training(family)}"][setup.epsilon] = value
+    """A panel per sampling: test accuracy of each mechanism against ε; of DP-λCGD the λ that was best on validation."""
+    curves = _by_family(runs, by_setup(runs, "test"))
     if not curves:
         raise ValueError("no runs judged by test examples are in these results; sweep without --no-test")
-    figure, axes = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
-    for (label, curve), (line, marker) in zip(sorted(curves.items()), STYLES, strict=False):
-        budgets = sorted(curve)
-        means, spreads = zip(*(curve[budget] for budget in budgets), strict=True)
-        axes.errorbar(budgets, means, yerr=spreads, fmt=line + marker, capsize=3, label=label)
-    _epsilon_axis(axes, sorted({budget for curve in curves.values() for budget in curve}))
-    axes.set_ylabel("test accuracy (mean and standard deviation over seeds)")
-    axes.legend(fontsize=7)
+    figure, panels = _panels(len(curves))
+    for axes, (training, families) in zip(panels, curves.items(), strict=True):
+        for place, ((label, curve), (line, marker)) in enumerate(zip(families.items(), STYLES, strict=False)):
+            means, spreads = zip(*curve.values(), strict=True)
+            apart = 1.02 ** (place - (len(families) - 1) / 2)  # so that error bars do not hide each other
+            axes.errorbar([e * apart for e in curve], means, yerr=spreads, fmt=line + marker, capsize=3, label=label)
+        _epsilon_axis(axes, training, families)
+    panels[0].set_ylabel("test accuracy (mean and standard deviation)")
     return figure
 
 
@@ -135,29 +132,28 @@ def best_lambda(runs: Sequence[Record]) -> set[Setup]:
     return {max(sorted(group, key=identity), key=lambda setup: group[setup]) for group in groups.values()}
 
 
-def error_ratios(calibrations: Mapping[str, Record]) -> Figure:
-    """RMSE of each mechanism over that of DP-SGD, against ε."""
-    setups = {name: Setup(**record["setup"]) for name, record in calibrations.items()}
-    baseline = {
-        (s.sampling, s.epsilon, s.delta, s.steps, s.epochs): calibrations[name]["rmse"]
-        for name, s in setups.items()
-        if s.mechanism == "dp-sgd"
+def error_ratios(runs: Sequence[Record], calibrations: Mapping[str, Record]) -> Figure:
+    """A panel per sampling: RMSE of each mechanism that was tested over that of DP-SGD, against ε.
+
+    Of DP-λCGD the λ that was best on validation.
+    """
+    errors = {
+        setup: float(calibrations[identity(setup)]["rmse"])
+        for setup in by_setup(runs, "test")
+        if identity(setup) in calibrations
     }
-    curves: dict[str, dict[float, float]] = defaultdict(dict)
-    for name, s in setups.items():
-        reference = baseline.get((s.sampling, s.epsilon, s.delta, s.steps, s.epochs))
-        if reference is not None and s.mechanism != "dp-sgd":
-            curves[f"{s.label}, {_training(s)}"][s.epsilon] = calibrations[name]["rmse"] / reference
+    ratios = {setup: error / errors[plain(setup)] for setup, error in errors.items() if plain(setup) in errors}
+    curves = _by_family(runs, {setup: ratio for setup, ratio in ratios.items() if setup.mechanism != "dp-sgd"})
     if not curves:
-        raise ValueError("RMSE ratios need dp-sgd and another mechanism calibrated at the same budget")
-    figure, axes = plt.subplots(figsize=(9.4, 4.4), layout="constrained")
-    for (label, curve), (line, marker) in zip(sorted(curves.items()), STYLES * len(curves), strict=False):
-        budgets = sorted(curve)
-        axes.plot(budgets, [curve[budget] for budget in budgets], line + marker, label=label)
-    _epsilon_axis(axes, sorted({budget for curve in curves.values() for budget in curve}))
-    axes.set_ylabel("RMSE over that of DP-SGD")
-    axes.axhline(1, color="0.35", linewidth=0.8)
-    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
+        raise ValueError("RMSE ratios need dp-sgd and another mechanism tested at the same budget")
+    figure, panels = _panels(len(curves))
+    for axes, (training, families) in zip(panels, curves.items(), strict=True):
+        for (label, curve), (line, marker) in zip(families.items(), STYLES[1:], strict=False):
+            axes.plot(list(curve), list(curve.values()), line + marker, label=label)
+        axes.axhline(1, color="0.35", linewidth=0.8)
+        axes.set_ylim(bottom=0)
+        _epsilon_axis(axes, training, families)
+    panels[0].set_ylabel("RMSE over that of DP-SGD")
     return figure
 
 
@@ -185,14 +181,38 @@ def runtime_bars(records: Sequence[Record]) -> Figure:
     return figure
 
 
+def plain(setup: Setup) -> Setup:
+    """DP-SGD where `setup` is."""
+    return replace(setup, mechanism="dp-sgd", lam=None, bandwidth=None, degree=None, normalize=False)
+
+
+def _by_family(runs: Sequence[Record], values: Mapping[Setup, Value]) -> dict[str, dict[str, dict[float, Value]]]:
+    """Training → mechanism → ε → value, each sorted; DP-SGD comes first, of DP-λCGD only the best λ is left."""
+    chosen = best_lambda(runs)
+    curves: dict[str, dict[str, dict[float, Value]]] = defaultdict(lambda: defaultdict(dict))
+    for setup in sorted(values, key=lambda s: (s.sampling != "none", s.mechanism != "dp-sgd", s.label, s.epsilon)):
+        if setup in chosen:
+            curves[_training(setup)][replace(setup, lam=None).label][setup.epsilon] = values[setup]
+    return curves
+
+
+def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
+    figure, panels = plt.subplots(
+        1, count, figsize=(5.0 * count + 0.6, 4.2), layout="constrained", squeeze=False, sharey=True
+    )
+    return figure, panels[0]
+
+
 def _training(setup: Setup) -> str:
     sampling = "no amplification" if setup.sampling == "none" else setup.sampling
     return f"{sampling}, {setup.epochs} epochs of {setup.steps} steps"
 
 
-def _epsilon_axis(axes: Axes, budgets: Sequence[float]) -> None:
+def _epsilon_axis(axes: Axes, training: str, families: Mapping[str, Mapping[float, Any]]) -> None:
+    budgets = sorted({budget for curve in families.values() for budget in curve})
     axes.set_xscale("log")
     axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
     axes.minorticks_off()
-    axes.set_xlabel("ε (add or remove one example)")
+    axes.set(xlabel="ε (add or remove one example)", title=training)
     axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)

@@ -24,9 +24,6 @@ from fedcgd_simulations.tasks import get_task
 
 Record = dict[str, Any]
 
-REPLAYED_BANDS = 8
-"""Up to so many noise vectors are made again in each round; more of them are kept."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
@@ -130,7 +127,6 @@ def run_point(point: Point, calibration: Record, *, data_dir: str | None = None,
     if len(loader) != setup.steps:
         raise ValueError(f"{len(data.train)} examples cannot make {setup.steps} steps; {len(loader)} steps would do")
     mechanism, participation = from_description(calibration["mechanism"]), setup.participation()
-    bands = len(mechanism.inverse_row(participation.rounds - 1, participation.rounds))
     engine = CorrelatedPrivacyEngine(key=NoiseKey.simulation(point.seed))
     module, optimizer, criterion, batches = engine.make_private(
         module=model,
@@ -143,7 +139,6 @@ def run_point(point: Point, calibration: Record, *, data_dir: str | None = None,
         epochs=setup.epochs,
         sampling=setup.sampling,
         groups=participation.min_separation if setup.sampling == "cyclic-poisson" else None,
-        noise="replay" if bands <= REPLAYED_BANDS else "buffer",
         grad_sample_mode="ghost",
     )
     inputs, targets = data.train.inputs.to(device), data.train.targets.to(device)

@@ -136,21 +136,35 @@ def _run_all(
     return failures
 
 
-def tuned(runs: Iterable[Record], seeds: Iterable[int] | None = None) -> list[Point]:
-    """For each setup and each of `seeds` the point with the setup's best learning rate, to be judged by the test examples.
+def best_rates(runs: Iterable[Record]) -> dict[Setup, float]:
+    """The learning rate of each setup with the highest mean accuracy on validation examples; of equals the smaller.
 
-    Best is the highest mean accuracy on validation; of equals the smaller rate. Only validation records are looked at.
-    Without `seeds`, those of the validation records.
+    Records judged by test examples are not looked at.
     """
-    by_setup: dict[str, dict[float, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    values: dict[Setup, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in runs:
         point = to_point(record)
         if point.split == "validation":
-            by_setup[identity(point.setup)][point.learning_rate].append(record)
+            values[point.setup][point.learning_rate].append(record["accuracy"])
+    means = {setup: {rate: fmean(v) for rate, v in sorted(rates.items())} for setup, rates in values.items()}
+    return {setup: max(rates, key=rates.__getitem__) for setup, rates in means.items()}
+
+
+def tuned(runs: Iterable[Record], seeds: Iterable[int] | None = None) -> list[Point]:
+    """For each setup and each of `seeds` the point at the setup's best learning rate, to be judged by the test examples.
+
+    Without `seeds`, those of the validation records at that rate.
+    """
+    records = list(runs)
+    rates = best_rates(records)
+    best = [
+        point
+        for point in map(to_point, records)
+        if point.split == "validation" and point.learning_rate == rates[point.setup]
+    ]
     wanted = None if seeds is None else list(seeds)
     chosen: list[Point] = []
-    for rates in by_setup.values():
-        best = max(sorted(rates), key=lambda rate: fmean(record["accuracy"] for record in rates[rate]))
-        points = [to_point(record) for record in rates[best]]
-        chosen += [replace(points[0], seed=seed, split="test") for seed in wanted or sorted(p.seed for p in points)]
+    for setup in rates:
+        points = sorted((point for point in best if point.setup == setup), key=lambda point: point.seed)
+        chosen += [replace(points[0], seed=seed, split="test") for seed in wanted or [point.seed for point in points]]
     return chosen
