@@ -149,6 +149,20 @@ def _with_update(reply: Message, update: np.ndarray) -> Message:
     return reply
 
 
+def test_users_that_their_node_leaves_out_are_counted() -> None:
+    def some_fail(model, user, config, context):
+        if user.endswith("1"):
+            raise RuntimeError("no battery")
+        return record(np.full(SIZE, np.nan)) if user.endswith("2") else model
+
+    app = ClientApp()
+    users = names(4)
+    host_users(app, lambda context: users, one_by_one(some_fail))
+    strategy = make()
+    strategy.start(FakeGrid({1: FakeNode(app)}), record(np.zeros(SIZE)), num_rounds=1)
+    assert (strategy.releases, dict(strategy.dropped)) == (1, {"left out by its node": 2})
+
+
 def test_an_enormous_update_counts_as_its_clip() -> None:
     grid = two_nodes()
     grid.nodes[2].tamper = lambda q, r: (

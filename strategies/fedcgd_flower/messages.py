@@ -31,6 +31,7 @@ Cause = Literal[
     "wrong arrays",
     "wrong shape or dtype",
     "not finite",
+    "left out by its node",
 ]
 
 

@@ -127,7 +127,7 @@ class CorrelatedNoise(Strategy):
         self.patience = patience
         self.forward_client_metrics = forward_client_metrics
         self.dropped: Counter[Cause] = Counter()
-        """Replies dropped so far, by cause. It tells about users: for the operator's eyes only."""
+        """Replies dropped so far, by cause, and users that nodes left out. It tells about users: for the operator's eyes only."""
         self._directory = Directory(identity)
         self._key = key
         configuration = {"cohort_size": planned, "inner": type(strategy).__name__}
@@ -234,6 +234,8 @@ class CorrelatedNoise(Strategy):
             if isinstance(result, NodeSum):
                 total += result.update
                 answered += result.answered
+                if result.answered < len(task.users):
+                    self.dropped["left out by its node"] += len(task.users) - result.answered
             else:
                 self.dropped[result] += 1
         if answered < self.min_answers:
