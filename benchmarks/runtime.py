@@ -1,7 +1,8 @@
 """Time of a private training step for each way to make correlated noise, over DP-SGD (Tables 1, 2 of arXiv:2601.22334).
 
 The variants take turns in one process, so that whatever slows the machine slows all; ratios are within a turn, and the
-median and the quartiles over turns are given. Inputs are random numbers of the task's shape.
+median and the quartiles over turns are given. Inputs are random numbers of the task's shape. On a CPU the time is that of the
+process, not of the clock; with OMP_NUM_THREADS=1 the two agree on a machine that does nothing else.
 
     python benchmarks/runtime.py --model cnn --model bert-tiny --turns 21 --output results/runtime.jsonl
 """
@@ -39,6 +40,7 @@ def main() -> None:
             variants=VARIANTS,
         )
         print(f"\n{model}: {record['parameters']:,} weights on {record['device']}, batch {record['batch']}")
+        print(f"{record['threads']} threads, load of the machine {record['load']:.1f}")
         for row in record["rows"]:
             low, high = row["quartiles"]
             name = f"{row['noise']} p={row['bands']}" if row["bands"] > 1 else row["noise"]

@@ -163,14 +163,15 @@ def test_ray_gives_what_one_process_gives(tmp_path):
 def test_the_command_tunes_tests_and_plots(tmp_path, monkeypatch):
     monkeypatch.setattr("fedcgd_simulations.__main__.on_ray", lambda address, *, cpus, gpus: one_by_one)
     output = tmp_path / "sweep.jsonl"
-    command = ["sweep", "--output", str(output), "--batch", "140", "--epochs", "1", "--seeds", "2", "--lam", "0.5"]
+    command = ["sweep", "--output", str(output), "--batch", "140", "--epochs", "1", "--seeds", "2"]
+    command += ["--lam", "0.5", "--lam", "0.9"]
     command += ["--epsilon", "4", "--epsilon", "8", "--learning-rate", "1", "--learning-rate", "4"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     runs = ResultsFile(output).runs()
-    # 2 mechanisms · 2 budgets · 2 seeds, with 2 learning rates each for validation and 1 for test
-    assert len(runs) == 8 * 2 + 8
-    assert len(ResultsFile(output).calibrations()) == 4
+    # DP-SGD and 2 λ, 2 budgets, 2 seeds and 2 learning rates for validation; for test DP-SGD and the better λ, at the better rate
+    assert len(runs) == 3 * 2 * 2 * 2 + 2 * 2 * 2
+    assert len(ResultsFile(output).calibrations()) == 6
     drawn = CliRunner().invoke(app, ["plot", str(output), "--output", str(tmp_path / "plots")])
     assert drawn.exit_code == 0, drawn.output
     names = {path.name for path in (tmp_path / "plots").iterdir()}

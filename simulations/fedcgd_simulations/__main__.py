@@ -49,7 +49,7 @@ def sweep_command(
     gpus: Annotated[float, typer.Option(help="GPUs of one run; 0.25 lets four share one")] = 0,
     test: Annotated[bool, typer.Option(help="judge the tuned points by the test examples at the end")] = True,
 ) -> None:
-    """Tune the learning rate of every (mechanism, ε) on validation examples, then judge the best by test examples."""
+    """Tune learning rate and λ of every (mechanism, ε) on validation examples, then judge the best by test examples."""
     train = get_task(task, model=model, data_dir=data_dir).load().train
     steps = -(-len(train) // batch)
     points = [
@@ -75,8 +75,9 @@ def sweep_command(
     mapper = on_ray(address, cpus=cpus, gpus=gpus)
     failures = sweep(points, results, mapper, data_dir=data_dir, console=console)
     if test and not failures:
-        wanted = {point.setup for point in points}
-        chosen = [point for point in tuned(results.runs().values(), range(seeds)) if point.setup in wanted]
+        runs = list(results.runs().values())
+        wanted = {point.setup for point in points} & plots.best_lambda(runs)
+        chosen = [point for point in tuned(runs, range(seeds)) if point.setup in wanted]
         failures = sweep(chosen, results, mapper, data_dir=data_dir, console=console)
     for line in failures:
         console.print(line, style="red", markup=False)

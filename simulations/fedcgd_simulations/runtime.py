@@ -1,5 +1,6 @@
 """Time of a private training step for each way to make correlated noise, as a ratio to DP-SGD."""
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -90,21 +91,27 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
 
 
 def timed(step: Callable[[], None], steps: int) -> float:
-    """Seconds of `steps` steps."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    """Seconds of `steps` steps: by the wall clock on a GPU; on a CPU those that this process had the CPU for."""
+    if not torch.cuda.is_available():
+        started = time.process_time()  # time spent waiting for other processes tells about them
+        for _ in range(steps):
+            step()
+        return time.process_time() - started
+    torch.cuda.synchronize()
     started = time.perf_counter()
     for _ in range(steps):
         step()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    torch.cuda.synchronize()
     return time.perf_counter() - started
 
 
 def measure(
     model: str, *, batch: int, physical: int, turns: int, steps: int, mode: str, variants: list[tuple[str, int]]
 ) -> dict[str, Any]:
-    """A record with a row for each variant: median step time, median ratio to DP-SGD, and the ratio's quartiles."""
+    """A record with a row for each variant: median step time, median ratio to DP-SGD, and the ratio's quartiles.
+
+    `load` is the machine's load average over the last minute, at the end.
+    """
     prepared = {
         (noise, bands): prepare(model, noise, InverseBands(bands) if bands > 1 else DPSGD(), batch, physical, mode)
         for noise, bands in variants
@@ -138,5 +145,7 @@ def measure(
         "turns": turns,
         "steps": steps,
         "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0],
         "rows": rows,
     }
