@@ -43,6 +43,18 @@ def test_accuracy_against_lambda_has_a_panel_for_each_budget():
     assert list(curve.get_ydata()) == pytest.approx([0.5, 0.6, 0.7])
 
 
+def test_a_sampling_looks_the_same_in_every_panel():
+    """Balls-in-Bins at ε = 8 only; no amplification at both."""
+    amplified = [run(replace(SETUPS[3], sampling="balls-in-bins"), 0.8, 0, "validation")]
+    figure = plots.accuracy_against_lambda(amplified + RUNS, CALIBRATIONS)
+    first, second = (points(axes) for axes in figure.axes)
+    assert len(first) == 1
+    assert {line.get_marker() for line in first} < {line.get_marker() for line in second}
+    (legend,) = figure.legends
+    assert [text.get_text().split(",")[0] for text in legend.get_texts()] == ["no amplification", "balls-in-bins"]
+    assert all(axes.get_xlim()[1] > 0.9 for axes in figure.axes)
+
+
 def test_the_optimal_lambdas_are_those_of_the_closed_forms():
     """RMSE² is proportional to sens²·(n + (1 − λ)²·n(n − 1)/2), MaxSE² to sens²·(1 + (n − 1)(1 − λ)²), k = n/b."""
     n, b, k = 90, 9, 10
@@ -71,9 +83,19 @@ def test_accuracy_against_epsilon_shows_the_lambda_chosen_by_validation():
     axes = plots.accuracy_against_epsilon(RUNS).axes[0]
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["dp-sgd", "lambda-cgd"]
-    _, chosen = points(axes)
+    _, chosen = points(axes)  # 0.9 is the better λ at both budgets
     assert list(chosen.get_xdata()) == pytest.approx([4, 8], rel=0.03)  # beside the other curve
     assert list(chosen.get_ydata()) == pytest.approx([0.7, 1.0])
+
+
+def test_a_curve_ascends_in_epsilon_whatever_lambda_was_chosen():
+    runs = [
+        run(replace(BASE, mechanism="lambda-cgd", lam=lam, epsilon=epsilon), 0.6, 0, split)
+        for lam, epsilon in ((0.8, 1.0), (0.9, 2.0), (0.5, 4.0))
+        for split in ("validation", "test")
+    ]
+    (curve,) = points(plots.accuracy_against_epsilon(runs).axes[0])
+    assert list(curve.get_xdata()) == [1, 2, 4]
 
 
 def test_test_accuracy_is_at_the_learning_rate_that_validation_chose():

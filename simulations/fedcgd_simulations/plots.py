@@ -79,32 +79,42 @@ def accuracy_against_lambda(
     }
     if not summaries:
         raise ValueError(f"no dp-sgd or lambda-cgd runs judged by {split} examples are in these results")
-    epsilons = sorted({setup.epsilon for setup in summaries})
-    figure, panels = plt.subplots(
-        1, len(epsilons), figsize=(3.4 * len(epsilons) + 0.6, 3.4), layout="constrained", squeeze=False, sharey=True
+    curves: dict[float, dict[str, dict[float, Summary]]] = defaultdict(lambda: defaultdict(dict))
+    for setup, value in sorted(summaries.items(), key=lambda item: (item[0].epsilon, item[0].lam or 0.0)):
+        name = _training(setup) + (", normalized" if setup.normalize else "")
+        curves[setup.epsilon][name][setup.lam or 0.0] = value
+    lams = {setup.lam or 0.0 for setup in summaries}
+    styles = dict(
+        zip(sorted({name for panel in curves.values() for name in panel}, reverse=True), STYLES, strict=False)
     )
-    for axes, budget in zip(panels[0], epsilons, strict=True):
-        curves: dict[Setup, dict[float, Summary]] = defaultdict(dict)
-        for setup, value in summaries.items():
-            if setup.epsilon == budget:
-                curves[replace(setup, mechanism="lambda-cgd", lam=None, normalize=False)][setup.lam or 0.0] = value
-        for (setup, curve), (line, marker) in zip(sorted(curves.items(), key=str), STYLES, strict=False):
-            lams = sorted(curve)
-            means, spreads = zip(*(curve[lam] for lam in lams), strict=True)
+    figure, panels = plt.subplots(
+        1, len(curves), figsize=(3.6 * len(curves) + 0.6, 4.0), layout="constrained", squeeze=False, sharey=True
+    )
+    for axes, (budget, panel) in zip(panels[0], curves.items(), strict=True):
+        for name, curve in panel.items():
+            means, spreads = zip(*curve.values(), strict=True)
             axes.errorbar(
-                lams, means, yerr=spreads, fmt=line + marker, color="black", capsize=3, label=_training(setup)
+                list(curve), means, yerr=spreads, fmt="".join(styles[name]), color="black", capsize=3, label=name
             )
-        first = next(iter(curves))
+        first = next(setup for setup in summaries if setup.epsilon == budget)
         rmse, max_se = optimal_lambdas(first)
-        axes.axvline(rmse, color="0.35", linestyle="--", label=f"RMSE-optimal λ = {rmse:.3g}")
-        axes.axvline(max_se, color="0.35", linestyle=":", label=f"MaxSE-optimal λ = {max_se:.3g}")
+        lines = [("RMSE", rmse, "--"), ("MaxSE", max_se, ":")]
         amplified = amplified_optimum(calibrations, first)
         if amplified is not None:
-            axes.axvline(amplified, color="0.35", linestyle="-.", label=f"amplified RMSE: λ = {amplified:.3g}")
+            lines.append(("amplified RMSE", amplified, "-."))
+        marks = [
+            axes.axvline(lam, color="0.45", linestyle=line, label=f"least {error}: {lam:.3g}")
+            for error, lam, line in lines
+        ]
         axes.set(xlabel="λ (0 is DP-SGD)", title=f"ε = {budget:g}, δ = {first.delta:g}")
-        axes.legend(fontsize=7)
+        axes.set_xscale("function", functions=(_inverse_gap, _from_inverse_gap))
+        axes.set_xlim(-0.1, _from_inverse_gap(_inverse_gap(max(*(lam for _, lam, _ in lines), *lams)) + 0.3))
+        axes.set_xticks([0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95], ["0", ".3", ".5", ".7", ".8", ".9", ".95"])
+        axes.legend(handles=marks, fontsize=7)
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel(f"{split} accuracy")
+    shown = {str(mark.get_label()): mark for axes in panels[0] for mark in axes.containers}
+    figure.legend([shown[name] for name in styles], list(styles), loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 
@@ -190,10 +200,23 @@ def _by_family(runs: Sequence[Record], values: Mapping[Setup, Value]) -> dict[st
     """Training → mechanism → ε → value, each sorted; DP-SGD comes first, of DP-λCGD only the best λ is left."""
     chosen = best_lambda(runs)
     curves: dict[str, dict[str, dict[float, Value]]] = defaultdict(lambda: defaultdict(dict))
-    for setup in sorted(values, key=lambda s: (s.sampling != "none", s.mechanism != "dp-sgd", s.label, s.epsilon)):
+    for setup in sorted(values, key=_order):
         if setup in chosen:
             curves[_training(setup)][replace(setup, lam=None).label][setup.epsilon] = values[setup]
     return curves
+
+
+def _order(setup: Setup) -> tuple[Any, ...]:
+    return setup.sampling != "none", setup.mechanism != "dp-sgd", replace(setup, lam=None).label, setup.epsilon
+
+
+def _inverse_gap(lam: Any) -> Any:
+    """log(1/(1 − λ)): the scale on which errors are smooth in λ."""
+    return -np.log1p(-np.minimum(lam, 0.9999))
+
+
+def _from_inverse_gap(scale: Any) -> Any:
+    return -np.expm1(-scale)
 
 
 def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
