@@ -1,0 +1,263 @@
+"""A federated run over local sockets whose server is started and killed, at random moments, until the run is done.
+
+    python tests/server_worker.py FOLDER ROUNDS KILLS SEED VICTIMS
+
+The server is `CorrelatedNoise` with a ledger, a secret key and FedAdam; two node processes host the users. VICTIMS is "server" or
+"server,node". `FOLDER/world` gets a line for each thing that leaves the server: what a node was asked (written by the node)
+and each model that was published. Prints the number of kills of servers and of nodes.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from multiprocessing.connection import Client, Connection, Listener, wait
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAdam
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.participation import Participation
+from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
+
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks which task it is made by
+
+SIZE = 1000
+COHORT = 8
+NODES = 2
+USERS = [f"user-{i}" for i in range(100)]
+SEPARATION = 4
+
+STEP, ANSWERED = b".", b"a"
+Progress = Callable[[bytes], object]
+
+
+def tell_the_world(folder: Path, *words: object) -> None:
+    """One line in one system call: a kill leaves all of it or nothing."""
+    world = os.open(folder / "world", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(world, (" ".join(map(str, words)) + "\n").encode())
+    os.close(world)
+
+
+def initial() -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))})
+
+
+def digest(arrays: ArrayRecord) -> str:
+    [array] = arrays.values()
+    return hashlib.sha256(array.numpy().tobytes()).hexdigest()
+
+
+def local_training(model: ArrayRecord, user: str, config: object, context: Context) -> ArrayRecord:
+    """Half the way to a point that is the user's own."""
+    start = model["w"].numpy()
+    target = np.random.default_rng(USERS.index(user)).normal(size=SIZE).astype(np.float32)
+    return ArrayRecord({"w": Array(start + np.float32(0.5) * (target - start))})
+
+
+def node_app(number: int) -> ClientApp:
+    app = ClientApp()
+    host_users(app, lambda context: USERS[number::NODES], one_by_one(local_training))
+    return app
+
+
+def serve(folder: Path, number: int, driver: tuple[int, int]) -> None:
+    """A node: answers one server after another until the driver, at the other end of a pipe, is gone."""
+    os.close(driver[1])
+    threading.Thread(target=lambda: os.read(driver[0], 1) or os._exit(0), daemon=True).start()
+    app = node_app(number)
+    address = folder / f"node-{number}"
+    address.unlink(missing_ok=True)
+    identity = os.getpid()  # as in Flower: a node that comes back without a key has another id
+    with Listener(str(address), family="AF_UNIX", backlog=16) as listener:
+        while True:
+            with listener.accept() as server, contextlib.suppress(EOFError, ConnectionError):
+                server.send(identity)
+                life = server.recv()
+                while True:
+                    request = message_from_proto(ProtoMessage.FromString(server.recv_bytes()))
+                    if "fedcgd" in request.content:
+                        task, model = request.content["fedcgd"], digest(request.content["model"])
+                        tell_the_world(folder, "asked", life, task["round"], task["attempt"], model, *task["users"])
+                    state = Context(run_id=1, node_id=identity, node_config={}, state=RecordDict(), run_config={})
+                    server.send_bytes(message_to_proto(app(request, state)).SerializeToString())
+
+
+class SocketGrid(Grid):
+    """The grid of one server process: a socket to each node that is there."""
+
+    def __init__(self, folder: Path, life: int, progress: Progress) -> None:
+        self._folder = folder
+        self._life = life
+        self._progress = progress
+        self._nodes: dict[int, tuple[int, Connection]] = {}
+        self._open: dict[str, Message] = {}
+        self._sent = 0
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def set_run(self, run) -> None:
+        raise NotImplementedError
+
+    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages, *, timeout=None) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        self._progress(STEP)
+        missing = set(range(NODES)) - {number for number, _ in self._nodes.values()}
+        for number in missing:
+            with contextlib.suppress(EOFError, ConnectionError, FileNotFoundError):
+                node = Client(str(self._folder / f"node-{number}"), family="AF_UNIX")
+                identity = node.recv()
+                node.send(self._life)
+                self._nodes[identity] = (number, node)
+        return list(self._nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            self._progress(STEP)
+            self._sent += 1
+            message_id = f"{self._life}-{self._sent}"
+            message.metadata.__dict__["_message_id"] = message_id
+            ids.append(message_id)
+            self._open[message_id] = message
+            with contextlib.suppress(ConnectionError, KeyError):
+                self._nodes[message.metadata.dst_node_id][1].send_bytes(message_to_proto(message).SerializeToString())
+        self._progress(STEP)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self._progress(STEP)
+        replies = []
+        for ready in wait([node for _, node in self._nodes.values()], timeout=0.05):
+            try:
+                replies.append(message_from_proto(ProtoMessage.FromString(ready.recv_bytes())))
+            except (EOFError, ConnectionError):
+                self._nodes = {i: (number, node) for i, (number, node) in self._nodes.items() if node is not ready}
+        for reply in replies:
+            self._open.pop(reply.metadata.reply_to_message_id)
+        for message_id, request in list(self._open.items()):  # the SuperLink too answers for a node that is gone
+            if request.metadata.dst_node_id not in self._nodes:
+                replies.append(Message(Error(code=5), reply_to=self._open.pop(message_id)))
+        asked = set(message_ids)
+        assert all(reply.metadata.reply_to_message_id in asked for reply in replies)
+        if not self._open and any(reply.metadata.message_type == "train" for reply in replies):
+            self._progress(ANSWERED)
+        return replies
+
+
+def make_strategy(folder: Path, rounds: int) -> CorrelatedNoise:
+    return CorrelatedNoise(
+        FedAdam(eta=0.05),
+        mechanism=LambdaCGD(0.9),
+        participation=Participation(rounds=rounds, min_separation=SEPARATION),
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        cohort_size=COHORT,
+        key=NoiseKey.from_file(folder / "key", create=True),
+        ledger=folder / "ledger",
+        patience=5.0,
+    )
+
+
+def train(folder: Path, rounds: int, life: int, progress: Progress) -> None:
+    """One life of the server: from wherever the ledger says to the last round."""
+    logging.disable(logging.WARNING)
+
+    def publish(release: int, arrays: ArrayRecord) -> None:
+        time.sleep(0.003)  # a moment to be killed in, before the world knows and after it
+        tell_the_world(folder, "published", life, release, digest(arrays))
+        time.sleep(0.003)
+        progress(STEP)
+
+    strategy = make_strategy(folder, rounds)
+    progress(STEP)
+    strategy.start(SocketGrid(folder, life, progress), initial(), evaluate_fn=publish)
+    assert strategy.releases == rounds
+
+
+def fork(work: Callable[[], None]) -> int:
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def wait_for_a_moment(steps: int, generator: random.Random) -> None:
+    """Some steps of the server, or until a round or two have their answers, and then a moment more.
+
+    By steps and not by the clock, so that the kills spread over all of a round however busy the machine is.
+    """
+    wanted, of = generator.choice([(generator.randint(0, 20), STEP + ANSWERED), (generator.randint(1, 2), ANSWERED)])
+    while wanted and (seen := os.read(steps, 1)):
+        wanted -= seen in of
+    time.sleep(generator.choice([0.0, 0.002, 0.01]) * generator.random())
+
+
+def main(folder: Path, rounds: int, kills: int, seed: int, victims: list[str]) -> None:
+    generator = random.Random(seed)
+    killed = Counter()
+    driver = os.pipe()
+    nodes = [fork(partial(serve, folder, number, driver)) for number in range(NODES)]
+    for number in range(NODES):
+        while not (folder / f"node-{number}").exists():
+            time.sleep(0.01)
+    life = 0
+    while True:
+        life += 1
+        steps, told = os.pipe()
+        server = fork(partial(train, folder, rounds, life, partial(os.write, told)))
+        os.close(told)
+        while killed.total() < kills:
+            wait_for_a_moment(steps, generator)
+            if generator.choice(victims) == "server":
+                os.kill(server, signal.SIGKILL)
+                break
+            number = generator.randrange(NODES)
+            os.kill(nodes[number], signal.SIGKILL)
+            os.waitpid(nodes[number], 0)
+            nodes[number] = fork(partial(serve, folder, number, driver))
+            killed["node"] += 1
+        _, status = os.waitpid(server, 0)
+        os.close(steps)
+        if not os.WIFSIGNALED(status):
+            break
+        killed["server"] += 1
+    for node in nodes:
+        os.kill(node, signal.SIGKILL)
+        os.waitpid(node, 0)
+    print(killed["server"], killed["node"], os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), sys.argv[5].split(","))

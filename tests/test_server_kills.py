@@ -1,0 +1,187 @@
+"""kill -9 at random moments of a federated run over sockets: afterwards everything is as if nothing had been killed."""
+
+import os
+import secrets
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import server_worker as worker
+from fake_grid import FakeGrid, FakeNode
+
+from fedcgd.ledger import export, verify
+from fedcgd_flower.inner import inner_state
+
+SIZES = [
+    pytest.param((30, 20), id="20 kills"),
+    pytest.param((300, 200), id="200 kills", marks=pytest.mark.slow),
+]
+"""(rounds, kills)"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    life: str
+    round: int
+    attempt: int
+    model: str
+    users: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Published:
+    life: str
+    release: int  # 0 is the initial model
+    model: str
+
+
+@dataclass(frozen=True)
+class KilledRun:
+    """What a run with kills left behind: its ledger in `folder`, and all that ever left the server process, in order."""
+
+    folder: Path
+    rounds: int
+    kills: int
+    asked: tuple[Asked, ...]
+    published: tuple[Published, ...]
+    attempts: tuple[dict, ...]
+
+    @property
+    def released_attempts(self) -> list[tuple[int, int]]:
+        return [(a["round"], a["attempt"]) for a in self.attempts if a["state"] == "released"]
+
+
+def run_with_kills(folder: Path, rounds: int, kills: int, victims: str) -> KilledRun:
+    done = subprocess.run(
+        [sys.executable, worker.__file__, str(folder), str(rounds), str(kills), "7", victims],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.stderr == ""
+    servers, nodes, code = map(int, done.stdout.split())
+    assert (servers + nodes, code) == (kills, 0)
+    lines = [line.split(" ") for line in (folder / "world").read_text().splitlines()]
+    return KilledRun(
+        folder=folder,
+        rounds=rounds,
+        kills=kills,
+        asked=tuple(Asked(w[1], int(w[2]), int(w[3]), w[4], frozenset(w[5:])) for w in lines if w[0] == "asked"),
+        published=tuple(Published(w[1], int(w[2]), w[3]) for w in lines if w[0] == "published"),
+        attempts=tuple(export(folder / "ledger")["attempts"]),
+    )
+
+
+def check_that_nothing_is_lost_and_nothing_happens_twice(run: KilledRun) -> None:
+    verification = verify(run.folder / "ledger")
+    assert (verification.released, verification.problems, verification.simulated) == (run.rounds, (), False)
+    assert [round for round, _ in run.released_attempts] == list(range(run.rounds))
+
+    # One model for each release, whoever saw it and however often the server was killed since.
+    models = defaultdict(set)
+    for shown in run.published:
+        models[shown.release].add(shown.model)
+    for asked in run.asked:
+        models[asked.round].add(asked.model)
+    assert {release: len(seen) for release, seen in models.items()} == dict.fromkeys(range(run.rounds + 1), 1)
+
+    # An attempt is of one life of the server only, and is on record before anybody is asked under it.
+    lives = defaultdict(set)
+    for asked in run.asked:
+        lives[asked.round, asked.attempt].add(asked.life)
+    assert max(len(of) for of in lives.values()) == 1
+    assert set(lives) <= {(a["round"], a["attempt"]) for a in run.attempts}
+    assert set(lives) >= set(run.released_attempts)
+
+    rounds_of = defaultdict(set)
+    for asked in run.asked:
+        for user in asked.users:
+            rounds_of[user].add(asked.round)
+    for rounds in rounds_of.values():
+        assert all(later - earlier >= worker.SEPARATION for earlier, later in pairwise(sorted(rounds)))
+
+
+def run_without_kills(killed: KilledRun, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, set[str]]]:
+    """(model, users asked) of each round, when the coins fall as they did for the releases of the killed run."""
+    (folder / "key").touch(mode=0o600)
+    (folder / "key").write_bytes((killed.folder / "key").read_bytes())
+    attempts = iter([attempt for _, attempt in killed.released_attempts])
+    models = []
+    monkeypatch.setattr(secrets, "token_hex", lambda count: export(killed.folder / "ledger")["run"]["stream_id"])
+    monkeypatch.setattr(secrets, "randbelow", lambda bound: next(attempts))
+    grid = FakeGrid({number + 1: FakeNode(worker.node_app(number)) for number in range(worker.NODES)})
+    worker.make_strategy(folder, killed.rounds).start(
+        grid, worker.initial(), evaluate_fn=lambda release, arrays: models.append(worker.digest(arrays))
+    )
+    users = defaultdict(set)
+    for message in grid.sent:
+        if message.metadata.message_type == "train":
+            users[message.content["fedcgd"]["round"]] |= set(message.content["fedcgd"]["users"])
+    return [(models[t + 1], users[t]) for t in range(killed.rounds)]
+
+
+def final_state(folder: Path, rounds: int) -> bytes:
+    """The inner strategy's state with which a further life of the server would go on."""
+    strategy = worker.make_strategy(folder, rounds)
+    strategy.start(FakeGrid({}), worker.initial())
+    return inner_state(strategy.inner)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_server_that_is_killed_trains_the_model_of_one_that_is_not(
+    size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, with the same users in each round, the same moments of FedAdam and the same ε."""
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "calm").mkdir()
+    killed = run_with_kills(tmp_path / "killed", *size, "server")
+    check_that_nothing_is_lost_and_nothing_happens_twice(killed)
+
+    shown = {published.release: published.model for published in killed.published}
+    users = defaultdict(set)
+    for asked in killed.asked:
+        users[asked.round] |= asked.users
+    calm = run_without_kills(killed, tmp_path / "calm", monkeypatch)
+    assert calm == [(shown[t + 1], users[t]) for t in range(killed.rounds)]
+    assert final_state(killed.folder, killed.rounds) == final_state(tmp_path / "calm", killed.rounds)
+    guarantees = [verify(tmp_path / name / "ledger").guarantee for name in ("killed", "calm")]
+    assert guarantees[0] == guarantees[1]
+    assert guarantees[0].epsilon > 0
+
+    if killed.kills >= 200:
+        check_that_the_kills_came_at_every_stage(killed)
+
+
+def check_that_the_kills_came_at_every_stage(run: KilledRun) -> None:
+    abandoned = [attempt for attempt in run.attempts if attempt["state"] == "abandoned"]
+    asked = {(a.round, a.attempt) for a in run.asked}
+    first_seen = {}
+    for shown in run.published:
+        first_seen.setdefault(shown.release, shown)
+    first_of_life = {}
+    for shown in run.published:
+        first_of_life.setdefault(shown.life, shown)
+    stages = {
+        "no round in flight": run.kills - len(abandoned),
+        "planned, nobody asked yet": sum((a["round"], a["attempt"]) not in asked for a in abandoned),
+        "asked, not aggregated": sum(
+            (a["round"], a["attempt"]) in asked and a["aggregated"] is None for a in abandoned
+        ),
+        "aggregated, not released": sum(a["aggregated"] is not None for a in abandoned),
+        "released, not published": sum(
+            shown.release > 0 and first_of_life[shown.life] == shown for shown in first_seen.values()
+        ),
+    }
+    assert min(stages.values()) > 0, stages
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_servers_and_nodes_are_killed_and_nothing_is_lost(size: tuple[int, int], tmp_path: Path) -> None:
+    """Users come back under a new node id; those of a node that is away are not asked, or are counted as silent."""
+    check_that_nothing_is_lost_and_nothing_happens_twice(run_with_kills(tmp_path, *size, "server,node"))
