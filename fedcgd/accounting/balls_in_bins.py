@@ -26,9 +26,9 @@ FAILURE = 1e-6
 SEED = 20260
 METHOD = f"Monte Carlo over the privacy loss with an upper confidence bound, both directions, seed {SEED}"
 
-_PILOT, _FINE = 4096, 2**16  # draws of the search, and of its last step
-_FEWEST, _MOST = 2**16, 2**21  # draws of a confirmation
-_WORK = 1.6e8  # numbers drawn at most in one confirmation, where the matrix product is cheap
+_PILOT = 4096  # draws of one step of the search
+_FEWEST, _MOST = 2**15, 2**21  # draws of a confirmation; the last step of the search takes half
+_WORK = 3e8  # numbers drawn at most in one confirmation, where the matrix product is cheap
 _PRECISION = 0.05  # of δ, that more draws should not be spent on; about 0.3 % of σ
 _TRIES = 8
 _SHARE = FAILURE / (2 * _TRIES)  # for each direction of each try
@@ -144,40 +144,42 @@ def _least(
 def _search(at: Callable[[float], tuple[float, float]], bins: Bins, delta: float, highest: float) -> float:
     """About the least x whose confirmation at (σ, ε) = at(x) is likely."""
 
-    def log_excess(x: float, draws: int) -> float:
-        """How far what `confirm` will return is above δ, at a guess that is rather high."""
-        sigma, epsilon = at(x)
-        if _is_hopeless(bins, sigma):
+    def log_excess(x: float, *, fine: bool = False) -> float:
+        """How far what `confirm` will return is above δ: about, or, if `fine`, probably no more."""
+        if _is_hopeless(bins, at(x)[0]):
             return math.inf
         largest = -math.inf
-        for direction in _directions(bins, sigma, epsilon, delta, draws):
+        for direction in _directions(bins, *at(x), delta, _PILOT):
             count = direction.draws_for(delta, len(bins.gram))
-            doubt = 1.5 * direction.doubt(count) if draws == _FINE else 0.0
+            if fine:
+                direction = _pilot(direction.draw, count // 2)
+            doubt = direction.doubt(count) if fine else 0.0
             largest = max(largest, math.log((direction.bound(count) + doubt) / delta))
         return largest
 
     low, high = highest * 0.7, highest
-    while log_excess(low, _PILOT) <= 0:
+    while log_excess(low) <= 0:
         low, high = low * 0.7, low
     while high / low > 1.003:
         middle = math.sqrt(low * high)
-        if log_excess(middle, _PILOT) <= 0:
+        if log_excess(middle) <= 0:
             high = middle
         else:
             low = middle
     # One step of Newton's method, with the slope that the same few draws show.
-    slope = (log_excess(high * 1.02, _PILOT) - log_excess(high / 1.02, _PILOT)) / (2 * math.log(1.02))
-    return min(highest, high * math.exp(min(log_excess(high, _FINE) / max(-slope, 3.0), 0.1)))
+    slope = (log_excess(high * 1.02) - log_excess(high / 1.02)) / (2 * math.log(1.02))
+    return min(highest, high * math.exp(min(log_excess(high, fine=True) / max(-slope, 3.0), 0.1)))
 
 
 def _directions(bins: Bins, sigma: float, epsilon: float, delta: float, draws: int) -> list[Direction]:
     """A pilot of so many draws for each direction that may exceed δ."""
-    samplers = [partial(sample_remove, bins, sigma, epsilon)]
+    samplers: list[Callable[[int, int], Sample]] = [partial(sample_remove, bins, sigma, epsilon)]
     if add_bound(bins.gram / sigma**2, epsilon) > delta:
         samplers.append(partial(sample_add, bins, sigma, epsilon))
-    directions = []
-    for draw in samplers:
-        sample = draw(draws, SEED)
-        mean, variance = float(sample.values.mean()), float(sample.values.var())
-        directions.append(Direction(draw, mean, variance, sample.range, sample.square, draws))
-    return directions
+    return [_pilot(draw, draws) for draw in samplers]
+
+
+def _pilot(draw: Callable[[int, int], Sample], draws: int) -> Direction:
+    sample = draw(draws, SEED)
+    mean, variance = float(sample.values.mean()), float(sample.values.var())
+    return Direction(draw, mean, variance, sample.range, sample.square, draws)

@@ -25,7 +25,7 @@ _LEFT_OUT = 2e-9  # at least P(|t| > 6), t standard normal
 _ROUNDING = 1e-5  # relative: single precision in y changes S by less
 _LARGEST_EXPONENT = 300.0
 _LARGEST_ORDER = 128
-_NEARLY = 0.8  # log of what a larger order may cost in range: its draws vary less
+_NEARLY = 0.5  # log of what a larger order may cost in range: its draws vary less
 
 
 def order_and_bound(gram: Matrix, epsilon: float) -> tuple[int, float]:
