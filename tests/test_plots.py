@@ -153,6 +153,8 @@ def test_plots_are_written_as_png_and_svg(tmp_path):
     assert [path.name for path in written] == ["ratios.png", "ratios.svg"]
     assert written[0].read_bytes().startswith(b"\x89PNG")
     assert "<svg" in written[1].read_text()
+    again = plots.save(plots.error_ratios(RUNS, CALIBRATIONS), tmp_path / "b" / "ratios")
+    assert again[1].read_bytes() == written[1].read_bytes()
 
 
 @pytest.mark.parametrize("draw", [plots.accuracy_against_epsilon, lambda runs: plots.accuracy_against_lambda(runs, {})])

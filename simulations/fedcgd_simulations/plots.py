@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import matplotlib
 
 matplotlib.use("Agg")  # a server has no display
+matplotlib.rcParams["svg.hashsalt"] = "fedcgd"  # the same figures give the same file
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
