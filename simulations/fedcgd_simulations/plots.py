@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeVar
 import matplotlib
 
 matplotlib.use("Agg")  # a server has no display
-matplotlib.rcParams["svg.hashsalt"] = "fedcgd"  # the same figures give the same file
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,6 +18,8 @@ from matplotlib.figure import Figure
 from fedcgd.accounting.selection import select_lambda
 from fedcgd_simulations.point import Record, Setup, identity
 from fedcgd_simulations.sweep import best_rates, to_point
+
+matplotlib.rcParams["svg.hashsalt"] = "fedcgd"  # the same figures give the same file
 
 STYLES = [(line, marker) for line, marker in zip(["-", "--", "-.", ":"] * 3, "osD^vP*Xph<>", strict=True)]
 ERRORS: tuple[Literal["rmse", "max-se"], ...] = ("rmse", "max-se")
