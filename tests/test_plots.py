@@ -118,6 +118,15 @@ def test_a_panel_for_each_sampling():
     assert list(points(figure.axes[1])[1].get_ydata()) == pytest.approx([0.8, 0.8])
 
 
+def test_a_mechanism_looks_the_same_in_every_panel():
+    bisr = replace(BASE, mechanism="bisr", bandwidth=4)
+    amplified = replace(SETUPS[1], sampling="balls-in-bins")
+    runs = [run(setup, 0.8, 0, split) for setup in (bisr, SETUPS[1], amplified) for split in ("test", "validation")]
+    first, second = (points(axes) for axes in plots.accuracy_against_epsilon(runs).axes)
+    assert len({line.get_marker() for line in first}) == 2
+    assert [line.get_marker() for line in second] == [first[1].get_marker()]
+
+
 def test_error_ratios_are_over_dp_sgd_at_the_same_budget():
     """λ = 0.9 was best on validation: 2.5/10 and 1.2/6."""
     axes = plots.error_ratios(RUNS, CALIBRATIONS).axes[0]

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, TypeVar
@@ -103,7 +104,7 @@ def accuracy_against_lambda(
         lines = [("RMSE", rmse, "--"), ("MaxSE", max_se, ":")]
         amplified = amplified_optimum(calibrations, first)
         if amplified is not None:
-            lines.append(("amplified RMSE", amplified, "-."))
+            lines.append(("amplified RMSE tried", amplified, "-."))
         marks = [
             axes.axvline(lam, color="0.45", linestyle=line, label=f"least {error}: {lam:.3g}")
             for error, lam, line in lines
@@ -126,11 +127,12 @@ def accuracy_against_epsilon(runs: Sequence[Record]) -> Figure:
     if not curves:
         raise ValueError("no runs judged by test examples are in these results; sweep without --no-test")
     figure, panels = _panels(len(curves))
+    styles = _styles(curves)
     for axes, (training, families) in zip(panels, curves.items(), strict=True):
-        for place, ((label, curve), (line, marker)) in enumerate(zip(families.items(), STYLES, strict=False)):
+        for place, (label, curve) in enumerate(families.items()):
             means, spreads = zip(*curve.values(), strict=True)
             apart = 1.02 ** (place - (len(families) - 1) / 2)  # so that error bars do not hide each other
-            axes.errorbar([e * apart for e in curve], means, yerr=spreads, fmt=line + marker, capsize=3, label=label)
+            axes.errorbar([e * apart for e in curve], means, yerr=spreads, capsize=3, label=label, **styles[label])
         _epsilon_axis(axes, training, families)
     panels[0].set_ylabel("test accuracy (mean and standard deviation)")
     return figure
@@ -159,9 +161,10 @@ def error_ratios(runs: Sequence[Record], calibrations: Mapping[str, Record]) -> 
     if not curves:
         raise ValueError("RMSE ratios need dp-sgd and another mechanism tested at the same budget")
     figure, panels = _panels(len(curves))
+    styles = _styles(curves)
     for axes, (training, families) in zip(panels, curves.items(), strict=True):
-        for (label, curve), (line, marker) in zip(families.items(), STYLES[1:], strict=False):
-            axes.plot(list(curve), list(curve.values()), line + marker, label=label)
+        for label, curve in families.items():
+            axes.plot(list(curve), list(curve.values()), label=label, **styles[label])
         axes.axhline(1, color="0.35", linewidth=0.8)
         axes.set_ylim(bottom=0)
         _epsilon_axis(axes, training, families)
@@ -206,6 +209,15 @@ def _by_family(runs: Sequence[Record], values: Mapping[Setup, Value]) -> dict[st
         if setup in chosen:
             curves[_training(setup)][replace(setup, lam=None).label][setup.epsilon] = values[setup]
     return curves
+
+
+def _styles(curves: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """How each mechanism is drawn, the same in every panel."""
+    labels = dict.fromkeys(label for families in curves.values() for label in families)
+    return {
+        label: {"linestyle": line, "marker": marker, "color": f"C{place}"}
+        for place, (label, (line, marker)) in enumerate(zip(labels, cycle(STYLES), strict=False))
+    }
 
 
 def _order(setup: Setup) -> tuple[Any, ...]:
