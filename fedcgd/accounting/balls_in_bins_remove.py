@@ -16,13 +16,15 @@ as a bound.
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcgd.accounting.balls_in_bins_sampling import Bins, Sample, run_in_blocks
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _REACH, _STEP = 6.0, 0.75
 _LEFT_OUT = 2e-9  # at least P(|t| > 6), t standard normal
-_ROUNDING = 1e-5  # relative: single precision in y changes S by less
+_ROUNDING = 2e-5  # relative: single precision changes S by less
+_LOWEST = -80.0  # log of what still counts in single precision
 _LARGEST_EXPONENT = 300.0
 _LARGEST_ORDER = 128
 _NEARLY = 0.5  # log of what a larger order may cost in range: its draws vary less
@@ -58,31 +60,41 @@ def sample_remove(bins: Bins, sigma: float, epsilon: float, count: int, seed: in
     if log_most == math.inf:
         raise ValueError(f"noise multiplier {sigma:g} is too small beside the columns of C")
     b, half = len(gram), np.diag(gram) / 2
-    powers = np.exp(gram)
+    width = math.isqrt(b)  # of a block of bins
+    powers = np.zeros((b, -(-b // width) * width))
+    powers[:, :b] = np.exp(gram)
+    # From −6 to 6, one V_j grows by at most e^(12·√top) beside another, so that those below e^(−80) of the largest never matter.
+    single = 2 * _REACH * math.sqrt(float(np.diag(gram).max())) < -_LOWEST / 2
+    precision = np.float32 if single else np.float64
 
     def draw(generator: np.random.Generator, size: int) -> Vector:
         rows = np.arange(size)
-        y = bins.noise(generator, size).astype(np.float64) / sigma
-        shift, weights, log_w = np.zeros((size, b)), np.ones((size, b)), np.zeros(size)
-        along, square = np.zeros(size), np.zeros(size)  # ⟨Σ u_J, x⟩ without its mean, and |Σ u_J|²
-        for c in range(order):
-            cumulative = np.cumsum(weights, axis=1)
-            total = cumulative[:, -1]
+        y = bins.noise(generator, size).astype(np.float64)
+        y /= sigma
+        weights = np.ones((size, powers.shape[1]))  # exp(⟨u_j, Σ u_J⟩)
+        weights[:, b:] = 0.0
+        log_w, along, square = (
+            np.zeros(size),
+            np.zeros(size),
+            np.zeros(size),
+        )  # along: ⟨Σ u_J, x⟩ less its mean; |Σ u_J|²
+        for _ in range(order):
+            total, j = _one_of(weights, width, generator.random(size))
             log_w += np.log(total / b)
-            threshold = generator.random(size) * total
-            j = np.minimum((cumulative < threshold[:, None]).sum(axis=1), b - 1)
-            square += 2 * shift[rows, j] + gram[j, j]
+            square += 2 * np.log(weights[rows, j]) + gram[j, j]
             along += y[rows, j]
-            shift += gram[j]
-            if c + 1 < order:
-                weights *= powers[j]
+            weights *= powers[j]
+        shift = np.log(weights[:, :b])
         length = np.sqrt(square)
         slope = shift / length[:, None]  # how y moves with t
         start = -_REACH + _STEP * generator.random(size)
-        log_v = y + shift - half + slope * (start - along / length)[:, None]
-        highest = log_v.max(axis=1)
-        v = np.exp(log_v - highest[:, None], out=log_v)
-        growth = np.exp(_STEP * slope, out=slope)
+        y += shift
+        y -= half
+        y += slope * (start - along / length)[:, None]
+        highest = y.max(axis=1)
+        y -= highest[:, None]
+        v = np.exp(np.maximum(y, _LOWEST if single else -math.inf, out=y).astype(precision))
+        growth = np.exp((_STEP * slope).astype(precision))
         values = np.zeros(size)
         for step in range(round(2 * _REACH / _STEP)):
             excess = np.maximum(np.log(v.mean(axis=1)) + highest - epsilon + _ROUNDING, 0.0)  # log S/a
@@ -97,3 +109,17 @@ def sample_remove(bins: Bins, sigma: float, epsilon: float, count: int, seed: in
     most = (rounding + _LEFT_OUT) * (1 + 1e-9)  # the trapezoid rule gives at most 1 + 1e-14 for the normal density
     values = run_in_blocks(draw, count, b, seed) * rounding + _LEFT_OUT
     return Sample(np.minimum(values, most) * scale, most * scale, math.inf)
+
+
+def _one_of(weights: Matrix, width: int, uniform: Vector) -> tuple[Vector, NDArray[np.intp]]:
+    """The sum of each row and a column drawn in proportion to its entries, by blocks of `width`: fewer sums in sequence."""
+    rows = np.arange(len(weights))
+    blocks = (weights.reshape(-1, width) @ np.ones(width)).reshape(len(weights), -1)
+    cumulative = np.cumsum(blocks, axis=1)
+    total = cumulative[:, -1]
+    threshold = uniform * total
+    block = np.minimum((cumulative < threshold[:, None]).sum(axis=1), blocks.shape[1] - 1)
+    threshold -= cumulative[rows, block] - blocks[rows, block]
+    inside = np.cumsum(weights.reshape(len(weights), -1, width)[rows, block], axis=1)
+    last = np.count_nonzero(inside[:, :-1] < np.minimum(threshold, inside[:, -1])[:, None], axis=1)
+    return total, block * width + last

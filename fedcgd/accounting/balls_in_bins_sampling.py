@@ -12,7 +12,7 @@ from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 Single = NDArray[np.float32]
 
-_CHUNK = 2**18  # numbers in one block of draws, so that they stay in the cache
+_CHUNK = 2**16  # numbers in one block of draws, so that they stay in the cache
 
 
 @dataclass(frozen=True)
