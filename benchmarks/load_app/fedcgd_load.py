@@ -1,0 +1,129 @@
+"""A Flower app that trains a small network on made-up examples, one a user, and notes where each round's time goes."""
+
+import json
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvgM
+
+import fedcgd_flower.strategy as strategy_module
+from fedcgd.gradients import example_loss
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.participation import Participation
+from fedcgd_flower import CorrelatedNoise, host_users, one_gradient_step
+
+FEATURES, HIDDEN, CLASSES = 64, 64, 10
+LEDGER_STEPS = ("history", "plan_round", "record_aggregated", "record_released", "skip")
+
+server = ServerApp()
+client = ClientApp()
+
+
+def _network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, CLASSES))
+
+
+@cache
+def _material(users: int) -> tuple[torch.Tensor, torch.Tensor, Callable[..., torch.Tensor]]:
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(users, FEATURES, generator=generator)
+    targets = torch.randint(CLASSES, (users,), generator=generator)
+    return inputs, targets, example_loss(_network(), torch.nn.CrossEntropyLoss(reduction="none"))
+
+
+def _hosted(context: Context) -> Sequence[str]:
+    """Node p of P hosts the users p, p + P, …"""
+    users, nodes = int(context.run_config["users"]), int(context.run_config["nodes"])
+    return [f"user-{i:06d}" for i in range(int(context.node_config["partition-id"]), users, nodes)]
+
+
+def _clipped_sum(work: Any, context: Context) -> Any:
+    inputs, targets, loss = _material(int(context.run_config["users"]))
+
+    def data(users: Sequence[str], context: Context) -> tuple[torch.Tensor, ...]:
+        rows = torch.tensor([int(user.removeprefix("user-")) for user in users], dtype=torch.long)
+        return inputs[rows], targets[rows]
+
+    return one_gradient_step(loss, data)(work, context)
+
+
+host_users(client, _hosted, _clipped_sum)
+
+
+class _Clock:
+    """Seconds spent in chosen functions since the last look."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def watch(self, owner: Any, name: str, label: str) -> None:
+        function = getattr(owner, name)
+
+        @wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._seconds[label] += time.perf_counter() - begin
+
+        setattr(owner, name, timed)
+
+    def look(self) -> dict[str, float]:
+        seconds, self._seconds = self._seconds, defaultdict(float)
+        return dict(seconds)
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train; write to `results` the seconds of each round: whole, in the ledger, waiting for nodes, and choosing users."""
+    config = context.run_config
+    users, cohort, rounds = (int(config[name]) for name in ("users", "cohort", "rounds"))
+    clock = _Clock()
+    for step in LEDGER_STEPS:
+        clock.watch(Ledger, step, "ledger")
+    clock.watch(strategy_module, "exchange", "nodes")
+    clock.watch(strategy_module, "cohort", "choosing")
+    strategy = CorrelatedNoise(
+        FedAvgM(server_learning_rate=0.5),
+        mechanism=LambdaCGD(0.9),
+        participation=Participation(rounds=rounds, min_separation=users // cohort),
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        delta=1e-6,
+        cohort_size=cohort,
+        key=NoiseKey.from_file(Path(str(config["key-file"])), create=True),
+        ledger=Path(str(config["ledger"])),
+        expected_users=users,
+        min_answers=cohort,
+    )
+    seen: list[dict[str, float]] = []
+    last = time.perf_counter()
+
+    def released(release: int, arrays: ArrayRecord) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if release:
+            seen.append({"whole": now - last, **clock.look()})
+        last = now
+
+    strategy.start(grid, ArrayRecord(_network().state_dict()), evaluate_fn=released)
+    figures = {
+        "releases": strategy.releases,
+        "rounds": seen,
+        "server_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+    }
+    Path(str(config["results"])).write_text(json.dumps(figures))
