@@ -116,8 +116,8 @@ def measure(
         (noise, bands): prepare(model, noise, InverseBands(bands) if bands > 1 else DPSGD(), batch, physical, mode)
         for noise, bands in variants
     }
-    for step in prepared.values():
-        for _ in range(max(3, max(bands for _, bands in variants))):  # so that buffers are full
+    for (_, bands), step in prepared.items():
+        for _ in range(max(3, bands)):  # so that buffers are full
             step()
     seconds: dict[tuple[str, int], list[float]] = {variant: [] for variant in prepared}
     for turn in range(turns):
