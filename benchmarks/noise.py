@@ -2,7 +2,7 @@
 
 python benchmarks/noise.py [--size 25000000] [--threads 2]
 
-`add_noise` is what the strategy does: the same rows in float64, rounded to the integer grid, and a smoothing vector (`fedcgd.lattice`).
+`add_noise` is what the strategy does: the same in float64, rounded to the integer grid, and a smoothing vector more.
 """
 
 import argparse
