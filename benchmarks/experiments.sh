@@ -11,7 +11,7 @@ plain=(--mechanism dp-sgd --mechanism lambda-cgd)
 lambdas=(--lam 0.5 --lam 0.7 --lam 0.8 --lam 0.9 --lam 0.95)
 others=(--mechanism bisr:p=4 --mechanism band-inv-mf:p=4 --mechanism blt:d=4 --mechanism banded-toeplitz:p=8)
 digits=(--task digits --batch 60)
-fashion=(--task fashion-mnist --batch 500 --tuning-seeds 1 --seeds 5)
+fashion=(--task fashion-mnist --batch 500 --tuning-seeds 1)
 tweets=(--task tweets --batch 500 --tuning-seeds 3 --seeds 10)
 
 # sweep FILE "RATE RATE …" OPTION…
