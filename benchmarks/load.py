@@ -6,6 +6,13 @@ Three loads: 10,000 users in a round, hosted by 4 nodes, which are processes of 
 with simulated nodes; and 500 simulated nodes of one user each, all of them in every round. Each user is one made-up example of
 64 numbers, and trains a network of 4810 parameters, which takes 0.1 ms: any real training makes the ledger's share smaller. The
 first round, in which nodes start and say whom they host, is left out of the averages.
+
+On 2 virtual cores of an AMD EPYC, shared with other work (load 4), in seconds and MiB:
+
+                                    round    nodes  choosing   ledger   share    server       all
+10,000 users, 4 SuperNodes          24.94    24.17     0.128    0.571     2.3       699      4113
+10,000 users, 4 simulated nodes      1.22     0.91     0.049    0.243    19.8       746      2444
+500 simulated nodes of one user      9.63     9.29     0.002    0.018     0.2       785      2155
 """
 
 import argparse

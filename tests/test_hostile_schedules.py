@@ -11,7 +11,7 @@ import pytest
 from fake_grid import FakeGrid
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from test_flower_strategy import SIZE, make, names, node, record
 
@@ -170,11 +170,12 @@ def check_schedule(schedule: list[dict], path: Path, dropped: Counter) -> None:
     assert (checked.released, checked.problems) == (released, ())
 
 
-@pytest.mark.parametrize("examples", [pytest.param(40, id="40"), pytest.param(1000, id="1000", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [pytest.param(30, id="30"), pytest.param(300, id="300", marks=pytest.mark.slow)])
 def test_no_schedule_of_replies_churn_and_restarts_breaks_a_run(examples: int) -> None:
     dropped: Counter = Counter()
 
-    @settings(derandomize=True, max_examples=examples, deadline=None, database=None)
+    # A counterexample as it is found: to make it smaller would take minutes.
+    @settings(derandomize=True, max_examples=examples, deadline=None, database=None, phases=[Phase.generate])
     @given(st.lists(ROUND, min_size=1, max_size=7))
     def check(schedule: list[dict]) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -182,6 +183,5 @@ def test_no_schedule_of_replies_churn_and_restarts_breaks_a_run(examples: int) -
 
     check()
     assert sum(dropped.values()) > examples / 2
-    if examples >= 1000:
+    if examples >= 300:
         assert set(dropped) == {cause for _, cause in BAD.values()}
-    print(f"{examples} schedules, replies dropped: {dict(dropped)}")
