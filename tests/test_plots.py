@@ -46,7 +46,8 @@ def test_accuracy_against_lambda_has_a_panel_for_each_budget():
 def test_a_sampling_looks_the_same_in_every_panel():
     """Balls-in-Bins at ε = 8 only; no amplification at both."""
     amplified = [run(replace(SETUPS[3], sampling="balls-in-bins"), 0.8, 0, "validation")]
-    figure = plots.accuracy_against_lambda(amplified + RUNS, CALIBRATIONS)
+    poisson = [run(replace(BASE, sampling="poisson"), 0.8, 0, "validation")]  # has no λ
+    figure = plots.accuracy_against_lambda(poisson + amplified + RUNS, CALIBRATIONS)
     first, second = (points(axes) for axes in figure.axes)
     assert len(first) == 1
     assert {line.get_marker() for line in first} < {line.get_marker() for line in second}

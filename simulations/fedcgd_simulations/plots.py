@@ -76,9 +76,14 @@ def amplified_optimum(calibrations: Mapping[str, Record], like: Setup) -> float 
 def accuracy_against_lambda(
     runs: Sequence[Record], calibrations: Mapping[str, Record], *, split: str = "validation"
 ) -> Figure:
-    """One panel per ε: accuracy of DP-λCGD against λ (0 is DP-SGD), with the error-optimal λ as vertical lines."""
+    """One panel per ε: accuracy of DP-λCGD against λ (0 is DP-SGD), with the error-optimal λ as vertical lines.
+
+    Without amplification and with Balls-in-Bins: other samplings have no λ but 0.
+    """
     summaries = {
-        setup: value for setup, value in by_setup(runs, split).items() if setup.mechanism in ("dp-sgd", "lambda-cgd")
+        setup: value
+        for setup, value in by_setup(runs, split).items()
+        if setup.mechanism in ("dp-sgd", "lambda-cgd") and setup.sampling in ("none", "balls-in-bins")
     }
     if not summaries:
         raise ValueError(f"no dp-sgd or lambda-cgd runs judged by {split} examples are in these results")
