@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The experiments of docs/results.md. What is in the results already is not run again. About five hours of one core.
+# The experiments of docs/results.md, with the same or more seeds and learning rates for each point. What is in the results already is not
+# run again. From nothing about five hours of one core.
 set -euo pipefail
 results="${1:-results}"
 mkdir -p "$results"
