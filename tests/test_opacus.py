@@ -130,7 +130,7 @@ def test_how_it_is_computed_does_not_matter(options):
 @pytest.mark.parametrize("physical", [None, 5])
 def test_an_empty_batch_still_gets_noise_and_counts(physical):
     engine, model, private = make(sampling="balls-in-bins", epochs=1)
-    groups = private[-1].batch_sampler._groups
+    groups = private[-1].batch_sampler.groups()
     groups[2] = groups[2][:0]
     expected = plain_loop(LambdaCGD(0.8), batches_of(private, 5))
     train(private, epochs=1, physical=physical)
@@ -265,6 +265,140 @@ def test_an_example_that_is_not_finite_adds_nothing():
         assert torch.allclose(spoilt(value), without, atol=1e-6)
 
 
+def first_steps(key, count=1, checkpoint=None):
+    """Engine, and what the model moved by in its first `count` steps."""
+    engine, model, private = make(key=key)
+    if checkpoint:
+        engine.load_checkpoint(path=checkpoint, module=private[0], optimizer=private[1])
+    before = flatten(model)
+    module, optimizer, loader = private
+    for (inputs, targets), _ in zip(loader, range(count), strict=False):
+        optimizer.zero_grad()
+        functional.cross_entropy(module(inputs), targets).backward()
+        optimizer.step()
+    return engine, private, flatten(model) - before
+
+
+def test_two_runs_under_one_key_have_other_noise_and_other_batches():
+    key = NoiseKey.generate()
+    (_, one, first), (_, other, second) = first_steps(key), first_steps(key)
+    noise = RATE * CLIP * SIGMA / BATCH
+    assert float((first - second).std()) > noise  # independent noise: 1.4 of it, and the batches differ
+    assert not np.array_equal(one[-1].batch_sampler.batch(0), other[-1].batch_sampler.batch(0))
+    simulated = [first_steps(NoiseKey.simulation(5))[2] for _ in range(2)]
+    assert torch.equal(*simulated)
+
+
+def test_an_engine_makes_one_run():
+    engine, _, _ = make()
+    model = nn.Linear(6, 3)
+    with pytest.raises(RuntimeError, match="make another engine"):
+        engine.make_private(
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), mechanism=DPSGD(), epochs=1,
+            data_loader=DataLoader(data(), batch_size=BATCH), noise_multiplier=1.0, max_grad_norm=1.0,
+        )  # fmt: skip
+
+
+def test_a_checkpoint_loaded_twice_goes_on_with_fresh_noise_in_the_same_run(tmp_path):
+    key = NoiseKey.generate()
+    engine, private, _ = first_steps(key)
+    engine.save_checkpoint(path=tmp_path / "c", module=private[0], optimizer=private[1])
+    assert key._root.hex() not in str(engine.accountant.state_dict())
+    again = [first_steps(key, checkpoint=tmp_path / "c") for _ in range(2)]
+    for loaded, parts, _ in again:
+        assert loaded.accountant.run == engine.accountant.run
+        assert loaded.accountant.attempts[0] == engine.accountant.attempts[0]
+        assert np.array_equal(parts[-1].batch_sampler.batch(3), private[-1].batch_sampler.batch(3))
+    noise = RATE * CLIP * SIGMA / BATCH
+    assert float((again[0][2] - again[1][2]).std()) > noise
+    stranger, _, private = make()
+    with pytest.raises(ValueError, match="simulation key"):
+        stranger.load_checkpoint(path=tmp_path / "c", module=private[0], optimizer=private[1])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("physical", [None, 5])
+def test_a_step_left_out_stops_the_loop(workers, physical):
+    model = nn.Linear(6, 3)
+    module, optimizer, loader = CorrelatedPrivacyEngine(key=KEY).make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        data_loader=DataLoader(data(), batch_size=BATCH, num_workers=workers),
+        mechanism=MECHANISM,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        epochs=2,
+    )
+    batches = loader
+    if physical:
+        batches = BatchMemoryManager(
+            data_loader=loader, max_physical_batch_size=physical, optimizer=optimizer
+        ).__enter__()
+
+    def loop():
+        steps = 0
+        for inputs, targets in batches:
+            if steps == 2:
+                continue  # as a loop does that leaves out a loss that is not finite
+            optimizer.zero_grad()
+            functional.cross_entropy(module(inputs), targets).backward()
+            optimizer.step()
+            steps += 1
+
+    with pytest.raises(RuntimeError, match=r"take one optimizer step for each batch"):
+        loop()
+
+
+def test_workers_may_prepare_batches_ahead():
+    model = nn.Linear(6, 3)
+    module, optimizer, loader = CorrelatedPrivacyEngine(key=KEY).make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        data_loader=DataLoader(data(), batch_size=BATCH, num_workers=2),
+        mechanism=MECHANISM,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        epochs=2,
+    )
+    everything = data().tensors[0]
+    for round, (inputs, targets) in enumerate(loader):
+        assert torch.equal(inputs, everything[loader.batch_sampler.batch(round)])
+        optimizer.zero_grad()
+        functional.cross_entropy(module(inputs), targets).backward()
+        optimizer.step()
+    assert optimizer.releases.released == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype):
+    """A batch of one example: the sum before the noise is its clipped gradient."""
+    generator = torch.Generator().manual_seed(3)
+    worst = 0.0
+    for trial in range(20):
+        torch.manual_seed(trial)
+        model = nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 5)).to(dtype)
+        arguments = {
+            "module": model,
+            "optimizer": torch.optim.SGD(model.parameters(), lr=1.0),
+            "data_loader": DataLoader(TensorDataset(torch.zeros(1, 40)), batch_size=1),
+            "mechanism": DPSGD(), "noise_multiplier": 1.0, "max_grad_norm": 0.7, "epochs": 1, "grad_sample_mode": mode,
+        }  # fmt: skip
+        if mode == "ghost" and dtype in (torch.bfloat16, torch.float16):
+            with pytest.raises(ValueError, match="ghost clipping needs float32"):
+                CorrelatedPrivacyEngine(key=KEY).make_private(**arguments)
+            return
+        module, optimizer, *criterion, _ = CorrelatedPrivacyEngine(key=KEY).make_private(**arguments)
+        inputs = (100 * torch.randn(1, 40, generator=generator)).to(dtype)
+        loss = criterion[0] if criterion else nn.CrossEntropyLoss()
+        loss(module(inputs), torch.tensor([trial % 5])).backward()
+        if mode != "ghost":
+            optimizer.clip_and_accumulate()
+        total = [p.grad if mode == "ghost" else p.summed_grad for p in optimizer.params]
+        worst = max(worst, float(torch.cat([g.double().reshape(-1) for g in total]).norm()))
+    assert 0.7 * (1 - 1e-4) < worst <= 0.7
+
+
 def test_the_batches_keep_the_participation():
     none = batches_of(make(sampling="none")[2])
     assert all(np.array_equal(none[t], none[t + 5]) for t in range(5))
@@ -316,11 +450,15 @@ def test_generator_noise_is_the_rounds_own_whatever_came_before():
         source.add(tensors, terms, 2.0)
         return torch.cat([x.reshape(-1) for x in tensors])
 
-    z = [draw(source, (t, 0.5)) for t in range(3)]
-    assert torch.equal(draw(GeneratorNormals(KEY.noise, torch.device("cpu")), (1, 0.5)), z[1])
-    assert torch.allclose(draw(source, (2, 1.0), (1, -0.8)), 2 * z[2] - 1.6 * z[1], atol=1e-6)
-    assert not torch.equal(draw(GeneratorNormals(bytes(32), torch.device("cpu")), (1, 0.5)), z[1])
+    z = [draw(source, (t, 0, 0.5)) for t in range(3)]
+    assert torch.equal(draw(GeneratorNormals(KEY.noise, torch.device("cpu")), (1, 0, 0.5)), z[1])
+    assert torch.allclose(draw(source, (2, 0, 1.0), (1, 0, -0.8)), 2 * z[2] - 1.6 * z[1], atol=1e-6)
+    assert not torch.equal(draw(GeneratorNormals(bytes(32), torch.device("cpu")), (1, 0, 0.5)), z[1])
+    assert not torch.equal(draw(source, (1, 7, 0.5)), z[1])
     assert not torch.equal(z[0], z[1])
+
+
+ATTEMPTS = [0, 5, 0, 2**32 - 1, 0, 0, 3, 0, 0]
 
 
 @pytest.mark.parametrize("normals", [StreamNormals(KEY.noise), GeneratorNormals(KEY.noise, torch.device("cpu"))])
@@ -332,8 +470,8 @@ def test_a_buffer_gives_what_replay_gives_also_after_a_restart(device, mechanism
         if t == 6:
             buffer = Buffer(normals, mechanism, 9, device)
         expected, got = ([torch.ones(3, 2), torch.ones(5)] for _ in range(2))
-        replay.add(t, expected, 3.0)
-        buffer.add(t, got, 3.0)
+        replay.add(ATTEMPTS[: t + 1], expected, 3.0)
+        buffer.add(ATTEMPTS[: t + 1], got, 3.0)
         for a, b in zip(got, expected, strict=True):
             assert torch.allclose(a, b, atol=2e-5)
         assert not torch.allclose(got[0], torch.ones(3, 2), atol=0.1)
@@ -344,13 +482,13 @@ def test_a_buffer_makes_one_vector_a_round_and_keeps_the_mechanisms_few():
 
     class Counting(StreamNormals):
         def add(self, tensors, terms, stddev):
-            made.extend(round for round, _ in terms)
+            made.extend(round for round, _, _ in terms)
             super().add(tensors, terms, stddev)
 
     mechanism = BSR(4)  # its inverse has as many bands as there are rounds
     buffer = Buffer(Counting(KEY.noise), mechanism, 50, None)
     for t in range(50):
-        buffer.add(t, [torch.zeros(3)], 1.0)
+        buffer.add([0] * (t + 1), [torch.zeros(3)], 1.0)
         assert len(buffer._state.buffers) <= 3
     assert made == list(range(50))
 

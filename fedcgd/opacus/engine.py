@@ -1,7 +1,9 @@
 """`opacus.PrivacyEngine` with correlated noise."""
 
+import secrets
 import warnings
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -14,14 +16,18 @@ from torch.utils.data import DataLoader
 from fedcgd.accounting import calibrate
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
-from fedcgd.opacus.batches import RoundBatches
-from fedcgd.opacus.noise import NoiseMode, noise_source
+from fedcgd.opacus.batches import RoundBatches, RoundLoader
+from fedcgd.opacus.noise import NoiseMode, NoiseSource, noise_source
 from fedcgd.opacus.optimizers import CorrelatedGhostOptimizer, CorrelatedOptimizer, Releases
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
 
 Private = tuple[Any, ...]
 """(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
+
+
+_GHOST_ROUNDING = 2.0**-16
+"""Ghost clipping takes norms and scales in float32: it aims this far below the bound, relatively."""
 
 
 class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
@@ -35,7 +41,10 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     - poisson: each example in each step with probability 1/len(data_loader).
     - cyclic-poisson: `groups` groups in turn, each of the group's examples with probability groups/len(data_loader).
 
-    `key` decides noise and batches: who has it can take the noise away. Take one optimizer step for each batch.
+    `key` decides noise and batches: who has it can take the noise away. An engine makes one run private; runs of other engines
+    have other noise and other batches, also under the same key (except a simulation key, which repeats a run). Take one
+    optimizer step for each batch, or the loader stops the loop. A checkpoint goes on with its run: to go back to one and
+    train on from there again publishes rounds twice, with fresh noise, and ε counts them once.
     Batches are divided by their expected size. `get_epsilon` and `save_checkpoint` work as in Opacus.
     """
 
@@ -43,6 +52,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         # PrivacyEngine.__init__ would make an accountant of independent noise, and warn about noise that is not used.
         self.secure_mode, self.secure_rng, self.dataset = False, None, None
         self._key = key
+        self._used = False
 
     def make_private(
         self,
@@ -80,6 +90,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             raise ValueError(f"clipping must be flat, got {clipping!r}: the sensitivity of no other is accounted for")
         if noise_generator is not None:
             raise ValueError("noise_generator cannot be given: the noise comes from the engine's key")
+        if self._used:
+            raise RuntimeError("this engine has made a run private already; make another engine for another run")
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
         participation = _participation(len(data_loader), epochs, sampling, groups, poisson_sampling)
@@ -91,21 +103,24 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             delta=min(1e-5, 1 / (2 * len(data_loader.dataset))),  # type: ignore[arg-type]
         )
         _check_same_parameters(module, optimizer)
+        ghost = grad_sample_mode == "ghost"
+        if ghost and any(torch.finfo(p.dtype).bits < 32 for p in module.parameters()):
+            raise ValueError("ghost clipping needs float32 parameters: in a shorter format norms exceed their bound")
         if isinstance(module, nn.parallel.DistributedDataParallel):
             raise TypeError("DistributedDataParallel is not supported: each process would add its own noise")
         wrapped = self._prepare_model(
             module,
             batch_first=batch_first,
-            max_grad_norm=max_grad_norm,
+            max_grad_norm=max_grad_norm * (1 - _GHOST_ROUNDING) if ghost else max_grad_norm,
             loss_reduction=loss_reduction,
             grad_sample_mode=grad_sample_mode,
             wrap_model=wrap_model,
         )
         if hasattr(wrapped, "forbid_grad_accumulation"):
             wrapped.forbid_grad_accumulation()
-        self.accountant = Releases(plan)
+        self.accountant = Releases(plan, "" if self._key.simulated else secrets.token_hex(16))
         examples, steps = len(data_loader.dataset), len(data_loader)  # type: ignore[arg-type]
-        private = (CorrelatedGhostOptimizer if grad_sample_mode == "ghost" else CorrelatedOptimizer)(
+        private = (CorrelatedGhostOptimizer if ghost else CorrelatedOptimizer)(
             optimizer=optimizer.original_optimizer if isinstance(optimizer, DPOptimizer) else optimizer,
             noise_multiplier=noise_multiplier,
             max_grad_norm=max_grad_norm,
@@ -113,16 +128,22 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             loss_reduction=loss_reduction,
         )
         private.releases = self.accountant
-        private.source = noise_source(
-            noise, self._key.noise, mechanism, participation.rounds, next(module.parameters()).device
-        )
+        device = next(module.parameters()).device
+
+        @lru_cache(maxsize=1)
+        def source_of(run: str) -> NoiseSource:
+            return noise_source(noise, self._key.noise_of(run), mechanism, participation.rounds, device)
+
+        source_of(self.accountant.run)  # so that a wrong `noise` is refused here
+        private.source_of = source_of
         loader = self._loader(data_loader, participation, batch_first)
-        if grad_sample_mode == "ghost":
+        self._used = True
+        if ghost:
             loss = nn.CrossEntropyLoss(reduction=loss_reduction) if criterion is None else criterion
-            ghost = self._prepare_criterion(
+            ghost_loss = self._prepare_criterion(
                 module=wrapped, optimizer=private, criterion=loss, loss_reduction=loss_reduction
             )
-            return wrapped, private, ghost, loader
+            return wrapped, private, ghost_loss, loader
         return wrapped, private, loader
 
     def make_private_with_epsilon(
@@ -165,12 +186,12 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             participation,
             len(data_loader.dataset),  # type: ignore[arg-type]
             len(data_loader),
-            self._key.choices,
+            lambda: self._key.choices_of(self.accountant.run),
             lambda: self.accountant.released,
         )
         first = data_loader.dataset[0]
         parts = list(first.values()) if isinstance(first, Mapping) else list(first)
-        return DataLoader(
+        return RoundLoader(
             data_loader.dataset,
             batch_sampler=batches,
             collate_fn=wrap_collate_with_empty(
