@@ -233,3 +233,12 @@ def test_a_million_rounds_take_about_a_second(mechanism) -> None:
     started = time.process_time()
     sensitivity(mechanism, plan(10**6, 10, 10**5))
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("released", range(1, 13))
+def test_first_rounds_fewer_than_the_bands(released: int) -> None:
+    participation = Participation(rounds=12, min_separation=3)
+    mechanism = Normalized(BSR(6))
+    found = sensitivity(mechanism, participation, released=released)
+    truth = oracle.sensitivity(oracle.normalized(matrix(BSR(6), 12)), 4, 3, released)
+    assert truth - 1e-12 <= found.value <= truth * (1 + 1e-9 if found.exact else 1.5)

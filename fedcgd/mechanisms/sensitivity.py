@@ -180,7 +180,7 @@ def _band_gram(mechanism: Mechanism, n: int, rows: int, lags: int, p: int) -> Ma
             part = columns[j : j + p, at]
             band[j, : len(part)] = part
     gram = np.zeros((rows, lags))
-    for lag in range(lags):
+    for lag in range(min(lags, rows)):  # the first rows of a run may be fewer than the bands
         # C[:, i] and C[:, i + lag] share the rows i + lag … i + p − 1.
         gram[: rows - lag, lag] = np.einsum("ij,ij->i", band[: rows - lag, lag:], band[lag:, : p - lag])
     return gram
