@@ -63,8 +63,8 @@ def clipped_gradient_sum(
 
     Guarantee: step times each example's term has norm at most clip_norm.
     """
-    if not clip_norm > 0:
-        raise ValueError(f"clip_norm must be positive, got {clip_norm}")
+    if not clip_norm >= 1e-20:
+        raise ValueError(f"clip_norm must be positive, and at least 1e-20 for float32, got {clip_norm}")
     if len({len(part) for part in examples}) != 1:
         raise ValueError(f"every tensor must have one row per example, got {[len(part) for part in examples]} rows")
     gradients = vmap(grad(loss), in_dims=(None, *(0 for _ in examples)))

@@ -27,6 +27,10 @@ class Plan:
     def __post_init__(self) -> None:
         if not 0 < self.clip_norm < float("inf"):
             raise ValueError(f"clip_norm must be positive and finite, got {self.clip_norm}")
+        if not 1e-20 <= self.clip_norm <= 1e20:
+            raise ValueError(
+                f"clip_norm must be between 1e-20 and 1e20, got {self.clip_norm}: beyond, float32 cannot hold the updates"
+            )
         if not 0 < self.noise_multiplier < float("inf"):
             raise ValueError(
                 f"noise_multiplier must be positive and finite, got {self.noise_multiplier}; without noise there is no privacy"

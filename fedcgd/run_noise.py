@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from fedcgd.lattice import Integers, add_noise, add_smoothing, add_values
 from fedcgd.mechanisms.streaming import NoiseMode, State, correlate, noise_mode, state_before
 from fedcgd.noise import NoiseStream
@@ -23,6 +25,15 @@ class RunNoise:
         start: tuple[tuple[int, ...], State] = ((), State())
         self._released = start
         self._noised = start
+
+    @property
+    def largest_stddev(self) -> float:
+        """ζσ·Σ|w| over the last row w of C⁻¹: what the standard deviation of a coordinate of the noise stays below.
+
+        Rows of the inverses of sensible mechanisms are bounded; an inverse that grows is largest in its last row.
+        """
+        rounds = self._plan.participation.rounds
+        return self._plan.stddev * max(1.0, float(np.abs(self._plan.mechanism.inverse_row(rounds - 1, rounds)).sum()))
 
     def add(self, total: Integers, attempts: Sequence[int], step: float) -> None:
         """total += ζσ·(C⁻¹Z)_t in place, for round t = len(attempts) − 1; total is in multiples of `step`.

@@ -136,6 +136,31 @@ def test_mod_sends_neither_metrics_nor_error_text() -> None:
     assert ask(FakeGrid({1: mod_node(nan)}), 1, ("ann",)) == "client error"
 
 
+@pytest.mark.parametrize("kind", ["mod", "pool"])
+def test_what_training_raises_stays_on_the_node_with_its_text(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Flower would send "ValueError: …" with the text to the server."""
+    arrived = []
+
+    def keep(request, reply):
+        arrived.append(reply)
+        return reply
+
+    def fail(*_):
+        raise ValueError(f"patient {4000 + 711} has the flu")
+
+    if kind == "mod":
+        node = mod_node(fail)
+    else:
+        app = ClientApp()
+        host_users(app, lambda context: ["ann"], fail)
+        node = FakeNode(app)
+    node.tamper = keep
+    assert ask(FakeGrid({1: node}), 1, ("ann",)) == "client error"
+    assert arrived[0].error.reason == "local training failed"
+    assert "4711" not in str(arrived[0]) + caplog.text
+    assert "in fail" in caplog.text  # where to look
+
+
 def test_directory_by_declaration_follows_users_to_a_new_node() -> None:
     grid = FakeGrid({1: pool(users=("ann", "bob")), 2: pool(users=("cat",))})
     directory = Directory("declared", timeout=0.0)

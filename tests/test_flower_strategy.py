@@ -10,7 +10,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
 from fedcgd.keys import NoiseKey
-from fedcgd.mechanisms import DPSGD, LambdaCGD, Normalized, inverse_matrix
+from fedcgd.ledger import Ledger
+from fedcgd.mechanisms import DPSGD, BandedToeplitz, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.participation import Participation
 from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
@@ -280,6 +281,39 @@ def test_lambda_is_chosen_once_and_recorded() -> None:
         make(mechanism=LambdaCGD("auto")).plan.guarantee()  # σ without a budget
 
 
+def test_noise_that_would_outgrow_the_grid_is_refused_before_the_first_round() -> None:
+    """C⁻¹ of this C grows like 1.6^t: Σ|w| of the last row is 10^30."""
+    grid = two_nodes()
+    strategy = make(
+        mechanism=BandedToeplitz((1.0, -1.6)), participation=Participation(rounds=150, min_separation=3), cohort_size=2
+    )
+    with pytest.raises(ValueError, match="more than the grid holds"):
+        strategy.start(grid, record(np.zeros(SIZE)))
+    assert asked_users(grid) == []
+
+
+@pytest.mark.parametrize("inner", [FedAvgM(server_learning_rate=0.5, server_momentum=0.9), FedAdam(eta=0.05)])
+def test_a_round_that_cannot_be_recorded_leaves_no_trace_in_the_inner_strategy(
+    inner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when round 0 is to be recorded; then there is room. FedAvgM's momentum must not hold the first noise."""
+    strategy = make(inner)
+    initial = record(np.zeros(SIZE))
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "record_released", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            strategy.start(two_nodes(), initial, num_rounds=1)
+    assert strategy.releases == 0
+    result = strategy.start(two_nodes(), initial, num_rounds=1)
+    assert strategy.releases == 1
+    noise = NoiseStream(KEY.noise).normal(0, 1, 0, SIZE).astype(np.float64)
+    mean = UPDATE + on_the_grid(noise[None], [(0, 1)])[0] / 4
+    if isinstance(inner, FedAvgM):
+        np.testing.assert_allclose(result.arrays["w"].numpy(), 0.5 * mean, atol=2e-6)
+    else:
+        np.testing.assert_allclose(inner.m_t["w"], 0.1 * mean, atol=2e-6)
+
+
 def test_only_public_figures_are_returned() -> None:
     result = make().start(two_nodes(), record(np.zeros(SIZE)))
     assert set(result.train_metrics_clientapp[1]) == {"epsilon", "delta", "releases"}
@@ -327,6 +361,7 @@ def test_inner_strategies_see_the_noised_mean(inner) -> None:
         ({"delta": 1.0}, "delta"),
         ({"clip_norm": 0.0}, "clip_norm must be positive"),
         ({"clip_norm": float("inf")}, "clip_norm must be positive"),
+        ({"clip_norm": 1e-21}, "clip_norm must be between 1e-20 and 1e20, got 1e-21"),
         ({"cohort_size": 0}, "cohort_size must be at least 1"),
         ({"min_answers": 5}, "min_answers"),
         ({"identity": "guess"}, "identity"),

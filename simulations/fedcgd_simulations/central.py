@@ -44,7 +44,7 @@ def train_central(
     sampled = GradSampleModule(model, loss_reduction="sum")
     noise = RunNoise(plan, NoiseStream(key))
     flat = flatten(model).double()
-    step = lattice_step(clip_norm=plan.clip_norm, size=flat.numel(), stddev=plan.stddev)
+    step = lattice_step(clip_norm=plan.clip_norm, size=flat.numel(), stddev=noise.largest_stddev)
     for round, batch in enumerate(batches):
         total = np.zeros(flat.numel(), np.int64)
         for start in range(0, len(batch), physical_batch):

@@ -1,5 +1,6 @@
 """Drive the inner strategy: it sees one reply a round, which holds the noised mean."""
 
+import copy
 import io
 import logging
 from collections.abc import Iterable, Iterator
@@ -100,6 +101,21 @@ def inner_state(inner: Strategy) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()
+
+
+@contextmanager
+def undone_on_failure(inner: Strategy) -> Iterator[None]:
+    """Puts the attributes of `inner` back if the block raises: no noise that was not released may stay in its moments."""
+    before = {
+        name: copy.deepcopy(value)
+        for name, value in vars(inner).items()
+        if value is None or isinstance(value, (dict, list, np.ndarray, ArrayRecord))
+    }
+    try:
+        yield
+    except BaseException:
+        vars(inner).update(before)
+        raise
 
 
 def restore_inner_state(inner: Strategy, state: bytes) -> None:

@@ -4,12 +4,15 @@ A request carries the flat model, the inner strategy's configuration, and which 
 carries the sum of those users' clipped updates. Whatever does not look exactly like that is dropped, with a cause.
 """
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from logging import ERROR
 from typing import Literal, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.supercore import log
 
 from fedcgd.lattice import Integers, to_lattice
 from fedcgd.tree import clip
@@ -20,6 +23,7 @@ UPDATE = "update"
 FLAT = "flat"
 CONFIG = "config"
 TASK = "fedcgd"
+_FAILED = 2  # Flower's code for a ClientApp that raised
 USERS_QUERY = f"{MessageType.QUERY}.fedcgd_users"
 
 Cause = Literal[
@@ -108,6 +112,16 @@ def train_reply(request: Message, task: TrainTask, update: Integers, answered: i
         }
     )
     return Message(content, reply_to=request)
+
+
+def failed_reply(request: Message, error: Exception) -> Message:
+    """The reply of a node whose training raised `error`: without its text, which may quote the user's data.
+
+    Flower itself would send the text. Where it happened goes to the node's own log.
+    """
+    where = "".join(traceback.format_tb(error.__traceback__))
+    log(ERROR, "fedcgd: local training failed with %s at\n%s", type(error).__name__, where)
+    return Message(Error(code=_FAILED, reason="local training failed"), reply_to=request)
 
 
 def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:

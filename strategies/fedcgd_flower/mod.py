@@ -8,7 +8,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from fedcgd.lattice import to_lattice
 from fedcgd.tree import clip
 from fedcgd_flower.layout import flatten, unflatten
-from fedcgd_flower.messages import read_train_message, train_reply
+from fedcgd_flower.messages import failed_reply, read_train_message, train_reply
 
 
 def clipped_update_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -20,7 +20,10 @@ def clipped_update_mod(message: Message, context: Context, call_next: Callable[[
     """
     model, config, task = read_train_message(message)
     message.content = RecordDict({"arrays": unflatten(model, task.layout), "config": config})
-    reply = call_next(message, context)
+    try:
+        reply = call_next(message, context)
+    except Exception as error:
+        return failed_reply(message, error)
     if reply.has_error():
         return Message(Error(code=reply.error.code, reason="local training failed"), reply_to=message)
     trained = next(iter(reply.content.array_records.values()), None)

@@ -14,7 +14,7 @@ from fedcgd.gradients import ExampleLoss, clipped_gradient_sum
 from fedcgd.lattice import Integers, to_lattice
 from fedcgd.tree import clip
 from fedcgd_flower.layout import Flat, Layout, flatten, unflatten
-from fedcgd_flower.messages import USERS_QUERY, read_train_message, train_reply, users_reply
+from fedcgd_flower.messages import USERS_QUERY, failed_reply, read_train_message, train_reply, users_reply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,10 @@ def host_users(app: ClientApp, users: Callable[[Context], Sequence[str]], clippe
         work = Work(
             model=model, layout=task.layout, users=asked, clip_norm=task.clip_norm, step=task.step, config=config
         )
-        total, answered = clipped_sum(work, context)
+        try:
+            total, answered = clipped_sum(work, context)
+        except Exception as error:
+            return failed_reply(message, error)
         return train_reply(message, task, total, answered)
 
 

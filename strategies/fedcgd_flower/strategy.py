@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
@@ -15,7 +16,7 @@ from flwr.supercore import log
 
 from fedcgd.accounting.selection import resolve
 from fedcgd.keys import NoiseKey
-from fedcgd.lattice import from_lattice, lattice_step
+from fedcgd.lattice import Integers, from_lattice, lattice_step
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise import NoiseStream
@@ -25,7 +26,7 @@ from fedcgd.run_noise import RunNoise
 from fedcgd.scheduling import cohort
 from fedcgd_flower.directory import Directory, Identity
 from fedcgd_flower.exchange import exchange
-from fedcgd_flower.inner import inner_config, inner_state, inner_step, restore_inner_state
+from fedcgd_flower.inner import inner_config, inner_state, inner_step, restore_inner_state, undone_on_failure
 from fedcgd_flower.layout import Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import Cause, NodeSum, TrainTask, read_train_reply, train_message
 
@@ -171,7 +172,7 @@ class CorrelatedNoise(Strategy):
         by_node: dict[int, list[str]] = {}
         for user, node_id in chosen.items():
             by_node.setdefault(node_id, []).append(user)
-        step = lattice_step(clip_norm=self.plan.clip_norm, size=layout.size, stddev=self.plan.stddev)
+        step = lattice_step(clip_norm=self.plan.clip_norm, size=layout.size, stddev=self._noise.largest_stddev)
         attempt = self._ledger.plan_round(round, list(chosen))
         requests = []
         for node_id, users in sorted(by_node.items()):
@@ -244,17 +245,28 @@ class CorrelatedNoise(Strategy):
             return None, None
         plan = self.plan
         self._ledger.record_aggregated(asked.round, asked.attempt)
+        try:
+            with undone_on_failure(self.inner):
+                released = self._release(asked, total)
+        except Exception:
+            with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
+                self._ledger.skip(asked.round, "it could not be released")
+            raise
+        self._attempts.append(asked.attempt)
+        guarantee = plan.guarantee(released=self.releases)
+        log(INFO, "fedcgd: round %d of %d is released; %s", self.releases, plan.participation.rounds, guarantee)
+        metrics = MetricRecord({"epsilon": guarantee.epsilon, "delta": guarantee.delta, "releases": self.releases})
+        return unflatten(released, asked.layout), metrics
+
+    def _release(self, asked: _Asked, total: Integers) -> Flat:
+        """The model of the round in flight, from the sum of its updates; it is in the ledger when this returns."""
         self._noise.add(total, [*self._attempts, asked.attempt], asked.step)
         noised_mean = asked.model.astype(np.float64) + from_lattice(total, asked.step) / self.cohort_size
         stepped = inner_step(self.inner, asked.round + 1, unflatten(noised_mean.astype(np.float32), asked.layout))
         released = flatten(stepped, asked.layout)
         # Durable first: what has left the process can then never be followed by another release under this noise.
         self._ledger.record_released(asked.round, asked.attempt, released.tobytes(), inner_state(self.inner))
-        self._attempts.append(asked.attempt)
-        guarantee = plan.guarantee(released=self.releases)
-        log(INFO, "fedcgd: round %d of %d is released; %s", self.releases, plan.participation.rounds, guarantee)
-        metrics = MetricRecord({"epsilon": guarantee.epsilon, "delta": guarantee.delta, "releases": self.releases})
-        return unflatten(released, asked.layout), metrics
+        return released
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
