@@ -44,7 +44,7 @@ def test_a_point_trains_what_central_training_trains():
     task, key = get_task("digits"), NoiseKey.simulation(0)
     data, participation = task.load(), SETUP.participation()
     plan = Plan(mechanism=LambdaCGD(0.8), participation=participation, clip_norm=1.0, noise_multiplier=3.0, delta=1e-5)
-    batches = RoundBatches(participation, 1260, 9, key.choices, lambda: 0)
+    batches = RoundBatches(participation, 1260, 9, lambda: key.choices, lambda: 0)
     seen = {}
 
     def watch(module, _task, examples, **_):
