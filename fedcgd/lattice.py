@@ -149,12 +149,12 @@ def _add_stream(
         raise ValueError(f"noise of standard deviation {stddev} is too large for steps of {step}; take larger steps")
 
     def add(begin: int, noise: NDArray[Any]) -> None:
-        np.multiply(noise, 1.0 / step, out=noise)
         np.rint(noise, out=noise)
         part = flat[begin - start : begin - start + len(noise)]
         np.add(part, noise.astype(np.int64), out=part)
 
-    for_each_chunk(add, stream, terms, stddev, start, start + len(flat), dtype=np.dtype(np.float64), threads=threads)
+    steps = stddev / step  # exact: step is a power of two
+    for_each_chunk(add, stream, terms, steps, start, start + len(flat), dtype=np.dtype(np.float64), threads=threads)
 
 
 def _flat(total: Integers, step: float) -> Integers:
