@@ -1,32 +1,54 @@
 """Entry points: σ from a budget, ε from σ, δ from both, for every sampling."""
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Literal, get_args
 
-from fedcgd.accounting import balls_in_bins, gaussian, poisson
+from fedcgd.accounting import balls_in_bins, balls_in_bins_bound, gaussian, poisson
 from fedcgd.accounting.guarantee import Guarantee
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedcgd.participation import Participation
 
+Method = Literal["monte-carlo", "deterministic"]
+"""How Balls-in-Bins is bounded: by draws, in seconds, with a failure probability; or without any, in minutes, a little higher.
+The other samplings draw nothing either way."""
+
 _POISSON = ("poisson", "cyclic-poisson")
 
 
-def calibrate(mechanism: Mechanism, participation: Participation, *, epsilon: float, delta: float) -> Guarantee:
+def _silent(_: str) -> None:
+    pass
+
+
+def calibrate(
+    mechanism: Mechanism,
+    participation: Participation,
+    *,
+    epsilon: float,
+    delta: float,
+    method: Method = "monte-carlo",
+    progress: Callable[[str], None] = _silent,
+) -> Guarantee:
     """The smallest noise multiplier σ that is proven to keep the whole run within (ε, δ).
 
-    Adjacency: add or remove one user. Raises ValueError for impossible targets, and for mechanisms that the sampling is not
-    accounted for.
+    Adjacency: add or remove one user. `progress` hears of the steps of a deterministic search. Raises ValueError for impossible
+    targets, and for mechanisms that the sampling is not accounted for.
     """
     gaussian.check_epsilon(epsilon)
     gaussian.check_delta(delta)
+    _check_method(method)
     if participation.sampling in _POISSON:
         norm = poisson.column_norm(mechanism, participation)
         found = poisson.poisson_noise_multiplier(epsilon, delta, participation) * norm
         return _poisson_guarantee(participation, norm, epsilon=epsilon, delta=delta, sigma=found)
     if participation.sampling == "balls-in-bins":
         bins = balls_in_bins.bins_of(mechanism, participation)
-        sigma = balls_in_bins.calibrate(bins, epsilon=epsilon, delta=delta)
-        return _bins_guarantee(epsilon=epsilon, delta=delta, sigma=sigma)
+        if method == "deterministic":
+            sigma = balls_in_bins_bound.calibrate(bins.gram, epsilon=epsilon, delta=delta, progress=progress)
+        else:
+            sigma = balls_in_bins.calibrate(bins, epsilon=epsilon, delta=delta)
+        return _bins_guarantee(method, epsilon=epsilon, delta=delta, sigma=sigma)
     reach = sensitivity(mechanism, participation)
     sigma = gaussian.sigma(epsilon=epsilon, delta=delta) * reach.value
     return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=delta, sigma=sigma)
@@ -39,6 +61,8 @@ def epsilon(
     noise_multiplier: float,
     delta: float,
     released: int | None = None,
+    method: Method = "monte-carlo",
+    progress: Callable[[str], None] = _silent,
 ) -> Guarantee:
     """An upper bound on ε for the whole run, or when only the first `released` rounds have been published.
 
@@ -46,18 +70,23 @@ def epsilon(
     """
     gaussian.check_delta(delta)
     _check_noise_multiplier(noise_multiplier)
+    _check_method(method)
     if participation.sampling in _POISSON:
         norm = poisson.column_norm(mechanism, participation)
         found = poisson.poisson_epsilon(delta, noise_multiplier / norm, participation, released=released)
         return _poisson_guarantee(participation, norm, epsilon=found, delta=delta, sigma=noise_multiplier)
     if participation.sampling == "balls-in-bins":
-        whole = _bins_epsilon(mechanism, participation, noise_multiplier, delta)
+        if method == "deterministic":
+            gram = balls_in_bins.bins_of(mechanism, participation).gram
+            whole = balls_in_bins_bound.epsilon(gram, sigma=noise_multiplier, delta=delta, progress=progress)
+        else:
+            whole = _bins_epsilon(mechanism, participation, noise_multiplier, delta)
         if released is None or released >= participation.rounds:
-            return _bins_guarantee(epsilon=whole, delta=delta, sigma=noise_multiplier)
+            return _bins_guarantee(method, epsilon=whole, delta=delta, sigma=noise_multiplier)
         reach = sensitivity(mechanism, participation, released=released)
         known = gaussian.epsilon(sigma=noise_multiplier / reach.value, delta=delta) if reach.value else 0.0
         if whole < known:
-            return _bins_guarantee(epsilon=whole, delta=delta, sigma=noise_multiplier)
+            return _bins_guarantee(method, epsilon=whole, delta=delta, sigma=noise_multiplier)
         return _gaussian_guarantee(participation, reach, epsilon=known, delta=delta, sigma=noise_multiplier)
     reach = sensitivity(mechanism, participation, released=released)
     found = gaussian.epsilon(sigma=noise_multiplier / reach.value, delta=delta) if reach.value else 0.0
@@ -71,17 +100,23 @@ def delta(
     noise_multiplier: float,
     epsilon: float,
     released: int | None = None,
+    method: Method = "monte-carlo",
+    progress: Callable[[str], None] = _silent,
 ) -> Guarantee:
     """An upper bound on δ at `epsilon` ≥ 0, for the whole run, or when only the first `released` rounds have been published."""
     _check_noise_multiplier(noise_multiplier)
+    _check_method(method)
     if participation.sampling in _POISSON:
         norm = poisson.column_norm(mechanism, participation)
         found = poisson.poisson_delta(epsilon, noise_multiplier / norm, participation, released=released)
         return _poisson_guarantee(participation, norm, epsilon=epsilon, delta=found, sigma=noise_multiplier)
     if participation.sampling == "balls-in-bins":
         bins = balls_in_bins.bins_of(mechanism, participation)
-        found = balls_in_bins.delta(bins, sigma=noise_multiplier, epsilon=epsilon)
-        return _bins_guarantee(epsilon=epsilon, delta=found, sigma=noise_multiplier)
+        if method == "deterministic":
+            found = balls_in_bins_bound.delta(bins.gram, sigma=noise_multiplier, epsilon=epsilon, progress=progress)
+        else:
+            found = balls_in_bins.delta(bins, sigma=noise_multiplier, epsilon=epsilon)
+        return _bins_guarantee(method, epsilon=epsilon, delta=found, sigma=noise_multiplier)
     reach = sensitivity(mechanism, participation, released=released)
     found = gaussian.delta(epsilon=epsilon, sigma=noise_multiplier / reach.value) if reach.value else 0.0
     return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=found, sigma=noise_multiplier)
@@ -107,14 +142,14 @@ def _bins_epsilon(mechanism: Mechanism, participation: Participation, noise_mult
     return balls_in_bins.epsilon(bins, sigma=noise_multiplier, delta=delta)
 
 
-def _bins_guarantee(*, epsilon: float, delta: float, sigma: float) -> Guarantee:
+def _bins_guarantee(method: Method, *, epsilon: float, delta: float, sigma: float) -> Guarantee:
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
         noise_multiplier=sigma,
         sampling="balls-in-bins",
-        method=balls_in_bins.METHOD,
-        failure_probability=balls_in_bins.FAILURE,
+        method=balls_in_bins.METHOD if method == "monte-carlo" else balls_in_bins_bound.METHOD,
+        failure_probability=balls_in_bins.FAILURE if method == "monte-carlo" else 0.0,
     )
 
 
@@ -136,3 +171,8 @@ def _check_noise_multiplier(noise_multiplier: float) -> None:
         raise ValueError(
             f"noise_multiplier must be positive and finite, got {noise_multiplier}; without noise there is no privacy"
         )
+
+
+def _check_method(method: str) -> None:
+    if method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")

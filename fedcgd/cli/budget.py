@@ -12,6 +12,8 @@ from fedcgd.cli.options import (
     JsonOption,
     LamOption,
     MechanismOption,
+    MethodName,
+    MethodOption,
     MomentumOption,
     NoiseMultiplierOption,
     NormalizeOption,
@@ -24,7 +26,7 @@ from fedcgd.cli.options import (
     participation_of,
     workload_of,
 )
-from fedcgd.cli.report import console, explained_errors, figures, key_value_table, number, print_json
+from fedcgd.cli.report import console, explained_errors, figures, key_value_table, number, print_json, status
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.errors import error_norms
 from fedcgd.optimisation.registry import make
@@ -43,6 +45,7 @@ def calibrate_command(
     participations: ParticipationsOption = None,
     separation: SeparationOption = 1,
     sampling: SamplingOption = SamplingName.NONE,
+    method: MethodOption = MethodName.MONTE_CARLO,
     momentum: MomentumOption = 0.0,
     error: ErrorOption = ErrorName.RMSE,
     json: JsonOption = False,
@@ -58,7 +61,10 @@ def calibrate_command(
             mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
             participation=plan, error=error.value, workload=workload,
         )  # fmt: skip
-        guarantee = accounting.calibrate(chosen, plan, epsilon=epsilon, delta=delta)
+        with status(json) as say:
+            guarantee = accounting.calibrate(
+                chosen, plan, epsilon=epsilon, delta=delta, method=method.value, progress=say
+            )
         report(chosen, rounds, guarantee, figures(chosen, guarantee, error_norms(chosen, rounds, workload)), json)
 
 
@@ -75,6 +81,7 @@ def epsilon_command(
     participations: ParticipationsOption = None,
     separation: SeparationOption = 1,
     sampling: SamplingOption = SamplingName.NONE,
+    method: MethodOption = MethodName.MONTE_CARLO,
     momentum: MomentumOption = 0.0,
     error: ErrorOption = ErrorName.RMSE,
     json: JsonOption = False,
@@ -90,7 +97,10 @@ def epsilon_command(
             mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
             participation=plan, error=error.value, workload=workload,
         )  # fmt: skip
-        guarantee = accounting.epsilon(chosen, plan, noise_multiplier=noise_multiplier, delta=delta)
+        with status(json) as say:
+            guarantee = accounting.epsilon(
+                chosen, plan, noise_multiplier=noise_multiplier, delta=delta, method=method.value, progress=say
+            )
         report(chosen, rounds, guarantee, figures(chosen, guarantee, error_norms(chosen, rounds, workload)), json)
 
 

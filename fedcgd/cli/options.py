@@ -25,6 +25,13 @@ class ErrorName(StrEnum):
     MAX_SE = "max-se"
 
 
+class MethodName(StrEnum):
+    """How Balls-in-Bins is bounded."""
+
+    MONTE_CARLO = "monte-carlo"
+    DETERMINISTIC = "deterministic"
+
+
 MechanismOption = Annotated[
     str, typer.Option("--mechanism", help="Mechanism by name; `fedcgd compare --help` lists them.")
 ]
@@ -51,6 +58,13 @@ EpsilonOption = Annotated[float, typer.Option("--epsilon", help="Budget ε.")]
 NoiseMultiplierOption = Annotated[float, typer.Option("--noise-multiplier", help="σ: noise per unit of clip norm.")]
 SamplingOption = Annotated[
     SamplingName, typer.Option("--sampling", help="How a user's rounds are chosen; what is assumed must be done.")
+]
+MethodOption = Annotated[
+    MethodName,
+    typer.Option(
+        "--method",
+        help="Of balls-in-bins: by draws, wrong with probability 1e-6 over the seed; or without any, in minutes.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
 

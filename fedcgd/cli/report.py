@@ -57,6 +57,7 @@ def figures(mechanism: Mechanism, guarantee: Guarantee, norms: ErrorNorms) -> di
         "adjacency": guarantee.adjacency,
         "sampling": guarantee.sampling,
         "method": guarantee.method,
+        "failure_probability": guarantee.failure_probability,
     }
 
 
@@ -73,6 +74,16 @@ def key_value_table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
 def number(value: object) -> str:
     """Six digits, or a dash for nothing."""
     return f"{value:.6g}" if isinstance(value, int | float) else "–"
+
+
+@contextmanager
+def status(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A line on standard error that the yielded function rewrites; none if `quiet`."""
+    if quiet:
+        yield lambda text: None
+        return
+    with complaints.status("calculating") as line:
+        yield lambda text: line.update(f"calculating: {text}")
 
 
 @contextmanager

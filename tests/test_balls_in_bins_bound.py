@@ -1,0 +1,135 @@
+"""Balls-in-Bins without draws: never below quadrature, never below an independent estimate, and near both."""
+
+import numpy as np
+import pytest
+
+from fedcgd.accounting import calibrate, delta, epsilon
+from fedcgd.accounting.balls_in_bins_bound import METHOD
+from fedcgd.accounting.balls_in_bins_chain import FINE, ROUGH, Fineness, chain_bound, chains_of
+from fedcgd.accounting.balls_in_bins_gram import bin_gram
+from fedcgd.mechanisms import BISR, BSR, DPSGD, LambdaCGD, Normalized
+from fedcgd.participation import Participation
+
+
+def bins(rounds: int, b: int) -> Participation:
+    return Participation(rounds=rounds, min_separation=b, sampling="balls-in-bins")
+
+
+# (n, b, λ, σ): δ at ε = 1 of removing and of adding a user, by numerical quadrature outside this project.
+QUADRATURE = [
+    ((4, 2, 0.5, 2.0), 0.0604618393, 0.0598377928),
+    ((6, 2, 0.9, 4.0), 0.1234833759, 0.1214147255),
+    ((6, 3, 0.5, 2.0), 0.0394477639, 0.0385921099),
+]
+
+
+@pytest.mark.parametrize(("case", "removing", "adding"), QUADRATURE)
+@pytest.mark.parametrize("fineness", [ROUGH, FINE])
+def test_every_chain_is_at_least_the_quadrature_in_both_directions(case, removing, adding, fineness: Fineness) -> None:
+    n, b, lam, sigma = case
+    chains = chains_of(bin_gram(LambdaCGD(lam), bins(n, b)))
+    assert len(chains) == 3  # without a ring, and for two κ
+    for chain in chains:
+        for value, is_adding in ((removing, False), (adding, True)):
+            found = chain_bound(chain, sigma=sigma, epsilon=1.0, ignore=1e-6, fineness=fineness, adding=is_adding)
+            assert value < found < 1.8 * value
+
+
+@pytest.mark.parametrize(("case", "removing", "adding"), QUADRATURE)
+def test_small_cases_by_quadrature(case, removing: float, adding: float) -> None:
+    n, b, lam, sigma = case
+    found = delta(LambdaCGD(lam), bins(n, b), noise_multiplier=sigma, epsilon=1.0, method="deterministic")
+    assert removing < found.delta < removing * (1.012 if b == 2 else 1.15)
+    assert found.failure_probability == 0
+    assert found.method == METHOD
+
+
+@pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.7), Normalized(LambdaCGD(0.7)), BSR(6), BSR(40), BISR(4)])
+def test_chains_have_no_less_correlation_than_the_bins(mechanism) -> None:
+    gram = bin_gram(mechanism, bins(120, 20))
+    chains = chains_of(gram)
+    assert chains
+    steps = np.abs(np.subtract.outer(np.arange(20), np.arange(20)))
+    for chain in chains:
+        own, shared = chain.deviation * chain.alpha, chain.deviation * chain.beta
+        dominating = np.outer(own, own) * chain.decay**steps + np.outer(shared, shared)
+        assert (dominating >= gram * (1 - 1e-12)).all()
+        np.testing.assert_allclose(np.diag(dominating), np.diag(gram), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("adding", "sigma", "epsilon"), [(False, 1.6, 1.0), (True, 1.6, 0.5), (False, 0.8, 4.0)])
+@pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.7)])
+def test_is_above_plain_draws(mechanism, adding: bool, sigma: float, epsilon: float) -> None:
+    """A plain mean over draws of the bins' Gaussian vector, without importance sampling: its error is a few percent."""
+    gram = bin_gram(mechanism, bins(60, 20)) / sigma**2
+    generator = np.random.default_rng(0)
+    y = generator.standard_normal((200_000, 20)) @ np.linalg.cholesky(gram).T
+    s, a = np.exp(y - np.diag(gram) / 2).mean(axis=1), np.exp(epsilon)
+    draws = np.maximum(1 - a * s, 0) if adding else np.maximum(s - a, 0)
+    estimate, error = draws.mean(), draws.std() / np.sqrt(len(draws))
+    chains = chains_of(gram * sigma**2)
+    least = min(
+        chain_bound(chain, sigma=sigma, epsilon=epsilon, ignore=1e-7, fineness=FINE, adding=adding) for chain in chains
+    )
+    assert least > estimate - 3 * error
+    assert least < 1.4 * estimate + 3 * error  # the corner weighs much where there are few bins
+
+
+@pytest.mark.parametrize("adding", [False, True])
+def test_the_bound_is_a_sum_over_all_that_can_happen(adding: bool) -> None:
+    """At ε = 0 both directions have the same δ, the total variation; and less noise never lowers it."""
+    chain = chains_of(bin_gram(LambdaCGD(0.5), bins(12, 6)))[1]
+    found = [
+        chain_bound(chain, sigma=sigma, epsilon=0.0, ignore=1e-6, fineness=FINE, adding=adding)
+        for sigma in (16.0, 4.0, 1.0, 0.25)
+    ]
+    assert found == sorted(found)
+    assert 0.9 < found[-1] <= 1
+    other = chain_bound(chain, sigma=4.0, epsilon=0.0, ignore=1e-6, fineness=FINE, adding=not adding)
+    assert found[1] == pytest.approx(other, rel=0.05)
+
+
+def test_calibrate_and_epsilon_undo_each_other_and_stay_near_the_draws() -> None:
+    participation, steps = bins(60, 20), []
+    found = calibrate(
+        LambdaCGD(0.5), participation, epsilon=2, delta=1e-4, method="deterministic", progress=steps.append
+    )
+    drawn = calibrate(LambdaCGD(0.5), participation, epsilon=2, delta=1e-4)
+    assert 0.99 < found.noise_multiplier / drawn.noise_multiplier < 1.06
+    assert any("not enough" in step for step in steps)
+    back = epsilon(
+        LambdaCGD(0.5), participation, noise_multiplier=found.noise_multiplier, delta=1e-4, method="deterministic"
+    )
+    assert back.epsilon == pytest.approx(2, rel=0.02)
+    assert back.failure_probability == 0
+    assert "probability" not in str(back)
+
+
+def test_one_bin_and_bins_that_hardly_differ_are_the_gaussian_mechanism() -> None:
+    for mechanism, participation in ((LambdaCGD(0.5), bins(5, 1)), (LambdaCGD(0.9999), bins(4, 2))):
+        found = delta(mechanism, participation, noise_multiplier=5.0, epsilon=1.0, method="deterministic").delta
+        plain = Participation(rounds=participation.rounds, min_separation=participation.min_separation)
+        known = delta(mechanism, plain, noise_multiplier=5.0, epsilon=1.0).delta
+        assert 0.95 * known < found < known * (1 + 1e-6)
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(ValueError, match="monte-carlo, deterministic, got 'exact'"):
+        calibrate(DPSGD(), bins(4, 2), epsilon=1, delta=1e-5, method="exact")  # type: ignore[arg-type]
+
+
+# An independent Monte Carlo with importance sampling (standard error 0.1 %): n = 3900, b = 390, k = 10, δ = 1e-5, σ.
+REFERENCE = [
+    (LambdaCGD(0.9), 8.0, 2.926637, 1.05),
+    (LambdaCGD(0.9), 1.0, 7.476348, 1.03),
+    (DPSGD(), 8.0, 1.210277, 1.01),
+    (DPSGD(), 1.0, 2.258091, 1.01),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("mechanism", "target", "sigma", "ratio"), REFERENCE)
+def test_is_above_an_independent_estimate_and_near_it(mechanism, target, sigma: float, ratio: float) -> None:
+    found = calibrate(mechanism, bins(3900, 390), epsilon=target, delta=1e-5, method="deterministic").noise_multiplier
+    assert 0.999 * sigma <= found <= ratio * sigma
