@@ -105,12 +105,19 @@ def test_calibrate_and_epsilon_undo_each_other_and_stay_near_the_draws() -> None
     assert "probability" not in str(back)
 
 
-def test_one_bin_and_bins_that_hardly_differ_are_the_gaussian_mechanism() -> None:
-    for mechanism, participation in ((LambdaCGD(0.5), bins(5, 1)), (LambdaCGD(0.9999), bins(4, 2))):
-        found = delta(mechanism, participation, noise_multiplier=5.0, epsilon=1.0, method="deterministic").delta
-        plain = Participation(rounds=participation.rounds, min_separation=participation.min_separation)
-        known = delta(mechanism, plain, noise_multiplier=5.0, epsilon=1.0).delta
-        assert 0.95 * known < found < known * (1 + 1e-6)
+def test_one_bin_is_the_gaussian_mechanism() -> None:
+    known = delta(LambdaCGD(0.5), Participation(rounds=5), noise_multiplier=5.0, epsilon=1.0).delta
+    found = delta(LambdaCGD(0.5), bins(5, 1), noise_multiplier=5.0, epsilon=1.0, method="deterministic").delta
+    assert found == pytest.approx(known, rel=1e-6)
+
+
+def test_bins_that_hardly_differ_fall_back_on_the_gaussian_mechanism() -> None:
+    """ρ is too near 1 for a grid; then the promise is the one without amplification."""
+    mechanism = BSR(400)
+    assert not chains_of(np.full((3, 3), 2.0) + 1e-9 * np.eye(3))
+    known = Participation(rounds=12, min_separation=3)
+    found = delta(mechanism, bins(12, 3), noise_multiplier=5.0, epsilon=1.0, method="deterministic").delta
+    assert found <= delta(mechanism, known, noise_multiplier=5.0, epsilon=1.0).delta * (1 + 1e-6)
 
 
 def test_an_unknown_method_is_refused() -> None:
