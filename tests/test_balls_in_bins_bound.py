@@ -125,6 +125,58 @@ def test_an_unknown_method_is_refused() -> None:
         calibrate(DPSGD(), bins(4, 2), epsilon=1, delta=1e-5, method="exact")  # type: ignore[arg-type]
 
 
+# C = I, k = 3 in n = 60 rounds: 1-out-of-20 random allocation with sensitivity √3. δ by opake 0.16.1 (an upper bound):
+# random_allocation_gaussian_pld(σ / 3**0.5, 20, 1, DiscretizationConfig()).delta_at(ε).
+@pytest.mark.parametrize(("sigma", "target", "theirs"), [(1.6, 1.0, 0.000966137373), (0.8, 4.0, 0.007242580970)])
+def test_agrees_with_random_allocation_of_opake(sigma: float, target: float, theirs: float) -> None:
+    drawn = delta(DPSGD(), bins(60, 20), noise_multiplier=sigma, epsilon=target)
+    bound = delta(DPSGD(), bins(60, 20), noise_multiplier=sigma, epsilon=target, method="deterministic")
+    assert drawn.delta == pytest.approx(theirs, rel=0.03)
+    assert 0.995 * theirs < bound.delta < 1.2 * theirs
+
+
+def test_agrees_with_random_allocation_of_pld_accounting() -> None:
+    """PLD_accounting 2.0: gaussian_allocation_epsilon_range(delta=1e-4, sigma=1.6 / 3**0.5, num_steps=20,
+    epsilon_accuracy=0.01) gives ε between 1.4601190595 and 1.4686702908.
+    """
+    drawn = epsilon(DPSGD(), bins(60, 20), noise_multiplier=1.6, delta=1e-4)
+    bound = epsilon(DPSGD(), bins(60, 20), noise_multiplier=1.6, delta=1e-4, method="deterministic")
+    assert 1.4601190595 < drawn.epsilon < 1.4686702908 * 1.01
+    assert 1.4601190595 < bound.epsilon < 1.4686702908 * 1.03
+
+
+def test_agrees_with_jax_privacy() -> None:
+    """jax-privacy 2.0.0: the mean of (1 − e^(1 − L))₊ over 50 000 losses L from get_privacy_loss_sample(
+    BallsInBinsSampling(iterations=60, cycle_length=20), 2.0, 0.5 ** np.arange(60.0), seed=1, positive_sample=…,
+    num_samples=50000) is 0.00284846 ± 0.00012085 for removing (True), and 0.00163852 ± 0.00008033 for adding (False).
+    """
+    chains = chains_of(bin_gram(LambdaCGD(0.5), bins(60, 20)))
+    for adding, mean, error in ((False, 0.00284846, 0.00012085), (True, 0.00163852, 0.00008033)):
+        found = min(
+            chain_bound(chain, sigma=2.0, epsilon=1.0, ignore=1e-6, fineness=FINE, adding=adding) for chain in chains
+        )
+        assert mean - 3 * error < found < 1.5 * mean
+    drawn = delta(LambdaCGD(0.5), bins(60, 20), noise_multiplier=2.0, epsilon=1.0).delta
+    assert drawn == pytest.approx(0.00284846, abs=3 * 0.00012085)
+
+
+@pytest.mark.parametrize("method", ["monte-carlo", "deterministic"])
+def test_extremes_fall_back_on_the_gaussian_mechanism(method) -> None:
+    """Where squares would overflow amplification is left out: the answer is finite, and larger than it need be."""
+    participation, known = bins(12, 3), Participation(rounds=12, min_separation=3)
+    found = calibrate(LambdaCGD(0.5), participation, epsilon=1e-200, delta=1e-200, method=method).noise_multiplier
+    assert found == pytest.approx(
+        calibrate(LambdaCGD(0.5), known, epsilon=1e-200, delta=1e-200).noise_multiplier, rel=1e-6
+    )
+    for sigma, least, most in ((1e160, 0, 1e-150), (1e-140, 1e250, 1e300)):
+        spent = epsilon(LambdaCGD(0.5), participation, noise_multiplier=sigma, delta=1e-200, method=method).epsilon
+        assert least <= spent <= most
+        assert delta(LambdaCGD(0.5), participation, noise_multiplier=sigma, epsilon=1, method=method).delta <= 1
+    for target, failure, message in ((1e-301, 1e-5, "epsilon must be in"), (1.0, 1e-301, "delta must be in")):
+        with pytest.raises(ValueError, match=message):
+            calibrate(LambdaCGD(0.5), participation, epsilon=target, delta=failure, method=method)
+
+
 # An independent Monte Carlo with importance sampling (standard error 0.1 %): n = 3900, b = 390, k = 10, δ = 1e-5, σ.
 REFERENCE = [
     (LambdaCGD(0.9), 8.0, 2.926637, 1.05),

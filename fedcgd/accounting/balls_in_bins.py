@@ -26,6 +26,8 @@ FAILURE = 1e-6
 SEED = 20260
 METHOD = f"Monte Carlo over the privacy loss with an upper confidence bound, both directions, seed {SEED}"
 
+LARGEST_SIGMA = 1e100  # beyond it amplification is left out: squares would overflow
+
 _PILOT = 4096  # draws of one step of the search
 _FEWEST, _MOST = 2**15, 2**21  # draws of a confirmation; the last step of the search takes half
 _WORK = 3e8  # numbers drawn at most in one confirmation, where the matrix product is cheap
@@ -86,7 +88,7 @@ def bins_of(mechanism: Mechanism, participation: Participation) -> Bins:
 def calibrate(bins: Bins, *, epsilon: float, delta: float) -> float:
     """A noise multiplier σ for which both directions are proven to be (ε, δ)-private, up to `FAILURE`."""
     highest = gaussian.sigma(epsilon=epsilon, delta=delta) * _reach(bins)  # without amplification
-    if len(bins.gram) == 1:
+    if len(bins.gram) == 1 or highest > LARGEST_SIGMA:
         return highest
     return _least(lambda sigma: (sigma, epsilon), bins, delta, highest, 1.002)
 
@@ -102,7 +104,7 @@ def epsilon(bins: Bins, *, sigma: float, delta: float) -> float:
 def delta(bins: Bins, *, sigma: float, epsilon: float) -> float:
     """A δ for which both directions are proven to be (ε, δ)-private, up to `FAILURE`."""
     highest = gaussian.delta(epsilon=epsilon, sigma=sigma / _reach(bins))
-    if len(bins.gram) == 1 or highest <= gaussian.LEAST_DELTA or _is_hopeless(bins, sigma):
+    if len(bins.gram) == 1 or highest <= gaussian.LEAST_DELTA or sigma > LARGEST_SIGMA or _is_hopeless(bins, sigma):
         return highest
     found = 0.0
     for i, direction in enumerate(_directions(bins, sigma, epsilon, 0.0, _PILOT)):

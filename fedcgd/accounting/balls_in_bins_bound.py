@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable
 
 from fedcgd.accounting import gaussian
+from fedcgd.accounting.balls_in_bins import LARGEST_SIGMA
 from fedcgd.accounting.balls_in_bins_add import add_bound
-from fedcgd.accounting.balls_in_bins_chain import FINE, ROUGH, Chain, Fineness, chain_bound, chains_of
+from fedcgd.accounting.balls_in_bins_chain import FINE, LARGEST_EXPONENT, ROUGH, Chain, Fineness, chain_bound, chains_of
 from fedcgd.accounting.balls_in_bins_remove import order_and_bound
 from fedcgd.mechanisms.mechanism import Matrix
 
@@ -22,20 +23,26 @@ _REFINEMENTS = 6
 def calibrate(gram: Matrix, *, epsilon: float, delta: float, progress: Progress) -> float:
     """A noise multiplier σ for which both directions are (ε, δ)-private; `gram` is for σ = 1."""
     highest = gaussian.sigma(epsilon=epsilon, delta=delta) * _reach(gram)
+    if highest > LARGEST_SIGMA:
+        return highest
     return _least(lambda sigma: (sigma, epsilon), gram, delta, highest, progress)
 
 
 def epsilon(gram: Matrix, *, sigma: float, delta: float, progress: Progress) -> float:
     """An ε for which both directions are (ε, δ)-private."""
     highest = gaussian.epsilon(sigma=sigma / _reach(gram), delta=delta)
-    return highest if highest < 1e-6 else _least(lambda epsilon: (sigma, epsilon), gram, delta, highest, progress)
+    if highest < 1e-6 or _reach(gram) / sigma > LARGEST_EXPONENT:
+        return highest
+    return _least(lambda epsilon: (sigma, epsilon), gram, delta, highest, progress)
 
 
 def delta(gram: Matrix, *, sigma: float, epsilon: float, progress: Progress) -> float:
     """A δ for which both directions are (ε, δ)-private."""
     highest = gaussian.delta(epsilon=epsilon, sigma=sigma / _reach(gram))
+    if highest <= gaussian.LEAST_DELTA or sigma > LARGEST_SIGMA or _reach(gram) / sigma > LARGEST_EXPONENT:
+        return highest
     chains = chains_of(gram)
-    if len(gram) == 1 or not chains or highest <= gaussian.LEAST_DELTA:
+    if len(gram) == 1 or not chains:
         return highest
     rough = [_both(chain, gram, sigma, epsilon, highest, 0.0, ROUGH) for chain in chains]
     least = min(rough)

@@ -39,7 +39,8 @@ class Fineness:
 
 
 _LARGEST_DECAY = 0.995  # beyond it the grid would be too large
-_LARGEST_EXPONENT, _LARGEST_EPSILON = 20.0, 200.0
+LARGEST_EXPONENT = 20.0  # sensitivity over σ
+_LARGEST_EPSILON = 200.0
 
 ROUGH, FINE = Fineness(0.5, 1.2, 400), Fineness(0.18, 0.8, 900)
 
@@ -87,7 +88,7 @@ def chain_bound(
     chain: Chain, *, sigma: float, epsilon: float, ignore: float, fineness: Fineness, adding: bool
 ) -> float:
     """An upper bound on δ of removing a user, or of adding one; the ends of the grids cost about `ignore`."""
-    if epsilon > _LARGEST_EPSILON or float(chain.deviation.max()) / sigma > _LARGEST_EXPONENT:
+    if epsilon > _LARGEST_EPSILON or float(chain.deviation.max()) / sigma > LARGEST_EXPONENT:
         return 1.0
     b, a = len(chain.alpha), math.exp(epsilon)
     own, shared = chain.deviation * chain.alpha / sigma, chain.deviation * chain.beta / sigma

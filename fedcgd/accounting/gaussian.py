@@ -85,6 +85,8 @@ def _inverse(sigma: float) -> float:
 
 def _log_delta(a: float, mu: float) -> float:
     """log δ where a = μ/2 − ε/μ ≤ μ/2."""
+    if a < -1e10:  # δ ≤ Φ(a) ≤ φ(a), which no double can express; squares would overflow below
+        return -math.inf
     if a > 1:  # then μ ≥ 2, and the second term is far below the first
         second = _log_density(a) + math.log(_mills(mu - a))
         first = float(log_ndtr(a))
