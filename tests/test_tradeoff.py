@@ -94,6 +94,27 @@ def test_the_curve_of_a_poisson_run_lies_between_known_participation_and_perfect
     assert betas[40] > known[40] + 0.1
 
 
+def test_the_curve_of_a_balls_in_bins_run_lies_between_known_bins_and_a_real_test(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """C = I, four bins, one participation, σ = 1: the likelihood ratio test, carried out on draws, can do no better."""
+    monkeypatch.setattr("fedcgd.accounting.tradeoff._PAIRS", 6)
+    participation = Participation(rounds=4, min_separation=4, sampling="balls-in-bins")
+    curve = trade_off(DPSGD(), participation, noise_multiplier=1.0)
+    betas = np.array(curve.betas)
+    assert not curve.exact
+    assert curve.failure_probability == pytest.approx(6e-6)
+    assert betas[20] > gaussian_trade_off(1.0, ALPHAS)[20] + 0.1  # an adversary who knows the bin does better
+    generator = np.random.default_rng(0)
+    absent, present = generator.standard_normal((2, 200_000, 4))
+    present[:, 0] += 1  # by symmetry the bin does not matter
+    ratio_absent, ratio_present = np.exp(absent).mean(axis=1), np.exp(present).mean(axis=1)
+    thresholds = np.quantile(ratio_absent, 1 - ALPHAS[1:-1])
+    missed = np.searchsorted(np.sort(ratio_present), thresholds) / len(present)
+    assert (betas[1:-1] <= missed + 4e-3).all()
+    assert np.abs(betas[1:-1] - missed).max() < 0.1
+
+
 def test_a_curve_adds_up_the_risks_of_its_points(monkeypatch: pytest.MonkeyPatch) -> None:
     def risky(mechanism, participation, **options):
         return dataclasses.replace(delta(mechanism, Participation(rounds=4), **options), failure_probability=1e-6)
