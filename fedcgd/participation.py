@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from operator import index
 from typing import Literal
 
 Sampling = Literal["none", "balls-in-bins", "poisson", "cyclic-poisson"]
@@ -33,6 +34,11 @@ class Participation:
                 f"sampling must be none, balls-in-bins, poisson or cyclic-poisson, got {self.sampling!r}; "
                 "no other sampling is accounted for"
             )
+        for name, count in (("rounds", n), ("min_separation", b), ("max_participations", k)):
+            try:
+                index(1 if count is None else count)
+            except TypeError:
+                raise ValueError(f"{name} must be a whole number, got {count!r}") from None
         if n < 1:
             raise ValueError(f"rounds must be at least 1, got {n}")
         if not 1 <= b <= n:

@@ -111,3 +111,12 @@ def test_fewer_released_rounds_cost_less() -> None:
 def test_wider_mechanisms_are_refused_with_the_reason(mechanism, participation, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         calibrate(mechanism, participation, epsilon=1, delta=1e-5)
+
+
+def test_huge_and_tiny_budgets_take_no_longer_than_others() -> None:
+    """The discretisation follows the size of the privacy loss; the bound stays above what a few certain rounds lose."""
+    sigma = calibrate(DPSGD(), poisson(10, 0.2), epsilon=1000.0, delta=1e-5).noise_multiplier
+    assert 0.02 < sigma <= gaussian.sigma(epsilon=1000.0, delta=1e-5) * math.sqrt(10)
+    found = epsilon(DPSGD(), poisson(10, 0.2), noise_multiplier=0.001, delta=1e-5).epsilon
+    # With probability 7.8e-5 > δ at least eight rounds are drawn, and each then loses about 1/(2σ²).
+    assert 8 / (2 * 0.001**2) < found <= 1.001 * gaussian.epsilon(sigma=0.001 / math.sqrt(10), delta=1e-5)

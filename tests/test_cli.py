@@ -1,12 +1,14 @@
 """The command line as its users meet it: figures, JSON, errors, exit codes."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from fedcgd.cli import app
+from fedcgd.cli.report import print_json
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
@@ -187,3 +189,45 @@ def test_ledger_of_nothing(tmp_path: Path) -> None:
     result = run("ledger", "show", str(tmp_path / "none.db"))
     assert result.exit_code == 2
     assert "no ledger" in result.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("calibrate", "--rounds", "0", "--sampling", "poisson", "--participations", "2"), "rounds must be at least 1"),
+        (("compare", "--rounds", "9", "--plot", "/nope/x.png"), "there is no folder /nope for the plot x.png"),
+        (("compare", "--rounds", "9", "--plot", "x.txt"), "a plot is a .png, .svg or .pdf file, got x.txt"),
+        (("explain", "--rounds", "9", "--plot", "/nope/x.png"), "there is no folder /nope"),
+        (("select-lambda", "--rounds", "9", "--objective", "rmse", "--plot", "x.txt"), "a plot is a .png"),
+        (("compare", "--rounds", "9", "--mechanism", "[bold]x[/foo]"), "'[bold]x[/foo]'"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(words: tuple[str, ...], message: str) -> None:
+    result = run(*words, "--epsilon", "1", "--delta", "1e-5")
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_an_infinite_figure_is_valid_json(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json([{"epsilon": math.inf, "rmse": 1.5}, (math.nan, "text")])
+    assert json.loads(capsys.readouterr().out) == [{"epsilon": "inf", "rmse": 1.5}, ["nan", "text"]]
+
+
+def test_what_holds_with_a_probability_says_so() -> None:
+    words = ["--rounds", "20", "--separation", "10", "--epsilon", "4", "--delta", "1e-5", "--sampling", "balls-in-bins"]
+    assert figures("calibrate", "--lam", "0.5", *words)["failure_probability"] == 1e-6
+    shown = run("compare", "--mechanism", "dp-sgd", "--mechanism", "lambda-cgd:0.5", *words).stdout
+    assert "holds with probability 1 − 1e-06" in " ".join(shown.split())
+
+
+def test_names_with_brackets_are_names(tmp_path: Path) -> None:
+    path = tmp_path / "run[bold].db"
+    plan = Plan(
+        mechanism=LambdaCGD(0.5), participation=Participation(rounds=4, min_separation=2), clip_norm=1.0,
+        noise_multiplier=2.0, delta=1e-5,
+    )  # fmt: skip
+    Ledger.open(path, plan=plan, configuration={}, key=NoiseKey.generate()).close()
+    result = run("ledger", "show", str(path))
+    assert result.exit_code == 0, result.output
+    assert "run[bold].db" in "".join(result.stdout.split())

@@ -29,7 +29,10 @@ def test_the_noise_of_this_installation_passes() -> None:
     assert 1.8 < found["epsilon_lower"] < 2
     assert set(found) == {
         "passed", "epsilon_lower", "claimed_epsilon", "delta", "confidence", "method", "trials", "bounds",
+        "adjacency", "sampling", "claim",
     }  # fmt: skip
+    assert (found["adjacency"], found["sampling"]) == ("add or remove one user", "none")
+    assert "exact Gaussian mechanism" in found["claim"]
 
 
 def test_too_small_a_noise_multiplier_exits_with_1() -> None:
@@ -41,6 +44,8 @@ def test_too_small_a_noise_multiplier_exits_with_1() -> None:
 
 
 def test_a_secret_sampling_is_audited_for_who_knows_the_rounds() -> None:
+    shown = invoke([*RUN, "--sampling", "balls-in-bins"])
+    assert "none: what σ of ε = 2 under balls-in-bins gives to who knows the rounds" in shown.stdout
     found = json.loads(invoke([*RUN, "--sampling", "balls-in-bins", "--json"]).stdout)
     assert found["passed"] is True
     assert found["claimed_epsilon"] > found["epsilon_lower"] > 0.85 * found["claimed_epsilon"]

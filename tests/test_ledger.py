@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -382,3 +383,19 @@ def test_user_ids_may_be_any_text(path):
 def test_cohorts_pack_and_unpack(ids):
     array = np.array(list(ids), np.int64)
     np.testing.assert_array_equal(unpack_ids(pack_ids(array)), np.sort(array))
+
+
+def test_sealing_leaves_a_foreign_database_as_it_is(tmp_path):
+    foreign = tmp_path / "other.db"
+    connection = sqlite3.connect(foreign)
+    connection.execute("CREATE TABLE songs (title TEXT)")
+    connection.close()
+    before = foreign.read_bytes()
+    with pytest.raises(ValueError, match="cannot be read as a ledger"):
+        seal(foreign, None)
+    assert foreign.read_bytes() == before
+
+
+def test_a_path_called_memory_is_refused():
+    with pytest.raises(ValueError, match="is the text"):
+        Ledger.open(Path(":memory:"), plan=PLAN, configuration={}, key=NoiseKey.generate())

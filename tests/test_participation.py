@@ -19,6 +19,9 @@ def test_k_defaults_to_the_most_that_fit():
     ("options", "message"),
     [
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"rounds": 6.5}, "rounds must be a whole number, got 6.5"),
+        ({"rounds": 6, "min_separation": 2.5}, "min_separation must be a whole number, got 2.5"),
+        ({"rounds": 6, "max_participations": "2"}, "max_participations must be a whole number, got '2'"),
         ({"rounds": -3}, "rounds must be at least 1, got -3"),
         ({"rounds": 5, "min_separation": 0}, "between 1 and rounds = 5, got 0"),
         ({"rounds": 5, "min_separation": 6}, "between 1 and rounds = 5, got 6"),

@@ -13,6 +13,7 @@ from functools import lru_cache
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
 from scipy.optimize import brentq
 
+from fedcgd.accounting import gaussian
 from fedcgd.mechanisms import Mechanism, bandwidth
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.participation import Participation
@@ -21,7 +22,8 @@ METHOD = "privacy loss distribution of the Poisson-subsampled Gaussian mechanism
 
 _SMALLEST_MULTIPLIER, _LARGEST_MULTIPLIER = 1e-3, 1e6
 _FINE = 2e-4  # step of the discretised privacy loss, as a part of ε: costs about half of that in ε, on the safe side
-_STEPS = (1e-5, 1e-3)  # the least and the largest step
+_STEPS = (1e-5, 1e-3)  # the least step, and the largest for an ε of tens
+_COARSE = 2e-5  # the step for a huge ε, as a part of it
 _ACCURACY = 1e-5  # relative, of a calibrated σ: on the safe side
 
 
@@ -51,7 +53,11 @@ def poisson_epsilon(
     delta: float, noise_multiplier: float, participation: Participation, *, released: int | None = None
 ) -> float:
     """An upper bound on ε at `delta`, for column norm 1; the larger of adding and removing a user."""
-    rough = float(_composed(noise_multiplier, participation, released, _STEPS[1]).get_epsilon_for_delta(delta))
+    rounds = participation.rounds if released is None else released
+    # Without sampling ε would be this, and the privacy loss has about this range: no more steps than it takes.
+    largest = gaussian.epsilon(sigma=noise_multiplier / math.sqrt(rounds), delta=delta)
+    step = _step(largest)
+    rough = float(_composed(noise_multiplier, participation, released, step).get_epsilon_for_delta(delta))
     if not math.isfinite(rough):
         return rough
     fine = float(_composed(noise_multiplier, participation, released, _step(rough)).get_epsilon_for_delta(delta))
@@ -61,7 +67,7 @@ def poisson_epsilon(
 def poisson_noise_multiplier(epsilon: float, delta: float, participation: Participation) -> float:
     """The least σ found at which `poisson_delta` is at most `delta`, for column norm 1; 1e-5 above the least at most."""
     fine = _step(epsilon)
-    rough = _search(epsilon, delta, participation, (0.1, 1.0), 10 * _ACCURACY, min(10 * fine, _STEPS[1]))
+    rough = _search(epsilon, delta, participation, (0.1, 1.0), 10 * _ACCURACY, max(fine, min(10 * fine, _STEPS[1])))
     # Larger steps only raise δ, so that the answer lies below, and near.
     return _search(epsilon, delta, participation, (rough * 0.995, rough), _ACCURACY / 4, fine)
 
@@ -97,7 +103,7 @@ def _search(
 
 
 def _step(epsilon: float) -> float:
-    return min(max(_FINE * epsilon, _STEPS[0]), _STEPS[1])
+    return min(max(_FINE * epsilon, _STEPS[0]), max(_STEPS[1], _COARSE * epsilon))
 
 
 @lru_cache(maxsize=16)
@@ -110,11 +116,15 @@ def _composed(
     eligible = max(1, math.ceil(rounds / participation.min_separation))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # logs of zero probabilities
-        once = from_gaussian_mechanism(
-            standard_deviation=noise_multiplier,
-            sensitivity=1.0,
-            pessimistic_estimate=True,
-            value_discretization_interval=step,
-            sampling_prob=q,
-        )
-        return once.self_compose(eligible)
+        return _once(noise_multiplier, q, step).self_compose(eligible)
+
+
+@lru_cache(maxsize=4)
+def _once(noise_multiplier: float, q: float, step: float) -> PrivacyLossDistribution:
+    return from_gaussian_mechanism(
+        standard_deviation=noise_multiplier,
+        sensitivity=1.0,
+        pessimistic_estimate=True,
+        value_discretization_interval=step,
+        sampling_prob=q,
+    )

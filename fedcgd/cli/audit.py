@@ -11,6 +11,7 @@ import typer
 
 from fedcgd.accounting import calibrate
 from fedcgd.accounting.audit import AuditResult, Release, audit_canaries, audit_mechanism
+from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.options import (
     BandwidthOption,
     DegreeOption,
@@ -78,6 +79,7 @@ def audit_command(
         if (scores is None) == (rounds is None):
             raise ValueError("give --rounds and a mechanism, or --scores of a run: one of the two")
         if scores is not None:
+            promise = {"adjacency": ADJACENCY, "sampling": "that of the run", "claim": "that of the run"}
             included, held_out = read_scores(scores)
             result = audit_canaries(included, held_out, epsilon=epsilon, delta=delta, confidence=confidence)
         else:
@@ -93,17 +95,23 @@ def audit_command(
             plan = Plan(
                 mechanism=chosen, participation=participation, clip_norm=1.0, noise_multiplier=sigma, delta=delta
             )
-            claim = epsilon
-            if participation.sampling != "none":
+            claim, assumed = epsilon, str(participation.sampling)
+            if assumed != "none":
                 known = Participation(rounds=rounds, min_separation=participation.min_separation)
                 plan = replace(plan, participation=known)
                 claim = plan.guarantee().epsilon
+                assumed = f"none: what σ of ε = {epsilon:g} under {assumed} gives to who knows the rounds"
+            promise = {
+                "adjacency": ADJACENCY,
+                "sampling": assumed,
+                "claim": f"σ = {sigma:.6g}, {plan.guarantee().method}",
+            }
             with nullcontext() if json else complaints.status("simulating"):
                 result = audit_mechanism(
                     release_of(plan, seed), plan.mechanism, plan.participation, clip_norm=plan.clip_norm,
                     epsilon=claim, delta=delta, seed=seed, trials=trials, confidence=confidence,
                 )  # fmt: skip
-    show(result, json)
+    show(result, promise, json)
     if not result.passed:
         raise typer.Exit(EXIT_REFUTED)
 
@@ -133,14 +141,15 @@ def read_scores(path: Path) -> tuple[list[float], list[float]]:
         ) from None
 
 
-def show(result: AuditResult, json: bool) -> None:
-    """The verdict, and what it rests on."""
+def show(result: AuditResult, promise: dict[str, str], json: bool) -> None:
+    """The verdict, and what it rests on; `promise` says what the claim assumes and where it comes from."""
     if json:
-        print_json(asdict(result))
+        print_json(asdict(result) | promise)
         return
     verdict = "not refuted" if result.passed else "REFUTED"
     rows = [
         ("claim", f"ε ≤ {number(result.claimed_epsilon)} at δ = {number(result.delta)}: {verdict}"),
+        *((f"  {name if name != 'claim' else 'method'}", value) for name, value in promise.items()),
         ("lower bound", f"ε ≥ {number(result.epsilon_lower)} ({result.method})"),
         ("confidence", number(result.confidence)),
         ("trials", str(result.trials)),

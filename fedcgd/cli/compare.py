@@ -8,6 +8,7 @@ import matplotlib
 matplotlib.use("Agg")  # a server has no display
 import matplotlib.pyplot as plt
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fedcgd.accounting import calibrate
@@ -27,7 +28,7 @@ from fedcgd.cli.options import (
     participation_of,
     workload_of,
 )
-from fedcgd.cli.report import complaints, console, explained_errors, figures, number, print_json, progress
+from fedcgd.cli.report import check_plot, complaints, console, explained_errors, figures, number, print_json, progress
 from fedcgd.mechanisms.errors import error_norms
 from fedcgd.optimisation.registry import NAMES, make
 
@@ -98,6 +99,7 @@ def compare_command(
     --separation 390 --epsilon 8 --delta 1e-5
     """
     with explained_errors():
+        check_plot(plot)
         workload = workload_of(momentum)
         asked = [(text, *parse(text)) for text in mechanism or default_mechanisms(separation, rounds)]
         rows: list[dict[str, Any]] = []
@@ -135,6 +137,8 @@ def show(rows: list[dict[str, Any]]) -> None:
             f"ε ≤ {number(first['epsilon'])} at δ = {number(first['delta'])}; adjacency: {first['adjacency']}; "
             f"sampling: {first['sampling']}; {first['method']}"
         )
+        if unsure := max(row["failure_probability"] for row in done):
+            title += f"; each holds with probability 1 − {unsure:.0e}"
     table = Table(title=title, caption="RMSE and MaxSE include σ; per unit of clip norm")
     table.add_column("mechanism", no_wrap=True)
     for column in _COLUMNS:
@@ -144,7 +148,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     console.print(table)
     for row in rows:
         if "error" in row:
-            complaints.print(f"{row['label']}: {row['error']}", soft_wrap=True, highlight=False)
+            complaints.print(f"{escape(row['label'])}: {escape(row['error'])}", soft_wrap=True, highlight=False)
 
 
 def draw(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -24,7 +24,7 @@ from fedcgd.cli.options import (
     SeparationOption,
     participation_of,
 )
-from fedcgd.cli.report import console, explained_errors, print_json
+from fedcgd.cli.report import check_plot, console, explained_errors, print_json
 from fedcgd.optimisation.registry import make
 
 
@@ -55,6 +55,7 @@ def explain_command(
     Example: fedcgd explain --lam 0.9 --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
     """
     with explained_errors():
+        check_plot(plot)
         participation = participation_of(sampling.value, rounds, separation, participations, bandwidth)
         chosen = make(
             mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fedcgd import ledger
@@ -63,7 +64,7 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
     else:
         console.print(str(verification.guarantee or "nothing is released") + _simulated(verification), soft_wrap=True)
         for problem in verification.problems:
-            console.print(f"[bold red]Problem:[/bold red] {problem}", soft_wrap=True)
+            console.print(f"[bold red]Problem:[/bold red] {escape(problem)}", soft_wrap=True)
         if not verification.problems:
             console.print(f"{verification.released} releases, and no contradiction in the records")
     if verification.problems:

@@ -66,7 +66,10 @@ MethodOption = Annotated[
         help="Of balls-in-bins: by draws, wrong with probability 1e-6 over the seed; or without any, in minutes.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="Print JSON for machines, and nothing else; an infinite figure is the text 'inf'."),
+]
 
 
 def participation_of(
@@ -81,6 +84,8 @@ def participation_of(
         return Participation(
             rounds=rounds, min_separation=separation, max_participations=participations, sampling=sampling
         )
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
     if participations is None:
         raise ValueError(f"{sampling} sampling needs --participations, the expected number of a user's participations")
     if separation != 1 and sampling == "poisson":

@@ -1,12 +1,15 @@
 """How commands print: a table for people, JSON for machines, one clear line for a mistake."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -32,13 +35,31 @@ def explained_errors() -> Iterator[None]:
 
 def fail(message: str) -> NoReturn:
     """Say what is wrong and leave with exit code 2."""
-    complaints.print(f"[bold red]Error:[/bold red] {message}", soft_wrap=True, highlight=False)
+    complaints.print(f"[bold red]Error:[/bold red] {escape(message)}", soft_wrap=True, highlight=False)
     raise typer.Exit(EXIT_BAD_INPUT)
 
 
 def print_json(value: Any) -> None:
-    """`value` as JSON on standard output, and nothing else."""
-    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+    """`value` as JSON on standard output, and nothing else. JSON has no infinity: it becomes the text "inf"."""
+    typer.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def check_plot(path: Path | None) -> None:
+    """Raise ValueError, before any work, if a plot cannot be written to `path`."""
+    if path is None:
+        return
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"a plot is a .png, .svg or .pdf file, got {path}")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} for the plot {path.name}; make it first")
 
 
 def figures(mechanism: Mechanism, guarantee: Guarantee, norms: ErrorNorms) -> dict[str, Any]:
@@ -63,11 +84,11 @@ def figures(mechanism: Mechanism, guarantee: Guarantee, norms: ErrorNorms) -> di
 
 def key_value_table(title: str, rows: Sequence[tuple[str, str]]) -> Table:
     """Two columns: what, and its value."""
-    table = Table(title=title, show_header=False, title_justify="left")
+    table = Table(title=escape(title), show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(name, escape(value))
     return table
 
 
@@ -83,7 +104,7 @@ def status(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda text: None
         return
     with complaints.status("calculating") as line:
-        yield lambda text: line.update(f"calculating: {text}")
+        yield lambda text: line.update(f"calculating: {escape(text)}")
 
 
 @contextmanager
@@ -100,6 +121,6 @@ def progress(total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
         task = bar.add_task("", total=total)
 
         def step(description: str) -> None:
-            bar.update(task, advance=1 if bar.tasks[0].description else 0, description=description)
+            bar.update(task, advance=1 if bar.tasks[0].description else 0, description=escape(description))
 
         yield step

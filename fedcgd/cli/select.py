@@ -22,7 +22,7 @@ from fedcgd.cli.options import (
     SeparationOption,
     participation_of,
 )
-from fedcgd.cli.report import complaints, console, explained_errors, key_value_table, number, print_json
+from fedcgd.cli.report import check_plot, complaints, console, explained_errors, key_value_table, number, print_json
 
 
 class ObjectiveName(StrEnum):
@@ -58,6 +58,7 @@ def select_lambda_command(
     Example: fedcgd select-lambda --objective rmse --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
     """
     with explained_errors():
+        check_plot(plot)
         participation = participation_of(sampling.value, rounds, separation, participations, None)
         with nullcontext() if json else complaints.status("searching") as status:
             found = select_lambda(

@@ -20,6 +20,7 @@ from fedcgd.ledger.store import (
     now,
     pack_ids,
     read_artifact,
+    reader,
     sha256,
     to_json,
     transaction,
@@ -66,6 +67,8 @@ class Ledger:
     def open(cls, path: Path | str, *, plan: Plan, configuration: Mapping[str, Any], key: NoiseKey) -> Self:
         """The ledger at `path`, made if there is none; ":memory:" keeps it in memory.
 
+        Never open an old copy of a ledger: rounds released since then would be released again, with fresh noise, and ε spent
+        twice without either copy's knowing.
         A round that was begun and not released is abandoned, and any other process that writes to the ledger is shut out.
         `configuration` is whatever else defines the run, JSON-able. Raises ValueError if the ledger is sealed, or is that of
         another plan, configuration or key.
@@ -245,8 +248,8 @@ def seal(path: Path | str, key_file: Path | None) -> None:
 
     Without the key nobody, the operator included, can take the noise off what was released. May be repeated.
     """
-    if not Path(path).is_file():
-        raise ValueError(f"there is no ledger at {path}")
+    with reader(path):
+        pass  # it is a ledger: `connect` would make one of any other database
     connection = connect(path)
     try:
         with transaction(connection):

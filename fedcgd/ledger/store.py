@@ -69,6 +69,8 @@ _PART = 1 << 26  # bytes of an artifact in one row: SQLite has a limit near 10â
 
 def connect(path: Path | str) -> sqlite3.Connection:
     """A connection that makes the file (mode 0600) and its tables if they are not there yet."""
+    if isinstance(path, Path) and str(path) == MEMORY:
+        raise ValueError(f'a ledger in memory is the text "{MEMORY}", not a Path, which would be a file of that name')
     if path != MEMORY:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
