@@ -31,7 +31,7 @@ LARGEST_SIGMA = 1e100  # beyond it amplification is left out: squares would over
 _PILOT = 4096  # draws of one step of the search
 _FEWEST, _MOST = 2**15, 2**21  # draws of a confirmation; the last step of the search takes half
 _WORK = 3e8  # numbers drawn at most in one confirmation, where the matrix product is cheap
-_PRECISION = 0.05  # of δ, that more draws should not be spent on; about 0.3 % of σ
+_PRECISION = 0.1  # of δ, that more draws should not be spent on; about 0.5 % of σ
 _TRIES = 8
 _SHARE = FAILURE / (2 * _TRIES)  # for each direction of each try
 
