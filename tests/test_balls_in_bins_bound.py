@@ -131,7 +131,7 @@ def test_an_unknown_method_is_refused() -> None:
 def test_agrees_with_random_allocation_of_opake(sigma: float, target: float, theirs: float) -> None:
     drawn = delta(DPSGD(), bins(60, 20), noise_multiplier=sigma, epsilon=target)
     bound = delta(DPSGD(), bins(60, 20), noise_multiplier=sigma, epsilon=target, method="deterministic")
-    assert drawn.delta == pytest.approx(theirs, rel=0.03)
+    assert 0.995 * theirs < drawn.delta < 1.12 * theirs  # the confidence bound
     assert 0.995 * theirs < bound.delta < 1.2 * theirs
 
 
@@ -141,7 +141,7 @@ def test_agrees_with_random_allocation_of_pld_accounting() -> None:
     """
     drawn = epsilon(DPSGD(), bins(60, 20), noise_multiplier=1.6, delta=1e-4)
     bound = epsilon(DPSGD(), bins(60, 20), noise_multiplier=1.6, delta=1e-4, method="deterministic")
-    assert 1.4601190595 < drawn.epsilon < 1.4686702908 * 1.01
+    assert 1.4601190595 < drawn.epsilon < 1.4686702908 * 1.02
     assert 1.4601190595 < bound.epsilon < 1.4686702908 * 1.03
 
 
