@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedcgd.accounting import calibrate, delta, epsilon
+from fedcgd.accounting import calibrate, delta, epsilon, gaussian
 from fedcgd.accounting.balls_in_bins_bound import METHOD
-from fedcgd.accounting.balls_in_bins_chain import FINE, ROUGH, Fineness, chain_bound, chains_of
+from fedcgd.accounting.balls_in_bins_chain import FINE, ROUGH, Chain, Fineness, _hat_weights, chain_bound, chains_of
 from fedcgd.accounting.balls_in_bins_gram import bin_gram
 from fedcgd.mechanisms import BISR, BSR, DPSGD, LambdaCGD, Normalized
 from fedcgd.participation import Participation
@@ -87,6 +87,56 @@ def test_the_bound_is_a_sum_over_all_that_can_happen(adding: bool) -> None:
     assert 0.9 < found[-1] <= 1
     other = chain_bound(chain, sigma=4.0, epsilon=0.0, ignore=1e-6, fineness=FINE, adding=not adding)
     assert found[1] == pytest.approx(other, rel=0.05)
+
+
+@pytest.mark.parametrize("adding", [False, True])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_shorter_grids_never_lower_the_bound(kind: int, adding: bool) -> None:
+    """What leaves a grid is paid for: `ignore` = 1 makes them far too short, of x (without a ring) and of w (with one)."""
+    chain = chains_of(bin_gram(LambdaCGD(0.9), bins(6, 2)))[kind]
+    target = 2.0 if adding else 4.0
+    short, long = (
+        chain_bound(chain, sigma=3.0, epsilon=target, ignore=ignore, fineness=FINE, adding=adding)
+        for ignore in (1.0, 1e-9)
+    )
+    assert short >= long * (1 - 1e-3)
+
+
+@pytest.mark.parametrize(("case", "removing", "adding"), QUADRATURE)
+def test_the_coarsest_grid_is_still_an_upper_bound(case, removing: float, adding: float) -> None:
+    n, b, lam, sigma = case
+    for chain in chains_of(bin_gram(LambdaCGD(lam), bins(n, b))):
+        for value, is_adding in ((removing, False), (adding, True)):
+            for coarse in (Fineness(8.0, 0.4, 2000), Fineness(3.0, 0.4, 2000), Fineness(0.2, 6.0, 2000)):
+                found = chain_bound(chain, sigma=sigma, epsilon=1.0, ignore=1e-6, fineness=coarse, adding=is_adding)
+                assert found > value
+
+
+@pytest.mark.parametrize("adding", [False, True])
+@pytest.mark.parametrize("step", [0.1, 1.0])
+@pytest.mark.parametrize("reach", [0.5, 3.0])
+def test_one_bin_on_any_grid_is_above_the_gaussian_mechanism(adding: bool, step: float, reach: float) -> None:
+    """The one variable is x, or w: both are integrated alike."""
+    one, none = np.ones(1), np.zeros(1)
+    exact = gaussian.delta(epsilon=1.0, sigma=1 / reach)
+    for alpha, beta in ((one, none), (none, one)):
+        for ignore in (1e-9, 1e-2 if beta.any() else 1.0):
+            found = chain_bound(
+                Chain(0.0, one, alpha, beta), sigma=1 / reach, epsilon=1.0, ignore=ignore, adding=adding,
+                fineness=Fineness(step, step, 2000),
+            )  # fmt: skip
+            assert exact * (1 - 1e-9) < found
+            assert step > 0.1 or ignore > 1e-9 or found < exact * 1.02
+
+
+def test_splitting_a_normal_variable_keeps_its_mean_or_that_of_its_exponential() -> None:
+    grid, means = np.linspace(-8, 9, 40), np.array([-1.0, 0.0, 2.0])
+    for exponent in (0.0, 0.7):
+        weights = _hat_weights(means, 0.6, grid, exponent)
+        points, kept = (np.exp(0.7 * grid), np.exp(0.7 * means + 0.7**2 * 0.6**2 / 2)) if exponent else (grid, means)
+        np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-12)
+        np.testing.assert_allclose(weights @ points, kept, rtol=1e-9, atol=1e-12)
+        assert (weights >= 0).all()
 
 
 def test_calibrate_and_epsilon_undo_each_other_and_stay_near_the_draws() -> None:
