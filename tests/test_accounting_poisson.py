@@ -117,6 +117,14 @@ def test_huge_and_tiny_budgets_take_no_longer_than_others() -> None:
     """The discretisation follows the size of the privacy loss; the bound stays above what a few certain rounds lose."""
     sigma = calibrate(DPSGD(), poisson(10, 0.2), epsilon=1000.0, delta=1e-5).noise_multiplier
     assert 0.02 < sigma <= gaussian.sigma(epsilon=1000.0, delta=1e-5) * math.sqrt(10)
+    # A round with hardly any noise tells who took part, at a small ε too; with plenty nothing does.
+    assert delta(DPSGD(), poisson(10, 0.2), noise_multiplier=0.001, epsilon=1.0).delta == pytest.approx(1 - 0.8**10)
+    assert delta(DPSGD(), poisson(10, 0.2), noise_multiplier=1e-6, epsilon=1.0).delta == 1
+    assert delta(DPSGD(), poisson(10, 0.2), noise_multiplier=1.0, epsilon=1e9).delta < 1e-14
+    found = epsilon(DPSGD(), poisson(10, 0.2), noise_multiplier=1e-4, delta=1e-5).epsilon
+    assert found <= 1.001 * gaussian.epsilon(sigma=1e-4 / math.sqrt(10), delta=1e-5)
+    with pytest.raises(ValueError, match="at most 1e\\+07 for poisson"):
+        calibrate(DPSGD(), poisson(10, 0.2), epsilon=1e8, delta=1e-5)
     found = epsilon(DPSGD(), poisson(10, 0.2), noise_multiplier=0.001, delta=1e-5).epsilon
     # With probability 7.8e-5 > δ at least eight rounds are drawn, and each then loses about 1/(2σ²).
     assert 8 / (2 * 0.001**2) < found <= 1.001 * gaussian.epsilon(sigma=0.001 / math.sqrt(10), delta=1e-5)

@@ -21,9 +21,11 @@ from fedcgd.participation import Participation
 METHOD = "privacy loss distribution of the Poisson-subsampled Gaussian mechanism, rounded up (dp-accounting)"
 
 _SMALLEST_MULTIPLIER, _LARGEST_MULTIPLIER = 1e-3, 1e6
+_LARGEST_EPSILON = 1e7  # no privacy at all; a little beyond, a single step of the discretised loss overflows
 _FINE = 2e-4  # step of the discretised privacy loss, as a part of ε: costs about half of that in ε, on the safe side
 _STEPS = (1e-5, 1e-3)  # the least step, and the largest for an ε of tens
 _COARSE = 2e-5  # the step for a huge ε, as a part of it
+_CELLS = 2e6  # of the discretised privacy loss at most: what memory holds
 _ACCURACY = 1e-5  # relative, of a calibrated σ: on the safe side
 
 
@@ -46,26 +48,37 @@ def poisson_delta(
     epsilon: float, noise_multiplier: float, participation: Participation, *, released: int | None = None
 ) -> float:
     """An upper bound on δ at `epsilon`, for column norm 1; the larger of adding and removing a user."""
-    return float(_composed(noise_multiplier, participation, released, _step(epsilon)).get_delta_for_epsilon(epsilon))
+    certain = noise_multiplier / math.sqrt(_eligible(participation, released))  # σ, if every round were taken part in
+    span = _range(noise_multiplier, participation, released)
+    if span > _LARGEST_EPSILON:
+        return gaussian.delta(epsilon=epsilon, sigma=certain)
+    epsilon = min(epsilon, _LARGEST_EPSILON)
+    composed = _composed(noise_multiplier, participation, released, max(_step(epsilon), span / _CELLS))
+    return float(composed.get_delta_for_epsilon(epsilon))
 
 
 def poisson_epsilon(
     delta: float, noise_multiplier: float, participation: Participation, *, released: int | None = None
 ) -> float:
     """An upper bound on ε at `delta`, for column norm 1; the larger of adding and removing a user."""
-    rounds = participation.rounds if released is None else released
-    # Without sampling ε would be this, and the privacy loss has about this range: no more steps than it takes.
-    largest = gaussian.epsilon(sigma=noise_multiplier / math.sqrt(rounds), delta=delta)
-    step = _step(largest)
-    rough = float(_composed(noise_multiplier, participation, released, step).get_epsilon_for_delta(delta))
-    if not math.isfinite(rough):
-        return rough
-    fine = float(_composed(noise_multiplier, participation, released, _step(rough)).get_epsilon_for_delta(delta))
-    return min(rough, fine)
+    certain = noise_multiplier / math.sqrt(_eligible(participation, released))
+    found = gaussian.epsilon(sigma=certain, delta=delta)
+    if found > _LARGEST_EPSILON:
+        return found
+    least, step = _range(noise_multiplier, participation, released) / _CELLS, math.inf
+    while (finer := max(_step(found), least)) < step / 2:  # finer steps only lower ε
+        step = finer
+        found = float(_composed(noise_multiplier, participation, released, step).get_epsilon_for_delta(delta))
+    return found
 
 
 def poisson_noise_multiplier(epsilon: float, delta: float, participation: Participation) -> float:
     """The least σ found at which `poisson_delta` is at most `delta`, for column norm 1; 1e-5 above the least at most."""
+    if epsilon > _LARGEST_EPSILON:
+        raise ValueError(
+            f"epsilon must be at most {_LARGEST_EPSILON:g} for {participation.sampling} sampling, got {epsilon:g}; "
+            "it promises nothing long before"
+        )
     fine = _step(epsilon)
     rough = _search(epsilon, delta, participation, (0.1, 1.0), 10 * _ACCURACY, max(fine, min(10 * fine, _STEPS[1])))
     # Larger steps only raise δ, so that the answer lies below, and near.
@@ -83,7 +96,8 @@ def _search(
     """A σ with δ(σ) ≤ `delta` at this step, by Brent's method on log σ from a bracket that is widened as needed."""
 
     def excess(sigma: float) -> float:
-        found = _composed(sigma, participation, None, step).get_delta_for_epsilon(epsilon)
+        least = _range(sigma, participation, None) / _CELLS
+        found = _composed(sigma, participation, None, max(step, least)).get_delta_for_epsilon(epsilon)
         return math.log(max(float(found), 1e-320)) - math.log(delta)
 
     low, high = bracket
@@ -106,17 +120,30 @@ def _step(epsilon: float) -> float:
     return min(max(_FINE * epsilon, _STEPS[0]), max(_STEPS[1], _COARSE * epsilon))
 
 
+def _range(noise_multiplier: float, participation: Participation, released: int | None) -> float:
+    """About how large a privacy loss is not negligible."""
+    q = participation.sampling_rate
+    assert q is not None
+    eligible = _eligible(participation, released)
+    drawn = min(eligible, q * eligible + 10 * math.sqrt(q * eligible) + 10)
+    return drawn / (2 * noise_multiplier**2) + 10 * math.sqrt(drawn) / noise_multiplier
+
+
+def _eligible(participation: Participation, released: int | None) -> int:
+    """Rounds in which one user may take part."""
+    rounds = participation.rounds if released is None else released
+    return max(1, math.ceil(rounds / participation.min_separation))
+
+
 @lru_cache(maxsize=16)
 def _composed(
     noise_multiplier: float, participation: Participation, released: int | None, step: float
 ) -> PrivacyLossDistribution:
-    rounds = participation.rounds if released is None else released
     q = participation.sampling_rate
     assert q is not None
-    eligible = max(1, math.ceil(rounds / participation.min_separation))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # logs of zero probabilities
-        return _once(noise_multiplier, q, step).self_compose(eligible)
+        return _once(noise_multiplier, q, step).self_compose(_eligible(participation, released))
 
 
 @lru_cache(maxsize=4)
