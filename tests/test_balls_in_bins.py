@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from fedcgd.accounting import calibrate, delta, epsilon
+from fedcgd.accounting.balls_in_bins_add import add_bound, sample_add
 from fedcgd.accounting.balls_in_bins_gram import bin_gram
+from fedcgd.accounting.balls_in_bins_sampling import Bins
 from fedcgd.accounting.confidence import stake, upper_bound
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized, matrix
 from fedcgd.participation import Participation
@@ -59,6 +61,44 @@ def test_gram_matrix_by_its_definition(mechanism) -> None:
     c = matrix(mechanism, n)
     m = np.stack([sum(c[:, j + i * b] for i in range(n // b)) for j in range(b)])
     np.testing.assert_allclose(bin_gram(mechanism, bins(n, b)), m @ m.T, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "sigma", "target"), [(0.9999999, 0.25, 30.0), (0.99, 1.0, 5.0), (0.99, 1.0, 1.0), (0.3, 1.0, 1.0)]
+)
+def test_adding_a_user_alone(overlap: float, sigma: float, target: float) -> None:
+    """Two bins, also nearly equal ones: the draws' mean is δ of adding by quadrature, none of them is cut, and few suffice."""
+    gram = np.array([[1.0, overlap], [overlap, 1.0]])
+    x = np.linspace(-12, 12, 24_001)
+    truth = 0.0
+    for z, weight in zip(*np.polynomial.hermite_e.hermegauss(61), strict=True):
+        along, apart = math.sqrt((1 + overlap) / 2) * x / sigma, math.sqrt((1 - overlap) / 2) * z / sigma
+        ratio = np.exp(along - 0.5 / sigma**2) * math.cosh(apart)
+        excess = np.maximum(1 - math.exp(target) * ratio, 0) * np.exp(-(x**2) / 2)
+        truth += weight * excess.sum() * (x[1] - x[0]) / (2 * math.pi)
+    sample = sample_add(Bins(gram), sigma, target, 2**16, 3)
+    error = sample.values.std() / 2**8
+    assert truth - 4 * error <= sample.values.mean() <= truth * 1.003 + 4 * error
+    assert sample.values.max() < sample.range
+    assert (sample.values**2).mean() <= sample.square
+    assert add_bound(gram / sigma**2, target) >= truth
+
+
+@pytest.mark.parametrize("method", ["monte-carlo", "deterministic"])
+@pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.5)])
+def test_no_epsilon_where_delta_alone_is_enough(mechanism, method) -> None:
+    found = epsilon(mechanism, bins(12, 12), noise_multiplier=20.0, delta=0.1, method=method)
+    assert found.epsilon <= 1.5e-6
+
+
+def test_equal_bins_draw_nothing_unless_asked() -> None:
+    """For C = I the deterministic method is as tight: δ = 1e-5, ε = 2, 20 bins of 3 rounds, both within 1 %."""
+    plain = calibrate(DPSGD(), bins(60, 20), epsilon=2, delta=1e-5)
+    assert plain.failure_probability == 0
+    drawn = calibrate(DPSGD(), bins(60, 20), epsilon=2, delta=1e-5, method="monte-carlo")
+    assert drawn.failure_probability == 1e-6
+    assert plain.noise_multiplier == pytest.approx(drawn.noise_multiplier, rel=0.01)
+    assert calibrate(LambdaCGD(0.5), bins(12, 3), epsilon=2, delta=1e-5).failure_probability == 1e-6
 
 
 def test_one_bin_is_the_gaussian_mechanism() -> None:

@@ -75,6 +75,31 @@ def test_is_above_plain_draws(mechanism, adding: bool, sigma: float, epsilon: fl
     assert least < 1.4 * estimate + 3 * error  # the corner weighs much where there are few bins
 
 
+@pytest.mark.parametrize(
+    ("own", "epsilon"), [((12.0, 1.0), 0.0), ((10.0, 0.3), 0.1), ((9.0, 0.3), 0.5), ((18.0, 0.5), 0.5)]
+)
+def test_bins_of_very_different_sizes_in_both_directions(own, epsilon: float) -> None:
+    """Two independent bins, one nearly known: a plain sum over a grid, with each bin moved in turn for removing."""
+    deviation, a = np.array(own), np.exp(epsilon)
+    axis = np.linspace(-9, 9, 1201)
+    weight = np.exp(-(axis**2) / 2)
+    weight = np.outer(weight, weight) / weight.sum() ** 2
+
+    def ratio(shift: int) -> np.ndarray:
+        """S where bin `shift`, if it is not −1, took part."""
+        first, second = (
+            deviation[j] * (axis + (deviation[j] if j == shift else 0)) - deviation[j] ** 2 / 2 for j in (0, 1)
+        )
+        return (np.exp(first)[:, None] + np.exp(second)[None, :]) / 2
+
+    adding = float((weight * np.maximum(1 - a * ratio(-1), 0)).sum())
+    removing = float(np.mean([(weight * np.maximum(1 - a / ratio(j), 0)).sum() for j in (0, 1)]))
+    chain = chains_of(np.diag(deviation**2))[0]
+    for truth, is_adding, most in ((adding, True, 1.05), (removing, False, 2.1)):
+        found = chain_bound(chain, sigma=1.0, epsilon=epsilon, ignore=1e-4, fineness=FINE, adding=is_adding)
+        assert truth * 0.9999 < found < most * truth
+
+
 @pytest.mark.parametrize("adding", [False, True])
 def test_the_bound_is_a_sum_over_all_that_can_happen(adding: bool) -> None:
     """At ε = 0 both directions have the same δ, the total variation; and less noise never lowers it."""

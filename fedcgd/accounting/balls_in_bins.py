@@ -26,6 +26,7 @@ FAILURE = 1e-6
 SEED = 20260
 METHOD = f"Monte Carlo over the privacy loss with an upper confidence bound, both directions, seed {SEED}"
 
+LEAST_EPSILON = 1e-6  # nobody asks for less
 LARGEST_SIGMA = 1e100  # beyond it amplification is left out: squares would overflow
 
 _PILOT = 4096  # draws of one step of the search
@@ -34,6 +35,7 @@ _WORK = 3e8  # numbers drawn at most in one confirmation, where the matrix produ
 _PRECISION = 0.1  # of δ, that more draws should not be spent on; about 0.5 % of σ
 _TRIES = 8
 _SHARE = FAILURE / (2 * _TRIES)  # for each direction of each try
+_FLATTEST, _STEEPEST = 2.0, 25.0  # −log δ over log σ or log ε, about
 
 
 @dataclass(frozen=True)
@@ -90,15 +92,15 @@ def calibrate(bins: Bins, *, epsilon: float, delta: float) -> float:
     highest = gaussian.sigma(epsilon=epsilon, delta=delta) * _reach(bins)  # without amplification
     if len(bins.gram) == 1 or highest > LARGEST_SIGMA:
         return highest
-    return _least(lambda sigma: (sigma, epsilon), bins, delta, highest, 1.002)
+    return _least(lambda sigma: (sigma, epsilon), bins, delta, highest, raise_by=1.002)
 
 
 def epsilon(bins: Bins, *, sigma: float, delta: float) -> float:
     """An ε for which both directions are proven to be (ε, δ)-private, up to `FAILURE`."""
     highest = gaussian.epsilon(sigma=sigma / _reach(bins), delta=delta)
-    if len(bins.gram) == 1 or highest < 1e-6:
+    if len(bins.gram) == 1 or highest < LEAST_EPSILON:
         return highest
-    return _least(lambda epsilon: (sigma, epsilon), bins, delta, highest, 1.003)
+    return _least(lambda epsilon: (sigma, epsilon), bins, delta, highest, raise_by=1.003, lowest=LEAST_EPSILON)
 
 
 def delta(bins: Bins, *, sigma: float, epsilon: float) -> float:
@@ -124,27 +126,40 @@ def _is_hopeless(bins: Bins, sigma: float) -> bool:
 
 
 def _least(
-    at: Callable[[float], tuple[float, float]], bins: Bins, delta: float, highest: float, raise_by: float
+    at: Callable[[float], tuple[float, float]],
+    bins: Bins,
+    delta: float,
+    highest: float,
+    *,
+    raise_by: float,
+    lowest: float = 0.0,
 ) -> float:
-    """About the least x that is confirmed at (σ, ε) = at(x); `highest` if none is found below."""
-    x = _search(at, bins, delta, highest)
+    """About the least x, or `lowest`, that is confirmed at (σ, ε) = at(x); `highest` if none is found below."""
+    x = _search(at, bins, delta, highest, lowest)
+    last: tuple[float, float] | None = None  # x, and how far log δ was above
     for attempt in range(_TRIES):
         if x >= highest:
             break
-        directions = _directions(bins, *at(x), delta, _PILOT)
-        counts = [direction.draws_for(delta, len(bins.gram)) for direction in directions]
-        seeds = range(SEED + 2 + 2 * attempt, SEED + 4 + 2 * attempt)
-        if all(
-            direction.confirm(count, seed) <= delta
-            for direction, count, seed in zip(directions, counts, seeds, strict=False)
-        ):
+        excess = -math.inf
+        for i, direction in enumerate(_directions(bins, *at(x), delta, _PILOT)):
+            found = direction.confirm(direction.draws_for(delta, len(bins.gram)), SEED + 2 + 2 * attempt + i)
+            excess = max(excess, math.log(max(found, 1e-320) / delta))
+            if excess > 0:
+                break
+        if excess <= 0:
             return x
-        x *= raise_by
+        slope = _STEEPEST
+        if last is not None and last[1] > excess:
+            slope = min(max((last[1] - excess) / math.log(x / last[0]), _FLATTEST), _STEEPEST)
+        last = (x, excess)
+        x *= max(raise_by, math.exp(excess / slope))
     return highest
 
 
-def _search(at: Callable[[float], tuple[float, float]], bins: Bins, delta: float, highest: float) -> float:
-    """About the least x whose confirmation at (σ, ε) = at(x) is likely."""
+def _search(
+    at: Callable[[float], tuple[float, float]], bins: Bins, delta: float, highest: float, lowest: float
+) -> float:
+    """About the least x, or `lowest`, whose confirmation at (σ, ε) = at(x) is likely."""
 
     def log_excess(x: float, *, fine: bool = False) -> float:
         """How far what `confirm` will return is above δ: about, or, if `fine`, probably no more."""
@@ -162,6 +177,8 @@ def _search(at: Callable[[float], tuple[float, float]], bins: Bins, delta: float
     low, high = highest * 0.7, highest
     while log_excess(low) <= 0:
         low, high = low * 0.7, low
+        if low < lowest:
+            return high
     while high / low > 1.003:
         middle = math.sqrt(low * high)
         if log_excess(middle) <= 0:

@@ -4,9 +4,18 @@ import math
 from collections.abc import Callable
 
 from fedcgd.accounting import gaussian
-from fedcgd.accounting.balls_in_bins import LARGEST_SIGMA
+from fedcgd.accounting.balls_in_bins import LARGEST_SIGMA, LEAST_EPSILON
 from fedcgd.accounting.balls_in_bins_add import add_bound
-from fedcgd.accounting.balls_in_bins_chain import FINE, LARGEST_EXPONENT, ROUGH, Chain, Fineness, chain_bound, chains_of
+from fedcgd.accounting.balls_in_bins_chain import (
+    FINE,
+    FINEST,
+    LARGEST_EXPONENT,
+    ROUGH,
+    Chain,
+    Fineness,
+    chain_bound,
+    chains_of,
+)
 from fedcgd.accounting.balls_in_bins_remove import order_and_bound
 from fedcgd.mechanisms.mechanism import Matrix
 
@@ -31,9 +40,9 @@ def calibrate(gram: Matrix, *, epsilon: float, delta: float, progress: Progress)
 def epsilon(gram: Matrix, *, sigma: float, delta: float, progress: Progress) -> float:
     """An ε for which both directions are (ε, δ)-private."""
     highest = gaussian.epsilon(sigma=sigma / _reach(gram), delta=delta)
-    if highest < 1e-6 or _reach(gram) / sigma > LARGEST_EXPONENT:
+    if highest < LEAST_EPSILON or _reach(gram) / sigma > LARGEST_EXPONENT:
         return highest
-    return _least(lambda epsilon: (sigma, epsilon), gram, delta, highest, progress)
+    return _least(lambda epsilon: (sigma, epsilon), gram, delta, highest, progress, LEAST_EPSILON)
 
 
 def delta(gram: Matrix, *, sigma: float, epsilon: float, progress: Progress) -> float:
@@ -48,12 +57,16 @@ def delta(gram: Matrix, *, sigma: float, epsilon: float, progress: Progress) -> 
     least = min(rough)
     progress(f"δ ≤ {least:.3g}")
     best = chains[rough.index(least)]
-    return min(highest, least, _both(best, gram, sigma, epsilon, min(highest, least), 0.0, FINE))
+    return min(highest, least, _both(best, gram, sigma, epsilon, min(highest, least), 0.0, _fine(best)))
 
 
 def _reach(gram: Matrix) -> float:
     """The sensitivity of the worst bin: without amplification, δ is that of a Gaussian with it."""
     return math.sqrt(float(gram.diagonal().max()))
+
+
+def _fine(chain: Chain) -> Fineness:
+    return FINEST if chain.is_independent else FINE
 
 
 def _both(
@@ -73,9 +86,14 @@ def _both(
 
 
 def _least(
-    at: Callable[[float], tuple[float, float]], gram: Matrix, delta: float, highest: float, progress: Progress
+    at: Callable[[float], tuple[float, float]],
+    gram: Matrix,
+    delta: float,
+    highest: float,
+    progress: Progress,
+    lowest: float = 0.0,
 ) -> float:
-    """About the least x with δ at (σ, ε) = at(x) proven to be at most `delta`; `highest` if none is found below."""
+    """About the least x, or `lowest`, with δ at (σ, ε) = at(x) proven to be at most `delta`; `highest` if none is found below."""
     chains = chains_of(gram)
     if len(gram) == 1 or not chains:
         return highest
@@ -86,19 +104,23 @@ def _least(
         return found
 
     low, high = 0.0, highest
-    while low < high * 0.98:  # some of `chains` is enough at `high`, by the rough bound; none at `low`
+    while (
+        low < high * 0.98 and high > lowest
+    ):  # some of `chains` is enough at `high`, by the rough bound; none at `low`
         middle = math.sqrt(low * high) if low else high * 0.7
         enough = [chain for chain in chains if excess(middle, chain, ROUGH) <= 0]
         if enough:
             high, chains = middle, enough
         else:
             low = middle
+    if not low:
+        return high
     best = min(chains, key=lambda chain: excess(high, chain, ROUGH))
     x, found = high, highest
     slope = max((excess(low, best, ROUGH) - excess(high, best, ROUGH)) / math.log(high / low), _SLOPE)
     last: tuple[float, float] | None = None
     for _ in range(_REFINEMENTS):
-        above = excess(x, best, FINE)
+        above = excess(x, best, _fine(best))
         if above <= 0:
             found = x
         if -_NEAR < above <= 0:

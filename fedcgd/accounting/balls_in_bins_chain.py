@@ -41,8 +41,11 @@ class Fineness:
 _LARGEST_DECAY = 0.995  # beyond it the grid would be too large
 LARGEST_EXPONENT = 20.0  # sensitivity over σ
 _LARGEST_EPSILON = 200.0
+_BLOCK = 16  # rows of a grid that are worked on at a time, so that they stay in the cache
+_LARGEST_PRICE = 600.0  # log of what neither overflows nor underflows
 
 ROUGH, FINE = Fineness(0.5, 1.2, 400), Fineness(0.18, 0.8, 900)
+FINEST = Fineness(0.08, 0.8, 2000)  # where bins are independent, and one row of the grid stands for all
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +56,11 @@ class Chain:
     deviation: Vector
     alpha: Vector
     beta: Vector
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether no bin tells anything of another, but for the common factor."""
+        return self.decay == 0.0
 
 
 def chains_of(gram: Matrix) -> list[Chain]:
@@ -96,31 +104,41 @@ def chain_bound(
     steepest = max(float(own.max()), 1e-3)
     innovation = math.sqrt(1 - chain.decay**2)
     far = math.sqrt(2 * math.log(max(b / ignore, 10.0)))
+    if adding and steepest * far > _LARGEST_PRICE:
+        return 1.0
     x = (
         _grid(-far, 3.0, fineness.step * innovation)
         if adding
         else _grid(-3.0, steepest + far, fineness.step * innovation)
     )
     exponent = steepest if adding else 0.0
-    move, start = _hat_weights(chain.decay * x, innovation, x, exponent), _hat_weights(np.zeros(1), 1.0, x, exponent)
+    before = np.zeros(1) if chain.is_independent else chain.decay * x  # the mean of x_{j+1} for each x_j that matters
+    move, start = _hat_weights(before, innovation, x, exponent), _hat_weights(np.zeros(1), 1.0, x, exponent)
     # For adding, what falls below the grid counts as 1; for removing, what exceeds it by how much it adds to the sum.
     beyond = [
         _below(m, v, x[0]) if adding else _above(m, v, x[-1], steepest)
-        for m, v in ((chain.decay * x, innovation), (np.zeros(1), 1.0))
+        for m, v in ((before, innovation), (np.zeros(1), 1.0))
     ]
     sums = _sums(own, shared, a, fineness.nodes, adding)
+    blocks = [slice(i, i + _BLOCK) for i in range(0, len(x), _BLOCK)]
     reach = chain.decay ** np.maximum(np.arange(b) - np.arange(b)[:, None], 0)  # [j, i]: ρ^(i − j)
 
     def given(w: float) -> float:
         values: Matrix = np.maximum(1 - a * (sums + 1), 0.0) if adding else np.maximum(sums + 1 - a, 0.0)
-        values = np.repeat(values[None, :], len(x), axis=0)
+        values = np.repeat(values[None, :], len(before), axis=0)
         lift = shared * w - half
         worth = np.ones(b)
         if not adding:  # the mean of what is still to come, if x_j is at the upper end
             terms = own * reach * x[-1] + lift + own**2 * (1 - reach**2) / 2
             worth = np.triu(np.exp(terms)).sum(axis=1) / b
         for j in range(b - 1, -1, -1):
-            values = _shifted(values, np.expm1(own[j] * x + lift[j]) / b, sums, a if adding else 1.0, adding)
+            by = np.expm1(own[j] * x + lift[j]) / b
+            values = np.concatenate(
+                [
+                    _shifted(values if len(values) == 1 else values[rows], by[rows], sums, a if adding else 1.0, adding)
+                    for rows in blocks
+                ]
+            )
             kernel, edge = (move, beyond[0]) if j else (start, beyond[1])
             values = kernel @ values + (worth[j] * edge)[:, None]
         return float(np.interp(0.0, sums, values[0]))
@@ -161,14 +179,14 @@ def _sums(own: Vector, shared: Vector, a: float, nodes: int, adding: bool) -> Ve
 
 
 def _shifted(values: Matrix, by: Vector, sums: Vector, slope: float, adding: bool) -> Matrix:
-    """At least the value at s + by[k] in row k, for s in `sums`: linear between nodes; beyond them constant, or of the
-    steepest slope there is.
+    """At least the value at s + by[k] in row k (or the only row), for s in `sums`: linear between nodes; beyond them constant,
+    or of the steepest slope there is.
     """
     gap, last = float(sums[1] - sums[0]), len(sums) - 1
     whole = np.clip(np.floor(by / gap), -last - 2, last + 2)
     part = np.clip(by / gap - whole, 0.0, 1.0)[:, None]
     at = np.arange(last + 1) + whole.astype(np.intp)[:, None]
-    rows = np.arange(len(by))[:, None] * (last + 1)
+    rows = (np.arange(len(by)) % len(values))[:, None] * (last + 1)
     flat = values.ravel()
     low = flat[rows + np.clip(at, 0, last)]
     result: Matrix = flat[rows + np.clip(at + 1, 0, last)]
@@ -189,7 +207,8 @@ def _hat_weights(means: Vector, deviation: float, grid: Vector, exponent: float)
     the mean of X stays, or that of e^(exponent·X) if `exponent` > 0. What is outside the grid goes to its ends.
     """
     t = (grid - means[:, None]) / deviation
-    # Second differences of the prices E(X − K)₊ and E(K − X)₊, of which one is accurate on each side of the mean.
+    # Second differences of the prices E(X − K)₊ and E(K − X)₊ (of e^(exponent·X), if so): the one is accurate far above the mean,
+    # the other below.
     if exponent:
         mean = np.exp(exponent * means + (exponent * deviation) ** 2 / 2)[:, None]
         points = np.exp(exponent * grid)
@@ -202,7 +221,7 @@ def _hat_weights(means: Vector, deviation: float, grid: Vector, exponent: float)
     gaps = np.diff(points)
     from_calls = np.diff(np.diff(calls, axis=1) / gaps, axis=1, prepend=-1.0, append=0.0)
     from_puts = np.diff(np.diff(puts, axis=1) / gaps, axis=1, prepend=0.0, append=1.0)
-    weights: Matrix = np.maximum(np.where(t < 0, from_puts, from_calls), 0.0)
+    weights: Matrix = np.maximum(np.where(t < exponent * deviation, from_puts, from_calls), 0.0)
     return weights
 
 

@@ -35,6 +35,11 @@ class Bins:
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", np.linalg.cholesky(self.gram).T.astype(np.float32))
 
+    @property
+    def are_independent(self) -> bool:
+        """Whether no bin overlaps another, as for C = I."""
+        return int(np.count_nonzero(self.gram)) == len(self.gram)
+
     def noise(self, generator: np.random.Generator, count: int) -> Single:
         """`count` draws of N(0, G)."""
         normal = generator.standard_normal((count, len(self.gram)), dtype=np.float32)

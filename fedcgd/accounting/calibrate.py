@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from fedcgd.accounting import balls_in_bins, balls_in_bins_bound, gaussian, poisson
+from fedcgd.accounting.balls_in_bins_sampling import Bins
 from fedcgd.accounting.guarantee import Guarantee
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.sensitivity import Sensitivity, sensitivity
@@ -12,7 +13,8 @@ from fedcgd.participation import Participation
 
 Method = Literal["monte-carlo", "deterministic"]
 """How Balls-in-Bins is bounded: by draws, in seconds, with a failure probability; or without any, in minutes, a little higher.
-The other samplings draw nothing either way."""
+The other samplings draw nothing either way. If none is asked for, it is the second where C = I, since there it is as tight and
+as fast, and the first elsewhere."""
 
 _POISSON = ("poisson", "cyclic-poisson")
 
@@ -27,7 +29,7 @@ def calibrate(
     *,
     epsilon: float,
     delta: float,
-    method: Method = "monte-carlo",
+    method: Method | None = None,
     progress: Callable[[str], None] = _silent,
 ) -> Guarantee:
     """The smallest noise multiplier σ that is proven to keep the whole run within (ε, δ).
@@ -37,13 +39,15 @@ def calibrate(
     """
     gaussian.check_epsilon(epsilon)
     gaussian.check_delta(delta)
-    _check_method(method)
+    if method is not None and method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     if participation.sampling in _POISSON:
         norm = poisson.column_norm(mechanism, participation)
         found = poisson.poisson_noise_multiplier(epsilon, delta, participation) * norm
         return _poisson_guarantee(participation, norm, epsilon=epsilon, delta=delta, sigma=found)
     if participation.sampling == "balls-in-bins":
         bins = balls_in_bins.bins_of(mechanism, participation)
+        method = method or _default_method(bins)
         if method == "deterministic":
             sigma = balls_in_bins_bound.calibrate(bins.gram, epsilon=epsilon, delta=delta, progress=progress)
         else:
@@ -61,7 +65,7 @@ def epsilon(
     noise_multiplier: float,
     delta: float,
     released: int | None = None,
-    method: Method = "monte-carlo",
+    method: Method | None = None,
     progress: Callable[[str], None] = _silent,
 ) -> Guarantee:
     """An upper bound on ε for the whole run, or when only the first `released` rounds have been published.
@@ -70,17 +74,15 @@ def epsilon(
     """
     gaussian.check_delta(delta)
     _check_noise_multiplier(noise_multiplier)
-    _check_method(method)
+    if method is not None and method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     if participation.sampling in _POISSON:
         norm = poisson.column_norm(mechanism, participation)
         found = poisson.poisson_epsilon(delta, noise_multiplier / norm, participation, released=released)
         return _poisson_guarantee(participation, norm, epsilon=found, delta=delta, sigma=noise_multiplier)
     if participation.sampling == "balls-in-bins":
-        if method == "deterministic":
-            gram = balls_in_bins.bins_of(mechanism, participation).gram
-            whole = balls_in_bins_bound.epsilon(gram, sigma=noise_multiplier, delta=delta, progress=progress)
-        else:
-            whole = _bins_epsilon(mechanism, participation, noise_multiplier, delta)
+        method = method or _default_method(balls_in_bins.bins_of(mechanism, participation))
+        whole = _bins_epsilon(mechanism, participation, noise_multiplier, delta, method, progress)
         if released is None or released >= participation.rounds:
             return _bins_guarantee(method, epsilon=whole, delta=delta, sigma=noise_multiplier)
         reach = sensitivity(mechanism, participation, released=released)
@@ -100,18 +102,20 @@ def delta(
     noise_multiplier: float,
     epsilon: float,
     released: int | None = None,
-    method: Method = "monte-carlo",
+    method: Method | None = None,
     progress: Callable[[str], None] = _silent,
 ) -> Guarantee:
     """An upper bound on δ at `epsilon` ≥ 0, for the whole run, or when only the first `released` rounds have been published."""
     _check_noise_multiplier(noise_multiplier)
-    _check_method(method)
+    if method is not None and method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     if participation.sampling in _POISSON:
         norm = poisson.column_norm(mechanism, participation)
         found = poisson.poisson_delta(epsilon, noise_multiplier / norm, participation, released=released)
         return _poisson_guarantee(participation, norm, epsilon=epsilon, delta=found, sigma=noise_multiplier)
     if participation.sampling == "balls-in-bins":
         bins = balls_in_bins.bins_of(mechanism, participation)
+        method = method or _default_method(bins)
         if method == "deterministic":
             found = balls_in_bins_bound.delta(bins.gram, sigma=noise_multiplier, epsilon=epsilon, progress=progress)
         else:
@@ -136,9 +140,22 @@ def _gaussian_guarantee(
     )
 
 
+def _default_method(bins: Bins) -> Method:
+    return "deterministic" if bins.are_independent else "monte-carlo"
+
+
 @lru_cache(maxsize=16)  # every round of a run asks for the same
-def _bins_epsilon(mechanism: Mechanism, participation: Participation, noise_multiplier: float, delta: float) -> float:
+def _bins_epsilon(
+    mechanism: Mechanism,
+    participation: Participation,
+    noise_multiplier: float,
+    delta: float,
+    method: Method,
+    progress: Callable[[str], None],
+) -> float:
     bins = balls_in_bins.bins_of(mechanism, participation)
+    if method == "deterministic":
+        return balls_in_bins_bound.epsilon(bins.gram, sigma=noise_multiplier, delta=delta, progress=progress)
     return balls_in_bins.epsilon(bins, sigma=noise_multiplier, delta=delta)
 
 
@@ -171,8 +188,3 @@ def _check_noise_multiplier(noise_multiplier: float) -> None:
         raise ValueError(
             f"noise_multiplier must be positive and finite, got {noise_multiplier}; without noise there is no privacy"
         )
-
-
-def _check_method(method: str) -> None:
-    if method not in get_args(Method):
-        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")

@@ -12,7 +12,6 @@ from fedcgd.cli.options import (
     JsonOption,
     LamOption,
     MechanismOption,
-    MethodName,
     MethodOption,
     MomentumOption,
     NoiseMultiplierOption,
@@ -45,7 +44,7 @@ def calibrate_command(
     participations: ParticipationsOption = None,
     separation: SeparationOption = 1,
     sampling: SamplingOption = SamplingName.NONE,
-    method: MethodOption = MethodName.MONTE_CARLO,
+    method: MethodOption = None,
     momentum: MomentumOption = 0.0,
     error: ErrorOption = ErrorName.RMSE,
     json: JsonOption = False,
@@ -63,7 +62,7 @@ def calibrate_command(
         )  # fmt: skip
         with status(json) as say:
             guarantee = accounting.calibrate(
-                chosen, plan, epsilon=epsilon, delta=delta, method=method.value, progress=say
+                chosen, plan, epsilon=epsilon, delta=delta, method=method.value if method else None, progress=say
             )
         report(chosen, rounds, guarantee, figures(chosen, guarantee, error_norms(chosen, rounds, workload)), json)
 
@@ -81,7 +80,7 @@ def epsilon_command(
     participations: ParticipationsOption = None,
     separation: SeparationOption = 1,
     sampling: SamplingOption = SamplingName.NONE,
-    method: MethodOption = MethodName.MONTE_CARLO,
+    method: MethodOption = None,
     momentum: MomentumOption = 0.0,
     error: ErrorOption = ErrorName.RMSE,
     json: JsonOption = False,
@@ -99,7 +98,12 @@ def epsilon_command(
         )  # fmt: skip
         with status(json) as say:
             guarantee = accounting.epsilon(
-                chosen, plan, noise_multiplier=noise_multiplier, delta=delta, method=method.value, progress=say
+                chosen,
+                plan,
+                noise_multiplier=noise_multiplier,
+                delta=delta,
+                method=method.value if method else None,
+                progress=say,
             )
         report(chosen, rounds, guarantee, figures(chosen, guarantee, error_norms(chosen, rounds, workload)), json)
 

@@ -60,10 +60,11 @@ SamplingOption = Annotated[
     SamplingName, typer.Option("--sampling", help="How a user's rounds are chosen; what is assumed must be done.")
 ]
 MethodOption = Annotated[
-    MethodName,
+    MethodName | None,
     typer.Option(
         "--method",
-        help="Of balls-in-bins: by draws, wrong with probability 1e-6 over the seed; or without any, in minutes.",
+        help="Of balls-in-bins: by draws, wrong with probability 1e-6 over the seed; or without any, in minutes. "
+        "Default: without any for dp-sgd, where that takes seconds, and else by draws.",
     ),
 ]
 JsonOption = Annotated[
