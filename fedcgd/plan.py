@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcgd.accounting import Guarantee, calibrate, epsilon
-from fedcgd.mechanisms import Mechanism
+from fedcgd.accounting.gaussian import check_delta
+from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.registry import describe, from_description
 from fedcgd.noise import Term
 from fedcgd.participation import Participation
@@ -35,8 +36,11 @@ class Plan:
             raise ValueError(
                 f"noise_multiplier must be positive and finite, got {self.noise_multiplier}; without noise there is no privacy"
             )
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta must be in (0, 1), got {self.delta}; well below 1 / number of users is usual")
+        check_delta(self.delta)
+        if self.mechanism in (LambdaCGD("auto"), Normalized(LambdaCGD("auto"))):
+            raise ValueError(
+                'lam is still "auto"; fedcgd.accounting.selection.resolve chooses it before a plan is made'
+            )
 
     @staticmethod
     def calibrated(

@@ -113,6 +113,39 @@ def test_wider_mechanisms_are_refused_with_the_reason(mechanism, participation, 
         calibrate(mechanism, participation, epsilon=1, delta=1e-5)
 
 
+@pytest.mark.parametrize("target", [1e-13, 1e-15, 1e-20])
+def test_a_tiny_delta_never_costs_more_than_taking_part_in_every_round(target: float) -> None:
+    """The discretisation cuts off about 1e-15."""
+    certain = gaussian.sigma(epsilon=1.0, delta=target) * 10
+    assert poisson_noise_multiplier(1.0, target, poisson(100, 0.1)) <= certain
+    assert poisson_epsilon(target, 1.0, poisson(100, 0.1)) <= gaussian.epsilon(sigma=0.1, delta=target)
+
+
+def test_noise_beyond_any_use() -> None:
+    assert epsilon(DPSGD(), poisson(100, 0.1), noise_multiplier=1e200, delta=1e-5).epsilon == 0
+    assert delta(DPSGD(), poisson(100, 0.1), noise_multiplier=1e200, epsilon=0.0).delta < 1e-100
+
+
+@pytest.mark.parametrize(
+    "participation",
+    [
+        poisson(100, 0.1),
+        Participation(rounds=100, min_separation=50),
+        Participation(rounds=100, min_separation=50, sampling="balls-in-bins"),
+    ],
+)
+def test_nothing_released_costs_nothing_and_no_run_has_more_rounds(participation) -> None:
+    assert epsilon(DPSGD(), participation, noise_multiplier=2.0, delta=1e-5, released=0).epsilon == 0
+    assert delta(DPSGD(), participation, noise_multiplier=2.0, epsilon=1.0, released=0).delta == 0
+    for released in (-1, 101):
+        with pytest.raises(ValueError, match="released must be in 0 … 100"):
+            epsilon(DPSGD(), participation, noise_multiplier=2.0, delta=1e-5, released=released)
+        with pytest.raises(ValueError, match="released must be in 0 … 100"):
+            delta(DPSGD(), participation, noise_multiplier=2.0, epsilon=1.0, released=released)
+    with pytest.raises(ValueError, match="epsilon must be at least 0"):
+        delta(DPSGD(), participation, noise_multiplier=2.0, epsilon=-1.0)
+
+
 def test_huge_and_tiny_budgets_take_no_longer_than_others() -> None:
     """The discretisation follows the size of the privacy loss; the bound stays above what a few certain rounds lose."""
     sigma = calibrate(DPSGD(), poisson(10, 0.2), epsilon=1000.0, delta=1e-5).noise_multiplier

@@ -59,8 +59,8 @@ def test_the_real_release_passes_and_the_bound_is_close(mechanism: Mechanism, ep
     assert result.passed
     assert 0.9 * epsilon < result.epsilon_lower < epsilon
     assert result.epsilon_lower == max(result.bounds.values()) == result.bounds[result.method]
-    assert len(result.bounds) == 6
-    assert (result.claimed_epsilon, result.delta, result.confidence, result.trials) == (epsilon, DELTA, 0.99, 20_000)
+    assert len(result.bounds) == 9
+    assert (result.claimed_epsilon, result.delta, result.confidence, result.trials) == (epsilon, DELTA, 0.99, 40_000)
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 8.0])
@@ -113,6 +113,35 @@ def test_noise_replayed_for_two_sums_is_refuted(mechanism: Mechanism) -> None:
     assert not result.passed
     assert result.epsilon_lower > 1000
     assert result.method.startswith("learned statistic")
+
+
+@pytest.mark.parametrize("clean", [(2, 6, 10), (3,), (11,)])
+def test_rounds_without_noise_are_refuted_wherever_they_are(clean: tuple[int, ...]) -> None:
+    """None of them is in the pattern that maximises the sensitivity (0, 4, 8)."""
+    plan = planned(LambdaCGD(0.8), 2.0)
+
+    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
+        out = released(plan)(sums, repetition)
+        out[list(clean)] = sums[list(clean)]
+        return out
+
+    result = audit(release, LambdaCGD(0.8), 2.0)
+    assert not result.passed
+    assert result.epsilon_lower > 1000
+    assert result.method.startswith("learned statistic, least hidden rounds")
+
+
+def test_a_round_without_noise_is_found_in_any_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedcgd.accounting.audit._LEARNED_ROWS", 5)
+    plan = planned(BSR(3), 2.0)
+
+    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
+        out = released(plan)(sums, repetition)
+        out[9] = sums[9]
+        return out
+
+    assert audit(released(plan), BSR(3), 2.0).passed
+    assert not audit(release, BSR(3), 2.0).passed
 
 
 def test_what_is_released_beyond_one_row_a_round_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +204,7 @@ def test_many_rounds_are_audited_in_several_repetitions(monkeypatch: pytest.Monk
     result = audit_mechanism(
         release, plan.mechanism, participation, clip_norm=1.0, epsilon=2.0, delta=DELTA, seed=0, trials=4000
     )
-    assert shapes == [((2000, 2097), 0), ((2000, 2097), 1)]
+    assert shapes == [((2000, 2097), repetition) for repetition in range(4)]
     assert result.passed
     assert result.epsilon_lower > 1.6
 

@@ -104,7 +104,7 @@ def test_equal_bins_draw_nothing_unless_asked() -> None:
 def test_one_bin_is_the_gaussian_mechanism() -> None:
     guarantee = calibrate(LambdaCGD(0.5), bins(5, 1), epsilon=1, delta=1e-5)
     plain = calibrate(LambdaCGD(0.5), Participation(rounds=5), epsilon=1, delta=1e-5)
-    assert guarantee.noise_multiplier == pytest.approx(plain.noise_multiplier, rel=1e-9)
+    assert plain.noise_multiplier <= guarantee.noise_multiplier <= plain.noise_multiplier * 1.00001  # six digits
 
 
 def test_calibrated_noise_is_enough_and_less_than_without_amplification() -> None:

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from fedcgd.accounting import balls_in_bins, balls_in_bins_bound, gaussian, poisson
 from fedcgd.accounting.balls_in_bins_sampling import Bins
-from fedcgd.accounting.guarantee import Guarantee
+from fedcgd.accounting.guarantee import Guarantee, rounded_up
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedcgd.participation import Participation
@@ -52,6 +52,8 @@ def calibrate(
             sigma = balls_in_bins_bound.calibrate(bins.gram, epsilon=epsilon, delta=delta, progress=progress)
         else:
             sigma = balls_in_bins.calibrate(bins, epsilon=epsilon, delta=delta)
+        # Processors differ in the last digits, and a run that goes on elsewhere must find the same σ.
+        sigma = float(rounded_up(sigma * (1 + 2e-9), 6))
         return _bins_guarantee(method, epsilon=epsilon, delta=delta, sigma=sigma)
     reach = sensitivity(mechanism, participation)
     sigma = gaussian.sigma(epsilon=epsilon, delta=delta) * reach.value
@@ -74,16 +76,19 @@ def epsilon(
     """
     gaussian.check_delta(delta)
     _check_noise_multiplier(noise_multiplier)
+    _check_released(released, participation)
     if method is not None and method not in get_args(Method):
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     if participation.sampling in _POISSON:
         norm = poisson.column_norm(mechanism, participation)
-        found = poisson.poisson_epsilon(delta, noise_multiplier / norm, participation, released=released)
+        found = 0.0
+        if released != 0:
+            found = poisson.poisson_epsilon(delta, noise_multiplier / norm, participation, released=released)
         return _poisson_guarantee(participation, norm, epsilon=found, delta=delta, sigma=noise_multiplier)
     if participation.sampling == "balls-in-bins":
         method = method or _default_method(balls_in_bins.bins_of(mechanism, participation))
         whole = _bins_epsilon(mechanism, participation, noise_multiplier, delta, method, progress)
-        if released is None or released >= participation.rounds:
+        if released is None or released == participation.rounds:
             return _bins_guarantee(method, epsilon=whole, delta=delta, sigma=noise_multiplier)
         reach = sensitivity(mechanism, participation, released=released)
         known = gaussian.epsilon(sigma=noise_multiplier / reach.value, delta=delta) if reach.value else 0.0
@@ -105,13 +110,21 @@ def delta(
     method: Method | None = None,
     progress: Callable[[str], None] = _silent,
 ) -> Guarantee:
-    """An upper bound on δ at `epsilon` ≥ 0, for the whole run, or when only the first `released` rounds have been published."""
+    """An upper bound on δ at `epsilon` ≥ 0, for the whole run, or when only the first `released` rounds have been published.
+
+    Under Balls-in-Bins, a part of the run has the smaller of the δ of the whole run and that of the part without amplification.
+    """
+    if not epsilon >= 0:
+        raise ValueError(f"epsilon must be at least 0, got {epsilon}")
     _check_noise_multiplier(noise_multiplier)
+    _check_released(released, participation)
     if method is not None and method not in get_args(Method):
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     if participation.sampling in _POISSON:
         norm = poisson.column_norm(mechanism, participation)
-        found = poisson.poisson_delta(epsilon, noise_multiplier / norm, participation, released=released)
+        found = 0.0
+        if released != 0:
+            found = poisson.poisson_delta(epsilon, noise_multiplier / norm, participation, released=released)
         return _poisson_guarantee(participation, norm, epsilon=epsilon, delta=found, sigma=noise_multiplier)
     if participation.sampling == "balls-in-bins":
         bins = balls_in_bins.bins_of(mechanism, participation)
@@ -120,7 +133,14 @@ def delta(
             found = balls_in_bins_bound.delta(bins.gram, sigma=noise_multiplier, epsilon=epsilon, progress=progress)
         else:
             found = balls_in_bins.delta(bins, sigma=noise_multiplier, epsilon=epsilon)
-        return _bins_guarantee(method, epsilon=epsilon, delta=found, sigma=noise_multiplier)
+        whole = _bins_guarantee(method, epsilon=epsilon, delta=found, sigma=noise_multiplier)
+        if released is None or released == participation.rounds:
+            return whole
+        reach = sensitivity(mechanism, participation, released=released)
+        known = gaussian.delta(epsilon=epsilon, sigma=noise_multiplier / reach.value) if reach.value else 0.0
+        if found < known:
+            return whole
+        return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=known, sigma=noise_multiplier)
     reach = sensitivity(mechanism, participation, released=released)
     found = gaussian.delta(epsilon=epsilon, sigma=noise_multiplier / reach.value) if reach.value else 0.0
     return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=found, sigma=noise_multiplier)
@@ -188,3 +208,8 @@ def _check_noise_multiplier(noise_multiplier: float) -> None:
         raise ValueError(
             f"noise_multiplier must be positive and finite, got {noise_multiplier}; without noise there is no privacy"
         )
+
+
+def _check_released(released: int | None, participation: Participation) -> None:
+    if released is not None and not 0 <= released <= participation.rounds:
+        raise ValueError(f"released must be in 0 … {participation.rounds}, the rounds of the run, got {released}")

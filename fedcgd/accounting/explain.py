@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fedcgd.accounting import Guarantee, calibrate
 from fedcgd.accounting import epsilon as epsilon_of
+from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.mechanisms import Mechanism, Normalized
 from fedcgd.mechanisms.registry import describe
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -67,8 +68,8 @@ def explain(
         _sensitivity(mechanism, participation, guarantee),
         Step(
             "noise",
-            f"σ = {guarantee.noise_multiplier:.6g} (it includes the sensitivity): Z has independent coordinates of "
-            f"standard deviation ζσ = {clip_norm * guarantee.noise_multiplier:.6g}, in the units of the update. It "
+            f"σ = {rounded_up(guarantee.noise_multiplier, 6)} (it includes the sensitivity): Z has independent coordinates of "
+            f"standard deviation ζσ = {rounded_up(clip_norm * guarantee.noise_multiplier, 6)}, in the units of the update. It "
             "comes from a secret key by a cryptographic generator: whoever has the key can remove it.",
             guarantee.noise_multiplier,
         ),
@@ -80,8 +81,8 @@ def explain(
         _confidence(guarantee),
         Step(
             "guarantee",
-            f"Everything that the run releases is ({guarantee.epsilon:.6g}, {delta:g})-differentially private for each "
-            "user. An adversary sees every released model, knows all other users' data, and chooses updates and "
+            f"Everything that the run releases is ({rounded_up(guarantee.epsilon, 6)}, {delta:g})-differentially private for "
+            "each user. An adversary sees every released model, knows all other users' data, and chooses updates and "
             "models adaptively.",
             guarantee.epsilon,
         ),

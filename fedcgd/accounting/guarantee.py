@@ -29,10 +29,10 @@ class Guarantee:
         terms = [self.adjacency, f"sampling: {self.sampling}", self.method]
         if self.failure_probability:
             terms.append(f"holds with probability 1 − {self.failure_probability:.0e}")
-        return f"ε ≤ {_round_up(self.epsilon)} at δ = {self.delta:g} ({'; '.join(terms)})"
+        return f"ε ≤ {rounded_up(self.epsilon)} at δ = {self.delta:g} ({'; '.join(terms)})"
 
 
-def _round_up(value: float, digits: int = 3) -> str:
+def rounded_up(value: float, digits: int = 3) -> str:
     """`value` to so many significant digits, never less than `value` by more than rounding."""
     text = f"{value:.{digits}g}"
     if float(text) < value * (1 - 1e-9):

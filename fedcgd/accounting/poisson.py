@@ -49,12 +49,13 @@ def poisson_delta(
 ) -> float:
     """An upper bound on δ at `epsilon`, for column norm 1; the larger of adding and removing a user."""
     certain = noise_multiplier / math.sqrt(_eligible(participation, released))  # σ, if every round were taken part in
+    highest = gaussian.delta(epsilon=epsilon, sigma=certain)
     span = _range(noise_multiplier, participation, released)
-    if span > _LARGEST_EPSILON:
-        return gaussian.delta(epsilon=epsilon, sigma=certain)
+    if span > _LARGEST_EPSILON or noise_multiplier > _LARGEST_MULTIPLIER:
+        return highest
     epsilon = min(epsilon, _LARGEST_EPSILON)
     composed = _composed(noise_multiplier, participation, released, max(_step(epsilon), span / _CELLS))
-    return float(composed.get_delta_for_epsilon(epsilon))
+    return min(highest, float(composed.get_delta_for_epsilon(epsilon)))
 
 
 def poisson_epsilon(
@@ -63,12 +64,15 @@ def poisson_epsilon(
     """An upper bound on ε at `delta`, for column norm 1; the larger of adding and removing a user."""
     certain = noise_multiplier / math.sqrt(_eligible(participation, released))
     found = gaussian.epsilon(sigma=certain, delta=delta)
-    if found > _LARGEST_EPSILON:
+    if found > _LARGEST_EPSILON or noise_multiplier > _LARGEST_MULTIPLIER:
         return found
     least, step = _range(noise_multiplier, participation, released) / _CELLS, math.inf
     while (finer := max(_step(found), least)) < step / 2:  # finer steps only lower ε
         step = finer
-        found = float(_composed(noise_multiplier, participation, released, step).get_epsilon_for_delta(delta))
+        composed = _composed(noise_multiplier, participation, released, step)
+        found = min(
+            found, float(composed.get_epsilon_for_delta(delta))
+        )  # inf for a δ below what is cut off, about 1e-15
     return found
 
 
@@ -93,7 +97,9 @@ def _search(
     accuracy: float,
     step: float,
 ) -> float:
-    """A σ with δ(σ) ≤ `delta` at this step, by Brent's method on log σ from a bracket that is widened as needed."""
+    """A σ with δ(σ) ≤ `delta` at this step, by Brent's method on log σ from a bracket that is widened as needed; at most that
+    of somebody who takes part in every round.
+    """
 
     def excess(sigma: float) -> float:
         least = _range(sigma, participation, None) / _CELLS
@@ -102,10 +108,11 @@ def _search(
 
     low, high = bracket
     ratio = high / low
+    certain = gaussian.sigma(epsilon=epsilon, delta=delta) * math.sqrt(_eligible(participation, None))
     while excess(high) > 0:
         low, high = high, high * ratio
-        if high > _LARGEST_MULTIPLIER:
-            raise ValueError(f"no noise multiplier below {_LARGEST_MULTIPLIER:g} gives ε = {epsilon} at δ = {delta}")
+        if high > min(certain, _LARGEST_MULTIPLIER):
+            return certain
     while excess(low) <= 0:
         low, high = low / ratio, low
         if low < _SMALLEST_MULTIPLIER:
@@ -113,7 +120,7 @@ def _search(
     root = math.exp(brentq(lambda log_sigma: excess(math.exp(log_sigma)), math.log(low), math.log(high), xtol=accuracy))
     while excess(root) > 0:
         root *= 1 + accuracy
-    return root
+    return min(root, certain)
 
 
 def _step(epsilon: float) -> float:
@@ -126,7 +133,7 @@ def _range(noise_multiplier: float, participation: Participation, released: int 
     assert q is not None
     eligible = _eligible(participation, released)
     drawn = min(eligible, q * eligible + 10 * math.sqrt(q * eligible) + 10)
-    return drawn / (2 * noise_multiplier**2) + 10 * math.sqrt(drawn) / noise_multiplier
+    return drawn / 2 / noise_multiplier / noise_multiplier + 10 * math.sqrt(drawn) / noise_multiplier
 
 
 def _eligible(participation: Participation, released: int | None) -> int:

@@ -2,6 +2,7 @@
 
 from fedcgd import accounting
 from fedcgd.accounting import Guarantee
+from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.options import (
     BandwidthOption,
     DegreeOption,
@@ -115,7 +116,7 @@ def report(mechanism: Mechanism, rounds: int, guarantee: Guarantee, values: dict
         return
     rows = [
         ("guarantee", str(guarantee)),
-        ("noise multiplier σ", number(guarantee.noise_multiplier)),
+        ("noise multiplier σ", rounded_up(guarantee.noise_multiplier, 6)),
         ("sensitivity", number(guarantee.sensitivity)),
         ("RMSE", number(values["rmse"])),
         ("MaxSE", number(values["max_se"])),

@@ -135,10 +135,10 @@ def show(rows: list[dict[str, Any]]) -> None:
         first = done[0]
         title = (
             f"ε ≤ {number(first['epsilon'])} at δ = {number(first['delta'])}; adjacency: {first['adjacency']}; "
-            f"sampling: {first['sampling']}; {first['method']}"
+            f"sampling: {first['sampling']}; {' or '.join(dict.fromkeys(row['method'] for row in done))}"
         )
         if unsure := max(row["failure_probability"] for row in done):
-            title += f"; each holds with probability 1 − {unsure:.0e}"
+            title += f"; each holds with probability 1 − {unsure:.0e} or more"
     table = Table(title=title, caption="RMSE and MaxSE include σ; per unit of clip norm")
     table.add_column("mechanism", no_wrap=True)
     for column in _COLUMNS:
