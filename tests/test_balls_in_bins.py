@@ -63,6 +63,14 @@ def test_gram_matrix_by_its_definition(mechanism) -> None:
     np.testing.assert_allclose(bin_gram(mechanism, bins(n, b)), m @ m.T, rtol=1e-9)
 
 
+@pytest.mark.parametrize("mechanism", [LambdaCGD(0.7), Normalized(LambdaCGD(0.7)), BSR(5)])
+def test_gram_matrix_of_what_is_released_after_some_epochs(mechanism) -> None:
+    n, b, epochs = 12, 3, 2
+    c = matrix(mechanism, n)[: epochs * b]
+    m = np.stack([sum(c[:, j + i * b] for i in range(epochs)) for j in range(b)])
+    np.testing.assert_allclose(bin_gram(mechanism, bins(n, b), epochs), m @ m.T, rtol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("overlap", "sigma", "target"), [(0.9999999, 0.25, 30.0), (0.99, 1.0, 5.0), (0.99, 1.0, 1.0), (0.3, 1.0, 1.0)]
 )
@@ -119,14 +127,39 @@ def test_calibrated_noise_is_enough_and_less_than_without_amplification() -> Non
     assert calibrate(LambdaCGD(0.5), participation, epsilon=2, delta=1e-4) == guarantee  # deterministic
 
 
-def test_epsilon_so_far_never_exceeds_the_whole_and_starts_small() -> None:
-    participation = bins(60, 20)
-    spent = [
-        epsilon(LambdaCGD(0.5), participation, noise_multiplier=4.0, delta=1e-4, released=released).epsilon
-        for released in (0, 1, 20, 40, 60)
-    ]
+def test_epsilon_so_far_grows_and_never_exceeds_what_is_known_without_amplification() -> None:
+    participation, known = bins(60, 20), Participation(rounds=60, min_separation=20)
+    rounds = (0, 1, 20, 21, 40, 41, 60)
+    spent, without = (
+        [epsilon(LambdaCGD(0.5), p, noise_multiplier=4.0, delta=1e-4, released=released).epsilon for released in rounds]
+        for p in (participation, known)
+    )
     assert spent[0] == 0
     assert spent == sorted(spent)
+    assert all(a <= b for a, b in zip(spent, without, strict=True))
+    assert spent[2] < 0.5 * without[2]
+
+
+@pytest.mark.parametrize(("case", "removing", "adding"), QUADRATURE)
+def test_part_of_a_run_is_a_run(case: tuple[int, int, float, float], removing: float, adding: float) -> None:
+    """Whole epochs of λ-CGD are what a shorter run would have released; within one, no more is spent than at its end."""
+    n, b, lam, sigma = case
+    longer = bins(n + b, b)
+    found, less = (
+        delta(LambdaCGD(lam), longer, noise_multiplier=sigma, epsilon=1, released=released).delta
+        for released in (n, n - 1)
+    )
+    assert adding < removing <= found <= removing * 1.01
+    assert less <= found
+    whole = delta(LambdaCGD(lam), longer, noise_multiplier=sigma, epsilon=1).delta
+    assert delta(LambdaCGD(lam), longer, noise_multiplier=sigma, epsilon=1, released=n + 1).delta <= whole
+
+
+def test_searches_tell_how_far_they_are() -> None:
+    heard: list[str] = []
+    calibrate(LambdaCGD(0.5), bins(12, 3), epsilon=2, delta=1e-5, progress=heard.append)
+    assert any("tried" in text for text in heard)
+    assert "to be confirmed" in heard[-1]
 
 
 def test_confidence_bound_fails_as_rarely_as_it_says() -> None:

@@ -74,6 +74,26 @@ def test_epsilon_is_the_way_back() -> None:
     assert figures("epsilon", *run_, "--noise-multiplier", str(sigma / 2))["epsilon"] > 16
 
 
+def test_delta_is_a_third_way() -> None:
+    run_ = ["--lam", "0.5", "--rounds", "40", "--separation", "10"]
+    sigma = figures("calibrate", *run_, "--epsilon", "2", "--delta", "1e-5")["noise_multiplier"]
+    found = figures("delta", *run_, "--noise-multiplier", str(sigma), "--epsilon", "2")
+    assert found["delta"] == pytest.approx(1e-5, rel=1e-6)
+    assert found["released"] == 40
+
+
+@pytest.mark.parametrize("command", [("epsilon", "--delta", "1e-5"), ("delta", "--epsilon", "1")])
+def test_rounds_released_so_far_cost_less(command: tuple[str, ...]) -> None:
+    name = command[0]
+    words = [*command, "--lam", "0.5", "--rounds", "40", "--separation", "10", "--noise-multiplier", "3"]
+    spent = [figures(*words, "--released", str(t))[name] for t in (0, 10, 40)]
+    assert spent[0] < spent[1] < spent[2]
+    assert "after 10 rounds" in " ".join(run(*words, "--released", "10").stdout.split())
+    refused = run(*words, "--released", "41")
+    assert refused.exit_code == 2
+    assert "released must be in 0 … 40" in refused.stderr
+
+
 def test_people_see_the_whole_promise() -> None:
     result = run("calibrate", "--lam", "0.9", *TABLE_4)
     assert result.exit_code == 0
@@ -121,6 +141,10 @@ def test_compare_draws(tmp_path: Path) -> None:
         ((), "lambda-cgd needs lam"),
         (("--lam", "0.9", "--sampling", "balls-in-bins", "--rounds", "3901"), "multiple of the 390 bins"),
         (("--lam", "0.9", "--sampling", "poisson", "--separation", "1"), "poisson"),
+        (
+            ("--mechanism", "dp-sgd", "--sampling", "poisson", "--participations", "3901", "--separation", "1"),
+            "participations must be in 1 … 3900",
+        ),
     ],
 )
 def test_mistakes_are_explained_and_exit_with_2(words, says: str) -> None:
@@ -130,7 +154,7 @@ def test_mistakes_are_explained_and_exit_with_2(words, says: str) -> None:
     assert not result.stdout
 
 
-@pytest.mark.parametrize("command", ["calibrate", "epsilon", "compare", "select-lambda", "explain", "audit"])
+@pytest.mark.parametrize("command", ["calibrate", "epsilon", "delta", "compare", "select-lambda", "explain", "audit"])
 def test_every_command_explains_itself_with_an_example(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0

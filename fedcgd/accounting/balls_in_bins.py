@@ -26,6 +26,8 @@ FAILURE = 1e-6
 SEED = 20260
 METHOD = f"Monte Carlo over the privacy loss with an upper confidence bound, both directions, seed {SEED}"
 
+Progress = Callable[[str], None]
+
 LEAST_EPSILON = 1e-6  # nobody asks for less
 LARGEST_SIGMA = 1e100  # beyond it amplification is left out: squares would overflow
 
@@ -82,25 +84,27 @@ class Direction:
 
 
 @lru_cache(maxsize=8)
-def bins_of(mechanism: Mechanism, participation: Participation) -> Bins:
-    """The Gram matrix of the bins and what follows from it."""
-    return Bins(bin_gram(mechanism, participation))
+def bins_of(mechanism: Mechanism, participation: Participation, epochs: int | None = None) -> Bins:
+    """The Gram matrix of the bins and what follows from it, of the whole run or of its first epochs."""
+    return Bins(bin_gram(mechanism, participation, epochs))
 
 
-def calibrate(bins: Bins, *, epsilon: float, delta: float) -> float:
+def calibrate(bins: Bins, *, epsilon: float, delta: float, progress: Progress) -> float:
     """A noise multiplier σ for which both directions are proven to be (ε, δ)-private, up to `FAILURE`."""
     highest = gaussian.sigma(epsilon=epsilon, delta=delta) * _reach(bins)  # without amplification
     if len(bins.gram) == 1 or highest > LARGEST_SIGMA:
         return highest
-    return _least(lambda sigma: (sigma, epsilon), bins, delta, highest, raise_by=1.002)
+    return _least(lambda sigma: (sigma, epsilon), bins, delta, highest, progress, raise_by=1.002)
 
 
-def epsilon(bins: Bins, *, sigma: float, delta: float) -> float:
+def epsilon(bins: Bins, *, sigma: float, delta: float, progress: Progress) -> float:
     """An ε for which both directions are proven to be (ε, δ)-private, up to `FAILURE`."""
     highest = gaussian.epsilon(sigma=sigma / _reach(bins), delta=delta)
     if len(bins.gram) == 1 or highest < LEAST_EPSILON:
         return highest
-    return _least(lambda epsilon: (sigma, epsilon), bins, delta, highest, raise_by=1.003, lowest=LEAST_EPSILON)
+    return _least(
+        lambda epsilon: (sigma, epsilon), bins, delta, highest, progress, raise_by=1.003, lowest=LEAST_EPSILON
+    )
 
 
 def delta(bins: Bins, *, sigma: float, epsilon: float) -> float:
@@ -130,16 +134,18 @@ def _least(
     bins: Bins,
     delta: float,
     highest: float,
+    progress: Progress,
     *,
     raise_by: float,
     lowest: float = 0.0,
 ) -> float:
     """About the least x, or `lowest`, that is confirmed at (σ, ε) = at(x); `highest` if none is found below."""
-    x = _search(at, bins, delta, highest, lowest)
+    x = _search(at, bins, delta, highest, lowest, progress)
     last: tuple[float, float] | None = None  # x, and how far log δ was above
     for attempt in range(_TRIES):
         if x >= highest:
             break
+        progress(f"{x:.6g}: to be confirmed")
         excess = -math.inf
         for i, direction in enumerate(_directions(bins, *at(x), delta, _PILOT)):
             found = direction.confirm(direction.draws_for(delta, len(bins.gram)), SEED + 2 + 2 * attempt + i)
@@ -157,7 +163,12 @@ def _least(
 
 
 def _search(
-    at: Callable[[float], tuple[float, float]], bins: Bins, delta: float, highest: float, lowest: float
+    at: Callable[[float], tuple[float, float]],
+    bins: Bins,
+    delta: float,
+    highest: float,
+    lowest: float,
+    progress: Progress,
 ) -> float:
     """About the least x, or `lowest`, whose confirmation at (σ, ε) = at(x) is likely."""
 
@@ -165,6 +176,7 @@ def _search(
         """How far what `confirm` will return is above δ: about, or, if `fine`, probably no more."""
         if _is_hopeless(bins, at(x)[0]):
             return math.inf
+        progress(f"{x:.6g}: tried")
         largest = -math.inf
         for direction in _directions(bins, *at(x), delta, _PILOT):
             count = direction.draws_for(delta, len(bins.gram))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from fedcgd.accounting import gaussian
-from fedcgd.accounting.balls_in_bins import LARGEST_SIGMA, LEAST_EPSILON
+from fedcgd.accounting.balls_in_bins import LARGEST_SIGMA, LEAST_EPSILON, Progress
 from fedcgd.accounting.balls_in_bins_add import add_bound
 from fedcgd.accounting.balls_in_bins_chain import (
     FINE,
@@ -20,8 +20,6 @@ from fedcgd.accounting.balls_in_bins_remove import order_and_bound
 from fedcgd.mechanisms.mechanism import Matrix
 
 METHOD = "dominating Markov chain (Kahane's inequality) on a grid that errs upwards, both directions"
-
-Progress = Callable[[str], None]
 
 _IGNORED = 1e-3  # of δ, for the ends of the grids
 _NEAR = 0.05  # how far log δ may stay below the target; 0.3 % of σ or so

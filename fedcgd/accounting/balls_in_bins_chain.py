@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtr
+from threadpoolctl import threadpool_limits
 
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
@@ -143,7 +144,8 @@ def chain_bound(
             values = kernel @ values + (worth[j] * edge)[:, None]
         return float(np.interp(0.0, sums, values[0]))
 
-    total = _over_factor(given, shared, half, own, ignore, fineness.factor_step, adding)
+    with threadpool_limits(1, "blas"):  # the products are small: a second thread of BLAS only costs time
+        total = _over_factor(given, shared, half, own, ignore, fineness.factor_step, adding)
     return min(1.0, total * (1 + 1e-9))
 
 

@@ -11,11 +11,12 @@ _CHUNK = 2**24  # entries of C at a time
 _JITTER = 1e-11
 
 
-def bin_gram(mechanism: Mechanism, participation: Participation) -> Matrix:
+def bin_gram(mechanism: Mechanism, participation: Participation, epochs: int | None = None) -> Matrix:
     """G[i, j] = ⟨m_i, m_j⟩ with m_j = Σ_i C[:, j + ib] for the bins j < b, shape (b, b), float64.
 
-    O(n·b) time and O(n + b²) memory for Toeplitz C, O(n²) time and O(n·b) memory otherwise. Raises ValueError if n is not a
-    multiple of b, if k ≠ n/b, or if an entry of C is negative: then nobody has proven which pair of inputs is the worst.
+    With `epochs`, of the first epochs·b rows and columns of C alone: of what is released by then. O(n·b) time and O(n + b²)
+    memory for Toeplitz C, O(n²) time and O(n·b) memory otherwise. Raises ValueError if n is not a multiple of b, if k ≠ n/b,
+    or if an entry of C is negative: then nobody has proven which pair of inputs is the worst.
     """
     n, b = participation.rounds, participation.min_separation
     if n % b:
@@ -24,33 +25,36 @@ def bin_gram(mechanism: Mechanism, participation: Participation) -> Matrix:
         raise ValueError(
             f"balls-in-bins has every user in every epoch: {n // b} participations, got {participation.participations}"
         )
-    gram = _toeplitz_gram(mechanism, n, b) if isinstance(mechanism, Toeplitz) else _dense_gram(mechanism, n, b)
+    end = n if epochs is None else epochs * b
+    gram = (
+        _toeplitz_gram(mechanism, n, b, end) if isinstance(mechanism, Toeplitz) else _dense_gram(mechanism, n, b, end)
+    )
     # δ does not decrease when an entry of the Gram matrix grows (Kahane's inequality); this covers rounding.
     gram[np.diag_indices(b)] += _JITTER * gram.max()
     return gram
 
 
-def _toeplitz_gram(mechanism: Toeplitz, n: int, b: int) -> Matrix:
+def _toeplitz_gram(mechanism: Toeplitz, n: int, b: int, end: int) -> Matrix:
     c = np.asarray(mechanism.coefficients(n), dtype=np.float64)
     _refuse_negative(c, mechanism.name)
-    total = sum_of_leftmost(c, n // b, b)  # m_j is m_0, moved down by j and cut at n
+    total = sum_of_leftmost(c[:end], end // b, b)  # m_j is m_0, moved down by j and cut at `end`
     gram = np.empty((b, b))
     for lag in range(b):
-        products = np.cumsum(total[: n - lag] * total[lag:])
+        products = np.cumsum(total[: end - lag] * total[lag:])
         later = np.arange(lag, b)
-        gram[later - lag, later] = gram[later, later - lag] = products[n - later - 1]
+        gram[later - lag, later] = gram[later, later - lag] = products[end - later - 1]
     return gram
 
 
-def _dense_gram(mechanism: Mechanism, n: int, b: int) -> Matrix:
-    sums = np.zeros((n, b))
+def _dense_gram(mechanism: Mechanism, n: int, b: int, end: int) -> Matrix:
+    sums = np.zeros((end, b))
     step = max(1, _CHUNK // n)
-    for epoch in range(0, n, b):
+    for epoch in range(0, end, b):
         for start in range(0, b, step):
             bins = np.arange(start, min(b, start + step))
             columns = mechanism.columns(n, epoch + bins)
             _refuse_negative(columns, mechanism.name)
-            sums[:, bins] += columns
+            sums[:, bins] += columns[:end]
     return np.asarray(sums.T @ sums)
 
 

@@ -34,8 +34,8 @@ def calibrate(
 ) -> Guarantee:
     """The smallest noise multiplier σ that is proven to keep the whole run within (ε, δ).
 
-    Adjacency: add or remove one user. `progress` hears of the steps of a deterministic search. Raises ValueError for impossible
-    targets, and for mechanisms that the sampling is not accounted for.
+    Adjacency: add or remove one user. `progress` hears of the steps of a search under Balls-in-Bins. Raises ValueError for
+    impossible targets, and for mechanisms that the sampling is not accounted for.
     """
     gaussian.check_epsilon(epsilon)
     gaussian.check_delta(delta)
@@ -51,7 +51,7 @@ def calibrate(
         if method == "deterministic":
             sigma = balls_in_bins_bound.calibrate(bins.gram, epsilon=epsilon, delta=delta, progress=progress)
         else:
-            sigma = balls_in_bins.calibrate(bins, epsilon=epsilon, delta=delta)
+            sigma = balls_in_bins.calibrate(bins, epsilon=epsilon, delta=delta, progress=progress)
         # Processors differ in the last digits, and a run that goes on elsewhere must find the same σ.
         sigma = float(rounded_up(sigma * (1 + 2e-9), 6))
         return _bins_guarantee(method, epsilon=epsilon, delta=delta, sigma=sigma)
@@ -72,7 +72,7 @@ def epsilon(
 ) -> Guarantee:
     """An upper bound on ε for the whole run, or when only the first `released` rounds have been published.
 
-    Under Balls-in-Bins, a part of the run has the smaller of the ε of the whole run and that of the part without amplification.
+    Under Balls-in-Bins, a part of the run has the smaller of its ε without amplification, and that of the epochs it is in.
     """
     gaussian.check_delta(delta)
     _check_noise_multiplier(noise_multiplier)
@@ -85,19 +85,19 @@ def epsilon(
         if released != 0:
             found = poisson.poisson_epsilon(delta, noise_multiplier / norm, participation, released=released)
         return _poisson_guarantee(participation, norm, epsilon=found, delta=delta, sigma=noise_multiplier)
-    if participation.sampling == "balls-in-bins":
-        method = method or _default_method(balls_in_bins.bins_of(mechanism, participation))
-        whole = _bins_epsilon(mechanism, participation, noise_multiplier, delta, method, progress)
-        if released is None or released == participation.rounds:
-            return _bins_guarantee(method, epsilon=whole, delta=delta, sigma=noise_multiplier)
-        reach = sensitivity(mechanism, participation, released=released)
-        known = gaussian.epsilon(sigma=noise_multiplier / reach.value, delta=delta) if reach.value else 0.0
-        if whole < known:
-            return _bins_guarantee(method, epsilon=whole, delta=delta, sigma=noise_multiplier)
-        return _gaussian_guarantee(participation, reach, epsilon=known, delta=delta, sigma=noise_multiplier)
+    amplified = None
+    if participation.sampling == "balls-in-bins" and released != 0:
+        epochs = _epochs(released, participation)
+        method = method or _default_method(balls_in_bins.bins_of(mechanism, participation, epochs))
+        found = _bins_epsilon(mechanism, participation, noise_multiplier, delta, method, progress, epochs)
+        amplified = _bins_guarantee(method, epsilon=found, delta=delta, sigma=noise_multiplier)
+        if released is None or released % participation.min_separation == 0:
+            return amplified
     reach = sensitivity(mechanism, participation, released=released)
-    found = gaussian.epsilon(sigma=noise_multiplier / reach.value, delta=delta) if reach.value else 0.0
-    return _gaussian_guarantee(participation, reach, epsilon=found, delta=delta, sigma=noise_multiplier)
+    known = gaussian.epsilon(sigma=noise_multiplier / reach.value, delta=delta) if reach.value else 0.0
+    if amplified is not None and amplified.epsilon < known:
+        return amplified
+    return _gaussian_guarantee(participation, reach, epsilon=known, delta=delta, sigma=noise_multiplier)
 
 
 def delta(
@@ -112,7 +112,7 @@ def delta(
 ) -> Guarantee:
     """An upper bound on δ at `epsilon` ≥ 0, for the whole run, or when only the first `released` rounds have been published.
 
-    Under Balls-in-Bins, a part of the run has the smaller of the δ of the whole run and that of the part without amplification.
+    Under Balls-in-Bins, a part of the run has the smaller of its δ without amplification, and that of the epochs it is in.
     """
     if not epsilon >= 0:
         raise ValueError(f"epsilon must be at least 0, got {epsilon}")
@@ -126,24 +126,22 @@ def delta(
         if released != 0:
             found = poisson.poisson_delta(epsilon, noise_multiplier / norm, participation, released=released)
         return _poisson_guarantee(participation, norm, epsilon=epsilon, delta=found, sigma=noise_multiplier)
-    if participation.sampling == "balls-in-bins":
-        bins = balls_in_bins.bins_of(mechanism, participation)
+    amplified = None
+    if participation.sampling == "balls-in-bins" and released != 0:
+        bins = balls_in_bins.bins_of(mechanism, participation, _epochs(released, participation))
         method = method or _default_method(bins)
         if method == "deterministic":
             found = balls_in_bins_bound.delta(bins.gram, sigma=noise_multiplier, epsilon=epsilon, progress=progress)
         else:
             found = balls_in_bins.delta(bins, sigma=noise_multiplier, epsilon=epsilon)
-        whole = _bins_guarantee(method, epsilon=epsilon, delta=found, sigma=noise_multiplier)
-        if released is None or released == participation.rounds:
-            return whole
-        reach = sensitivity(mechanism, participation, released=released)
-        known = gaussian.delta(epsilon=epsilon, sigma=noise_multiplier / reach.value) if reach.value else 0.0
-        if found < known:
-            return whole
-        return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=known, sigma=noise_multiplier)
+        amplified = _bins_guarantee(method, epsilon=epsilon, delta=found, sigma=noise_multiplier)
+        if released is None or released % participation.min_separation == 0:
+            return amplified
     reach = sensitivity(mechanism, participation, released=released)
-    found = gaussian.delta(epsilon=epsilon, sigma=noise_multiplier / reach.value) if reach.value else 0.0
-    return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=found, sigma=noise_multiplier)
+    known = gaussian.delta(epsilon=epsilon, sigma=noise_multiplier / reach.value) if reach.value else 0.0
+    if amplified is not None and amplified.delta < known:
+        return amplified
+    return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=known, sigma=noise_multiplier)
 
 
 def _gaussian_guarantee(
@@ -164,7 +162,13 @@ def _default_method(bins: Bins) -> Method:
     return "deterministic" if bins.are_independent else "monte-carlo"
 
 
-@lru_cache(maxsize=16)  # every round of a run asks for the same
+def _epochs(released: int | None, participation: Participation) -> int | None:
+    """How many epochs the released rounds are in: what is known after some rounds is part of what is known after more."""
+    n, b = participation.rounds, participation.min_separation
+    return None if released is None or released > n - b else -(-released // b)
+
+
+@lru_cache(maxsize=16)  # every round of an epoch asks for the same
 def _bins_epsilon(
     mechanism: Mechanism,
     participation: Participation,
@@ -172,11 +176,12 @@ def _bins_epsilon(
     delta: float,
     method: Method,
     progress: Callable[[str], None],
+    epochs: int | None,
 ) -> float:
-    bins = balls_in_bins.bins_of(mechanism, participation)
+    bins = balls_in_bins.bins_of(mechanism, participation, epochs)
     if method == "deterministic":
         return balls_in_bins_bound.epsilon(bins.gram, sigma=noise_multiplier, delta=delta, progress=progress)
-    return balls_in_bins.epsilon(bins, sigma=noise_multiplier, delta=delta)
+    return balls_in_bins.epsilon(bins, sigma=noise_multiplier, delta=delta, progress=progress)
 
 
 def _bins_guarantee(method: Method, *, epsilon: float, delta: float, sigma: float) -> Guarantee:

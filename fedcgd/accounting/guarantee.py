@@ -29,7 +29,7 @@ class Guarantee:
         terms = [self.adjacency, f"sampling: {self.sampling}", self.method]
         if self.failure_probability:
             terms.append(f"holds with probability 1 − {self.failure_probability:.0e}")
-        return f"ε ≤ {rounded_up(self.epsilon)} at δ = {self.delta:g} ({'; '.join(terms)})"
+        return f"ε ≤ {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta, 6)} ({'; '.join(terms)})"
 
 
 def rounded_up(value: float, digits: int = 3) -> str:

@@ -65,7 +65,9 @@ def audit_command(
     sampling: SamplingOption = SamplingName.NONE,
     trials: Annotated[int, typer.Option(help="Simulated canaries; 40000 tell σ from 0.9σ.")] = 40_000,
     confidence: Annotated[float, typer.Option(help="How sure a refutation is.")] = 0.99,
-    seed: Annotated[int, typer.Option(help="Of the simulated noise and canaries; the result is repeatable.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the simulated noise and canaries; the result is repeatable.")
+    ] = 0,
     json: JsonOption = False,
 ) -> None:
     """Try to refute the claim (ε, δ): of this installation's noise, or with --scores of a federated run. Exit code 1 if refuted.

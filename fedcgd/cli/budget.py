@@ -1,4 +1,4 @@
-"""`fedcgd calibrate`: budget → σ. `fedcgd epsilon`: σ → ε."""
+"""`fedcgd calibrate`: budget → σ. `fedcgd epsilon`: σ → ε. `fedcgd delta`: σ and ε → δ."""
 
 from fedcgd import accounting
 from fedcgd.accounting import Guarantee
@@ -19,6 +19,7 @@ from fedcgd.cli.options import (
     NormalizeOption,
     NuOption,
     ParticipationsOption,
+    ReleasedOption,
     RoundsOption,
     SamplingName,
     SamplingOption,
@@ -82,11 +83,12 @@ def epsilon_command(
     separation: SeparationOption = 1,
     sampling: SamplingOption = SamplingName.NONE,
     method: MethodOption = None,
+    released: ReleasedOption = None,
     momentum: MomentumOption = 0.0,
     error: ErrorOption = ErrorName.RMSE,
     json: JsonOption = False,
 ) -> None:
-    """Find an upper bound on ε for a noise multiplier σ that is given.
+    """Find an upper bound on ε for a noise multiplier σ that is given, for the whole run or the rounds released so far.
 
     Example: fedcgd epsilon --lam 0.9 --rounds 3900 --separation 390 --noise-multiplier 4.36 --delta 1e-5
     """
@@ -103,10 +105,56 @@ def epsilon_command(
                 plan,
                 noise_multiplier=noise_multiplier,
                 delta=delta,
+                released=released,
                 method=method.value if method else None,
                 progress=say,
             )
-        report(chosen, rounds, guarantee, figures(chosen, guarantee, error_norms(chosen, rounds, workload)), json)
+        values = figures(chosen, guarantee, error_norms(chosen, rounds, workload))
+        report(chosen, rounds, guarantee, values | {"released": rounds if released is None else released}, json)
+
+
+def delta_command(
+    rounds: RoundsOption,
+    noise_multiplier: NoiseMultiplierOption,
+    epsilon: EpsilonOption,
+    mechanism: MechanismOption = "lambda-cgd",
+    lam: LamOption = None,
+    bandwidth: BandwidthOption = None,
+    degree: DegreeOption = None,
+    nu: NuOption = None,
+    normalize: NormalizeOption = False,
+    participations: ParticipationsOption = None,
+    separation: SeparationOption = 1,
+    sampling: SamplingOption = SamplingName.NONE,
+    method: MethodOption = None,
+    released: ReleasedOption = None,
+    momentum: MomentumOption = 0.0,
+    error: ErrorOption = ErrorName.RMSE,
+    json: JsonOption = False,
+) -> None:
+    """Find an upper bound on δ at some ε for a noise multiplier σ that is given, for the whole run or the rounds released so far.
+
+    Example: fedcgd delta --lam 0.9 --rounds 3900 --separation 390 --noise-multiplier 4.36 --epsilon 8
+    """
+    with explained_errors():
+        plan = participation_of(sampling.value, rounds, separation, participations, bandwidth)
+        workload = workload_of(momentum)
+        chosen = make(
+            mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
+            participation=plan, error=error.value, workload=workload,
+        )  # fmt: skip
+        with status(json) as say:
+            guarantee = accounting.delta(
+                chosen,
+                plan,
+                noise_multiplier=noise_multiplier,
+                epsilon=epsilon,
+                released=released,
+                method=method.value if method else None,
+                progress=say,
+            )
+        values = figures(chosen, guarantee, error_norms(chosen, rounds, workload))
+        report(chosen, rounds, guarantee, values | {"released": rounds if released is None else released}, json)
 
 
 def report(mechanism: Mechanism, rounds: int, guarantee: Guarantee, values: dict[str, object], json: bool) -> None:
@@ -114,8 +162,9 @@ def report(mechanism: Mechanism, rounds: int, guarantee: Guarantee, values: dict
     if json:
         print_json(values)
         return
+    released = values.get("released", rounds)
     rows = [
-        ("guarantee", str(guarantee)),
+        ("guarantee", str(guarantee) + (f" after {released} rounds" if released != rounds else "")),
         ("noise multiplier σ", rounded_up(guarantee.noise_multiplier, 6)),
         ("sensitivity", number(guarantee.sensitivity)),
         ("RMSE", number(values["rmse"])),

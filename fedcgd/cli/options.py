@@ -56,6 +56,9 @@ SeparationOption = Annotated[
 DeltaOption = Annotated[float, typer.Option("--delta", help="Failure probability δ; well below 1 / number of users.")]
 EpsilonOption = Annotated[float, typer.Option("--epsilon", help="Budget ε.")]
 NoiseMultiplierOption = Annotated[float, typer.Option("--noise-multiplier", help="σ: noise per unit of clip norm.")]
+ReleasedOption = Annotated[
+    int | None, typer.Option("--released", help="Of the first so many rounds only, as when a run stops early.")
+]
 SamplingOption = Annotated[
     SamplingName, typer.Option("--sampling", help="How a user's rounds are chosen; what is assumed must be done.")
 ]
@@ -87,6 +90,8 @@ def participation_of(
         )
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
+    if participations is not None and not 1 <= participations <= rounds:
+        raise ValueError(f"participations must be in 1 … {rounds}, the rounds, got {participations}")
     if participations is None:
         raise ValueError(f"{sampling} sampling needs --participations, the expected number of a user's participations")
     if separation != 1 and sampling == "poisson":
