@@ -68,10 +68,11 @@ class Direction:
         return min(1.0, upper_bound(sample.values, sample.range, bet, _SHARE))
 
     def draws_for(self, delta: float, b: int) -> int:
-        """How many draws: enough that the radius is a small part of δ, within `_WORK`."""
+        """How many draws: enough that the radius is a small part of δ, or of what is left to δ, within `_WORK`."""
         most = min(_MOST, max(_FEWEST, int(_WORK * (1 + b / 1000) / b)))
+        room = delta - self.mean - 3 * math.sqrt(self.variance / self.draws)
         count = _FEWEST
-        while count < most and self._radius(count) > _PRECISION * delta:
+        while count < most and self._radius(count) > max(_PRECISION * delta, room / 2):
             count *= 2
         return min(count, most)
 
