@@ -94,11 +94,10 @@ def measured(
 def tables(results: dict[str, Any]) -> str:
     """Table 4 side by side, and σ by every method, in Markdown."""
     lines = ["| mechanism | " + " | ".join(f"ε = {epsilon:g}" for epsilon in EPSILONS) + " |", "|---|" + "---:|" * 6]
-    for name, parameter in TABLE:
+    for (name, parameter), row in TABLE.items():
         cells = []
-        for epsilon in EPSILONS:
+        for epsilon, printed in zip(EPSILONS, row or [None] * len(EPSILONS), strict=True):
             found = results.get(f"balls-in-bins | {name} | {parameter} | {epsilon:g}", {})
-            printed = found.get("printed")
             ours = f"{found['rmse']:.2f}" if "rmse" in found else "–"
             cells.append(ours + (f" ({printed:.2f})" if printed else ""))
         label = name if parameter is None else f"{name} {parameter:g}"
@@ -110,10 +109,14 @@ def tables(results: dict[str, Any]) -> str:
     ]
     for key, found in results.items():
         run, name, parameter, epsilon = key.split(" | ")
-        row = next((k for k in BEST if k[0] == name and str(k[1]) == parameter), None)
-        if "noise_multiplier" not in found or float(epsilon) not in (8, 1) or (run.startswith("balls") and row is None):
+        known = next((k for k in BEST if k[0] == name and str(k[1]) == parameter), None)
+        if (
+            "noise_multiplier" not in found
+            or float(epsilon) not in (8, 1)
+            or (run.startswith("balls") and known is None)
+        ):
             continue
-        best = BEST[row][(8, 1).index(int(float(epsilon)))] if row and run.startswith("balls") else None
+        best = BEST[known][(8, 1).index(int(float(epsilon)))] if known and run.startswith("balls") else None
         label = run.partition(",")[0] if run.startswith("balls") else run
         label += f", {name}" + ("" if parameter == "None" else f" {parameter}")
         method = "deterministic" if found["failure_probability"] == 0 else "Monte Carlo"
