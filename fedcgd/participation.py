@@ -71,6 +71,11 @@ class Participation:
             )
 
     @property
+    def has_bins(self) -> bool:
+        """Whether every user has one bin, or group, and takes part only in rounds of its number modulo b."""
+        return self.sampling in ("balls-in-bins", "cyclic-poisson")
+
+    @property
     def participations(self) -> int:
         """k: the most rounds that one user takes part in (n for Poisson sampling, where nothing bounds it)."""
         if self.max_participations is not None:

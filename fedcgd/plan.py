@@ -1,7 +1,7 @@
 """What runs is what is accounted: one value holds the mechanism, the participation, the noise and the promise."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedcgd.accounting import Guarantee, calibrate, epsilon
@@ -70,6 +70,20 @@ class Plan:
             delta=self.delta,
             released=released,
         )
+
+    def quick_guarantee(self, *, released: int) -> Guarantee:
+        """As `guarantee`, in no time once that of the whole run is known, and less tight: for what is said in every round.
+
+        Under Balls-in-Bins it is the smaller of the ε of the whole run and that of the first rounds without amplification.
+        """
+        if self.participation.sampling != "balls-in-bins":
+            return self.guarantee(released=released)
+        known = replace(self, participation=replace(self.participation, sampling="none")).guarantee(released=released)
+        whole = self.guarantee()
+        if whole.epsilon <= known.epsilon:
+            return whole
+        method = f"{known.method}, without amplification"
+        return replace(known, sampling=self.participation.sampling, method=method, exact=False)
 
     def noise_terms(self, round: int, attempts: Sequence[int]) -> tuple[Term, ...]:
         """(C⁻¹Z)_round as (round, attempt, weight) of the noise vectors it combines.

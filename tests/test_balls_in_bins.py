@@ -1,6 +1,7 @@
 """Balls-in-Bins against quadrature, an independent Monte Carlo, and what is known at the ends."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from fedcgd.accounting.balls_in_bins_sampling import Bins
 from fedcgd.accounting.confidence import stake, upper_bound
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized, matrix
 from fedcgd.participation import Participation
+from fedcgd.plan import Plan
 
 
 def bins(rounds: int, b: int) -> Participation:
@@ -63,12 +65,14 @@ def test_gram_matrix_by_its_definition(mechanism) -> None:
     np.testing.assert_allclose(bin_gram(mechanism, bins(n, b)), m @ m.T, rtol=1e-9)
 
 
+@pytest.mark.parametrize("released", [1, 2, 4, 6, 11])
 @pytest.mark.parametrize("mechanism", [LambdaCGD(0.7), Normalized(LambdaCGD(0.7)), BSR(5)])
-def test_gram_matrix_of_what_is_released_after_some_epochs(mechanism) -> None:
-    n, b, epochs = 12, 3, 2
-    c = matrix(mechanism, n)[: epochs * b]
-    m = np.stack([sum(c[:, j + i * b] for i in range(epochs)) for j in range(b)])
-    np.testing.assert_allclose(bin_gram(mechanism, bins(n, b), epochs), m @ m.T, rtol=1e-9)
+def test_gram_matrix_of_the_first_rounds(mechanism, released: int) -> None:
+    """Also within the first epoch, where some bins have not had a round."""
+    n, b = 12, 3
+    c = matrix(mechanism, n)[:released]
+    m = np.stack([c[:, j::b].sum(axis=1) for j in range(b)])
+    np.testing.assert_allclose(bin_gram(mechanism, bins(n, b), released), m @ m.T, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,7 @@ def test_calibrated_noise_is_enough_and_less_than_without_amplification() -> Non
 
 def test_epsilon_so_far_grows_and_never_exceeds_what_is_known_without_amplification() -> None:
     participation, known = bins(60, 20), Participation(rounds=60, min_separation=20)
-    rounds = (0, 1, 20, 21, 40, 41, 60)
+    rounds = (0, 5, 20, 41, 60)
     spent, without = (
         [epsilon(LambdaCGD(0.5), p, noise_multiplier=4.0, delta=1e-4, released=released).epsilon for released in rounds]
         for p in (participation, known)
@@ -145,16 +149,70 @@ def test_epsilon_so_far_grows_and_never_exceeds_what_is_known_without_amplificat
 def test_part_of_a_run_is_a_run(
     case: tuple[int, int, float, float], removing: float, adding: float, method: Method, slack: float
 ) -> None:
-    """Whole epochs of λ-CGD are what a shorter run would have released; within one, no more is spent than at its end."""
+    """Whole epochs of λ-CGD are what a shorter run would have released."""
     n, b, lam, sigma = case
-    longer = bins(n + b, b)
     less, found, more, whole = (
-        delta(LambdaCGD(lam), longer, noise_multiplier=sigma, epsilon=1, released=released, method=method).delta
-        for released in (n - 1, n, n + 1, None)
+        delta(LambdaCGD(lam), bins(n + b, b), noise_multiplier=sigma, epsilon=1, released=t, method=method).delta
+        for t in (n - 1, n, n + 1, None)
     )
     assert adding < removing <= found <= removing * slack
-    assert less <= found
-    assert more <= whole
+    assert less <= found <= more <= whole
+
+
+@pytest.mark.parametrize(("method", "slack"), [("monte-carlo", 1.1), ("deterministic", 2.0)])
+@pytest.mark.parametrize("mechanism", [LambdaCGD(0.7), Normalized(LambdaCGD(0.7)), BSR(3), DPSGD()])
+@pytest.mark.parametrize("released", [2, 3, 5, 8])
+def test_part_of_an_epoch_by_quadrature(mechanism, released: int, method: Method, slack: float) -> None:
+    """Two bins: both directions in the plane of m_0 and m_1, cut at the rounds that are out."""
+    sigma, a = 2.0, math.exp(1.0)
+    c = matrix(mechanism, 8)[:released] / sigma
+    m = np.stack([c[:, j::2].sum(axis=1) for j in range(2)])
+    centers = np.linalg.cholesky(m @ m.T + 1e-12 * np.eye(2))
+    axis = np.linspace(-8, 14, 1101)
+    x, y = np.meshgrid(axis, axis, indexing="ij")
+    plain, *shifted = (np.exp(-((x - u) ** 2 + (y - v) ** 2) / 2) for u, v in [(0.0, 0.0), *centers])
+    mixture = sum(shifted) / 2
+    truth = max(np.maximum(mixture - a * plain, 0).sum(), np.maximum(plain - a * mixture, 0).sum())
+    truth *= (axis[1] - axis[0]) ** 2 / (2 * math.pi)
+    found = delta(mechanism, bins(8, 2), noise_multiplier=sigma, epsilon=1, released=released, method=method).delta
+    assert truth * (1 - 1e-4) <= found <= truth * slack
+
+
+@pytest.mark.parametrize(("method", "slack"), [("monte-carlo", 1.1), ("deterministic", 1.01)])
+@pytest.mark.parametrize("b", [2, 5])
+def test_first_round_alone(b: int, method: Method, slack: float) -> None:
+    """One bin of b took part: δ of removing is that of a Gaussian with probability 1/b, by its own formula."""
+    sigma, a = 1.5, math.exp(0.5)
+    x = np.linspace(-15, 15, 200_001)
+    plain = np.exp(-(x**2) / 2)
+    mixture = (np.exp(-((x - 1 / sigma) ** 2) / 2) + (b - 1) * plain) / b
+    removing, adding = (
+        float(np.maximum(p - a * q, 0).sum() * (x[1] - x[0]) / math.sqrt(2 * math.pi))
+        for p, q in ((mixture, plain), (plain, mixture))
+    )
+    found = delta(LambdaCGD(0.5), bins(3 * b, b), noise_multiplier=sigma, epsilon=0.5, released=1, method=method).delta
+    assert adding < removing <= found <= removing * slack
+
+
+@pytest.mark.parametrize("sampling", ["none", "balls-in-bins"])
+def test_delta_is_never_zero_once_a_round_is_released(sampling) -> None:
+    participation = Participation(rounds=12, min_separation=3, sampling=sampling)
+    found = [
+        delta(LambdaCGD(0.9), participation, noise_multiplier=6.0, epsilon=100, released=t).delta for t in (0, 1, 12)
+    ]
+    assert found[0] == 0
+    assert min(found[1:]) > 0
+
+
+def test_quick_guarantee_is_an_upper_bound_too() -> None:
+    plan = Plan(mechanism=LambdaCGD(0.5), participation=bins(60, 5), clip_norm=1.0, noise_multiplier=4.0, delta=1e-4)
+    for released in (1, 5, 41, 60):
+        quick = plan.quick_guarantee(released=released)
+        assert plan.guarantee(released=released).epsilon <= quick.epsilon <= plan.guarantee().epsilon
+        assert quick.sampling == "balls-in-bins"
+    assert "without amplification" in str(plan.quick_guarantee(released=1))
+    known = replace(plan, participation=Participation(rounds=60, min_separation=5))
+    assert known.quick_guarantee(released=20) == known.guarantee(released=20)
 
 
 def test_searches_tell_how_far_they_are() -> None:

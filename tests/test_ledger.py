@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, export, seal, verify
 from fedcgd.ledger.store import pack_ids, unpack_ids
-from fedcgd.mechanisms import LambdaCGD
+from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.scheduling import History
@@ -247,6 +248,27 @@ def test_verify_rederives_epsilon(path):
         found = verify(path)  # while the run goes on
     assert (found.released, found.planned, found.simulated, found.problems) == (3, 6, False, ())
     assert found.guarantee == PLAN.guarantee(released=3)
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"sampling": "balls-in-bins"}, {"sampling": "cyclic-poisson", "sampling_rate": 0.5}]
+)
+def test_a_user_stays_in_its_bin(path, sampling):
+    """Under these samplings ε is for rounds that are b apart exactly; others are refused, and found."""
+    plan = replace(PLAN, participation=Participation(rounds=6, min_separation=2, **sampling), mechanism=DPSGD())
+    with opened(path, plan=plan) as ledger:
+        release(ledger, 0, ["a"])
+        release(ledger, 1, ["b"])
+        release(ledger, 2, ["c"])
+        with pytest.raises(ValueError, match="1 users would take part in round 3, which is not of their bin"):
+            ledger.plan_round(3, ["a"])
+        release(ledger, 3, ["b"])
+    assert verify(path).problems == ()
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE attempts SET users = (SELECT users FROM attempts WHERE round = 0) WHERE round = 3")
+    connection.commit()
+    connection.close()
+    assert any("another than its bin" in found for found in verify(path).problems)
 
 
 TAMPERINGS = {

@@ -84,10 +84,10 @@ class Direction:
         return moment_radius(self.square, count, _SHARE) < radius(self.variance, self.range, count, _SHARE)
 
 
-@lru_cache(maxsize=8)
-def bins_of(mechanism: Mechanism, participation: Participation, epochs: int | None = None) -> Bins:
-    """The Gram matrix of the bins and what follows from it, of the whole run or of its first epochs."""
-    return Bins(bin_gram(mechanism, participation, epochs))
+@lru_cache(maxsize=2)
+def bins_of(mechanism: Mechanism, participation: Participation, released: int | None = None) -> Bins:
+    """The Gram matrix of the bins and what follows from it, of the whole run or of its first rounds."""
+    return Bins(bin_gram(mechanism, participation, released))
 
 
 def calibrate(bins: Bins, *, epsilon: float, delta: float, progress: Progress) -> float:

@@ -11,10 +11,10 @@ _CHUNK = 2**24  # entries of C at a time
 _JITTER = 1e-11
 
 
-def bin_gram(mechanism: Mechanism, participation: Participation, epochs: int | None = None) -> Matrix:
+def bin_gram(mechanism: Mechanism, participation: Participation, released: int | None = None) -> Matrix:
     """G[i, j] = ⟨m_i, m_j⟩ with m_j = Σ_i C[:, j + ib] for the bins j < b, shape (b, b), float64.
 
-    With `epochs`, of the first epochs·b rows and columns of C alone: of what is released by then. O(n·b) time and O(n + b²)
+    With `released`, of that many first rows of C: a bin whose rounds are all later has m_j = 0. O(n·b) time and O(n + b²)
     memory for Toeplitz C, O(n²) time and O(n·b) memory otherwise. Raises ValueError if n is not a multiple of b, if k ≠ n/b,
     or if an entry of C is negative: then nobody has proven which pair of inputs is the worst.
     """
@@ -25,7 +25,7 @@ def bin_gram(mechanism: Mechanism, participation: Participation, epochs: int | N
         raise ValueError(
             f"balls-in-bins has every user in every epoch: {n // b} participations, got {participation.participations}"
         )
-    end = n if epochs is None else epochs * b
+    end = n if released is None else released
     gram = (
         _toeplitz_gram(mechanism, n, b, end) if isinstance(mechanism, Toeplitz) else _dense_gram(mechanism, n, b, end)
     )
@@ -37,11 +37,12 @@ def bin_gram(mechanism: Mechanism, participation: Participation, epochs: int | N
 def _toeplitz_gram(mechanism: Toeplitz, n: int, b: int, end: int) -> Matrix:
     c = np.asarray(mechanism.coefficients(n), dtype=np.float64)
     _refuse_negative(c, mechanism.name)
-    total = sum_of_leftmost(c[:end], end // b, b)  # m_j is m_0, moved down by j and cut at `end`
-    gram = np.empty((b, b))
-    for lag in range(b):
+    total = sum_of_leftmost(c[:end], -(-end // b), b)  # m_j is m_0, moved down by j and cut at `end`
+    gram = np.zeros((b, b))
+    begun = min(b, end)
+    for lag in range(begun):
         products = np.cumsum(total[: end - lag] * total[lag:])
-        later = np.arange(lag, b)
+        later = np.arange(lag, begun)
         gram[later - lag, later] = gram[later, later - lag] = products[end - later - 1]
     return gram
 

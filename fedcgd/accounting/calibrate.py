@@ -13,8 +13,8 @@ from fedcgd.participation import Participation
 
 Method = Literal["monte-carlo", "deterministic"]
 """How Balls-in-Bins is bounded: by draws, in seconds, with a failure probability; or without any, in minutes, a little higher.
-The other samplings draw nothing either way. If none is asked for, it is the second where C = I, since there it is as tight and
-as fast, and the first elsewhere."""
+The other samplings draw nothing either way. If none is asked for, it is the second where C = I, since there it is about as
+tight and as fast, and the first elsewhere."""
 
 _POISSON = ("poisson", "cyclic-poisson")
 
@@ -72,7 +72,8 @@ def epsilon(
 ) -> Guarantee:
     """An upper bound on ε for the whole run, or when only the first `released` rounds have been published.
 
-    Under Balls-in-Bins, a part of the run has the smaller of its ε without amplification, and that of the epochs it is in.
+    The number of rounds must not depend on what they released. Under Balls-in-Bins a part of a run is a calculation of its own,
+    in seconds. Raises ValueError for δ or σ out of range, and for mechanisms that the sampling is not accounted for.
     """
     gaussian.check_delta(delta)
     _check_noise_multiplier(noise_multiplier)
@@ -85,19 +86,14 @@ def epsilon(
         if released != 0:
             found = poisson.poisson_epsilon(delta, noise_multiplier / norm, participation, released=released)
         return _poisson_guarantee(participation, norm, epsilon=found, delta=delta, sigma=noise_multiplier)
-    amplified = None
     if participation.sampling == "balls-in-bins" and released != 0:
-        epochs = _epochs(released, participation)
-        method = method or _default_method(balls_in_bins.bins_of(mechanism, participation, epochs))
-        found = _bins_epsilon(mechanism, participation, noise_multiplier, delta, method, progress, epochs)
-        amplified = _bins_guarantee(method, epsilon=found, delta=delta, sigma=noise_multiplier)
-        if released is None or released % participation.min_separation == 0:
-            return amplified
+        part = None if released == participation.rounds else released
+        method = method or _default_method(balls_in_bins.bins_of(mechanism, participation, part))
+        found = _bins_epsilon(mechanism, participation, noise_multiplier, delta, method, progress, part)
+        return _bins_guarantee(method, epsilon=found, delta=delta, sigma=noise_multiplier)
     reach = sensitivity(mechanism, participation, released=released)
-    known = gaussian.epsilon(sigma=noise_multiplier / reach.value, delta=delta) if reach.value else 0.0
-    if amplified is not None and amplified.epsilon < known:
-        return amplified
-    return _gaussian_guarantee(participation, reach, epsilon=known, delta=delta, sigma=noise_multiplier)
+    found = gaussian.epsilon(sigma=noise_multiplier / reach.value, delta=delta) if reach.value else 0.0
+    return _gaussian_guarantee(participation, reach, epsilon=found, delta=delta, sigma=noise_multiplier)
 
 
 def delta(
@@ -112,7 +108,8 @@ def delta(
 ) -> Guarantee:
     """An upper bound on δ at `epsilon` ≥ 0, for the whole run, or when only the first `released` rounds have been published.
 
-    Under Balls-in-Bins, a part of the run has the smaller of its δ without amplification, and that of the epochs it is in.
+    The number of rounds must not depend on what they released. Never 0 once a round is released: no noise with tails gives that.
+    Raises ValueError for ε or σ out of range, and for mechanisms that the sampling is not accounted for.
     """
     if not epsilon >= 0:
         raise ValueError(f"epsilon must be at least 0, got {epsilon}")
@@ -125,23 +122,23 @@ def delta(
         found = 0.0
         if released != 0:
             found = poisson.poisson_delta(epsilon, noise_multiplier / norm, participation, released=released)
+            found = max(found, gaussian.LEAST_DELTA)
         return _poisson_guarantee(participation, norm, epsilon=epsilon, delta=found, sigma=noise_multiplier)
-    amplified = None
     if participation.sampling == "balls-in-bins" and released != 0:
-        bins = balls_in_bins.bins_of(mechanism, participation, _epochs(released, participation))
+        part = None if released == participation.rounds else released
+        bins = balls_in_bins.bins_of(mechanism, participation, part)
         method = method or _default_method(bins)
         if method == "deterministic":
             found = balls_in_bins_bound.delta(bins.gram, sigma=noise_multiplier, epsilon=epsilon, progress=progress)
         else:
             found = balls_in_bins.delta(bins, sigma=noise_multiplier, epsilon=epsilon)
-        amplified = _bins_guarantee(method, epsilon=epsilon, delta=found, sigma=noise_multiplier)
-        if released is None or released % participation.min_separation == 0:
-            return amplified
+        found = max(found, gaussian.LEAST_DELTA)
+        return _bins_guarantee(method, epsilon=epsilon, delta=found, sigma=noise_multiplier)
     reach = sensitivity(mechanism, participation, released=released)
-    known = gaussian.delta(epsilon=epsilon, sigma=noise_multiplier / reach.value) if reach.value else 0.0
-    if amplified is not None and amplified.delta < known:
-        return amplified
-    return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=known, sigma=noise_multiplier)
+    found = 0.0
+    if reach.value:
+        found = max(gaussian.delta(epsilon=epsilon, sigma=noise_multiplier / reach.value), gaussian.LEAST_DELTA)
+    return _gaussian_guarantee(participation, reach, epsilon=epsilon, delta=found, sigma=noise_multiplier)
 
 
 def _gaussian_guarantee(
@@ -162,13 +159,7 @@ def _default_method(bins: Bins) -> Method:
     return "deterministic" if bins.are_independent else "monte-carlo"
 
 
-def _epochs(released: int | None, participation: Participation) -> int | None:
-    """How many epochs the released rounds are in: what is known after some rounds is part of what is known after more."""
-    n, b = participation.rounds, participation.min_separation
-    return None if released is None or released > n - b else -(-released // b)
-
-
-@lru_cache(maxsize=16)  # every round of an epoch asks for the same
+@lru_cache(maxsize=16)  # every round of a run asks for that of the whole
 def _bins_epsilon(
     mechanism: Mechanism,
     participation: Participation,
@@ -176,9 +167,9 @@ def _bins_epsilon(
     delta: float,
     method: Method,
     progress: Callable[[str], None],
-    epochs: int | None,
+    released: int | None,
 ) -> float:
-    bins = balls_in_bins.bins_of(mechanism, participation, epochs)
+    bins = balls_in_bins.bins_of(mechanism, participation, released)
     if method == "deterministic":
         return balls_in_bins_bound.epsilon(bins.gram, sigma=noise_multiplier, delta=delta, progress=progress)
     return balls_in_bins.epsilon(bins, sigma=noise_multiplier, delta=delta, progress=progress)

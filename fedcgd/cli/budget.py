@@ -163,11 +163,15 @@ def report(mechanism: Mechanism, rounds: int, guarantee: Guarantee, values: dict
         print_json(values)
         return
     released = values.get("released", rounds)
+    condition, of_what = "", ""
+    if released != rounds:
+        condition = f" after {released} rounds, a number that does not depend on what they released"
+        of_what = " of the whole run"
     rows = [
-        ("guarantee", str(guarantee) + (f" after {released} rounds" if released != rounds else "")),
+        ("guarantee", str(guarantee) + condition),
         ("noise multiplier σ", rounded_up(guarantee.noise_multiplier, 6)),
         ("sensitivity", number(guarantee.sensitivity)),
-        ("RMSE", number(values["rmse"])),
-        ("MaxSE", number(values["max_se"])),
+        ("RMSE" + of_what, number(values["rmse"])),
+        ("MaxSE" + of_what, number(values["max_se"])),
     ]
     console.print(key_value_table(f"{mechanism.name}, {rounds} rounds", rows))

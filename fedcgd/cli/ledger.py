@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedcgd import ledger
-from fedcgd.cli.report import console, explained_errors, key_value_table, print_json
+from fedcgd.cli.report import console, explained_errors, key_value_table, print_json, status
 
 EXIT_PROBLEMS = 1
 
@@ -24,7 +24,7 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
 
     Example: fedcgd ledger show run.db
     """
-    with explained_errors():
+    with explained_errors(), status(json):
         record = ledger.export(path)
         verification = ledger.verify(path)
     if json:
@@ -56,7 +56,7 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
 
     Example: fedcgd ledger verify run.db && echo sound
     """
-    with explained_errors():
+    with explained_errors(), status(json):
         verification = ledger.verify(path)
         record = ledger.export(path)["verification"]
     if json:

@@ -57,7 +57,10 @@ DeltaOption = Annotated[float, typer.Option("--delta", help="Failure probability
 EpsilonOption = Annotated[float, typer.Option("--epsilon", help="Budget ε.")]
 NoiseMultiplierOption = Annotated[float, typer.Option("--noise-multiplier", help="σ: noise per unit of clip norm.")]
 ReleasedOption = Annotated[
-    int | None, typer.Option("--released", help="Of the first so many rounds only, as when a run stops early.")
+    int | None,
+    typer.Option(
+        "--released", help="Of the first so many rounds only; a number that does not depend on what they released."
+    ),
 ]
 SamplingOption = Annotated[
     SamplingName, typer.Option("--sampling", help="How a user's rounds are chosen; what is assumed must be done.")
@@ -90,13 +93,14 @@ def participation_of(
         )
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
-    if participations is not None and not 1 <= participations <= rounds:
-        raise ValueError(f"participations must be in 1 … {rounds}, the rounds, got {participations}")
     if participations is None:
         raise ValueError(f"{sampling} sampling needs --participations, the expected number of a user's participations")
     if separation != 1 and sampling == "poisson":
         raise ValueError(f"poisson sampling has no separation, got {separation}; leave --separation out")
     groups = 1 if sampling == "poisson" else (separation if separation > 1 else bandwidth or 1)
+    if not 1 <= participations <= rounds // groups:
+        most = f"{rounds // groups}, the rounds" + (f" of each of the {groups} groups" if groups > 1 else "")
+        raise ValueError(f"participations must be in 1 … {most}; got {participations}")
     return Participation(
         rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=groups * participations / rounds
     )

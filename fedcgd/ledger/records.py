@@ -70,13 +70,16 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
     (size,) = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM users").fetchone()
     counts = np.zeros(size, np.int64)
     last = np.full(size, -b, np.int64)
-    too_close = unknown = 0
+    first = np.full(size, -1, np.int64)
+    too_close = unknown = in_two_bins = 0
     for round, packed in connection.execute("SELECT round, users FROM attempts ORDER BY round, id"):
         ids = unpack_ids(packed)
         known = ids[(ids > 0) & (ids < size)]
         unknown += len(ids) - len(known)
         new = known[last[known] != round]  # a round that is tried again counts once
         too_close += int((round - last[new] < b).sum())
+        first[new] = np.where(first[new] < 0, round, first[new])
+        in_two_bins += int(((round - first[new]) % b != 0).sum())
         counts[new] += 1
         last[new] = round
     stored = np.zeros((2, size), np.int64)
@@ -87,6 +90,7 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
     found = {
         f"users took part more than {k} times": int((counts > k).sum()),
         f"times a user took part less than {b} rounds after the last": too_close,
+        f"times a user took part in another than its bin (round modulo {b})": in_two_bins * plan.participation.has_bins,
         "users have counters that differ from the cohorts on record": differing,
         "participants are not in the table of users": unknown,
     }

@@ -208,6 +208,12 @@ class Ledger:
                 f"{breaking} users would take part more than {k} times, or less than {b} rounds apart, in round {round}; "
                 "fedcgd.scheduling.cohort never chooses them"
             )
+        foreign = sum((round - user.last_round) % b != 0 for user in again) if self._plan.participation.has_bins else 0
+        if foreign:
+            raise ValueError(
+                f"{foreign} users would take part in round {round}, which is not of their bin (round modulo {b}); "
+                "fedcgd.scheduling.cohort never chooses them"
+            )
         self._connection.executemany(
             "UPDATE users SET participations = participations + 1, last_round = ? WHERE id = ?",
             ((round, user.id) for user in sorted(again, key=attrgetter("id"))),

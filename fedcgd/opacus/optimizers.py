@@ -36,7 +36,10 @@ class Releases:
         return secrets.randbits(32) if self.run else 0
 
     def get_epsilon(self, delta: float) -> float:
-        """An upper bound on ε of the rounds so far; adjacency is add or remove one example."""
+        """An upper bound on ε of the rounds so far; adjacency is add or remove one example.
+
+        Their number must not depend on what they released. Under Balls-in-Bins this takes seconds, each time.
+        """
         if self.released == 0:
             return 0.0
         return epsilon(

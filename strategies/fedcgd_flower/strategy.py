@@ -253,7 +253,7 @@ class CorrelatedNoise(Strategy):
                 self._ledger.skip(asked.round, "it could not be released")
             raise
         self._attempts.append(asked.attempt)
-        guarantee = plan.guarantee(released=self.releases)
+        guarantee = plan.quick_guarantee(released=self.releases)
         log(INFO, "fedcgd: round %d of %d is released; %s", self.releases, plan.participation.rounds, guarantee)
         metrics = MetricRecord({"epsilon": guarantee.epsilon, "delta": guarantee.delta, "releases": self.releases})
         return unflatten(released, asked.layout), metrics
