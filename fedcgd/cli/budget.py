@@ -30,6 +30,7 @@ from fedcgd.cli.options import (
 from fedcgd.cli.report import console, explained_errors, figures, key_value_table, number, print_json, status
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.workload import Workload
 from fedcgd.optimisation.registry import make
 
 
@@ -66,7 +67,7 @@ def calibrate_command(
             guarantee = accounting.calibrate(
                 chosen, plan, epsilon=epsilon, delta=delta, method=method.value if method else None, progress=say
             )
-        report(chosen, rounds, guarantee, figures(chosen, guarantee, error_norms(chosen, rounds, workload)), json)
+        report(chosen, rounds, workload, guarantee, json)
 
 
 def epsilon_command(
@@ -109,8 +110,7 @@ def epsilon_command(
                 method=method.value if method else None,
                 progress=say,
             )
-        values = figures(chosen, guarantee, error_norms(chosen, rounds, workload))
-        report(chosen, rounds, guarantee, values | {"released": rounds if released is None else released}, json)
+        report(chosen, rounds, workload, guarantee, json, rounds if released is None else released)
 
 
 def delta_command(
@@ -153,18 +153,19 @@ def delta_command(
                 method=method.value if method else None,
                 progress=say,
             )
-        values = figures(chosen, guarantee, error_norms(chosen, rounds, workload))
-        report(chosen, rounds, guarantee, values | {"released": rounds if released is None else released}, json)
+        report(chosen, rounds, workload, guarantee, json, rounds if released is None else released)
 
 
-def report(mechanism: Mechanism, rounds: int, guarantee: Guarantee, values: dict[str, object], json: bool) -> None:
-    """Print one guarantee and the errors that its noise causes."""
+def report(
+    mechanism: Mechanism, rounds: int, workload: Workload, guarantee: Guarantee, json: bool, released: int | None = None
+) -> None:
+    """Print one guarantee, of `released` rounds if that is given, and the errors that its noise causes."""
+    values = figures(mechanism, guarantee, error_norms(mechanism, rounds, workload))
     if json:
-        print_json(values)
+        print_json(values if released is None else values | {"released": released})
         return
-    released = values.get("released", rounds)
     condition, of_what = "", ""
-    if released != rounds:
+    if released not in (None, rounds):
         condition = f" after {released} rounds, a number that does not depend on what they released"
         of_what = " of the whole run"
     rows = [
