@@ -70,6 +70,14 @@ class Participation:
                 f"a user takes part in every one of the {n // b} epochs"
             )
 
+    def rounds_released(self, released: int | None) -> int:
+        """`released`, or all rounds for None. Raises ValueError if the run has not so many."""
+        if released is None:
+            return self.rounds
+        if not 0 <= released <= self.rounds:
+            raise ValueError(f"released must be in 0 … {self.rounds}, got {released}; the run has {self.rounds} rounds")
+        return released
+
     @property
     def has_bins(self) -> bool:
         """Whether every user has one bin, or group, and takes part only in rounds of its number modulo b."""

@@ -6,7 +6,8 @@ from typing import Any
 
 from fedcgd.accounting import Guarantee, calibrate, epsilon
 from fedcgd.accounting.gaussian import check_delta
-from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized
+from fedcgd.accounting.selection import is_unresolved
+from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.registry import describe, from_description
 from fedcgd.noise import Term
 from fedcgd.participation import Participation
@@ -37,7 +38,7 @@ class Plan:
                 f"noise_multiplier must be positive and finite, got {self.noise_multiplier}; without noise there is no privacy"
             )
         check_delta(self.delta)
-        if self.mechanism in (LambdaCGD("auto"), Normalized(LambdaCGD("auto"))):
+        if is_unresolved(self.mechanism):
             raise ValueError(
                 'lam is still "auto"; fedcgd.accounting.selection.resolve chooses it before a plan is made'
             )

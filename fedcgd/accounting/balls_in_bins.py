@@ -85,8 +85,8 @@ class Direction:
 
 
 @lru_cache(maxsize=2)
-def bins_of(mechanism: Mechanism, participation: Participation, released: int | None = None) -> Bins:
-    """The Gram matrix of the bins and what follows from it, of the whole run or of its first rounds."""
+def bins_of(mechanism: Mechanism, participation: Participation, released: int) -> Bins:
+    """The Gram matrix of the bins and what follows from it, of the first `released` rounds."""
     return Bins(bin_gram(mechanism, participation, released))
 
 

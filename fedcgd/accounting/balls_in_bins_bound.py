@@ -101,10 +101,9 @@ def _least(
         progress(f"{x:.6g}: {'enough' if found <= 0 else 'not enough'}")
         return found
 
+    # Some of `chains` is enough at `high`, by the rough bound; none at `low`.
     low, high = 0.0, highest
-    while (
-        low < high * 0.98 and high > lowest
-    ):  # some of `chains` is enough at `high`, by the rough bound; none at `low`
+    while low < high * 0.98 and high > lowest:
         middle = math.sqrt(low * high) if low else high * 0.7
         enough = [chain for chain in chains if excess(middle, chain, ROUGH) <= 0]
         if enough:

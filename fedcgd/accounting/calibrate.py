@@ -39,14 +39,13 @@ def calibrate(
     """
     gaussian.check_epsilon(epsilon)
     gaussian.check_delta(delta)
-    if method is not None and method not in get_args(Method):
-        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
+    _check_method(method)
     if participation.sampling in _POISSON:
         norm = poisson.column_norm(mechanism, participation)
         found = poisson.poisson_noise_multiplier(epsilon, delta, participation) * norm
         return _poisson_guarantee(participation, norm, epsilon=epsilon, delta=delta, sigma=found)
     if participation.sampling == "balls-in-bins":
-        bins = balls_in_bins.bins_of(mechanism, participation)
+        bins = balls_in_bins.bins_of(mechanism, participation, participation.rounds)
         method = method or _default_method(bins)
         if method == "deterministic":
             sigma = balls_in_bins_bound.calibrate(bins.gram, epsilon=epsilon, delta=delta, progress=progress)
@@ -77,9 +76,8 @@ def epsilon(
     """
     gaussian.check_delta(delta)
     _check_noise_multiplier(noise_multiplier)
-    _check_released(released, participation)
-    if method is not None and method not in get_args(Method):
-        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
+    released = participation.rounds_released(released)
+    _check_method(method)
     if participation.sampling in _POISSON:
         norm = poisson.column_norm(mechanism, participation)
         found = 0.0
@@ -87,9 +85,8 @@ def epsilon(
             found = poisson.poisson_epsilon(delta, noise_multiplier / norm, participation, released=released)
         return _poisson_guarantee(participation, norm, epsilon=found, delta=delta, sigma=noise_multiplier)
     if participation.sampling == "balls-in-bins" and released != 0:
-        part = None if released == participation.rounds else released
-        method = method or _default_method(balls_in_bins.bins_of(mechanism, participation, part))
-        found = _bins_epsilon(mechanism, participation, noise_multiplier, delta, method, progress, part)
+        method = method or _default_method(balls_in_bins.bins_of(mechanism, participation, released))
+        found = _bins_epsilon(mechanism, participation, noise_multiplier, delta, method, progress, released)
         return _bins_guarantee(method, epsilon=found, delta=delta, sigma=noise_multiplier)
     reach = sensitivity(mechanism, participation, released=released)
     found = gaussian.epsilon(sigma=noise_multiplier / reach.value, delta=delta) if reach.value else 0.0
@@ -114,9 +111,8 @@ def delta(
     if not epsilon >= 0:
         raise ValueError(f"epsilon must be at least 0, got {epsilon}")
     _check_noise_multiplier(noise_multiplier)
-    _check_released(released, participation)
-    if method is not None and method not in get_args(Method):
-        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
+    released = participation.rounds_released(released)
+    _check_method(method)
     if participation.sampling in _POISSON:
         norm = poisson.column_norm(mechanism, participation)
         found = 0.0
@@ -125,8 +121,7 @@ def delta(
             found = max(found, gaussian.LEAST_DELTA)
         return _poisson_guarantee(participation, norm, epsilon=epsilon, delta=found, sigma=noise_multiplier)
     if participation.sampling == "balls-in-bins" and released != 0:
-        part = None if released == participation.rounds else released
-        bins = balls_in_bins.bins_of(mechanism, participation, part)
+        bins = balls_in_bins.bins_of(mechanism, participation, released)
         method = method or _default_method(bins)
         if method == "deterministic":
             found = balls_in_bins_bound.delta(bins.gram, sigma=noise_multiplier, epsilon=epsilon, progress=progress)
@@ -167,7 +162,7 @@ def _bins_epsilon(
     delta: float,
     method: Method,
     progress: Callable[[str], None],
-    released: int | None,
+    released: int,
 ) -> float:
     bins = balls_in_bins.bins_of(mechanism, participation, released)
     if method == "deterministic":
@@ -206,6 +201,6 @@ def _check_noise_multiplier(noise_multiplier: float) -> None:
         )
 
 
-def _check_released(released: int | None, participation: Participation) -> None:
-    if released is not None and not 0 <= released <= participation.rounds:
-        raise ValueError(f"released must be in 0 … {participation.rounds}, the rounds of the run, got {released}")
+def _check_method(method: str | None) -> None:
+    if method is not None and method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")

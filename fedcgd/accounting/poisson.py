@@ -70,9 +70,8 @@ def poisson_epsilon(
     while (finer := max(_step(found), least)) < step / 2:  # finer steps only lower ε
         step = finer
         composed = _composed(noise_multiplier, participation, released, step)
-        found = min(
-            found, float(composed.get_epsilon_for_delta(delta))
-        )  # inf for a δ below what is cut off, about 1e-15
+        # Infinite for a δ below what is cut off, about 1e-15.
+        found = min(found, float(composed.get_epsilon_for_delta(delta)))
     return found
 
 
@@ -138,7 +137,7 @@ def _range(noise_multiplier: float, participation: Participation, released: int 
 
 def _eligible(participation: Participation, released: int | None) -> int:
     """Rounds in which one user may take part."""
-    rounds = participation.rounds if released is None else released
+    rounds = participation.rounds_released(released)
     return max(1, math.ceil(rounds / participation.min_separation))
 
 

@@ -98,13 +98,18 @@ def select_lambda(
     return LambdaSelection(lam, objective, curve[lam], tuple(lams), tuple(curve[x] for x in lams))
 
 
+def is_unresolved(mechanism: Mechanism) -> bool:
+    """Whether it is `LambdaCGD("auto")`, normalised or not, whose λ `resolve` has yet to choose."""
+    bare = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
+    return isinstance(bare, LambdaCGD) and bare.lam == "auto"
+
+
 def resolve(mechanism: Mechanism, participation: Participation, *, epsilon: float, delta: float) -> Mechanism:
     """`mechanism` with λ chosen by the practical rule where it is `LambdaCGD("auto")`, normalised or not; else unchanged.
 
     A function of public numbers alone: the choice costs no privacy.
     """
-    bare = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
-    if not (isinstance(bare, LambdaCGD) and bare.lam == "auto"):
+    if not is_unresolved(mechanism):
         return mechanism
     normalize = isinstance(mechanism, Normalized)
     chosen = select_lambda(participation, objective="practical", epsilon=epsilon, delta=delta, normalize=normalize)

@@ -50,9 +50,7 @@ def sensitivity(mechanism: Mechanism, participation: Participation, *, released:
     bound by its Gram matrix, and none of banded, Toeplitz, and Toeplitz with unit columns.
     """
     n, b, k = participation.rounds, participation.min_separation, participation.participations
-    rows = n if released is None else released
-    if not 0 <= rows <= n:
-        raise ValueError(f"released must be in 0 … {n}, got {released}")
+    rows = participation.rounds_released(released)
     if rows == 0:
         return Sensitivity(0.0, True, "nothing is released", ())
     k = min(k, -(-rows // b))
