@@ -19,7 +19,7 @@ $(VENV)/installed: pyproject.toml
 
 # Train DP-SGD and DP-λCGD at the same (ε, δ) on handwritten digits, federated over 2 nodes that host one user per example.
 simulate: $(VENV)/installed
-	PYTHONPATH=simulations $(BIN)/python -m fedcgd_simulations.pair --results $(RESULTS)
+	PYTHONPATH=simulations $(BIN)/python -m fedcgd_simulations.demo --results $(RESULTS)
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest

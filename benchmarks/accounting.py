@@ -16,8 +16,8 @@ from typing import Any
 
 from fedcgd.accounting import Guarantee, Method, calibrate
 from fedcgd.mechanisms import DPSGD, Mechanism
-from fedcgd.mechanisms.errors import error_norms
-from fedcgd.optimisation.registry import make
+from fedcgd.mechanisms.error import error_norms
+from fedcgd.optimisation.catalogue import make
 from fedcgd.participation import Participation
 
 EPSILONS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)

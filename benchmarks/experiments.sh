@@ -19,7 +19,7 @@ tweets=(--task tweets --batch 500 --tuning-seeds 3 --seeds 10)
 sweep() {
     local rates=()
     for rate in $2; do rates+=(--learning-rate "$rate"); done
-    python -m fedcgd_simulations sweep --output "$results/$1.jsonl" "${budgets[@]}" "${rates[@]}" "${@:3}"
+    python -m fedcgd_experiments sweep --output "$results/$1.jsonl" "${budgets[@]}" "${rates[@]}" "${@:3}"
 }
 
 sweep digits "0.5 1 2 4 8" "${digits[@]}" "${plain[@]}" --lam 0.3 "${lambdas[@]}"
@@ -32,6 +32,6 @@ sweep fashion-mnist-balls-in-bins "2 4 8 16" "${fashion[@]}" "${amplified[@]}"
 sweep tweets-amplified "2 4 8 16" "${tweets[@]}" "${amplified[@]}"
 sweep tweets-amplified "2 4 8 16" "${tweets[@]}" --sampling poisson --mechanism dp-sgd
 
-python -m fedcgd_simulations compare "$results"/*.jsonl
-python -m fedcgd_simulations compare --baseline lambda-cgd "$results"/*.jsonl
-python -m fedcgd_simulations plot "$results"/*.jsonl --output "$results/plots"
+python -m fedcgd_experiments compare "$results"/*.jsonl
+python -m fedcgd_experiments compare --baseline lambda-cgd "$results"/*.jsonl
+python -m fedcgd_experiments plot "$results"/*.jsonl --output "$results/plots"

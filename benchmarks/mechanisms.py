@@ -54,7 +54,7 @@ from fedcgd.mechanisms import (
     SquareRootToeplitz,
     Tree,
 )
-from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode, vectors_kept, vectors_replayed
 from fedcgd.noise import NoiseStream, add_correlated

@@ -14,9 +14,9 @@ import numpy as np
 
 from fedcgd.accounting import calibrate
 from fedcgd.mechanisms import Mechanism, Toeplitz
-from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.streaming import noise_mode, vectors_kept
-from fedcgd.optimisation.registry import make
+from fedcgd.optimisation.catalogue import make
 from fedcgd.participation import Participation
 
 ROUNDS, EPOCHS, EPSILON, DELTA = 1000, 10, 8.0, 1e-5  # few enough rounds for `dense`

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from fedcgd.lattice import add_noise
 from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.noise.quantisation import add_noise
 
 
 def seconds(work: Callable[[], object]) -> float:

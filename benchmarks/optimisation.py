@@ -14,7 +14,7 @@ import torch
 
 from fedcgd.accounting import calibrate
 from fedcgd.mechanisms import Mechanism, Normalized
-from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.toeplitz import root_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "simulations"))
 
-from fedcgd_simulations.runtime import MODELS, VARIANTS, measure
+from fedcgd_experiments.runtime import MODELS, VARIANTS, measure
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedcgd.tree import ROUNDING, layout, unflatten
+from fedcgd.clipping import ROUNDING
+from fedcgd.parameters import layout, unflatten
 
 ExampleLoss = Callable[..., Tensor]
 """(flat parameters, *one example's tensors) → that example's loss, a scalar."""
@@ -57,8 +58,8 @@ def clipped_gradient_sum(
     """(Σ_i round(min(1, clip_norm/‖g_i‖)·g_i / step), how many were finite) over examples i, g_i = ∇ loss(flat, example i).
 
     `flat` has shape (d,), float32; row i of each tensor of `examples` belongs to example i. The sum is in multiples of
-    `step` (see `fedcgd.lattice`), int64, shape (d,), on the device of `flat`; rounding is towards zero. An example with a
-    non-finite gradient adds zero and is not counted.
+    `step` (see `fedcgd.noise.quantisation`), int64, shape (d,), on the device of `flat`; rounding is towards zero. An example
+    with a non-finite gradient adds zero and is not counted.
     At most `chunk` gradients exist at once (default: as many as fit in 16 MiB), so memory is O(chunk·d).
 
     Guarantee: step times each example's term has norm at most clip_norm.

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedcgd.accounting import Guarantee, calibrate, epsilon
+from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
 from fedcgd.accounting.gaussian import check_delta
 from fedcgd.accounting.selection import is_unresolved
 from fedcgd.mechanisms import Mechanism
-from fedcgd.mechanisms.registry import describe, from_description
+from fedcgd.mechanisms.serialisation import describe, from_description
 from fedcgd.noise import Term
 from fedcgd.participation import Participation
 
@@ -64,7 +64,7 @@ class Plan:
 
     def guarantee(self, *, released: int | None = None) -> Guarantee:
         """An upper bound on ε, for the whole run or for its first `released` rounds; adjacency is add or remove one user."""
-        return epsilon(
+        return compute_epsilon(
             self.mechanism,
             self.participation,
             noise_multiplier=self.noise_multiplier,

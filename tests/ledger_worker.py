@@ -23,8 +23,8 @@ from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream, add_correlated
 from fedcgd.participation import Participation
+from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
-from fedcgd.scheduling import cohort
 
 SIZE = 40
 ROUNDS = 300

@@ -7,10 +7,10 @@ from dp_accounting import dp_event
 from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 from opacus.accountants.prv import PRVAccountant
 
-from fedcgd.accounting import calibrate, delta, epsilon, gaussian
+from fedcgd.accounting import calibrate, compute_delta, compute_epsilon, gaussian
 from fedcgd.accounting.poisson import column_norm, poisson_delta, poisson_epsilon, poisson_noise_multiplier
 from fedcgd.mechanisms import BISR, BSR, DPSGD, LambdaCGD, Normalized
-from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.error import error_norms
 from fedcgd.participation import Participation
 
 
@@ -84,12 +84,14 @@ def test_bands_in_turns_is_dp_sgd_with_fewer_rounds_at_a_higher_rate() -> None:
 def test_fewer_released_rounds_cost_less() -> None:
     participation = poisson(100, 0.05)
     spent = [
-        epsilon(DPSGD(), participation, noise_multiplier=1.0, delta=1e-5, released=released).epsilon
+        compute_epsilon(DPSGD(), participation, noise_multiplier=1.0, delta=1e-5, released=released).epsilon
         for released in (1, 10, 50, 100)
     ]
     assert spent == sorted(spent)
-    assert spent[-1] == epsilon(DPSGD(), participation, noise_multiplier=1.0, delta=1e-5).epsilon
-    assert delta(DPSGD(), participation, noise_multiplier=1.0, epsilon=spent[-1]).delta == pytest.approx(1e-5, rel=0.02)
+    assert spent[-1] == compute_epsilon(DPSGD(), participation, noise_multiplier=1.0, delta=1e-5).epsilon
+    assert compute_delta(DPSGD(), participation, noise_multiplier=1.0, epsilon=spent[-1]).delta == pytest.approx(
+        1e-5, rel=0.02
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,8 +124,8 @@ def test_a_tiny_delta_never_costs_more_than_taking_part_in_every_round(target: f
 
 
 def test_noise_beyond_any_use() -> None:
-    assert epsilon(DPSGD(), poisson(100, 0.1), noise_multiplier=1e200, delta=1e-5).epsilon == 0
-    assert delta(DPSGD(), poisson(100, 0.1), noise_multiplier=1e200, epsilon=0.0).delta < 1e-100
+    assert compute_epsilon(DPSGD(), poisson(100, 0.1), noise_multiplier=1e200, delta=1e-5).epsilon == 0
+    assert compute_delta(DPSGD(), poisson(100, 0.1), noise_multiplier=1e200, epsilon=0.0).delta < 1e-100
 
 
 @pytest.mark.parametrize(
@@ -135,15 +137,15 @@ def test_noise_beyond_any_use() -> None:
     ],
 )
 def test_nothing_released_costs_nothing_and_no_run_has_more_rounds(participation) -> None:
-    assert epsilon(DPSGD(), participation, noise_multiplier=2.0, delta=1e-5, released=0).epsilon == 0
-    assert delta(DPSGD(), participation, noise_multiplier=2.0, epsilon=1.0, released=0).delta == 0
+    assert compute_epsilon(DPSGD(), participation, noise_multiplier=2.0, delta=1e-5, released=0).epsilon == 0
+    assert compute_delta(DPSGD(), participation, noise_multiplier=2.0, epsilon=1.0, released=0).delta == 0
     for released in (-1, 101):
         with pytest.raises(ValueError, match="released must be in 0 … 100"):
-            epsilon(DPSGD(), participation, noise_multiplier=2.0, delta=1e-5, released=released)
+            compute_epsilon(DPSGD(), participation, noise_multiplier=2.0, delta=1e-5, released=released)
         with pytest.raises(ValueError, match="released must be in 0 … 100"):
-            delta(DPSGD(), participation, noise_multiplier=2.0, epsilon=1.0, released=released)
+            compute_delta(DPSGD(), participation, noise_multiplier=2.0, epsilon=1.0, released=released)
     with pytest.raises(ValueError, match="epsilon must be at least 0"):
-        delta(DPSGD(), participation, noise_multiplier=2.0, epsilon=-1.0)
+        compute_delta(DPSGD(), participation, noise_multiplier=2.0, epsilon=-1.0)
 
 
 def test_huge_and_tiny_budgets_take_no_longer_than_others() -> None:
@@ -151,13 +153,15 @@ def test_huge_and_tiny_budgets_take_no_longer_than_others() -> None:
     sigma = calibrate(DPSGD(), poisson(10, 0.2), epsilon=1000.0, delta=1e-5).noise_multiplier
     assert 0.02 < sigma <= gaussian.sigma(epsilon=1000.0, delta=1e-5) * math.sqrt(10)
     # A round with hardly any noise tells who took part, at a small ε too; with plenty nothing does.
-    assert delta(DPSGD(), poisson(10, 0.2), noise_multiplier=0.001, epsilon=1.0).delta == pytest.approx(1 - 0.8**10)
-    assert delta(DPSGD(), poisson(10, 0.2), noise_multiplier=1e-6, epsilon=1.0).delta == 1
-    assert delta(DPSGD(), poisson(10, 0.2), noise_multiplier=1.0, epsilon=1e9).delta < 1e-14
-    found = epsilon(DPSGD(), poisson(10, 0.2), noise_multiplier=1e-4, delta=1e-5).epsilon
+    assert compute_delta(DPSGD(), poisson(10, 0.2), noise_multiplier=0.001, epsilon=1.0).delta == pytest.approx(
+        1 - 0.8**10
+    )
+    assert compute_delta(DPSGD(), poisson(10, 0.2), noise_multiplier=1e-6, epsilon=1.0).delta == 1
+    assert compute_delta(DPSGD(), poisson(10, 0.2), noise_multiplier=1.0, epsilon=1e9).delta < 1e-14
+    found = compute_epsilon(DPSGD(), poisson(10, 0.2), noise_multiplier=1e-4, delta=1e-5).epsilon
     assert found <= 1.001 * gaussian.epsilon(sigma=1e-4 / math.sqrt(10), delta=1e-5)
     with pytest.raises(ValueError, match="at most 1e\\+07 for poisson"):
         calibrate(DPSGD(), poisson(10, 0.2), epsilon=1e8, delta=1e-5)
-    found = epsilon(DPSGD(), poisson(10, 0.2), noise_multiplier=0.001, delta=1e-5).epsilon
+    found = compute_epsilon(DPSGD(), poisson(10, 0.2), noise_multiplier=0.001, delta=1e-5).epsilon
     # With probability 7.8e-5 > δ at least eight rounds are drawn, and each then loses about 1/(2σ²).
     assert 8 / (2 * 0.001**2) < found <= 1.001 * gaussian.epsilon(sigma=0.001 / math.sqrt(10), delta=1e-5)

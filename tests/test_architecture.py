@@ -6,25 +6,32 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE_ROOTS = (ROOT, ROOT / "strategies", ROOT / "simulations")
+PACKAGES = {
+    "fedcgd": ROOT,
+    "fedcgd_flower": ROOT / "strategies",
+    "fedcgd_simulations": ROOT / "simulations",
+    "fedcgd_experiments": ROOT / "simulations",
+}
 
 # Each module may import from its own row and from the rows above it.
 LAYERS: list[set[str]] = [
-    {"fedcgd.tree", "fedcgd.participation", "fedcgd.noise", "fedcgd.keys", "fedcgd.gradients"},
-    {"fedcgd.lattice", "fedcgd.scheduling", "fedcgd.mechanisms"},
+    {"fedcgd.clipping", "fedcgd.parameters", "fedcgd.participation", "fedcgd.noise", "fedcgd.keys"},
+    {"fedcgd.gradients", "fedcgd.mechanisms", "fedcgd.noise.quantisation"},
     {"fedcgd.optimisation"},
     {"fedcgd.accounting"},
     {"fedcgd.plan"},
-    {"fedcgd.ledger", "fedcgd.run_noise"},
+    {"fedcgd.ledger", "fedcgd.noise.source"},
+    {"fedcgd.audit"},
     {"fedcgd.opacus", "fedcgd_flower"},
     {"fedcgd.cli", "fedcgd_simulations"},
+    {"fedcgd_experiments"},
 ]
 
 # The frameworks, and the only places that may know them.
 FRAMEWORKS = {
     "flwr": {"fedcgd_flower", "fedcgd_simulations"},
-    "ray": {"fedcgd_simulations"},
-    "opacus": {"fedcgd.opacus", "fedcgd_simulations"},
+    "ray": {"fedcgd_simulations", "fedcgd_experiments"},
+    "opacus": {"fedcgd.opacus", "fedcgd_simulations", "fedcgd_experiments"},
     "sklearn": {"fedcgd_simulations"},
     "torchvision": {"fedcgd_simulations"},
     "transformers": {"fedcgd_simulations"},
@@ -38,7 +45,7 @@ def module_name(path: Path, root: Path) -> str:
 
 def sources() -> dict[str, Path]:
     found = {}
-    for root, package in zip(SOURCE_ROOTS, ("fedcgd", "fedcgd_flower", "fedcgd_simulations"), strict=True):
+    for package, root in PACKAGES.items():
         for path in (root / package).rglob("*.py"):
             found[module_name(path, root)] = path
     return found
@@ -56,10 +63,14 @@ def imports(path: Path) -> set[str]:
 
 
 def layer(module: str) -> int | None:
-    for index, names in enumerate(LAYERS):
-        if any(module == name or module.startswith(f"{name}.") for name in names):
-            return index
-    return None
+    """The row of the longest name in LAYERS that is this module, or a package that it is in."""
+    found = {
+        name: row
+        for row, names in enumerate(LAYERS)
+        for name in names
+        if module == name or module.startswith(f"{name}.")
+    }
+    return found[max(found, key=len)] if found else None
 
 
 SOURCES = sources()

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedcgd.accounting.audit import audit_canaries, audit_mechanism, canary_scores
+from fedcgd.audit.audit import audit_canaries, audit_mechanism, canary_scores
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism, Normalized, inverse_matrix, matrix
 from fedcgd.noise import NoiseStream, add_correlated
@@ -132,7 +132,7 @@ def test_rounds_without_noise_are_refuted_wherever_they_are(clean: tuple[int, ..
 
 
 def test_a_round_without_noise_is_found_in_any_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcgd.accounting.audit._LEARNED_ROWS", 5)
+    monkeypatch.setattr("fedcgd.audit.audit._LEARNED_ROWS", 5)
     plan = planned(BSR(3), 2.0)
 
     def release(sums: np.ndarray, repetition: int) -> np.ndarray:
@@ -146,7 +146,7 @@ def test_a_round_without_noise_is_found_in_any_window(monkeypatch: pytest.Monkey
 
 def test_what_is_released_beyond_one_row_a_round_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Round 0 again, in a run with more rounds than the learned statistic looks at."""
-    monkeypatch.setattr("fedcgd.accounting.audit._LEARNED_ROWS", 3)
+    monkeypatch.setattr("fedcgd.audit.audit._LEARNED_ROWS", 3)
     plan = planned(DPSGD(), 0.5)
 
     def release(sums: np.ndarray, repetition: int) -> np.ndarray:
@@ -190,7 +190,7 @@ def test_noise_that_cancels_twice_is_refuted() -> None:
 
 
 def test_many_rounds_are_audited_in_several_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcgd.accounting.audit._BATCH", 2**22)
+    monkeypatch.setattr("fedcgd.audit.audit._BATCH", 2**22)
     participation = Participation(rounds=2000, min_separation=500)
     plan = Plan.calibrated(
         mechanism=LambdaCGD(0.9), participation=participation, clip_norm=1.0, epsilon=2.0, delta=DELTA

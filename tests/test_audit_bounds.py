@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fedcgd.accounting.audit_bounds import _refuted_by_guesses, gaussian_bound, one_run_bound, threshold_bound
+from fedcgd.audit.bounds import _refuted_by_guesses, gaussian_bound, one_run_bound, threshold_bound
 
 ALL_BOUNDS = [one_run_bound, threshold_bound, gaussian_bound]
 

@@ -7,7 +7,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedcgd.accounting.audit import AuditResult, audit_canaries, canary_scores, overused
+from fedcgd.audit.audit import AuditResult, audit_canaries, canary_scores, overused
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.participation import Participation
@@ -86,12 +86,12 @@ def test_users_taking_part_more_often_than_k_are_refuted() -> None:
 
 def test_too_little_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise divided by the cohort twice, as when a sum is taken for a mean."""
-    from fedcgd.lattice import add_noise
+    from fedcgd.noise.quantisation import add_noise
 
     def too_little(total, stream, terms, stddev, step):
         add_noise(total, stream, terms, stddev / 30, step)
 
-    monkeypatch.setattr("fedcgd.run_noise.add_noise", too_little)
+    monkeypatch.setattr("fedcgd.noise.source.add_noise", too_little)
     result, _ = run(LambdaCGD(0.8), 1.0)
     assert not result.passed
     assert result.bounds["one-run guesses"] > 1.0  # also without any assumption on the noise

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcgd.accounting import Method, calibrate, delta, epsilon
-from fedcgd.accounting.balls_in_bins_add import add_bound, sample_add
-from fedcgd.accounting.balls_in_bins_gram import bin_gram
-from fedcgd.accounting.balls_in_bins_sampling import Bins
+from fedcgd.accounting import Method, calibrate, compute_delta, compute_epsilon
+from fedcgd.accounting.balls_in_bins.add import add_bound, sample_add
+from fedcgd.accounting.balls_in_bins.draws import Bins
+from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.confidence import stake, upper_bound
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized, matrix
 from fedcgd.participation import Participation
@@ -31,7 +31,7 @@ QUADRATURE = [
 @pytest.mark.parametrize(("case", "removing", "adding"), QUADRATURE)
 def test_small_cases_by_quadrature(case, removing: float, adding: float) -> None:
     n, b, lam, sigma = case
-    found = delta(LambdaCGD(lam), bins(n, b), noise_multiplier=sigma, epsilon=1.0)
+    found = compute_delta(LambdaCGD(lam), bins(n, b), noise_multiplier=sigma, epsilon=1.0)
     larger = max(removing, adding)
     assert larger <= found.delta <= larger * 1.015  # the confidence bound of some hundred thousand draws
     assert found.failure_probability == 1e-6
@@ -99,7 +99,7 @@ def test_adding_a_user_alone(overlap: float, sigma: float, target: float) -> Non
 @pytest.mark.parametrize("method", ["monte-carlo", "deterministic"])
 @pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.5)])
 def test_no_epsilon_where_delta_alone_is_enough(mechanism, method) -> None:
-    found = epsilon(mechanism, bins(12, 12), noise_multiplier=20.0, delta=0.1, method=method)
+    found = compute_epsilon(mechanism, bins(12, 12), noise_multiplier=20.0, delta=0.1, method=method)
     assert found.epsilon <= 1.5e-6
 
 
@@ -122,7 +122,7 @@ def test_one_bin_is_the_gaussian_mechanism() -> None:
 def test_calibrated_noise_is_enough_and_less_than_without_amplification() -> None:
     participation = bins(60, 20)
     guarantee = calibrate(LambdaCGD(0.5), participation, epsilon=2, delta=1e-4)
-    back = epsilon(LambdaCGD(0.5), participation, noise_multiplier=guarantee.noise_multiplier, delta=1e-4)
+    back = compute_epsilon(LambdaCGD(0.5), participation, noise_multiplier=guarantee.noise_multiplier, delta=1e-4)
     assert back.epsilon == pytest.approx(2, rel=0.02)
     plain = calibrate(LambdaCGD(0.5), Participation(rounds=60, min_separation=20), epsilon=2, delta=1e-4)
     assert guarantee.noise_multiplier < 0.9 * plain.noise_multiplier
@@ -135,7 +135,10 @@ def test_epsilon_so_far_grows_and_never_exceeds_what_is_known_without_amplificat
     participation, known = bins(60, 20), Participation(rounds=60, min_separation=20)
     rounds = (0, 5, 20, 41, 60)
     spent, without = (
-        [epsilon(LambdaCGD(0.5), p, noise_multiplier=4.0, delta=1e-4, released=released).epsilon for released in rounds]
+        [
+            compute_epsilon(LambdaCGD(0.5), p, noise_multiplier=4.0, delta=1e-4, released=released).epsilon
+            for released in rounds
+        ]
         for p in (participation, known)
     )
     assert spent[0] == 0
@@ -152,7 +155,9 @@ def test_part_of_a_run_is_a_run(
     """Whole epochs of λ-CGD are what a shorter run would have released."""
     n, b, lam, sigma = case
     less, found, more, whole = (
-        delta(LambdaCGD(lam), bins(n + b, b), noise_multiplier=sigma, epsilon=1, released=t, method=method).delta
+        compute_delta(
+            LambdaCGD(lam), bins(n + b, b), noise_multiplier=sigma, epsilon=1, released=t, method=method
+        ).delta
         for t in (n - 1, n, n + 1, None)
     )
     assert adding < removing <= found <= removing * slack
@@ -174,7 +179,9 @@ def test_part_of_an_epoch_by_quadrature(mechanism, released: int, method: Method
     mixture = sum(shifted) / 2
     truth = max(np.maximum(mixture - a * plain, 0).sum(), np.maximum(plain - a * mixture, 0).sum())
     truth *= (axis[1] - axis[0]) ** 2 / (2 * math.pi)
-    found = delta(mechanism, bins(8, 2), noise_multiplier=sigma, epsilon=1, released=released, method=method).delta
+    found = compute_delta(
+        mechanism, bins(8, 2), noise_multiplier=sigma, epsilon=1, released=released, method=method
+    ).delta
     assert truth * (1 - 1e-4) <= found <= truth * slack
 
 
@@ -190,7 +197,9 @@ def test_first_round_alone(b: int, method: Method, slack: float) -> None:
         float(np.maximum(p - a * q, 0).sum() * (x[1] - x[0]) / math.sqrt(2 * math.pi))
         for p, q in ((mixture, plain), (plain, mixture))
     )
-    found = delta(LambdaCGD(0.5), bins(3 * b, b), noise_multiplier=sigma, epsilon=0.5, released=1, method=method).delta
+    found = compute_delta(
+        LambdaCGD(0.5), bins(3 * b, b), noise_multiplier=sigma, epsilon=0.5, released=1, method=method
+    ).delta
     assert adding < removing <= found <= removing * slack
 
 
@@ -198,7 +207,8 @@ def test_first_round_alone(b: int, method: Method, slack: float) -> None:
 def test_delta_is_never_zero_once_a_round_is_released(sampling) -> None:
     participation = Participation(rounds=12, min_separation=3, sampling=sampling)
     found = [
-        delta(LambdaCGD(0.9), participation, noise_multiplier=6.0, epsilon=100, released=t).delta for t in (0, 1, 12)
+        compute_delta(LambdaCGD(0.9), participation, noise_multiplier=6.0, epsilon=100, released=t).delta
+        for t in (0, 1, 12)
     ]
     assert found[0] == 0
     assert min(found[1:]) > 0

@@ -3,10 +3,18 @@
 import numpy as np
 import pytest
 
-from fedcgd.accounting import calibrate, delta, epsilon, gaussian
-from fedcgd.accounting.balls_in_bins_bound import METHOD
-from fedcgd.accounting.balls_in_bins_chain import FINE, ROUGH, Chain, Fineness, _hat_weights, chain_bound, chains_of
-from fedcgd.accounting.balls_in_bins_gram import bin_gram
+from fedcgd.accounting import calibrate, compute_delta, compute_epsilon, gaussian
+from fedcgd.accounting.balls_in_bins.deterministic import METHOD
+from fedcgd.accounting.balls_in_bins.gram import bin_gram
+from fedcgd.accounting.balls_in_bins.markov_chain import (
+    FINE,
+    ROUGH,
+    Chain,
+    Fineness,
+    _hat_weights,
+    chain_bound,
+    chains_of,
+)
 from fedcgd.mechanisms import BISR, BSR, DPSGD, LambdaCGD, Normalized
 from fedcgd.participation import Participation
 
@@ -38,7 +46,7 @@ def test_every_chain_is_at_least_the_quadrature_in_both_directions(case, removin
 @pytest.mark.parametrize(("case", "removing", "adding"), QUADRATURE)
 def test_small_cases_by_quadrature(case, removing: float, adding: float) -> None:
     n, b, lam, sigma = case
-    found = delta(LambdaCGD(lam), bins(n, b), noise_multiplier=sigma, epsilon=1.0, method="deterministic")
+    found = compute_delta(LambdaCGD(lam), bins(n, b), noise_multiplier=sigma, epsilon=1.0, method="deterministic")
     assert removing < found.delta < removing * (1.012 if b == 2 else 1.15)
     assert found.failure_probability == 0
     assert found.method == METHOD
@@ -172,7 +180,7 @@ def test_calibrate_and_epsilon_undo_each_other_and_stay_near_the_draws() -> None
     drawn = calibrate(LambdaCGD(0.5), participation, epsilon=2, delta=1e-4)
     assert 0.99 < found.noise_multiplier / drawn.noise_multiplier < 1.06
     assert any("not enough" in step for step in steps)
-    back = epsilon(
+    back = compute_epsilon(
         LambdaCGD(0.5), participation, noise_multiplier=found.noise_multiplier, delta=1e-4, method="deterministic"
     )
     assert back.epsilon == pytest.approx(2, rel=0.02)
@@ -181,8 +189,8 @@ def test_calibrate_and_epsilon_undo_each_other_and_stay_near_the_draws() -> None
 
 
 def test_one_bin_is_the_gaussian_mechanism() -> None:
-    known = delta(LambdaCGD(0.5), Participation(rounds=5), noise_multiplier=5.0, epsilon=1.0).delta
-    found = delta(LambdaCGD(0.5), bins(5, 1), noise_multiplier=5.0, epsilon=1.0, method="deterministic").delta
+    known = compute_delta(LambdaCGD(0.5), Participation(rounds=5), noise_multiplier=5.0, epsilon=1.0).delta
+    found = compute_delta(LambdaCGD(0.5), bins(5, 1), noise_multiplier=5.0, epsilon=1.0, method="deterministic").delta
     assert found == pytest.approx(known, rel=1e-6)
 
 
@@ -191,8 +199,8 @@ def test_bins_that_hardly_differ_fall_back_on_the_gaussian_mechanism() -> None:
     mechanism = BSR(400)
     assert not chains_of(np.full((3, 3), 2.0) + 1e-9 * np.eye(3))
     known = Participation(rounds=12, min_separation=3)
-    found = delta(mechanism, bins(12, 3), noise_multiplier=5.0, epsilon=1.0, method="deterministic").delta
-    assert found <= delta(mechanism, known, noise_multiplier=5.0, epsilon=1.0).delta * (1 + 1e-6)
+    found = compute_delta(mechanism, bins(12, 3), noise_multiplier=5.0, epsilon=1.0, method="deterministic").delta
+    assert found <= compute_delta(mechanism, known, noise_multiplier=5.0, epsilon=1.0).delta * (1 + 1e-6)
 
 
 def test_an_unknown_method_is_refused() -> None:
@@ -204,8 +212,8 @@ def test_an_unknown_method_is_refused() -> None:
 # random_allocation_gaussian_pld(σ / 3**0.5, 20, 1, DiscretizationConfig()).delta_at(ε).
 @pytest.mark.parametrize(("sigma", "target", "theirs"), [(1.6, 1.0, 0.000966137373), (0.8, 4.0, 0.007242580970)])
 def test_agrees_with_random_allocation_of_opake(sigma: float, target: float, theirs: float) -> None:
-    drawn = delta(DPSGD(), bins(60, 20), noise_multiplier=sigma, epsilon=target)
-    bound = delta(DPSGD(), bins(60, 20), noise_multiplier=sigma, epsilon=target, method="deterministic")
+    drawn = compute_delta(DPSGD(), bins(60, 20), noise_multiplier=sigma, epsilon=target)
+    bound = compute_delta(DPSGD(), bins(60, 20), noise_multiplier=sigma, epsilon=target, method="deterministic")
     assert 0.995 * theirs < drawn.delta < 1.12 * theirs  # the confidence bound
     assert 0.995 * theirs < bound.delta < 1.2 * theirs
 
@@ -214,8 +222,8 @@ def test_agrees_with_random_allocation_of_pld_accounting() -> None:
     """PLD_accounting 2.0: gaussian_allocation_epsilon_range(delta=1e-4, sigma=1.6 / 3**0.5, num_steps=20,
     epsilon_accuracy=0.01) gives ε between 1.4601190595 and 1.4686702908.
     """
-    drawn = epsilon(DPSGD(), bins(60, 20), noise_multiplier=1.6, delta=1e-4)
-    bound = epsilon(DPSGD(), bins(60, 20), noise_multiplier=1.6, delta=1e-4, method="deterministic")
+    drawn = compute_epsilon(DPSGD(), bins(60, 20), noise_multiplier=1.6, delta=1e-4)
+    bound = compute_epsilon(DPSGD(), bins(60, 20), noise_multiplier=1.6, delta=1e-4, method="deterministic")
     assert 1.4601190595 < drawn.epsilon < 1.4686702908 * 1.02
     assert 1.4601190595 < bound.epsilon < 1.4686702908 * 1.03
 
@@ -231,7 +239,7 @@ def test_agrees_with_jax_privacy() -> None:
             chain_bound(chain, sigma=2.0, epsilon=1.0, ignore=1e-6, fineness=FINE, adding=adding) for chain in chains
         )
         assert mean - 3 * error < found < 1.5 * mean
-    drawn = delta(LambdaCGD(0.5), bins(60, 20), noise_multiplier=2.0, epsilon=1.0).delta
+    drawn = compute_delta(LambdaCGD(0.5), bins(60, 20), noise_multiplier=2.0, epsilon=1.0).delta
     assert drawn == pytest.approx(0.00284846, abs=3 * 0.00012085)
 
 
@@ -244,9 +252,11 @@ def test_extremes_fall_back_on_the_gaussian_mechanism(method) -> None:
         calibrate(LambdaCGD(0.5), known, epsilon=1e-200, delta=1e-200).noise_multiplier, rel=1e-6
     )
     for sigma, least, most in ((1e160, 0, 1e-150), (1e-140, 1e250, 1e300)):
-        spent = epsilon(LambdaCGD(0.5), participation, noise_multiplier=sigma, delta=1e-200, method=method).epsilon
+        spent = compute_epsilon(
+            LambdaCGD(0.5), participation, noise_multiplier=sigma, delta=1e-200, method=method
+        ).epsilon
         assert least <= spent <= most
-        assert delta(LambdaCGD(0.5), participation, noise_multiplier=sigma, epsilon=1, method=method).delta <= 1
+        assert compute_delta(LambdaCGD(0.5), participation, noise_multiplier=sigma, epsilon=1, method=method).delta <= 1
     for target, failure, message in ((1e-301, 1e-5, "epsilon must be in"), (1.0, 1e-301, "delta must be in")):
         with pytest.raises(ValueError, match=message):
             calibrate(LambdaCGD(0.5), participation, epsilon=target, delta=failure, method=method)

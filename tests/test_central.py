@@ -8,9 +8,9 @@ from torch.nn import functional
 from fedcgd.gradients import clipped_gradient_sum, example_loss
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Normalized, Tree, inverse_matrix
 from fedcgd.noise import NoiseStream
+from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd.tree import flatten
 from fedcgd_simulations.central import train_central
 from fedcgd_simulations.tasks import get_task
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from fedcgd.accounting import calibrate, epsilon
+from fedcgd.accounting import calibrate, compute_epsilon
 from fedcgd.accounting.explain import explain
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Normalized
 from fedcgd.participation import Participation
@@ -25,7 +25,7 @@ def by_title(mechanism, participation, **options):
 
 def test_numbers_are_those_of_the_accounting() -> None:
     steps = by_title(LambdaCGD(0.5), EPOCHS, noise_multiplier=3.0)
-    expected = epsilon(LambdaCGD(0.5), EPOCHS, noise_multiplier=3.0, delta=1e-5)
+    expected = compute_epsilon(LambdaCGD(0.5), EPOCHS, noise_multiplier=3.0, delta=1e-5)
     assert steps["guarantee"].value == expected.epsilon
     assert steps["noise"].value == 3.0
     assert "ζσ = 1.5" in steps["noise"].statement
@@ -46,7 +46,9 @@ def test_a_budget_gives_the_calibrated_noise() -> None:
 
 def test_the_risk_of_a_random_method_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def risky(mechanism, participation, **budget):
-        return dataclasses.replace(epsilon(mechanism, participation, **budget), failure_probability=1e-3, exact=False)
+        return dataclasses.replace(
+            compute_epsilon(mechanism, participation, **budget), failure_probability=1e-3, exact=False
+        )
 
     assert by_title(DPSGD(), EPOCHS, noise_multiplier=3.0)["confidence"].value == 1.0
     monkeypatch.setattr("fedcgd.accounting.explain.epsilon_of", risky)

@@ -11,10 +11,10 @@ from flwr.serverapp.strategy import FedAvgM
 
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Normalized
+from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
+from fedcgd.participation.cohorts import History, cohort
 from fedcgd.plan import Plan
-from fedcgd.scheduling import History, cohort
-from fedcgd.tree import flatten
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_simulations.central import train_central
 from fedcgd_simulations.client_app import app as client_app

@@ -7,12 +7,12 @@ from fake_grid import FakeGrid, FakeNode
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcgd.lattice import from_lattice
+from fedcgd.noise.quantisation import from_lattice
 from fedcgd_flower import clipped_update_mod, declare_users, host_users, one_by_one, one_gradient_step
-from fedcgd_flower.directory import Directory
-from fedcgd_flower.exchange import exchange
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply, train_message
+from fedcgd_flower.roster import Roster
+from fedcgd_flower.send_and_receive import send_and_receive
 
 STEP = 2.0**-24
 LAYOUT = Layout(("w",), ((3,),), ("float32",))
@@ -23,7 +23,7 @@ def ask(grid: FakeGrid, node_id: int, users: tuple[str, ...], *, clip_norm: floa
     """The node's sum, in units of the model."""
     task = TrainTask(round=0, attempt=0, clip_norm=clip_norm, step=STEP, users=users, layout=LAYOUT)
     message = train_message(node_id, np.zeros(3, np.float32), ConfigRecord({"server-round": 1}), task)
-    [reply] = exchange(grid, [message], timeout=0.0)
+    [reply] = send_and_receive(grid, [message], timeout=0.0)
     result = read_train_reply(reply, task)
     return NodeSum(from_lattice(result.update, STEP), result.answered) if isinstance(result, NodeSum) else result
 
@@ -163,7 +163,7 @@ def test_what_training_raises_stays_on_the_node_with_its_text(kind: str, caplog:
 
 def test_directory_by_declaration_follows_users_to_a_new_node() -> None:
     grid = FakeGrid({1: pool(users=("ann", "bob")), 2: pool(users=("cat",))})
-    directory = Directory("declared", timeout=0.0)
+    directory = Roster("declared", timeout=0.0)
     assert directory.refresh(grid) == {"ann": 1, "bob": 1, "cat": 2}
     grid.nodes[9] = grid.nodes.pop(1)  # the same pool, reconnected under a new node id
     assert directory.refresh(grid) == {"ann": 9, "bob": 9, "cat": 2}
@@ -173,12 +173,12 @@ def test_directory_by_declaration_follows_users_to_a_new_node() -> None:
 
 def test_users_claimed_twice_take_no_part() -> None:
     grid = FakeGrid({1: pool(users=("ann", "bob")), 2: pool(users=("bob", "cat"))})
-    assert Directory("declared", timeout=0.0).refresh(grid) == {"ann": 1, "cat": 2}
+    assert Roster("declared", timeout=0.0).refresh(grid) == {"ann": 1, "cat": 2}
 
 
 def test_a_node_that_does_not_declare_is_left_out() -> None:
     grid = FakeGrid({1: FakeNode(ClientApp()), 2: pool(users=("cat",))})
-    assert Directory("declared", timeout=0.0).refresh(grid) == {"cat": 2}
+    assert Roster("declared", timeout=0.0).refresh(grid) == {"cat": 2}
 
 
 def test_authenticated_nodes_are_one_user_each_by_name_or_key() -> None:
@@ -191,10 +191,10 @@ def test_authenticated_nodes_are_one_user_each_by_name_or_key() -> None:
             5: FakeNode(ClientApp(), name="u4"),
         }
     )
-    assert Directory("authenticated").refresh(grid) == {"u1": 1, "01ff": 2}
+    assert Roster("authenticated").refresh(grid) == {"u1": 1, "01ff": 2}
     assert not grid.sent
     with pytest.raises(ValueError, match="'declared' or 'authenticated'"):
-        Directory("guessed")
+        Roster("guessed")
 
 
 def test_exchange_returns_nothing_for_silence_and_for_answers_to_something_else() -> None:
@@ -210,5 +210,5 @@ def test_exchange_returns_nothing_for_silence_and_for_answers_to_something_else(
     task = TrainTask(round=0, attempt=0, clip_norm=1.0, step=STEP, users=("ann",), layout=LAYOUT)
     grid = FakeGrid({1: silent, 2: stray, 3: pool()})
     messages = [train_message(i, np.zeros(3, np.float32), ConfigRecord(), task) for i in (1, 2, 3, 4)]
-    replies = exchange(grid, messages, timeout=0.05)
+    replies = send_and_receive(grid, messages, timeout=0.05)
     assert [reply is None for reply in replies] == [True, True, False, True]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedcgd.gradients import clip_rows, clipped_gradient_sum, example_loss, lattice_sum
-from fedcgd.tree import flatten
+from fedcgd.parameters import flatten
 
 
 def cross_entropy(outputs, targets):

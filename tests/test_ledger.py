@@ -17,8 +17,8 @@ from fedcgd.ledger import Ledger, export, seal, verify
 from fedcgd.ledger.store import pack_ids, unpack_ids
 from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.participation import Participation
+from fedcgd.participation.cohorts import History
 from fedcgd.plan import Plan
-from fedcgd.scheduling import History
 
 KEY = NoiseKey(bytes(range(32)))
 PLAN = Plan(

@@ -29,8 +29,8 @@ from fedcgd.mechanisms import (
     matrix,
 )
 from fedcgd.mechanisms import toeplitz as series
-from fedcgd.mechanisms.registry import NAMES, describe, from_description
-from fedcgd.optimisation.registry import make
+from fedcgd.mechanisms.serialisation import NAMES, describe, from_description
+from fedcgd.optimisation.catalogue import make
 from fedcgd.participation import Participation
 
 N = 13

@@ -6,7 +6,7 @@ from torch import nn
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionTransformer
 
 from fedcgd.gradients import clipped_gradient_sum, example_loss
-from fedcgd.tree import flatten, layout
+from fedcgd.parameters import flatten, layout
 from fedcgd_simulations.central import gradient_sum
 from fedcgd_simulations.models.bert import SHAPES as BERT_SHAPES
 from fedcgd_simulations.models.bert import bert

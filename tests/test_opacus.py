@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.accounting import calibrate, epsilon
+from fedcgd.accounting import calibrate, compute_epsilon
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, LambdaCGD, Tree, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.noise import Buffer, GeneratorNormals, Replay, StreamNormals, noise_source
+from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
-from fedcgd.tree import flatten
 
 KEY = NoiseKey.simulation(1)
 EXAMPLES, BATCH, EPOCHS, CLIP, SIGMA, RATE = 60, 12, 2, 0.4, 0.7, 0.5
@@ -182,11 +182,12 @@ def test_epsilon_is_the_accountings():
     participation = Participation(rounds=ROUNDS, min_separation=EXAMPLES // BATCH)
     assert engine.get_epsilon(1e-5) == 0
     train(private, epochs=1)
-    expected = epsilon(LambdaCGD(0.8), participation, noise_multiplier=SIGMA, delta=1e-5, released=5)
+    expected = compute_epsilon(LambdaCGD(0.8), participation, noise_multiplier=SIGMA, delta=1e-5, released=5)
     assert engine.get_epsilon(1e-5) == expected.epsilon
     train(private, epochs=1)
     assert (
-        engine.get_epsilon(1e-5) == epsilon(LambdaCGD(0.8), participation, noise_multiplier=SIGMA, delta=1e-5).epsilon
+        engine.get_epsilon(1e-5)
+        == compute_epsilon(LambdaCGD(0.8), participation, noise_multiplier=SIGMA, delta=1e-5).epsilon
     )
     assert engine.get_epsilon(1e-5) > expected.epsilon
 

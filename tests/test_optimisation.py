@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from fedcgd.mechanisms import BISR, BSR, BandedToeplitz, LambdaCGD, Normalized, bandwidth, matrix
-from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import Workload
 from fedcgd.optimisation import cache
 from fedcgd.optimisation.banded import band_mf, dense, squared_error
+from fedcgd.optimisation.catalogue import make
 from fedcgd.optimisation.lbfgs import minimise
-from fedcgd.optimisation.registry import make
 from fedcgd.optimisation.series import quotient, sum_of_leftmost
 from fedcgd.optimisation.toeplitz import Objective, band_inv_mf, banded_toeplitz, blt
 from fedcgd.participation import Participation
@@ -254,7 +254,7 @@ def test_requests_that_make_no_sense(name: str, options, words: str) -> None:
 def test_every_mechanism_can_be_made_and_normalised_where_it_makes_sense() -> None:
     many = Participation(rounds=16, min_separation=4)
     parameters = {"lambda-cgd": {"lam": 0.5}, "nu-dp-ftrl": {"nu": 0.1}, "blt": {"degree": 2}}
-    from fedcgd.optimisation.registry import NAMES
+    from fedcgd.optimisation.catalogue import NAMES
 
     for name in NAMES:
         banded = {"bandwidth": 3} if name in ("bisr", "bsr", "band-inv-mf", "band-mf", "banded-toeplitz") else {}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcgd.mechanisms import BISR, BSR, DPSGD, Mechanism
-from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.workload import momentum_workload
 from fedcgd.optimisation.bands import BandChoice, best_bandwidth, cyclic_plan, power_bandwidths, rule_of_thumb
 

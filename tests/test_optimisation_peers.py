@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcgd.mechanisms import Mechanism, Normalized
-from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation.banded import band_mf, dense

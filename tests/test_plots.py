@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcgd_simulations import plots
-from fedcgd_simulations.point import Point, Setup, identity
+from fedcgd_experiments.experiment import Point, Setup, identity
+from fedcgd_experiments import plots
 
 BASE = Setup(mechanism="dp-sgd", epsilon=4.0, delta=1e-5, steps=9, epochs=10)
 SETUPS = [BASE] + [replace(BASE, mechanism="lambda-cgd", lam=lam) for lam in (0.5, 0.9)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedcgd.opacus.noise import StreamNormals
-from fedcgd_simulations import runtime
+from fedcgd_experiments import runtime
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])

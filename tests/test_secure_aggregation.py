@@ -19,8 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedcgd.lattice import add_noise, check_modular, from_lattice, from_modular, lattice_step, to_lattice, to_modular
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.quantisation import (
+    add_noise,
+    check_modular,
+    from_lattice,
+    from_modular,
+    lattice_step,
+    to_lattice,
+    to_modular,
+)
 
 SIZE = 300
 STREAM = NoiseStream(b"k" * 32)

@@ -10,7 +10,7 @@ import pytest
 from fedcgd.accounting import selection
 from fedcgd.accounting.selection import select_lambda
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.error import error_norms
 from fedcgd.participation import Participation
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}

@@ -26,8 +26,8 @@ from fedcgd.mechanisms import (
     matrix,
 )
 from fedcgd.mechanisms.mechanism import DENSE_LIMIT
-from fedcgd.mechanisms.patterns import best_banded, best_separated, gram_bound, lag_bound, normalized_bound
 from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.mechanisms.worst_patterns import best_banded, best_separated, gram_bound, lag_bound, normalized_bound
 from fedcgd.participation import Participation
 
 MONOTONE = [

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from fedcgd.accounting import calibrate
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.participation import Participation
-from fedcgd_simulations.__main__ import app, parse_mechanism
+from fedcgd_experiments.__main__ import app, parse_mechanism
+from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, identity, run_point
+from fedcgd_experiments.plots import best_lambda
+from fedcgd_experiments.sweep import ResultsFile, on_ray, one_by_one, sweep, to_point, tuned
 from fedcgd_simulations.central import train_central
-from fedcgd_simulations.plots import best_lambda
-from fedcgd_simulations.point import Point, Setup, calibrate_setup, identity, run_point
-from fedcgd_simulations.sweep import ResultsFile, on_ray, one_by_one, sweep, to_point, tuned
 from fedcgd_simulations.task import evaluate
 from fedcgd_simulations.tasks import get_task
 
@@ -52,7 +52,7 @@ def test_a_point_trains_what_central_training_trains():
         return evaluate(module, task, examples)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedcgd_simulations.point.evaluate", watch)
+        patch.setattr("fedcgd_experiments.experiment.evaluate", watch)
         record = run_point(POINT, calibration)
         minus = train_central(
             task, data.train, replace(plan), [batches.batch(t) for t in range(18)],
@@ -161,7 +161,7 @@ def test_ray_gives_what_one_process_gives(tmp_path):
 
 
 def test_the_command_tunes_tests_and_plots(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedcgd_simulations.__main__.on_ray", lambda address, *, cpus, gpus: one_by_one)
+    monkeypatch.setattr("fedcgd_experiments.__main__.on_ray", lambda address, *, cpus, gpus: one_by_one)
     output = tmp_path / "sweep.jsonl"
     command = ["sweep", "--output", str(output), "--batch", "140", "--epochs", "1", "--seeds", "2"]
     command += ["--lam", "0.5", "--lam", "0.9"]
@@ -180,7 +180,7 @@ def test_the_command_tunes_tests_and_plots(tmp_path, monkeypatch):
 
 
 def test_the_command_says_what_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedcgd_simulations.__main__.on_ray", lambda address, *, cpus, gpus: one_by_one)
+    monkeypatch.setattr("fedcgd_experiments.__main__.on_ray", lambda address, *, cpus, gpus: one_by_one)
     command = ["sweep", "--output", str(tmp_path / "x.jsonl"), "--epsilon", "-1", "--epochs", "1"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 1

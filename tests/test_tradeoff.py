@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fedcgd.accounting import delta
+from fedcgd.accounting import compute_delta
 from fedcgd.accounting.tradeoff import TradeOff, gaussian_trade_off, plot_trade_off, profile_trade_off, trade_off
 from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.participation import Participation
@@ -119,7 +119,9 @@ def test_the_curve_of_a_balls_in_bins_run_lies_between_known_bins_and_a_real_tes
 
 def test_a_curve_adds_up_the_risks_of_its_points(monkeypatch: pytest.MonkeyPatch) -> None:
     def risky(mechanism, participation, **options):
-        return dataclasses.replace(delta(mechanism, Participation(rounds=4), **options), failure_probability=1e-6)
+        return dataclasses.replace(
+            compute_delta(mechanism, Participation(rounds=4), **options), failure_probability=1e-6
+        )
 
     monkeypatch.setattr("fedcgd.accounting.tradeoff.delta_of", risky)
     monkeypatch.setattr("fedcgd.accounting.tradeoff._PAIRS", 3)

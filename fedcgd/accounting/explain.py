@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from fedcgd.accounting import Guarantee, calibrate
-from fedcgd.accounting import epsilon as epsilon_of
+from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.mechanisms import Mechanism, Normalized
-from fedcgd.mechanisms.registry import describe
 from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.mechanisms.serialisation import describe
 from fedcgd.participation import Participation
 
 
@@ -39,7 +38,7 @@ def explain(
     if epsilon is not None and noise_multiplier is None:
         guarantee = calibrate(mechanism, participation, epsilon=epsilon, delta=delta)
     elif noise_multiplier is not None and epsilon is None:
-        guarantee = epsilon_of(mechanism, participation, noise_multiplier=noise_multiplier, delta=delta)
+        guarantee = compute_epsilon(mechanism, participation, noise_multiplier=noise_multiplier, delta=delta)
     else:
         raise ValueError(f"give epsilon or noise_multiplier, one of the two; got {epsilon} and {noise_multiplier}")
     return (

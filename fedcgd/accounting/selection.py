@@ -10,7 +10,7 @@ from scipy.optimize import minimize_scalar
 
 from fedcgd.accounting import calibrate
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
-from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.participation import Participation
 

@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
-from fedcgd.accounting import delta as delta_of
-from fedcgd.accounting import epsilon as epsilon_of
+from fedcgd.accounting import compute_delta, compute_epsilon
 from fedcgd.mechanisms.mechanism import Mechanism, Vector
 from fedcgd.participation import Participation
 
@@ -39,13 +38,13 @@ def trade_off(mechanism: Mechanism, participation: Participation, *, noise_multi
     ε, up to the ε of δ = 10⁻⁶. Raises ValueError for what is not accounted for.
     """
     alphas = np.linspace(0.0, 1.0, 201)
-    widest = epsilon_of(mechanism, participation, noise_multiplier=noise_multiplier, delta=1e-6)
+    widest = compute_epsilon(mechanism, participation, noise_multiplier=noise_multiplier, delta=1e-6)
     if participation.sampling == "none":
         assert widest.sensitivity is not None
         betas = gaussian_trade_off(widest.sensitivity / noise_multiplier, alphas)
         return TradeOff(tuple(alphas.tolist()), tuple(betas.tolist()), widest.exact, widest.method)
     points = [
-        delta_of(mechanism, participation, noise_multiplier=noise_multiplier, epsilon=float(e))
+        compute_delta(mechanism, participation, noise_multiplier=noise_multiplier, epsilon=float(e))
         for e in np.linspace(0.0, widest.epsilon, _PAIRS)
     ]
     betas = profile_trade_off([(point.epsilon, point.delta) for point in points], alphas)

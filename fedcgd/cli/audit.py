@@ -10,8 +10,8 @@ import numpy as np
 import typer
 
 from fedcgd.accounting import calibrate
-from fedcgd.accounting.audit import AuditResult, Release, audit_canaries, audit_mechanism
 from fedcgd.accounting.guarantee import ADJACENCY
+from fedcgd.audit.audit import AuditResult, Release, audit_canaries, audit_mechanism
 from fedcgd.cli.options import (
     BandwidthOption,
     DegreeOption,
@@ -32,7 +32,7 @@ from fedcgd.cli.report import complaints, console, explained_errors, key_value_t
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.noise import NoiseStream, add_correlated
-from fedcgd.optimisation.registry import make
+from fedcgd.optimisation.catalogue import make
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 

@@ -29,9 +29,9 @@ from fedcgd.cli.options import (
 )
 from fedcgd.cli.report import console, explained_errors, figures, key_value_table, number, print_json, status
 from fedcgd.mechanisms import Mechanism
-from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.workload import Workload
-from fedcgd.optimisation.registry import make
+from fedcgd.optimisation.catalogue import make
 
 
 def calibrate_command(
@@ -101,7 +101,7 @@ def epsilon_command(
             participation=plan, error=error.value, workload=workload,
         )  # fmt: skip
         with status(json) as say:
-            guarantee = accounting.epsilon(
+            guarantee = accounting.compute_epsilon(
                 chosen,
                 plan,
                 noise_multiplier=noise_multiplier,
@@ -144,7 +144,7 @@ def delta_command(
             participation=plan, error=error.value, workload=workload,
         )  # fmt: skip
         with status(json) as say:
-            guarantee = accounting.delta(
+            guarantee = accounting.compute_delta(
                 chosen,
                 plan,
                 noise_multiplier=noise_multiplier,

@@ -29,8 +29,8 @@ from fedcgd.cli.options import (
     workload_of,
 )
 from fedcgd.cli.report import check_plot, complaints, console, explained_errors, figures, number, print_json, progress
-from fedcgd.mechanisms.errors import error_norms
-from fedcgd.optimisation.registry import NAMES, make
+from fedcgd.mechanisms.error import error_norms
+from fedcgd.optimisation.catalogue import NAMES, make
 
 _COLUMNS = ("noise_multiplier", "sensitivity", "rmse", "max_se")
 _PARAMETER = {

@@ -25,7 +25,7 @@ from fedcgd.cli.options import (
     participation_of,
 )
 from fedcgd.cli.report import check_plot, console, explained_errors, print_json
-from fedcgd.optimisation.registry import make
+from fedcgd.optimisation.catalogue import make
 
 
 def explain_command(

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from fedcgd.accounting import Guarantee
 from fedcgd.mechanisms import Mechanism
-from fedcgd.mechanisms.errors import ErrorNorms
-from fedcgd.mechanisms.registry import describe
+from fedcgd.mechanisms.error import ErrorNorms
+from fedcgd.mechanisms.serialisation import describe
 
 EXIT_BAD_INPUT = 2
 

@@ -26,8 +26,8 @@ from fedcgd.ledger.store import (
     transaction,
     write_artifact,
 )
+from fedcgd.participation.cohorts import History, check_round
 from fedcgd.plan import Plan
-from fedcgd.scheduling import History, check_round
 
 
 @dataclass(frozen=True)
@@ -206,13 +206,13 @@ class Ledger:
         if breaking:
             raise ValueError(
                 f"{breaking} users would take part more than {k} times, or less than {b} rounds apart, in round {round}; "
-                "fedcgd.scheduling.cohort never chooses them"
+                "fedcgd.participation.cohorts.cohort never chooses them"
             )
         foreign = sum((round - user.last_round) % b != 0 for user in again) if self._plan.participation.has_bins else 0
         if foreign:
             raise ValueError(
                 f"{foreign} users would take part in round {round}, which is not of their bin (round modulo {b}); "
-                "fedcgd.scheduling.cohort never chooses them"
+                "fedcgd.participation.cohorts.cohort never chooses them"
             )
         self._connection.executemany(
             "UPDATE users SET participations = participations + 1, last_round = ? WHERE id = ?",

@@ -1,13 +1,14 @@
 """Mechanisms: the matrix C of each, its inverse, its sensitivity and its errors."""
 
+from fedcgd.mechanisms.banded import BandedToeplitz, BandInvMF
+from fedcgd.mechanisms.binary_tree import Tree
+from fedcgd.mechanisms.blt import BLT
+from fedcgd.mechanisms.dense import Diagonal, Explicit
 from fedcgd.mechanisms.dp_sgd import DPSGD
-from fedcgd.mechanisms.explicit import Diagonal, Explicit
 from fedcgd.mechanisms.lambda_cgd import LambdaCGD
 from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, bandwidth, inverse_matrix, matrix
 from fedcgd.mechanisms.normalized import Normalized
-from fedcgd.mechanisms.optimised import BLT, BandedToeplitz, BandInvMF
 from fedcgd.mechanisms.square_root import BISR, BSR, NuDPFTRL, SquareRootToeplitz
-from fedcgd.mechanisms.tree import Tree
 
 __all__ = [
     "BISR",

@@ -13,7 +13,7 @@ import numpy as np
 from fedcgd.mechanisms.lambda_cgd import LambdaCGD
 from fedcgd.mechanisms.mechanism import DENSE_LIMIT, Matrix, Mechanism, Toeplitz, Vector, bandwidth
 from fedcgd.mechanisms.normalized import Normalized
-from fedcgd.mechanisms.patterns import (
+from fedcgd.mechanisms.worst_patterns import (
     Pattern,
     best_banded,
     best_separated,

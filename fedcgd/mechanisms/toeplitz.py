@@ -1,5 +1,6 @@
 """What all mechanisms share whose C is one sequence of coefficients: series, their inverses, and matrices made of them."""
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -76,3 +77,9 @@ def check_bandwidth(bandwidth: int) -> None:
     """Raise ValueError unless `bandwidth` is at least 1."""
     if bandwidth < 1:
         raise ValueError(f"bandwidth must be at least 1, got {bandwidth}; 1 is DP-SGD")
+
+
+def check_finite(what: str, values: tuple[float, ...], *, first: bool) -> None:
+    """Raise ValueError unless there are `values`, all finite, and (if `first` is asked for) the first is positive."""
+    if not values or not all(math.isfinite(v) for v in values) or (first and values[0] <= 0):
+        raise ValueError(f"{what} must be finite numbers, the first of them positive, got {values[:4]}…")

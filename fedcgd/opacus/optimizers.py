@@ -10,10 +10,10 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
 from torch import Tensor
 
-from fedcgd.accounting import epsilon
+from fedcgd.accounting import compute_epsilon
+from fedcgd.clipping import ROUNDING
 from fedcgd.opacus.noise import NoiseSource
 from fedcgd.plan import Plan
-from fedcgd.tree import ROUNDING
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Releases:
         """
         if self.released == 0:
             return 0.0
-        return epsilon(
+        return compute_epsilon(
             self.plan.mechanism,
             self.plan.participation,
             noise_multiplier=self.plan.noise_multiplier,

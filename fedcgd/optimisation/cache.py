@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcgd.mechanisms import Mechanism
-from fedcgd.mechanisms.registry import describe, from_description
+from fedcgd.mechanisms.serialisation import describe, from_description
 
 VARIABLE = "FEDCGD_CACHE"
 _FORMAT = 2  # raise it when an optimiser changes, so that older results are found no more

@@ -10,11 +10,11 @@ from opacus import GradSampleModule
 from torch import Tensor, nn
 
 from fedcgd.gradients import clip_rows, lattice_sum
-from fedcgd.lattice import from_lattice, lattice_step
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.quantisation import from_lattice, lattice_step
+from fedcgd.noise.source import RunNoise
+from fedcgd.parameters import flatten, load_flat
 from fedcgd.plan import Plan
-from fedcgd.run_noise import RunNoise
-from fedcgd.tree import flatten, load_flat
 from fedcgd_simulations.task import Examples, Task
 
 Report = Callable[[int, nn.Module], None]

@@ -8,8 +8,8 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 
 from fedcgd.gradients import ExampleLoss, example_loss
-from fedcgd.lattice import Integers
-from fedcgd_flower import Work, host_users, one_gradient_step
+from fedcgd.noise.quantisation import Integers
+from fedcgd_flower import LocalTask, host_users, one_gradient_step
 from fedcgd_simulations.task import Examples
 from fedcgd_simulations.tasks import get_task
 
@@ -45,7 +45,7 @@ def _data(users: Sequence[str], context: Context) -> tuple[torch.Tensor, ...]:
     return examples.inputs[rows], examples.targets[rows]
 
 
-def _clipped_sum(work: Work, context: Context) -> tuple[Integers, int]:
+def _clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
     return one_gradient_step(_of(context)[1], _data)(work, context)
 
 

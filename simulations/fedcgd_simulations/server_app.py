@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvgM
 
-from fedcgd.mechanisms.errors import error_norms
+from fedcgd.mechanisms.error import error_norms
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_simulations.report import plot_accuracy, summary, write_json
 from fedcgd_simulations.settings import Settings

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
-from fedcgd.optimisation.registry import make
+from fedcgd.optimisation.catalogue import make
 from fedcgd.participation import Participation, Sampling
 
 

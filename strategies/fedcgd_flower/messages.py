@@ -14,8 +14,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.supercore import log
 
-from fedcgd.lattice import Integers, to_lattice
-from fedcgd.tree import clip
+from fedcgd.clipping import clip
+from fedcgd.noise.quantisation import Integers, to_lattice
 from fedcgd_flower.layout import Flat, Layout
 
 MODEL = "model"
@@ -47,7 +47,7 @@ class TrainTask:
     attempt: int
     clip_norm: float
     step: float
-    """Updates are rounded towards zero to multiples of it; see `fedcgd.lattice`."""
+    """Updates are rounded towards zero to multiples of it; see `fedcgd.noise.quantisation`."""
     users: tuple[str, ...]
     layout: Layout
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 
-from fedcgd.lattice import to_lattice
-from fedcgd.tree import clip
+from fedcgd.clipping import clip
+from fedcgd.noise.quantisation import to_lattice
 from fedcgd_flower.layout import flatten, unflatten
 from fedcgd_flower.messages import failed_reply, read_train_message, train_reply
 

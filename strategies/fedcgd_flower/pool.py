@@ -10,15 +10,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore import log
 
+from fedcgd.clipping import clip
 from fedcgd.gradients import ExampleLoss, clipped_gradient_sum
-from fedcgd.lattice import Integers, to_lattice
-from fedcgd.tree import clip
+from fedcgd.noise.quantisation import Integers, to_lattice
 from fedcgd_flower.layout import Flat, Layout, flatten, unflatten
 from fedcgd_flower.messages import USERS_QUERY, failed_reply, read_train_message, train_reply, users_reply
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class LocalTask:
     """One round's work on a node: the sum over `users` of their updates of `model`, each clipped to `clip_norm`, and rounded to
     multiples of `step`.
     """
@@ -31,8 +31,8 @@ class Work:
     config: ConfigRecord
 
 
-ClippedSum = Callable[[Work, Context], tuple[Integers, int]]
-"""(Σ clipped updates with shape (layout.size,), each by `fedcgd.lattice.to_lattice` in whole steps; number of users in it)."""
+ClippedSum = Callable[[LocalTask, Context], tuple[Integers, int]]
+"""(Σ clipped updates with shape (layout.size,), each in whole steps by `to_lattice`; number of users in it)."""
 
 LocalTraining = Callable[[ArrayRecord, str, ConfigRecord, Context], ArrayRecord]
 """(model, user, config, context) → the model after that user's local training."""
@@ -64,7 +64,7 @@ def host_users(app: ClientApp, users: Callable[[Context], Sequence[str]], clippe
         model, config, task = read_train_message(message)
         hosted = set(users(context))
         asked = tuple(user for user in task.users if user in hosted)
-        work = Work(
+        work = LocalTask(
             model=model, layout=task.layout, users=asked, clip_norm=task.clip_norm, step=task.step, config=config
         )
         try:
@@ -80,7 +80,7 @@ def one_by_one(local_training: LocalTraining) -> ClippedSum:
     A user whose training raises or gives numbers that are not finite adds nothing and does not count as an answer.
     """
 
-    def clipped_sum(work: Work, context: Context) -> tuple[Integers, int]:
+    def clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
         total, answered = np.zeros(work.layout.size, np.int64), 0
         start = unflatten(work.model, work.layout)
         for user in work.users:
@@ -104,7 +104,7 @@ def one_gradient_step(loss: ExampleLoss, data: UserData) -> ClippedSum:
     The server's learning rate then plays the part of the learning rate: FedAvgM(server_learning_rate=…) is SGD.
     """
 
-    def clipped_sum(work: Work, context: Context) -> tuple[Integers, int]:
+    def clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
         if not work.users:
             return np.zeros(work.layout.size, np.int64), 0
         examples = data(work.users, context)

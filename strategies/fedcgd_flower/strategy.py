@@ -16,19 +16,19 @@ from flwr.supercore import log
 
 from fedcgd.accounting.selection import resolve
 from fedcgd.keys import NoiseKey
-from fedcgd.lattice import Integers, from_lattice, lattice_step
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.quantisation import Integers, from_lattice, lattice_step
+from fedcgd.noise.source import RunNoise
 from fedcgd.participation import Participation
+from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
-from fedcgd.run_noise import RunNoise
-from fedcgd.scheduling import cohort
-from fedcgd_flower.directory import Directory, Identity
-from fedcgd_flower.exchange import exchange
 from fedcgd_flower.inner import inner_config, inner_state, inner_step, restore_inner_state, undone_on_failure
 from fedcgd_flower.layout import Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import Cause, NodeSum, TrainTask, read_train_reply, train_message
+from fedcgd_flower.roster import Identity, Roster
+from fedcgd_flower.send_and_receive import send_and_receive
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -129,7 +129,7 @@ class CorrelatedNoise(Strategy):
         self.forward_client_metrics = forward_client_metrics
         self.dropped: Counter[Cause] = Counter()
         """Replies dropped so far, by cause, and users that nodes left out. It tells about users: for the operator's eyes only."""
-        self._directory = Directory(identity)
+        self._directory = Roster(identity)
         self._key = key
         configuration = {"cohort_size": planned, "inner": type(strategy).__name__}
         self._ledger = Ledger.open(ledger or ":memory:", plan=self.plan, configuration=configuration, key=key)
@@ -307,7 +307,7 @@ class CorrelatedNoise(Strategy):
                 break
             config = ConfigRecord() if train_config is None else train_config
             messages = self.configure_train(server_round, arrays, config, grid)
-            replies = [reply for reply in exchange(grid, messages, timeout) if reply is not None]
+            replies = [reply for reply in send_and_receive(grid, messages, timeout) if reply is not None]
             released, metrics = self.aggregate_train(server_round, replies)
             if released is None or metrics is None:
                 continue
@@ -345,7 +345,7 @@ class CorrelatedNoise(Strategy):
         messages = list(self.configure_evaluate(self.releases, arrays, config, grid))
         if not messages:
             return
-        replies = [reply for reply in exchange(grid, messages, timeout) if reply is not None]
+        replies = [reply for reply in send_and_receive(grid, messages, timeout) if reply is not None]
         metrics = self.aggregate_evaluate(self.releases, replies)
         if metrics is not None:
             result.evaluate_metrics_clientapp[self.releases] = metrics

@@ -1,0 +1,5 @@
+"""Attacks on a run's own noise and releases: lower bounds on ε that would refute a promise."""
+
+from fedcgd.audit.audit import AuditResult, Release, audit_canaries, audit_mechanism
+
+__all__ = ["AuditResult", "Release", "audit_canaries", "audit_mechanism"]

@@ -1,0 +1,295 @@
+"""Test a claimed ε from outside: canaries of the worst kind, and how well they can be told from absent ones.
+
+An audit refutes or fails to refute. What it finds is a lower bound on ε; that it lies below the claim proves nothing more.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from math import ceil
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedcgd.accounting import calibrate
+from fedcgd.audit.bounds import gaussian_bound, one_run_bound, threshold_bound
+from fedcgd.mechanisms import DPSGD, Mechanism
+from fedcgd.mechanisms.mechanism import Matrix, Vector
+from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.participation import Participation
+
+Release = Callable[[Matrix, int], NDArray[Any]]
+"""(sums with shape (rounds, size), repetition) → all that is released, shape (at least rounds, size), with fresh noise."""
+
+_BATCH = 2**24  # numbers released in one repetition, about
+_LEARNED_ROWS = 256  # of the releases that the learned statistic looks at
+_CLEAR = 10.0  # standard deviations that a group should stand out by, if the claim holds
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """`passed` unless a lower bound on ε exceeds the claim. All of `bounds` hold together with probability `confidence`.
+
+    `method` names the bound that gave `epsilon_lower`, the largest; `trials` counts canaries, included and held out.
+    """
+
+    passed: bool
+    epsilon_lower: float
+    claimed_epsilon: float
+    delta: float
+    confidence: float
+    method: str
+    trials: int
+    bounds: dict[str, float]
+
+
+def audit_canaries(
+    included: ArrayLike, held_out: ArrayLike, *, epsilon: float, delta: float, confidence: float = 0.99
+) -> AuditResult:
+    """Is (ε, δ) plausible, given one score for each canary that took part and for each that was held out?
+
+    A fair coin of the auditor's must have decided for each canary. `audit_bounds` says what else the three bounds
+    assume; the strongest assumption, independent noise for each canary, holds where each has a coordinate of its own.
+    Raises ValueError for fewer than two scores of a kind, scores that are not finite, and a claim or confidence out of
+    range.
+    """
+    _check_claim(epsilon, delta, confidence)
+    taking_part, absent = _scores("included", included), _scores("held_out", held_out)
+    each = 1 - (1 - confidence) / 3
+    bounds = _bounds(taking_part, absent, taking_part, 1, delta, each)
+    return _result(bounds, epsilon, delta, confidence, len(taking_part) + len(absent))
+
+
+def audit_mechanism(
+    release: Release,
+    mechanism: Mechanism,
+    participation: Participation,
+    *,
+    clip_norm: float,
+    epsilon: float,
+    delta: float,
+    seed: int,
+    trials: int = 40_000,
+    confidence: float = 0.99,
+) -> AuditResult:
+    """Does the implementation `release` keep the claim (ε, δ) when users do their worst?
+
+    Each coordinate is one trial: no user, one user or a group of users adds ζ to it, in the rounds of a pattern. The
+    group is large enough that its signal is clear, and its ε is brought back to one user's. First the pattern is the one
+    that maximises the sensitivity. Two statistics tell its trials apart: the likelihood ratio of the mechanism as it
+    should be, and the best linear one that half of the trials show, for the first 256 rows: it finds noise that is wrong
+    in ways nobody thought of, for example repeated. The other half is judged. Then as many trials have the pattern that
+    the noise of the first ones hides worst, and the best linear statistic within its 256 rounds: it finds a round
+    without noise, wherever it is.
+
+    The claim is for an adversary who knows the rounds. For a secret sampling, audit the ε that the same σ gives without
+    it: the noise does not depend on how users are chosen. Raises ValueError for a sampling, too few trials, or a
+    release of a wrong shape.
+    """
+    _check_claim(epsilon, delta, confidence)
+    if participation.sampling != "none":
+        raise ValueError(
+            f"the noise is audited for known participation, got sampling {participation.sampling}; give the same "
+            "rounds with sampling none, and the ε that σ gives there"
+        )
+    if trials < 1000:
+        raise ValueError(f"trials must be at least 1000, got {trials}; 40000 tell σ from 0.9σ")
+    unit = calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=delta).noise_multiplier
+    group = ceil(_CLEAR * unit)
+    pattern = sensitivity(mechanism, participation).pattern
+    rng = np.random.default_rng(seed)
+    rounds = participation.rounds
+    width = min(_LEARNED_ROWS, trials // 12)  # rounds whose covariance the trials without users show
+    moments = _Moments(rounds, width)
+    likelihood: list[Vector] = []
+
+    def first(sums: Matrix, released: NDArray[Any], present: NDArray[np.int_]) -> Matrix:
+        own_rounds = released[:rounds]
+        likelihood.append(canary_scores(mechanism, own_rounds, [pattern] * sums.shape[1], clip_norm=clip_norm))
+        moments.add(own_rounds[:, present == 0])
+        return _looked_at(released, rounds)
+
+    def second(_: Matrix, released: NDArray[Any], __: NDArray[np.int_]) -> Matrix:
+        return released[window].astype(np.float64)
+
+    run = partial(_run_trials, release, group=group, clip_norm=clip_norm, rounds=rounds, trials=trials, rng=rng)
+    present, seen, used = run(pattern, first, repetition=0)
+    judged, learned = _learned(present, seen, group)
+    scores = {"likelihood ratio": (np.concatenate(likelihood)[len(present) // 2 :], judged)}
+    scores["learned statistic"] = (learned, judged)
+
+    weakest, window = moments.weakest(participation)
+    again, seen, _ = run(weakest, second, repetition=used)
+    judged, learned = _learned(again, seen, group)
+    scores["learned statistic, least hidden rounds"] = (learned, judged)
+    each = 1 - (1 - confidence) / (3 * len(scores))
+    bounds: dict[str, float] = {}
+    for name, (values, users) in scores.items():
+        found = _bounds(values[users == 1], values[users == 0], values[users == group], group, delta, each)
+        bounds |= {f"{name}, {bound}": value for bound, value in found.items()}
+    return _result(bounds, epsilon, delta, confidence, len(present) + len(again))
+
+
+def canary_scores(
+    mechanism: Mechanism, released: NDArray[Any], patterns: Sequence[tuple[int, ...]], *, clip_norm: float
+) -> Vector:
+    """⟨m, C·x̂⟩/(‖m‖ζ) for each canary: N(‖m‖, σ²) if it took part, N(0, σ²) if not.
+
+    m is the sum of the columns of C of the canary's rounds, and this the likelihood ratio for an update of ζ along the
+    canary's own direction. `released` has shape (n, canaries): x̂_t along that direction, for all n rounds. `patterns`
+    holds the rounds in which each took part; for one that was held out any pattern that is chosen without looking at
+    the releases, such as another canary's. Raises ValueError for shapes that differ or a canary without rounds.
+    """
+    rounds, count = released.shape
+    if len(patterns) != count or not all(patterns):
+        raise ValueError(
+            f"each of the {count} canaries needs a pattern of at least one round, got {len(patterns)} patterns"
+        )
+    scores = np.empty(count)
+    for pattern in set(patterns):
+        total = mechanism.columns(rounds, np.array(pattern)).sum(axis=1)
+        step = max(1, 2**22 // rounds)
+        weights = np.concatenate(
+            [
+                mechanism.columns(rounds, np.arange(at, min(at + step, rounds))).T @ total
+                for at in range(0, rounds, step)
+            ]
+        )
+        mine = [j for j, other in enumerate(patterns) if other == pattern]
+        scores[mine] = weights @ released[:, mine] / (np.linalg.norm(total) * clip_norm)
+    return scores
+
+
+def overused(patterns: Sequence[tuple[int, ...]], participation: Participation) -> list[int]:
+    """Positions of the `patterns` (rounds of a user, ascending) that are more than k or less than b apart.
+
+    No statistic would see a single such user; ε does not hold for it.
+    """
+    k, b = participation.participations, participation.min_separation
+    return [
+        j
+        for j, pattern in enumerate(patterns)
+        if len(pattern) > k or any(later - earlier < b for earlier, later in pairwise(pattern))
+    ]
+
+
+class _Moments:
+    """Covariances of releases without users, of `width` consecutive rounds at a time."""
+
+    def __init__(self, rounds: int, width: int) -> None:
+        self._windows = [slice(at, min(at + width, rounds)) for at in range(0, rounds, width)]
+        self._sums = [np.zeros((w.stop - w.start, w.stop - w.start)) for w in self._windows]
+        self._count = 0
+
+    def add(self, released: NDArray[Any]) -> None:
+        for window, total in zip(self._windows, self._sums, strict=True):
+            rows = released[window].astype(np.float64)
+            total += rows @ rows.T
+        self._count += released.shape[1]
+
+    def weakest(self, participation: Participation) -> tuple[tuple[int, ...], slice]:
+        """The rounds t, t + b, … of a user that stand out most from the noise of some window, and that window."""
+        n, b, k = participation.rounds, participation.min_separation, participation.participations
+        best, first, found = -1.0, 0, self._windows[0]
+        for window, total in zip(self._windows, self._sums, strict=True):
+            later = np.arange(n)[window, None] - np.arange(n)  # rounds after the first of each pattern
+            signal = ((later >= 0) & (later % b == 0) & (later // b < k)).astype(np.float64)
+            power = (signal * np.linalg.solve(_with_floor(total / self._count), signal)).sum(axis=0)
+            if power.max() > best:
+                best, first, found = float(power.max()), int(power.argmax()), window
+        return tuple(range(first, n, b))[:k], found
+
+
+def _run_trials(
+    release: Release,
+    pattern: tuple[int, ...],
+    look: Callable[[Matrix, NDArray[Any], NDArray[np.int_]], Matrix],
+    *,
+    group: int,
+    clip_norm: float,
+    rounds: int,
+    trials: int,
+    rng: np.random.Generator,
+    repetition: int,
+) -> tuple[NDArray[np.int_], Matrix, int]:
+    """(users of each trial: 0, 1 or `group`; what `look` sees of it; the next repetition), from this `repetition` on."""
+    users, rows = [], []
+    size = max(1, min(trials, _BATCH // rounds))
+    last = repetition - (-trials // size)
+    for number in range(repetition, last):
+        present = np.array([0, 1, group])[rng.integers(0, 3, size)]
+        sums = np.zeros((rounds, size))
+        sums[list(pattern)] = clip_norm * present
+        released = _checked(release(sums, number), sums)
+        users.append(present)
+        rows.append(look(sums, released, present))
+    return np.concatenate(users), np.concatenate(rows, axis=1), last
+
+
+def _learned(present: NDArray[np.int_], seen: Matrix, group: int) -> tuple[NDArray[np.int_], Vector]:
+    """(users, scores) of the second half of the trials, by the best linear statistic of the first."""
+    half = len(present) // 2
+    return present[half:], _discriminant(seen[:, :half], present[:half], group) @ seen[:, half:]
+
+
+def _bounds(one: Vector, none: Vector, many: Vector, group: int, delta: float, confidence: float) -> dict[str, float]:
+    return {
+        "one-run guesses": one_run_bound(one, none, delta, confidence),
+        "threshold with Clopper–Pearson": threshold_bound(one, none, delta, confidence),
+        "Gaussian mean and variance": gaussian_bound(many, none, delta, confidence, users=group),
+    }
+
+
+def _result(bounds: dict[str, float], epsilon: float, delta: float, confidence: float, trials: int) -> AuditResult:
+    method = max(bounds, key=lambda name: bounds[name])
+    lower = bounds[method]
+    return AuditResult(lower <= epsilon, lower, epsilon, delta, confidence, method, trials, bounds)
+
+
+def _check_claim(epsilon: float, delta: float, confidence: float) -> None:
+    if not 0 < epsilon < float("inf"):
+        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must be in (0, 1), got {delta}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence}; 0.99 is usual")
+
+
+def _checked(released: NDArray[Any], sums: Matrix) -> NDArray[Any]:
+    released = np.asarray(released)
+    n, size = sums.shape
+    if released.ndim != 2 or len(released) < n or released.shape[1] != size or not np.isfinite(released).all():
+        raise ValueError(
+            f"a release must be finite with shape (at least {n}, {size}), got {released.shape}; round t is row t"
+        )
+    return released
+
+
+def _scores(name: str, values: ArrayLike) -> Vector:
+    scores = np.asarray(values, dtype=np.float64)
+    if scores.ndim != 1 or len(scores) < 2 or not np.isfinite(scores).all():
+        raise ValueError(f"{name} must be at least two finite scores in one dimension, got shape {scores.shape}")
+    return scores
+
+
+def _looked_at(released: NDArray[Any], rounds: int) -> NDArray[Any]:
+    """The first rounds and, before them, what was released beyond one row a round: it should not be there."""
+    return np.concatenate([released[rounds:], released[:rounds]])[:_LEARNED_ROWS].astype(np.float64)
+
+
+def _discriminant(rows: Matrix, present: NDArray[np.int_], group: int) -> Vector:
+    """Fisher's weights: covariance⁻¹·(mean with the group − mean without), of trials that are columns."""
+    with_group, without = rows[:, present == group], rows[:, present == 0]
+    means = with_group.mean(axis=1), without.mean(axis=1)
+    centred = np.concatenate([with_group - means[0][:, None], without - means[1][:, None]], axis=1)
+    covariance = centred @ centred.T / centred.shape[1]
+    weights: Vector = np.linalg.solve(_with_floor(covariance), means[0] - means[1])
+    return weights
+
+
+def _with_floor(covariance: Matrix) -> Matrix:
+    """Noise that cancels in some combination leaves nothing to divide by; this floor is far below any noise that is meant."""
+    floor = 1e-12 * float(np.trace(covariance)) + 1e-300
+    return covariance + floor * np.eye(len(covariance))

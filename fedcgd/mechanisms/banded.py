@@ -1,0 +1,56 @@
+"""Toeplitz mechanisms whose coefficients were found by optimisation: the value is the numbers, so that what ran is on record."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedcgd.mechanisms.mechanism import Vector
+from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, banded_next, check_finite, padded, reciprocal
+
+
+@dataclass(frozen=True)
+class BandedToeplitz(ToeplitzMechanism):
+    """C with the given first p coefficients (003, Section 3.2)."""
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_finite("coefficients", self.values, first=True)
+
+    @property
+    def name(self) -> str:
+        return "banded-toeplitz"
+
+    def coefficients(self, rounds: int) -> Vector:
+        return padded(np.array(self.values), rounds)
+
+    def inverse_coefficients(self, rounds: int) -> Vector:
+        return reciprocal(np.array(self.values), rounds)
+
+    def buffers(self, rounds: int) -> int:
+        """The last p − 1 rounds of C⁻¹Z."""
+        return min(len(self.values), rounds) - 1
+
+    def next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        return banded_next(np.array(self.values[: round + 1]), z, buffers, self.buffers(rounds))
+
+
+@dataclass(frozen=True)
+class BandInvMF(ToeplitzMechanism):
+    """C⁻¹ with the given first p coefficients (Kalinin et al., 2025)."""
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_finite("inverse coefficients", self.values, first=True)
+
+    @property
+    def name(self) -> str:
+        return "band-inv-mf"
+
+    def coefficients(self, rounds: int) -> Vector:
+        return reciprocal(np.array(self.values), rounds)
+
+    def inverse_coefficients(self, rounds: int) -> Vector:
+        return np.array(self.values[:rounds])

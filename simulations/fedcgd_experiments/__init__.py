@@ -1,0 +1,1 @@
+"""Experiments: sweeps over mechanisms and budgets, comparisons, plots, running times."""

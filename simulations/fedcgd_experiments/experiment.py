@@ -1,0 +1,177 @@
+"""One point of a sweep: a training run of which everything but its result is known beforehand."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcgd.accounting import calibrate
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms.error import error_norms
+from fedcgd.mechanisms.serialisation import describe, from_description
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.optimisation.catalogue import make
+from fedcgd.participation import Participation, Sampling
+from fedcgd_simulations.task import Data, evaluate
+from fedcgd_simulations.tasks import get_task
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the noise depends on: points that share it share a calibration. `steps` is rounds per epoch.
+
+    `lam`, `bandwidth`, `degree` and `normalize` belong to the mechanism; None where it has no such parameter.
+    """
+
+    mechanism: str
+    lam: float | None = None
+    bandwidth: int | None = None
+    degree: int | None = None
+    normalize: bool = False
+    sampling: Sampling = "none"
+    epsilon: float
+    delta: float
+    steps: int
+    epochs: int
+
+    def participation(self) -> Participation:
+        """An epoch is `steps` rounds; cyclic Poisson sampling has as many groups as the mechanism has bands."""
+        rounds = self.steps * self.epochs
+        if self.sampling == "poisson":
+            return Participation(rounds=rounds, sampling="poisson", sampling_rate=1 / self.steps)
+        if self.sampling == "cyclic-poisson":
+            groups = self.bandwidth or 1
+            return Participation(
+                rounds=rounds, min_separation=groups, sampling="cyclic-poisson", sampling_rate=groups / self.steps
+            )
+        return Participation(rounds=rounds, min_separation=self.steps, sampling=self.sampling)
+
+    @property
+    def label(self) -> str:
+        """The mechanism with its parameters, for people."""
+        parts = [self.mechanism]
+        parts += [f"λ={self.lam:g}"] if self.lam is not None else []
+        parts += [f"p={self.bandwidth}"] if self.bandwidth is not None else []
+        parts += [f"d={self.degree}"] if self.degree is not None else []
+        return " ".join([*parts, *(["normalized"] if self.normalize else [])])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A training run: its setup, its data and model, how it learns, its seed, and which examples judge it."""
+
+    setup: Setup
+    task: str
+    model: str | None = None
+    clip_norm: float
+    learning_rate: float
+    seed: int
+    split: Literal["validation", "test"] = "validation"
+
+
+def identity(value: Setup | Point) -> str:
+    """A text that is equal exactly for equal values, in every process."""
+    return json.dumps(asdict(value), sort_keys=True)
+
+
+def calibrate_setup(setup: Setup) -> Record:
+    """The mechanism and σ of `setup`, and what they promise, as a JSON-able record."""
+    participation = setup.participation()
+    started = time.perf_counter()
+    mechanism = make(
+        setup.mechanism,
+        lam=setup.lam,
+        bandwidth=setup.bandwidth,
+        degree=setup.degree,
+        normalize=setup.normalize,
+        rounds=participation.rounds,
+        participation=participation,
+    )
+    guarantee = calibrate(mechanism, participation, epsilon=setup.epsilon, delta=setup.delta)
+    norms = error_norms(mechanism, participation.rounds)
+    return {
+        "kind": "calibration",
+        "setup": asdict(setup),
+        "mechanism": describe(mechanism),
+        "noise_multiplier": guarantee.noise_multiplier,
+        "rmse": norms.rmse(guarantee.noise_multiplier),
+        "max_se": norms.max_se(guarantee.noise_multiplier),
+        "adjacency": guarantee.adjacency,
+        "method": guarantee.method,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+def run_point(point: Point, calibration: Record, *, data_dir: str | None = None, physical_batch: int = 512) -> Record:
+    """Train `point` with the noise of `calibration`; a record with its `accuracy` on its split.
+
+    The seed decides the initial model, the batches and the noise, so that mechanisms are compared on the same batches.
+    """
+    torch.set_num_threads(1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    started = time.perf_counter()
+    task = get_task(point.task, model=point.model, data_dir=data_dir)
+    data = _load(point.task, point.model, data_dir)
+    setup, model = point.setup, task.model(point.seed).to(device)
+    batch = -(-len(data.train) // setup.steps)
+    loader = DataLoader(TensorDataset(data.train.inputs, data.train.targets), batch_size=batch)
+    if len(loader) != setup.steps:
+        raise ValueError(f"{len(data.train)} examples cannot make {setup.steps} steps; {len(loader)} steps would do")
+    mechanism, participation = from_description(calibration["mechanism"]), setup.participation()
+    engine = CorrelatedPrivacyEngine(key=NoiseKey.simulation(point.seed))
+    module, optimizer, criterion, batches = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=point.learning_rate),
+        criterion=_PerExample(task.loss),
+        data_loader=loader,
+        mechanism=mechanism,
+        noise_multiplier=calibration["noise_multiplier"],
+        max_grad_norm=point.clip_norm,
+        epochs=setup.epochs,
+        sampling=setup.sampling,
+        groups=participation.min_separation if setup.sampling == "cyclic-poisson" else None,
+        grad_sample_mode="ghost",
+    )
+    inputs, targets = data.train.inputs.to(device), data.train.targets.to(device)
+    module.train()
+    for _ in range(setup.epochs):
+        manager = BatchMemoryManager(data_loader=batches, max_physical_batch_size=physical_batch, optimizer=optimizer)
+        with manager as physical:
+            # The rows by index: the loader would collate them one by one.
+            for rows in physical.batch_sampler:
+                optimizer.zero_grad()
+                criterion(module(inputs[rows]), targets[rows]).backward()
+                optimizer.step()
+    judged = data.validation if point.split == "validation" else data.test
+    return {
+        "kind": "run",
+        "point": asdict(point),
+        "label": setup.label,
+        "accuracy": evaluate(model, task, judged),
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+class _PerExample:
+    """A loss in the form that Opacus wants: with a `reduction` that it sets to "none" before each call."""
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.reduction = "mean"
+        self._loss = loss
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self._loss(outputs, targets)
+
+
+@lru_cache(maxsize=1)
+def _load(task: str, model: str | None, data_dir: str | None) -> Data:
+    return get_task(task, model=model, data_dir=data_dir).load()

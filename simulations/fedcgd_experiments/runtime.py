@@ -1,0 +1,151 @@
+"""Time of a private training step for each way to make correlated noise, as a ratio to DP-SGD."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import DPSGD, Mechanism
+from fedcgd.mechanisms.mechanism import Matrix, Vector
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.parameters import layout
+from fedcgd_simulations.models.bert import VOCABULARY, bert
+from fedcgd_simulations.models.cnn import cnn
+from fedcgd_simulations.models.lstm import lstm
+from fedcgd_simulations.models.vit import vit
+from fedcgd_simulations.models.wideresnet import wideresnet
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "cnn": cnn,
+    "wideresnet-40": wideresnet,
+    **{name: partial(vit, name) for name in ("vit-b-16", "vit-l-16", "vit-h-14")},
+    "lstm": lambda: lstm(8192),
+    **{name: partial(bert, name, None) for name in ("bert-tiny", "bert-base", "bert-large")},
+}
+VARIANTS = [("dp-sgd", 1), *((noise, bands) for noise in ("replay", "cpu-buffer") for bands in (2, 4, 16))]
+
+
+@dataclass(frozen=True)
+class InverseBands:
+    """Row t of C⁻¹ combines `bands` noise vectors: what a step costs depends on nothing else."""
+
+    bands: int
+
+    @property
+    def name(self) -> str:
+        return f"inverse-bands-{self.bands}"
+
+    def columns(self, rounds: int, indices: Any) -> Matrix:
+        raise NotImplementedError("only timed, never accounted for")
+
+    def inverse_row(self, round: int, rounds: int) -> Vector:
+        return np.array([1.0, *[-0.9 / self.bands] * (self.bands - 1)])[: round + 1]
+
+
+def inputs_for(model: str, examples: int) -> Tensor:
+    """Random inputs: images for the models of CIFAR-10, 128 or 256 tokens for those of IMDB."""
+    if model.startswith("bert"):
+        return torch.randint(1, VOCABULARY, (examples, 128))
+    if model == "lstm":
+        return torch.randint(1, 8192, (examples, 256))
+    return torch.randn(examples, 3, 32, 32)
+
+
+def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: int, mode: str) -> Callable[[], None]:
+    """One training step of `batch` examples, at most `physical` at once."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    model = MODELS[name]().to(device)
+    inputs, targets = inputs_for(name, batch).to(device), torch.randint(0, 2, (batch,), device=device)
+    module, optimizer, *criterion, _ = CorrelatedPrivacyEngine(key=NoiseKey.simulation(0)).make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
+        data_loader=DataLoader(TensorDataset(torch.zeros(batch)), batch_size=batch),
+        mechanism=mechanism,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        epochs=100_000,
+        noise="cpu-buffer" if noise == "cpu-buffer" else "replay",
+        grad_sample_mode=mode,
+    )
+    loss = criterion[0] if criterion else nn.CrossEntropyLoss()
+    module.train()
+
+    def step() -> None:
+        for start in range(0, batch, physical):
+            optimizer.signal_skip_step(do_skip=start + physical < batch)
+            optimizer.zero_grad()
+            loss(module(inputs[start : start + physical]), targets[start : start + physical]).backward()
+            optimizer.step()
+
+    return step
+
+
+def timed(step: Callable[[], None], steps: int) -> float:
+    """Seconds of `steps` steps: by the wall clock on a GPU; on a CPU those that this process had the CPU for."""
+    if not torch.cuda.is_available():
+        started = time.process_time()  # time spent waiting for other processes tells about them
+        for _ in range(steps):
+            step()
+        return time.process_time() - started
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def measure(
+    model: str, *, batch: int, physical: int, turns: int, steps: int, mode: str, variants: list[tuple[str, int]]
+) -> dict[str, Any]:
+    """A record with a row for each variant: median step time, median ratio to DP-SGD, and the ratio's quartiles.
+
+    `load` is the machine's load average over the last minute, at the end.
+    """
+    prepared = {
+        (noise, bands): prepare(model, noise, InverseBands(bands) if bands > 1 else DPSGD(), batch, physical, mode)
+        for noise, bands in variants
+    }
+    for (_, bands), step in prepared.items():
+        for _ in range(max(3, bands)):  # so that buffers are full
+            step()
+    seconds: dict[tuple[str, int], list[float]] = {variant: [] for variant in prepared}
+    for turn in range(turns):
+        order = list(prepared) if turn % 2 == 0 else list(reversed(prepared))
+        for variant in order:
+            seconds[variant].append(timed(prepared[variant], steps) / steps)
+    baseline = seconds[("dp-sgd", 1)]
+    rows = []
+    for (noise, bands), values in seconds.items():
+        ratios = [value / base for value, base in zip(values, baseline, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        milliseconds = 1e3 * statistics.median(values)
+        rows.append(
+            {"noise": noise, "bands": bands, "milliseconds": milliseconds, "ratio": middle, "quartiles": [low, high]}
+        )
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {
+        "kind": "runtime",
+        "model": model,
+        "parameters": layout(MODELS[model]()).size,
+        "device": device,
+        "batch": batch,
+        "physical": physical,
+        "mode": mode,
+        "turns": turns,
+        "steps": steps,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0],
+        "rows": rows,
+    }

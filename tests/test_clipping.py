@@ -1,0 +1,97 @@
+"""Flat models, and clipping that holds after rounding."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import nn
+
+from fedcgd.clipping import clip
+from fedcgd.parameters import flatten, layout, load_flat, unflatten
+
+everything = st.floats(width=32, allow_nan=True, allow_infinity=True)
+
+
+def exact_norm(vector):
+    """The norm by correctly rounded summation of the squares, scaled so that they cannot overflow."""
+    largest = max((abs(float(x)) for x in vector), default=0.0) or 1.0
+    return math.sqrt(math.fsum((float(x) / largest) ** 2 for x in vector)) * largest
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(arrays(np.float32, st.integers(0, 12), elements=everything), st.floats(1e-6, 1e6))
+def test_a_clipped_update_is_within_the_norm_whatever_comes_in(update, clip_norm):
+    clipped = clip(update, clip_norm)
+    assert clipped.shape == update.shape
+    assert clipped.dtype == update.dtype
+    assert exact_norm(clipped) <= clip_norm
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rounding_to_the_dtype_does_not_lift_the_norm(dtype):
+    generator = np.random.default_rng(3)
+    for size in (2, 3, 1000):
+        for clip_norm in (0.1, 1.0, 3.0):
+            update = (100 * generator.normal(size=size)).astype(dtype)
+            clipped = clip(update, clip_norm)
+            assert clip_norm * (1 - 1e-6) < exact_norm(clipped) <= clip_norm
+
+
+def test_a_short_update_is_left_as_it_is():
+    update = np.array([0.3, -0.4], dtype=np.float32)
+    assert np.array_equal(clip(update, 0.6), update)
+    assert np.array_equal(clip(np.zeros(5), 1.0), np.zeros(5))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_an_update_that_is_not_finite_becomes_zero(bad):
+    assert np.array_equal(clip(np.array([1.0, bad]), 1.0), np.zeros(2))
+
+
+def test_squares_that_overflow_are_no_excuse():
+    assert clip(np.array([3e200, 4e200]), 1.0) == pytest.approx([0.6, 0.8], rel=1e-6)
+
+
+def test_clipping_leaves_the_argument_alone():
+    update = np.array([3.0, 4.0])
+    clip(update, 1.0)[:] = 7
+    clip(update, 10.0)[:] = 7
+    assert update.tolist() == [3.0, 4.0]
+
+
+def small_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1, bias=False))
+
+
+def test_flatten_and_load_are_inverse():
+    model, other = small_model(), nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1, bias=False))
+    load_flat(other, flatten(model))
+    inputs = torch.ones(1, 3)
+    assert torch.equal(model(inputs), other(inputs))
+    assert layout(model).size == 3 * 2 + 2 + 2
+    assert layout(model).names == ("0.weight", "0.bias", "2.weight")
+
+
+def test_unflatten_gives_each_parameter_its_entries():
+    parts = unflatten(torch.arange(10.0), layout(small_model()))
+    assert parts["0.weight"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert parts["0.bias"].tolist() == [6, 7]
+    assert parts["2.weight"].tolist() == [[8, 9]]
+    with pytest.raises(ValueError, match=r"shape \(10,\), got \(9,\)"):
+        unflatten(torch.zeros(9), layout(small_model()))
+
+
+def test_frozen_parameters_are_left_out():
+    model = small_model()
+    model[0].weight.requires_grad_(False)
+    assert layout(model).names == ("0.bias", "2.weight")
+    assert flatten(model).shape == (4,)
+    before = model[0].weight.clone()
+    load_flat(model, torch.zeros(4))
+    assert torch.equal(model[0].weight, before)
+    assert model[0].bias.tolist() == [0, 0]

@@ -1,0 +1,170 @@
+"""Who takes part when: no churn, retry or order breaks (k, b), and sampled cohorts follow the accounted rule."""
+
+from collections import defaultdict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedcgd.participation import Participation
+from fedcgd.participation.cohorts import History, bin_of, cohort, eligible
+
+KEY = bytes(range(32))
+USERS = [f"user-{i}" for i in range(12)]
+
+
+@st.composite
+def participations(draw):
+    sampling = draw(st.sampled_from(["none", "balls-in-bins", "cyclic-poisson"]))
+    b = draw(st.integers(1, 5))
+    epochs = draw(st.integers(1, 4))
+    if sampling == "balls-in-bins":
+        return Participation(rounds=b * epochs, min_separation=b, sampling=sampling)
+    if sampling == "cyclic-poisson":
+        rate = draw(st.floats(0.01, 1.0))
+        return Participation(rounds=b * epochs, min_separation=b, sampling=sampling, sampling_rate=rate)
+    rounds = draw(st.integers(b, b * epochs))
+    most = -(-rounds // b)
+    return Participation(rounds=rounds, min_separation=b, max_participations=draw(st.integers(1, most)))
+
+
+@settings(derandomize=True, max_examples=250, deadline=None)
+@given(participations(), st.data())
+def test_no_schedule_breaks_the_participation(participation, data):
+    history = History()
+    rounds_of = defaultdict(set)
+    key = data.draw(st.binary(min_size=32, max_size=32))
+    for round in range(participation.rounds):
+        for _attempt in range(data.draw(st.integers(1, 2))):  # a crashed attempt counts, and the round is tried again
+            available = data.draw(st.lists(st.sampled_from(USERS)))  # churn; even with users named twice
+            size = data.draw(st.integers(1, 5))
+            chosen = cohort(participation, round, available, history, cohort_size=size, key=key)
+            if chosen is None:
+                assert participation.sampling == "none"
+                assert len(eligible(participation, round, set(available), history)) < size
+                continue
+            assert len(chosen) == len(set(chosen))
+            assert set(chosen) <= set(available)
+            if participation.sampling == "none":
+                assert len(chosen) == size
+            history = history.with_round(round, chosen)
+            for user in chosen:
+                rounds_of[user].add(round)
+    for user, taken in rounds_of.items():
+        assert len(taken) <= participation.participations
+        ordered = sorted(taken)
+        assert all(later - earlier >= participation.min_separation for earlier, later in pairwise(ordered))
+        assert history.counts[user] == len(taken)
+
+
+def test_the_result_depends_on_the_set_of_users_and_the_key_alone():
+    participation = Participation(rounds=10, min_separation=2)
+    chosen = cohort(participation, 3, USERS, History(), cohort_size=4, key=KEY)
+    assert chosen == cohort(participation, 3, USERS[::-1] + USERS, History(), cohort_size=4, key=KEY)
+    others = [cohort(participation, 3, USERS, History(), cohort_size=4, key=bytes([i]) * 32) for i in range(20)]
+    assert len({tuple(other) for other in others}) > 10
+    rounds = [cohort(participation, t, USERS, History(), cohort_size=4, key=KEY) for t in range(10)]
+    assert len({tuple(users) for users in rounds}) > 5
+
+
+def test_a_fixed_population_is_used_up_evenly_to_the_last_round():
+    # 12 users in cohorts of 4, 9 rounds: 3 participations each, at least 2 apart, and never a round without a cohort.
+    participation = Participation(rounds=9, min_separation=2, max_participations=3)
+    history = History()
+    for t in range(9):
+        chosen = cohort(participation, t, USERS, history, cohort_size=4, key=KEY)
+        assert chosen is not None, t
+        history = history.with_round(t, chosen)
+    assert set(history.counts.values()) == {3}
+
+
+def test_a_retry_takes_those_that_are_counted_already():
+    participation = Participation(rounds=3, max_participations=1)
+    first = cohort(participation, 0, USERS, History(), cohort_size=5, key=KEY)
+    history = History().with_round(0, first)
+    assert cohort(participation, 0, USERS, history, cohort_size=5, key=KEY) == first
+    again = history.with_round(0, first)
+    assert set(again.counts.values()) == {1}
+    assert not set(cohort(participation, 1, USERS, again, cohort_size=5, key=KEY)) & set(first)
+
+
+def test_too_few_users_give_no_cohort():
+    participation = Participation(rounds=4, min_separation=2)
+    assert cohort(participation, 0, USERS[:3], History(), cohort_size=4, key=KEY) is None
+    history = History().with_round(0, USERS[:6])
+    assert cohort(participation, 1, USERS[:9], history, cohort_size=4, key=KEY) is None
+    assert cohort(participation, 2, USERS[:9], history, cohort_size=4, key=KEY) is not None
+
+
+def test_balls_in_bins_takes_exactly_the_bin_in_every_epoch():
+    participation = Participation(rounds=12, min_separation=4, sampling="balls-in-bins")
+    history, seen = History(), defaultdict(list)
+    for t in range(12):
+        for user in (chosen := cohort(participation, t, USERS, history, cohort_size=1, key=KEY)):
+            seen[user].append(t)
+        history = history.with_round(t, chosen)
+    assert set(seen) == set(USERS)
+    for user, rounds in seen.items():
+        bin = bin_of(user, 4, KEY)
+        assert rounds == [bin, bin + 4, bin + 8]
+
+
+def test_absent_users_are_not_replaced():
+    participation = Participation(rounds=4, min_separation=4, sampling="balls-in-bins")
+    everyone = cohort(participation, 0, USERS, History(), cohort_size=3, key=KEY)
+    assert everyone
+    without = [user for user in USERS if user != everyone[0]]
+    assert cohort(participation, 0, without, History(), cohort_size=3, key=KEY) == everyone[1:]
+
+
+def test_bins_are_uniform_and_differ_between_keys():
+    users = [str(i) for i in range(20_000)]
+    bins = np.array([bin_of(user, 10, KEY) for user in users])
+    assert stats.chisquare(np.bincount(bins, minlength=10)).pvalue > 1e-3
+    other = np.array([bin_of(user, 10, bytes(32)) for user in users])
+    table = np.histogram2d(bins, other, bins=10)[0]
+    assert stats.chi2_contingency(table).pvalue > 1e-3
+    assert stats.chi2_contingency(np.histogram2d(bins, np.where(other < 2, bins, other), bins=10)[0]).pvalue < 1e-6
+    neighbours = np.histogram2d(bins[:-1], bins[1:], bins=10)[0]
+    assert stats.chi2_contingency(neighbours).pvalue > 1e-3
+
+
+def test_poisson_takes_each_user_at_the_rate_in_each_round_independently():
+    participation = Participation(rounds=200, sampling="poisson", sampling_rate=0.3)
+    users = [str(i) for i in range(1000)]
+    drawn = np.zeros((200, 1000))
+    for t in range(200):
+        chosen = cohort(participation, t, users, History(), cohort_size=1, key=KEY)
+        drawn[t, [int(user) for user in chosen]] = 1
+    assert drawn.mean() == pytest.approx(0.3, abs=4 * np.sqrt(0.21 / 200_000))
+    assert drawn.mean() != pytest.approx(0.31, abs=4 * np.sqrt(0.21 / 200_000))
+    assert np.var(drawn.sum(0)) == pytest.approx(200 * 0.21, rel=0.2)
+    assert np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1] == pytest.approx(0, abs=0.01)
+
+
+def test_cyclic_poisson_takes_the_group_at_the_rate():
+    participation = Participation(rounds=8, min_separation=4, sampling="cyclic-poisson", sampling_rate=0.5)
+    users = [str(i) for i in range(4000)]
+    for t in range(8):
+        chosen = cohort(participation, t, users, History(), cohort_size=1, key=KEY)
+        assert {bin_of(user, 4, KEY) for user in chosen} == {t % 4}
+        assert len(chosen) == pytest.approx(500, abs=100)
+    everyone = Participation(rounds=8, min_separation=4, sampling="cyclic-poisson", sampling_rate=1.0)
+    chosen = [cohort(everyone, t, users, History(), cohort_size=1, key=KEY) for t in range(4)]
+    assert sorted(user for group in chosen for user in group) == sorted(users)
+
+
+@pytest.mark.parametrize("round", [-1, 4, 100])
+@pytest.mark.parametrize("sampling", ["none", "balls-in-bins"])
+def test_a_round_outside_the_plan_is_refused(round, sampling):
+    participation = Participation(rounds=4, min_separation=2, sampling=sampling)
+    with pytest.raises(ValueError, match=f"round must be in 0 … 3, got {round}"):
+        cohort(participation, round, USERS, History(), cohort_size=1, key=KEY)
+
+
+def test_a_user_counted_in_a_later_round_is_not_eligible():
+    participation = Participation(rounds=10, min_separation=2)
+    assert eligible(participation, 3, ["a", "b"], History({"a": 1}, {"a": 5})) == ["b"]

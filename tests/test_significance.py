@@ -1,0 +1,78 @@
+"""The paired comparison: each seed with its own counterpart, each side tuned on validation."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcgd_experiments.__main__ import app
+from fedcgd_experiments.experiment import Point, Setup, identity
+from fedcgd_experiments.significance import against
+
+PLAIN = Setup(mechanism="dp-sgd", epsilon=2.0, delta=1e-5, steps=9, epochs=10)
+CGD = replace(PLAIN, mechanism="lambda-cgd", lam=0.9)
+
+
+def run(setup, seed, accuracy, split="test", rate=1.0):
+    point = Point(setup=setup, task="digits", clip_norm=1.0, learning_rate=rate, seed=seed, split=split)
+    return {"kind": "run", "point": json.loads(identity(point)), "accuracy": accuracy}
+
+
+def runs():
+    records = [run(PLAIN, seed, value) for seed, value in enumerate((0.50, 0.60, 0.70))]
+    records += [run(CGD, seed, value) for seed, value in enumerate((0.53, 0.64, 0.75))]
+    records += [run(replace(CGD, lam=0.5), seed, 0.99) for seed in range(3)]  # better on test, worse on validation
+    records += [run(setup, 0, value, "validation") for setup, value in ((PLAIN, 0.5), (CGD, 0.8))]
+    return [*records, run(replace(CGD, lam=0.5), 0, 0.7, "validation")]
+
+
+def test_seeds_are_paired():
+    (row,) = against(runs())
+    assert row.setup == CGD
+    assert (row.accuracy, row.baseline) == pytest.approx((0.64, 0.60))
+    # differences 0.03, 0.04, 0.05: mean 0.04, standard error 0.01/√3, t = 6.928 with 2 degrees of freedom
+    assert row.difference == pytest.approx(0.04)
+    assert row.p_value == pytest.approx(1 - 6.9282 / math.sqrt(2 + 6.9282**2), rel=1e-4)
+
+
+def test_only_the_learning_rate_that_validation_chose_counts():
+    records = runs() + [run(setup, seed, 0.99, rate=2.0) for setup in (PLAIN, CGD) for seed in range(3)]
+    assert against(records) == against(runs())
+    (row,) = against([*records, run(PLAIN, 0, 0.6, "validation", rate=2.0)])
+    assert (row.accuracy, row.baseline) == pytest.approx((0.64, 0.99))
+
+
+def test_another_baseline():
+    bisr = replace(PLAIN, mechanism="bisr", bandwidth=4)
+    others = [run(bisr, seed, 0.64) for seed in range(3)] + [run(bisr, 0, 0.8, "validation")]
+    plain, row = sorted(against(runs() + others, "lambda-cgd"), key=lambda r: r.difference)
+    assert (plain.setup, row.setup) == (PLAIN, bisr)
+    # differences 0.11, 0.00, −0.11
+    assert (row.difference, row.p_value) == pytest.approx((0.0, 1.0), abs=1e-12)
+    assert plain.difference == pytest.approx(-0.04)
+    # BISR's differences to DP-SGD are 0.14, 0.04, −0.06: mean 0.04, standard error 0.1/√3, t = 0.6928
+    ours = {r.setup: r for r in against(runs() + others)}
+    assert ours[bisr].p_value == pytest.approx(1 - 0.6928 / math.sqrt(2 + 0.6928**2), rel=1e-3)
+    second = replace(bisr, bandwidth=16)
+    with pytest.raises(ValueError, match=r"bisr is here as .*bisr p="):
+        against(runs() + others + [run(second, 0, 0.8, "validation")], "bisr")
+
+
+def test_one_seed_makes_no_test():
+    records = [run(setup, 0, 0.5, split) for setup in (PLAIN, CGD) for split in ("test", "validation")]
+    (row,) = against(records)
+    assert math.isnan(row.p_value)
+
+
+def test_nothing_to_compare_with():
+    assert against([run(CGD, 0, 0.5), run(CGD, 0, 0.5, "validation")]) == []
+
+
+def test_the_command_prints_a_table(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in runs()))
+    done = CliRunner().invoke(app, ["compare", str(path)], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "+0.0400" in done.output
