@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -14,34 +15,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "FLWR_TELEMETRY_ENABLED": "0"}
-ROOT = Path(__file__).resolve().parent.parent.parent
+import coverage
+import pytest
+from operators import ROOT
+
 ROOTS = ("", "strategies", "simulations", "tests")
 FAST = ["-q", "-m", "not slow and not flower", "-p", "no:cacheprovider", "--tb=no"]
 FAST += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins that are imported before the fork
-
-import coverage
-import pytest
 
 Tests = dict[str, float]
 """The seconds that each test takes, by its node id."""
 
 
 def import_what_is_slow() -> None:
-    """Import the libraries that the tests import, so that forks need not."""
-    import flwr.app
-    import flwr.server
-    import flwr.serverapp
-    import flwr.supercore.task_identity
-    import hypothesis
-    import opacus
-    import scipy.integrate
-    import scipy.optimize
-    import scipy.stats
-    import torch
-    import typer.testing  # noqa: F401
-
-    torch.set_num_threads(1)
+    """Import the libraries that the tests import, so that forks need not. One thread each: forks share the machine's cores."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+    for library in (
+        "torch",
+        "hypothesis",
+        "flwr.serverapp",
+        "flwr.clientapp",
+        "flwr.server",
+        "opacus",
+        "scipy.stats",
+        "typer.testing",
+    ):
+        importlib.import_module(library)
 
 
 class Baseline:
@@ -77,10 +76,19 @@ class FirstFailure:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items.sort(key=lambda item: (item.nodeid not in self.covering, self.seconds.get(item.nodeid, 0)))
+        whole: Tests = collections.defaultdict(
+            float
+        )  # of a file, whose tests stay together because they may share what is set up
+        for nodeid, took in self.seconds.items():
+            whole[nodeid.split("::")[0]] += took
+
+        def turn(item: pytest.Item) -> tuple[bool, float, str, float]:
+            file = item.nodeid.split("::")[0]
+            return item.nodeid not in self.covering, whole[file], file, self.seconds.get(item.nodeid, 0)
+
+        items.sort(key=turn)
         for item in items:
-            limit = 20 + 10 * self.seconds.get(item.nodeid, 0)
-            item.add_marker(pytest.mark.timeout(limit), append=False)
+            item.add_marker(pytest.mark.timeout(20 + 5 * whole[item.nodeid.split("::")[0]]), append=False)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -107,7 +115,13 @@ def learn(tree: Path, tests: list[str], sources: list[str], answer: Path) -> Non
     status = pytest.main([*FAST, *tests], plugins=[plugin])
     lines = {str(Path(file).relative_to(tree)): found for file, found in plugin.lines().items()}
     inside = Path(sys.modules["fedcgd"].__file__ or "").is_relative_to(tree)
-    found = {"status": int(status), "failed": plugin.failed, "inside": inside, "seconds": plugin.seconds, "lines": lines}
+    found = {
+        "status": int(status),
+        "failed": plugin.failed,
+        "inside": inside,
+        "seconds": plugin.seconds,
+        "lines": lines,
+    }
     answer.write_text(json.dumps(found))
 
 

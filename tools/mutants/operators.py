@@ -2,8 +2,10 @@
 
 import difflib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
 
 import parso
 from cosmic_ray.ast import ast_nodes
@@ -11,6 +13,8 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.operator import Operator
 from cosmic_ray.plugins import get_operator, operator_names
 from parso.tree import NodeOrLeaf
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Own(Operator):
@@ -101,43 +105,62 @@ def _sensible(name: str) -> bool:
     return not kind.startswith(("ReplaceBinary", "ReplaceComparison")) or any(set(change) <= kinds for kinds in ALIKE)
 
 
-OPERATORS = {name.split("/")[-1]: get_operator(name) for name in operator_names() if _sensible(name.split("/")[-1])} | {
-    operator.__name__: operator for operator in (DropStatement, DropCall, SwapBounds, ShrinkReturn)
-}
+OPERATORS: dict[str, Operator] = {
+    name.split("/")[-1]: get_operator(name)()
+    for name in operator_names()
+    if _sensible(name.split("/")[-1]) and not get_operator(name).arguments()
+} | {own.__name__: own() for own in (DropStatement, DropCall, SwapBounds, ShrinkReturn)}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: the file's new text, the first and last line of the statement that holds it, the place and a name."""
+    """One change: its operator and place, the first and last line of the statement that holds it, and how to make it.
+
+    `name` stays the same while the lines around the change do.
+    """
 
     path: str
+    source: str
     operator: str
     place: tuple[int, int]
     lines: tuple[int, int]
-    text: str
-    diff: str
+    name: str
+    make: Callable[[], str | None]
 
-    @property
-    def name(self) -> str:
-        """Stays the same while the three lines around the change do."""
-        return hashlib.sha256(f"{self.path}\n{self.diff}".encode()).hexdigest()[:12]
+    @cached_property
+    def text(self) -> str:
+        """The changed file; empty if it would not compile, or is not changed."""
+        text = self.make()
+        return text if text and text != self.source and _compiles(text) else ""
+
+    @cached_property
+    def diff(self) -> str:
+        """The change with three lines around it, without line numbers."""
+        lines = difflib.unified_diff(self.source.splitlines(), self.text.splitlines(), lineterm="", n=3)
+        return "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
 
 
-def mutants(path: str, source: str) -> Iterator[Mutant]:
-    """Every mutant of `source` that compiles, leaves types alone, and does more than change the text of an error."""
+def named(*parts: object) -> str:
+    """A short hash."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def mutants(path: str) -> list[Mutant]:
+    """Every change of a file that leaves types alone, and does more than change the text of an error."""
+    source = (ROOT / path).read_text()
     nodes = list(ast_nodes(parso.parse(source)))
-    for name, make in OPERATORS.items():
-        if make.arguments():
-            continue
-        operator = make()
-        places = [(node, start) for node in nodes for start, _ in operator.mutation_positions(node)]
-        for occurrence, (node, start) in enumerate(places):
-            if not _matters(node):
-                continue
-            text = mutate_code(source, make(), occurrence)
-            if text is None or text == source or not _compiles(text):
-                continue
-            yield Mutant(path, name, start, _statement(node), text, diff(source, text))
+    around = ["", "", *source.splitlines(), "", "", ""]  # around[n] is two lines above line n
+    found = []
+    for name, operator in OPERATORS.items():
+        places = [(node, place) for node in nodes for place, _ in operator.mutation_positions(node)]
+        for occurrence, (node, place) in enumerate(places):
+            if _matters(node):
+                twin = places[:occurrence].count((node, place))  # an operator may change one node in several ways
+                lines = _statement(node)
+                known = named(path, name, place[1], place[0] - lines[0], twin, around[lines[0] - 1 : lines[1] + 4])
+                make = partial(mutate_code, source, operator, occurrence)
+                found.append(Mutant(path, source, name, place, lines, known, make))
+    return found
 
 
 def _matters(node: NodeOrLeaf) -> bool:
@@ -170,9 +193,3 @@ def _compiles(text: str) -> bool:
     except (SyntaxError, ValueError):
         return False
     return True
-
-
-def diff(before: str, after: str) -> str:
-    """The change with three lines around it, without line numbers."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=3)
-    return "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))

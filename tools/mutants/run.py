@@ -20,11 +20,14 @@ import tempfile
 import time
 import tomllib
 import warnings
+from collections.abc import Iterable
+from functools import partial
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from forks import ROOT, attempt, copy_tree, import_what_is_slow, in_a_fork, learn
-from operators import Mutant, diff, mutants
+from forks import attempt, copy_tree, import_what_is_slow, in_a_fork, learn
+from operators import ROOT, Mutant, mutants, named
 
 HERE = Path(__file__).resolve().parent
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.jsonl"
@@ -49,7 +52,7 @@ def sample(path: str, seed: int) -> list[Mutant]:
         return hashlib.sha256(f"{seed} {mutant.name}".encode()).hexdigest()
 
     places = collections.defaultdict(list)
-    for mutant in sorted(mutants(path, (ROOT / path).read_text()), key=drawn):
+    for mutant in sorted(mutants(path), key=drawn):
         places[mutant.place].append(mutant)
     ranked = [(rank, drawn(mutant), mutant) for place in places.values() for rank, mutant in enumerate(place)]
     return [mutant for _, _, mutant in sorted(ranked, key=lambda entry: entry[:2])]
@@ -66,7 +69,8 @@ def planted(rows: dict[str, list[str]]) -> list[Mutant]:
         text = source.replace(before, bug["after"])
         first = source[: source.index(before)].count("\n") + 1
         lines = first, first + before.count("\n")
-        bugs.append(Mutant(path, f"planted: {bug['name']}", (first, 0), lines, text, diff(source, text)))
+        name = named(path, before, bug["after"])
+        bugs.append(Mutant(path, source, f"planted: {bug['name']}", (first, 0), lines, name, partial(str, text)))
     return [bug for bug in bugs if bug.path in rows]
 
 
@@ -84,7 +88,9 @@ def learned(rows: dict[str, list[str]], folder: Path) -> dict[str, Any]:
     return found
 
 
-def work(queue: Any, total: int, rows: dict[str, list[str]], known: dict[str, Any], folder: Path, deadline: float) -> None:
+def work(
+    queue: Any, total: int, rows: dict[str, list[str]], known: dict[str, Any], folder: Path, deadline: float
+) -> None:
     """Try mutants of `queue` in the tree `folder` and append what became of each, until none is left or time is up."""
     copy_tree(folder)
     while (item := queue.get()) is not None and time.time() < deadline:
@@ -105,7 +111,10 @@ def work(queue: Any, total: int, rows: dict[str, list[str]], known: dict[str, An
         record |= {"diff": mutant.diff} if outcome == "survived" else {}
         with RESULTS.open("a") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        print(f"{number}/{total} {outcome:8} {record['seconds']:5.1f} s  {mutant.path}:{mutant.lines[0]} {mutant.operator}", flush=True)
+        print(
+            f"{number}/{total} {outcome:8} {record['seconds']:5.1f} s  {mutant.path}:{mutant.lines[0]} {mutant.operator}",
+            flush=True,
+        )
 
 
 def changed(text: str) -> str:
@@ -113,18 +122,22 @@ def changed(text: str) -> str:
     return "\n".join(line[0] + line[1:].strip() for line in text.splitlines() if line[:1] in "+-")
 
 
-def report(rows: dict[str, list[str]], results: dict[str, dict[str, Any]], known: set[str]) -> list[str]:
-    """Print score by file and every survivor; the diffs of survivors that nobody has judged."""
-    judged = {(entry["file"], changed(entry["diff"])): entry["why"] for entry in tomllib.loads((HERE / "judged.toml").read_text())["mutant"]}
+def report(rows: Iterable[str], results: list[dict[str, Any]]) -> list[str]:
+    """Print the score by file; the diffs of survivors that nobody has judged."""
+    entries = tomllib.loads((HERE / "judged.toml").read_text())["mutant"]
+    judged = {(entry["file"], changed(entry["diff"])) for entry in entries}
+    columns = ["file", "tried", "killed", "of these by time", "survived, judged harmless", "survived, not judged"]
+    print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     unexplained = []
-    print("\n| file | tried | killed | of these by time | judged equivalent | survived |\n|---|---|---|---|---|---|")
-    for path in rows:
-        mine = [results[name] for name in known if name in results and results[name]["file"] == path]
-        count = collections.Counter(record["outcome"] for record in mine)
+    for path in [*rows, "all"]:
+        mine = [record for record in results if path in (record["file"], "all")]
         survivors = [record for record in mine if record["outcome"] == "survived"]
-        excused = [record for record in survivors if (path, changed(record["diff"])) in judged]
-        unexplained += [f"{path} {record['mutant']}\n{record['diff']}" for record in survivors if record not in excused]
-        print(f"| {path} | {len(mine)} | {count['killed'] + count['timeout']} | {count['timeout']} | {len(excused)} | {len(survivors) - len(excused)} |")
+        open_ones = [record for record in survivors if (record["file"], changed(record["diff"])) not in judged]
+        slow = sum(record["outcome"] == "timeout" for record in mine)
+        numbers = len(mine), len(mine) - len(survivors), slow, len(survivors) - len(open_ones), len(open_ones)
+        print(f"| {' | '.join(map(str, (path, *numbers)))} |")
+        if path != "all":
+            unexplained += [f"{path} {record['mutant']} {record['operator']}\n{record['diff']}" for record in open_ones]
     return unexplained
 
 
@@ -146,8 +159,8 @@ def main() -> int:
     lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     results = {record["mutant"]: record for record in lines}
     bugs = planted(rows)
-    turns = sorted((turn, path) for path in rows for turn in range(min(options.per_file, len(samples[path]))))
-    drawn = bugs + [samples[path][turn] for turn, path in turns]
+    firsts = [islice((mutant for mutant in row if mutant.text), options.per_file) for row in samples.values()]
+    drawn = bugs + [mutant for turn in zip_longest(*firsts) for mutant in turn if mutant]
     if options.survivors:
         chosen = [mutant for mutant in drawn if results.get(mutant.name, {}).get("outcome") == "survived"]
     else:
@@ -170,7 +183,7 @@ def main() -> int:
                 worker.join()
         results = {record["mutant"]: record for record in map(json.loads, RESULTS.read_text().splitlines())}
     current = {mutant.name for mutant in bugs} | {mutant.name for row in samples.values() for mutant in row}
-    unexplained = report(rows, results, current)
+    unexplained = report(rows, [record for name, record in results.items() if name in current])
     print("\n\n".join(["", *unexplained, f"{len(unexplained)} survivors to judge"]))
     return bool(unexplained)
 
