@@ -272,13 +272,13 @@ def test_epsilon_so_far_grows_to_the_budget_and_no_further() -> None:
 def test_lambda_is_chosen_once_and_recorded() -> None:
     participation = Participation(rounds=60, min_separation=6)
     options = {"noise_multiplier": None, "epsilon": 3.0, "participation": participation}
-    chosen = make(mechanism=LambdaCGD("auto"), **options).plan
+    chosen = make(mechanism="lambda-cgd", **options).plan
     assert isinstance(chosen.mechanism, LambdaCGD)
     assert 0 < chosen.mechanism.lam < 1
     assert chosen.to_description()["mechanism"] == {"name": "lambda-cgd", "lam": chosen.mechanism.lam}
-    assert isinstance(make(mechanism=Normalized(LambdaCGD("auto")), **options).plan.mechanism, Normalized)
-    with pytest.raises(ValueError, match="auto"):
-        make(mechanism=LambdaCGD("auto")).plan.guarantee()  # σ without a budget
+    assert isinstance(make(mechanism="lambda-cgd:normalized", **options).plan.mechanism, Normalized)
+    with pytest.raises(ValueError, match="budget"):
+        make(mechanism="lambda-cgd").plan.guarantee()  # σ without a budget
 
 
 def test_noise_that_would_outgrow_the_grid_is_refused_before_the_first_round() -> None:

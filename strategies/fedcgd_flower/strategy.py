@@ -14,7 +14,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 
-from fedcgd.accounting.selection import resolve
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import Mechanism
@@ -56,7 +55,8 @@ class CorrelatedNoise(Strategy):
     The noise is calibrated so that all rounds together are (ε, δ)-DP under adding or removing one user, against whoever sees
     every released model. Give `noise_multiplier` in place of `epsilon` to fix σ instead.
 
-    - `mechanism`: `LambdaCGD("auto")` chooses λ by the practical rule of arXiv:2601.22334, from the other settings alone.
+    - `mechanism`: a value or a text, "lambda-cgd:0.9"; "lambda-cgd" alone chooses λ by the practical rule of arXiv:2601.22334,
+      from the other settings alone.
     - `cohort_size`: the users asked in a round, and the divisor of the mean however many answer. By default the inner strategy's
       `min_train_nodes`. With a sampling (Balls-in-Bins, Poisson) it is only the divisor: the expected number of users a round.
     - `key`: all noise and all secret choices come from it. `NoiseKey.simulation(seed)` makes runs repeatable and not private.
@@ -78,7 +78,7 @@ class CorrelatedNoise(Strategy):
         self,
         strategy: Strategy,
         *,
-        mechanism: Mechanism,
+        mechanism: Mechanism | str,
         participation: Participation,
         clip_norm: float,
         delta: float,
@@ -107,10 +107,9 @@ class CorrelatedNoise(Strategy):
                 f"drawn may not decide whether a round is released; got {min_answers}"
             )
         if noise_multiplier is None and epsilon is not None:
-            mechanism = resolve(mechanism, participation, epsilon=epsilon, delta=delta)
-            self.plan = Plan.calibrated(
-                mechanism=mechanism, participation=participation, clip_norm=clip_norm, epsilon=epsilon, delta=delta
-            )
+            self.plan = Plan.calibrated(mechanism, participation, clip_norm=clip_norm, epsilon=epsilon, delta=delta)
+        elif isinstance(mechanism, str):
+            raise ValueError(f"a mechanism by its name is made for a budget: give epsilon with {mechanism!r}")
         elif noise_multiplier is not None and epsilon is None:
             self.plan = Plan(
                 mechanism=mechanism,
