@@ -123,7 +123,7 @@ def test_a_curve_adds_up_the_risks_of_its_points(monkeypatch: pytest.MonkeyPatch
             compute_delta(mechanism, Participation(rounds=4), **options), failure_probability=1e-6
         )
 
-    monkeypatch.setattr("fedcgd.accounting.tradeoff.delta_of", risky)
+    monkeypatch.setattr("fedcgd.accounting.tradeoff.compute_delta", risky)
     monkeypatch.setattr("fedcgd.accounting.tradeoff._PAIRS", 3)
     participation = Participation(rounds=4, sampling="poisson", sampling_rate=0.1)
     assert trade_off(DPSGD(), participation, noise_multiplier=2.0).failure_probability == pytest.approx(3e-6)
