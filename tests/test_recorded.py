@@ -17,11 +17,15 @@ ALL_SAMPLED = [
 ]
 
 
+DRAWN = {"noise_multiplier": 3e-3, "epsilon": 5e-3, "delta_at_1": 0.05}  # other draws, a smaller failure probability
+
+
 def compare(name: str) -> None:
     recorded, found = RECORD[name], recorder.outcome(CASES[name])
     assert found.keys() == recorded.keys()
     for key, value in recorded.items():
-        assert found[key] == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value), (name, key)
+        tolerance = DRAWN.get(key, 1e-9) if recorded.get("draws") else 1e-9
+        assert found[key] == (pytest.approx(value, rel=tolerance) if isinstance(value, float) else value), (name, key)
 
 
 def test_every_recorded_run_is_made_again() -> None:
