@@ -63,7 +63,7 @@ class BudgetOptions(RunOptions):
         if self.json:
             print_json(values if released is None else values | {"released": released})
         else:
-            show(mechanism, participation, guarantee, values, released)
+            show(mechanism, participation, guarantee, values)
 
 
 @takes(BudgetOptions)
@@ -112,17 +112,13 @@ def show(
     participation: Participation,
     guarantee: "Guarantee",
     values: dict[str, Any],
-    released: int | None,
 ) -> None:
-    """One guarantee, of `released` rounds if that is given, as a table."""
+    """One guarantee and the errors of its noise, as a table."""
     from fedcgd.accounting.guarantee import rounded_up
 
-    condition, of_what = "", ""
-    if released not in (None, participation.rounds):
-        condition = f" after {released} rounds, a number that does not depend on what they released"
-        of_what = " of the whole run"
+    of_what = " of the whole run" if guarantee.condition else ""
     rows = [
-        ("guarantee", str(guarantee) + condition),
+        ("guarantee", str(guarantee)),
         ("noise multiplier σ", rounded_up(guarantee.noise_multiplier, 6)),
         ("sensitivity", number(guarantee.sensitivity)),
         ("RMSE" + of_what, number(values["rmse"])),

@@ -49,14 +49,14 @@ ReleasedOption = Annotated[
     int | None,
     typer.Option(
         "--released",
-        help="Count the first r rounds only, where r does not depend on what they released. Default: all.",
+        help="For the first rounds only; holds if their number does not depend on what they released.",
     ),
 ]
 MethodOption = Annotated[
     MethodName | None,
     typer.Option(
         "--method",
-        help="Of balls-in-bins: by draws, wrong with probability 1e-6 over the seed; or without any, in minutes. "
+        help="Of balls-in-bins: by draws, that mislead with probability 1e-12 (part of δ); or without any, in minutes. "
         "Default: without any for dp-sgd, where that takes seconds, and else by draws.",
     ),
 ]
