@@ -1,121 +1,169 @@
 """`fedcgd calibrate`: budget → σ. `fedcgd epsilon`: σ → ε. `fedcgd delta`: σ and ε → δ."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
+from fedcgd import accounting
+from fedcgd.accounting import Guarantee
+from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.options import (
+    BandwidthOption,
+    DegreeOption,
     DeltaOption,
     EpsilonOption,
     ErrorName,
     ErrorOption,
     JsonOption,
+    LamOption,
+    MechanismOption,
     MethodOption,
     MomentumOption,
     NoiseMultiplierOption,
+    NormalizeOption,
+    NuOption,
+    ParticipationsOption,
     ReleasedOption,
     RoundsOption,
-    RunOptions,
-    takes,
+    SamplingName,
+    SamplingOption,
+    SeparationOption,
+    participation_of,
     workload_of,
 )
 from fedcgd.cli.report import console, explained_errors, figures, key_value_table, number, print_json, status
-from fedcgd.mechanisms.mechanism import Mechanism
-from fedcgd.participation import Participation
-
-if TYPE_CHECKING:
-    from fedcgd.accounting import Guarantee
-
-
-@dataclass(frozen=True, kw_only=True)
-class BudgetOptions(RunOptions):
-    """What the three commands share."""
-
-    rounds: RoundsOption
-    method: MethodOption = None
-    momentum: MomentumOption = 0.0
-    error: ErrorOption = ErrorName.RMSE
-    json: JsonOption = False
-
-    def report(
-        self,
-        account: "Callable[..., Guarantee]",
-        *,
-        budget: tuple[float, float] | None = None,
-        released: int | None = None,
-        **given: Any,
-    ) -> None:
-        """Print what `account` answers for the run, and the errors that its noise causes.
-
-        A number that the mechanism's spelling leaves open is chosen for `budget` = (ε, δ), if there is one. `released` is how
-        many rounds count, where the command lets one say it.
-        """
-        with explained_errors():
-            participation, workload = self.run(self.rounds), workload_of(self.momentum)
-            epsilon, delta = budget or (None, 0.0)
-            with status(self.json) as say:
-                mechanism = self.chosen(
-                    participation, epsilon=epsilon, delta=delta, error=self.error, workload=workload, progress=say
-                )
-                method = self.method.value if self.method else None
-                guarantee = account(mechanism, participation, **given, method=method, progress=say)
-            values = figures(mechanism, guarantee, participation.rounds, workload)
-        if self.json:
-            print_json(values if released is None else values | {"released": released})
-        else:
-            show(mechanism, participation, guarantee, values)
+from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.error import error_norms
+from fedcgd.mechanisms.workload import Workload
+from fedcgd.optimisation.catalogue import make
 
 
-@takes(BudgetOptions)
-def calibrate_command(run: BudgetOptions, epsilon: EpsilonOption, delta: DeltaOption) -> None:
+def calibrate_command(
+    rounds: RoundsOption,
+    epsilon: EpsilonOption,
+    delta: DeltaOption,
+    mechanism: MechanismOption = "lambda-cgd",
+    lam: LamOption = None,
+    bandwidth: BandwidthOption = None,
+    degree: DegreeOption = None,
+    nu: NuOption = None,
+    normalize: NormalizeOption = False,
+    participations: ParticipationsOption = None,
+    separation: SeparationOption = 1,
+    sampling: SamplingOption = SamplingName.NONE,
+    method: MethodOption = None,
+    momentum: MomentumOption = 0.0,
+    error: ErrorOption = ErrorName.RMSE,
+    json: JsonOption = False,
+) -> None:
     """Find the smallest noise multiplier σ that keeps the whole run within (ε, δ).
 
-    Example: fedcgd calibrate --mechanism lambda-cgd:0.9 --rounds 3900 --participations 10 --separation 390 --epsilon 8 --delta 1e-5
+    Example: fedcgd calibrate --lam 0.9 --rounds 3900 --participations 10 --separation 390 --epsilon 8 --delta 1e-5
     """
-    from fedcgd.accounting import calibrate
+    with explained_errors():
+        plan = participation_of(sampling.value, rounds, separation, participations, bandwidth)
+        workload = workload_of(momentum)
+        chosen = make(
+            mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
+            participation=plan, error=error.value, workload=workload,
+        )  # fmt: skip
+        with status(json) as say:
+            guarantee = accounting.calibrate(
+                chosen, plan, epsilon=epsilon, delta=delta, method=method.value if method else None, progress=say
+            )
+        report(chosen, rounds, workload, guarantee, json)
 
-    run.report(calibrate, budget=(epsilon, delta), epsilon=epsilon, delta=delta)
 
-
-@takes(BudgetOptions)
 def epsilon_command(
-    run: BudgetOptions, noise_multiplier: NoiseMultiplierOption, delta: DeltaOption, released: ReleasedOption = None
+    rounds: RoundsOption,
+    noise_multiplier: NoiseMultiplierOption,
+    delta: DeltaOption,
+    mechanism: MechanismOption = "lambda-cgd",
+    lam: LamOption = None,
+    bandwidth: BandwidthOption = None,
+    degree: DegreeOption = None,
+    nu: NuOption = None,
+    normalize: NormalizeOption = False,
+    participations: ParticipationsOption = None,
+    separation: SeparationOption = 1,
+    sampling: SamplingOption = SamplingName.NONE,
+    method: MethodOption = None,
+    released: ReleasedOption = None,
+    momentum: MomentumOption = 0.0,
+    error: ErrorOption = ErrorName.RMSE,
+    json: JsonOption = False,
 ) -> None:
     """Find an upper bound on ε for a noise multiplier σ that is given, for the whole run or the rounds released so far.
 
-    Example: fedcgd epsilon --mechanism lambda-cgd:0.9 --rounds 3900 --separation 390 --noise-multiplier 4.36 --delta 1e-5
+    Example: fedcgd epsilon --lam 0.9 --rounds 3900 --separation 390 --noise-multiplier 4.36 --delta 1e-5
     """
-    from fedcgd.accounting import compute_epsilon
+    with explained_errors():
+        plan = participation_of(sampling.value, rounds, separation, participations, bandwidth)
+        workload = workload_of(momentum)
+        chosen = make(
+            mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
+            participation=plan, error=error.value, workload=workload,
+        )  # fmt: skip
+        with status(json) as say:
+            guarantee = accounting.compute_epsilon(
+                chosen,
+                plan,
+                noise_multiplier=noise_multiplier,
+                delta=delta,
+                released=released,
+                method=method.value if method else None,
+                progress=say,
+            )
+        report(chosen, rounds, workload, guarantee, json, rounds if released is None else released)
 
-    counted = run.rounds if released is None else released
-    given = {"noise_multiplier": noise_multiplier, "delta": delta}
-    run.report(lambda *what, **how: compute_epsilon(*what, **how, released=released), released=counted, **given)
 
-
-@takes(BudgetOptions)
 def delta_command(
-    run: BudgetOptions, noise_multiplier: NoiseMultiplierOption, epsilon: EpsilonOption, released: ReleasedOption = None
+    rounds: RoundsOption,
+    noise_multiplier: NoiseMultiplierOption,
+    epsilon: EpsilonOption,
+    mechanism: MechanismOption = "lambda-cgd",
+    lam: LamOption = None,
+    bandwidth: BandwidthOption = None,
+    degree: DegreeOption = None,
+    nu: NuOption = None,
+    normalize: NormalizeOption = False,
+    participations: ParticipationsOption = None,
+    separation: SeparationOption = 1,
+    sampling: SamplingOption = SamplingName.NONE,
+    method: MethodOption = None,
+    released: ReleasedOption = None,
+    momentum: MomentumOption = 0.0,
+    error: ErrorOption = ErrorName.RMSE,
+    json: JsonOption = False,
 ) -> None:
     """Find an upper bound on δ at some ε for a noise multiplier σ that is given, for the whole run or the rounds released so far.
 
-    Example: fedcgd delta --mechanism lambda-cgd:0.9 --rounds 3900 --separation 390 --noise-multiplier 4.36 --epsilon 8
+    Example: fedcgd delta --lam 0.9 --rounds 3900 --separation 390 --noise-multiplier 4.36 --epsilon 8
     """
-    from fedcgd.accounting import compute_delta
+    with explained_errors():
+        plan = participation_of(sampling.value, rounds, separation, participations, bandwidth)
+        workload = workload_of(momentum)
+        chosen = make(
+            mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
+            participation=plan, error=error.value, workload=workload,
+        )  # fmt: skip
+        with status(json) as say:
+            guarantee = accounting.compute_delta(
+                chosen,
+                plan,
+                noise_multiplier=noise_multiplier,
+                epsilon=epsilon,
+                released=released,
+                method=method.value if method else None,
+                progress=say,
+            )
+        report(chosen, rounds, workload, guarantee, json, rounds if released is None else released)
 
-    counted = run.rounds if released is None else released
-    given = {"noise_multiplier": noise_multiplier, "epsilon": epsilon}
-    run.report(lambda *what, **how: compute_delta(*what, **how, released=released), released=counted, **given)
 
-
-def show(
-    mechanism: Mechanism,
-    participation: Participation,
-    guarantee: "Guarantee",
-    values: dict[str, Any],
+def report(
+    mechanism: Mechanism, rounds: int, workload: Workload, guarantee: Guarantee, json: bool, released: int | None = None
 ) -> None:
-    """One guarantee and the errors of its noise, as a table."""
-    from fedcgd.accounting.guarantee import rounded_up
-
+    """Print one guarantee, of `released` rounds if that is given, and the errors that its noise causes."""
+    values = figures(mechanism, guarantee, error_norms(mechanism, rounds, workload))
+    if json:
+        print_json(values if released is None else values | {"released": released})
+        return
     of_what = " of the whole run" if guarantee.condition else ""
     rows = [
         ("guarantee", str(guarantee)),
@@ -124,4 +172,4 @@ def show(
         ("RMSE" + of_what, number(values["rmse"])),
         ("MaxSE" + of_what, number(values["max_se"])),
     ]
-    console.print(key_value_table(f"{mechanism}, {participation.rounds} rounds", rows))
+    console.print(key_value_table(f"{mechanism.name}, {rounds} rounds", rows))
