@@ -89,12 +89,12 @@ def learned(rows: dict[str, list[str]], folder: Path) -> dict[str, Any]:
 
 
 def work(
-    queue: Any, total: int, rows: dict[str, list[str]], known: dict[str, Any], folder: Path, deadline: float
+    queue: Any, chosen: list[Mutant], rows: dict[str, list[str]], known: dict[str, Any], folder: Path, deadline: float
 ) -> None:
-    """Try mutants of `queue` in the tree `folder` and append what became of each, until none is left or time is up."""
+    """Try the mutants whose numbers come from `queue` in the tree `folder`, and append what became of each."""
     copy_tree(folder)
-    while (item := queue.get()) is not None and time.time() < deadline:
-        number, mutant = item
+    while (number := queue.get()) is not None and time.time() < deadline:
+        mutant = chosen[number]
         tests = rows[mutant.path]
         covered = known["lines"].get(mutant.path, {})
         covering = {test for line in range(mutant.lines[0], mutant.lines[1] + 1) for test in covered.get(str(line), ())}
@@ -111,10 +111,8 @@ def work(
         record |= {"diff": mutant.diff} if outcome == "survived" else {}
         with RESULTS.open("a") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        print(
-            f"{number}/{total} {outcome:8} {record['seconds']:5.1f} s  {mutant.path}:{mutant.lines[0]} {mutant.operator}",
-            flush=True,
-        )
+        place = f"{mutant.path}:{mutant.lines[0]} {mutant.operator}"
+        print(f"{number + 1}/{len(chosen)} {outcome:8} {record['seconds']:5.1f} s  {place}", flush=True)
 
 
 def changed(text: str) -> str:
@@ -170,11 +168,11 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="mutants-") as place:
             known = learned(rows, Path(place))
             queue = multiprocessing.get_context("fork").Queue()
-            for item in [*enumerate(chosen, 1), *[None] * options.jobs]:
+            for item in [*range(len(chosen)), *[None] * options.jobs]:
                 queue.put(item)
             fork = multiprocessing.get_context("fork").Process
             workers = [
-                fork(target=work, args=(queue, len(chosen), rows, known, Path(place) / f"tree{job}", deadline))
+                fork(target=work, args=(queue, chosen, rows, known, Path(place) / f"tree{job}", deadline))
                 for job in range(options.jobs)
             ]
             for worker in workers:
@@ -183,7 +181,12 @@ def main() -> int:
                 worker.join()
         results = {record["mutant"]: record for record in map(json.loads, RESULTS.read_text().splitlines())}
     current = {mutant.name for mutant in bugs} | {mutant.name for row in samples.values() for mutant in row}
-    unexplained = report(rows, [record for name, record in results.items() if name in current])
+    # What no longer is in the code goes; the rest stays, for runs of other files too.
+    kept = {name: record for name, record in results.items() if name in current or record["file"] not in rows}
+    if not options.report:
+        order = sorted(kept.values(), key=lambda record: (record["file"], record["mutant"]))
+        RESULTS.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in order))
+    unexplained = report(rows, [record for record in kept.values() if record["file"] in rows])
     print("\n\n".join(["", *unexplained, f"{len(unexplained)} survivors to judge"]))
     return bool(unexplained)
 
