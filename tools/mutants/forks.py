@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import coverage
+import hypothesis
 import pytest
 from operators import ROOT
 
@@ -128,6 +129,9 @@ def learn(tree: Path, tests: list[str], sources: list[str], answer: Path) -> Non
 def attempt(tree: Path, tests: list[str], seconds: Tests, covering: set[str], answer: Path) -> None:
     """Write the exit status of `tests` and the first that fails to `answer`."""
     enter(tree, silent=(0, 1, 2))
+    # A failing case is enough: none is made smaller.
+    hypothesis.settings.register_profile("mutants", phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate])
+    hypothesis.settings.load_profile("mutants")
     plugin = FirstFailure(seconds, covering)
     status = pytest.main([*FAST, "-x", *tests], plugins=[plugin])
     answer.write_text(json.dumps({"status": int(status), "by": plugin.by}))
