@@ -1,6 +1,5 @@
 """What runs is what is accounted: one value holds the mechanism, the participation, the noise and the promise."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +8,6 @@ from fedcgd.accounting.gaussian import check_delta
 from fedcgd.accounting.selection import is_unresolved
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.serialisation import describe, from_description
-from fedcgd.noise import Term
 from fedcgd.participation import Participation
 
 
@@ -85,19 +83,6 @@ class Plan:
             return whole
         method = f"{known.method}, without amplification"
         return replace(known, sampling=self.participation.sampling, method=method, exact=False)
-
-    def noise_terms(self, round: int, attempts: Sequence[int]) -> tuple[Term, ...]:
-        """(C⁻¹Z)_round as (round, attempt, weight) of the noise vectors it combines.
-
-        `attempts[s]` is the attempt under which round s was released, for s < `round`; `attempts[round]` is the one about to be.
-        Raises ValueError for a round after the last.
-        """
-        if not 0 <= round < self.participation.rounds:
-            raise ValueError(
-                f"round must be in 0 … {self.participation.rounds - 1}, got {round}; the plan has no noise for it"
-            )
-        weights = self.mechanism.inverse_row(round, self.participation.rounds)
-        return tuple((round - lag, attempts[round - lag], float(w)) for lag, w in enumerate(weights) if w)
 
     def to_description(self) -> dict[str, Any]:
         """This plan as JSON-able values, from which `from_description` makes it again."""

@@ -36,7 +36,7 @@ def dying(after: int, function):
     return run
 
 
-POINTS = ["exchange", "inner_step", "inner_state", "train_message"]
+POINTS = ["send_and_receive", "inner_step", "inner_state", "train_message"]
 LEDGER_POINTS = ["plan_round", "record_aggregated", "record_released", "history"]
 
 
