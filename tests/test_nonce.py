@@ -1,6 +1,7 @@
 """The nonce: another for another sum, history or round, whatever the random numbers do; and it tells nothing."""
 
 import os
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def test_neighbouring_sums_have_unrelated_nonces(repeating):
     for i in range(2000):
         sums[0] = i
         nonces.append(synthetic_nonce(KEY, [], sums))
-    flips = [(a ^ b).bit_count() for a, b in zip(nonces, nonces[1:], strict=False)]
+    flips = [(a ^ b).bit_count() for a, b in pairwise(nonces)]
     assert abs(np.mean(flips) - 64) < 4 * np.sqrt(32 / len(flips))
     ones = np.array([[nonce >> bit & 1 for bit in range(128)] for nonce in nonces]).mean(axis=0)
     assert np.abs(ones - 0.5).max() < 5 * 0.5 / np.sqrt(2000)

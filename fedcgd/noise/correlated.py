@@ -32,9 +32,9 @@ def for_each_chunk(
     """Calls consume(begin, noise) until [start, stop) is covered; noise = stddev·Σ_j w_j·Z_(round_j, nonce_j)[begin : …].
 
     Noise is float64. The parts do not overlap; they come in any order and from several threads (default: one for each core,
-    at most 2), and `consume` may overwrite them. The numbers are the same for any `threads` and any split into calls. Z is the exact
-    product of the radius and the sine or cosine (float32 each); `NoiseStream.normal` gives it rounded to float32. Raises
-    ValueError, before the first call, for indices out of range, and for a stddev or weights that are not finite or too
+    at most 2), and `consume` may overwrite them. The numbers are the same for any `threads` and any split into calls. Z is
+    the exact product of the radius and the sine or cosine (float32 each); `NoiseStream.normal` gives it rounded to float32.
+    Raises ValueError, before the first call, for indices out of range, and for a stddev or weights that are not finite or too
     large for float32.
     """
     check_coordinates(start, stop)
