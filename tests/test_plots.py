@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcgd_experiments.experiment import Point, Setup, identity
 from fedcgd_experiments import plots
+from fedcgd_experiments.experiment import Point, Setup, identity
 
 BASE = Setup(mechanism="dp-sgd", epsilon=4.0, delta=1e-5, steps=9, epochs=10)
 SETUPS = [BASE] + [replace(BASE, mechanism="lambda-cgd", lam=lam) for lam in (0.5, 0.9)]
