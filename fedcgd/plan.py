@@ -1,11 +1,11 @@
 """What runs is what is accounted: one value holds the mechanism, the participation, the noise and the promise."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
-from fedcgd.accounting.gaussian import check_delta
+from fedcgd.accounting import Accountant, Guarantee, accountant, calibrate
+from fedcgd.accounting.guarantee import check_delta
 from fedcgd.accounting.selection import is_unresolved
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.serialisation import describe, from_description
@@ -62,29 +62,23 @@ class Plan:
         """ζσ: the standard deviation, in units of the update, that one coordinate of Z has on the wire."""
         return self.clip_norm * self.noise_multiplier
 
+    @property
+    def accountant(self) -> Accountant:
+        """What answers for ε, δ and σ of this mechanism and participation."""
+        return accountant(self.mechanism, self.participation)
+
     def guarantee(self, *, released: int | None = None) -> Guarantee:
-        """An upper bound on ε, for the whole run or for its first `released` rounds; adjacency is add or remove one user."""
-        return compute_epsilon(
-            self.mechanism,
-            self.participation,
-            noise_multiplier=self.noise_multiplier,
-            delta=self.delta,
-            released=released,
-        )
+        """An upper bound on ε, for the whole run or for its first `released` rounds; adjacency is add or remove one user.
+
+        That of a part of a run holds under its `condition` only; where that may be false, that of the whole run holds.
+        """
+        return self.accountant.epsilon(noise_multiplier=self.noise_multiplier, delta=self.delta, released=released)
 
     def quick_guarantee(self, *, released: int) -> Guarantee:
-        """As `guarantee`, in no time once that of the whole run is known, and less tight: for what is said in every round.
-
-        Under Balls-in-Bins it is the smaller of the ε of the whole run and that of the first rounds without amplification.
-        """
-        if self.participation.sampling != "balls-in-bins":
-            return self.guarantee(released=released)
-        known = replace(self, participation=replace(self.participation, sampling="none")).guarantee(released=released)
-        whole = self.guarantee()
-        if whole.epsilon <= known.epsilon:
-            return whole
-        method = f"{known.method}, without amplification"
-        return replace(known, sampling=self.participation.sampling, method=method, exact=False)
+        """As `guarantee`, in no time once that of the whole run is known, and less tight: for what is said in every round."""
+        return self.accountant.quick_epsilon(
+            noise_multiplier=self.noise_multiplier, delta=self.delta, released=released
+        )
 
     def noise_terms(self, round: int, attempts: Sequence[int]) -> tuple[Term, ...]:
         """(C⁻¹Z)_round as (round, attempt, weight) of the noise vectors it combines.

@@ -35,6 +35,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.participation import Participation
+from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks which task it is made by
@@ -170,13 +171,16 @@ class SocketGrid(Grid):
 
 
 def make_strategy(folder: Path, rounds: int) -> CorrelatedNoise:
-    return CorrelatedNoise(
-        FedAdam(eta=0.05),
+    plan = Plan(
         mechanism=LambdaCGD(0.9),
         participation=Participation(rounds=rounds, min_separation=SEPARATION),
         clip_norm=1.0,
         noise_multiplier=1.0,
         delta=1e-5,
+    )
+    return CorrelatedNoise(
+        FedAdam(eta=0.05),
+        plan,
         cohort_size=COHORT,
         key=NoiseKey.from_file(folder / "key", create=True),
         ledger=folder / "ledger",

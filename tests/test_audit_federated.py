@@ -11,6 +11,7 @@ from fedcgd.audit.audit import AuditResult, audit_canaries, canary_scores, overu
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.participation import Participation
+from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
 
 PARTICIPATION = Participation(rounds=8, min_separation=4)
@@ -35,13 +36,10 @@ def run(mechanism: Mechanism, claim: float, names_each: int = 1) -> tuple[AuditR
     app = ClientApp()
     host_users(app, lambda context: present, one_by_one(train))
     grid = FakeGrid({1: FakeNode(app)})
+    plan = Plan.calibrated(mechanism=mechanism, participation=PARTICIPATION, clip_norm=CLIP, epsilon=claim, delta=1e-5)
     strategy = CorrelatedNoise(
         FedAvg(),
-        mechanism=mechanism,
-        participation=PARTICIPATION,
-        clip_norm=CLIP,
-        epsilon=claim,
-        delta=1e-5,
+        plan,
         cohort_size=len(present) // 4,
         key=NoiseKey.simulation(11),
         patience=0.0,

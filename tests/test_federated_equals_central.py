@@ -41,16 +41,8 @@ def federated(mechanism, participation) -> tuple[CorrelatedNoise, torch.Tensor, 
     grid = FakeGrid(
         {i + 1: FakeNode(client_app, {"partition-id": i, "num-partitions": 2}) for i in range(2)}, RUN_CONFIG
     )
-    strategy = CorrelatedNoise(
-        FedAvgM(server_learning_rate=LEARNING_RATE),
-        mechanism=mechanism,
-        participation=participation,
-        clip_norm=1.0,
-        noise_multiplier=3.0,
-        delta=1e-5,
-        cohort_size=COHORT,
-        key=KEY,
-    )
+    plan = Plan(mechanism=mechanism, participation=participation, clip_norm=1.0, noise_multiplier=3.0, delta=1e-5)
+    strategy = CorrelatedNoise(FedAvgM(server_learning_rate=LEARNING_RATE), plan, cohort_size=COHORT, key=KEY)
     result = strategy.start(grid, ArrayRecord(model.state_dict()))
     batches: list[list[int]] = [[] for _ in range(ROUNDS)]
     for message in grid.sent:

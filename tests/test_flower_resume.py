@@ -58,11 +58,11 @@ def test_killed_anywhere_and_started_again(
         with pytest.raises(Killed):
             final_model(path, FedAdam(eta=0.05))
     released: list[tuple[int, np.ndarray]] = []
-    strategy = make(FedAdam(eta=0.05), ledger=path)
-    before = strategy.releases
-    strategy.start(
-        two_nodes(), record(np.zeros(SIZE)), evaluate_fn=lambda r, a: released.append((r, a["w"].numpy().copy()))
-    )
+    with make(FedAdam(eta=0.05), ledger=path) as strategy:
+        before = strategy.releases
+        strategy.start(
+            two_nodes(), record(np.zeros(SIZE)), evaluate_fn=lambda r, a: released.append((r, a["w"].numpy().copy()))
+        )
     assert strategy.releases == ROUNDS
     assert [r for r, _ in released] == list(range(before, ROUNDS + 1))
     checked = verify(path)
@@ -122,7 +122,7 @@ def test_another_run_is_not_mixed_into_a_ledger(change, tmp_path: Path) -> None:
     path = tmp_path / "run.db"
     make(ledger=path).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
     with pytest.raises(ValueError, match="ledger of another run"):
-        make(ledger=path, **change)
+        make(ledger=path, **change).start(two_nodes(), record(np.zeros(SIZE)))
 
 
 def test_another_model_is_not_mixed_into_a_ledger(tmp_path: Path) -> None:

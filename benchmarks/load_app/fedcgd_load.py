@@ -21,6 +21,7 @@ from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.participation import Participation
+from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, one_gradient_step
 
 FEATURES, HIDDEN, CLASSES = 64, 64, 10
@@ -95,15 +96,18 @@ def main(grid: Grid, context: Context) -> None:
     clock = _Clock()
     for step in LEDGER_STEPS:
         clock.watch(Ledger, step, "ledger")
-    clock.watch(strategy_module, "exchange", "nodes")
+    clock.watch(strategy_module, "send_and_receive", "nodes")
     clock.watch(strategy_module, "cohort", "choosing")
-    strategy = CorrelatedNoise(
-        FedAvgM(server_learning_rate=0.5),
+    plan = Plan(
         mechanism=LambdaCGD(0.9),
         participation=Participation(rounds=rounds, min_separation=users // cohort),
         clip_norm=1.0,
         noise_multiplier=1.0,
         delta=1e-6,
+    )
+    strategy = CorrelatedNoise(
+        FedAvgM(server_learning_rate=0.5),
+        plan,
         cohort_size=cohort,
         key=NoiseKey.from_file(Path(str(config["key-file"])), create=True),
         ledger=Path(str(config["ledger"])),

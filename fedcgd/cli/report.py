@@ -79,6 +79,7 @@ def figures(mechanism: Mechanism, guarantee: Guarantee, norms: ErrorNorms) -> di
         "sampling": guarantee.sampling,
         "method": guarantee.method,
         "failure_probability": guarantee.failure_probability,
+        "condition": guarantee.condition,
     }
 
 

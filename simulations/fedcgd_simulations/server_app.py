@@ -9,6 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvgM
 
 from fedcgd.mechanisms.error import error_norms
+from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_simulations.report import plot_accuracy, summary, write_json
 from fedcgd_simulations.settings import Settings
@@ -27,14 +28,17 @@ def main(grid: Grid, context: Context) -> None:
     users = len(data.train)
     participation = settings.participation(users)
     mechanism = settings.mechanism(participation)
-    model = task.model(settings.seed)
-    strategy = CorrelatedNoise(
-        FedAvgM(min_train_nodes=1, min_available_nodes=1, server_learning_rate=settings.learning_rate),
+    plan = Plan.calibrated(
         mechanism=mechanism,
         participation=participation,
         clip_norm=settings.clip_norm,
         epsilon=settings.epsilon,
         delta=settings.delta,
+    )
+    model = task.model(settings.seed)
+    strategy = CorrelatedNoise(
+        FedAvgM(min_train_nodes=1, min_available_nodes=1, server_learning_rate=settings.learning_rate),
+        plan,
         cohort_size=settings.cohort,
         key=settings.key(),
         ledger=settings.ledger(),

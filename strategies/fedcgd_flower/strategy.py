@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -14,14 +16,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 
-from fedcgd.accounting.selection import resolve
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
-from fedcgd.mechanisms import Mechanism
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Integers, from_lattice, lattice_step
 from fedcgd.noise.source import RunNoise
-from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower.inner import inner_config, inner_state, inner_step, restore_inner_state, undone_on_failure
@@ -50,13 +49,10 @@ class _Asked:
 class CorrelatedNoise(Strategy):
     """DP-λCGD, or any mechanism, around an inner strategy: it is given model + (Σ clipped updates + ζσ(C⁻¹Z)_t) / cohort.
 
-    >>> CorrelatedNoise(FedAvg(min_train_nodes=60), mechanism=LambdaCGD(0.9), clip_norm=1.0, epsilon=8, delta=1e-5,
-    ...                 participation=Participation(rounds=210, min_separation=21), key=NoiseKey.generate())
+    >>> CorrelatedNoise(FedAvg(min_train_nodes=60), plan, key=NoiseKey.generate(), ledger=Path("run.db"))
 
-    The noise is calibrated so that all rounds together are (ε, δ)-DP under adding or removing one user, against whoever sees
-    every released model. Give `noise_multiplier` in place of `epsilon` to fix σ instead.
+    All rounds of `plan` together are (ε, δ)-DP under adding or removing one user, against whoever sees every released model.
 
-    - `mechanism`: `LambdaCGD("auto")` chooses λ by the practical rule of arXiv:2601.22334, from the other settings alone.
     - `cohort_size`: the users asked in a round, and the divisor of the mean however many answer. By default the inner strategy's
       `min_train_nodes`. With a sampling (Balls-in-Bins, Poisson) it is only the divisor: the expected number of users a round.
     - `key`: all noise and all secret choices come from it. `NoiseKey.simulation(seed)` makes runs repeatable and not private.
@@ -68,37 +64,35 @@ class CorrelatedNoise(Strategy):
     - `forward_client_metrics`: also evaluate on clients as the inner strategy does, and return the averages. They are not
       differentially private: ε no longer covers what the run tells.
 
+    `start` opens the ledger and closes it when it ends or fails. `with CorrelatedNoise(…) as strategy:` keeps it open for
+    several calls of `start`; a run without a ledger file can be started again only there, because its record ends with it.
+
     FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad and FedProx work unchanged inside. Strategies that compare clients
     with each other (Krum, FedMedian, QFedAvg) see a single reply and cannot work.
 
-    Raises ValueError for settings that contradict each other.
+    Raises ValueError for settings that contradict each other. Nothing is opened before `start`.
     """
 
     def __init__(
         self,
-        strategy: Strategy,
+        inner: Strategy,
+        plan: Plan,
         *,
-        mechanism: Mechanism,
-        participation: Participation,
-        clip_norm: float,
-        delta: float,
         key: NoiseKey,
-        epsilon: float | None = None,
-        noise_multiplier: float | None = None,
-        cohort_size: int | None = None,
         ledger: Path | None = None,
+        cohort_size: int | None = None,
         identity: Identity = "declared",
         expected_users: int = 1,
         min_answers: int | None = None,
         patience: float = 600.0,
         forward_client_metrics: bool = False,
     ) -> None:
-        planned = getattr(strategy, "min_train_nodes", 0) if cohort_size is None else cohort_size
+        planned = getattr(inner, "min_train_nodes", 0) if cohort_size is None else cohort_size
         if planned < 1:
             raise ValueError(
                 f"cohort_size must be at least 1, got {planned}: it is the planned number of users of a round"
             )
-        sampled = participation.sampling != "none"
+        sampled = plan.participation.sampling != "none"
         if min_answers is None:
             min_answers = 0 if sampled else 1
         if not 0 <= min_answers <= (0 if sampled else planned):
@@ -106,22 +100,8 @@ class CorrelatedNoise(Strategy):
                 f"min_answers must be between 0 and cohort_size = {planned}, and 0 with a secret sampling, because who was "
                 f"drawn may not decide whether a round is released; got {min_answers}"
             )
-        if noise_multiplier is None and epsilon is not None:
-            mechanism = resolve(mechanism, participation, epsilon=epsilon, delta=delta)
-            self.plan = Plan.calibrated(
-                mechanism=mechanism, participation=participation, clip_norm=clip_norm, epsilon=epsilon, delta=delta
-            )
-        elif noise_multiplier is not None and epsilon is None:
-            self.plan = Plan(
-                mechanism=mechanism,
-                participation=participation,
-                clip_norm=clip_norm,
-                noise_multiplier=noise_multiplier,
-                delta=delta,
-            )
-        else:
-            raise ValueError(f"give epsilon or noise_multiplier, one of the two; got {epsilon} and {noise_multiplier}")
-        self.inner = strategy
+        self.inner = inner
+        self.plan = plan
         self.cohort_size = planned
         self.expected_users = expected_users
         self.min_answers = min_answers
@@ -129,17 +109,60 @@ class CorrelatedNoise(Strategy):
         self.forward_client_metrics = forward_client_metrics
         self.dropped: Counter[Cause] = Counter()
         """Replies dropped so far, by cause, and users that nodes left out. It tells about users: for the operator's eyes only."""
-        self._directory = Roster(identity)
+        self._roster = Roster(identity)
         self._key = key
-        configuration = {"cohort_size": planned, "inner": type(strategy).__name__}
-        self._ledger = Ledger.open(ledger or ":memory:", plan=self.plan, configuration=configuration, key=key)
-        self._noise = RunNoise(self.plan, NoiseStream(key.noise_of(self._ledger.stream_id)))
-        self._attempts = list(self._ledger.resume().attempts)
+        self._ledger_path = ledger
+        self._opened: tuple[Ledger, RunNoise] | None = None
+        self._attempts: list[int] = []
         self._asked: _Asked | None = None
+
+    def __enter__(self) -> Self:
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        """Open the ledger: from here on no other process can release anything for this run."""
+        if self._ledger_path is None and self._attempts:
+            raise ValueError(
+                f"{self.releases} rounds of this run are released, and their record was in memory; give a ledger file, or call "
+                "start inside `with strategy:`"
+            )
+        configuration = {"cohort_size": self.cohort_size, "inner": type(self.inner).__name__}
+        path = ":memory:" if self._ledger_path is None else self._ledger_path
+        ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self._key)
+        try:
+            noise = RunNoise(self.plan, NoiseStream(self._key.noise_of(ledger.stream_id)))
+            self._attempts = list(ledger.resume().attempts)
+        except BaseException:
+            ledger.close()
+            raise
+        self._opened = ledger, noise
+
+    def close(self) -> None:
+        """Close the ledger, if it is open."""
+        opened, self._opened, self._asked = self._opened, None, None
+        if opened is not None:
+            opened[0].close()
+
+    @property
+    def _ledger(self) -> Ledger:
+        if self._opened is None:
+            raise ValueError("the ledger is not open: call start, or use the strategy inside `with strategy:`")
+        return self._opened[0]
+
+    @property
+    def _noise(self) -> RunNoise:
+        assert self._opened is not None  # it is opened together with the ledger
+        return self._opened[1]
 
     @property
     def releases(self) -> int:
-        """How many rounds are released so far."""
+        """How many rounds are released so far, as the ledger said when it was open last."""
         return len(self._attempts)
 
     def summary(self) -> None:
@@ -195,7 +218,7 @@ class CorrelatedNoise(Strategy):
         deadline = time.monotonic() + self.patience
         wanted = self.expected_users if round == 0 else 1
         while True:
-            nodes = self._directory.refresh(grid)
+            nodes = self._roster.refresh(grid)
             users = cohort(
                 self.plan.participation,
                 round,
@@ -295,6 +318,25 @@ class CorrelatedNoise(Strategy):
         As Flower's `Strategy.start`, with replies matched to requests and the end that the plan sets. Metrics of the training are
         the ε spent, by release; `evaluate_fn(release, arrays)` sees the initial model as release 0 and then every released one.
         """
+        opened_here = self._opened is None
+        if opened_here:
+            self._open()
+        try:
+            return self._run(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        finally:
+            if opened_here:
+                self.close()
+
+    def _run(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int | None,
+        timeout: float,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: EvaluateFn | None,
+    ) -> Result:
         log(INFO, "Starting %s around %s:", type(self).__name__, type(self.inner).__name__)
         self.summary()
         result = Result()
