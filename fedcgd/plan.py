@@ -5,9 +5,9 @@ from typing import Any
 
 from fedcgd.accounting import Accountant, Guarantee, accountant, calibrate
 from fedcgd.accounting.guarantee import check_delta
-from fedcgd.accounting.selection import is_unresolved
+from fedcgd.accounting.selection import select_mechanism
 from fedcgd.mechanisms import Mechanism
-from fedcgd.mechanisms.serialisation import describe, from_description
+from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
 
 
@@ -36,16 +36,24 @@ class Plan:
                 f"noise_multiplier must be positive and finite, got {self.noise_multiplier}; without noise there is no privacy"
             )
         check_delta(self.delta)
-        if is_unresolved(self.mechanism):
-            raise ValueError(
-                'lam is still "auto"; fedcgd.accounting.selection.resolve chooses it before a plan is made'
-            )
 
     @staticmethod
     def calibrated(
-        *, mechanism: Mechanism, participation: Participation, clip_norm: float, epsilon: float, delta: float
+        mechanism: Mechanism | str, participation: Participation, *, clip_norm: float, epsilon: float, delta: float
     ) -> "Plan":
-        """The plan with the smallest σ that keeps the whole run within (ε, δ). Raises ValueError if none can."""
+        """The plan with the smallest σ that keeps the whole run within (ε, δ) if one user is added or removed.
+
+        `mechanism` is a value, or a text as on the command line: "lambda-cgd:0.9", "bisr:16", or "lambda-cgd" alone, which
+        chooses λ for this participation and budget (`fedcgd.accounting.selection.select_mechanism`). Raises ValueError if no σ
+        keeps the budget, or the text names no mechanism.
+
+        >>> participation = Participation(rounds=210, min_separation=21)
+        >>> plan = Plan.calibrated("lambda-cgd:0.9", participation, clip_norm=1.0, epsilon=8, delta=1e-5)
+        >>> f"{plan.noise_multiplier:.3f}"
+        '1.990'
+        """
+        if isinstance(mechanism, str):
+            mechanism = select_mechanism(mechanism, participation, epsilon=epsilon, delta=delta)
         guarantee = calibrate(mechanism, participation, epsilon=epsilon, delta=delta)
         return Plan(
             mechanism=mechanism,

@@ -6,7 +6,7 @@ from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.mechanisms import Mechanism, Normalized
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.mechanisms.serialisation import describe
+from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
 
 

@@ -104,6 +104,7 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
+        """Close the file; what is recorded stays."""
         self._connection.close()
 
     def resume(self) -> Run:
