@@ -20,8 +20,9 @@ from flwr.supercore import log
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, Run
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import Integers, from_lattice, lattice_step
-from fedcgd.noise.source import RunNoise
+from fedcgd.noise.quantisation import Grid as IntegerGrid
+from fedcgd.noise.quantisation import Integers
+from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
@@ -48,7 +49,7 @@ class _Asked:
     attempt: int
     model: Flat
     layout: Layout
-    step: float
+    grid: IntegerGrid
     requests: tuple[tuple[Message, TrainTask], ...]
     unsaved: dict[str, str]
     """What the inner strategy held that cannot be saved, before the round."""
@@ -142,8 +143,9 @@ class CorrelatedNoise(Strategy):
         self._ledger_path = None if ledger is None else Path(ledger)
         self._settings = inner_state.settings(inner)
         self._inner_state = inner_state.save(inner)
-        self._opened: tuple[Ledger, RunNoise, Roster] | None = None
-        self._attempts: list[int] = []
+        self._opened: tuple[Ledger, Roster] | None = None
+        self._noise: NoiseSource | None = None
+        self._nonces: list[int] = []
         self._asked: _Asked | None = None
         self._silent: set[str] = set()
         self._silent_in = 0
@@ -160,7 +162,7 @@ class CorrelatedNoise(Strategy):
 
     def _open(self) -> None:
         """Open the ledger: from here on no other process can release anything for this run."""
-        if self._ledger_path is None and self._attempts:
+        if self._ledger_path is None and self._nonces:
             raise ValueError(
                 f"{self.releases} rounds of this run are released, and their record was in memory; give a ledger file, or call "
                 "start inside `with strategy:`"
@@ -169,8 +171,7 @@ class CorrelatedNoise(Strategy):
         path = ":memory:" if self._ledger_path is None else self._ledger_path
         ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self._key)
         try:
-            roster = Roster(self._identity, ledger.pin, self._hosts, self._registered_only)
-            self._opened = ledger, RunNoise(self.plan, NoiseStream(self._key.noise_of(ledger.stream_id))), roster
+            self._opened = ledger, Roster(self._identity, ledger.pin, self._hosts, self._registered_only)
             self._load(ledger.resume())
         except BaseException:
             self.close()
@@ -178,13 +179,13 @@ class CorrelatedNoise(Strategy):
 
     def close(self) -> None:
         """Close the ledger, if it is open."""
-        opened, self._opened, self._asked = self._opened, None, None
+        opened, self._opened, self._noise, self._asked = self._opened, None, None, None
         if opened is not None:
             opened[0].close()
 
     def _load(self, run: Run) -> None:
         """Stand where the ledger says."""
-        self._attempts = list(run.attempts)
+        self._nonces = list(run.nonces)
         if run.state is not None:
             self._inner_state = run.state
         inner_state.restore(self.inner, self._inner_state)
@@ -196,19 +197,14 @@ class CorrelatedNoise(Strategy):
         return self._opened[0]
 
     @property
-    def _noise(self) -> RunNoise:
-        assert self._opened is not None  # it is opened together with the ledger
-        return self._opened[1]
-
-    @property
     def _roster(self) -> Roster:
-        assert self._opened is not None
-        return self._opened[2]
+        assert self._opened is not None  # it is made when the ledger is opened
+        return self._opened[1]
 
     @property
     def releases(self) -> int:
         """How many rounds are released so far, as the ledger said when it was open last."""
-        return len(self._attempts)
+        return len(self._nonces)
 
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
@@ -248,7 +244,7 @@ class CorrelatedNoise(Strategy):
         by_node: dict[int, list[str]] = {}
         for user, node_id in chosen.items():
             by_node.setdefault(node_id, []).append(user)
-        step = lattice_step(clip_norm=self.plan.clip_norm, size=layout.size, stddev=self._noise.largest_stddev)
+        integer_grid = grid_of(self.plan, layout.size)
         attempt = self._ledger.plan_round(round, list(chosen))
         requests = []
         for node_id, users in sorted(by_node.items()):
@@ -256,7 +252,7 @@ class CorrelatedNoise(Strategy):
                 round=round,
                 attempt=attempt,
                 clip_norm=self.plan.clip_norm,
-                step=step,
+                grid=integer_grid,
                 users=tuple(users),
                 layout=layout,
             )
@@ -266,7 +262,7 @@ class CorrelatedNoise(Strategy):
             attempt=attempt,
             model=model,
             layout=layout,
-            step=step,
+            grid=integer_grid,
             requests=tuple(requests),
             unsaved=unsaved,
         )
@@ -342,14 +338,15 @@ class CorrelatedNoise(Strategy):
         if report.answered < self.min_answers:
             self._give_up(f"at least {self.min_answers} users must answer")
             return None, None
+        nonce = self._key.nonce_of(self._ledger.stream_id, total, earlier=self._nonces, attempt=asked.attempt)
         try:
-            self._ledger.record_aggregated(asked.round, asked.attempt)
-            released = self._release(asked, total)
+            self._ledger.record_aggregated(asked.round, asked.attempt, nonce)
+            released = self._release(asked, total, nonce)
         except BaseException:
             self._give_up("it could not be released")
             raise
         self._asked = None
-        self._attempts.append(asked.attempt)
+        self._nonces.append(nonce)
         metrics = self._metrics(self.releases)
         report.epsilon = cast(float, metrics["epsilon"])
         return unflatten(released, asked.layout), metrics
@@ -369,12 +366,16 @@ class CorrelatedNoise(Strategy):
         if asked is not None:
             with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
                 self._ledger.skip(asked.round, reason)
+            self._noise = None  # it may have stopped halfway
             inner_state.restore(self.inner, self._inner_state)
 
-    def _release(self, asked: _Asked, total: Integers) -> Flat:
+    def _release(self, asked: _Asked, total: Integers, nonce: int) -> Flat:
         """The model of the round in flight, from the sum of its updates; it is in the ledger when this returns."""
-        self._noise.add(total, [*self._attempts, asked.attempt], asked.step)
-        noised_mean = asked.model.astype(np.float64) + from_lattice(total, asked.step) / self.cohort_size
+        if self._noise is None:
+            normals = GridNormals(NoiseStream(self._key.noise_of(self._ledger.stream_id)), asked.grid)
+            self._noise = NoiseSource(self.plan.mechanism, self.plan.participation.rounds, normals)
+        self._noise.add(total, [*self._nonces, nonce], self.plan.stddev)
+        noised_mean = asked.model.astype(np.float64) + asked.grid.from_steps(total) / self.cohort_size
         stepped = inner_step(self.inner, asked.round + 1, unflatten(noised_mean.astype(np.float32), asked.layout))
         released = flatten(stepped, asked.layout)
         changed = dict(inner_state.fingerprint(self.inner).items() ^ asked.unsaved.items())
