@@ -7,7 +7,7 @@ from fake_grid import FakeGrid, FakeNode
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcgd.noise.quantisation import from_lattice
+from fedcgd.noise.quantisation import Grid
 from fedcgd_flower import clipped_update_mod, declare_users, host_users, one_by_one, one_gradient_step
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply, train_message
@@ -21,11 +21,11 @@ TARGETS = {"ann": [3.0, 0, 0], "bob": [0, 0.3, 0], "cat": [0, 0, -4.0], "dan": [
 
 def ask(grid: FakeGrid, node_id: int, users: tuple[str, ...], *, clip_norm: float = 1.0) -> NodeSum | str:
     """The node's sum, in units of the model."""
-    task = TrainTask(round=0, attempt=0, clip_norm=clip_norm, step=STEP, users=users, layout=LAYOUT)
+    task = TrainTask(round=0, attempt=0, clip_norm=clip_norm, grid=Grid(STEP), users=users, layout=LAYOUT)
     message = train_message(node_id, np.zeros(3, np.float32), ConfigRecord({"server-round": 1}), task)
     [reply] = send_and_receive(grid, [message], timeout=0.0)
     result = read_train_reply(reply, task)
-    return NodeSum(from_lattice(result.update, STEP), result.answered) if isinstance(result, NodeSum) else result
+    return NodeSum(Grid(STEP).from_steps(result.update), result.answered) if isinstance(result, NodeSum) else result
 
 
 def towards_target(model: ArrayRecord, user: str, config, context) -> ArrayRecord:
@@ -207,7 +207,7 @@ def test_exchange_returns_nothing_for_silence_and_for_answers_to_something_else(
         return reply
 
     stray.tamper = misaddressed
-    task = TrainTask(round=0, attempt=0, clip_norm=1.0, step=STEP, users=("ann",), layout=LAYOUT)
+    task = TrainTask(round=0, attempt=0, clip_norm=1.0, grid=Grid(STEP), users=("ann",), layout=LAYOUT)
     grid = FakeGrid({1: silent, 2: stray, 3: pool()})
     messages = [train_message(i, np.zeros(3, np.float32), ConfigRecord(), task) for i in (1, 2, 3, 4)]
     replies = send_and_receive(grid, messages, timeout=0.05)

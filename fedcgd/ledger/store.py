@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MEMORY = ":memory:"
-FORMAT = 1
+FORMAT = 2
 
 _SCHEMA = """
 CREATE TABLE run (
@@ -35,6 +35,7 @@ CREATE TABLE attempts (
     id INTEGER PRIMARY KEY,
     round INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
+    nonce BLOB CHECK (length(nonce) = 16),
     state TEXT NOT NULL CHECK (state IN ('planned', 'aggregated', 'released', 'abandoned')),
     users BLOB NOT NULL,
     planned TEXT NOT NULL,

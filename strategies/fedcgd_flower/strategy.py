@@ -19,8 +19,9 @@ from flwr.supercore import log
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import Integers, from_lattice, lattice_step
-from fedcgd.noise.source import RunNoise
+from fedcgd.noise.quantisation import Grid as IntegerGrid
+from fedcgd.noise.quantisation import Integers
+from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower.inner import inner_config, inner_state, inner_step, restore_inner_state, undone_on_failure
@@ -42,7 +43,7 @@ class _Asked:
     attempt: int
     model: Flat
     layout: Layout
-    step: float
+    grid: IntegerGrid
     requests: tuple[tuple[Message, TrainTask], ...]
 
 
@@ -112,8 +113,9 @@ class CorrelatedNoise(Strategy):
         self._roster = Roster(identity)
         self._key = key
         self._ledger_path = ledger
-        self._opened: tuple[Ledger, RunNoise] | None = None
-        self._attempts: list[int] = []
+        self._opened: Ledger | None = None
+        self._noise: NoiseSource | None = None
+        self._nonces: list[int] = []
         self._asked: _Asked | None = None
 
     def __enter__(self) -> Self:
@@ -127,7 +129,7 @@ class CorrelatedNoise(Strategy):
 
     def _open(self) -> None:
         """Open the ledger: from here on no other process can release anything for this run."""
-        if self._ledger_path is None and self._attempts:
+        if self._ledger_path is None and self._nonces:
             raise ValueError(
                 f"{self.releases} rounds of this run are released, and their record was in memory; give a ledger file, or call "
                 "start inside `with strategy:`"
@@ -136,34 +138,28 @@ class CorrelatedNoise(Strategy):
         path = ":memory:" if self._ledger_path is None else self._ledger_path
         ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self._key)
         try:
-            noise = RunNoise(self.plan, NoiseStream(self._key.noise_of(ledger.stream_id)))
-            self._attempts = list(ledger.resume().attempts)
+            self._nonces = list(ledger.resume().nonces)
         except BaseException:
             ledger.close()
             raise
-        self._opened = ledger, noise
+        self._opened = ledger
 
     def close(self) -> None:
         """Close the ledger, if it is open."""
-        opened, self._opened, self._asked = self._opened, None, None
-        if opened is not None:
-            opened[0].close()
+        ledger, self._opened, self._noise, self._asked = self._opened, None, None, None
+        if ledger is not None:
+            ledger.close()
 
     @property
     def _ledger(self) -> Ledger:
         if self._opened is None:
             raise ValueError("the ledger is not open: call start, or use the strategy inside `with strategy:`")
-        return self._opened[0]
-
-    @property
-    def _noise(self) -> RunNoise:
-        assert self._opened is not None  # it is opened together with the ledger
-        return self._opened[1]
+        return self._opened
 
     @property
     def releases(self) -> int:
         """How many rounds are released so far, as the ledger said when it was open last."""
-        return len(self._attempts)
+        return len(self._nonces)
 
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
@@ -195,7 +191,7 @@ class CorrelatedNoise(Strategy):
         by_node: dict[int, list[str]] = {}
         for user, node_id in chosen.items():
             by_node.setdefault(node_id, []).append(user)
-        step = lattice_step(clip_norm=self.plan.clip_norm, size=layout.size, stddev=self._noise.largest_stddev)
+        integer_grid = grid_of(self.plan, layout.size)
         attempt = self._ledger.plan_round(round, list(chosen))
         requests = []
         for node_id, users in sorted(by_node.items()):
@@ -203,13 +199,13 @@ class CorrelatedNoise(Strategy):
                 round=round,
                 attempt=attempt,
                 clip_norm=self.plan.clip_norm,
-                step=step,
+                grid=integer_grid,
                 users=tuple(users),
                 layout=layout,
             )
             requests.append((train_message(node_id, model, train_config, task), task))
         self._asked = _Asked(
-            round=round, attempt=attempt, model=model, layout=layout, step=step, requests=tuple(requests)
+            round=round, attempt=attempt, model=model, layout=layout, grid=integer_grid, requests=tuple(requests)
         )
         return [message for message, _ in requests]
 
@@ -267,24 +263,28 @@ class CorrelatedNoise(Strategy):
             self._ledger.skip(asked.round, "too few users answered")
             return None, None
         plan = self.plan
-        self._ledger.record_aggregated(asked.round, asked.attempt)
+        nonce = self._key.nonce_of(self._ledger.stream_id, total, earlier=self._nonces, attempt=asked.attempt)
+        self._ledger.record_aggregated(asked.round, asked.attempt, nonce)
         try:
             with undone_on_failure(self.inner):
-                released = self._release(asked, total)
+                released = self._release(asked, total, nonce)
         except Exception:
             with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
                 self._ledger.skip(asked.round, "it could not be released")
             raise
-        self._attempts.append(asked.attempt)
+        self._nonces.append(nonce)
         guarantee = plan.quick_guarantee(released=self.releases)
         log(INFO, "fedcgd: round %d of %d is released; %s", self.releases, plan.participation.rounds, guarantee)
         metrics = MetricRecord({"epsilon": guarantee.epsilon, "delta": guarantee.delta, "releases": self.releases})
         return unflatten(released, asked.layout), metrics
 
-    def _release(self, asked: _Asked, total: Integers) -> Flat:
+    def _release(self, asked: _Asked, total: Integers, nonce: int) -> Flat:
         """The model of the round in flight, from the sum of its updates; it is in the ledger when this returns."""
-        self._noise.add(total, [*self._attempts, asked.attempt], asked.step)
-        noised_mean = asked.model.astype(np.float64) + from_lattice(total, asked.step) / self.cohort_size
+        if self._noise is None:
+            normals = GridNormals(NoiseStream(self._key.noise_of(self._ledger.stream_id)), asked.grid)
+            self._noise = NoiseSource(self.plan.mechanism, self.plan.participation.rounds, normals)
+        self._noise.add(total, [*self._nonces, nonce], self.plan.stddev)
+        noised_mean = asked.model.astype(np.float64) + asked.grid.from_steps(total) / self.cohort_size
         stepped = inner_step(self.inner, asked.round + 1, unflatten(noised_mean.astype(np.float32), asked.layout))
         released = flatten(stepped, asked.layout)
         # Durable first: what has left the process can then never be followed by another release under this noise.
