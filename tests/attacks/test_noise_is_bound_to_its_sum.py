@@ -30,7 +30,9 @@ from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # from Python 3.12
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)  # from Python 3.12
 
 SIZE = 40
 KEY = NoiseKey(bytes(range(32)))
@@ -64,7 +66,7 @@ def in_two_copies(work: Callable[[bool], np.ndarray]) -> list[np.ndarray]:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        copy = pickle.load(pipe)  # noqa: S301
+        copy = pickle.load(pipe)
     os.waitpid(child, 0)
     return [work(False), copy]
 
