@@ -11,7 +11,6 @@ from fedcgd.noise.quantisation import Grid
 from fedcgd_flower import clipped_update_mod, declare_users, host_users, one_by_one, one_gradient_step
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply, train_message
-from fedcgd_flower.roster import Roster
 from fedcgd_flower.send_and_receive import send_and_receive
 
 STEP = 2.0**-24
@@ -159,42 +158,6 @@ def test_what_training_raises_stays_on_the_node_with_its_text(kind: str, caplog:
     assert arrived[0].error.reason == "local training failed"
     assert "4711" not in str(arrived[0]) + caplog.text
     assert "in fail" in caplog.text  # where to look
-
-
-def test_directory_by_declaration_follows_users_to_a_new_node() -> None:
-    grid = FakeGrid({1: pool(users=("ann", "bob")), 2: pool(users=("cat",))})
-    directory = Roster("declared", timeout=0.0)
-    assert directory.refresh(grid) == {"ann": 1, "bob": 1, "cat": 2}
-    grid.nodes[9] = grid.nodes.pop(1)  # the same pool, reconnected under a new node id
-    assert directory.refresh(grid) == {"ann": 9, "bob": 9, "cat": 2}
-    asked = [m for m in grid.sent if m.metadata.message_type == "query.fedcgd_users"]
-    assert len(asked) == 3  # each node once
-
-
-def test_users_claimed_twice_take_no_part() -> None:
-    grid = FakeGrid({1: pool(users=("ann", "bob")), 2: pool(users=("bob", "cat"))})
-    assert Roster("declared", timeout=0.0).refresh(grid) == {"ann": 1, "cat": 2}
-
-
-def test_a_node_that_does_not_declare_is_left_out() -> None:
-    grid = FakeGrid({1: FakeNode(ClientApp()), 2: pool(users=("cat",))})
-    assert Roster("declared", timeout=0.0).refresh(grid) == {"cat": 2}
-
-
-def test_authenticated_nodes_are_one_user_each_by_name_or_key() -> None:
-    grid = FakeGrid(
-        {
-            1: FakeNode(ClientApp(), name="u1"),
-            2: FakeNode(ClientApp(), public_key=b"\x01\xff"),
-            3: FakeNode(ClientApp()),
-            4: FakeNode(ClientApp(), name="u4"),
-            5: FakeNode(ClientApp(), name="u4"),
-        }
-    )
-    assert Roster("authenticated").refresh(grid) == {"u1": 1, "01ff": 2}
-    assert not grid.sent
-    with pytest.raises(ValueError, match="'declared' or 'authenticated'"):
-        Roster("guessed")
 
 
 def test_exchange_returns_nothing_for_silence_and_for_answers_to_something_else() -> None:

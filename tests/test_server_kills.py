@@ -16,7 +16,7 @@ from fake_grid import FakeGrid, FakeNode
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import export, verify
-from fedcgd_flower.inner import inner_state
+from fedcgd_flower import inner_state
 
 SIZES = [
     pytest.param((30, 20), id="20 kills"),
@@ -134,7 +134,7 @@ def final_state(folder: Path, rounds: int) -> bytes:
     """The inner strategy's state with which a further life of the server would go on."""
     strategy = worker.make_strategy(folder, rounds)
     strategy.start(FakeGrid({}), worker.initial())
-    return inner_state(strategy.inner)
+    return inner_state.save(strategy.inner)
 
 
 @pytest.mark.parametrize("size", SIZES)

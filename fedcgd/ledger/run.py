@@ -1,5 +1,6 @@
 """The ledger of a run in progress: each method is one durable step."""
 
+import json
 import secrets
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping
@@ -204,6 +205,32 @@ class Ledger:
             self._check_turn(round)
             self._connection.execute("INSERT INTO skips (round, at, reason) VALUES (?, ?, ?)", (round, now(), reason))
 
+    def pin(self, users: Collection[str], node: str) -> set[str]:
+        """Those of `users` that no other node speaks for; from now on, for the whole run, they are `node`'s.
+
+        `node` is a name that outlives connections. "" is a node without one: it keeps nobody, and gets whoever is nobody's.
+        """
+        with self._write():
+            connection = self._connection
+            connection.execute("DELETE FROM asked")
+            connection.executemany("INSERT OR IGNORE INTO asked VALUES (?)", ((user,) for user in users))
+            if node:
+                connection.execute("INSERT OR IGNORE INTO hosts SELECT user, ? FROM asked", (node,))
+            others = connection.execute("SELECT user FROM asked JOIN hosts USING (user) WHERE node != ?", (node,))
+            return set(users) - {user for (user,) in others}
+
+    def record_metrics(self, kind: str, release: int, metrics: Mapping[str, Any]) -> None:
+        """Keep what was measured after `release`, for `metrics` to give back when the run goes on."""
+        with self._write():
+            self._connection.execute(
+                "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", (kind, release, json.dumps(dict(metrics)))
+            )
+
+    def metrics(self, kind: str) -> dict[int, dict[str, Any]]:
+        """Release → what `record_metrics` kept of this kind."""
+        rows = self._connection.execute("SELECT release, data FROM metrics WHERE kind = ? ORDER BY release", (kind,))
+        return {release: json.loads(data) for release, data in rows}
+
     @contextmanager
     def _write(self) -> Iterator[None]:
         """A transaction of the process that opened the ledger last. Raises ValueError in any other, and once it is sealed."""
@@ -368,13 +395,31 @@ def _check_same(connection: sqlite3.Connection, path: Path | str, values: Mappin
         raise ValueError(f"{path} has format {written}, and this version of fedcgd reads format {FORMAT}")
     if sealed is not None:
         raise ValueError(f"{path} was sealed on {sealed}: its run is over; begin another one with a new ledger and key")
-    names = ("plan", "configuration", "key_fingerprint", "simulated")
-    for name, before in zip(names, stored, strict=True):
-        if before != values[name]:
+    for name, before in zip(("plan", "configuration"), stored[:2], strict=True):
+        differing = differences(json.loads(before), json.loads(values[name]))
+        if differing:
             raise ValueError(
-                f"{path} is the ledger of another run: its {name.replace('_', ' ')} is {before}, here it is {values[name]}; "
+                f"{path} is the ledger of another run: its {name} is not the same (on record → here): {', '.join(differing)}; "
                 "give the same, or another path"
             )
+    if tuple(stored[2:]) != (values["key_fingerprint"], values["simulated"]):
+        raise ValueError(
+            f"{path} is the ledger of another run: its key fingerprint is {stored[2]}, here it is {values['key_fingerprint']}; "
+            "give the same key, or another path"
+        )
+
+
+def differences(before: Any, after: Any, name: str = "") -> list[str]:
+    """The settings, nested in dicts, that are not the same, as "name: before → after"."""
+    if before == after:
+        return []
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [
+            line
+            for key in sorted(before.keys() | after.keys())
+            for line in differences(before.get(key, "nothing"), after.get(key, "nothing"), f"{name}.{key}".lstrip("."))
+        ]
+    return [f"{name}: {before} → {after}"]
 
 
 def _abandon(connection: sqlite3.Connection) -> None:

@@ -58,6 +58,16 @@ CREATE TABLE users (
     participations INTEGER NOT NULL,
     last_round INTEGER NOT NULL
 ) STRICT;
+CREATE TABLE hosts (
+    user TEXT PRIMARY KEY,
+    node TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE metrics (
+    kind TEXT NOT NULL,
+    release INTEGER NOT NULL,
+    data TEXT NOT NULL,
+    PRIMARY KEY (kind, release)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE artifacts (
     name TEXT NOT NULL,
     part INTEGER NOT NULL,
