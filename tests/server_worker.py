@@ -24,6 +24,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 
 import numpy as np
+from fake_grid import is_training
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -165,7 +166,7 @@ class SocketGrid(Grid):
                 replies.append(Message(Error(code=5), reply_to=self._open.pop(message_id)))
         asked = set(message_ids)
         assert all(reply.metadata.reply_to_message_id in asked for reply in replies)
-        if not self._open and any(reply.metadata.message_type == "train" for reply in replies):
+        if not self._open and any(is_training(reply) for reply in replies):
             self._progress(ANSWERED)
         return replies
 

@@ -8,9 +8,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 
 from fedcgd.noise.quantisation import from_lattice
-from fedcgd_flower import clipped_update_mod, declare_users, host_users, one_by_one, one_gradient_step
+from fedcgd_flower import clipped_update_mod, host_users, one_by_one, one_gradient_step
 from fedcgd_flower.layout import Layout
-from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply, train_message
+from fedcgd_flower.messages import NodeSum, TrainTask, is_users_query, read_train_reply, train_message
 from fedcgd_flower.roster import Roster
 from fedcgd_flower.send_and_receive import send_and_receive
 
@@ -89,8 +89,7 @@ def test_gradient_steps_equal_the_plain_loop() -> None:
 def mod_node(train) -> FakeNode:
     app = ClientApp()
     app.train(mods=[clipped_update_mod])(train)
-    declare_users(app, lambda context: ["ann"])
-    return FakeNode(app)
+    return FakeNode(app, config={"user-id": "ann"})
 
 
 def test_mod_turns_an_ordinary_train_function_into_a_clipped_update() -> None:
@@ -167,7 +166,7 @@ def test_directory_by_declaration_follows_users_to_a_new_node() -> None:
     assert directory.refresh(grid) == {"ann": 1, "bob": 1, "cat": 2}
     grid.nodes[9] = grid.nodes.pop(1)  # the same pool, reconnected under a new node id
     assert directory.refresh(grid) == {"ann": 9, "bob": 9, "cat": 2}
-    asked = [m for m in grid.sent if m.metadata.message_type == "query.fedcgd_users"]
+    asked = [m for m in grid.sent if is_users_query(m)]
     assert len(asked) == 3  # each node once
 
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Literal
 
-from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
-from fedcgd_flower.messages import USERS_QUERY, read_users_reply
+from fedcgd_flower.messages import PROBLEMS, read_users_reply, users_query
 from fedcgd_flower.send_and_receive import send_and_receive
 
 Identity = Literal["declared", "authenticated"]
@@ -61,19 +60,19 @@ class Roster:
         connected = set(grid.get_node_ids())
         unknown = sorted(connected - self._declared.keys())
         if unknown:
-            queries = [
-                Message(RecordDict({"config": ConfigRecord()}), dst_node_id=node_id, message_type=USERS_QUERY)
-                for node_id in unknown
-            ]
+            queries = [users_query(node_id) for node_id in unknown]
             for node_id, reply in zip(unknown, send_and_receive(grid, queries, self.timeout), strict=True):
                 users = read_users_reply(reply)
                 if users is None:
                     log(
                         WARNING,
-                        "fedcgd: node %d does not say which users it hosts; "
-                        "its ClientApp must call fedcgd_flower.host_users(app, ...)",
+                        "fedcgd: node %d does not say which users it hosts; its ClientApp needs clipped_update_mod as the "
+                        "first of its mods, or host_users(app, ...)",
                         node_id,
                     )
+                elif isinstance(users, str):
+                    log(WARNING, "fedcgd: node %d cannot take part: %s", node_id, PROBLEMS[users])
+                    self._declared[node_id] = ()
                 else:
                     self._declared[node_id] = users
         return {node_id: self._declared[node_id] for node_id in connected & self._declared.keys()}

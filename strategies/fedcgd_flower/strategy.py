@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from logging import INFO, WARNING
@@ -24,7 +24,7 @@ from fedcgd.noise.source import RunNoise
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower.inner import inner_config, inner_state, inner_step, restore_inner_state, undone_on_failure
-from fedcgd_flower.layout import Flat, Layout, flatten, layout_of, unflatten
+from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import Cause, NodeSum, TrainTask, read_train_reply, train_message
 from fedcgd_flower.roster import Identity, Roster
 from fedcgd_flower.send_and_receive import send_and_receive
@@ -61,6 +61,9 @@ class CorrelatedNoise(Strategy):
     - `expected_users`: how many users must be reachable before the first round.
     - `min_answers`: a round that fewer users answer is not released, and is tried again (default 1; 0 with a sampling).
     - `patience`: seconds to wait for enough users before a round is skipped.
+    - `trainable`: the names of the arrays that are trained, where not all are (frozen layers, LoRA); the others, and counters, go
+      along to the nodes and into the result unchanged.
+    - `batch_norm`: running statistics are refused, "private" (clipped and noised like parameters) or "fixed" (left as they are).
     - `forward_client_metrics`: also evaluate on clients as the inner strategy does, and return the averages. They are not
       differentially private: ε no longer covers what the run tells.
 
@@ -85,6 +88,8 @@ class CorrelatedNoise(Strategy):
         expected_users: int = 1,
         min_answers: int | None = None,
         patience: float = 600.0,
+        trainable: Collection[str] | None = None,
+        batch_norm: BatchNorm = "refuse",
         forward_client_metrics: bool = False,
     ) -> None:
         planned = getattr(inner, "min_train_nodes", 0) if cohort_size is None else cohort_size
@@ -106,6 +111,8 @@ class CorrelatedNoise(Strategy):
         self.expected_users = expected_users
         self.min_answers = min_answers
         self.patience = patience
+        self.trainable = trainable
+        self.batch_norm: BatchNorm = batch_norm
         self.forward_client_metrics = forward_client_metrics
         self.dropped: Counter[Cause] = Counter()
         """Replies dropped so far, by cause, and users that nodes left out. It tells about users: for the operator's eyes only."""
@@ -165,12 +172,16 @@ class CorrelatedNoise(Strategy):
         """How many rounds are released so far, as the ledger said when it was open last."""
         return len(self._attempts)
 
+    def _layout(self, arrays: ArrayRecord) -> Layout:
+        return layout_of(arrays, trainable=self.trainable, batch_norm=self.batch_norm)
+
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
         plan = self.plan
         log(INFO, "\t├──> fedcgd: %s, σ = %.4g, clip norm %g", plan.mechanism, plan.noise_multiplier, plan.clip_norm)
         log(INFO, "\t│\t├── %s", plan.participation)
-        log(INFO, "\t│\t└── whole run: %s", plan.guarantee())
+        log(INFO, "\t│\t├── whole run: %s", plan.guarantee())
+        log(INFO, "\t│\t└── each user counts once in the mean: numbers of examples that nodes report are ignored")
         self.inner.summary()
 
     def configure_train(
@@ -186,12 +197,12 @@ class CorrelatedNoise(Strategy):
             self._ledger.skip(round, "its replies were never aggregated")
         if round >= self.plan.participation.rounds:
             raise ValueError(f"all {round} planned rounds are released; a further one would not be accounted for")
-        layout = layout_of(arrays)
+        layout = self._layout(arrays)
         chosen = self._choose(round, grid)
         if chosen is None:
             return []
         model = flatten(arrays, layout)
-        train_config = inner_config(self.inner, round + 1, arrays, config)
+        train_config = inner_config(self.inner, round + 1, unflatten(model, layout, carried=False), config)
         by_node: dict[int, list[str]] = {}
         for user, node_id in chosen.items():
             by_node.setdefault(node_id, []).append(user)
@@ -285,7 +296,8 @@ class CorrelatedNoise(Strategy):
         """The model of the round in flight, from the sum of its updates; it is in the ledger when this returns."""
         self._noise.add(total, [*self._attempts, asked.attempt], asked.step)
         noised_mean = asked.model.astype(np.float64) + from_lattice(total, asked.step) / self.cohort_size
-        stepped = inner_step(self.inner, asked.round + 1, unflatten(noised_mean.astype(np.float32), asked.layout))
+        noised = unflatten(noised_mean.astype(np.float32), asked.layout, carried=False)
+        stepped = inner_step(self.inner, asked.round + 1, noised)
         released = flatten(stepped, asked.layout)
         # Durable first: what has left the process can then never be followed by another release under this noise.
         self._ledger.record_released(asked.round, asked.attempt, released.tobytes(), inner_state(self.inner))
@@ -365,7 +377,7 @@ class CorrelatedNoise(Strategy):
         run = self._ledger.resume()
         if run.model is None or run.state is None:
             return initial_arrays
-        layout = layout_of(initial_arrays)
+        layout = self._layout(initial_arrays)
         model = np.frombuffer(run.model, np.float32)
         if len(model) != layout.size:
             raise ValueError(
