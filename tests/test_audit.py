@@ -18,9 +18,7 @@ DELTA = 1e-5
 
 
 def planned(mechanism: Mechanism, epsilon: float) -> Plan:
-    return Plan.calibrated(
-        mechanism=mechanism, participation=PARTICIPATION, clip_norm=CLIP, epsilon=epsilon, delta=DELTA
-    )
+    return Plan.calibrated(mechanism, participation=PARTICIPATION, clip_norm=CLIP, epsilon=epsilon, delta=DELTA)
 
 
 def released(plan: Plan, attempts=None, scale: float = 1.0):
@@ -192,9 +190,7 @@ def test_noise_that_cancels_twice_is_refuted() -> None:
 def test_many_rounds_are_audited_in_several_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedcgd.audit.audit._BATCH", 2**22)
     participation = Participation(rounds=2000, min_separation=500)
-    plan = Plan.calibrated(
-        mechanism=LambdaCGD(0.9), participation=participation, clip_norm=1.0, epsilon=2.0, delta=DELTA
-    )
+    plan = Plan.calibrated(LambdaCGD(0.9), participation, clip_norm=1.0, epsilon=2.0, delta=DELTA)
     shapes = []
 
     def release(sums: np.ndarray, repetition: int) -> np.ndarray:

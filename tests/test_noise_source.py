@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, Diagonal, LambdaCGD, Normalized, Tree, inverse_matrix
+from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, BinaryTree, Diagonal, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.source import RunNoise
 from fedcgd.participation import Participation
@@ -18,7 +18,7 @@ MECHANISMS = [
     BISR(4),
     BSR(4),
     BLT((0.2, 0.1), (0.9, 0.5)),
-    Tree(),
+    BinaryTree(),
     Diagonal(),
     Normalized(BSR(3)),
     Normalized(LambdaCGD(0.5)),
@@ -46,7 +46,9 @@ def test_rows_of_the_inverse_times_the_noise(mechanism, mode) -> None:
         np.testing.assert_allclose((total - 7) * STEP, expected(mechanism)[t], atol=2e-5)
 
 
-@pytest.mark.parametrize("mechanism", [BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), Tree()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "mechanism", [BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), BinaryTree()], ids=lambda m: type(m).__name__
+)
 def test_attempts_that_were_not_released_leave_no_trace(mechanism) -> None:
     noise = RunNoise(plan(mechanism), STREAM, mode="buffer")
     for t in range(ROUNDS):
@@ -71,7 +73,7 @@ def test_the_mechanism_chooses_what_is_less_work() -> None:
         "BISR": "replay",
         "BSR": "buffer",
         "BLT": "buffer",
-        "Tree": "buffer",
+        "BinaryTree": "buffer",
     }
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.accounting import calibrate, compute_epsilon
 from fedcgd.keys import NoiseKey
-from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, LambdaCGD, Tree, inverse_matrix
+from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.noise import Buffer, GeneratorNormals, Replay, StreamNormals, noise_source
@@ -463,7 +463,9 @@ ATTEMPTS = [0, 5, 0, 2**32 - 1, 0, 0, 3, 0, 0]
 
 
 @pytest.mark.parametrize("normals", [StreamNormals(KEY.noise), GeneratorNormals(KEY.noise, torch.device("cpu"))])
-@pytest.mark.parametrize("mechanism", [LambdaCGD(0.8), BISR(3), BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), Tree()], ids=str)
+@pytest.mark.parametrize(
+    "mechanism", [LambdaCGD(0.8), BISR(3), BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), BinaryTree()], ids=str
+)
 @pytest.mark.parametrize("device", [None, torch.device("cpu")])
 def test_a_buffer_gives_what_replay_gives_also_after_a_restart(device, mechanism, normals):
     replay, buffer = Replay(normals, mechanism, 9), Buffer(normals, mechanism, 9, device)
@@ -497,14 +499,14 @@ def test_a_buffer_makes_one_vector_a_round_and_keeps_the_mechanisms_few():
 def test_the_mechanism_chooses_replay_or_buffer():
     kinds = {
         mechanism.name: type(noise_source(None, KEY.noise, mechanism, 100, torch.device("cpu")))
-        for mechanism in (DPSGD(), LambdaCGD(0.9), BISR(4), BSR(4), BLT((0.2,), (0.9,)), Tree())
+        for mechanism in (DPSGD(), LambdaCGD(0.9), BISR(4), BSR(4), BLT((0.2,), (0.9,)), BinaryTree())
     }
     assert kinds == {
         "dp-sgd": Replay, "lambda-cgd": Replay, "bisr": Replay, "bsr": Buffer, "blt": Buffer, "tree": Buffer
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("mechanism", [BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), Tree()], ids=str)
+@pytest.mark.parametrize("mechanism", [BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), BinaryTree()], ids=str)
 def test_mechanisms_with_buffers_train_as_the_plain_loop(mechanism):
     expected = plain_loop(mechanism, batches_of(make(mechanism=mechanism)[2]))
     assert float((run(mechanism=mechanism) - expected).abs().max()) < 1e-5

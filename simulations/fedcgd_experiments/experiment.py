@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedcgd.accounting import calibrate
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms.error import error_norms
-from fedcgd.mechanisms.serialisation import describe, from_description
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.optimisation.catalogue import make
+from fedcgd.optimisation.catalogue import describe, from_description, make
 from fedcgd.participation import Participation, Sampling
 from fedcgd_simulations.task import Data, evaluate
 from fedcgd_simulations.tasks import get_task
