@@ -95,7 +95,7 @@ def serve(folder: Path, number: int, driver: tuple[int, int]) -> None:
                 life = server.recv()
                 while True:
                     request = message_from_proto(ProtoMessage.FromString(server.recv_bytes()))
-                    if "fedcgd" in request.content:
+                    if is_training(request):
                         task, model = request.content["fedcgd"], digest(request.content["model"])
                         tell_the_world(folder, "asked", life, task["round"], task["attempt"], model, *task["users"])
                     state = Context(run_id=1, node_id=identity, node_config={}, state=RecordDict(), run_config={})
