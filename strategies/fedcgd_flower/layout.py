@@ -150,20 +150,21 @@ def unflatten(flat: Flat, layout: Layout, *, carried: bool = True) -> ArrayRecor
 
 
 def as_trained_from(model: Flat, trained: Flat, layout: Layout) -> Flat:
-    """`model` as a node saw it that replied `trained`: rounded to the dtype of its arrays, so that rounding is no update.
+    """`model` as a node saw it that replied `trained`: rounded as the node rounded it, so that rounding is no update.
 
-    Numbers that all fit bfloat16, which no message can carry, were trained in it.
+    Numbers that all fit 16 bits were trained in 16 bits, whatever type they travel in (no message carries bfloat16).
     """
     if set(layout.dtypes) - {"float32", "float64"}:
         return flatten(unflatten(model, layout, carried=False), layout)
-    if _fits_bfloat16(trained[:4096]) and _fits_bfloat16(trained):
-        rounded: Flat = torch.from_numpy(model.copy()).bfloat16().float().numpy()
-        return rounded
+    for half in (torch.bfloat16, torch.float16):
+        if all(np.array_equal(_rounded(part, half), part) for part in (trained[:1024], trained)):
+            return _rounded(model, half)
     return model
 
 
-def _fits_bfloat16(values: Flat) -> bool:
-    return not (values.view(np.uint32) & 0xFFFF).any()
+def _rounded(values: Flat, dtype: torch.dtype) -> Flat:
+    rounded: Flat = torch.from_numpy(np.array(values)).to(dtype).float().numpy()
+    return rounded
 
 
 def arrays_of(model: nn.Module) -> ArrayRecord:
