@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedcgd.clipping import ROUNDING
+from fedcgd.noise.quantisation import Grid
 from fedcgd.parameters import layout, unflatten
 
 ExampleLoss = Callable[..., Tensor]
@@ -52,19 +53,19 @@ def clipped_gradient_sum(
     examples: Sequence[Tensor],
     *,
     clip_norm: float,
-    step: float,
+    grid: Grid,
     chunk: int | None = None,
     counted: Sequence[bool] | None = None,
 ) -> tuple[Tensor, int]:
-    """(Σ_i round(min(1, clip_norm/‖g_i‖)·g_i / step), how many were finite) over examples i, g_i = ∇ loss(flat, example i).
+    """(Σ_i min(1, clip_norm/‖g_i‖)·g_i in steps of `grid`, how many were finite) over examples i, g_i = ∇ loss(flat, example i).
 
-    `flat` has shape (d,), float32; row i of each tensor of `examples` belongs to example i. The sum is in multiples of
-    `step` (see `fedcgd.noise.quantisation`), int64, shape (d,), on the device of `flat`; rounding is towards zero. An example
-    adds zero and is not counted if its gradient is not finite, if `counted` is False for it, or if its loss raises (a label
-    out of range); where all raise, so does this. What one example does leaves the others' terms as they are, bit by bit.
+    `flat` has shape (d,), float32; row i of each tensor of `examples` belongs to example i. The sum is int64,
+    shape (d,), on the device of `flat`; each term is rounded towards zero. An example adds zero and is not counted if its
+    gradient is not finite, if `counted` is False for it, or if its loss raises (a label out of range); where all raise, so does
+    this. What one example does leaves the others' terms as they are, bit by bit.
     At most `chunk` gradients exist at once (default: as many as fit in 16 MiB), so memory is O(chunk·d).
 
-    Guarantee: step times each example's term has norm at most clip_norm.
+    Guarantee: grid.step times each example's term has norm at most clip_norm.
     """
     if not clip_norm >= 1e-20:
         raise ValueError(f"clip_norm must be positive, and at least 1e-20 for float32, got {clip_norm}")
@@ -82,7 +83,7 @@ def clipped_gradient_sum(
         rows, defined, error = _gradient_rows(gradients, flat, chunk_examples)
         clipped, usable = clip_rows(rows.detach(), clip_norm)
         usable &= (defined & wanted[start : start + size]).to(usable.device)
-        total += lattice_sum(torch.where(usable[:, None], clipped, 0.0), step)
+        total += sum_in_steps(torch.where(usable[:, None], clipped, 0.0), grid)
         finite += int(usable.sum())
         computed += int(defined.sum())
         failure = error or failure
@@ -119,13 +120,13 @@ def _gradient_rows(
         return torch.cat(rows), present, failure
 
 
-def lattice_sum(rows: Tensor, step: float) -> Tensor:
-    """Σ_i trunc(rows[i] / step), int64, shape (d,), for clipped rows (m, d): exact, in any order.
+def sum_in_steps(rows: Tensor, grid: Grid) -> Tensor:
+    """Σ_i rows[i] in steps of `grid`, each rounded towards zero, int64, shape (d,), for clipped rows (m, d): exact, in any order.
 
-    `step` is a power of two, so that the division is exact; each term is at most clip_norm / step, so that float64, in which
+    The step is a power of two, so that the division is exact; each term is at most clip_norm / step, so that float64, in which
     the sum is made, holds it.
     """
-    return torch.trunc(rows / step).sum(dim=0, dtype=torch.float64).to(torch.int64)
+    return torch.trunc_(rows / grid.step).sum(dim=0, dtype=torch.float64).to(torch.int64)
 
 
 def clip_rows(rows: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from fedcgd.mechanisms import LambdaCGD
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import ClippedUpdateMod, CorrelatedNoise, arrays_of, clipped_update_mod, load_arrays
+from fedcgd_flower.roster import Roster
 
 LOCAL_DP = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
 
@@ -154,7 +155,7 @@ def test_batch_norm_is_refused_with_the_remedy_before_anything_is_sent() -> None
 
 
 def test_a_running_variance_is_never_negative() -> None:
-    run = strategy(trainable=TRAINABLE, batch_norm="private")
+    run = strategy(rounds=1, trainable=TRAINABLE, batch_norm="private")
     run.plan = Plan(**{**vars(run.plan), "noise_multiplier": 100.0})
     seen: list = []
     final = run.start(
@@ -175,7 +176,7 @@ def test_another_privacy_mod_is_refused_at_once(mod, where: str, caplog: pytest.
     }[where]
     grid = nodes(ordinary_app("group", [], **mods))
     run = strategy()
-    with caplog.at_level(logging.WARNING, "flwr"):
+    with pytest.raises(ValueError, match="0 users are there"):
         run.start(grid, ArrayRecord(make_net("group").state_dict()), num_rounds=1)
     assert run.releases == 0
     assert not list(filter(is_training, grid.sent))
@@ -209,7 +210,8 @@ def test_an_update_that_a_mod_changed_after_clipping_is_dropped() -> None:
 
 def test_a_node_without_an_id_says_so(caplog: pytest.LogCaptureFixture) -> None:
     grid = FakeGrid({1: FakeNode(ordinary_app("group", [], mods=[clipped_update_mod]))})
-    strategy().start(grid, ArrayRecord(make_net("group").state_dict()), num_rounds=1)
+    with pytest.raises(ValueError, match="0 users are there"):
+        strategy().start(grid, ArrayRecord(make_net("group").state_dict()), num_rounds=1)
     assert "--node-config 'user-id=" in caplog.text
 
 
@@ -222,7 +224,7 @@ def test_the_modes_of_an_id() -> None:
             2: FakeNode(ordinary_app("group", [], mods=[clipped_update_mod]), config={"partition-id": 0}),
         }
     )
-    assert strategy()._roster.refresh(grid) == {"ann": 1, "0": 2}
+    assert Roster("declared", lambda users, node: set(users)).refresh(grid) == {"ann": 1, "0": 2}
 
 
 def test_half_precision_is_no_update() -> None:

@@ -3,12 +3,15 @@
 from fedcgd_flower.layout import arrays_of, load_arrays
 from fedcgd_flower.mod import ClippedUpdateMod, clipped_update_mod
 from fedcgd_flower.pool import LocalTask, host_users, one_by_one, one_gradient_step
+from fedcgd_flower.result import IncompleteRunError, RunResult
 from fedcgd_flower.strategy import CorrelatedNoise
 
 __all__ = [
     "ClippedUpdateMod",
     "CorrelatedNoise",
+    "IncompleteRunError",
     "LocalTask",
+    "RunResult",
     "arrays_of",
     "clipped_update_mod",
     "host_users",

@@ -155,7 +155,7 @@ def as_trained_from(model: Flat, trained: Flat, layout: Layout) -> Flat:
     Numbers that all fit 16 bits were trained in 16 bits, whatever type they travel in (no message carries bfloat16).
     """
     if set(layout.dtypes) - {"float32", "float64"}:
-        return flatten(unflatten(model, layout, carried=False), layout)
+        model = flatten(unflatten(model, layout, carried=False), layout)
     for half in (torch.bfloat16, torch.float16):
         if all(np.array_equal(_rounded(part, half), part) for part in (trained[:1024], trained)):
             return _rounded(model, half)

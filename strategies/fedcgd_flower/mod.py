@@ -9,7 +9,6 @@ from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
 from fedcgd.clipping import clip
-from fedcgd.noise.quantisation import to_lattice
 from fedcgd_flower.layout import as_trained_from, flatten, unflatten
 from fedcgd_flower.messages import (
     PROBLEMS,
@@ -81,7 +80,7 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     update = np.subtract(new, as_trained_from(model, new, task.layout), dtype=np.float64)
     if not np.isfinite(update).all():
         return Message(Error(code=0, reason="the update is not finite"), reply_to=message)
-    return train_reply(message, task, to_lattice(clip(update, task.clip_norm), task.step), 1)
+    return train_reply(message, task, task.grid.to_steps(clip(update, task.clip_norm)), 1)
 
 
 def _mods_inside(call_next: CallNext) -> Iterator[Any]:

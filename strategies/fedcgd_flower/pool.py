@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedcgd.clipping import clip
 from fedcgd.gradients import ExampleLoss, clipped_gradient_sum
-from fedcgd.noise.quantisation import Integers, to_lattice
+from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd_flower.isolation import TIME_LIMIT, each_apart
 from fedcgd_flower.layout import Flat, Layout, as_trained_from, flatten, unflatten
 from fedcgd_flower.messages import failed_reply, is_users_query, read_train_message, train_reply, users_reply
@@ -19,20 +19,18 @@ from fedcgd_flower.messages import failed_reply, is_users_query, read_train_mess
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTask:
-    """One round's work on a node: the sum over `users` of their updates of `model`, each clipped to `clip_norm`, and rounded to
-    multiples of `step`.
-    """
+    """One round's work on a node: the sum over `users` of their updates of `model`, each clipped to `clip_norm` and on `grid`."""
 
     model: Flat
     layout: Layout
     users: tuple[str, ...]
     clip_norm: float
-    step: float
+    grid: Grid
     config: ConfigRecord
 
 
 ClippedSum = Callable[[LocalTask, Context], tuple[Integers, int]]
-"""(Σ clipped updates with shape (layout.size,), each in whole steps by `to_lattice`; number of users in it)."""
+"""(Σ clipped updates with shape (layout.size,), each in whole steps by `grid.to_steps`; number of users in it)."""
 
 LocalTraining = Callable[[ArrayRecord, str, ConfigRecord, Context], ArrayRecord]
 """(model, user, config, context) → the model after that user's local training."""
@@ -56,7 +54,7 @@ def host_users(app: ClientApp, users: Callable[[Context], Sequence[str]], clippe
         hosted = set(users(context))
         asked = tuple(user for user in task.users if user in hosted)
         work = LocalTask(
-            model=model, layout=task.layout, users=asked, clip_norm=task.clip_norm, step=task.step, config=config
+            model=model, layout=task.layout, users=asked, clip_norm=task.clip_norm, grid=task.grid, config=config
         )
         try:
             total, answered = clipped_sum(work, context)
@@ -82,7 +80,7 @@ def one_by_one(local_training: LocalTraining, *, time_limit: float | None = TIME
                 continue
             update = np.subtract(trained, as_trained_from(work.model, trained, work.layout), dtype=np.float64)
             if np.isfinite(update).all():
-                total += to_lattice(clip(update, work.clip_norm), work.step)
+                total += work.grid.to_steps(clip(update, work.clip_norm))
                 answered += 1
         return total, answered
 
@@ -108,7 +106,7 @@ def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | 
             model = torch.from_numpy(work.model.copy()).to(batch[0].device)
             try:
                 part, finite = clipped_gradient_sum(
-                    loss, model, batch, clip_norm=work.clip_norm, step=work.step, counted=counted
+                    loss, model, batch, clip_norm=work.clip_norm, grid=work.grid, counted=counted
                 )
             except Exception as error:  # none of this batch could be computed
                 failures.append(error)

@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedcgd.gradients import example_loss
+from fedcgd.noise.quantisation import Grid
 from fedcgd.parameters import flatten
 from fedcgd_flower import LocalTask, one_by_one, one_gradient_step
 from fedcgd_flower.layout import Layout
@@ -39,7 +40,7 @@ def task(users: tuple[str, ...] = USERS, model: np.ndarray = MODEL, layout: Layo
         layout=layout,
         users=users,
         clip_norm=CLIP_NORM,
-        step=STEP,
+        grid=Grid(STEP),
         config=ConfigRecord({"direction": 1.0, "list": [1.0, 2.0]}),
     )
 
