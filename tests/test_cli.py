@@ -39,17 +39,17 @@ def figures(*words: str):
     ("words", "rmse"),
     [
         (("--mechanism", "dp-sgd"), 83.85),
-        (("--mechanism", "lambda-cgd", "--lam", "0.9"), 19.72),
-        (("--mechanism", "lambda-cgd", "--lam", "0.95"), 14.74),
-        (("--mechanism", "lambda-cgd", "--lam", "0.975"), 12.73),
-        (("--mechanism", "bisr", "--bandwidth", "16"), 17.95),
-        (("--mechanism", "bsr", "--bandwidth", "390"), 8.15),
+        (("--mechanism", "lambda-cgd:0.9"), 19.72),
+        (("--mechanism", "lambda-cgd:0.95"), 14.74),
+        (("--mechanism", "lambda-cgd:0.975"), 12.73),
+        (("--mechanism", "bisr:16"), 17.95),
+        (("--mechanism", "bsr:390"), 8.15),
     ],
 )
 def test_calibrate_gives_the_papers_table(words, rmse: float) -> None:
     found = figures("calibrate", *words, *TABLE_4, "--sampling", "none")
     assert found["rmse"] == pytest.approx(rmse, rel=1e-3)
-    assert found["mechanism"] == words[1]
+    assert found["mechanism"] == words[1].partition(":")[0]
     keys = {
         "noise_multiplier",
         "sensitivity",
@@ -68,14 +68,14 @@ def test_calibrate_gives_the_papers_table(words, rmse: float) -> None:
 
 
 def test_epsilon_is_the_way_back() -> None:
-    run_ = ["--rounds", "3900", "--participations", "10", "--separation", "390", "--delta", "1e-5", "--lam", "0.9"]
+    run_ = ["--rounds", "3900", "--separation", "390", "--delta", "1e-5", "--mechanism", "lambda-cgd:0.9"]
     sigma = figures("calibrate", *run_, "--epsilon", "8")["noise_multiplier"]
     assert figures("epsilon", *run_, "--noise-multiplier", str(sigma))["epsilon"] == pytest.approx(8, rel=1e-6)
     assert figures("epsilon", *run_, "--noise-multiplier", str(sigma / 2))["epsilon"] > 16
 
 
 def test_delta_is_a_third_way() -> None:
-    run_ = ["--lam", "0.5", "--rounds", "40", "--separation", "10"]
+    run_ = ["--mechanism", "lambda-cgd:0.5", "--rounds", "40", "--separation", "10"]
     sigma = figures("calibrate", *run_, "--epsilon", "2", "--delta", "1e-5")["noise_multiplier"]
     found = figures("delta", *run_, "--noise-multiplier", str(sigma), "--epsilon", "2")
     assert found["delta"] == pytest.approx(1e-5, rel=1e-6)
@@ -85,7 +85,17 @@ def test_delta_is_a_third_way() -> None:
 @pytest.mark.parametrize("command", [("epsilon", "--delta", "1e-5"), ("delta", "--epsilon", "1")])
 def test_rounds_released_so_far_cost_less(command: tuple[str, ...]) -> None:
     name = command[0]
-    words = [*command, "--lam", "0.5", "--rounds", "40", "--separation", "10", "--noise-multiplier", "3"]
+    words = [
+        *command,
+        "--mechanism",
+        "lambda-cgd:0.5",
+        "--rounds",
+        "40",
+        "--separation",
+        "10",
+        "--noise-multiplier",
+        "3",
+    ]
     spent = [figures(*words, "--released", str(t))[name] for t in (0, 10, 40)]
     assert spent[0] < spent[1] < spent[2]
     assert "after 10 of 40 rounds, true only if the decision to stop there" in " ".join(
@@ -97,7 +107,7 @@ def test_rounds_released_so_far_cost_less(command: tuple[str, ...]) -> None:
 
 
 def test_people_see_the_whole_promise() -> None:
-    result = run("calibrate", "--lam", "0.9", *TABLE_4)
+    result = run("calibrate", "--mechanism", "lambda-cgd:0.9", *TABLE_4)
     assert result.exit_code == 0
     for part in ("ε ≤ 8", "δ = 1e-05", "add or remove one user", "sampling: none", "exact Gaussian"):
         assert part in result.output
@@ -129,20 +139,24 @@ def test_compare_draws(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--lam", "1.0"), "[0, 1)"),
-        (("--lam", "nan"), "[0, 1)"),
-        (("--lam", "-0.1"), "[0, 1)"),
-        (("--lam", "0.9", "--epsilon", "0"), "epsilon must be"),
-        (("--lam", "0.9", "--epsilon", "-3"), "epsilon must be"),
-        (("--lam", "0.9", "--delta", "0"), "delta must be"),
-        (("--lam", "0.9", "--delta", "1"), "delta must be"),
-        (("--lam", "0.9", "--participations", "11"), "max_participations must be between 1 and"),
-        (("--lam", "0.9", "--separation", "0"), "min_separation must be between 1 and"),
-        (("--lam", "0.9", "--rounds", "0"), "rounds must be at least 1"),
+        (("--mechanism", "lambda-cgd:1.0"), "[0, 1)"),
+        (("--mechanism", "lambda-cgd:nan"), "[0, 1)"),
+        (("--mechanism", "lambda-cgd:-0.1"), "[0, 1)"),
+        (("--mechanism", "lambda-cgd:0.9", "--epsilon", "0"), "epsilon must be"),
+        (("--mechanism", "lambda-cgd:0.9", "--epsilon", "-3"), "epsilon must be"),
+        (("--mechanism", "lambda-cgd:0.9", "--delta", "0"), "delta must be"),
+        (("--mechanism", "lambda-cgd:0.9", "--delta", "1"), "delta must be"),
+        (("--mechanism", "lambda-cgd:0.9", "--participations", "11"), "max_participations must be between 1 and"),
+        (("--mechanism", "lambda-cgd:0.9", "--separation", "0"), "min_separation must be between 1 and"),
+        (("--mechanism", "lambda-cgd:0.9", "--rounds", "0"), "rounds must be at least 1"),
         (("--mechanism", "adam"), "unknown mechanism"),
-        ((), "lambda-cgd needs lam"),
-        (("--lam", "0.9", "--sampling", "balls-in-bins", "--rounds", "3901"), "multiple of the 390 bins"),
-        (("--lam", "0.9", "--sampling", "poisson", "--separation", "1"), "poisson"),
+        (("--mechanism", "blt"), "blt needs d, the number of buffers: write blt:d"),
+        (("--mechanism", "lambda-cgd", "--sampling", "poisson", "--separation", "1"), "no λ to select"),
+        (
+            ("--mechanism", "lambda-cgd:0.9", "--sampling", "balls-in-bins", "--rounds", "3901"),
+            "multiple of the 390 bins",
+        ),
+        (("--mechanism", "lambda-cgd:0.9", "--sampling", "poisson", "--separation", "1"), "poisson"),
         (
             ("--mechanism", "dp-sgd", "--sampling", "poisson", "--participations", "3901", "--separation", "1"),
             "participations must be in 1 … 3900",
@@ -242,7 +256,7 @@ def test_an_infinite_figure_is_valid_json(capsys: pytest.CaptureFixture[str]) ->
 
 def test_what_holds_with_a_probability_says_so() -> None:
     words = ["--rounds", "20", "--separation", "10", "--epsilon", "4", "--delta", "1e-5", "--sampling", "balls-in-bins"]
-    assert figures("calibrate", "--lam", "0.5", *words)["failure_probability"] == 1e-12
+    assert figures("calibrate", "--mechanism", "lambda-cgd:0.5", *words)["failure_probability"] == 1e-12
     shown = run("compare", "--mechanism", "dp-sgd", "--mechanism", "lambda-cgd:0.5", *words).stdout
     assert "δ includes 1e-12 for draws that mislead" in " ".join(shown.split())
 

@@ -5,7 +5,7 @@ import typer
 from fedcgd.cli import ledger
 from fedcgd.cli.audit import audit_command
 from fedcgd.cli.budget import calibrate_command, delta_command, epsilon_command
-from fedcgd.cli.compare import compare_command
+from fedcgd.cli.compare import EPILOG, compare_command
 from fedcgd.cli.explain import explain_command
 from fedcgd.cli.select import select_lambda_command
 
@@ -18,7 +18,7 @@ app = typer.Typer(
 app.command("calibrate")(calibrate_command)
 app.command("epsilon")(epsilon_command)
 app.command("delta")(delta_command)
-app.command("compare")(compare_command)
+app.command("compare", epilog=EPILOG)(compare_command)
 app.command("select-lambda")(select_lambda_command)
 app.command("explain")(explain_command)
 app.command("audit")(audit_command)
