@@ -57,7 +57,7 @@ from fedcgd.mechanisms import (
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode, vectors_kept, vectors_replayed
-from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.noise import NoiseStream, Term, for_each_chunk
 from fedcgd.participation import Participation
 
 
@@ -115,11 +115,14 @@ def last_round(size: int, rounds: int = 1000) -> None:
         BinaryTree(),
         SquareRootToeplitz(),
     ]
-    x = np.zeros(size, np.float32)
+
+    def replay(terms: list[Term]) -> None:
+        for_each_chunk(lambda begin, noise: None, stream, terms, 1.0, 0, size, threads=1)
+
     for mechanism in mechanisms:
         weights = mechanism.inverse_row(rounds - 1, rounds)
         terms = [(rounds - 1 - lag, 0, float(w)) for lag, w in enumerate(weights)]
-        _, replayed = timed(lambda terms=terms: add_correlated(x, stream, terms, 1.0, threads=1))
+        _, replayed = timed(lambda terms=terms: replay(terms))
         # What the buffers hold does not change the time.
         kept = vectors_kept(mechanism, rounds)
         held = min(kept, (rounds - 1).bit_count() if isinstance(mechanism, BinaryTree) else kept)

@@ -1,6 +1,5 @@
 """What runs is what is accounted: one value holds the mechanism, the participation, the noise and the promise."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +7,6 @@ from fedcgd.accounting import Accountant, Guarantee, accountant, calibrate
 from fedcgd.accounting.guarantee import check_delta
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.mechanisms import Mechanism
-from fedcgd.noise import Term
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
 
@@ -87,19 +85,6 @@ class Plan:
         return self.accountant.quick_epsilon(
             noise_multiplier=self.noise_multiplier, delta=self.delta, released=released
         )
-
-    def noise_terms(self, round: int, attempts: Sequence[int]) -> tuple[Term, ...]:
-        """(C⁻¹Z)_round as (round, attempt, weight) of the noise vectors it combines.
-
-        `attempts[s]` is the attempt under which round s was released, for s < `round`; `attempts[round]` is the one about to be.
-        Raises ValueError for a round after the last.
-        """
-        if not 0 <= round < self.participation.rounds:
-            raise ValueError(
-                f"round must be in 0 … {self.participation.rounds - 1}, got {round}; the plan has no noise for it"
-            )
-        weights = self.mechanism.inverse_row(round, self.participation.rounds)
-        return tuple((round - lag, attempts[round - lag], float(w)) for lag, w in enumerate(weights) if w)
 
     def to_description(self) -> dict[str, Any]:
         """This plan as JSON-able values, from which `from_description` makes it again."""

@@ -8,6 +8,7 @@ from torch.nn import functional
 from fedcgd.gradients import clipped_gradient_sum, example_loss
 from fedcgd.mechanisms import BSR, DPSGD, BinaryTree, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.quantisation import Grid
 from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -78,7 +79,7 @@ def test_per_example_gradients_agree_with_the_federated_side():
             flat,
             (train.inputs[batch], train.targets[batch]),
             clip_norm=CLIP,
-            step=STEP,
+            grid=Grid(STEP),
         )
         update = -STEP * total.numpy() + CLIP * SIGMA * noise[t]
         flat = flat + LEARNING_RATE / COHORT * torch.from_numpy(update).float()

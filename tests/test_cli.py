@@ -2,12 +2,14 @@
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from fedcgd.cli import app
+from fedcgd.cli import COMMANDS, app, load
 from fedcgd.cli.report import print_json
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
@@ -271,3 +273,59 @@ def test_names_with_brackets_are_names(tmp_path: Path) -> None:
     result = run("ledger", "show", str(path))
     assert result.exit_code == 0, result.output
     assert "run[bold].db" in "".join(result.stdout.split())
+
+
+def test_the_list_of_commands_is_theirs() -> None:
+    """`fedcgd --help` says of each command, without loading it, what the command says of itself."""
+    for name, (_, first_line) in COMMANDS.items():
+        command = load(name)
+        assert first_line in " ".join((command.help or "").split())
+        assert run(name, "--help").exit_code == 0
+    assert run("calibrat").exit_code == 2
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys; sys.argv = ['fedcgd', '--help']\n"
+        "from fedcgd.cli import app\n"
+        "try: app()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'scipy', 'matplotlib', 'dp_accounting', 'numpy'} & set(sys.modules)))"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert finished.stdout.splitlines()[-1] == "[]"
+
+
+def test_lambda_and_bands_left_out_are_chosen_for_the_budget() -> None:
+    words = ["--rounds", "40", "--separation", "8", "--epsilon", "2", "--delta", "1e-5"]
+    practical = figures("select-lambda", *words)["lam"]
+    assert figures("calibrate", "--mechanism", "lambda-cgd", *words)["parameters"] == {"lam": practical}
+    chosen = figures("select-bands", "--mechanism", "bsr", *words)
+    assert [p for p, _ in chosen["errors"]] == [1, 2, 4, 8]
+    assert min(error for _, error in chosen["errors"]) == dict(chosen["errors"])[chosen["bands"]]
+    assert figures("calibrate", "--mechanism", "bsr", *words)["parameters"] == {"bands": chosen["bands"]}
+    [row] = figures("compare", "--mechanism", "bsr", *words)
+    assert row["label"] == f"bsr → bsr:{chosen['bands']}"
+
+
+def test_bands_with_groups_of_their_own() -> None:
+    """Under cyclic Poisson sampling p bands have p groups and q = p·k/n: p = 1 is DP-SGD with q = 1/4."""
+    words = [
+        "--rounds",
+        "16",
+        "--participations",
+        "4",
+        "--sampling",
+        "cyclic-poisson",
+        "--epsilon",
+        "2",
+        "--delta",
+        "1e-5",
+    ]
+    errors = dict(figures("select-bands", "--mechanism", "bsr", *words)["errors"])
+    assert list(errors) == [1, 2, 4]
+    alone = figures("calibrate", "--mechanism", "bsr:4", *words)
+    assert alone["rmse"] == errors[4]
+    refused = run("select-bands", "--mechanism", "lambda-cgd", *words)
+    assert refused.exit_code == 2
+    assert "without their number" in refused.stderr

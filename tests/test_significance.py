@@ -58,7 +58,7 @@ def test_another_baseline():
     ours = {r.setup: r for r in compare_paired(runs() + others)}
     assert ours[bisr].p_value == pytest.approx(1 - 0.6928 / math.sqrt(2 + 0.6928**2), rel=1e-3)
     second = replace(bisr, mechanism="bisr:16")
-    with pytest.raises(ValueError, match=r"bisr is here as bisr:4 and bisr:16"):
+    with pytest.raises(ValueError, match="bisr is here as bisr:16 and bisr:4"):
         compare_paired(runs() + others + [run(second, 0, 0.8, "validation")], "bisr")
 
 

@@ -16,7 +16,8 @@ from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption, RunOption
 from fedcgd.cli.report import complaints, console, explained_errors, key_value_table, number, print_json
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms.mechanism import Matrix
-from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.noise import NoiseStream
+from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
@@ -47,7 +48,7 @@ def audit_command(
     ] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Try to refute the claim (ε, δ): of this installation's noise, or with --scores of a federated run. Exit code 1 if refuted.
+    """Try to refute (ε, δ): of this installation's noise, or with --scores of a federated run. Exit code 1 if refuted.
 
     The noise is added as in a run, to worst-case users and to none, and their releases are told apart. Under a secret sampling
     the noise is audited against the ε that the same σ gives to an adversary who knows the rounds.
@@ -97,10 +98,13 @@ def release_of(plan: Plan, seed: int) -> Release:
 
     def release(sums: Matrix, repetition: int) -> Matrix:
         stream = NoiseStream(NoiseKey.simulation(2**20 * seed + repetition).noise)
-        noised = np.ascontiguousarray(sums)
-        attempts = [0] * len(noised)
-        for t, row in enumerate(noised):
-            add_correlated(row, stream, plan.noise_terms(t, attempts), plan.stddev)
+        grid = grid_of(plan, sums.shape[1])
+        source = NoiseSource(plan.mechanism, plan.participation.rounds, GridNormals(stream, grid))
+        noised = np.empty_like(sums)
+        for t, row in enumerate(sums):
+            total = grid.to_steps(row)
+            source.add(total, [0] * (t + 1), plan.stddev)
+            noised[t] = grid.from_steps(total)
         return noised
 
     return release

@@ -85,7 +85,7 @@ def calibrate_command(run: BudgetOptions, epsilon: EpsilonOption, delta: DeltaOp
 def epsilon_command(
     run: BudgetOptions, noise_multiplier: NoiseMultiplierOption, delta: DeltaOption, released: ReleasedOption = None
 ) -> None:
-    """Find an upper bound on ε for a noise multiplier σ that is given, for the whole run or the rounds released so far.
+    """Find an upper bound on ε for a given noise multiplier σ, for the whole run or the rounds released so far.
 
     Example: fedcgd epsilon --mechanism lambda-cgd:0.9 --rounds 3900 --separation 390 --noise-multiplier 4.36 --delta 1e-5
     """
@@ -101,7 +101,7 @@ def epsilon_command(
 def delta_command(
     run: BudgetOptions, noise_multiplier: NoiseMultiplierOption, epsilon: EpsilonOption, released: ReleasedOption = None
 ) -> None:
-    """Find an upper bound on δ at some ε for a noise multiplier σ that is given, for the whole run or the rounds released so far.
+    """Find an upper bound on δ at some ε for a given noise multiplier σ, for the whole run or the rounds released so far.
 
     Example: fedcgd delta --mechanism lambda-cgd:0.9 --rounds 3900 --separation 390 --noise-multiplier 4.36 --epsilon 8
     """

@@ -96,7 +96,9 @@ def compare_command(
         show(rows)
 
 
-EPILOG = "\n\n".join(["Mechanisms:", *(f"{row.spelling} — {row.help}" for row in TABLE.values())])
+compare_command.epilog = "\n\n".join(  # type: ignore[attr-defined]
+    ["Mechanisms:", *(f"{row.spelling} — {row.help}" for row in TABLE.values())]
+)
 
 
 def show(rows: list[dict[str, Any]]) -> None:

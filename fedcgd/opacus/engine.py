@@ -2,11 +2,12 @@
 
 import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 import torch
+from numpy.typing import NDArray
 from opacus import PrivacyEngine
 from opacus.data_loader import wrap_collate_with_empty
 from opacus.optimizers import DPOptimizer
@@ -16,8 +17,10 @@ from torch.utils.data import DataLoader
 from fedcgd.accounting import calibrate
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
+from fedcgd.noise import NoiseStream
+from fedcgd.noise.quantisation import RELATIVE_LOSS
+from fedcgd.noise.source import GeneratorNormals, GridNormals, NoiseMode, NoiseSource, grid_of
 from fedcgd.opacus.batches import RoundBatches, RoundLoader
-from fedcgd.opacus.noise import NoiseMode, NoiseSource, noise_source
 from fedcgd.opacus.optimizers import CorrelatedGhostOptimizer, CorrelatedOptimizer, Releases
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
@@ -26,8 +29,10 @@ Private = tuple[Any, ...]
 """(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
 
 
-_GHOST_ROUNDING = 2.0**-16
-"""Ghost clipping takes norms and scales in float32: it aims this far below the bound, relatively."""
+_GHOST_ROUNDING = 2.0**-16 + RELATIVE_LOSS
+"""Ghost clipping aims this far below the bound, relatively: it takes norms and scales in float32, and its sum is rounded as a
+whole, so that a user can move the rounded sum by up to a grid step more in each coordinate.
+"""
 
 
 class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
@@ -129,13 +134,19 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         )
         private.releases = self.accountant
         device = next(module.parameters()).device
+        grid = grid_of(plan, sum(p.numel() for p in private.params)) if device.type == "cpu" else None
 
         @lru_cache(maxsize=1)
         def source_of(run: str) -> NoiseSource:
-            return noise_source(noise, self._key.noise_of(run), mechanism, participation.rounds, device)
+            secret = self._key.noise_of(run)
+            normals = GeneratorNormals(secret, device) if grid is None else GridNormals(NoiseStream(secret), grid)
+            return NoiseSource(mechanism, participation.rounds, normals, noise)
+
+        def nonce_of(run: str, total: NDArray[Any], earlier: Sequence[int]) -> int:
+            return self._key.nonce_of(run, total, earlier=earlier, attempt=0)
 
         source_of(self.accountant.run)  # so that a wrong `noise` is refused here
-        private.source_of = source_of
+        private.source_of, private.nonce_of, private.grid = source_of, nonce_of, grid
         loader = self._loader(data_loader, participation, batch_first)
         self._used = True
         if ghost:

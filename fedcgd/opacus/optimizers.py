@@ -1,18 +1,20 @@
 """Opacus' optimizers with the noise of a mechanism in place of independent noise."""
 
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
-from torch import Tensor
 
 from fedcgd.accounting import compute_epsilon
 from fedcgd.clipping import ROUNDING
-from fedcgd.opacus.noise import NoiseSource
+from fedcgd.gradients import sum_in_steps
+from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.source import NoiseSource
 from fedcgd.plan import Plan
 
 
@@ -23,17 +25,13 @@ class Releases:
     plan: Plan
     run: str
     """Names the run among all with its key: no two share noise or batches. Empty with a simulation key."""
-    attempts: list[int] = field(default_factory=list)
+    nonces: list[int] = field(default_factory=list)
     """Of each released round: which of its noises was used."""
 
     @property
     def released(self) -> int:
         """How many rounds have been released."""
-        return len(self.attempts)
-
-    def next_attempt(self) -> int:
-        """A noise that the next round never had: a checkpoint may be loaded twice, and goes on with other data each time."""
-        return secrets.randbits(32) if self.run else 0
+        return len(self.nonces)
 
     def get_epsilon(self, delta: float) -> float:
         """An upper bound on ε of the rounds so far; adjacency is add or remove one example.
@@ -52,7 +50,7 @@ class Releases:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to hold so that the noise goes on in the right round."""
-        return {"plan": self.plan.to_description(), "run": self.run, "attempts": list(self.attempts)}
+        return {"plan": self.plan.to_description(), "run": self.run, "nonces": list(self.nonces)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`. Raises ValueError if it is another plan's."""
@@ -62,7 +60,7 @@ class Releases:
             raise ValueError(
                 "one of checkpoint and engine has a simulation key, the other a secret one; use the checkpoint's"
             )
-        self.run, self.attempts = str(state["run"]), list(state["attempts"])
+        self.run, self.nonces = str(state["run"]), list(state["nonces"])
 
 
 class _CorrelatedNoise:
@@ -71,30 +69,47 @@ class _CorrelatedNoise:
     params: list[Any]
     releases: Releases
     source_of: Callable[[str], NoiseSource]
+    nonce_of: Callable[[str, NDArray[Any], Sequence[int]], int]
+    """(run, sum, nonces of the rounds before) → the nonce for the noise of that sum."""
+    grid: Grid | None
+    """What the sum and its noise are rounded to; None on a GPU, where both are float32."""
 
     def add_noise(self) -> None:
-        plan, round = self.releases.plan, self.releases.released
-        rounds = plan.participation.rounds
-        if round >= rounds:
+        releases = self.releases
+        rounds = releases.plan.participation.rounds
+        if releases.released >= rounds:
             raise RuntimeError(
                 f"all {rounds} rounds of the plan have been released; make a plan with more epochs to train on"
             )
-        sums: list[Tensor] = []
         for p in self.params:
             _check_processed_flag(p.summed_grad)
-            sums.append(p.summed_grad.detach().to(torch.float32, copy=True).contiguous())
-        attempts = [*self.releases.attempts, self.releases.next_attempt()]
-        self.source_of(self.releases.run).add(attempts, sums, plan.stddev)
-        for p, noised in zip(self.params, sums, strict=True):
-            p.grad = noised.to(p.dtype).view_as(p)
+        sums = torch.cat([p.summed_grad.detach().reshape(-1) for p in self.params])
+        if self.grid is None:
+            noised = sums.to(torch.float32)
+            nonces = self._nonces(noised.cpu().numpy())
+            self.source_of(releases.run).add(noised, nonces, releases.plan.stddev)
+        else:
+            # A ghost optimizer's sum is float, and rounded as a whole.
+            total = sums.numpy() if sums.dtype == torch.int64 else self.grid.to_steps(sums.to(torch.float32).numpy())
+            nonces = self._nonces(total)
+            self.source_of(releases.run).add(total, nonces, releases.plan.stddev)
+            noised = torch.from_numpy(self.grid.from_steps(total).astype(np.float32))
+        for p, part in zip(self.params, torch.split(noised, [p.numel() for p in self.params]), strict=True):
+            p.grad = part.to(p.dtype).view_as(p)
             _mark_as_processed(p.summed_grad)
-        self.releases.attempts = attempts
+        releases.nonces = nonces
+
+    def _nonces(self, total: NDArray[Any]) -> list[int]:
+        """The nonces of the rounds with that of the next, whose sum is `total`."""
+        releases = self.releases
+        return [*releases.nonces, self.nonce_of(releases.run, total, releases.nonces)]
 
 
 class CorrelatedOptimizer(_CorrelatedNoise, DPOptimizer):  # type: ignore[misc]
     """`opacus.optimizers.DPOptimizer` with correlated noise. An example whose gradient is not finite adds zero.
 
-    Norms are taken in float64, and gradients scaled in float32 at least, so that no rounding lifts one above its bound.
+    Norms are taken in float64, and gradients scaled in float32 at least, so that no rounding lifts one above its bound. On the
+    CPU each example's gradient is rounded to the grid, and the sum is exact.
     """
 
     def clip_and_accumulate(self) -> None:
@@ -111,7 +126,11 @@ class CorrelatedOptimizer(_CorrelatedNoise, DPOptimizer):  # type: ignore[misc]
                 sample = sample[usable]
             kept = factors if everything_usable else factors[usable]
             dtype = torch.promote_types(p.dtype, torch.float32)
-            total = torch.einsum("i,i...", kept.to(dtype), sample.to(dtype))
+            if self.grid is None:
+                total = torch.einsum("i,i...", kept.to(dtype), sample.to(dtype))
+            else:
+                clipped = sample.to(dtype).reshape(len(sample), p.numel()) * kept.to(dtype)[:, None]
+                total = sum_in_steps(clipped, self.grid).view_as(p)
             p.summed_grad = total if p.summed_grad is None else p.summed_grad + total
             _mark_as_processed(p.grad_sample)
 
@@ -119,5 +138,6 @@ class CorrelatedOptimizer(_CorrelatedNoise, DPOptimizer):  # type: ignore[misc]
 class CorrelatedGhostOptimizer(_CorrelatedNoise, DPOptimizerFastGradientClipping):  # type: ignore[misc]
     """`opacus.optimizers.DPOptimizerFastGradientClipping` with correlated noise.
 
-    As in Opacus, one example with a gradient that is not finite spoils the sum of its batch.
+    One example with a gradient that is not finite spoils its whole batch. The sum is made in floating point, by the backward
+    pass, and rounded to the grid as a whole.
     """

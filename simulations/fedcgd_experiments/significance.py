@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 import numpy as np
 from scipy.stats import ttest_1samp
 
-from fedcgd_experiments.experiment import Record, Setup
+from fedcgd_experiments.experiment import Record, Setup, identity
 from fedcgd_experiments.plots import best_lambda, plain
 from fedcgd_experiments.sweep import best_rates, to_point
 
@@ -43,12 +43,12 @@ def compare_paired(runs: Sequence[Record], baseline: str = "dp-sgd") -> list[Pai
         if point.split == "test" and point.learning_rate == rates.get(point.setup):
             tested[point.setup][point.seed] = record["accuracy"]
     references: dict[Setup, Setup] = {}
-    for setup in wanted:
+    for setup in sorted(wanted, key=identity):
         if baseline in (setup.name, setup.family) and references.setdefault(plain(setup), setup) != setup:
             several = f"{references[plain(setup)].mechanism} and {setup.mechanism}"
             raise ValueError(f"{baseline} is here as {several}; compare with a mechanism that is here once")
     comparisons = []
-    for setup in wanted:
+    for setup in sorted(wanted, key=identity):
         reference = references.get(plain(setup), setup)
         seeds = sorted(tested[setup].keys() & tested[reference].keys())
         if reference == setup or not seeds:

@@ -49,7 +49,7 @@ def main(
         with tempfile.TemporaryDirectory(prefix="fedcgd-flwr-") as home, local_superlink(Path(home)) as environment:
             for name, mechanism in (("dp-sgd", "dp-sgd"), ("lambda-cgd", f"lambda-cgd:{lam}")):
                 path = folder / f"digits-{name}.json"
-                options = {"epsilon": epsilon, "seed": seed, "results": str(path)}
+                options: dict[str, str | int | float] = {"epsilon": epsilon, "seed": seed, "results": str(path)}
                 runs.append(run_app(environment, {"mechanism": mechanism, **options}))
     except RuntimeError as error:
         console.print(f"[red]Failed:[/red] {error}")
