@@ -193,7 +193,7 @@ def recorded(tmp_path: Path) -> Path:
         path, plan=plan, configuration={}, key=NoiseKey.from_file(tmp_path / "key", create=True)
     ) as ledger:
         attempt = ledger.plan_round(0, ["user-ann", "user-bob"])
-        ledger.record_aggregated(0, attempt)
+        ledger.record_aggregated(0, attempt, 1)
         ledger.record_released(0, attempt, b"model")
     return path
 
