@@ -10,16 +10,20 @@ from opacus import PrivacyEngine
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
 from fedcgd.accounting import calibrate, compute_epsilon
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, LambdaCGD, Tree, inverse_matrix
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.source import GeneratorNormals, GridNormals, NoiseSource
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.opacus.noise import Buffer, GeneratorNormals, Replay, StreamNormals, noise_source
+from fedcgd.opacus.clipping import MARGIN
+from fedcgd.opacus.optimizer import RoundNoise
 from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
+from fedcgd.plan import Plan
 
 KEY = NoiseKey.simulation(1)
 EXAMPLES, BATCH, EPOCHS, CLIP, SIGMA, RATE = 60, 12, 2, 0.4, 0.7, 0.5
@@ -32,22 +36,54 @@ def data(size=EXAMPLES):
     return TensorDataset(torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator))
 
 
-def make(*, mechanism=MECHANISM, key=KEY, size=EXAMPLES, epochs=EPOCHS, **options):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    engine = CorrelatedPrivacyEngine(key=key)
-    arguments = {"noise_multiplier": SIGMA} if "target_epsilon" not in options else {}
-    method = engine.make_private_with_epsilon if "target_epsilon" in options else engine.make_private
-    private = method(
-        module=model,
-        optimizer=optimizer,
-        data_loader=DataLoader(data(size), batch_size=BATCH),
+def participation_of(sampling="none", *, steps=EXAMPLES // BATCH, epochs=EPOCHS, groups=2):
+    rounds = steps * epochs
+    if sampling == "poisson":
+        return Participation(rounds=rounds, sampling=sampling, sampling_rate=1 / steps)
+    if sampling == "cyclic-poisson":
+        return Participation(rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=groups / steps)
+    return Participation(rounds=rounds, min_separation=steps, sampling=sampling)
+
+
+def plan_of(mechanism=MECHANISM, sampling="none", *, clip_norm=CLIP, sigma=SIGMA, participation=None, **shape):
+    return Plan(
         mechanism=mechanism,
-        max_grad_norm=CLIP,
-        epochs=epochs,
-        **arguments,
+        participation=participation or participation_of(sampling, **shape),
+        clip_norm=clip_norm,
+        noise_multiplier=sigma,
+        delta=1e-5,
+    )
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def make(*, mechanism=MECHANISM, sampling="none", key=KEY, size=EXAMPLES, epochs=EPOCHS, plan=None, **options):
+    model = network()
+    engine = CorrelatedPrivacyEngine(key)
+    private = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
+        data_loader=DataLoader(data(size), batch_size=BATCH),
+        plan=plan or plan_of(mechanism, sampling, epochs=epochs),
         **options,
+    )
+    return engine, model, private
+
+
+def make_with_epsilon(**options):
+    model = network()
+    engine = CorrelatedPrivacyEngine(KEY)
+    arguments = {
+        "mechanism": MECHANISM, "target_epsilon": 3.0, "target_delta": 1e-4, "max_grad_norm": CLIP, "epochs": EPOCHS
+    } | options  # fmt: skip
+    private = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
+        data_loader=DataLoader(data(), batch_size=BATCH),
+        **arguments,
     )
     return engine, model, private
 
@@ -76,12 +112,14 @@ def run(*, physical=None, **options):
 
 def plain_loop(mechanism, batches, *, size=EXAMPLES):
     """One backward pass per example, and the noise as a matrix product."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    model = network()
     flat = flatten(model)
-    noise = inverse_matrix(mechanism, ROUNDS) @ np.stack(
-        [NoiseStream(KEY.noise).normal(t, 0, 0, len(flat)).astype(float) for t in range(ROUNDS)]
+    stream = NoiseStream(KEY.noise)
+    z, smoothing = (
+        np.stack([source.normal(t, 0, 0, len(flat)).astype(float) for t in range(ROUNDS)])
+        for source in (stream, stream.derive("smoothing"))
     )
+    noise = inverse_matrix(mechanism, ROUNDS) @ z + smoothing / 256
     inputs, targets = data(size).tensors
     for t, batch in enumerate(batches):
         total = torch.zeros_like(flat)
@@ -89,10 +127,22 @@ def plain_loop(mechanism, batches, *, size=EXAMPLES):
             model.zero_grad()
             functional.cross_entropy(model(inputs[i : i + 1]), targets[i : i + 1]).backward()
             gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
-            total += gradient * min(1.0, CLIP / float(gradient.norm()))
+            total += gradient * min(1.0, CLIP * (1 - MARGIN) / float(gradient.norm()))
         flat = flat - RATE * (total + CLIP * SIGMA * torch.from_numpy(noise[t]).float()) / BATCH
         nn.utils.vector_to_parameters(flat.clone(), model.parameters())
     return flat
+
+
+def spy(monkeypatch):
+    """The sums of the rounds, on the grid, as they meet their noise."""
+    sums, add = [], RoundNoise.add
+
+    def listening(self, total, run, nonces):
+        sums.append(torch.round(total / self.grid.step) * self.grid.step)
+        return add(self, total, run, nonces)
+
+    monkeypatch.setattr(RoundNoise, "add", listening)
+    return sums
 
 
 def batches_of(private, rounds=ROUNDS):
@@ -100,15 +150,12 @@ def batches_of(private, rounds=ROUNDS):
     return [sampler.batch(t) for t in range(rounds)]
 
 
-SAMPLINGS = [{"sampling": "none"}, {"sampling": "balls-in-bins"}, {"poisson_sampling": True}]
-SAMPLINGS.append({"sampling": "cyclic-poisson", "groups": 2})
-
-
-@pytest.mark.parametrize("options", SAMPLINGS, ids=lambda o: str(next(iter(o.values()))))
+@pytest.mark.parametrize("sampling", ["none", "balls-in-bins", "poisson", "cyclic-poisson"])
 @pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8)])
-def test_the_model_is_the_plain_loops(mechanism, options):
-    expected = plain_loop(mechanism, batches_of(make(mechanism=mechanism, **options)[2]))
-    assert float((run(mechanism=mechanism, **options) - expected).abs().max()) < 1e-5
+def test_the_model_is_the_plain_loops(mechanism, sampling):
+    options = {"mechanism": mechanism, "sampling": sampling}
+    expected = plain_loop(mechanism, batches_of(make(**options)[2]))
+    assert float((run(**options) - expected).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -116,6 +163,7 @@ def test_the_model_is_the_plain_loops(mechanism, options):
     [
         {"grad_sample_mode": "ghost"},
         {"grad_sample_mode": "functorch"},
+        {"grad_sample_mode": "ew"},
         {"physical": 5},
         {"grad_sample_mode": "ghost", "physical": 5},
         {"noise": "buffer"},
@@ -144,8 +192,8 @@ def test_lambda_zero_has_the_distribution_of_opacus_dp_sgd():
 
     def moves(private, model):
         before = flatten(model)
-        inputs = torch.zeros(BATCH, 400)
-        module, optimizer = private[0], private[1]
+        module, optimizer, loader = private
+        (inputs,) = next(iter(loader))
         optimizer.zero_grad()
         (0 * module(inputs)).sum().backward()
         optimizer.step()
@@ -153,22 +201,19 @@ def test_lambda_zero_has_the_distribution_of_opacus_dp_sgd():
 
     def prepared(engine, **options):
         model = nn.Linear(400, 50)
-        dataset = TensorDataset(torch.zeros(EXAMPLES, 400))
         private = engine.make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
-            data_loader=DataLoader(dataset, batch_size=BATCH),
-            noise_multiplier=SIGMA,
-            max_grad_norm=CLIP,
+            data_loader=DataLoader(TensorDataset(torch.zeros(EXAMPLES, 400)), batch_size=BATCH),
             **options,
         )
         return moves(private, model)
 
-    ours = prepared(CorrelatedPrivacyEngine(key=KEY), mechanism=LambdaCGD(0.0), epochs=1)
+    ours = prepared(CorrelatedPrivacyEngine(KEY), plan=plan_of(LambdaCGD(0.0), epochs=1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(7)
-        theirs = prepared(PrivacyEngine(), poisson_sampling=False)
+        theirs = prepared(PrivacyEngine(), poisson_sampling=False, noise_multiplier=SIGMA, max_grad_norm=CLIP)
     # 20,050 draws: the mean is known to 0.0071 and the standard deviation to 0.005; four times that is allowed.
     for sample in (ours, theirs):
         assert abs(float(sample.mean())) < 0.028
@@ -192,26 +237,37 @@ def test_epsilon_is_the_accountings():
     assert engine.get_epsilon(1e-5) > expected.epsilon
 
 
-def test_a_budget_sets_the_noise():
-    engine, _, private = make(target_epsilon=3.0, target_delta=1e-4)
-    participation = Participation(rounds=ROUNDS, min_separation=EXAMPLES // BATCH)
-    expected = calibrate(LambdaCGD(0.8), participation, epsilon=3.0, delta=1e-4)
+def test_a_budget_makes_the_plan():
+    engine, _, private = make_with_epsilon(sampling="none")
+    expected = calibrate(LambdaCGD(0.8), participation_of(), epsilon=3.0, delta=1e-4)
     assert engine.accountant.plan.noise_multiplier == expected.noise_multiplier
+    assert engine.accountant.plan.delta == 1e-4
+    assert engine.accountant.plan.guarantee().epsilon == pytest.approx(3.0, rel=1e-3)
     train(private)
     assert engine.get_epsilon(1e-4) == pytest.approx(3.0, rel=1e-3)
     assert engine.get_epsilon(1e-4) <= 3.0 * (1 + 1e-9)
 
 
-def test_a_step_after_the_last_round_is_refused():
+def test_without_a_sampling_it_is_opacus_or_an_error_that_names_the_others():
+    poisson = make_with_epsilon(mechanism=DPSGD())[0].accountant.plan
+    assert poisson == make_with_epsilon(mechanism=DPSGD(), poisson_sampling=True)[0].accountant.plan
+    assert poisson.participation == participation_of("poisson")
+    none = calibrate(MECHANISM, participation_of(), epsilon=3.0, delta=1e-4).noise_multiplier
+    with pytest.raises(ValueError, match="the default of Opacus is Poisson sampling") as error:
+        make_with_epsilon()
+    assert f"which anybody may know: noise_multiplier {none:.4g}" in str(error.value)
+    assert "sampling='balls-in-bins'" in str(error.value)
+    assert make_with_epsilon(poisson_sampling=False)[0].accountant.plan.participation == participation_of()
+
+
+@pytest.mark.parametrize("physical", [None, 5])
+def test_a_loop_after_the_last_round_is_refused(physical):
     _, _, private = make(epochs=1)
     train(private, epochs=1)
-    module, optimizer, _ = private
-    inputs, targets = data().tensors
-    optimizer.zero_grad()
-    functional.cross_entropy(module(inputs[:BATCH]), targets[:BATCH]).backward()
     with pytest.raises(RuntimeError, match="all 5 rounds of the plan have been released"):
-        optimizer.step()
-    assert list(private[-1]) == []
+        train(private, epochs=1, physical=physical)
+    with pytest.raises(RuntimeError, match="all 5 rounds of the plan have been released"):
+        private[1].step()
 
 
 def test_an_epoch_left_early_goes_on_where_it_stopped():
@@ -247,19 +303,22 @@ def test_a_checkpoint_goes_on_in_the_right_round(tmp_path):
         stranger.load_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
 
 
-def test_an_example_that_is_not_finite_adds_nothing():
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+def test_an_example_that_is_not_finite_adds_nothing(mode):
     def spoilt(value):
-        _, model, private = make(sampling="none")
-        module, optimizer, loader = private
+        _, model, private = make(grad_sample_mode=mode)
+        module, optimizer, loader = private[0], private[1], private[-1]
         inputs, targets = next(iter(loader))
-        if value is None:
-            inputs, targets = inputs[1:], targets[1:]
-        else:
+        before = flatten(model)
+        if value is not None:
             inputs[0, 0] = value
+        outputs = module(inputs)
+        if value is None:  # the same batch, and no gradient of the first example
+            outputs = torch.cat([0 * outputs[:1], outputs[1:]])
         optimizer.zero_grad()
-        functional.cross_entropy(module(inputs), targets).backward()
+        functional.cross_entropy(outputs, targets).backward()
         optimizer.step()
-        return flatten(model)
+        return flatten(model) - before
 
     without = spoilt(None)
     for value in (float("nan"), float("inf")):
@@ -273,7 +332,7 @@ def first_steps(key, count=1, checkpoint=None):
         engine.load_checkpoint(path=checkpoint, module=private[0], optimizer=private[1])
     before = flatten(model)
     module, optimizer, loader = private
-    for (inputs, targets), _ in zip(loader, range(count), strict=False):
+    for _, (inputs, targets) in zip(range(count), loader, strict=False):
         optimizer.zero_grad()
         functional.cross_entropy(module(inputs), targets).backward()
         optimizer.step()
@@ -295,8 +354,8 @@ def test_an_engine_makes_one_run():
     model = nn.Linear(6, 3)
     with pytest.raises(RuntimeError, match="make another engine"):
         engine.make_private(
-            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), mechanism=DPSGD(), epochs=1,
-            data_loader=DataLoader(data(), batch_size=BATCH), noise_multiplier=1.0, max_grad_norm=1.0,
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), plan=plan_of(),
+            data_loader=DataLoader(data(), batch_size=BATCH),
         )  # fmt: skip
 
 
@@ -308,7 +367,7 @@ def test_a_checkpoint_loaded_twice_goes_on_with_fresh_noise_in_the_same_run(tmp_
     again = [first_steps(key, checkpoint=tmp_path / "c") for _ in range(2)]
     for loaded, parts, _ in again:
         assert loaded.accountant.run == engine.accountant.run
-        assert loaded.accountant.attempts[0] == engine.accountant.attempts[0]
+        assert loaded.accountant.nonces[0] == engine.accountant.nonces[0]
         assert np.array_equal(parts[-1].batch_sampler.batch(3), private[-1].batch_sampler.batch(3))
     noise = RATE * CLIP * SIGMA / BATCH
     assert float((again[0][2] - again[1][2]).std()) > noise
@@ -321,14 +380,11 @@ def test_a_checkpoint_loaded_twice_goes_on_with_fresh_noise_in_the_same_run(tmp_
 @pytest.mark.parametrize("physical", [None, 5])
 def test_a_step_left_out_stops_the_loop(workers, physical):
     model = nn.Linear(6, 3)
-    module, optimizer, loader = CorrelatedPrivacyEngine(key=KEY).make_private(
+    module, optimizer, loader = CorrelatedPrivacyEngine(KEY).make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         data_loader=DataLoader(data(), batch_size=BATCH, num_workers=workers),
-        mechanism=MECHANISM,
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        epochs=2,
+        plan=plan_of(),
     )
     batches = loader
     if physical:
@@ -352,14 +408,11 @@ def test_a_step_left_out_stops_the_loop(workers, physical):
 
 def test_workers_may_prepare_batches_ahead():
     model = nn.Linear(6, 3)
-    module, optimizer, loader = CorrelatedPrivacyEngine(key=KEY).make_private(
+    module, optimizer, loader = CorrelatedPrivacyEngine(KEY).make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         data_loader=DataLoader(data(), batch_size=BATCH, num_workers=2),
-        mechanism=MECHANISM,
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        epochs=2,
+        plan=plan_of(),
     )
     everything = data().tensors[0]
     for round, (inputs, targets) in enumerate(loader):
@@ -367,37 +420,32 @@ def test_workers_may_prepare_batches_ahead():
         optimizer.zero_grad()
         functional.cross_entropy(module(inputs), targets).backward()
         optimizer.step()
-    assert optimizer.releases.released == 5
+    assert loader.batch_sampler.rounds.released == 5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
-def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype):
+def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype, monkeypatch):
     """A batch of one example: the sum before the noise is its clipped gradient."""
+    sums = spy(monkeypatch)
     generator = torch.Generator().manual_seed(3)
-    worst = 0.0
+    plan = plan_of(DPSGD(), clip_norm=0.7, steps=1, epochs=1)
     for trial in range(20):
         torch.manual_seed(trial)
         model = nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 5)).to(dtype)
-        arguments = {
-            "module": model,
-            "optimizer": torch.optim.SGD(model.parameters(), lr=1.0),
-            "data_loader": DataLoader(TensorDataset(torch.zeros(1, 40)), batch_size=1),
-            "mechanism": DPSGD(), "noise_multiplier": 1.0, "max_grad_norm": 0.7, "epochs": 1, "grad_sample_mode": mode,
-        }  # fmt: skip
-        if mode == "ghost" and dtype in (torch.bfloat16, torch.float16):
-            with pytest.raises(ValueError, match="ghost clipping needs float32"):
-                CorrelatedPrivacyEngine(key=KEY).make_private(**arguments)
-            return
-        module, optimizer, *criterion, _ = CorrelatedPrivacyEngine(key=KEY).make_private(**arguments)
         inputs = (100 * torch.randn(1, 40, generator=generator)).to(dtype)
-        loss = criterion[0] if criterion else nn.CrossEntropyLoss()
-        loss(module(inputs), torch.tensor([trial % 5])).backward()
-        if mode != "ghost":
-            optimizer.clip_and_accumulate()
-        total = [p.grad if mode == "ghost" else p.summed_grad for p in optimizer.params]
-        worst = max(worst, float(torch.cat([g.double().reshape(-1) for g in total]).norm()))
-    assert 0.7 * (1 - 1e-4) < worst <= 0.7
+        module, optimizer, *_, loader = CorrelatedPrivacyEngine(KEY).make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+            data_loader=DataLoader(TensorDataset(inputs, torch.tensor([trial % 5])), batch_size=1),
+            plan=plan,
+            grad_sample_mode=mode,
+        )
+        for example, target in loader:
+            functional.cross_entropy(module(example), target).backward()
+            optimizer.step()
+    norms = [float(total.norm()) for total in sums]
+    assert 0.7 * (1 - 1e-4) < max(norms) <= 0.7
 
 
 def test_the_batches_keep_the_participation():
@@ -408,33 +456,24 @@ def test_the_batches_keep_the_participation():
     assert all(np.array_equal(bins[t], bins[t + 5]) for t in range(5))
     assert sorted(np.concatenate(bins[:5])) == list(range(EXAMPLES))
     assert len({len(part) for part in bins}) > 1
-    cyclic = batches_of(make(sampling="cyclic-poisson", groups=2)[2])
+    cyclic = batches_of(make(sampling="cyclic-poisson")[2])
     even, odd = (set(np.concatenate(cyclic[start::2])) for start in (0, 1))
     assert not even & odd
 
 
 @pytest.mark.parametrize(
-    ("options", "together"),
-    [
-        ({"sampling": "poisson"}, 0.2 * 0.2),
-        ({"sampling": "balls-in-bins"}, 0.0),
-        ({"sampling": "none"}, 0.0),
-        ({"sampling": "cyclic-poisson", "groups": 2}, 0.0),
-    ],
+    ("sampling", "together"),
+    [("poisson", 0.2 * 0.2), ("balls-in-bins", 0.0), ("none", 0.0), ("cyclic-poisson", 0.0)],
 )
-def test_examples_are_drawn_at_the_rate_that_is_accounted_for(options, together):
+def test_examples_are_drawn_at_the_rate_that_is_accounted_for(sampling, together):
     """Each example with probability 1/5 in a round, and in two rounds with probability `together`."""
     size = 20_000
     model = nn.Linear(6, 3)
-    loader = CorrelatedPrivacyEngine(key=KEY).make_private(
+    loader = CorrelatedPrivacyEngine(KEY).make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         data_loader=DataLoader(data(size), batch_size=size // 5),
-        mechanism=DPSGD(),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        epochs=2,
-        **options,
+        plan=plan_of(DPSGD(), sampling, steps=5),
     )[2]
     batches = [set(loader.batch_sampler.batch(t)) for t in range(5)]
     for batch, following in pairwise(batches):
@@ -444,64 +483,55 @@ def test_examples_are_drawn_at_the_rate_that_is_accounted_for(options, together)
 
 def test_generator_noise_is_the_rounds_own_whatever_came_before():
     source = GeneratorNormals(KEY.noise, torch.device("cpu"))
-    shapes = [(3, 4), (5,)]
 
     def draw(source, *terms):
-        tensors = [torch.zeros(shape) for shape in shapes]
-        source.add(tensors, terms, 2.0)
-        return torch.cat([x.reshape(-1) for x in tensors])
+        total = torch.zeros(17)
+        source.add(total, terms, 2.0)
+        return total
 
     z = [draw(source, (t, 0, 0.5)) for t in range(3)]
     assert torch.equal(draw(GeneratorNormals(KEY.noise, torch.device("cpu")), (1, 0, 0.5)), z[1])
+    assert torch.equal(source.vector(torch.zeros(17), 1, 0), z[1])
     assert torch.allclose(draw(source, (2, 0, 1.0), (1, 0, -0.8)), 2 * z[2] - 1.6 * z[1], atol=1e-6)
     assert not torch.equal(draw(GeneratorNormals(bytes(32), torch.device("cpu")), (1, 0, 0.5)), z[1])
     assert not torch.equal(draw(source, (1, 7, 0.5)), z[1])
+    assert not torch.equal(draw(source, (1, 2**127, 0.5)), z[1])
     assert not torch.equal(z[0], z[1])
 
 
-ATTEMPTS = [0, 5, 0, 2**32 - 1, 0, 0, 3, 0, 0]
+NONCES = [0, 5, 0, 2**128 - 1, 0, 0, 3, 0, 0]
 
 
-@pytest.mark.parametrize("normals", [StreamNormals(KEY.noise), GeneratorNormals(KEY.noise, torch.device("cpu"))])
 @pytest.mark.parametrize("mechanism", [LambdaCGD(0.8), BISR(3), BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), Tree()], ids=str)
-@pytest.mark.parametrize("device", [None, torch.device("cpu")])
-def test_a_buffer_gives_what_replay_gives_also_after_a_restart(device, mechanism, normals):
-    replay, buffer = Replay(normals, mechanism, 9), Buffer(normals, mechanism, 9, device)
+@pytest.mark.parametrize("mode", ["buffer", "cpu-buffer"])
+def test_a_buffer_gives_what_replay_gives_also_after_a_restart(mode, mechanism):
+    normals = GeneratorNormals(KEY.noise, torch.device("cpu"))
+    replay, buffer = NoiseSource(mechanism, 9, normals, "replay"), NoiseSource(mechanism, 9, normals, mode)
     for t in range(9):
         if t == 6:
-            buffer = Buffer(normals, mechanism, 9, device)
-        expected, got = ([torch.ones(3, 2), torch.ones(5)] for _ in range(2))
-        replay.add(ATTEMPTS[: t + 1], expected, 3.0)
-        buffer.add(ATTEMPTS[: t + 1], got, 3.0)
-        for a, b in zip(got, expected, strict=True):
-            assert torch.allclose(a, b, atol=2e-5)
-        assert not torch.allclose(got[0], torch.ones(3, 2), atol=0.1)
+            buffer = NoiseSource(mechanism, 9, normals, mode)
+        expected, got = torch.ones(11), torch.ones(11)
+        replay.add(expected, NONCES[: t + 1], 3.0)
+        buffer.add(got, NONCES[: t + 1], 3.0)
+        assert torch.allclose(got, expected, atol=2e-5)
+        assert not torch.allclose(got, torch.ones(11), atol=0.1)
 
 
 def test_a_buffer_makes_one_vector_a_round_and_keeps_the_mechanisms_few():
     made = []
 
-    class Counting(StreamNormals):
-        def add(self, tensors, terms, stddev):
-            made.extend(round for round, _, _ in terms)
-            super().add(tensors, terms, stddev)
+    class Counting(GridNormals):
+        def vector(self, total, round, nonce):
+            made.append(round)
+            return super().vector(total, round, nonce)
 
     mechanism = BSR(4)  # its inverse has as many bands as there are rounds
-    buffer = Buffer(Counting(KEY.noise), mechanism, 50, None)
+    buffer = NoiseSource(mechanism, 50, Counting(NoiseStream(KEY.noise), Grid(2.0**-20)))
+    assert buffer.mode == "buffer"
     for t in range(50):
-        buffer.add([0] * (t + 1), [torch.zeros(3)], 1.0)
+        buffer.add(np.zeros(3, np.int64), [0] * (t + 1), 1.0)
         assert len(buffer._state.buffers) <= 3
     assert made == list(range(50))
-
-
-def test_the_mechanism_chooses_replay_or_buffer():
-    kinds = {
-        mechanism.name: type(noise_source(None, KEY.noise, mechanism, 100, torch.device("cpu")))
-        for mechanism in (DPSGD(), LambdaCGD(0.9), BISR(4), BSR(4), BLT((0.2,), (0.9,)), Tree())
-    }
-    assert kinds == {
-        "dp-sgd": Replay, "lambda-cgd": Replay, "bisr": Replay, "bsr": Buffer, "blt": Buffer, "tree": Buffer
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("mechanism", [BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), Tree()], ids=str)
@@ -514,15 +544,55 @@ def test_mechanisms_with_buffers_train_as_the_plain_loop(mechanism):
     ("options", "message"),
     [
         ({"clipping": "per_layer"}, "clipping must be flat, got 'per_layer'"),
-        ({"noise": "cache"}, "noise must be replay, buffer or cpu-buffer, got 'cache'"),
+        ({"noise": "cache"}, "mode must be replay, buffer or cpu-buffer, got 'cache'"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"groups": 2}, "groups goes with cyclic-poisson"),
         ({"sampling": "cyclic-poisson", "groups": 6}, "between 1 and the 5 steps of an epoch, got 6"),
         ({"sampling": "none", "poisson_sampling": True}, "contradicts sampling 'none'"),
         ({"sampling": "shuffle"}, "no other sampling is accounted for"),
         ({"noise_generator": torch.Generator()}, "the noise comes from the engine's key"),
+        ({"grad_sample_mode": "no_op"}, "must be hooks, functorch, ew or ghost, got 'no_op'"),
     ],
 )
 def test_what_is_not_accounted_for_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        make(**options)
+        make_with_epsilon(**{"sampling": "none", **options})
+
+
+@pytest.mark.parametrize(
+    ("participation", "message"),
+    [
+        (Participation(rounds=12, min_separation=5), "12 rounds, and an epoch of the data loader 5 steps"),
+        (Participation(rounds=10, min_separation=6), "each example takes part 2 times, 5 rounds apart"),
+        (Participation(rounds=10, min_separation=5, max_participations=1), "at most 1 participations"),
+        (
+            Participation(rounds=10, min_separation=2, sampling="balls-in-bins"),
+            "2 bins .*, and the data loader 5 steps",
+        ),
+        (Participation(rounds=10, sampling="poisson", sampling_rate=0.1), "plan with sampling_rate=0.2"),
+        (
+            Participation(rounds=10, min_separation=2, sampling="cyclic-poisson", sampling_rate=0.2),
+            "plan with sampling_rate=0.4",
+        ),
+    ],
+)
+def test_a_plan_that_the_loader_cannot_keep_is_refused(participation, message):
+    with pytest.raises(ValueError, match=message):
+        make(plan=plan_of(participation=participation))
+
+
+def test_a_plan_with_a_smaller_separation_than_the_loaders_is_kept():
+    plan = plan_of(participation=Participation(rounds=10, min_separation=3))
+    batches = batches_of(make(plan=plan)[2])
+    assert sorted(np.concatenate(batches[:5])) == list(range(EXAMPLES))
+
+
+def test_a_sampler_of_the_users_own_is_refused():
+    model = network()
+    arguments = {"module": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1.0)}
+    loader = DataLoader(data(), batch_size=6, sampler=SubsetRandomSampler(range(30)))
+    with pytest.raises(ValueError, match="Subset if not all examples shall be used"):
+        CorrelatedPrivacyEngine(KEY).make_private(**arguments, data_loader=loader, plan=plan_of())
+    subset = DataLoader(Subset(data(), range(30)), batch_size=6)
+    private = CorrelatedPrivacyEngine(KEY).make_private(**arguments, data_loader=subset, plan=plan_of())
+    assert sorted(np.concatenate(batches_of(private, 5))) == list(range(30))
