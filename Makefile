@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: simulate test test-slow check bench clean
+.PHONY: simulate test test-slow check docs bench clean
 .DEFAULT_GOAL := simulate
 
 $(VENV)/installed: pyproject.toml
@@ -33,6 +33,11 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+# The documentation, at http://127.0.0.1:8000/ until Ctrl-C; what is built lies in build/site.
+docs: $(VENV)/installed
+	$(BIN)/mkdocs build --strict
+	$(BIN)/mkdocs serve --strict
 
 bench: $(VENV)/installed
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

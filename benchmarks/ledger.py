@@ -71,7 +71,7 @@ def main() -> None:
                     free = [user for user in users if history.last_rounds[user] < 0]
                     attempt = ledger.plan_round(round, free)
                     times.append(time.perf_counter())
-                    ledger.record_aggregated(round, attempt)
+                    ledger.record_aggregated(round, attempt, round)
                     times.append(time.perf_counter())
                     ledger.record_released(round, attempt, model, b"")
                     times.append(time.perf_counter())

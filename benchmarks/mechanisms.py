@@ -28,8 +28,8 @@ Processor time on one core of a shared 2-core virtual machine (x86-64, NumPy 2, 
     BSR(bands=4)                                               1000 748.9              3   1.2   buffer
     BSR(bands=16)                                              1000 776.2             15   2.5   buffer
     BLT(scales=(0.1, 0.05, 0.01, 0.2), decays=(0.9,            1000 764.8              4   1.7   buffer
-    Explicit(name='band-mf')                                   1000 765.8              3   1.3   buffer
-    Tree()                                                     1000 730.6             10   1.7   buffer
+    Dense(name='band-mf')                                   1000 765.8              3   1.3   buffer
+    BinaryTree()                                                     1000 730.6             10   1.7   buffer
     SquareRootToeplitz()                                       1000 768.1            999         replay
 """
 
@@ -46,18 +46,18 @@ from fedcgd.mechanisms import (
     BSR,
     DPSGD,
     BandInvMF,
-    Explicit,
+    BinaryTree,
+    Dense,
     LambdaCGD,
     Mechanism,
     Normalized,
     NuDPFTRL,
     SquareRootToeplitz,
-    Tree,
 )
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode, vectors_kept, vectors_replayed
-from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.noise import NoiseStream, Term, for_each_chunk
 from fedcgd.participation import Participation
 
 
@@ -111,18 +111,21 @@ def last_round(size: int, rounds: int = 1000) -> None:
         BSR(4),
         BSR(16),
         BLT((0.1, 0.05, 0.01, 0.2), (0.9, 0.99, 0.9999, 0.5)),
-        Explicit("band-mf", np.tile([1.0, 0, 0, 0], (rounds, 1))),
-        Tree(),
+        Dense("band-mf", np.tile([1.0, 0, 0, 0], (rounds, 1))),
+        BinaryTree(),
         SquareRootToeplitz(),
     ]
-    x = np.zeros(size, np.float32)
+
+    def replay(terms: list[Term]) -> None:
+        for_each_chunk(lambda begin, noise: None, stream, terms, 1.0, 0, size, threads=1)
+
     for mechanism in mechanisms:
         weights = mechanism.inverse_row(rounds - 1, rounds)
         terms = [(rounds - 1 - lag, 0, float(w)) for lag, w in enumerate(weights)]
-        _, replayed = timed(lambda terms=terms: add_correlated(x, stream, terms, 1.0, threads=1))
+        _, replayed = timed(lambda terms=terms: replay(terms))
         # What the buffers hold does not change the time.
         kept = vectors_kept(mechanism, rounds)
-        held = min(kept, (rounds - 1).bit_count() if isinstance(mechanism, Tree) else kept)
+        held = min(kept, (rounds - 1).bit_count() if isinstance(mechanism, BinaryTree) else kept)
         state = State(rounds - 1, tuple(fresh.copy() for _ in range(min(held, 20))))
         buffered = f"{'':5}"
         if held <= 20:

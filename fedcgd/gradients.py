@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedcgd.clipping import ROUNDING
+from fedcgd.noise.quantisation import Grid
 from fedcgd.parameters import layout, unflatten
 
 ExampleLoss = Callable[..., Tensor]
@@ -52,17 +53,17 @@ def clipped_gradient_sum(
     examples: Sequence[Tensor],
     *,
     clip_norm: float,
-    step: float,
+    grid: Grid,
     chunk: int | None = None,
 ) -> tuple[Tensor, int]:
-    """(Σ_i round(min(1, clip_norm/‖g_i‖)·g_i / step), how many were finite) over examples i, g_i = ∇ loss(flat, example i).
+    """(Σ_i min(1, clip_norm/‖g_i‖)·g_i in steps of `grid`, how many were finite) over examples i, g_i = ∇ loss(flat, example i).
 
-    `flat` has shape (d,), float32; row i of each tensor of `examples` belongs to example i. The sum is in multiples of
-    `step` (see `fedcgd.noise.quantisation`), int64, shape (d,), on the device of `flat`; rounding is towards zero. An example
-    with a non-finite gradient adds zero and is not counted.
+    `flat` has shape (d,), float32; row i of each tensor of `examples` belongs to example i. The sum is int64,
+    shape (d,), on the device of `flat`; each term is rounded towards zero. An example with a non-finite gradient adds zero and
+    is not counted.
     At most `chunk` gradients exist at once (default: as many as fit in 16 MiB), so memory is O(chunk·d).
 
-    Guarantee: step times each example's term has norm at most clip_norm.
+    Guarantee: grid.step times each example's term has norm at most clip_norm.
     """
     if not clip_norm >= 1e-20:
         raise ValueError(f"clip_norm must be positive, and at least 1e-20 for float32, got {clip_norm}")
@@ -75,18 +76,18 @@ def clipped_gradient_sum(
     for start in range(0, len(examples[0]), size):
         rows = gradients(flat, *(part[start : start + size] for part in examples))
         clipped, usable = clip_rows(rows.detach(), clip_norm)
-        total += lattice_sum(clipped, step)
+        total += sum_in_steps(clipped, grid)
         finite += int(usable.sum())
     return total, finite
 
 
-def lattice_sum(rows: Tensor, step: float) -> Tensor:
-    """Σ_i trunc(rows[i] / step), int64, shape (d,), for clipped rows (m, d): exact, in any order.
+def sum_in_steps(rows: Tensor, grid: Grid) -> Tensor:
+    """Σ_i rows[i] in steps of `grid`, each rounded towards zero, int64, shape (d,), for clipped rows (m, d): exact, in any order.
 
-    `step` is a power of two, so that the division is exact; each term is at most clip_norm / step, so that float64, in which
+    The step is a power of two, so that the division is exact; each term is at most clip_norm / step, so that float64, in which
     the sum is made, holds it.
     """
-    return torch.trunc(rows / step).sum(dim=0, dtype=torch.float64).to(torch.int64)
+    return torch.trunc_(rows / grid.step).sum(dim=0, dtype=torch.float64).to(torch.int64)
 
 
 def clip_rows(rows: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:

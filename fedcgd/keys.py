@@ -4,12 +4,15 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from numpy.typing import NDArray
+
+from fedcgd.noise.nonce import synthetic_nonce
 
 _BYTES = 32
 
@@ -92,6 +95,13 @@ class NoiseKey:
     def choices_of(self, stream_id: str) -> bytes:
         """32 bytes for the secret choices of one run."""
         return self._derive("choices", stream_id)
+
+    def nonce_of(self, stream_id: str, total: NDArray[Any], *, earlier: Sequence[int], attempt: int) -> int:
+        """The nonce under which the round after `earlier` gets its noise, for its sum `total`: see `fedcgd.noise.nonce`.
+
+        With a simulation key it is `attempt`, the number of earlier tries of the round, so that the run is repeatable.
+        """
+        return attempt if self.simulated else synthetic_nonce(self._derive("nonces", stream_id), earlier, total)
 
     @property
     def fingerprint(self) -> str:

@@ -1,15 +1,13 @@
 """What runs is what is accounted: one value holds the mechanism, the participation, the noise and the promise."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
-from fedcgd.accounting.gaussian import check_delta
-from fedcgd.accounting.selection import is_unresolved
+from fedcgd.accounting import Accountant, Guarantee, accountant, calibrate
+from fedcgd.accounting.guarantee import check_delta
+from fedcgd.accounting.selection import select_mechanism
 from fedcgd.mechanisms import Mechanism
-from fedcgd.mechanisms.serialisation import describe, from_description
-from fedcgd.noise import Term
+from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
 
 
@@ -38,16 +36,24 @@ class Plan:
                 f"noise_multiplier must be positive and finite, got {self.noise_multiplier}; without noise there is no privacy"
             )
         check_delta(self.delta)
-        if is_unresolved(self.mechanism):
-            raise ValueError(
-                'lam is still "auto"; fedcgd.accounting.selection.resolve chooses it before a plan is made'
-            )
 
     @staticmethod
     def calibrated(
-        *, mechanism: Mechanism, participation: Participation, clip_norm: float, epsilon: float, delta: float
+        mechanism: Mechanism | str, participation: Participation, *, clip_norm: float, epsilon: float, delta: float
     ) -> "Plan":
-        """The plan with the smallest σ that keeps the whole run within (ε, δ). Raises ValueError if none can."""
+        """The plan with the smallest σ that keeps the whole run within (ε, δ) if one user is added or removed.
+
+        `mechanism` is a value, or a text as on the command line: "lambda-cgd:0.9", "bisr:16", or "lambda-cgd" alone, which
+        chooses λ for this participation and budget (`fedcgd.accounting.selection.select_mechanism`). Raises ValueError if no σ
+        keeps the budget, or the text names no mechanism.
+
+        >>> participation = Participation(rounds=210, min_separation=21)
+        >>> plan = Plan.calibrated("lambda-cgd:0.9", participation, clip_norm=1.0, epsilon=8, delta=1e-5)
+        >>> f"{plan.noise_multiplier:.3f}"
+        '1.990'
+        """
+        if isinstance(mechanism, str):
+            mechanism = select_mechanism(mechanism, participation, epsilon=epsilon, delta=delta)
         guarantee = calibrate(mechanism, participation, epsilon=epsilon, delta=delta)
         return Plan(
             mechanism=mechanism,
@@ -62,42 +68,23 @@ class Plan:
         """ζσ: the standard deviation, in units of the update, that one coordinate of Z has on the wire."""
         return self.clip_norm * self.noise_multiplier
 
+    @property
+    def accountant(self) -> Accountant:
+        """What answers for ε, δ and σ of this mechanism and participation."""
+        return accountant(self.mechanism, self.participation)
+
     def guarantee(self, *, released: int | None = None) -> Guarantee:
-        """An upper bound on ε, for the whole run or for its first `released` rounds; adjacency is add or remove one user."""
-        return compute_epsilon(
-            self.mechanism,
-            self.participation,
-            noise_multiplier=self.noise_multiplier,
-            delta=self.delta,
-            released=released,
-        )
+        """An upper bound on ε, for the whole run or for its first `released` rounds; adjacency is add or remove one user.
+
+        That of a part of a run holds under its `condition` only; where that may be false, that of the whole run holds.
+        """
+        return self.accountant.epsilon(noise_multiplier=self.noise_multiplier, delta=self.delta, released=released)
 
     def quick_guarantee(self, *, released: int) -> Guarantee:
-        """As `guarantee`, in no time once that of the whole run is known, and less tight: for what is said in every round.
-
-        Under Balls-in-Bins it is the smaller of the ε of the whole run and that of the first rounds without amplification.
-        """
-        if self.participation.sampling != "balls-in-bins":
-            return self.guarantee(released=released)
-        known = replace(self, participation=replace(self.participation, sampling="none")).guarantee(released=released)
-        whole = self.guarantee()
-        if whole.epsilon <= known.epsilon:
-            return whole
-        method = f"{known.method}, without amplification"
-        return replace(known, sampling=self.participation.sampling, method=method, exact=False)
-
-    def noise_terms(self, round: int, attempts: Sequence[int]) -> tuple[Term, ...]:
-        """(C⁻¹Z)_round as (round, attempt, weight) of the noise vectors it combines.
-
-        `attempts[s]` is the attempt under which round s was released, for s < `round`; `attempts[round]` is the one about to be.
-        Raises ValueError for a round after the last.
-        """
-        if not 0 <= round < self.participation.rounds:
-            raise ValueError(
-                f"round must be in 0 … {self.participation.rounds - 1}, got {round}; the plan has no noise for it"
-            )
-        weights = self.mechanism.inverse_row(round, self.participation.rounds)
-        return tuple((round - lag, attempts[round - lag], float(w)) for lag, w in enumerate(weights) if w)
+        """As `guarantee`, in no time once that of the whole run is known, and less tight: for what is said in every round."""
+        return self.accountant.quick_epsilon(
+            noise_multiplier=self.noise_multiplier, delta=self.delta, released=released
+        )
 
     def to_description(self) -> dict[str, Any]:
         """This plan as JSON-able values, from which `from_description` makes it again."""

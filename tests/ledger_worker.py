@@ -21,7 +21,8 @@ import numpy as np
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.noise import NoiseStream
+from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
@@ -59,11 +60,13 @@ def show_the_world(folder: Path, line: str) -> None:
 def train(folder: Path, progress: Callable[[], object]) -> None:
     key = NoiseKey.from_file(folder / "key", create=True)
     with Ledger.open(folder / "ledger", plan=PLAN, configuration=CONFIGURATION, key=key) as ledger:
-        noise = NoiseStream(key.noise_of(ledger.stream_id))
+        grid = grid_of(PLAN, SIZE)
+        stream = NoiseStream(key.noise_of(ledger.stream_id))
+        noise = NoiseSource(PLAN.mechanism, ROUNDS, GridNormals(stream, grid))
         run = ledger.resume()
         model = np.frombuffer(run.model).copy() if run.model else np.zeros(SIZE)
         momentum = np.frombuffer(run.state).copy() if run.state else np.zeros(SIZE)
-        attempts = list(run.attempts)
+        nonces = list(run.nonces)
         progress()
         for round in range(run.round, ROUNDS):
             users = cohort(
@@ -78,14 +81,15 @@ def train(folder: Path, progress: Callable[[], object]) -> None:
             attempt = ledger.plan_round(round, users)
             show_the_world(folder, f"asked {round} {attempt} {' '.join(users)}")
             progress()
-            total = summed(round, users)
-            ledger.record_aggregated(round, attempt)
+            total = grid.to_steps(summed(round, users))
+            nonce = key.nonce_of(ledger.stream_id, total, earlier=nonces, attempt=attempt)
+            ledger.record_aggregated(round, attempt, nonce)
             progress()
-            add_correlated(total, noise, PLAN.noise_terms(round, [*attempts, attempt]), PLAN.stddev)
-            model, momentum = step(model, momentum, total)
+            nonces.append(nonce)
+            noise.add(total, nonces, PLAN.stddev)
+            model, momentum = step(model, momentum, grid.from_steps(total))
             ledger.record_released(round, attempt, model.tobytes(), momentum.tobytes())
             show_the_world(folder, f"released {round} {attempt} {model.tobytes().hex()}")
-            attempts.append(attempt)
             progress()
 
 

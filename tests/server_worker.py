@@ -110,6 +110,7 @@ class SocketGrid(Grid):
         self._progress = progress
         self._nodes: dict[int, tuple[int, Connection]] = {}
         self._open: dict[str, Message] = {}
+        self._arrived: dict[str, Message] = {}
         self._sent = 0
 
     @property
@@ -153,7 +154,7 @@ class SocketGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         self._progress(STEP)
         replies = []
-        for ready in wait([node for _, node in self._nodes.values()], timeout=0.05):
+        for ready in wait([node for _, node in self._nodes.values()], timeout=0.01):
             try:
                 replies.append(message_from_proto(ProtoMessage.FromString(ready.recv_bytes())))
             except (EOFError, ConnectionError):
@@ -163,11 +164,10 @@ class SocketGrid(Grid):
         for message_id, request in list(self._open.items()):  # the SuperLink too answers for a node that is gone
             if request.metadata.dst_node_id not in self._nodes:
                 replies.append(Message(Error(code=5), reply_to=self._open.pop(message_id)))
-        asked = set(message_ids)
-        assert all(reply.metadata.reply_to_message_id in asked for reply in replies)
         if not self._open and any(reply.metadata.message_type == "train" for reply in replies):
             self._progress(ANSWERED)
-        return replies
+        self._arrived |= {reply.metadata.reply_to_message_id: reply for reply in replies}
+        return [self._arrived.pop(message_id) for message_id in message_ids if message_id in self._arrived]
 
 
 def make_strategy(folder: Path, rounds: int) -> CorrelatedNoise:

@@ -8,7 +8,8 @@ import pytest
 from fedcgd.audit.audit import audit_canaries, audit_mechanism, canary_scores
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism, Normalized, inverse_matrix, matrix
-from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.noise import NoiseStream
+from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
@@ -18,20 +19,21 @@ DELTA = 1e-5
 
 
 def planned(mechanism: Mechanism, epsilon: float) -> Plan:
-    return Plan.calibrated(
-        mechanism=mechanism, participation=PARTICIPATION, clip_norm=CLIP, epsilon=epsilon, delta=DELTA
-    )
+    return Plan.calibrated(mechanism, participation=PARTICIPATION, clip_norm=CLIP, epsilon=epsilon, delta=DELTA)
 
 
-def released(plan: Plan, attempts=None, scale: float = 1.0):
+def released(plan: Plan, nonces=None, scale: float = 1.0):
     """What the server does: the noise of `plan` on each sum, a fresh key in each repetition."""
 
     def release(sums: np.ndarray, repetition: int) -> np.ndarray:
         stream = NoiseStream(NoiseKey.simulation(repetition).noise)
-        out = sums.copy()
-        for t in range(len(sums)):
-            terms = plan.noise_terms(t, attempts or [0] * (t + 1))
-            add_correlated(out[t], stream, terms, scale * plan.stddev)
+        grid = grid_of(plan, sums.shape[1])
+        noise = NoiseSource(plan.mechanism, plan.participation.rounds, GridNormals(stream, grid))
+        out = np.empty_like(sums)
+        for t, row in enumerate(sums):
+            total = grid.to_steps(row)
+            noise.add(total, (nonces or [0] * len(sums))[: t + 1], scale * plan.stddev)
+            out[t] = grid.from_steps(total)
         return out
 
     return release
@@ -157,11 +159,11 @@ def test_what_is_released_beyond_one_row_a_round_is_looked_at_first(monkeypatch:
 
 
 def test_a_second_release_with_fresh_noise_is_refuted_only_as_far_as_it_tells() -> None:
-    """A round that was released twice with two attempts is a release too many, but reveals far less."""
+    """A round that was released twice under two nonces is a release too many, but reveals far less."""
     plan = planned(DPSGD(), 0.5)
 
     def release(sums: np.ndarray, repetition: int) -> np.ndarray:
-        second = released(plan, attempts=[7] * 12)(sums, repetition)
+        second = released(plan, nonces=[7] * 12)(sums, repetition)
         return np.concatenate([released(plan)(sums, repetition), second[4:5]])
 
     assert 0.5 < audit(release, DPSGD(), 0.5).epsilon_lower < 0.8
@@ -192,9 +194,7 @@ def test_noise_that_cancels_twice_is_refuted() -> None:
 def test_many_rounds_are_audited_in_several_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedcgd.audit.audit._BATCH", 2**22)
     participation = Participation(rounds=2000, min_separation=500)
-    plan = Plan.calibrated(
-        mechanism=LambdaCGD(0.9), participation=participation, clip_norm=1.0, epsilon=2.0, delta=DELTA
-    )
+    plan = Plan.calibrated(LambdaCGD(0.9), participation, clip_norm=1.0, epsilon=2.0, delta=DELTA)
     shapes = []
 
     def release(sums: np.ndarray, repetition: int) -> np.ndarray:

@@ -6,8 +6,9 @@ import torch
 from torch.nn import functional
 
 from fedcgd.gradients import clipped_gradient_sum, example_loss
-from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Normalized, Tree, inverse_matrix
+from fedcgd.mechanisms import BSR, DPSGD, BinaryTree, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.quantisation import Grid
 from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -48,7 +49,7 @@ def noise_of(mechanism) -> np.ndarray:
     return inverse_matrix(mechanism, ROUNDS) @ z + smoothing / 256
 
 
-@pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8), Normalized(LambdaCGD(0.6)), BSR(4), Tree()])
+@pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8), Normalized(LambdaCGD(0.6)), BSR(4), BinaryTree()])
 def test_training_is_the_papers_algorithm(mechanism):
     """Algorithm 1 of arXiv:2601.22334 with its noise written as a matrix product, and softmax gradients by hand."""
     data = get_task("digits").load().train
@@ -78,7 +79,7 @@ def test_per_example_gradients_agree_with_the_federated_side():
             flat,
             (train.inputs[batch], train.targets[batch]),
             clip_norm=CLIP,
-            step=STEP,
+            grid=Grid(STEP),
         )
         update = -STEP * total.numpy() + CLIP * SIGMA * noise[t]
         flat = flat + LEARNING_RATE / COHORT * torch.from_numpy(update).float()

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedcgd.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -20,7 +20,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return FENCE.findall(page.read_text())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_examples_run_and_print_what_is_shown(page: Path) -> None:
     found = blocks(page)
     for index, (language, source) in enumerate(found):
@@ -34,7 +34,7 @@ def test_python_examples_run_and_print_what_is_shown(page: Path) -> None:
             assert printed.getvalue() == following[1]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_shell_examples_name_commands_and_options_that_exist(page: Path) -> None:
     for language, source in blocks(page):
         if language != "sh":

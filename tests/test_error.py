@@ -16,13 +16,13 @@ from fedcgd.mechanisms import (
     DPSGD,
     BandedToeplitz,
     BandInvMF,
+    BinaryTree,
+    Dense,
     Diagonal,
-    Explicit,
     LambdaCGD,
     Normalized,
     NuDPFTRL,
     SquareRootToeplitz,
-    Tree,
     matrix,
 )
 from fedcgd.mechanisms.error import error_norms
@@ -42,9 +42,9 @@ MECHANISMS = [
     BLT((0.3, 0.1), (0.95, 0.6)),
     SquareRootToeplitz(),
     NuDPFTRL(0.2),
-    Tree(),
+    BinaryTree(),
     Diagonal(),
-    Explicit("band-mf", BAND),
+    Dense("band-mf", BAND),
     Normalized(LambdaCGD(0.7)),
     Normalized(BSR(5)),
     Normalized(BLT((0.3, 0.1), (0.95, 0.6))),
@@ -133,7 +133,7 @@ def test_theorem_4(n) -> None:
     assert trivial == pytest.approx(math.sqrt(n * (n + 1) / 2), rel=1e-12)  # eq. 9
     assert diagonal == pytest.approx(sum(math.sqrt(j) for j in range(1, n + 1)) / math.sqrt(n), rel=1e-12)  # eq. 10
     lower = math.sqrt((n + 1) * (2 * n + 1) / 6)  # eq. 11: no factorisation is better
-    for mechanism in (DPSGD(), Diagonal(), LambdaCGD(0.1), SquareRootToeplitz(), Tree(), BandInvMF((1.0, 0.1))):
+    for mechanism in (DPSGD(), Diagonal(), LambdaCGD(0.1), SquareRootToeplitz(), BinaryTree(), BandInvMF((1.0, 0.1))):
         assert errors(mechanism, n, n, 1)[0] >= lower * (1 - 1e-12)
     if n == 300:
         assert trivial / diagonal == pytest.approx(3 / (2 * math.sqrt(2)), rel=0.005)  # "about 6 %"
@@ -211,8 +211,8 @@ def test_the_tree_has_the_error_of_the_completed_estimate() -> None:
         b = oracle.workload(n) @ np.linalg.pinv(
             t
         )  # least squares from all nodes: no linear unbiased estimate has less variance
-        assert error_norms(Tree(), n).frobenius == pytest.approx(np.linalg.norm(b), rel=1e-10)
-        found = sensitivity(Tree(), Participation(rounds=n, min_separation=3, max_participations=3)).value
+        assert error_norms(BinaryTree(), n).frobenius == pytest.approx(np.linalg.norm(b), rel=1e-10)
+        found = sensitivity(BinaryTree(), Participation(rounds=n, min_separation=3, max_participations=3)).value
         assert found >= oracle.sensitivity(t, 3, 3) * (1 - 1e-12)
 
 

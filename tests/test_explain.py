@@ -54,7 +54,7 @@ def test_the_risk_of_a_random_method_is_said(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("fedcgd.accounting.explain.compute_epsilon", risky)
     steps = by_title(DPSGD(), EPOCHS, noise_multiplier=3.0)
     assert steps["confidence"].value == 0.999
-    assert "at most 0.001 over its seed" in steps["confidence"].statement
+    assert "at most 0.001 over their seed; this is part of δ = 1e-05" in steps["confidence"].statement
     assert "an upper bound: the truth may be better" in steps["method"].statement
 
 

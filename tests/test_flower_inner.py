@@ -5,7 +5,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
 
-from fedcgd_flower.inner import inner_config, inner_state, inner_step, restore_inner_state
+from fedcgd_flower import inner_state
+from fedcgd_flower.inner import inner_config, inner_step
 
 START = np.array([1.0, -2.0, 0.5], np.float32)
 
@@ -69,7 +70,7 @@ def test_saved_state_continues_as_if_never_stopped(make) -> None:
     first = make()
     halfway = run(first, MEANS[:2])
     second = make()
-    restore_inner_state(second, inner_state(first))
+    inner_state.restore(second, inner_state.save(first))
     np.testing.assert_array_equal(run(second, MEANS[2:], first=3, start=halfway), whole)
 
 

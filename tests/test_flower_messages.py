@@ -8,6 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcgd.noise.quantisation import Grid
 from fedcgd_flower.layout import Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import (
     NodeSum,
@@ -21,7 +22,7 @@ from fedcgd_flower.messages import (
 )
 
 LAYOUT = Layout(("w", "b"), ((2, 2), (1,)), ("float32", "float32"))
-TASK = TrainTask(round=3, attempt=1, clip_norm=0.5, step=2.0**-20, users=("ann", "bob"), layout=LAYOUT)
+TASK = TrainTask(round=3, attempt=1, clip_norm=0.5, grid=Grid(2.0**-20), users=("ann", "bob"), layout=LAYOUT)
 ALONE = replace(TASK, users=("ann",))
 
 
@@ -59,7 +60,7 @@ def test_honest_reply_is_read_as_sent() -> None:
 
 def test_sums_that_32_bits_do_not_hold_are_sent_in_64() -> None:
     assert TASK.dtype == np.int32
-    fine = replace(TASK, step=2.0**-40)
+    fine = replace(TASK, grid=Grid(2.0**-40))
     assert fine.dtype == np.int64
     update = np.array([2**39, -(2**38), 0, 1, -1])
     reply = train_reply(request(), fine, update, 2)

@@ -7,11 +7,10 @@ from fake_grid import FakeGrid, FakeNode
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcgd.noise.quantisation import from_lattice
+from fedcgd.noise.quantisation import Grid
 from fedcgd_flower import clipped_update_mod, declare_users, host_users, one_by_one, one_gradient_step
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply, train_message
-from fedcgd_flower.roster import Roster
 from fedcgd_flower.send_and_receive import send_and_receive
 
 STEP = 2.0**-24
@@ -21,11 +20,11 @@ TARGETS = {"ann": [3.0, 0, 0], "bob": [0, 0.3, 0], "cat": [0, 0, -4.0], "dan": [
 
 def ask(grid: FakeGrid, node_id: int, users: tuple[str, ...], *, clip_norm: float = 1.0) -> NodeSum | str:
     """The node's sum, in units of the model."""
-    task = TrainTask(round=0, attempt=0, clip_norm=clip_norm, step=STEP, users=users, layout=LAYOUT)
+    task = TrainTask(round=0, attempt=0, clip_norm=clip_norm, grid=Grid(STEP), users=users, layout=LAYOUT)
     message = train_message(node_id, np.zeros(3, np.float32), ConfigRecord({"server-round": 1}), task)
     [reply] = send_and_receive(grid, [message], timeout=0.0)
     result = read_train_reply(reply, task)
-    return NodeSum(from_lattice(result.update, STEP), result.answered) if isinstance(result, NodeSum) else result
+    return NodeSum(Grid(STEP).from_steps(result.update), result.answered) if isinstance(result, NodeSum) else result
 
 
 def towards_target(model: ArrayRecord, user: str, config, context) -> ArrayRecord:
@@ -161,42 +160,6 @@ def test_what_training_raises_stays_on_the_node_with_its_text(kind: str, caplog:
     assert "in fail" in caplog.text  # where to look
 
 
-def test_directory_by_declaration_follows_users_to_a_new_node() -> None:
-    grid = FakeGrid({1: pool(users=("ann", "bob")), 2: pool(users=("cat",))})
-    directory = Roster("declared", timeout=0.0)
-    assert directory.refresh(grid) == {"ann": 1, "bob": 1, "cat": 2}
-    grid.nodes[9] = grid.nodes.pop(1)  # the same pool, reconnected under a new node id
-    assert directory.refresh(grid) == {"ann": 9, "bob": 9, "cat": 2}
-    asked = [m for m in grid.sent if m.metadata.message_type == "query.fedcgd_users"]
-    assert len(asked) == 3  # each node once
-
-
-def test_users_claimed_twice_take_no_part() -> None:
-    grid = FakeGrid({1: pool(users=("ann", "bob")), 2: pool(users=("bob", "cat"))})
-    assert Roster("declared", timeout=0.0).refresh(grid) == {"ann": 1, "cat": 2}
-
-
-def test_a_node_that_does_not_declare_is_left_out() -> None:
-    grid = FakeGrid({1: FakeNode(ClientApp()), 2: pool(users=("cat",))})
-    assert Roster("declared", timeout=0.0).refresh(grid) == {"cat": 2}
-
-
-def test_authenticated_nodes_are_one_user_each_by_name_or_key() -> None:
-    grid = FakeGrid(
-        {
-            1: FakeNode(ClientApp(), name="u1"),
-            2: FakeNode(ClientApp(), public_key=b"\x01\xff"),
-            3: FakeNode(ClientApp()),
-            4: FakeNode(ClientApp(), name="u4"),
-            5: FakeNode(ClientApp(), name="u4"),
-        }
-    )
-    assert Roster("authenticated").refresh(grid) == {"u1": 1, "01ff": 2}
-    assert not grid.sent
-    with pytest.raises(ValueError, match="'declared' or 'authenticated'"):
-        Roster("guessed")
-
-
 def test_exchange_returns_nothing_for_silence_and_for_answers_to_something_else() -> None:
     silent = pool()
     silent.tamper = lambda request, reply: None
@@ -207,7 +170,7 @@ def test_exchange_returns_nothing_for_silence_and_for_answers_to_something_else(
         return reply
 
     stray.tamper = misaddressed
-    task = TrainTask(round=0, attempt=0, clip_norm=1.0, step=STEP, users=("ann",), layout=LAYOUT)
+    task = TrainTask(round=0, attempt=0, clip_norm=1.0, grid=Grid(STEP), users=("ann",), layout=LAYOUT)
     grid = FakeGrid({1: silent, 2: stray, 3: pool()})
     messages = [train_message(i, np.zeros(3, np.float32), ConfigRecord(), task) for i in (1, 2, 3, 4)]
     replies = send_and_receive(grid, messages, timeout=0.05)

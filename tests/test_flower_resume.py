@@ -15,6 +15,7 @@ from fedcgd.ledger import Ledger, verify
 from fedcgd.mechanisms import LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.participation import Participation
+from fedcgd_flower import IncompleteRunError
 
 ROUNDS = 6
 
@@ -36,8 +37,8 @@ def dying(after: int, function):
     return run
 
 
-POINTS = ["send_and_receive", "inner_step", "inner_state", "train_message"]
-LEDGER_POINTS = ["plan_round", "record_aggregated", "record_released", "history"]
+POINTS = ["send_and_receive", "inner_step", "train_message", "read_train_reply"]
+LEDGER_POINTS = ["plan_round", "record_aggregated", "record_released", "history", "record_metrics"]
 
 
 def final_model(path: Path | None, inner=None, **options) -> np.ndarray:
@@ -134,10 +135,12 @@ def test_another_model_is_not_mixed_into_a_ledger(tmp_path: Path) -> None:
 
 def test_a_user_that_comes_back_under_a_new_node_id_keeps_its_participations(tmp_path: Path) -> None:
     users = [f"u{i}" for i in range(4)]
-    options = {"participation": Participation(rounds=4, min_separation=2, max_participations=1), "cohort_size": 4}
+    options = {"participation": Participation(rounds=4, min_separation=2, max_participations=1)}
+    options |= {"cohort_size": 4, "expected_users": 4}
     grid = FakeGrid({1: node(users)})
     strategy = make(ledger=tmp_path / "run.db", **options)
     strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
     grid.nodes = {77: grid.nodes[1]}
-    strategy.start(grid, record(np.zeros(SIZE)), num_rounds=3)
+    with pytest.raises(IncompleteRunError, match="4 have taken part 1 times, which is all they may"):
+        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=3)
     assert strategy.releases == 1  # everybody has taken part once, which is all they may

@@ -165,7 +165,7 @@ def test_users_that_their_node_leaves_out_are_counted() -> None:
     app = ClientApp()
     users = names(4)
     host_users(app, lambda context: users, one_by_one(some_fail))
-    strategy = make()
+    strategy = make(expected_users=4)
     strategy.start(FakeGrid({1: FakeNode(app)}), record(np.zeros(SIZE)), num_rounds=1)
     assert (strategy.releases, dict(strategy.dropped)) == (1, {"left out by its node": 2})
 
@@ -244,7 +244,7 @@ def test_later_rounds_cancel_the_noise_that_was_really_released() -> None:
 def test_too_few_users_skips_the_round_without_spending_noise() -> None:
     users = names(12)
     grid = FakeGrid({1: node(users[:3])})
-    strategy = make()
+    strategy = make(expected_users=3)
     initial = record(np.zeros(SIZE))
     assert strategy.start(grid, initial, num_rounds=2).arrays is initial
     assert strategy.releases == 0
@@ -313,7 +313,7 @@ def test_a_round_that_cannot_be_recorded_leaves_no_trace_in_the_inner_strategy(
 
 def test_only_public_figures_are_returned() -> None:
     result = make().start(two_nodes(), record(np.zeros(SIZE)))
-    assert set(result.train_metrics_clientapp[1]) == {"epsilon", "delta", "releases"}
+    assert set(result.train_metrics_clientapp[1]) == {"epsilon", "epsilon-planned", "delta", "releases"}
     assert not result.evaluate_metrics_clientapp
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedcgd.gradients import clip_rows, clipped_gradient_sum, example_loss, lattice_sum
+from fedcgd.gradients import clip_rows, clipped_gradient_sum, example_loss, sum_in_steps
+from fedcgd.noise.quantisation import Grid
 from fedcgd.parameters import flatten
 
 
@@ -45,7 +46,7 @@ def test_the_sum_is_that_of_one_backward_pass_per_example(chunk, clip_norm):
         flatten(model),
         (inputs, targets),
         clip_norm=clip_norm,
-        step=STEP,
+        grid=Grid(STEP),
         chunk=chunk,
     )
     assert finite == 23
@@ -55,17 +56,22 @@ def test_the_sum_is_that_of_one_backward_pass_per_example(chunk, clip_norm):
 
 def test_each_example_is_rounded_towards_zero_before_the_sum():
     rows = torch.tensor([[0.6, -0.6, 0.24, 3.0], [0.6, -0.6, 0.24, -1.0]])
-    assert lattice_sum(rows, 0.25).tolist() == [4, -4, 0, 8]  # the third: 0.48 in all is a step, but 0.24 is none
-    assert lattice_sum(rows[:0], 0.25).tolist() == [0, 0, 0, 0]
+    assert sum_in_steps(rows, Grid(0.25)).tolist() == [
+        4,
+        -4,
+        0,
+        8,
+    ]  # the third: 0.48 in all is a step, but 0.24 is none
+    assert sum_in_steps(rows[:0], Grid(0.25)).tolist() == [0, 0, 0, 0]
     many = torch.full((4096, 1), 1.0)
-    assert lattice_sum(many, 2.0**-40).tolist() == [4096 * 2**40]  # exact beyond 2²⁴ and 2³²
+    assert sum_in_steps(many, Grid(2.0**-40)).tolist() == [4096 * 2**40]  # exact beyond 2²⁴ and 2³²
 
 
 def test_clipping_is_over_all_parameters_together():
     model, inputs, targets = setting()
     loss = example_loss(model, cross_entropy)
     for x, y in zip(inputs, targets, strict=True):
-        total, _ = clipped_gradient_sum(loss, flatten(model), (x[None], y[None]), clip_norm=0.01, step=STEP)
+        total, _ = clipped_gradient_sum(loss, flatten(model), (x[None], y[None]), clip_norm=0.01, grid=Grid(STEP))
         assert 0.01 * (1 - 1e-4) < float((total * STEP).norm()) <= 0.01
 
 
@@ -73,7 +79,7 @@ def test_the_same_call_gives_the_same_bits():
     model, inputs, targets = setting()
     first, second = (
         clipped_gradient_sum(
-            example_loss(model, cross_entropy), flatten(model), (inputs, targets), clip_norm=1.0, step=STEP
+            example_loss(model, cross_entropy), flatten(model), (inputs, targets), clip_norm=1.0, grid=Grid(STEP)
         )[0]
         for _ in range(2)
     )
@@ -84,9 +90,9 @@ def test_the_same_call_gives_the_same_bits():
 def test_an_example_that_is_not_finite_adds_nothing_and_is_not_counted(bad):
     model, inputs, targets = setting()
     loss, flat = example_loss(model, cross_entropy), flatten(model)
-    others, _ = clipped_gradient_sum(loss, flat, (inputs[1:], targets[1:]), clip_norm=1.0, step=STEP)
+    others, _ = clipped_gradient_sum(loss, flat, (inputs[1:], targets[1:]), clip_norm=1.0, grid=Grid(STEP))
     inputs[0, 0, 2, 2] = bad
-    total, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0, step=STEP)
+    total, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0, grid=Grid(STEP))
     assert finite == 22
     assert torch.allclose(total * STEP, others * STEP, atol=1e-6)
 
@@ -94,7 +100,7 @@ def test_an_example_that_is_not_finite_adds_nothing_and_is_not_counted(bad):
 def test_no_examples_give_zeros():
     model, inputs, targets = setting()
     total, finite = clipped_gradient_sum(
-        example_loss(model, cross_entropy), flatten(model), (inputs[:0], targets[:0]), clip_norm=1.0, step=STEP
+        example_loss(model, cross_entropy), flatten(model), (inputs[:0], targets[:0]), clip_norm=1.0, grid=Grid(STEP)
     )
     assert finite == 0
     assert not total.any()
@@ -122,6 +128,6 @@ def test_bad_arguments_are_refused():
     loss = example_loss(model, cross_entropy)
     for clip_norm in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="clip_norm must be positive"):
-            clipped_gradient_sum(loss, flatten(model), (inputs, targets), clip_norm=clip_norm, step=STEP)
+            clipped_gradient_sum(loss, flatten(model), (inputs, targets), clip_norm=clip_norm, grid=Grid(STEP))
     with pytest.raises(ValueError, match=r"one row per example, got \[23, 22\]"):
-        clipped_gradient_sum(loss, flatten(model), (inputs, targets[1:]), clip_norm=1.0, step=STEP)
+        clipped_gradient_sum(loss, flatten(model), (inputs, targets[1:]), clip_norm=1.0, grid=Grid(STEP))

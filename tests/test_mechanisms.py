@@ -15,22 +15,22 @@ from fedcgd.mechanisms import (
     DPSGD,
     BandedToeplitz,
     BandInvMF,
+    BinaryTree,
+    Dense,
     Diagonal,
-    Explicit,
     LambdaCGD,
     Mechanism,
     Normalized,
     NuDPFTRL,
     SquareRootToeplitz,
     Toeplitz,
-    Tree,
     bandwidth,
     inverse_matrix,
     matrix,
 )
 from fedcgd.mechanisms import toeplitz as series
-from fedcgd.mechanisms.serialisation import NAMES, describe, from_description
-from fedcgd.optimisation.catalogue import make
+from fedcgd.optimisation import catalogue
+from fedcgd.optimisation.catalogue import Spelling, describe, from_description
 from fedcgd.participation import Participation
 
 N = 13
@@ -63,14 +63,14 @@ TABLE = [
     (SquareRootToeplitz(), oracle.toeplitz(ROOT, N)),
     (NuDPFTRL(0.2), oracle.toeplitz(ROOT[:N] * 0.8 ** np.arange(N), N)),
     (Diagonal(), np.diag([(N - j) ** 0.25 for j in range(N)])),
-    (Explicit("dense", DENSE), LOWER),
+    (Dense("dense", DENSE), LOWER),
     (
-        Explicit("band-mf", DENSE[:, :3] * [1, 0.5, 0.1]),
+        Dense("band-mf", DENSE[:, :3] * [1, 0.5, 0.1]),
         np.tril(LOWER) * [[(1, 0.5, 0.1, 0)[min(max(i - j, 0), 3)] for j in range(N)] for i in range(N)],
     ),
 ]
 TABLE += [(Normalized(m), oracle.normalized(c)) for m, c in TABLE if isinstance(m, Toeplitz)]
-MECHANISMS = [mechanism for mechanism, _ in TABLE] + [Tree()]
+MECHANISMS = [mechanism for mechanism, _ in TABLE] + [BinaryTree()]
 
 
 @pytest.mark.parametrize(("mechanism", "expected"), TABLE, ids=lambda v: str(v) if isinstance(v, Mechanism) else "")
@@ -80,7 +80,7 @@ def test_is_the_matrix_of_its_definition(mechanism, expected) -> None:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_the_noise_uses_the_inverse_of_the_matrix_that_is_accounted(mechanism) -> None:
-    for n in (N,) if isinstance(mechanism, Explicit) else (1, 2, N):
+    for n in (N,) if isinstance(mechanism, Dense) else (1, 2, N):
         np.testing.assert_allclose(matrix(mechanism, n) @ inverse_matrix(mechanism, n), np.eye(n), atol=1e-12)
 
 
@@ -98,7 +98,7 @@ def test_columns_can_be_had_alone_and_the_band_is_true(mechanism) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 13, 31, 33])
 def test_the_tree_has_the_gram_matrix_of_tree_aggregation(n) -> None:
-    c, t = matrix(Tree(), n), oracle.tree(n)
+    c, t = matrix(BinaryTree(), n), oracle.tree(n)
     np.testing.assert_allclose(c.T @ c, t.T @ t, atol=1e-12)
 
 
@@ -116,9 +116,9 @@ def test_descriptions_are_legible() -> None:
 
 
 def test_explicit_matrices_are_equal_by_value_and_cannot_be_changed() -> None:
-    one, two = Explicit("dense", DENSE), Explicit("dense", DENSE * 2)
+    one, two = Dense("dense", DENSE), Dense("dense", DENSE * 2)
     assert one != two
-    assert one != Explicit("band-mf", DENSE)
+    assert one != Dense("band-mf", DENSE)
     with pytest.raises(ValueError, match="read-only"):
         one.band[0, 0] = 3
     with pytest.raises(ValueError, match="is for 13 rounds, not 12"):
@@ -141,44 +141,52 @@ def test_blt_inverse_is_accurate_for_decays_near_one() -> None:
 
 
 RUN = Participation(rounds=40, min_separation=10)
-SIMPLE = [
-    ("dp-sgd", {}, DPSGD()),
-    ("lambda-cgd", {"lam": 0.9}, LambdaCGD(0.9)),
-    ("bisr", {"bandwidth": 4}, BISR(4)),
-    ("bsr", {"bandwidth": 4}, BSR(4)),
-    ("toeplitz", {}, SquareRootToeplitz()),
-    ("nu-dp-ftrl", {"nu": 0.01}, NuDPFTRL(0.01)),
-    ("tree", {}, Tree()),
-    ("diagonal", {}, Diagonal()),
-    ("lambda-cgd", {"lam": 0.9, "normalize": True}, Normalized(LambdaCGD(0.9))),
-    ("bsr", {"bandwidth": 4, "normalize": True}, Normalized(BSR(4))),
+SPELLED = [
+    ("dp-sgd", DPSGD()),
+    ("lambda-cgd:0.9", LambdaCGD(0.9)),
+    ("bisr:4", BISR(4)),
+    ("bsr:4", BSR(4)),
+    ("toeplitz", SquareRootToeplitz()),
+    ("nu-dp-ftrl:0.01", NuDPFTRL(0.01)),
+    ("tree", BinaryTree()),
+    ("diagonal", Diagonal()),
+    ("lambda-cgd:0.9:normalized", Normalized(LambdaCGD(0.9))),
+    ("toeplitz:normalized", Normalized(SquareRootToeplitz())),
+    ("bsr:4:normalized", Normalized(BSR(4))),
 ]
 
 
-@pytest.mark.parametrize(("name", "parameters", "expected"), SIMPLE, ids=str)
-def test_make_by_name(name, parameters, expected) -> None:
-    made = make(name, rounds=40, participation=RUN, **parameters)
+@pytest.mark.parametrize(("text", "expected"), SPELLED, ids=str)
+def test_a_mechanism_has_one_spelling(text: str, expected: Mechanism) -> None:
+    made = catalogue.mechanism(text, RUN)
     assert made == expected
-    assert made.name == name
-    assert name in NAMES
+    assert made.name == text.partition(":")[0]
+    assert str(Spelling.parse(text)) == text
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "message"),
+    ("text", "message"),
     [
-        ("sgd", {}, "unknown mechanism 'sgd'; the mechanisms are dp-sgd, lambda-cgd, bisr"),
-        ("lambda-cgd", {}, "lambda-cgd needs lam"),
-        ("dp-sgd", {"lam": 0.5}, "lam does not belong to dp-sgd, got 0.5"),
-        ("lambda-cgd", {"lam": 1.0}, r"lam must be in \[0, 1\), got 1.0"),
-        ("lambda-cgd", {"lam": math.nan}, r"lam must be in \[0, 1\), got nan"),
-        ("nu-dp-ftrl", {"nu": -0.1}, r"nu must be in \[0, 1\), got -0.1"),
-        ("bisr", {"bandwidth": 0}, "bandwidth must be at least 1, got 0"),
-        ("tree", {"normalize": True}, "tree cannot be normalised"),
+        ("sgd", "unknown mechanism 'sgd'; the mechanisms are dp-sgd, lambda-cgd, bisr"),
+        ("", "unknown mechanism ''"),
+        ("lambda-cgd", r"lambda-cgd needs λ, .* in \[0, 1\): write lambda-cgd:λ"),
+        ("dp-sgd:0.5", "dp-sgd is written dp-sgd or dp-sgd:normalized, got 'dp-sgd:0.5'"),
+        ("bisr:4:5", "bisr is written bisr:p or bisr:p:normalized, got 'bisr:4:5'"),
+        ("bisr:normalized:4", "bisr is written bisr:p"),
+        ("bisr:", "p of bisr must be a whole number, got 'bisr:'"),
+        ("bisr:p=4", "p of bisr must be a whole number, got 'bisr:p=4'"),
+        ("bisr:2.5", "p of bisr must be a whole number, got 'bisr:2.5'"),
+        ("lambda-cgd:x", "λ of lambda-cgd must be a number, got 'lambda-cgd:x'"),
+        ("lambda-cgd:1", r"lam must be in \[0, 1\), got 1.0"),
+        ("lambda-cgd:nan", r"lam must be in \[0, 1\), got nan"),
+        ("nu-dp-ftrl:-0.1", r"nu must be in \[0, 1\), got -0.1"),
+        ("bisr:0", "bandwidth must be at least 1, got 0"),
+        ("tree:normalized", "tree cannot be normalised"),
     ],
 )
-def test_bad_choices_are_refused(name, parameters, message) -> None:
+def test_what_is_misspelled_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make(name, rounds=40, participation=RUN, **parameters)
+        catalogue.mechanism(text, RUN)
 
 
 @pytest.mark.parametrize(
@@ -190,9 +198,9 @@ def test_bad_choices_are_refused(name, parameters, message) -> None:
         (lambda: BLT((0.1, 0.2), (0.5,)), "as many decays"),
         (lambda: BLT((0.1,), (1.0,)), r"decays in \[0, 1\)"),
         (lambda: BLT((-0.1,), (0.5,)), "scales must not be negative"),
-        (lambda: Explicit("dense", -np.eye(3)), "positive diagonal"),
-        (lambda: Explicit("dense", np.ones((3, 3))), "outside the matrix"),
-        (lambda: Explicit("dense", np.ones((3, 4))), r"shape \(rounds, p\)"),
+        (lambda: Dense("dense", -np.eye(3)), "positive diagonal"),
+        (lambda: Dense("dense", np.ones((3, 3))), "outside the matrix"),
+        (lambda: Dense("dense", np.ones((3, 4))), r"shape \(rounds, p\)"),
         (lambda: from_description({"name": "nothing"}), "unknown mechanism"),
     ],
 )
@@ -203,4 +211,4 @@ def test_values_that_make_no_mechanism_are_refused(make_it, message) -> None:
 
 def test_every_name_is_documented() -> None:
     page = (Path(__file__).parents[1] / "docs" / "mechanisms.md").read_text()
-    assert [name for name in NAMES if f"`{name}`" not in page] == []
+    assert [name for name in catalogue.TABLE if f"`{name}`" not in page] == []

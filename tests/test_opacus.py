@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorData
 
 from fedcgd.accounting import calibrate, compute_epsilon
 from fedcgd.keys import NoiseKey
-from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, LambdaCGD, Tree, inverse_matrix
+from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.source import GeneratorNormals, GridNormals, NoiseSource
@@ -502,7 +502,9 @@ def test_generator_noise_is_the_rounds_own_whatever_came_before():
 NONCES = [0, 5, 0, 2**128 - 1, 0, 0, 3, 0, 0]
 
 
-@pytest.mark.parametrize("mechanism", [LambdaCGD(0.8), BISR(3), BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), Tree()], ids=str)
+@pytest.mark.parametrize(
+    "mechanism", [LambdaCGD(0.8), BISR(3), BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), BinaryTree()], ids=str
+)
 @pytest.mark.parametrize("mode", ["buffer", "cpu-buffer"])
 def test_a_buffer_gives_what_replay_gives_also_after_a_restart(mode, mechanism):
     normals = GeneratorNormals(KEY.noise, torch.device("cpu"))
@@ -534,7 +536,7 @@ def test_a_buffer_makes_one_vector_a_round_and_keeps_the_mechanisms_few():
     assert made == list(range(50))
 
 
-@pytest.mark.parametrize("mechanism", [BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), Tree()], ids=str)
+@pytest.mark.parametrize("mechanism", [BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), BinaryTree()], ids=str)
 def test_mechanisms_with_buffers_train_as_the_plain_loop(mechanism):
     expected = plain_loop(mechanism, batches_of(make(mechanism=mechanism)[2]))
     assert float((run(mechanism=mechanism) - expected).abs().max()) < 1e-5

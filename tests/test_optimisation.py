@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedcgd.mechanisms import BISR, BSR, BandedToeplitz, LambdaCGD, Normalized, bandwidth, matrix
+from fedcgd.mechanisms import BISR, BSR, LambdaCGD, Normalized, Toeplitz, bandwidth, matrix
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.mechanisms.workload import Workload
-from fedcgd.optimisation import cache
+from fedcgd.mechanisms.workload import Objective, Workload
+from fedcgd.optimisation import cache, catalogue
 from fedcgd.optimisation.banded import band_mf, dense, squared_error
-from fedcgd.optimisation.catalogue import make
+from fedcgd.optimisation.catalogue import BANDS, BUFFERS, LAMBDA, NU, TABLE, Row, Spelling, describe, from_description
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.optimisation.series import quotient, sum_of_leftmost
-from fedcgd.optimisation.toeplitz import Objective, band_inv_mf, banded_toeplitz, blt
+from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
 from fedcgd.participation import Participation
 
 CIFAR = Participation(rounds=3900, min_separation=390)  # Table 4 of arXiv:2601.22334: n = 3900, k = 10, b = 390
@@ -208,13 +208,12 @@ def test_the_same_answer_twice() -> None:
 
 def test_cache_is_read_checked_and_mended(tmp_path: Path) -> None:
     many = Participation(rounds=64, min_separation=8)
-    options = {"rounds": 64, "participation": many, "bandwidth": 4}
     reports: list[int] = []
-    first = make("banded-toeplitz", **options, progress=lambda done, value: reports.append(done))
+    first = catalogue.mechanism("banded-toeplitz:4", many, progress=lambda done, value: reports.append(done))
     assert reports
     [path] = tmp_path.glob("*.json")
     reports.clear()
-    assert make("banded-toeplitz", **options, progress=lambda done, value: reports.append(done)) == first
+    assert catalogue.mechanism("banded-toeplitz:4", many, progress=lambda done, value: reports.append(done)) == first
     assert not reports  # read, not found again
     content = json.loads(path.read_text())
     for damaged in (
@@ -225,43 +224,40 @@ def test_cache_is_read_checked_and_mended(tmp_path: Path) -> None:
         json.dumps(content | {"question": "another"}),
     ):
         path.write_text(damaged)
-        assert make("banded-toeplitz", **options) == first
+        assert catalogue.mechanism("banded-toeplitz:4", many) == first
         assert json.loads(path.read_text()) == content
-    assert make("banded-toeplitz", **options | {"bandwidth": 5}) != first
+    assert catalogue.mechanism("banded-toeplitz:5", many) != first
     assert len(list(tmp_path.glob("*.json"))) == 2
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "words"),
+    ("text", "options", "words"),
     [
-        ("sgd", {}, "unknown mechanism"),
-        ("lambda-cgd", {}, "needs lam"),
-        ("dp-sgd", {"lam": 0.5}, "lam does not belong to dp-sgd"),
-        ("bisr", {"bandwidth": 0}, "at least 1"),
-        ("banded-toeplitz", {"bandwidth": 65}, "1 … 64"),
-        ("band-mf", {"bandwidth": 9}, "min_separation = 8"),
-        ("band-mf", {"bandwidth": 4, "error": "max-se"}, "rmse only"),
-        ("blt", {"degree": 0}, "at least 1"),
-        ("blt", {"degree": 2, "workload": Workload(learning_rates=(1.0, 0.5))}, "schedule"),
-        ("tree", {"normalize": True}, "cannot be normalised"),
+        ("banded-toeplitz:65", {}, "1 … 64"),
+        ("band-mf:9", {}, "min_separation = 8"),
+        ("band-mf:4", {"error": "max-se"}, "rmse only"),
+        ("dense", {"error": "max-se"}, "rmse only"),
+        ("blt:0", {}, "at least 1"),
+        ("blt:2", {"workload": Workload(learning_rates=(1.0, 0.5))}, "schedule"),
     ],
 )
-def test_requests_that_make_no_sense(name: str, options, words: str) -> None:
+def test_requests_that_make_no_sense(text: str, options, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        make(name, rounds=64, participation=Participation(rounds=64, min_separation=8), **options)
+        catalogue.mechanism(text, Participation(rounds=64, min_separation=8), **options)
 
 
-def test_every_mechanism_can_be_made_and_normalised_where_it_makes_sense() -> None:
+VALUES = {LAMBDA: 0.5, NU: 0.1, BUFFERS: 2, BANDS: 3, None: None}
+
+
+@pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.name)
+def test_every_mechanism_can_be_made_described_and_normalised_where_it_makes_sense(row: Row) -> None:
     many = Participation(rounds=16, min_separation=4)
-    parameters = {"lambda-cgd": {"lam": 0.5}, "nu-dp-ftrl": {"nu": 0.1}, "blt": {"degree": 2}}
-    from fedcgd.optimisation.catalogue import NAMES
-
-    for name in NAMES:
-        banded = {"bandwidth": 3} if name in ("bisr", "bsr", "band-inv-mf", "band-mf", "banded-toeplitz") else {}
-        mechanism = make(name, rounds=16, participation=many, **parameters.get(name, banded))
-        assert mechanism.name == name
-        assert np.isfinite(rmse(mechanism, many))
-    assert make("banded-toeplitz", rounds=16, participation=many, bandwidth=3, normalize=True) == Normalized(
-        make("banded-toeplitz", rounds=16, participation=many, bandwidth=3)
-    )
-    assert isinstance(make("banded-toeplitz", rounds=16, participation=many, bandwidth=3), BandedToeplitz)
+    spelling = Spelling(row, VALUES[row.parameter])
+    made = catalogue.mechanism(spelling, many)
+    assert made.name == row.name
+    assert isinstance(made, row.cls)
+    assert np.isfinite(rmse(made, many))
+    for one in (made, Normalized(made)) if isinstance(made, Toeplitz) else (made,):
+        assert from_description(json.loads(json.dumps(describe(one)))) == one
+    if isinstance(made, Toeplitz):
+        assert catalogue.mechanism(f"{spelling}:normalized", many) == Normalized(made)

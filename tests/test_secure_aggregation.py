@@ -20,19 +20,20 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import (
-    add_noise,
-    check_modular,
-    from_lattice,
-    from_modular,
-    lattice_step,
-    to_lattice,
-    to_modular,
-)
+from fedcgd.noise.quantisation import Grid, add_noise
 
 SIZE = 300
 STREAM = NoiseStream(b"k" * 32)
 MODULUS = 2**32
+
+
+def to_modular(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.uint32)  # NumPy wraps two's complement, which is the residue
+
+
+def from_modular(residues: np.ndarray) -> np.ndarray:
+    """The numbers in −2³¹ … 2³¹ − 1 with these residues modulo 2³²."""
+    return residues.astype(np.uint32).view(np.int32).astype(np.int64)
 
 
 def pair_mask(one: int, other: int, size: int) -> np.ndarray:
@@ -59,9 +60,8 @@ def clipped_updates(nodes: int, size: int = SIZE, clip_norm: float = 1.0) -> lis
 
 @pytest.mark.parametrize("nodes", [2, 3, 30])
 def test_masked_sum_is_the_sum_of_the_grid_integers_and_gives_the_same_release(nodes: int) -> None:
-    step = lattice_step(clip_norm=1.0, size=SIZE, stddev=1.0)
-    check_modular(users=nodes, clip_norm=1.0, step=step)
-    integers = [to_lattice(update, step) for update in clipped_updates(nodes)]
+    grid = Grid.fitting(clip_norm=1.0, size=SIZE, stddev=1.0)
+    integers = [grid.to_steps(update) for update in clipped_updates(nodes)]
     plain = np.sum(integers, axis=0)
     secure = from_modular(np.sum(masked(integers), axis=0, dtype=np.uint32))
     np.testing.assert_array_equal(secure, plain)
@@ -69,8 +69,8 @@ def test_masked_sum_is_the_sum_of_the_grid_integers_and_gives_the_same_release(n
 
     released = []
     for total in (plain, secure):
-        add_noise(total, STREAM, [(1, 0, 1.0), (0, 0, -0.9)], 1.0, step)
-        released.append(from_lattice(total, step))
+        add_noise(total, STREAM, [(1, 0, 1.0), (0, 0, -0.9)], 1.0, grid)
+        released.append(grid.from_steps(total))
     np.testing.assert_array_equal(released[0], released[1])
 
 
@@ -82,14 +82,10 @@ def test_any_integers_whose_sum_fits_are_added_exactly(rows: list[list[int]]) ->
     assert secure.tolist() == [sum(column) for column in zip(*rows, strict=True)]
 
 
-def test_the_largest_cohort_that_is_let_through_does_not_wrap_and_a_larger_one_would() -> None:
-    step, clip_norm, users = 2.0**-20, 1.0, 2047
-    check_modular(users=users, clip_norm=clip_norm, step=step)
-    most = to_lattice(np.array([clip_norm, -clip_norm]), step)  # all of the norm in one coordinate, of all users
-    assert from_modular(to_modular(users * most)).tolist() == [users * 2**20, -users * 2**20]
-    with pytest.raises(ValueError, match="2048 users"):
-        check_modular(users=users + 1, clip_norm=clip_norm, step=step)
-    assert from_modular(to_modular((users + 1) * most)).tolist() == [-(2**31), -(2**31)]
+def test_the_largest_cohort_does_not_wrap_and_a_larger_one_would() -> None:
+    most = Grid(2.0**-20).to_steps(np.array([1.0, -1.0]))  # all of the norm in one coordinate, of all users
+    assert from_modular(to_modular(2047 * most)).tolist() == [2047 * 2**20, -2047 * 2**20]
+    assert from_modular(to_modular(2048 * most)).tolist() == [-(2**31), -(2**31)]
 
 
 def test_what_one_node_sends_is_uniform_whatever_its_update() -> None:
@@ -102,8 +98,8 @@ def test_what_one_node_sends_is_uniform_whatever_its_update() -> None:
 
 def test_without_one_node_nothing_is_known_until_its_masks_are_given_up() -> None:
     """Why a round needs key shares (SecAgg) or must fail when a node is silent: the clear sum just drops it."""
-    step = lattice_step(clip_norm=1.0, size=SIZE, stddev=1.0)
-    integers = [to_lattice(update, step) for update in clipped_updates(4)]
+    grid = Grid.fitting(clip_norm=1.0, size=SIZE, stddev=1.0)
+    integers = [grid.to_steps(update) for update in clipped_updates(4)]
     arrived = np.sum(masked(integers)[:3], axis=0, dtype=np.uint32)
     expected = np.sum(integers[:3], axis=0)
     assert np.count_nonzero(from_modular(arrived) == expected) <= 1
@@ -172,18 +168,18 @@ def flower_secagg_mean(updates: list[np.ndarray], workflow: SecAggPlusWorkflow) 
 def test_flowers_secagg_would_carry_grid_integers_without_loss() -> None:
     """With equal weights and a quantiser of exactly one step it neither rounds nor clips: n times its mean is the sum."""
     nodes, target = 5, 2**26
-    step = lattice_step(clip_norm=1.0, size=SIZE, stddev=1.0)
+    grid = Grid.fitting(clip_norm=1.0, size=SIZE, stddev=1.0)
     assert nodes * target <= MODULUS
-    integers = [to_lattice(update, step) for update in clipped_updates(nodes)]
+    integers = [grid.to_steps(update) for update in clipped_updates(nodes)]
     workflow = SecAggPlusWorkflow(
         num_shares=nodes,
         reconstruction_threshold=3,
         max_weight=1.0,
-        clipping_range=step * target / 2,
+        clipping_range=grid.step * target / 2,
         quantization_range=target,
     )
-    mean = flower_secagg_mean([from_lattice(values, step) for values in integers], workflow)
-    total = np.rint(nodes * mean / step).astype(np.int64)
+    mean = flower_secagg_mean([grid.from_steps(values) for values in integers], workflow)
+    total = np.rint(nodes * mean / grid.step).astype(np.int64)
     np.testing.assert_array_equal(total, np.sum(integers, axis=0))
 
 

@@ -16,13 +16,13 @@ from fedcgd.mechanisms import (
     DPSGD,
     BandedToeplitz,
     BandInvMF,
+    BinaryTree,
+    Dense,
     Diagonal,
-    Explicit,
     LambdaCGD,
     Normalized,
     NuDPFTRL,
     SquareRootToeplitz,
-    Tree,
     matrix,
 )
 from fedcgd.mechanisms.mechanism import DENSE_LIMIT
@@ -52,7 +52,7 @@ OTHERS = [
     Normalized(BSR(3)),
     Normalized(BISR(3)),
     Normalized(BandedToeplitz((1.0, -0.5, 0.3, 0.4))),
-    Tree(),
+    BinaryTree(),
     Diagonal(),
 ]
 SETTINGS = [(7, 1, 1), (7, 7, 1), (7, 2, 1), (8, 2, 4), (8, 3, 3), (8, 4, 2), (9, 3, 2), (9, 2, 5), (10, 2, 3)]
@@ -158,7 +158,7 @@ def test_banded_matrices_by_dynamic_programming_are_exact(seed, n, p, k, b) -> N
     band = generator.random((n, p)) ** 3
     band[:, 0] += 0.1
     band *= np.arange(n)[:, None] + np.arange(p) < n
-    mechanism = Explicit("band-mf", band)
+    mechanism = Dense("band-mf", band)
     released = int(generator.integers(1, n + 1))
     for rows in (n, released):
         found = sensitivity(mechanism, plan(n, k, b), released=rows)
@@ -214,15 +214,15 @@ def test_a_bound_that_is_attained_is_called_exact() -> None:
 
 
 def test_nothing_released_needs_no_noise() -> None:
-    assert sensitivity(Tree(), plan(8, 2, 4), released=0).value == 0
+    assert sensitivity(BinaryTree(), plan(8, 2, 4), released=0).value == 0
     with pytest.raises(ValueError, match="released must be in 0 … 8, got 9"):
-        sensitivity(Tree(), plan(8, 2, 4), released=9)
+        sensitivity(BinaryTree(), plan(8, 2, 4), released=9)
 
 
 def test_too_large_for_a_gram_matrix_says_what_to_do() -> None:
     n = DENSE_LIMIT + 1
     with pytest.raises(ValueError, match="limited to 8192 rounds; use a Toeplitz"):
-        sensitivity(Tree(), plan(n, 2, 2))
+        sensitivity(BinaryTree(), plan(n, 2, 2))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import sqlite3
 import subprocess
 import sys
 from collections import defaultdict
@@ -13,8 +14,9 @@ import pytest
 import server_worker as worker
 from fake_grid import FakeGrid, FakeNode
 
+from fedcgd.keys import NoiseKey
 from fedcgd.ledger import export, verify
-from fedcgd_flower.inner import inner_state
+from fedcgd_flower import inner_state
 
 SIZES = [
     pytest.param((30, 20), id="20 kills"),
@@ -111,10 +113,12 @@ def run_without_kills(killed: KilledRun, folder: Path, monkeypatch: pytest.Monke
     """(model, users asked) of each round, when the coins fall as they did for the releases of the killed run."""
     (folder / "key").touch(mode=0o600)
     (folder / "key").write_bytes((killed.folder / "key").read_bytes())
-    attempts = iter([attempt for _, attempt in killed.released_attempts])
+    with sqlite3.connect(killed.folder / "ledger") as connection:
+        rows = connection.execute("SELECT nonce FROM attempts WHERE state = 'released' ORDER BY round").fetchall()
+    nonces = iter([int.from_bytes(nonce, "big") for (nonce,) in rows])
     models = []
     monkeypatch.setattr(secrets, "token_hex", lambda count: export(killed.folder / "ledger")["run"]["stream_id"])
-    monkeypatch.setattr(secrets, "randbelow", lambda bound: next(attempts))
+    monkeypatch.setattr(NoiseKey, "nonce_of", lambda *_, **__: next(nonces))
     grid = FakeGrid({number + 1: FakeNode(worker.node_app(number)) for number in range(worker.NODES)})
     worker.make_strategy(folder, killed.rounds).start(
         grid, worker.initial(), evaluate_fn=lambda release, arrays: models.append(worker.digest(arrays))
@@ -130,7 +134,7 @@ def final_state(folder: Path, rounds: int) -> bytes:
     """The inner strategy's state with which a further life of the server would go on."""
     strategy = worker.make_strategy(folder, rounds)
     strategy.start(FakeGrid({}), worker.initial())
-    return inner_state(strategy.inner)
+    return inner_state.save(strategy.inner)
 
 
 @pytest.mark.parametrize("size", SIZES)

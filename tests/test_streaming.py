@@ -15,16 +15,16 @@ from fedcgd.mechanisms import (
     DPSGD,
     BandedToeplitz,
     BandInvMF,
+    BinaryTree,
+    Dense,
     Diagonal,
-    Explicit,
     LambdaCGD,
     Normalized,
     SquareRootToeplitz,
-    Tree,
     matrix,
 )
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode, vectors_kept, vectors_replayed
-from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.noise import NoiseStream, for_each_chunk
 
 KEY = bytes(range(32))
 
@@ -49,7 +49,8 @@ def test_buffers_dense_inverse_and_replay_agree(mechanism) -> None:
     for t in range(N):
         replayed = np.zeros(7)
         weights = mechanism.inverse_row(t, N)
-        add_correlated(replayed, keyed, [(t - lag, 0, float(w)) for lag, w in enumerate(weights)], 1.0)
+        terms = [(t - lag, 0, float(w)) for lag, w in enumerate(weights)]
+        for_each_chunk(lambda _, noise, out=replayed: np.copyto(out, noise), keyed, terms, 1.0, 0, 7)
         np.testing.assert_allclose(replayed, dense[t], atol=1e-5)  # Z is rounded to float32 in `normal` alone
 
 
@@ -66,7 +67,7 @@ def test_many_rounds_stay_accurate() -> None:
     # Round-off must not grow: 1000 rounds in float32 against float64.
     rounds = 1000
     z = np.random.default_rng(0).standard_normal((rounds, 3))
-    for mechanism in (BSR(50), BLT((0.05, 0.02, 0.3), (0.999, 0.99, 0.5)), Tree(), BISR(8)):
+    for mechanism in (BSR(50), BLT((0.05, 0.02, 0.3), (0.999, 0.99, 0.5)), BinaryTree(), BISR(8)):
         exact = stream(mechanism, rounds, z)
         single = stream(mechanism, rounds, z.astype(np.float32))
         np.testing.assert_allclose(single, exact, atol=2e-4)
@@ -85,9 +86,9 @@ def test_many_rounds_stay_accurate() -> None:
         (BSR(16), 15, 1000, "buffer"),
         (BandedToeplitz((1.0, 0.5, 0.2)), 2, 1000, "buffer"),
         (Normalized(BSR(16)), 15, 1000, "buffer"),
-        (Explicit("band-mf", np.tile([1.0, 0.0, 0.0, 0.0], (1000, 1))), 3, 1000, "buffer"),
+        (Dense("band-mf", np.tile([1.0, 0.0, 0.0, 0.0], (1000, 1))), 3, 1000, "buffer"),
         (BLT((0.1, 0.2), (0.9, 0.5)), 2, 1000, "buffer"),
-        (Tree(), 10, 1000, "buffer"),
+        (BinaryTree(), 10, 1000, "buffer"),
         (SquareRootToeplitz(), 999, 1000, "replay"),
     ],
     ids=str,

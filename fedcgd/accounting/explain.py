@@ -6,7 +6,7 @@ from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.mechanisms import Mechanism, Normalized
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.mechanisms.serialisation import describe
+from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
 
 
@@ -181,7 +181,8 @@ def _confidence(guarantee: Guarantee) -> Step:
         return Step("confidence", "Deterministic: no part of the calculation is random.", 1.0)
     return Step(
         "confidence",
-        f"The calculation draws random numbers, and is wrong with probability at most {risk:.1g} over its seed; for a "
-        "promise without this clause add it to δ.",
+        f"The calculation draws random numbers, and they mislead it with probability at most {rounded_up(risk)} over their "
+        f"seed; this is part of δ = {guarantee.delta:g}. The seed is a hash of the question, so that nobody chooses it; "
+        "the deterministic method needs none.",
         1 - risk,
     )

@@ -1,22 +1,53 @@
 """The Gaussian mechanism, exactly: δ, ε and σ of one release of a value that one user moves by 1 in L2 norm.
 
-With μ = 1/σ and a = μ/2 − ε/μ, δ = Φ(a) − e^ε·Φ(a − μ) (Theorem 8 of arXiv:1805.06530). Since φ(a) = e^ε·φ(a − μ), this is
+All releases of a run together are a function of CX + ζσZ, so that without a sampling they are one Gaussian mechanism whose
+sensitivity is that of C, also when updates depend on earlier releases (Denisov, McMahan, Rush, Smith and Thakurta, "Improved
+Differential Privacy for SGD via Optimal Private Linear Operators on Adaptive Streams", 2022, arXiv:2202.08312).
+
+With μ = 1/σ and a = μ/2 − ε/μ, δ = Φ(a) − e^ε·Φ(a − μ) (Theorem 8 of Balle and Wang, "Improving the Gaussian Mechanism for
+Differential Privacy: Analytical Calibration and Optimal Denoising", 2018, arXiv:1805.06530). Since φ(a) = e^ε·φ(a − μ), this is
 φ(a)·(R(−a) − R(μ − a)) with Mills' ratio R(x) = Φ(−x)/φ(x), which neither overflows nor cancels; and in terms of (a, μ) the
 search for ε or σ is well conditioned for every σ. Answers err on the safe side of rounding.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
 
-LEAST_DELTA = 1e-300
+from fedcgd.accounting.base import Accountant, Bound, Progress
+from fedcgd.accounting.guarantee import check_delta, check_epsilon
+from fedcgd.mechanisms.sensitivity import Sensitivity, sensitivity
+
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 _SLACK = 1e-12  # relative; rounding in what follows is below it
-_WIDEST = 40.0  # Φ(−40) < LEAST_DELTA, and Φ(40) is 1 in double precision
+_WIDEST = 40.0  # Φ(−40) is below every δ that is accounted for, and Φ(40) is 1 in double precision
+
+
+@dataclass(frozen=True)
+class GaussianAccountant(Accountant):
+    """Runs without a sampling: the adversary may know, and choose, the rounds of each user. Exact where the sensitivity is."""
+
+    def _sigma_for(self, epsilon: float, delta: float, progress: Progress) -> Bound:
+        reach = sensitivity(self.mechanism, self.participation)
+        return _bound(sigma(epsilon=epsilon, delta=delta) * reach.value, reach)
+
+    def _epsilon_at(self, sigma: float, delta: float, released: int, progress: Progress) -> Bound:
+        reach = sensitivity(self.mechanism, self.participation, released=released)
+        return _bound(epsilon(sigma=sigma / reach.value, delta=delta), reach)
+
+    def _delta_at(self, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound:
+        reach = sensitivity(self.mechanism, self.participation, released=released)
+        return _bound(delta(epsilon=epsilon, sigma=sigma / reach.value), reach)
+
+
+def _bound(value: float, reach: Sensitivity) -> Bound:
+    method = "exact Gaussian mechanism" + ("" if reach.exact else " on an upper bound of the sensitivity")
+    return Bound(value, method, sensitivity=reach.value, exact=reach.exact)
 
 
 def delta(*, epsilon: float, sigma: float) -> float:
@@ -63,18 +94,6 @@ def sigma(*, epsilon: float, delta: float) -> float:
     while _epsilon(1 / result, delta) > epsilon:
         result, step = result * (1 + step), 2 * step
     return result
-
-
-def check_epsilon(epsilon: float) -> None:
-    """Raise ValueError unless 1e-300 ≤ ε ≤ 1e15."""
-    if not 1e-300 <= epsilon <= 1e15:
-        raise ValueError(f"epsilon must be in [1e-300, 1e15], got {epsilon}; 0.1 to 10 is usual")
-
-
-def check_delta(delta: float) -> None:
-    """Raise ValueError unless `LEAST_DELTA` ≤ δ < 1."""
-    if not LEAST_DELTA <= delta < 1:
-        raise ValueError(f"delta must be in [{LEAST_DELTA:g}, 1), got {delta}; well below 1 / number of users is usual")
 
 
 def _inverse(sigma: float) -> float:

@@ -1,18 +1,25 @@
 """What is promised to a user, with all that a reviewer needs to check it."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 ADJACENCY = "add or remove one user"
+CONDITION = "true only if the decision to stop there did not depend on a released model"
+
+LEAST_DELTA = 1e-300
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """(ε, δ)-differential privacy between the data with one user and the data with that user's updates all zero.
 
-    `noise_multiplier` is σ, which holds the sensitivity: the noise has standard deviation ζσ per coordinate of Z, for clip
-    norm ζ. `sensitivity` is that of C where the method goes through it, else None. `exact` says that ε is the smallest possible
-    (up to rounding, on the safe side), else it is an upper bound. A method that draws random numbers may be wrong with
-    `failure_probability`, over the choice of its seed; read δ + `failure_probability` for a promise without that clause.
+    - `noise_multiplier`: σ (no unit), which includes the sensitivity: the noise has standard deviation ζσ per coordinate of Z,
+      for clip norm ζ.
+    - `sensitivity`: that of C where the method goes through it, else None.
+    - `exact`: ε is the smallest possible (up to rounding, on the safe side), else an upper bound.
+    - `failure_probability`: that the draws of a method that draws random numbers mislead it. It is part of `delta`.
+    - `released` of `rounds`: what has been published. Of a part of a run the guarantee holds under `condition` only; an
+      adversary for whom that may be false is promised that of the whole run.
     """
 
     epsilon: float
@@ -20,16 +27,48 @@ class Guarantee:
     noise_multiplier: float
     sampling: str
     method: str
+    rounds: int
+    released: int
     adjacency: str = ADJACENCY
     sensitivity: float | None = None
     exact: bool = False
     failure_probability: float = 0.0
 
+    @property
+    def condition(self) -> str | None:
+        """What a guarantee for a part of a run rests on; None for a whole run."""
+        return None if self.released == self.rounds else CONDITION
+
     def __str__(self) -> str:
+        part = f" after {self.released} of {self.rounds} rounds, {self.condition}" if self.condition else ""
         terms = [self.adjacency, f"sampling: {self.sampling}", self.method]
         if self.failure_probability:
-            terms.append(f"holds with probability 1 − {self.failure_probability:.0e}")
-        return f"ε ≤ {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta, 6)} ({'; '.join(terms)})"
+            terms.append(f"δ includes {rounded_up(self.failure_probability)} for draws that mislead")
+        return f"ε ≤ {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta, 6)}{part} ({'; '.join(terms)})"
+
+    def to_description(self) -> dict[str, Any]:
+        """All fields and `condition`, as JSON-able values."""
+        return asdict(self) | {"condition": self.condition}
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raise ValueError unless 1e-300 ≤ ε ≤ 1e15."""
+    if not 1e-300 <= epsilon <= 1e15:
+        raise ValueError(f"epsilon must be in [1e-300, 1e15], got {epsilon}; 0.1 to 10 is usual")
+
+
+def check_delta(delta: float) -> None:
+    """Raise ValueError unless `LEAST_DELTA` ≤ δ < 1."""
+    if not LEAST_DELTA <= delta < 1:
+        raise ValueError(f"delta must be in [{LEAST_DELTA:g}, 1), got {delta}; well below 1 / number of users is usual")
+
+
+def check_noise_multiplier(noise_multiplier: float) -> None:
+    """Raise ValueError unless σ is positive and finite."""
+    if not 0 < noise_multiplier < float("inf"):
+        raise ValueError(
+            f"noise_multiplier must be positive and finite, got {noise_multiplier}; without noise there is no privacy"
+        )
 
 
 def rounded_up(value: float, digits: int = 3) -> str:

@@ -1,19 +1,22 @@
-"""Poisson sampling: DP-SGD, and banded C with users in groups that take turns (003, Proposition 2.1; 004, Algorithm 2).
+"""Poisson sampling: DP-SGD, and banded C with users in groups that take turns.
 
 A user takes part in an eligible round with probability q. Where C has at most b bands and eligible rounds are b apart, the parts
 of CX that two participations touch do not overlap: so the run is a composition of ⌈n/b⌉ Poisson-subsampled Gaussian mechanisms,
-each of sensitivity at most the largest column norm of C, and dp-accounting's privacy loss distributions bound it. (003 prints
-q = p²k/n in Definition 2.1; a user with k expected participations in n/p eligible rounds has q = p·k/n.)
+each of sensitivity at most the largest column norm of C (Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta and Xu,
+"(Amplified) Banded Matrix Factorization: A Unified Approach to Private Training", 2023, arXiv:2306.08153), and dp-accounting's
+privacy loss distributions bound it.
 """
 
 import math
 import warnings
+from dataclasses import dataclass
 from functools import lru_cache
 
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
 from scipy.optimize import brentq
 
 from fedcgd.accounting import gaussian
+from fedcgd.accounting.base import Accountant, Bound, Progress
 from fedcgd.mechanisms import Mechanism, bandwidth
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.participation import Participation
@@ -27,6 +30,27 @@ _STEPS = (1e-5, 1e-3)  # the least step, and the largest for an ε of tens
 _COARSE = 2e-5  # the step for a huge ε, as a part of it
 _CELLS = 2e6  # of the discretised privacy loss at most: what memory holds
 _ACCURACY = 1e-5  # relative, of a calibrated σ: on the safe side
+
+
+@dataclass(frozen=True)
+class PoissonAccountant(Accountant):
+    """Runs with Poisson or cyclic Poisson sampling, of C with at most b bands."""
+
+    def _sigma_for(self, epsilon: float, delta: float, progress: Progress) -> Bound:
+        norm = column_norm(self.mechanism, self.participation)
+        return _bound(poisson_noise_multiplier(epsilon, delta, self.participation) * norm, norm)
+
+    def _epsilon_at(self, sigma: float, delta: float, released: int, progress: Progress) -> Bound:
+        norm = column_norm(self.mechanism, self.participation)
+        return _bound(poisson_epsilon(delta, sigma / norm, self.participation, released=released), norm)
+
+    def _delta_at(self, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound:
+        norm = column_norm(self.mechanism, self.participation)
+        return _bound(poisson_delta(epsilon, sigma / norm, self.participation, released=released), norm)
+
+
+def _bound(value: float, norm: float) -> Bound:
+    return Bound(value, METHOD, sensitivity=norm)
 
 
 def column_norm(mechanism: Mechanism, participation: Participation) -> float:

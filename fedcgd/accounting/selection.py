@@ -1,7 +1,7 @@
 """Which λ: the minimisers that Section 5 of arXiv:2601.22334 compares. None of them looks at data."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import expm1, log, log1p
 from typing import Literal, get_args
 
@@ -12,6 +12,10 @@ from fedcgd.accounting import calibrate
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
+from fedcgd.mechanisms.workload import Objective as ErrorKind
+from fedcgd.optimisation import catalogue
+from fedcgd.optimisation.bands import best_bandwidth, power_bandwidths
 from fedcgd.participation import Participation
 
 Objective = Literal["rmse", "max-se", "amplified-rmse", "practical"]
@@ -98,22 +102,48 @@ def select_lambda(
     return LambdaSelection(lam, objective, curve[lam], tuple(lams), tuple(curve[x] for x in lams))
 
 
-def is_unresolved(mechanism: Mechanism) -> bool:
-    """Whether it is `LambdaCGD("auto")`, normalised or not, whose λ `resolve` has yet to choose."""
-    bare = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
-    return isinstance(bare, LambdaCGD) and bare.lam == "auto"
+def select_mechanism(
+    spelling: str,
+    participation: Participation,
+    *,
+    epsilon: float,
+    delta: float,
+    error: ErrorKind = "rmse",
+    workload: Workload = PREFIX_SUMS,
+    progress: Callable[[str], None] | None = None,
+) -> Mechanism:
+    """The mechanism that is spelled; a number that is left open is chosen for the participation and the budget.
 
+    - `lambda-cgd`: λ by the practical rule of `select_lambda`.
+    - A mechanism with bands: of p = 1, 2, 4, … and b (min_separation) the one of least error at (ε, δ).
 
-def resolve(mechanism: Mechanism, participation: Participation, *, epsilon: float, delta: float) -> Mechanism:
-    """`mechanism` with λ chosen by the practical rule where it is `LambdaCGD("auto")`, normalised or not; else unchanged.
-
-    A function of public numbers alone: the choice costs no privacy.
+    A function of public numbers alone: the choice costs no privacy. Raises ValueError for an unknown name, a number that is
+    impossible or has no rule, and a budget that no σ reaches.
     """
-    if not is_unresolved(mechanism):
-        return mechanism
-    normalize = isinstance(mechanism, Normalized)
-    chosen = select_lambda(participation, objective="practical", epsilon=epsilon, delta=delta, normalize=normalize)
-    return _mechanism(chosen.lam, normalize)
+    asked = catalogue.Spelling.parse(spelling)
+    if asked.is_open and asked.row.parameter == catalogue.LAMBDA:
+        chosen = select_lambda(
+            participation,
+            objective="practical",
+            epsilon=epsilon,
+            delta=delta,
+            normalize=asked.normalized,
+            progress=progress,
+        )
+        return _mechanism(chosen.lam, asked.normalized)
+    if asked.is_open and asked.row.parameter == catalogue.BANDS:
+
+        def candidate(p: int) -> tuple[Mechanism, float]:
+            if progress is not None:
+                progress(f"p = {p}")
+            made = catalogue.mechanism(replace(asked, value=p), participation, error=error, workload=workload)
+            return made, calibrate(made, participation, epsilon=epsilon, delta=delta).noise_multiplier
+
+        bandwidths = power_bandwidths(participation.min_separation, 1)
+        return best_bandwidth(
+            candidate, bandwidths, rounds=participation.rounds, error=error, workload=workload
+        ).mechanism
+    return catalogue.mechanism(asked, participation, error=error, workload=workload)
 
 
 def _mechanism(lam: float, normalize: bool) -> Mechanism:

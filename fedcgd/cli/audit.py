@@ -31,7 +31,8 @@ from fedcgd.cli.options import (
 from fedcgd.cli.report import complaints, console, explained_errors, key_value_table, number, print_json
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms.mechanism import Matrix
-from fedcgd.noise import NoiseStream, add_correlated
+from fedcgd.noise import NoiseStream
+from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
 from fedcgd.optimisation.catalogue import make
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -123,10 +124,13 @@ def release_of(plan: Plan, seed: int) -> Release:
 
     def release(sums: Matrix, repetition: int) -> Matrix:
         stream = NoiseStream(NoiseKey.simulation(2**20 * seed + repetition).noise)
-        noised = np.ascontiguousarray(sums)
-        attempts = [0] * len(noised)
-        for t, row in enumerate(noised):
-            add_correlated(row, stream, plan.noise_terms(t, attempts), plan.stddev)
+        grid = grid_of(plan, sums.shape[1])
+        source = NoiseSource(plan.mechanism, plan.participation.rounds, GridNormals(stream, grid))
+        noised = np.empty_like(sums)
+        for t, row in enumerate(sums):
+            total = grid.to_steps(row)
+            source.add(total, [0] * (t + 1), plan.stddev)
+            noised[t] = grid.from_steps(total)
         return noised
 
     return release

@@ -164,12 +164,9 @@ def report(
     if json:
         print_json(values if released is None else values | {"released": released})
         return
-    condition, of_what = "", ""
-    if released not in (None, rounds):
-        condition = f" after {released} rounds, a number that does not depend on what they released"
-        of_what = " of the whole run"
+    of_what = " of the whole run" if guarantee.condition else ""
     rows = [
-        ("guarantee", str(guarantee) + condition),
+        ("guarantee", str(guarantee)),
         ("noise multiplier σ", rounded_up(guarantee.noise_multiplier, 6)),
         ("sensitivity", number(guarantee.sensitivity)),
         ("RMSE" + of_what, number(values["rmse"])),

@@ -138,7 +138,7 @@ def show(rows: list[dict[str, Any]]) -> None:
             f"sampling: {first['sampling']}; {' or '.join(dict.fromkeys(row['method'] for row in done))}"
         )
         if unsure := max(row["failure_probability"] for row in done):
-            title += f"; each holds with probability 1 − {unsure:.0e} or more"
+            title += f"; δ includes {number(unsure)} for draws that mislead"
     table = Table(title=title, caption="RMSE and MaxSE include σ; per unit of clip norm")
     table.add_column("mechanism", no_wrap=True)
     for column in _COLUMNS:

@@ -59,7 +59,7 @@ NoiseMultiplierOption = Annotated[float, typer.Option("--noise-multiplier", help
 ReleasedOption = Annotated[
     int | None,
     typer.Option(
-        "--released", help="Of the first so many rounds only; a number that does not depend on what they released."
+        "--released", help="For the first rounds only; holds if their number does not depend on what they released."
     ),
 ]
 SamplingOption = Annotated[
@@ -69,7 +69,7 @@ MethodOption = Annotated[
     MethodName | None,
     typer.Option(
         "--method",
-        help="Of balls-in-bins: by draws, wrong with probability 1e-6 over the seed; or without any, in minutes. "
+        help="Of balls-in-bins: by draws, that mislead with probability 1e-12 (part of δ); or without any, in minutes. "
         "Default: without any for dp-sgd, where that takes seconds, and else by draws.",
     ),
 ]

@@ -16,7 +16,7 @@ from rich.table import Table
 from fedcgd.accounting import Guarantee
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.error import ErrorNorms
-from fedcgd.mechanisms.serialisation import describe
+from fedcgd.optimisation.catalogue import describe
 
 EXIT_BAD_INPUT = 2
 
@@ -79,6 +79,7 @@ def figures(mechanism: Mechanism, guarantee: Guarantee, norms: ErrorNorms) -> di
         "sampling": guarantee.sampling,
         "method": guarantee.method,
         "failure_probability": guarantee.failure_probability,
+        "condition": guarantee.condition,
     }
 
 

@@ -3,19 +3,22 @@
 The server process may be killed at any instruction. Each step is durable before the next begins:
 
     with Ledger.open(path, plan=plan, configuration=settings, key=key) as ledger:
-        noise = NoiseStream(key.noise_of(ledger.stream_id))
+        stream = NoiseStream(key.noise_of(ledger.stream_id))
+        noise = NoiseSource(plan.mechanism, plan.participation.rounds, GridNormals(stream, grid_of(plan, size)))
         while (run := ledger.resume()).round < plan.participation.rounds:
             history = ledger.history(available)
             users = cohort(…, run.round, available, history, key=key.choices_of(ledger.stream_id))
-            attempt = ledger.plan_round(run.round, users)         # users are counted, the attempt's noise is taken
-            …                                                     # train, sum
-            ledger.record_aggregated(run.round, attempt)
-            …                                                     # noise: plan.noise_terms(run.round, [*run.attempts, attempt])
+            attempt = ledger.plan_round(run.round, users)         # users are counted
+            total = …                                             # train, sum
+            nonce = key.nonce_of(ledger.stream_id, total, earlier=run.nonces, attempt=attempt)
+            ledger.record_aggregated(run.round, attempt, nonce)   # the nonce's noise is this sum's, and no other's
+            noise.add(total, [*run.nonces, nonce], plan.stddev)
             ledger.record_released(run.round, attempt, model, state)
             …                                                     # only now may the model leave the process
 
 or `ledger.skip(round, reason)` instead of any of the three. What the process had begun and not released when it died is abandoned
-when the ledger is opened again: the round is tried under a new attempt, whose noise is fresh. Opening also shuts out any older
+when the ledger is opened again: the round is tried again, under a new attempt, and whatever its sum then is gets a nonce
+and so a noise of its own. Opening also shuts out any older
 process that still has the file open. `Ledger.open(":memory:", …)` keeps the same record without a file, for simulations.
 
 `verify` re-derives ε from the records alone, `export` gives them as JSON-able values, `seal` ends a run and deletes its key.

@@ -50,10 +50,15 @@ def verify(path: Path | str) -> Verification:
         if released > plan.participation.rounds:
             problems.append(f"{released} rounds are released, and {plan.participation.rounds} are accounted for")
         (doubled,) = connection.execute(
-            "SELECT count(*) - count(DISTINCT round << 32 | attempt) FROM attempts"
+            "SELECT count(*) FROM (SELECT 1 FROM attempts WHERE nonce IS NOT NULL GROUP BY round, nonce HAVING count(*) > 1)"
+        ).fetchone()
+        (without,) = connection.execute(
+            "SELECT count(*) FROM attempts WHERE state = 'released' AND nonce IS NULL"
         ).fetchone()
         if doubled:
-            problems.append(f"{doubled} attempts share their noise with another")
+            problems.append(f"{doubled} nonces were used for two sums of one round")
+        if without:
+            problems.append(f"{without} released rounds have no nonce, and so no noise")
         problems += _participation_problems(connection, plan)
     within = min(released, plan.participation.rounds)
     return Verification(

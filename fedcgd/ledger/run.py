@@ -1,5 +1,6 @@
 """The ledger of a run in progress: each method is one durable step."""
 
+import json
 import secrets
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping
@@ -26,16 +27,17 @@ from fedcgd.ledger.store import (
     transaction,
     write_artifact,
 )
+from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.participation.cohorts import History, check_round
 from fedcgd.plan import Plan
 
 
 @dataclass(frozen=True)
 class Run:
-    """Where a run stands: the `round` to do next, under which attempt each earlier round was released, and what was released."""
+    """Where a run stands: the `round` to do next, under which nonce each earlier round was released, and what was released."""
 
     round: int
-    attempts: tuple[int, ...]
+    nonces: tuple[int, ...]
     model: bytes | None
     state: bytes | None
 
@@ -50,7 +52,7 @@ class _User:
 class Ledger:
     """A ledger open for writing, by one process at a time. Make one with `Ledger.open`.
 
-    Guarantees, whatever is killed when: no (round, attempt) is released twice, no round is released twice, and every
+    Guarantees, whatever is killed when: no (round, nonce) is released twice, no round is released twice, and every
     participation of a released round is on record. A user's participation is counted when the round is planned, answered or not.
     """
 
@@ -103,16 +105,15 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
+        """Close the file; what is recorded stays."""
         self._connection.close()
 
     def resume(self) -> Run:
         """Where the run stands, with the last released model and inner state (None before the first release)."""
-        rows = self._connection.execute(
-            "SELECT attempt FROM attempts WHERE state = 'released' ORDER BY round"
-        ).fetchall()
-        attempts = tuple(attempt for (attempt,) in rows)
+        rows = self._connection.execute("SELECT nonce FROM attempts WHERE state = 'released' ORDER BY round").fetchall()
+        nonces = tuple(int.from_bytes(nonce, "big") for (nonce,) in rows)
         model, state = (read_artifact(self._connection, name) for name in ("model", "state"))
-        return Run(len(attempts), attempts, model, state)
+        return Run(len(nonces), nonces, model, state)
 
     def history(self, users: Collection[str]) -> History:
         """The participations so far of those `users` that have any."""
@@ -124,10 +125,9 @@ class Ledger:
         )
 
     def plan_round(self, round: int, users: Collection[str]) -> int:
-        """The attempt under which `round` is now tried with `users`: they are counted, and its noise belongs to this attempt.
+        """The attempt under which `round` is now tried with `users`, who are counted: the number of its earlier tries.
 
-        Attempts are random 32-bit numbers, so that a ledger restored from an old copy does not use noise again (with a simulation
-        key: 0, 1, …). Raises ValueError, and changes nothing, if it is not this round's turn, if another attempt is in
+        Raises ValueError, and changes nothing, if it is not this round's turn, if another attempt is in
         flight, or if a user would exceed the plan's participation.
         """
         check_round(self._plan.participation, round)
@@ -135,20 +135,30 @@ class Ledger:
             connection = self._connection
             self._check_turn(round)
             ids = self._count(round, users)
-            taken = {a for (a,) in connection.execute("SELECT attempt FROM attempts WHERE round = ?", (round,))}
-            attempt = len(taken) if self.simulated else secrets.randbelow(2**32)
-            while attempt in taken:
-                attempt = secrets.randbelow(2**32)
+            tries = "SELECT count(*) FROM attempts WHERE round = ?"
+            attempt: int = connection.execute(tries, (round,)).fetchone()[0]
             connection.execute(
                 "INSERT INTO attempts (round, attempt, state, users, planned) VALUES (?, ?, 'planned', ?, ?)",
                 (round, attempt, pack_ids(ids), now()),
             )
         return attempt
 
-    def record_aggregated(self, round: int, attempt: int) -> None:
-        """The sum of the round is there; its noise comes next. Raises ValueError unless this attempt is in flight."""
+    def record_aggregated(self, round: int, attempt: int, nonce: int) -> None:
+        """The sum of the round is there, and its noise, which comes next, is that of `nonce` (`NoiseKey.nonce_of` makes it).
+
+        Raises ValueError unless this attempt is in flight, and if the round had noise of this nonce before.
+        """
+        packed = nonce.to_bytes(NONCE_BYTES, "big")
         with self._write():
             self._advance(round, attempt, "planned", "aggregated")
+            same = "SELECT 1 FROM attempts WHERE round = ? AND nonce = ?"
+            if self._connection.execute(same, (round, packed)).fetchone():
+                raise ValueError(
+                    f"round {round} has had noise of this nonce already; make another with NoiseKey.nonce_of"
+                )
+            self._connection.execute(
+                "UPDATE attempts SET nonce = ? WHERE round = ? AND attempt = ?", (packed, round, attempt)
+            )
 
     def record_released(
         self, round: int, attempt: int, model: bytes | memoryview, state: bytes | memoryview = b""
@@ -169,6 +179,32 @@ class Ledger:
             _abandon(self._connection)
             self._check_turn(round)
             self._connection.execute("INSERT INTO skips (round, at, reason) VALUES (?, ?, ?)", (round, now(), reason))
+
+    def pin(self, users: Collection[str], node: str) -> set[str]:
+        """Those of `users` that no other node speaks for; from now on, for the whole run, they are `node`'s.
+
+        `node` is a name that outlives connections. "" is a node without one: it keeps nobody, and gets whoever is nobody's.
+        """
+        with self._write():
+            connection = self._connection
+            connection.execute("DELETE FROM asked")
+            connection.executemany("INSERT OR IGNORE INTO asked VALUES (?)", ((user,) for user in users))
+            if node:
+                connection.execute("INSERT OR IGNORE INTO hosts SELECT user, ? FROM asked", (node,))
+            others = connection.execute("SELECT user FROM asked JOIN hosts USING (user) WHERE node != ?", (node,))
+            return set(users) - {user for (user,) in others}
+
+    def record_metrics(self, kind: str, release: int, metrics: Mapping[str, Any]) -> None:
+        """Keep what was measured after `release`, for `metrics` to give back when the run goes on."""
+        with self._write():
+            self._connection.execute(
+                "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", (kind, release, json.dumps(dict(metrics)))
+            )
+
+    def metrics(self, kind: str) -> dict[int, dict[str, Any]]:
+        """Release → what `record_metrics` kept of this kind."""
+        rows = self._connection.execute("SELECT release, data FROM metrics WHERE kind = ? ORDER BY release", (kind,))
+        return {release: json.loads(data) for release, data in rows}
 
     @contextmanager
     def _write(self) -> Iterator[None]:
@@ -298,13 +334,31 @@ def _check_same(connection: sqlite3.Connection, path: Path | str, values: Mappin
         raise ValueError(f"{path} has format {written}, and this version of fedcgd reads format {FORMAT}")
     if sealed is not None:
         raise ValueError(f"{path} was sealed on {sealed}: its run is over; begin another one with a new ledger and key")
-    names = ("plan", "configuration", "key_fingerprint", "simulated")
-    for name, before in zip(names, stored, strict=True):
-        if before != values[name]:
+    for name, before in zip(("plan", "configuration"), stored[:2], strict=True):
+        differing = differences(json.loads(before), json.loads(values[name]))
+        if differing:
             raise ValueError(
-                f"{path} is the ledger of another run: its {name.replace('_', ' ')} is {before}, here it is {values[name]}; "
+                f"{path} is the ledger of another run: its {name} is not the same (on record → here): {', '.join(differing)}; "
                 "give the same, or another path"
             )
+    if tuple(stored[2:]) != (values["key_fingerprint"], values["simulated"]):
+        raise ValueError(
+            f"{path} is the ledger of another run: its key fingerprint is {stored[2]}, here it is {values['key_fingerprint']}; "
+            "give the same key, or another path"
+        )
+
+
+def differences(before: Any, after: Any, name: str = "") -> list[str]:
+    """The settings, nested in dicts, that are not the same, as "name: before → after"."""
+    if before == after:
+        return []
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [
+            line
+            for key in sorted(before.keys() | after.keys())
+            for line in differences(before.get(key, "nothing"), after.get(key, "nothing"), f"{name}.{key}".lstrip("."))
+        ]
+    return [f"{name}: {before} → {after}"]
 
 
 def _abandon(connection: sqlite3.Connection) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MEMORY = ":memory:"
-FORMAT = 1
+FORMAT = 2
 
 _SCHEMA = """
 CREATE TABLE run (
@@ -35,6 +35,7 @@ CREATE TABLE attempts (
     id INTEGER PRIMARY KEY,
     round INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
+    nonce BLOB CHECK (length(nonce) = 16),
     state TEXT NOT NULL CHECK (state IN ('planned', 'aggregated', 'released', 'abandoned')),
     users BLOB NOT NULL,
     planned TEXT NOT NULL,
@@ -56,6 +57,16 @@ CREATE TABLE users (
     participations INTEGER NOT NULL,
     last_round INTEGER NOT NULL
 ) STRICT;
+CREATE TABLE hosts (
+    user TEXT PRIMARY KEY,
+    node TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE metrics (
+    kind TEXT NOT NULL,
+    release INTEGER NOT NULL,
+    data TEXT NOT NULL,
+    PRIMARY KEY (kind, release)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE artifacts (
     name TEXT NOT NULL,
     part INTEGER NOT NULL,

@@ -1,9 +1,9 @@
 """Mechanisms: the matrix C of each, its inverse, its sensitivity and its errors."""
 
 from fedcgd.mechanisms.banded import BandedToeplitz, BandInvMF
-from fedcgd.mechanisms.binary_tree import Tree
+from fedcgd.mechanisms.binary_tree import BinaryTree
 from fedcgd.mechanisms.blt import BLT
-from fedcgd.mechanisms.dense import Diagonal, Explicit
+from fedcgd.mechanisms.dense import Dense, Diagonal
 from fedcgd.mechanisms.dp_sgd import DPSGD
 from fedcgd.mechanisms.lambda_cgd import LambdaCGD
 from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, bandwidth, inverse_matrix, matrix
@@ -17,15 +17,15 @@ __all__ = [
     "DPSGD",
     "BandInvMF",
     "BandedToeplitz",
+    "BinaryTree",
+    "Dense",
     "Diagonal",
-    "Explicit",
     "LambdaCGD",
     "Mechanism",
     "Normalized",
     "NuDPFTRL",
     "SquareRootToeplitz",
     "Toeplitz",
-    "Tree",
     "bandwidth",
     "inverse_matrix",
     "matrix",

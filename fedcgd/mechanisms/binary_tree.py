@@ -11,7 +11,7 @@ from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense, triangular_
 
 
 @dataclass(frozen=True)
-class Tree:
+class BinaryTree:
     """Binary-tree aggregation with the best linear estimate of every prefix from all nodes (Honaker, 2015).
 
     The tree releases the noisy sum of every full dyadic block of rounds that ends within n rounds, by a matrix T of zeros and
@@ -80,4 +80,4 @@ def _shared(rounds: int) -> Matrix:
 @lru_cache(maxsize=2)
 def _inverse(rounds: int) -> Matrix:
     check_dense("tree", rounds)
-    return triangular_inverse(Tree().columns(rounds, np.arange(rounds)))
+    return triangular_inverse(BinaryTree().columns(rounds, np.arange(rounds)))

@@ -36,7 +36,7 @@ class Diagonal:
 
 
 @dataclass(frozen=True, eq=False)
-class Explicit:
+class Dense:
     """A C given by its band: `band[j, l]` = C[j + l, j], shape (n, p), float64. Only for the n it was made for.
 
     `name` says how it was found: `band-mf` or `dense` (p = n). Entries with j + l ≥ n lie outside C and must be 0. The array is
@@ -59,7 +59,7 @@ class Explicit:
         object.__setattr__(self, "_hash", hash((self.name, band.shape, band.tobytes())))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Explicit) and self.name == other.name and np.array_equal(self.band, other.band)
+        return isinstance(other, Dense) and self.name == other.name and np.array_equal(self.band, other.band)
 
     def __hash__(self) -> int:
         return int(self.__dict__["_hash"])
@@ -103,7 +103,7 @@ class Explicit:
 
 
 @lru_cache(maxsize=2)
-def _inverse(mechanism: Explicit) -> Matrix:
+def _inverse(mechanism: Dense) -> Matrix:
     n = len(mechanism.band)
     check_dense(mechanism.name, n)
     return triangular_inverse(mechanism.columns(n, np.arange(n)))

@@ -1,7 +1,6 @@
 """DP-λCGD: each round cancels the fraction λ of the noise before it."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -13,14 +12,16 @@ from fedcgd.mechanisms.toeplitz import ToeplitzMechanism
 class LambdaCGD(ToeplitzMechanism):
     """C_λ[i, j] = λ^(i−j): x̂_t = x_t + ζσ(Z_t − λZ_{t−1}) (eq. 7 and Algorithm 1 of arXiv:2601.22334).
 
-    `lam` is in [0, 1); 0 is DP-SGD. Raises ValueError outside. "auto" leaves the choice to whoever knows the run's public numbers
-    (`fedcgd.accounting.selection.resolve`); until then it has no matrix.
+    `lam` is in [0, 1); 0 is DP-SGD. Raises ValueError outside.
+
+    >>> LambdaCGD(0.5).coefficients(4).tolist()
+    [1.0, 0.5, 0.25, 0.125]
     """
 
-    lam: float | Literal["auto"]
+    lam: float
 
     def __post_init__(self) -> None:
-        if self.lam != "auto" and not 0 <= self.lam < 1:  # also refuses NaN
+        if not 0 <= self.lam < 1:  # also refuses NaN
             raise ValueError(f"lam must be in [0, 1), got {self.lam}; 0 is DP-SGD and values near 1 cancel most")
 
     @property
@@ -28,15 +29,7 @@ class LambdaCGD(ToeplitzMechanism):
         return "lambda-cgd"
 
     def coefficients(self, rounds: int) -> Vector:
-        return np.asarray(np.power(self._number, np.arange(rounds, dtype=np.float64)))
+        return np.asarray(np.power(self.lam, np.arange(rounds, dtype=np.float64)))
 
     def inverse_coefficients(self, rounds: int) -> Vector:
-        return np.array([1.0, -self._number])[: min(rounds, 2 if self._number else 1)]
-
-    @property
-    def _number(self) -> float:
-        if self.lam == "auto":
-            raise ValueError(
-                'λ is still "auto"; fedcgd.accounting.selection.resolve chooses it for a participation and a budget'
-            )
-        return self.lam
+        return np.array([1.0, -self.lam])[: min(rounds, 2 if self.lam else 1)]

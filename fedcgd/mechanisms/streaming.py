@@ -7,8 +7,6 @@ from typing import Any, Literal
 from fedcgd.mechanisms.mechanism import Buffered, Mechanism
 from fedcgd.mechanisms.normalized import Normalized
 
-NoiseMode = Literal["replay", "buffer"]
-
 
 @dataclass(frozen=True)
 class State:
@@ -52,7 +50,7 @@ def vectors_replayed(mechanism: Mechanism, rounds: int) -> int:
     return rounds if isinstance(inner, Buffered) else len(inner.inverse_row(rounds - 1, rounds))
 
 
-def noise_mode(mechanism: Mechanism, rounds: int) -> NoiseMode:
+def noise_mode(mechanism: Mechanism, rounds: int) -> Literal["replay", "buffer"]:
     """`buffer` if the mechanism has buffers that are fewer than the rounds a replay would go back, else `replay`."""
     return "buffer" if vectors_kept(mechanism, rounds) < vectors_replayed(mechanism, rounds) - 1 else "replay"
 

@@ -2,10 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
+
+Objective = Literal["rmse", "max-se"]
+"""Which error an optimised mechanism is best at: the root mean square over all rounds, or that of the worst round."""
 
 
 @dataclass(frozen=True)

@@ -1,67 +1,140 @@
 """The noise of a run, round after round: replayed from the key, or kept in the mechanism's own buffers."""
 
+import hashlib
 from collections.abc import Sequence
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from fedcgd.mechanisms.streaming import NoiseMode, State, correlate, noise_mode, state_before
-from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import Integers, add_noise, add_smoothing, add_values
+from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.streaming import State, correlate, noise_mode, state_before
+from fedcgd.noise import NoiseStream, Term
+from fedcgd.noise.quantisation import Grid, Integers, add_noise, add_smoothing, add_values
 from fedcgd.plan import Plan
 
+NoiseMode = Literal["replay", "buffer", "cpu-buffer"]
 
-class RunNoise:
-    """Adds ζσ·(C⁻¹Z)_t of `plan` to the sums of its rounds, with Z from `stream`, on the grid of `fedcgd.noise.quantisation`.
+_PART = 2**25  # numbers that a generator makes at a time
 
-    `mode` "replay" keeps nothing and makes as many vectors again as C⁻¹ has bands; "buffer" makes one and keeps the mechanism's
-    buffers, float32. By default whichever the mechanism does with less. Both give the same numbers up to rounding.
+
+class Normals(Protocol):
+    """Where Z comes from, and how noise is added to a round's sum (`total`: one flat vector, of a kind that is its own)."""
+
+    def add(self, total: Any, terms: Sequence[Term], stddev: float) -> None:
+        """total += stddev·Σ weight·Z_(round, nonce) over `terms`, the newest first, in place."""
+        ...
+
+    def add_row(self, total: Any, row: Any, newest: Term, stddev: float) -> None:
+        """total += stddev·`row` in place; the row was combined from what `vector` gave, `newest` among it."""
+        ...
+
+    def vector(self, total: Any, round: int, nonce: int) -> Any:
+        """Z_(round, nonce), float32, of the length of `total` and on its device."""
+        ...
+
+
+class GridNormals:
+    """Z from the AES keystream of `stream`; sums are int64 arrays in steps of `grid` (see `fedcgd.noise.quantisation`)."""
+
+    def __init__(self, stream: NoiseStream, grid: Grid) -> None:
+        self.grid = grid
+        self._stream = stream
+
+    def add(self, total: Integers, terms: Sequence[Term], stddev: float) -> None:
+        add_noise(total, self._stream, terms, stddev, self.grid)
+
+    def add_row(self, total: Integers, row: NDArray[np.float32], newest: Term, stddev: float) -> None:
+        round, nonce, _ = newest
+        add_values(total, stddev * row, self.grid)
+        add_smoothing(total, self._stream, round, nonce, stddev, self.grid)
+
+    def vector(self, total: Integers, round: int, nonce: int) -> NDArray[np.float32]:
+        return self._stream.normal(round, nonce, 0, total.size)
+
+
+class GeneratorNormals:
+    """Z from torch's generator on `device` (Philox on a GPU), seeded by SHA-256 of (key, round, nonce); sums are float32 tensors.
+
+    Fast, but the seed has 64 bits and Philox is no cipher: what `GridNormals` promises against an adversary who searches for
+    the key does not hold here, nor does what the grid promises. The numbers differ between kinds of device.
     """
 
-    def __init__(self, plan: Plan, stream: NoiseStream, *, mode: NoiseMode | None = None) -> None:
-        self.mode = noise_mode(plan.mechanism, plan.participation.rounds) if mode is None else mode
-        self._plan = plan
-        self._stream = stream
-        # (attempts of the rounds before, buffers after them), for the rounds released and with the one that was last noised.
-        start: tuple[tuple[int, ...], State] = ((), State())
-        self._released = start
-        self._noised = start
+    def __init__(self, key: bytes, device: torch.device) -> None:
+        self._key = key
+        self._generator = torch.Generator(device)
 
-    @property
-    def largest_stddev(self) -> float:
-        """ζσ·Σ|w| over the last row w of C⁻¹: what the standard deviation of a coordinate of the noise stays below.
+    def add(self, total: Tensor, terms: Sequence[Term], stddev: float) -> None:
+        for round, nonce, weight in terms:
+            name = b"fedcgd round noise" + round.to_bytes(8, "big") + nonce.to_bytes(16, "big")
+            digest = hashlib.sha256(self._key + name).digest()
+            self._generator.manual_seed(int.from_bytes(digest[:8], "big"))
+            for part in torch.split(total, _PART):
+                z = torch.randn(part.shape, generator=self._generator, device=part.device, dtype=torch.float32)
+                part.add_(z, alpha=stddev * weight)
 
-        Rows of the inverses of sensible mechanisms are bounded; an inverse that grows is largest in its last row.
+    def add_row(self, total: Tensor, row: Tensor, newest: Term, stddev: float) -> None:
+        total.add_(row.to(total.device), alpha=stddev)
+
+    def vector(self, total: Tensor, round: int, nonce: int) -> Tensor:
+        z = torch.zeros_like(total)
+        self.add(z, [(round, nonce, 1.0)], 1.0)
+        return z
+
+
+class NoiseSource:
+    """Adds the rows of C⁻¹Z, for C of `mechanism` over so many `rounds`, to a run's sums; Z and the kind of sum are `normals`'.
+
+    `mode` "replay" keeps nothing and makes as many vectors again as C⁻¹ has bands; "buffer" makes one and keeps the mechanism's
+    buffers, float32, where the sums are; "cpu-buffer" keeps and combines them in main memory. By default whichever of the first
+    two the mechanism does with less. All give the same numbers up to rounding. Raises ValueError for another mode.
+    """
+
+    def __init__(self, mechanism: Mechanism, rounds: int, normals: Normals, mode: NoiseMode | None = None) -> None:
+        if mode is None:
+            mode = noise_mode(mechanism, rounds)
+        if mode not in get_args(NoiseMode):
+            raise ValueError(f"the noise's mode must be replay, buffer or cpu-buffer, got {mode!r}")
+        self.mode: NoiseMode = mode
+        self._mechanism = mechanism
+        self._rounds = rounds
+        self._normals = normals
+        self._nonces: tuple[int, ...] = ()  # of the rounds that are in the buffers
+        self._state = State()
+
+    def add(self, total: Any, nonces: Sequence[int], stddev: float) -> None:
+        """total += stddev·(C⁻¹Z)_t in place, for round t = len(nonces) − 1; stddev is ζσ, in units of the update.
+
+        `nonces[s]` is the nonce under which round s was released, and the last one is about to be: `fedcgd.noise.nonce` makes
+        it from this very `total`. May be repeated with another last nonce when a release does not happen. Raises ValueError
+        for a round after the last.
         """
-        rounds = self._plan.participation.rounds
-        return self._plan.stddev * max(1.0, float(np.abs(self._plan.mechanism.inverse_row(rounds - 1, rounds)).sum()))
-
-    def add(self, total: Integers, attempts: Sequence[int], step: float) -> None:
-        """total += ζσ·(C⁻¹Z)_t in place, for round t = len(attempts) − 1; total is in multiples of `step`.
-
-        `attempts[s]` is the attempt under which round s was released, and the last one is about to be. May be repeated with
-        another last attempt when a release does not happen. Raises ValueError for a round after the plan's last.
-        """
-        round = len(attempts) - 1
+        round = len(nonces) - 1
+        if not 0 <= round < self._rounds:
+            raise ValueError(f"round must be in 0 … {self._rounds - 1}, got {round}; the plan has no noise for it")
         if self.mode == "replay":
-            add_noise(total, self._stream, self._plan.noise_terms(round, attempts), self._plan.stddev, step)
+            weights = self._mechanism.inverse_row(round, self._rounds)
+            terms = [(round - lag, nonces[round - lag], float(w)) for lag, w in enumerate(weights) if w]
+            self._normals.add(total, terms, stddev)
             return
-        before = tuple(attempts[:-1])
-        if before == self._noised[0]:
-            self._released = self._noised
-        elif before != self._released[0]:
-            # Another process was at work, before a crash.
-            self._released = (before, self._rebuilt(before, total.size))
-        z = self._stream.normal(round, attempts[-1], 0, total.size)
-        noise, following = correlate(self._plan.mechanism, self._plan.participation.rounds, z, self._released[1])
-        self._noised = ((*before, attempts[-1]), following)
-        add_values(total, (self._plan.stddev * noise).reshape(total.shape), step)
-        add_smoothing(total, self._stream, round, attempts[-1], self._plan.stddev, step)
 
-    def _rebuilt(self, attempts: tuple[int, ...], size: int) -> State:
-        plan = self._plan
-        return state_before(
-            plan.mechanism,
-            plan.participation.rounds,
-            len(attempts),
-            lambda round: self._stream.normal(round, attempts[round], 0, size),
-        )
+        def z(round: int) -> Any:
+            made = self._normals.vector(total, round, nonces[round])
+            return made.cpu() if self.mode == "cpu-buffer" and isinstance(made, Tensor) else made
+
+        state = self._state
+        if self._nonces != tuple(nonces[:-1]):  # another process was at work, or the last release did not happen
+            state = state_before(self._mechanism, self._rounds, round, z)
+        row, following = correlate(self._mechanism, self._rounds, z(round), state)
+        self._normals.add_row(total, row, (round, nonces[round], 1.0), stddev)
+        self._nonces, self._state = tuple(nonces), following
+
+
+def grid_of(plan: Plan, size: int) -> Grid:
+    """The grid for sums of `size` coordinates with the noise of `plan`. Raises ValueError if no grid holds that noise."""
+    rounds = plan.participation.rounds
+    # Rows of the inverses of sensible mechanisms are bounded; an inverse that grows is largest in its last row.
+    largest = max(1.0, float(np.abs(plan.mechanism.inverse_row(rounds - 1, rounds)).sum()))
+    return Grid.fitting(clip_norm=plan.clip_norm, size=size, stddev=plan.stddev * largest)

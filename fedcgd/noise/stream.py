@@ -13,9 +13,11 @@ from fedcgd.noise.box_muller import BYTES, PLANES, Float32, Workspace
 COLUMNS = 131072  # of a tile: threads that work on fewer at a time mostly wait for each other at the interpreter's lock
 TILE = 4 * COLUMNS  # coordinates of a tile: z₁ of every column, then z₂, z₃, z₄. Part of the definition of the numbers
 MAX_INDEX = 2**32 - 1
+MAX_NONCE = 2**128 - 1
 MAX_COORDINATE = 2**40
 
 _BLOCK = 16  # bytes
+_ROUND_BYTES, _NONCE_BYTES = 4, 16
 _TILE_BLOCKS = BYTES * COLUMNS // _BLOCK
 _ALIGNED = 4  # columns: all planes of a tile start a block of keystream at multiples of it
 _ZEROS = bytes(32768)
@@ -58,30 +60,27 @@ def chunks(start: int, stop: int) -> Iterator[Chunk]:
 
 
 class NoiseStream:
-    """Z_(round, attempt)[coordinate] ~ N(0, 1): a pure function of the 32-byte `key` and the three indices.
+    """Z_(round, nonce)[coordinate] ~ N(0, 1): a pure function of the 32-byte `key` and the three indices.
 
-    The numbers are the same in any chunking, in any thread order and on any machine. The keystream block behind a
-    number is AES-256 of the 128-bit counter
+    The numbers are the same in any chunking, in any thread order and on any machine. Each (round, nonce) has an AES-256
+    key of its own, BLAKE2b of (round, nonce) keyed with `key`, and the keystream block behind a number is AES-256 of the
+    128-bit number of the block within the round.
 
-        round (32 bits) ‖ attempt (32 bits) ‖ block within the round (64 bits).
-
-    Guarantee: no two (round, attempt, coordinate) share keystream, except the four numbers of one column. Different
-    (round, attempt) differ in the upper 64 bits of every counter, because the lower field never carries over: 2⁴⁰
-    coordinates take fewer than 2³⁹ blocks. Within a round, tiles own disjoint blocks, and columns of a tile (coordinates
-    j, j + 131072, j + 262144 and j + 393216) own disjoint bytes. The numbers of a column are independent of each other
-    (see `box_muller`). To whoever does not know the key all are as good as random while AES-256 is: the one generic
-    defect of counter mode, that no block repeats, stays undetectable (chance below 2⁻³⁶ after 2⁴⁶ blocks, which is 10⁹
-    coordinates in 10⁵ rounds).
+    Guarantee: no two coordinates of a (round, nonce) share keystream, except the four numbers of one column: tiles own
+    disjoint blocks, and columns of a tile (coordinates j, j + 131072, j + 262144 and j + 393216) own disjoint bytes. The
+    numbers of a column are independent of each other (see `box_muller`). Different (round, nonce) have independent keys.
+    To whoever does not know the key all are as good as random while AES-256 and BLAKE2b are: the one generic defect of
+    counter mode, that no block repeats, stays undetectable (chance below 2⁻⁷⁰ for the 2²⁹ blocks of 10⁹ coordinates).
 
     The key does not show in `repr`, and a stream refuses to be pickled. Raises ValueError unless `key` has 32 bytes.
     """
 
-    __slots__ = ("_algorithm",)
+    __slots__ = ("_key",)
 
     def __init__(self, key: bytes) -> None:
         if len(key) != 32:
             raise ValueError(f"key must have 32 bytes (256 bits), got {len(key)}; fedcgd.keys makes one")
-        self._algorithm = algorithms.AES(key)
+        self._key = bytes(key)
 
     def __repr__(self) -> str:
         return "NoiseStream(key=<hidden>)"
@@ -91,32 +90,32 @@ class NoiseStream:
 
     def derive(self, purpose: str) -> "NoiseStream":
         """Another stream, a function of this one's key and `purpose`, independent of it."""
-        return NoiseStream(hashlib.blake2b(purpose.encode(), key=self._algorithm.key, digest_size=32).digest())
+        return NoiseStream(hashlib.blake2b(purpose.encode(), key=self._key, digest_size=32).digest())
 
-    def normal(self, round: int, attempt: int, start: int, stop: int) -> Float32:
-        """Z_(round, attempt)[start:stop], shape (stop − start,). Raises ValueError for an index out of range."""
-        check_index("round", round)
-        check_index("attempt", attempt)
+    def normal(self, round: int, nonce: int, start: int, stop: int) -> Float32:
+        """Z_(round, nonce)[start:stop], shape (stop − start,). Raises ValueError for an index out of range."""
+        check_index(round, nonce)
         check_coordinates(start, stop)
         out = np.empty(stop - start, np.float32)
         parts = list(chunks(start, stop))
         work = workspace(parts)
         for chunk in parts:
-            z = np.concatenate([radius * direction for radius, direction in self.polar(work, round, attempt, chunk)])
+            z = np.concatenate([radius * direction for radius, direction in self.polar(work, round, nonce, chunk)])
             low, high = max(start, chunk.begin), min(stop, chunk.begin + chunk.size)
             out[low - start : high - start] = z[low - chunk.begin : high - chunk.begin]
         return out
 
-    def polar(self, work: Workspace, round: int, attempt: int, chunk: Chunk) -> list[tuple[Float32, Float32]]:
+    def polar(self, work: Workspace, round: int, nonce: int, chunk: Chunk) -> list[tuple[Float32, Float32]]:
         """Pairs of ±radius and cosine or sine, whose products in this order are Z over the chunk; views of `work`.
 
         The radius of the two pairs that a whole tile gives is the same array.
         """
         columns = chunk.padded
-        block = (round << 96 | attempt << 64) + chunk.tile * _TILE_BLOCKS
+        block = chunk.tile * _TILE_BLOCKS
+        algorithm = self._algorithm(round, nonce)
         for at, size in PLANES:  # in this order, because each call may spill into the next plane
             counter = block + (at * COLUMNS + size * (chunk.last - columns)) // _BLOCK
-            self._keystream(counter, work.keystream[at * columns :], size * columns)
+            _keystream(algorithm, counter, work.keystream[at * columns :], size * columns)
         radius, *directions = work.polar(columns)
         if chunk.quarter is None:
             return [(radius, direction) for direction in directions]
@@ -124,12 +123,17 @@ class NoiseStream:
         part = slice((pair + 1) * columns - (chunk.last - chunk.first), (pair + 1) * columns)
         return [(radius[part], directions[direction][part])]
 
-    def _keystream(self, counter: int, out: memoryview, size: int) -> None:
-        """out[:size] = AES(counter) ‖ AES(counter + 1) ‖ …"""
-        cipher = Cipher(self._algorithm, modes.CTR(counter.to_bytes(_BLOCK, "big"))).encryptor()
-        for at in range(0, size, len(_ZEROS)):
-            zeros = _ZEROS[: size - at]
-            cipher.update_into(zeros, out[at : at + len(zeros) + _BLOCK - 1])
+    def _algorithm(self, round: int, nonce: int) -> algorithms.AES:
+        index = round.to_bytes(_ROUND_BYTES, "big") + nonce.to_bytes(_NONCE_BYTES, "big")
+        return algorithms.AES(hashlib.blake2b(index, key=self._key, digest_size=32, person=b"round and nonce").digest())
+
+
+def _keystream(algorithm: algorithms.AES, counter: int, out: memoryview, size: int) -> None:
+    """out[:size] = AES(counter) ‖ AES(counter + 1) ‖ …"""
+    cipher = Cipher(algorithm, modes.CTR(counter.to_bytes(_BLOCK, "big"))).encryptor()
+    for at in range(0, size, len(_ZEROS)):
+        zeros = _ZEROS[: size - at]
+        cipher.update_into(zeros, out[at : at + len(zeros) + _BLOCK - 1])
 
 
 def workspace(parts: Sequence[Chunk]) -> Workspace:
@@ -137,9 +141,11 @@ def workspace(parts: Sequence[Chunk]) -> Workspace:
     return Workspace(max((part.padded for part in parts), default=0))
 
 
-def check_index(name: str, value: int) -> None:
-    if not 0 <= value <= MAX_INDEX:
-        raise ValueError(f"{name} must be between 0 and {MAX_INDEX}, got {value}")
+def check_index(round: int, nonce: int) -> None:
+    if not 0 <= round <= MAX_INDEX:
+        raise ValueError(f"round must be between 0 and {MAX_INDEX}, got {round}")
+    if not 0 <= nonce <= MAX_NONCE:
+        raise ValueError(f"nonce must be between 0 and 2¹²⁸ − 1, got {nonce}")
 
 
 def check_coordinates(start: int, stop: int) -> None:

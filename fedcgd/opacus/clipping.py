@@ -68,7 +68,9 @@ class Dense:
 
     def norms(self, fast: bool) -> Tensor:
         if not self.examples or not fast or self.values.dtype == torch.float64:
-            norms: Tensor = torch.linalg.vector_norm(self.values, dim=1, keepdim=True, dtype=torch.float64)  # slow, no copy
+            norms: Tensor = torch.linalg.vector_norm(
+                self.values, dim=1, keepdim=True, dtype=torch.float64
+            )  # slow, no copy
             return norms
         whole = self.values.shape[1] // _BLOCK
         blocks = self.values[:, : whole * _BLOCK].reshape(self.examples, whole, _BLOCK)

@@ -27,8 +27,6 @@ from fedcgd.plan import Plan
 Private = tuple[Any, ...]
 """(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
 
-Mode = Literal["hooks", "functorch", "ew", "ghost"]
-
 
 class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     """Makes a model, an optimizer and a data loader train with x̂_t = x_t + ζσ·(C⁻¹Z)_t, as `opacus.PrivacyEngine` does.
@@ -69,7 +67,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         noise: NoiseMode | None = None,
         batch_first: bool = True,
         loss_reduction: Literal["mean", "sum"] = "mean",
-        grad_sample_mode: Mode = "hooks",
+        grad_sample_mode: str = "hooks",
         wrap_model: bool = True,
     ) -> Private:
         """The private counterparts, for the rounds of `plan`.
@@ -216,7 +214,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         assert self.accountant is not None
         return self._key.choices_of(self.accountant.run)
 
-    def _wrapped(self, module: nn.Module, mode: Mode, batch_first: bool, loss_reduction: str, wrap_model: bool) -> Any:
+    def _wrapped(self, module: nn.Module, mode: str, batch_first: bool, loss_reduction: str, wrap_model: bool) -> Any:
         if mode not in ("hooks", "functorch", "ew", "ghost"):
             raise ValueError(f"grad_sample_mode must be hooks, functorch, ew or ghost, got {mode!r}")
         expected = GhostModule if mode == "ghost" else get_gsm_class(mode)

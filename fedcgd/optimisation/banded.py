@@ -7,11 +7,12 @@ import torch
 from scipy.linalg import solve_banded
 from torch import Tensor
 
-from fedcgd.mechanisms import Explicit
+from fedcgd.mechanisms import Dense
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.toeplitz import root_coefficients
-from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
-from fedcgd.optimisation.lbfgs import Progress, minimise
+from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
+from fedcgd.optimisation import Progress
+from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.participation import Participation
 
 _MOST_ENTRIES = 2**26
@@ -19,13 +20,19 @@ _CHUNK_ENTRIES = 2**20  # of the right-hand sides solved at once: 8 MiB, which t
 
 
 def band_mf(
-    bandwidth: int, participation: Participation, *, workload: Workload = PREFIX_SUMS, progress: Progress | None = None
-) -> Explicit:
+    bandwidth: int,
+    participation: Participation,
+    *,
+    error: Objective = "rmse",
+    workload: Workload = PREFIX_SUMS,
+    progress: Progress | None = None,
+) -> Dense:
     """The p-banded C with unit columns of least RMSE for participations at least p apart, by L-BFGS from BSR's columns.
 
     With p ≤ b the columns of different participations do not overlap, so that the sensitivity is √k, whatever C is. Raises
-    ValueError for a larger bandwidth.
+    ValueError for a larger bandwidth, and for another error than RMSE.
     """
+    _check_error("band-mf", error)
     n, b = participation.rounds, participation.min_separation
     if not 1 <= bandwidth <= n or (bandwidth > b and participation.participations > 1):
         raise ValueError(f"bandwidth of band-mf must be between 1 and min_separation = {b}, got {bandwidth}")
@@ -33,12 +40,18 @@ def band_mf(
 
 
 def dense(
-    participation: Participation, *, workload: Workload = PREFIX_SUMS, progress: Progress | None = None
-) -> Explicit:
+    participation: Participation,
+    *,
+    error: Objective = "rmse",
+    workload: Workload = PREFIX_SUMS,
+    progress: Progress | None = None,
+) -> Dense:
     """The lower-triangular C with unit columns of least RMSE (Denisov et al., 2022): all diagonals for one participation.
 
-    For several participations the diagonals beyond b stay zero, so that the sensitivity √k stays exact. For at most 2048 rounds.
+    For several participations the diagonals beyond b stay zero, so that the sensitivity √k stays exact. Raises ValueError for
+    more than 2048 rounds, and for another error than RMSE.
     """
+    _check_error("dense", error)
     n = participation.rounds
     if n > 2048:
         raise ValueError(f"dense is limited to 2048 rounds, got {n}; band-mf and banded-toeplitz go further")
@@ -46,7 +59,12 @@ def dense(
     return _optimise("dense", bands, n, workload, progress)
 
 
-def _optimise(name: str, p: int, n: int, workload: Workload, progress: Progress | None) -> Explicit:
+def _check_error(name: str, error: Objective) -> None:
+    if error != "rmse":
+        raise ValueError(f"{name} is optimised for rmse only, not for {error}; banded-toeplitz and blt know both")
+
+
+def _optimise(name: str, p: int, n: int, workload: Workload, progress: Progress | None) -> Dense:
     if n * p > _MOST_ENTRIES:
         raise ValueError(f"{name} with {n} rounds and {p} bands has too many entries to optimise; use banded-toeplitz")
     inside = torch.from_numpy(np.add.outer(np.arange(n), np.arange(p)) < n)
@@ -62,7 +80,7 @@ def _optimise(name: str, p: int, n: int, workload: Workload, progress: Progress 
 
     start = torch.from_numpy(np.tile(np.concatenate([[0.0], root_coefficients(p, -1)[1:]]), (n, 1))).reshape(-1)
     x, _ = minimise(objective, start, tolerance=1e-10, progress=progress)
-    return Explicit(name, band(x).numpy())
+    return Dense(name, band(x).numpy())
 
 
 class _SquaredError(torch.autograd.Function):

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.mechanism import Mechanism
-from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
-from fedcgd.optimisation.toeplitz import Objective
+from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.participation import Participation
 
 

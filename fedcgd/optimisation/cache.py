@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcgd.mechanisms import Mechanism
-from fedcgd.mechanisms.serialisation import describe, from_description
-
 VARIABLE = "FEDCGD_CACHE"
 _FORMAT = 2  # raise it when an optimiser changes, so that older results are found no more
 
@@ -20,8 +17,8 @@ def cache_folder() -> Path:
     return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedcgd"
 
 
-def cached(request: Mapping[str, Any], optimise: Callable[[], Mechanism]) -> Mechanism:
-    """The mechanism kept for `request` (JSON-able), or what `optimise` finds, which is then kept.
+def cached(request: Mapping[str, Any], optimise: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The description kept for `request` (both JSON-able), or that of what `optimise` finds, which is then kept.
 
     A file that is damaged, or whose content does not belong to the request, counts for nothing and is written again. A folder
     that cannot be written costs the time of optimising again, and nothing else.
@@ -31,8 +28,8 @@ def cached(request: Mapping[str, Any], optimise: Callable[[], Mechanism]) -> Mec
     kept = _read(path, question)
     if kept is not None:
         return kept
-    mechanism = optimise()
-    answer = json.dumps(describe(mechanism))
+    description = optimise()
+    answer = json.dumps(description)
     content = json.dumps({"question": question, "answer": answer, "checksum": _digest(question + answer)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,15 +38,16 @@ def cached(request: Mapping[str, Any], optimise: Callable[[], Mechanism]) -> Mec
         part.replace(path)
     except OSError:
         pass
-    return mechanism
+    return description
 
 
-def _read(path: Path, question: str) -> Mechanism | None:
+def _read(path: Path, question: str) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text())
         if content["question"] != question or content["checksum"] != _digest(question + content["answer"]):
             return None
-        return from_description(json.loads(content["answer"]))
+        found: dict[str, Any] = json.loads(content["answer"])
+        return found
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

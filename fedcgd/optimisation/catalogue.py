@@ -1,13 +1,26 @@
-"""Mechanisms by their command-line names, optimised for the run where they have free numbers."""
+"""The table of mechanisms, and their one spelling: `NAME`, `NAME:VALUE`, and either with `:normalized` behind it.
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+Command line, run configurations, sweeps, ledgers and docs read this table. To add a mechanism, write its class and add its row.
+"""
+
+import base64
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from importlib import import_module
 from typing import Any
+
+import numpy as np
 
 from fedcgd.mechanisms import (
     BISR,
+    BLT,
     BSR,
     DPSGD,
+    BandedToeplitz,
+    BandInvMF,
+    BinaryTree,
+    Dense,
     Diagonal,
     LambdaCGD,
     Mechanism,
@@ -15,17 +28,201 @@ from fedcgd.mechanisms import (
     NuDPFTRL,
     SquareRootToeplitz,
     Toeplitz,
-    Tree,
 )
-from fedcgd.mechanisms.serialisation import NAMES, check_name
-from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
-from fedcgd.optimisation.banded import band_mf, dense
+from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
+from fedcgd.optimisation import Progress
 from fedcgd.optimisation.cache import cached
-from fedcgd.optimisation.lbfgs import Progress
-from fedcgd.optimisation.toeplitz import Objective, band_inv_mf, banded_toeplitz, blt
 from fedcgd.participation import Participation
 
-__all__ = ["NAMES", "make"]
+
+@dataclass(frozen=True)
+class Parameter:
+    """The number that a mechanism takes: its `symbol`, what it is, and its type."""
+
+    symbol: str
+    meaning: str
+    type: type[int] | type[float]
+
+
+LAMBDA = Parameter("λ", "the part of the last round's noise that is cancelled, in [0, 1)", float)
+NU = Parameter("ν", "how fast old noise is forgotten, in [0, 1)", float)
+BANDS = Parameter("p", "the number of bands", int)
+BUFFERS = Parameter("d", "the number of buffers", int)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A mechanism of the table: its name, its class, a line of help, and the number it takes, if any.
+
+    Without `optimise` the number makes the mechanism: `cls(0.9)`. With it, the mechanism is found for a run:
+    `optimise(number, participation, error=…, workload=…, progress=…)`, without the number if there is none.
+    """
+
+    name: str
+    cls: type
+    help: str
+    parameter: Parameter | None = None
+    optimise: Callable[..., Mechanism] | None = None
+
+    @property
+    def spelling(self) -> str:
+        """How it is written: `blt:d`."""
+        return f"{self.name}:{self.parameter.symbol}" if self.parameter else self.name
+
+
+def _later(module: str, function: str) -> Callable[..., Mechanism]:
+    """`function` of `module`, which is imported, and PyTorch with it, when it is called."""
+
+    def call(*values: Any, **options: Any) -> Mechanism:
+        found: Mechanism = getattr(import_module(module), function)(*values, **options)
+        return found
+
+    return call
+
+
+_TOEPLITZ, _BANDED = "fedcgd.optimisation.toeplitz", "fedcgd.optimisation.banded"
+
+TABLE: dict[str, Row] = {
+    row.name: row
+    for row in (
+        Row("dp-sgd", DPSGD, "independent noise"),
+        Row("lambda-cgd", LambdaCGD, "cancels the part λ of the noise of the round before", LAMBDA),
+        Row("bisr", BISR, "the inverse square root, cut to p bands", BANDS),
+        Row("band-inv-mf", BandInvMF, "an inverse of p bands, optimised", BANDS, _later(_TOEPLITZ, "band_inv_mf")),
+        Row("bsr", BSR, "the square root, cut to p bands", BANDS),
+        Row("band-mf", Dense, "p bands, every entry optimised", BANDS, _later(_BANDED, "band_mf")),
+        Row("banded-toeplitz", BandedToeplitz, "p constant bands, optimised", BANDS, _later(_TOEPLITZ, "banded_toeplitz")),
+        Row("blt", BLT, "a sum of d exponentials, optimised; keeps d buffers", BUFFERS, _later(_TOEPLITZ, "blt")),
+        Row("toeplitz", SquareRootToeplitz, "the square root of the prefix sum"),
+        Row("nu-dp-ftrl", NuDPFTRL, "the square root, damped by ν", NU),
+        Row("tree", BinaryTree, "binary-tree aggregation"),
+        Row("dense", Dense, "all entries optimised, for at most 2048 rounds", None, _later(_BANDED, "dense")),
+        Row("diagonal", Diagonal, "independent noise that falls from round to round"),
+    )
+}  # fmt: skip
+
+_NORMALIZED = "normalized"
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """What a text asks for: a row of the table, the number it takes (None if that is left open), and unit columns or not."""
+
+    row: Row
+    value: float | None = None
+    normalized: bool = False
+
+    @staticmethod
+    def parse(text: str) -> "Spelling":
+        """The meaning of `NAME`, `NAME:VALUE`, `NAME:normalized` or `NAME:VALUE:normalized`. Raises ValueError for another text.
+
+        >>> Spelling.parse("lambda-cgd:0.9").value
+        0.9
+        """
+        name, *parts = text.split(":")
+        row = row_of(name)
+        normalized = parts[-1:] == [_NORMALIZED]
+        values = parts[: len(parts) - normalized]
+        if not values:
+            return Spelling(row, None, normalized)
+        if row.parameter is None or len(values) > 1:
+            raise ValueError(f"{name} is written {row.spelling} or {row.spelling}:{_NORMALIZED}, got {text!r}")
+        try:
+            return Spelling(row, row.parameter.type(values[0]), normalized)
+        except ValueError:
+            what = "a whole number" if row.parameter.type is int else "a number"
+            raise ValueError(f"{row.parameter.symbol} of {name} must be {what}, got {text!r}") from None
+
+    def __str__(self) -> str:
+        value = "" if self.value is None else f":{self.value}"
+        return f"{self.row.name}{value}{f':{_NORMALIZED}' if self.normalized else ''}"
+
+    @property
+    def bands(self) -> int | None:
+        """The number of bands, where that is what the mechanism takes and it is given."""
+        return int(self.value) if self.row.parameter == BANDS and self.value is not None else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the mechanism takes a number that is not given."""
+        return self.row.parameter is not None and self.value is None
+
+
+def row_of(name: str) -> Row:
+    """The row of a mechanism. Raises ValueError for an unknown name."""
+    if name not in TABLE:
+        raise ValueError(f"unknown mechanism {name!r}; the mechanisms are {', '.join(TABLE)}")
+    return TABLE[name]
+
+
+def mechanism(
+    spelling: str | Spelling,
+    participation: Participation,
+    *,
+    error: Objective = "rmse",
+    workload: Workload = PREFIX_SUMS,
+    progress: Progress | None = None,
+) -> Mechanism:
+    """The mechanism that is spelled, for runs of `participation`; `error` and `workload` say what an optimised one is best at.
+
+    Optimised mechanisms are kept in the cache folder (`fedcgd.optimisation.cache`). `progress` is called every 20 iterations.
+    Raises ValueError for an unknown name, for a number that is missing or impossible, and for a normalisation that would not keep
+    C⁻¹Z cheap.
+
+    >>> mechanism("bisr:4", Participation(rounds=100))
+    BISR(bands=4)
+    """
+    asked = Spelling.parse(spelling) if isinstance(spelling, str) else spelling
+    row, optimise = asked.row, asked.row.optimise
+    if asked.is_open:
+        assert row.parameter is not None
+        raise ValueError(f"{row.name} needs {row.parameter.symbol}, {row.parameter.meaning}: write {row.spelling}")
+    values = [] if asked.value is None else [asked.value]
+    if optimise is None:
+        found: Mechanism = row.cls(*values)
+    else:
+        request = {
+            "name": row.name,
+            "parameter": asked.value,
+            "participation": (participation.rounds, participation.min_separation, participation.participations),
+            "error": error,
+            "workload": asdict(workload),
+        }
+        options = {"error": error, "workload": workload, "progress": progress}
+        found = from_description(cached(request, lambda: describe(optimise(*values, participation, **options))))
+    return _normalized(found) if asked.normalized else found
+
+
+def describe(mechanism: Mechanism) -> dict[str, Any]:
+    """`mechanism` as {"name": …, its numbers …, "normalize": …}, JSON-able; `from_description` makes it again, bit by bit."""
+    if isinstance(mechanism, Normalized):
+        return describe(mechanism.mechanism) | {"normalize": True}
+    if mechanism.name not in TABLE or not isinstance(mechanism, TABLE[mechanism.name].cls):
+        raise ValueError(f"mechanism {mechanism.name!r} is not one of {', '.join(TABLE)}")
+    if isinstance(mechanism, Dense):
+        packed = zlib.compress(mechanism.band.astype("<f8").tobytes())
+        return {"name": mechanism.name, "shape": list(mechanism.band.shape), "band": base64.b64encode(packed).decode()}
+    numbers = {field.name: getattr(mechanism, field.name) for field in fields(TABLE[mechanism.name].cls)}
+    return {"name": mechanism.name} | numbers
+
+
+def from_description(description: dict[str, Any]) -> Mechanism:
+    """The mechanism that `describe` described. Raises ValueError for an unknown name."""
+    numbers = dict(description)
+    name, normalize = numbers.pop("name"), numbers.pop("normalize", False)
+    cls = row_of(name).cls
+    if cls is Dense:
+        band = np.frombuffer(zlib.decompress(base64.b64decode(numbers["band"])), "<f8")
+        mechanism: Mechanism = Dense(name, band.reshape(numbers["shape"]))
+    else:
+        mechanism = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in numbers.items()})
+    return _normalized(mechanism) if normalize else mechanism
+
+
+def _normalized(mechanism: Mechanism) -> Normalized:
+    if isinstance(mechanism, Toeplitz):
+        return Normalized(mechanism)
+    raise ValueError(f"{mechanism.name} cannot be normalised: only Toeplitz mechanisms can; leave :{_NORMALIZED} out")
 
 
 def make(
@@ -42,86 +239,10 @@ def make(
     workload: Workload = PREFIX_SUMS,
     progress: Progress | None = None,
 ) -> Mechanism:
-    """The mechanism `name` with the parameter it needs; `error` and `workload` say what an optimised one is optimised for.
-
-    Optimised mechanisms are kept in the cache folder (`fedcgd.optimisation.cache`). `progress` hears of each 20 iterations.
-
-    Raises ValueError for an unknown name, a parameter that is missing or does not belong to the mechanism, and a normalisation
-    that would not keep C⁻¹Z cheap.
-    """
-    check_name(name)
-    given = {"lam": lam, "bandwidth": bandwidth, "degree": degree, "nu": nu}
-    needed = _NEEDS.get(name)
-    for parameter, value in given.items():
-        if value is not None and parameter != needed:
-            raise ValueError(f"{parameter} does not belong to {name}, got {value}; {_advice(name)}")
-    if needed is not None and given[needed] is None:
-        raise ValueError(f"{name} needs {needed}; {_advice(name)}")
-    if participation.rounds != rounds:
-        raise ValueError(f"participation is for {participation.rounds} rounds, and {rounds} are asked for")
-    if name in _OPTIMISED:
-        request = {
-            "name": name,
-            "parameter": None if needed is None else given[needed],
-            "participation": (rounds, participation.min_separation, participation.participations),
-            "error": error,
-            "workload": asdict(workload),
-        }
-        mechanism = cached(request, lambda: _optimise(name, given, participation, error, workload, progress))
-    else:
-        mechanism = _FIXED[name](None if needed is None else given[needed])
-    if not normalize:
-        return mechanism
-    if isinstance(mechanism, Toeplitz):
-        return Normalized(mechanism)
-    raise ValueError(f"{name} cannot be normalised: only Toeplitz mechanisms can; leave normalize out")
+    """`mechanism` with its number by name."""
+    values = [value for value in (lam, bandwidth, degree, nu) if value is not None]
+    spelling = Spelling(row_of(name), values[0] if values else None, normalize)
+    return mechanism(spelling, participation, error=error, workload=workload, progress=progress)
 
 
-_NEEDS = {
-    "lambda-cgd": "lam",
-    "nu-dp-ftrl": "nu",
-    "blt": "degree",
-    **dict.fromkeys(("bisr", "bsr", "band-inv-mf", "band-mf", "banded-toeplitz"), "bandwidth"),
-}
-
-
-def _advice(name: str) -> str:
-    needed = _NEEDS.get(name)
-    return f"{name} takes {needed}" if needed else f"{name} takes no parameter"
-
-
-_FIXED: dict[str, Callable[[Any], Mechanism]] = {
-    "dp-sgd": lambda _: DPSGD(),
-    "lambda-cgd": LambdaCGD,
-    "bisr": BISR,
-    "bsr": BSR,
-    "toeplitz": lambda _: SquareRootToeplitz(),
-    "nu-dp-ftrl": NuDPFTRL,
-    "tree": lambda _: Tree(),
-    "diagonal": lambda _: Diagonal(),
-}
-
-_OPTIMISED = ("band-inv-mf", "band-mf", "banded-toeplitz", "blt", "dense")
-
-
-def _optimise(
-    name: str,
-    given: Mapping[str, Any],
-    participation: Participation,
-    error: Objective,
-    workload: Workload,
-    progress: Progress | None,
-) -> Mechanism:
-    if name in ("band-mf", "dense") and error != "rmse":
-        raise ValueError(f"{name} is optimised for rmse only, not for {error}; banded-toeplitz and blt know both")
-    match name:
-        case "band-inv-mf":
-            return band_inv_mf(given["bandwidth"], participation, error=error, workload=workload, progress=progress)
-        case "banded-toeplitz":
-            return banded_toeplitz(given["bandwidth"], participation, error=error, workload=workload, progress=progress)
-        case "blt":
-            return blt(given["degree"], participation, error=error, workload=workload, progress=progress)
-        case "band-mf":
-            return band_mf(given["bandwidth"], participation, workload=workload, progress=progress)
-        case _:
-            return dense(participation, workload=workload, progress=progress)
+NAMES = tuple(TABLE)

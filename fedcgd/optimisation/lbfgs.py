@@ -5,8 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Progress = Callable[[int, float], None]
-"""(iteration, value of the objective so far)."""
+from fedcgd.optimisation import Progress
 
 _ROUND = 20  # iterations between two reports
 

@@ -5,7 +5,6 @@ exact where C is non-increasing (Theorem 1 of arXiv:2601.22334), else a bound on
 """
 
 import math
-from typing import Literal
 
 import numpy as np
 import torch
@@ -13,12 +12,11 @@ from torch import Tensor
 
 from fedcgd.mechanisms import BLT, BandedToeplitz, BandInvMF
 from fedcgd.mechanisms.toeplitz import root_coefficients
-from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
-from fedcgd.optimisation.lbfgs import Progress, minimise
+from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
+from fedcgd.optimisation import Progress
+from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.optimisation.series import quotient, sum_of_leftmost
 from fedcgd.participation import Participation
-
-Objective = Literal["rmse", "max-se"]
 
 
 def banded_toeplitz(

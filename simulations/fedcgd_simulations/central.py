@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from opacus import GradSampleModule
 from torch import Tensor, nn
 
-from fedcgd.gradients import clip_rows, lattice_sum
+from fedcgd.gradients import clip_rows, sum_in_steps
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import from_lattice, lattice_step
-from fedcgd.noise.source import RunNoise
+from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
 from fedcgd.parameters import flatten, load_flat
 from fedcgd.plan import Plan
 from fedcgd_simulations.task import Examples, Task
@@ -38,20 +38,21 @@ def train_central(
 
     The same key, batches and numbers as in a federated run with one example per user give the same model. `batches`
     holds one array of rows of `train` per round; the privacy stated by `plan` holds if they follow its participation.
+    The nonces are those of a simulation: a `key` that is used for another run gives it the same noise.
     At most `physical_batch` gradients exist at once. Raises ValueError for more batches than the plan has rounds.
     """
     model = task.model(seed)
     sampled = GradSampleModule(model, loss_reduction="sum")
-    noise = RunNoise(plan, NoiseStream(key))
     flat = flatten(model).double()
-    step = lattice_step(clip_norm=plan.clip_norm, size=flat.numel(), stddev=noise.largest_stddev)
+    grid = grid_of(plan, flat.numel())
+    noise = NoiseSource(plan.mechanism, plan.participation.rounds, GridNormals(NoiseStream(key), grid))
     for round, batch in enumerate(batches):
         total = np.zeros(flat.numel(), np.int64)
         for start in range(0, len(batch), physical_batch):
             examples = train.take(batch[start : start + physical_batch])
-            total -= gradient_sum(sampled, task, examples, plan.clip_norm, step).numpy()
-        noise.add(total, [0] * (round + 1), step)
-        flat += learning_rate / planned_cohort * torch.from_numpy(from_lattice(total, step))
+            total -= gradient_sum(sampled, task, examples, plan.clip_norm, grid).numpy()
+        noise.add(total, [0] * (round + 1), plan.stddev)
+        flat += learning_rate / planned_cohort * torch.from_numpy(grid.from_steps(total))
         load_flat(model, flat.float())
         if report is not None:
             report(round, model)
@@ -59,8 +60,8 @@ def train_central(
     return model
 
 
-def gradient_sum(sampled: GradSampleModule, task: Task, examples: Examples, clip_norm: float, step: float) -> Tensor:
-    """Σ_i clip(g_i) over `examples` in multiples of `step`, each rounded towards zero, shape (d,), int64.
+def gradient_sum(sampled: GradSampleModule, task: Task, examples: Examples, clip_norm: float, grid: Grid) -> Tensor:
+    """Σ_i clip(g_i) over `examples` in steps of `grid`, each rounded towards zero, shape (d,), int64.
 
     An example whose gradient is not finite adds zero.
     """
@@ -72,4 +73,4 @@ def gradient_sum(sampled: GradSampleModule, task: Task, examples: Examples, clip
     rows = torch.cat([p.grad_sample.reshape(len(examples), -1) for p in sampled.parameters() if p.requires_grad], dim=1)
     clipped, _ = clip_rows(rows, clip_norm)
     sampled.zero_grad()
-    return lattice_sum(clipped, step)
+    return sum_in_steps(clipped, grid)

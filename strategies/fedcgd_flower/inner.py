@@ -1,17 +1,80 @@
 """Drive the inner strategy: it sees one reply a round, which holds the noised mean."""
 
-import copy
-import io
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn, cast
+from typing import NoReturn
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedMedian,
+    FedTrimmedAvg,
+    FedXgbBagging,
+    FedXgbCyclic,
+    Krum,
+    MultiKrum,
+    QFedAvg,
+    Strategy,
+)
 from flwr.supercore.run import Run
+
+_DIFFERENTIALLY_PRIVATE = (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+)
+_NOT_AVERAGES = (Bulyan, FedMedian, FedTrimmedAvg, FedXgbBagging, FedXgbCyclic, Krum, MultiKrum, QFedAvg)
+_MOST_NODES = 1 << 20
+
+
+def check_inner(inner: object) -> Strategy:
+    """`inner` as it is. Raises TypeError if it is no Flower strategy, ValueError if it cannot work on one noised mean a round."""
+    if not isinstance(inner, Strategy):
+        raise TypeError(f"inner must be a Flower strategy, for example FedAvg(min_train_nodes=60); got {inner!r}")
+    if isinstance(inner, _DIFFERENTIALLY_PRIVATE):
+        raise ValueError(  # noqa: TRY004
+            f"{type(inner).__name__} clips and adds noise by itself; give CorrelatedNoise the strategy inside of it, "
+            f"{type(inner.strategy).__name__}"
+        )
+    if isinstance(inner, _NOT_AVERAGES):
+        raise ValueError(  # noqa: TRY004
+            f"{type(inner).__name__} compares the updates of clients with each other, and would see a single one here, their "
+            "noised mean; use FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad or FedProx"
+        )
+    return inner
+
+
+def planned_cohort(inner: Strategy, expected_users: int | None) -> tuple[int, str]:
+    """(users of a round, where that number comes from), by what the inner strategy says; ValueError if it does not say.
+
+    As in Flower, max(⌊fraction_train · users⌋, min_train_nodes), if the number of users is given. If it is not,
+    `min_train_nodes`, where that was set and `fraction_train` was not.
+    """
+    least = getattr(inner, "min_train_nodes", None)
+    fraction = getattr(inner, "fraction_train", None)
+    if least is not None and fraction is not None:
+        if expected_users is not None:
+            size = max(int(fraction * expected_users), least)
+            return (
+                size,
+                f"max(⌊fraction_train · expected_users⌋, min_train_nodes) = max(⌊{fraction:g} · {expected_users}⌋, {least})",
+            )
+        if fraction == 1.0 and least > _FLOWERS_DEFAULT:
+            return least, f"min_train_nodes = {least}"
+    raise ValueError(
+        f"how many users a round? {type(inner).__name__} (fraction_train = {fraction}, min_train_nodes = {least}) does not say "
+        "it without the number of users: give cohort_size, or expected_users, or the inner strategy's min_train_nodes alone"
+    )
+
+
+_FLOWERS_DEFAULT = 2  # of min_train_nodes
 
 
 class _PlanningGrid(Grid):
@@ -21,7 +84,10 @@ class _PlanningGrid(Grid):
         self._nodes = nodes
 
     def get_node_ids(self) -> Iterable[int]:
-        return range(1, self._nodes + 1)
+        nodes, self._nodes = self._nodes, 32 * self._nodes  # whoever asks again waits for more
+        if nodes > _MOST_NODES:
+            raise RuntimeError("the inner strategy waits for nodes; its configure_train must take those that are there")
+        return range(1, nodes + 1)
 
     def _refuse(self) -> NoReturn:
         raise RuntimeError("the inner strategy may not send messages by itself: what it sends would bypass the noise")
@@ -88,45 +154,3 @@ def inner_step(inner: Strategy, server_round: int, arrays: ArrayRecord) -> Array
             "CorrelatedNoise needs an inner strategy that averages (FedAvg, FedAvgM, FedAdam, FedYogi, …)"
         )
     return stepped
-
-
-def inner_state(inner: Strategy) -> bytes:
-    """The arrays that the inner strategy carries from round to round (moments, momentum), as an .npz file."""
-    arrays: dict[str, np.ndarray] = {}
-    for attribute, value in vars(inner).items():
-        if isinstance(value, dict):
-            arrays |= {f"d|{attribute}|{k}": v for k, v in value.items() if isinstance(v, np.ndarray)}
-        elif isinstance(value, list):
-            arrays |= {f"l|{attribute}|{i}": v for i, v in enumerate(value) if isinstance(v, np.ndarray)}
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()
-
-
-@contextmanager
-def undone_on_failure(inner: Strategy) -> Iterator[None]:
-    """Puts the attributes of `inner` back if the block raises: no noise that was not released may stay in its moments."""
-    before = {
-        name: copy.deepcopy(value)
-        for name, value in vars(inner).items()
-        if value is None or isinstance(value, (dict, list, np.ndarray, ArrayRecord))
-    }
-    try:
-        yield
-    except BaseException:
-        vars(inner).update(before)
-        raise
-
-
-def restore_inner_state(inner: Strategy, state: bytes) -> None:
-    """Set the arrays that `inner_state` saved."""
-    with np.load(io.BytesIO(state), allow_pickle=False) as saved:
-        found: dict[str, dict[str, np.ndarray] | list[np.ndarray]] = {}
-        for key in saved.files:
-            kind, attribute, name = key.split("|", 2)
-            if kind == "d":
-                cast(dict[str, np.ndarray], found.setdefault(attribute, {}))[name] = saved[key]
-            else:
-                cast(list[np.ndarray], found.setdefault(attribute, [])).append(saved[key])
-    for attribute, value in found.items():
-        setattr(inner, attribute, value)

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageTy
 from flwr.supercore import log
 
 from fedcgd.clipping import clip
-from fedcgd.noise.quantisation import Integers, to_lattice
+from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd_flower.layout import Flat, Layout
 
 MODEL = "model"
@@ -46,15 +46,15 @@ class TrainTask:
     round: int
     attempt: int
     clip_norm: float
-    step: float
-    """Updates are rounded towards zero to multiples of it; see `fedcgd.noise.quantisation`."""
+    grid: Grid
+    """Updates are rounded towards zero to it."""
     users: tuple[str, ...]
     layout: Layout
 
     @property
     def dtype(self) -> type[np.int32] | type[np.int64]:
         """The integers that the sum of the users' updates, in steps, is sent in: the smaller ones if they hold it."""
-        return np.int32 if len(self.users) * self.clip_norm / self.step < 2**31 - 1 else np.int64
+        return np.int32 if len(self.users) * self.clip_norm / self.grid.step < 2**31 - 1 else np.int64
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def train_message(node_id: int, model: Flat, config: ConfigRecord, task: TrainTa
             "round": task.round,
             "attempt": task.attempt,
             "clip-norm": task.clip_norm,
-            "step": task.step,
+            "step": task.grid.step,
             "users": list(task.users),
             "layout": task.layout.to_json(),
         }
@@ -96,7 +96,7 @@ def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]
         round=cast(int, description["round"]),
         attempt=cast(int, description["attempt"]),
         clip_norm=cast(float, description["clip-norm"]),
-        step=cast(float, description["step"]),
+        grid=Grid(cast(float, description["step"])),
         users=tuple(cast(list[str], description["users"])),
         layout=Layout.from_json(cast(str, description["layout"])),
     )
@@ -129,7 +129,7 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
 
     The sum of several users comes as integers, because the node has to round each user's update. A single user's update
     may also come as floats, clipped or not: it is clipped and rounded here.
-    Guarantee: whatever the reply holds, this returns, and step times a returned update has that norm.
+    Guarantee: whatever the reply holds, this returns, and a returned update has that norm.
     """
     if reply is None:
         return "no answer"
@@ -156,10 +156,10 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
         if not np.isfinite(value).all():
             return "not finite"
     elif value.dtype == task.dtype:
-        value = value * task.step
+        value = task.grid.from_steps(value)
     else:
         return "wrong shape or dtype"
-    return NodeSum(to_lattice(clip(value.astype(np.float64), len(task.users) * task.clip_norm), task.step), answered)
+    return NodeSum(task.grid.to_steps(clip(value.astype(np.float64), len(task.users) * task.clip_norm)), answered)
 
 
 def users_reply(request: Message, users: Sequence[str]) -> Message:

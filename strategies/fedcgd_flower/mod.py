@@ -6,7 +6,6 @@ import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 
 from fedcgd.clipping import clip
-from fedcgd.noise.quantisation import to_lattice
 from fedcgd_flower.layout import flatten, unflatten
 from fedcgd_flower.messages import failed_reply, read_train_message, train_reply
 
@@ -32,4 +31,4 @@ def clipped_update_mod(message: Message, context: Context, call_next: Callable[[
     update = flatten(trained, task.layout).astype(np.float64) - model
     if not np.isfinite(update).all():
         return Message(Error(code=0, reason="the update is not finite"), reply_to=message)
-    return train_reply(message, task, to_lattice(clip(update, task.clip_norm), task.step), len(task.users))
+    return train_reply(message, task, task.grid.to_steps(clip(update, task.clip_norm)), len(task.users))

@@ -12,27 +12,25 @@ from flwr.supercore import log
 
 from fedcgd.clipping import clip
 from fedcgd.gradients import ExampleLoss, clipped_gradient_sum
-from fedcgd.noise.quantisation import Integers, to_lattice
+from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd_flower.layout import Flat, Layout, flatten, unflatten
 from fedcgd_flower.messages import USERS_QUERY, failed_reply, read_train_message, train_reply, users_reply
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTask:
-    """One round's work on a node: the sum over `users` of their updates of `model`, each clipped to `clip_norm`, and rounded to
-    multiples of `step`.
-    """
+    """One round's work on a node: the sum over `users` of their updates of `model`, each clipped to `clip_norm` and on `grid`."""
 
     model: Flat
     layout: Layout
     users: tuple[str, ...]
     clip_norm: float
-    step: float
+    grid: Grid
     config: ConfigRecord
 
 
 ClippedSum = Callable[[LocalTask, Context], tuple[Integers, int]]
-"""(Σ clipped updates with shape (layout.size,), each in whole steps by `to_lattice`; number of users in it)."""
+"""(Σ clipped updates with shape (layout.size,), each in whole steps by `grid.to_steps`; number of users in it)."""
 
 LocalTraining = Callable[[ArrayRecord, str, ConfigRecord, Context], ArrayRecord]
 """(model, user, config, context) → the model after that user's local training."""
@@ -65,7 +63,7 @@ def host_users(app: ClientApp, users: Callable[[Context], Sequence[str]], clippe
         hosted = set(users(context))
         asked = tuple(user for user in task.users if user in hosted)
         work = LocalTask(
-            model=model, layout=task.layout, users=asked, clip_norm=task.clip_norm, step=task.step, config=config
+            model=model, layout=task.layout, users=asked, clip_norm=task.clip_norm, grid=task.grid, config=config
         )
         try:
             total, answered = clipped_sum(work, context)
@@ -91,7 +89,7 @@ def one_by_one(local_training: LocalTraining) -> ClippedSum:
                 continue
             update = trained.astype(np.float64) - work.model
             if np.isfinite(update).all():
-                total += to_lattice(clip(update, work.clip_norm), work.step)
+                total += work.grid.to_steps(clip(update, work.clip_norm))
                 answered += 1
         return total, answered
 
@@ -109,7 +107,7 @@ def one_gradient_step(loss: ExampleLoss, data: UserData) -> ClippedSum:
             return np.zeros(work.layout.size, np.int64), 0
         examples = data(work.users, context)
         model = torch.from_numpy(work.model.copy()).to(examples[0].device)
-        gradients, finite = clipped_gradient_sum(loss, model, examples, clip_norm=work.clip_norm, step=work.step)
+        gradients, finite = clipped_gradient_sum(loss, model, examples, clip_norm=work.clip_norm, grid=work.grid)
         return -gradients.cpu().numpy(), finite
 
     return clipped_sum

@@ -1,10 +1,13 @@
-"""Which users can be reached at which node.
+"""Which users can be reached at which node, and whether that node may speak for them.
 
-A user is known by an id that outlives connections: what its node declares (a pool lists its users), or the name or key under
-which the SuperLink authenticated the node. Flower's node id is neither: it changes when a node comes back.
+A user is known by an id that outlives connections: what its node declares (a pool lists its users), or the name under which the
+node is registered at the SuperLink. Flower's node id is neither: it changes when a node that is not registered comes back, and
+so does that node's key. Only a *registered name* (`flwr supernode register KEY --name NAME`) tells who a node is.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Literal
@@ -14,30 +17,66 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from fedcgd_flower.messages import USERS_QUERY, read_users_reply
-from fedcgd_flower.send_and_receive import send_and_receive
+from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push
 
 Identity = Literal["declared", "authenticated"]
+
+Pin = Callable[[Collection[str], str], AbstractSet[str]]
+"""(users, name of a node or "") → those of the users that no other node speaks for; they are that name's from then on."""
+
+_LONGEST_REST = 3600.0  # seconds between questions to a node that never answers
+
+
+@dataclass
+class _Question:
+    """What a node was asked, perhaps several times: an answer to any of them is welcome, however late."""
+
+    asked: float
+    rest: float
+    message_ids: list[str] = field(default_factory=list)
+    told: bool = False
 
 
 @dataclass
 class Roster:
     """The users of the connected nodes. `refresh` asks nodes that were not known before.
 
-    `identity="declared"` trusts each node to list its own users. `"authenticated"` takes a node for one user, named by the
-    SuperLink's registration; nodes without one are left out.
+    With `identity="declared"` each node lists its users. A user belongs to the first registered node that names it (`pin`
+    remembers it), or to the one that `hosts` says (user → name), and other nodes' claims are refused. With "authenticated" each
+    node is one user, its registered name. `registered_only` leaves out nodes that are not registered.
+
+    Only the first `refresh` waits for answers, at most `timeout` seconds. A node that is silent is asked again after a while,
+    longer each time, and nobody waits for it.
     """
 
     identity: Identity
+    pin: Pin
+    hosts: Mapping[str, str] | None = None
+    registered_only: bool = False
     timeout: float = 60.0
+    refused: dict[int, int] = field(default_factory=dict)
+    """How many users of other nodes a node has claimed."""
     _declared: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    _questions: dict[int, _Question] = field(default_factory=dict)
+    _waited: bool = False
+    _told: set[str] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        if self.identity not in ("declared", "authenticated"):
-            raise ValueError(f"identity must be 'declared' or 'authenticated', got {self.identity!r}")
+    @property
+    def silent(self) -> int:
+        """How many connected nodes have not said yet which users they host."""
+        return len(self._questions)
 
     def refresh(self, grid: Grid) -> Mapping[str, int]:
         """The node of every user that exactly one connected node hosts."""
-        hosted = self._authenticated(grid) if self.identity == "authenticated" else self._ask(grid)
+        names = {node.node_id: node.name for node in grid.get_nodes()}
+        if self.registered_only or self.identity == "authenticated":
+            names = self._registered(names)
+        hosted: dict[int, tuple[str, ...]]
+        if self.identity == "authenticated":
+            hosted = {node_id: (name,) for node_id, name in names.items()}
+        else:
+            self._ask(grid, names)
+            hosted = {node_id: self._declared[node_id] for node_id in names if node_id in self._declared}
         nodes: dict[str, int] = {}
         claimed_twice: set[str] = set()
         for node_id, users in hosted.items():
@@ -47,33 +86,112 @@ class Roster:
         for user in claimed_twice:
             del nodes[user]
         if claimed_twice:
-            log(WARNING, "fedcgd: %d users are claimed by two nodes and will not take part", len(claimed_twice))
+            self._say_once(f"{len(claimed_twice)} users are claimed by two nodes and do not take part")
         return nodes
 
-    def _authenticated(self, grid: Grid) -> dict[int, tuple[str, ...]]:
-        return {
-            node.node_id: (node.name or node.public_key.hex(),)
-            for node in grid.get_nodes()
-            if node.name or node.public_key
-        }
+    def _registered(self, names: Mapping[int, str]) -> dict[int, str]:
+        """The nodes that have a name. Raises ValueError if there are nodes and none of them has."""
+        registered = {node_id: name for node_id, name in names.items() if name}
+        if len(registered) < len(names):
+            words = (
+                f"{len(names) - len(registered)} of {len(names)} nodes are not registered by name, and nothing else tells who "
+                "a node is when it comes back. Register each, at a SuperLink with --enable-supernode-auth: "
+                "flwr supernode register KEY.pub --name NAME"
+            )
+            if not registered:
+                trust = (
+                    ""
+                    if self.identity == "authenticated"
+                    else " If every node that can connect is yours: trusted_nodes=True"
+                )
+                raise ValueError(words + trust)
+            self._say_once(f"{words}. They are left out")
+        return registered
 
-    def _ask(self, grid: Grid) -> dict[int, tuple[str, ...]]:
-        connected = set(grid.get_node_ids())
-        unknown = sorted(connected - self._declared.keys())
-        if unknown:
-            queries = [
-                Message(RecordDict({"config": ConfigRecord()}), dst_node_id=node_id, message_type=USERS_QUERY)
-                for node_id in unknown
-            ]
-            for node_id, reply in zip(unknown, send_and_receive(grid, queries, self.timeout), strict=True):
-                users = read_users_reply(reply)
-                if users is None:
+    def _ask(self, grid: Grid, names: Mapping[int, str]) -> None:
+        """Ask the connected nodes that have not said yet which users they host, and take down what has been answered."""
+        now = time.monotonic()
+        for node_id in self._questions.keys() - names.keys():
+            del self._questions[node_id]
+        due = [
+            node_id
+            for node_id in sorted(names.keys() - self._declared.keys())
+            if node_id not in self._questions or now >= self._questions[node_id].asked + self._questions[node_id].rest
+        ]
+        queries = [
+            Message(RecordDict({"config": ConfigRecord()}), dst_node_id=node_id, message_type=USERS_QUERY)
+            for node_id in due
+        ]
+        if queries:
+            push(grid, queries)
+        for node_id, query in zip(due, queries, strict=True):
+            question = self._questions.setdefault(node_id, _Question(now, self.timeout / 2))
+            question.asked, question.rest = now, min(2 * question.rest, _LONGEST_REST)
+            question.message_ids.append(query.metadata.message_id)
+        wait = 0.02
+        while self._read_answers(grid, names) and not self._waited and time.monotonic() < now + self.timeout:
+            time.sleep(wait)
+            wait = min(1.5 * wait, 1.0)
+        self._waited = self._waited or bool(names)
+        for node_id, question in self._questions.items():
+            if question.message_ids and not question.told and time.monotonic() >= question.asked + self.timeout:
+                question.told = True
+                log(
+                    WARNING,
+                    "fedcgd: node %d did not answer within %.0f s; its users take part once it does",
+                    node_id,
+                    self.timeout,
+                )
+
+    def _read_answers(self, grid: Grid, names: Mapping[int, str]) -> bool:
+        """Take down what has been answered; whether a question is still open."""
+        for node_id, question in list(self._questions.items()):
+            for message_id in list(question.message_ids):
+                try:
+                    reply = pull(grid, message_id)
+                    users = read_users_reply(reply)
+                except UnreadableReplyError:
+                    users = None
+                else:
+                    if reply is None:
+                        continue
+                if users is not None:
+                    del self._questions[node_id]
+                    self._take_down(node_id, names, users)
+                    break
+                question.message_ids.remove(message_id)
+                if not question.told:
+                    question.told = True
                     log(
                         WARNING,
                         "fedcgd: node %d does not say which users it hosts; "
                         "its ClientApp must call fedcgd_flower.host_users(app, ...)",
                         node_id,
                     )
-                else:
-                    self._declared[node_id] = users
-        return {node_id: self._declared[node_id] for node_id in connected & self._declared.keys()}
+        return any(question.message_ids for question in self._questions.values())
+
+    def _take_down(self, node_id: int, names: Mapping[int, str], users: tuple[str, ...]) -> None:
+        name = names[node_id]
+        if self.hosts is None:
+            granted = self.pin(users, name)
+        else:
+            granted = {user for user in users if name and self.hosts.get(user) == name}
+        self._declared[node_id] = tuple(user for user in users if user in granted)
+        if len(granted) < len(users):
+            self.refused[node_id] = len(users) - len(granted)
+            log(
+                WARNING,
+                "fedcgd: node %d (%s) claims %d users that belong to another node; they are not asked there",
+                node_id,
+                name or "not registered",
+                self.refused[node_id],
+            )
+        if name:  # a node that is not registered claimed them first, and could not keep them
+            for other, claimed in self._declared.items():
+                if not names.get(other):
+                    self._declared[other] = tuple(user for user in claimed if user not in granted)
+
+    def _say_once(self, words: str) -> None:
+        if words not in self._told:
+            self._told.add(words)
+            log(WARNING, "fedcgd: %s", words)

@@ -3,8 +3,11 @@
 import time
 from collections.abc import Sequence
 
-from flwr.app import Message
+from flwr.app import Error, Message
 from flwr.serverapp import Grid
+
+NODE_LOST = 5
+"""Flower's code for a node that is not there (any more)."""
 
 # A simulated node answers within milliseconds and a deployed one within seconds; asking often costs the SuperLink little.
 _FIRST_WAIT = 0.02
@@ -12,23 +15,78 @@ _LONGEST_WAIT = 1.0
 
 
 def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message | None]:
-    """The reply to each of `messages`, in order, or None where none came within `timeout` seconds.
+    """The reply to each of `messages`, in order, or None where none came within `timeout` seconds or none could be read.
 
-    Only replies to these very messages are returned, at most one each.
+    Only replies to these very messages are returned, at most one each. A message to a node that is gone is answered by an error.
+    Raises ValueError if the SuperLink refuses a message to a node that is there.
     """
-    ids = list(grid.push_messages(list(messages)))  # deployment needs a list; an id is None if the message was refused
-    replies: dict[str, Message] = {}
-    waiting = {message_id for message_id in ids if message_id}
+    replies: dict[str, Message | None] = {reply.metadata.reply_to_message_id: reply for reply in push(grid, messages)}
+    waiting = {message.metadata.message_id for message in messages} - replies.keys()
     deadline = time.monotonic() + timeout
     wait = _FIRST_WAIT
     while waiting:
-        for reply in grid.pull_messages(sorted(waiting)):
-            asked = reply.metadata.reply_to_message_id
-            if asked in waiting:
-                replies[asked] = reply
-                waiting.discard(asked)
-        if not waiting or time.monotonic() >= deadline:
+        looked = time.monotonic()
+        for message_id in sorted(waiting):
+            try:
+                reply = pull(grid, message_id)
+            except UnreadableReplyError:
+                waiting.discard(message_id)
+            else:
+                if reply is not None:
+                    replies[message_id] = reply
+                    waiting.discard(message_id)
+        now = time.monotonic()
+        if not waiting or now >= deadline:
             break
-        time.sleep(min(wait, max(deadline - time.monotonic(), 0)))
+        # Looking at many messages takes the SuperLink's time: at most half of it.
+        time.sleep(min(max(wait, now - looked), max(deadline - now, 0)))
         wait = min(1.5 * wait, _LONGEST_WAIT)
-    return [replies.get(message_id) for message_id in ids]
+    return [replies.get(message.metadata.message_id) for message in messages]
+
+
+class UnreadableReplyError(Exception):
+    """A node's reply that Flower cannot read: for us, none."""
+
+
+def pull(grid: Grid, message_id: str) -> Message | None:
+    """The reply to one message, None if it is not there yet. Raises UnreadableReplyError if it is there and cannot be read.
+
+    One by one, because Flower raises for a whole batch, and loses the good replies in it, if one of them is malformed.
+    """
+    try:
+        replies = list(grid.pull_messages([message_id]))
+    except Exception as error:
+        list(grid.get_node_ids())  # raises if it is the connection that failed, and not the reply
+        raise UnreadableReplyError from error
+    return next((reply for reply in replies if reply.metadata.reply_to_message_id == message_id), None)
+
+
+def push(grid: Grid, messages: Sequence[Message]) -> list[Message]:
+    """Send `messages`; the result is an error reply for each whose node is gone.
+
+    Raises ValueError, with the size, if one is refused although its node is there.
+    """
+    refused = _push(grid, messages)
+    if len(refused) > 1:  # together they may have been too large
+        refused = [message for message in refused if _push(grid, [message])]
+    if not refused:
+        return []
+    connected = set(grid.get_node_ids())
+    for message in refused:
+        if message.metadata.dst_node_id in connected:
+            raise ValueError(
+                f"the SuperLink refused a message of {_mebibytes(message):.1f} MiB to node {message.metadata.dst_node_id}: raise "
+                "the limit on the size of requests (of the SuperLink, or of a proxy before it), or train fewer parameters"
+            )
+    return [Message(Error(code=NODE_LOST, reason="the node is gone"), reply_to=message) for message in refused]
+
+
+def _push(grid: Grid, messages: Sequence[Message]) -> list[Message]:
+    """Those of `messages` that were refused. Flower names the accepted ones, None or nothing in place of the others."""
+    accepted = set(grid.push_messages(list(messages)))  # deployment needs a list
+    return [message for message in messages if message.metadata.message_id not in accepted]
+
+
+def _mebibytes(message: Message) -> float:
+    arrays = (array for record in message.content.array_records.values() for array in record.values())
+    return sum(len(array.data) for array in arrays) / 2**20

@@ -1,37 +1,44 @@
 """The Flower server strategy: user updates are clipped and summed, correlated noise is added, the inner strategy steps."""
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
 from fedcgd.keys import NoiseKey
-from fedcgd.ledger import Ledger
+from fedcgd.ledger import Ledger, Run
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import Integers, from_lattice, lattice_step
-from fedcgd.noise.source import RunNoise
+from fedcgd.noise.quantisation import Grid as IntegerGrid
+from fedcgd.noise.quantisation import Integers
+from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
+from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
-from fedcgd_flower.inner import inner_config, inner_state, inner_step, restore_inner_state, undone_on_failure
+from fedcgd_flower import inner_state
+from fedcgd_flower.inner import check_inner, inner_config, inner_step, planned_cohort
 from fedcgd_flower.layout import Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import Cause, NodeSum, TrainTask, read_train_reply, train_message
+from fedcgd_flower.progress import RoundReport, config_text, epsilon_text, metrics_text, too_few
+from fedcgd_flower.result import IncompleteRunError, RunResult
 from fedcgd_flower.roster import Identity, Roster
 from fedcgd_flower.send_and_receive import send_and_receive
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 _POLL = 1.0  # seconds between looks at who is there
+_MOST_FAILURES = 10  # tries in a row without a release before a run gives up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +49,10 @@ class _Asked:
     attempt: int
     model: Flat
     layout: Layout
-    step: float
+    grid: IntegerGrid
     requests: tuple[tuple[Message, TrainTask], ...]
+    unsaved: dict[str, str]
+    """What the inner strategy held that cannot be saved, before the round."""
 
 
 class CorrelatedNoise(Strategy):
@@ -53,24 +62,30 @@ class CorrelatedNoise(Strategy):
 
     All rounds of `plan` together are (ε, δ)-DP under adding or removing one user, against whoever sees every released model.
 
-    - `cohort_size`: the users asked in a round, and the divisor of the mean however many answer. By default the inner strategy's
-      `min_train_nodes`. With a sampling (Balls-in-Bins, Poisson) it is only the divisor: the expected number of users a round.
+    - `cohort_size`: the users asked in a round, and the divisor of the mean however many answer. By default what the inner
+      strategy says: `min_train_nodes`, or with `expected_users` also `fraction_train`. With a sampling (Balls-in-Bins, Poisson)
+      it is only the divisor: the expected number of users a round.
     - `key`: all noise and all secret choices come from it. `NoiseKey.simulation(seed)` makes runs repeatable and not private.
     - `ledger`: the file that records the run, and from which the same run goes on after a crash; in memory by default.
-    - `identity`: "declared" (a node lists its users) or "authenticated" (a node is one user, named by its registration).
-    - `expected_users`: how many users must be reachable before the first round.
+    - `identity`: "declared" (a node lists its users) or "authenticated" (a node is one user, its registered name). A user whom a
+      registered node has declared belongs to that node for the whole run.
+    - `hosts`: user → registered name of the only node that may declare it; no other user takes part.
+    - `trusted_nodes`: every node that can connect is yours. Without it, a sampling (whose rounds must stay secret) asks
+      registered nodes only; with a simulation key nothing is secret.
+    - `expected_users`: how many users must be reachable before the first round. By default as many as the plan cannot do without:
+      each round takes a cohort out of those who may take part.
     - `min_answers`: a round that fewer users answer is not released, and is tried again (default 1; 0 with a sampling).
-    - `patience`: seconds to wait for enough users before a round is skipped.
+    - `patience`: seconds to wait for enough users before a round is skipped, or before the first one, given up.
     - `forward_client_metrics`: also evaluate on clients as the inner strategy does, and return the averages. They are not
       differentially private: ε no longer covers what the run tells.
 
     `start` opens the ledger and closes it when it ends or fails. `with CorrelatedNoise(…) as strategy:` keeps it open for
     several calls of `start`; a run without a ledger file can be started again only there, because its record ends with it.
 
-    FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad and FedProx work unchanged inside. Strategies that compare clients
-    with each other (Krum, FedMedian, QFedAvg) see a single reply and cannot work.
+    FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad and FedProx work unchanged inside, and so does a strategy of yours that makes a
+    model of one reply, the noised mean. What it keeps from round to round is saved with each release (see `inner_state`).
 
-    Raises ValueError for settings that contradict each other. Nothing is opened before `start`.
+    Raises TypeError or ValueError for settings that are wrong or contradict each other. Nothing is opened before `start`.
     """
 
     def __init__(
@@ -79,42 +94,62 @@ class CorrelatedNoise(Strategy):
         plan: Plan,
         *,
         key: NoiseKey,
-        ledger: Path | None = None,
+        ledger: Path | str | None = None,
         cohort_size: int | None = None,
         identity: Identity = "declared",
-        expected_users: int = 1,
+        hosts: Mapping[str, str] | None = None,
+        trusted_nodes: bool = False,
+        expected_users: int | None = None,
         min_answers: int | None = None,
         patience: float = 600.0,
         forward_client_metrics: bool = False,
     ) -> None:
-        planned = getattr(inner, "min_train_nodes", 0) if cohort_size is None else cohort_size
-        if planned < 1:
+        self.inner = check_inner(inner)
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan must be a fedcgd Plan, for example Plan.calibrated(…); got {plan!r}")
+        if not isinstance(key, NoiseKey):  # not shown: it may be a key
+            raise TypeError(f"key must be a NoiseKey, for example NoiseKey.from_file(path); got {type(key).__name__}")
+        if identity not in ("declared", "authenticated"):
+            raise ValueError(f"identity must be 'declared' or 'authenticated', got {identity!r}")
+        if cohort_size is None:
+            self.cohort_size, self._cohort_source = planned_cohort(inner, expected_users)
+        else:
+            self.cohort_size, self._cohort_source = cohort_size, "cohort_size"
+        if self.cohort_size < 1:
             raise ValueError(
-                f"cohort_size must be at least 1, got {planned}: it is the planned number of users of a round"
+                f"cohort_size must be at least 1, got {self.cohort_size}: it is the planned number of users of a round"
             )
         sampled = plan.participation.sampling != "none"
         if min_answers is None:
             min_answers = 0 if sampled else 1
-        if not 0 <= min_answers <= (0 if sampled else planned):
+        if not 0 <= min_answers <= (0 if sampled else self.cohort_size):
             raise ValueError(
-                f"min_answers must be between 0 and cohort_size = {planned}, and 0 with a secret sampling, because who was "
-                f"drawn may not decide whether a round is released; got {min_answers}"
+                f"min_answers must be between 0 and cohort_size = {self.cohort_size}, and 0 with a secret sampling, because who "
+                f"was drawn may not decide whether a round is released; got {min_answers}"
             )
-        self.inner = inner
         self.plan = plan
-        self.cohort_size = planned
-        self.expected_users = expected_users
+        self.expected_users = (
+            users_needed(plan.participation, self.cohort_size) if expected_users is None else expected_users
+        )
         self.min_answers = min_answers
         self.patience = patience
         self.forward_client_metrics = forward_client_metrics
         self.dropped: Counter[Cause] = Counter()
         """Replies dropped so far, by cause, and users that nodes left out. It tells about users: for the operator's eyes only."""
-        self._roster = Roster(identity)
+        self._identity: Identity = identity
+        self._hosts = hosts
+        self._registered_only = sampled and not trusted_nodes and not key.simulated
         self._key = key
-        self._ledger_path = ledger
-        self._opened: tuple[Ledger, RunNoise] | None = None
-        self._attempts: list[int] = []
+        self._ledger_path = None if ledger is None else Path(ledger)
+        self._settings = inner_state.settings(inner)
+        self._inner_state = inner_state.save(inner)
+        self._opened: tuple[Ledger, Roster] | None = None
+        self._noise: NoiseSource | None = None
+        self._nonces: list[int] = []
         self._asked: _Asked | None = None
+        self._silent: set[str] = set()
+        self._silent_in = 0
+        self._report = RoundReport(0, plan.participation.rounds)
 
     def __enter__(self) -> Self:
         self._open()
@@ -127,27 +162,33 @@ class CorrelatedNoise(Strategy):
 
     def _open(self) -> None:
         """Open the ledger: from here on no other process can release anything for this run."""
-        if self._ledger_path is None and self._attempts:
+        if self._ledger_path is None and self._nonces:
             raise ValueError(
                 f"{self.releases} rounds of this run are released, and their record was in memory; give a ledger file, or call "
                 "start inside `with strategy:`"
             )
-        configuration = {"cohort_size": self.cohort_size, "inner": type(self.inner).__name__}
+        configuration = {"cohort_size": self.cohort_size, "inner": self._settings}
         path = ":memory:" if self._ledger_path is None else self._ledger_path
         ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self._key)
         try:
-            noise = RunNoise(self.plan, NoiseStream(self._key.noise_of(ledger.stream_id)))
-            self._attempts = list(ledger.resume().attempts)
+            self._opened = ledger, Roster(self._identity, ledger.pin, self._hosts, self._registered_only)
+            self._load(ledger.resume())
         except BaseException:
-            ledger.close()
+            self.close()
             raise
-        self._opened = ledger, noise
 
     def close(self) -> None:
         """Close the ledger, if it is open."""
-        opened, self._opened, self._asked = self._opened, None, None
+        opened, self._opened, self._noise, self._asked = self._opened, None, None, None
         if opened is not None:
             opened[0].close()
+
+    def _load(self, run: Run) -> None:
+        """Stand where the ledger says."""
+        self._nonces = list(run.nonces)
+        if run.state is not None:
+            self._inner_state = run.state
+        inner_state.restore(self.inner, self._inner_state)
 
     @property
     def _ledger(self) -> Ledger:
@@ -156,21 +197,28 @@ class CorrelatedNoise(Strategy):
         return self._opened[0]
 
     @property
-    def _noise(self) -> RunNoise:
-        assert self._opened is not None  # it is opened together with the ledger
+    def _roster(self) -> Roster:
+        assert self._opened is not None  # it is made when the ledger is opened
         return self._opened[1]
 
     @property
     def releases(self) -> int:
         """How many rounds are released so far, as the ledger said when it was open last."""
-        return len(self._attempts)
+        return len(self._nonces)
 
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
         plan = self.plan
         log(INFO, "\t├──> fedcgd: %s, σ = %.4g, clip norm %g", plan.mechanism, plan.noise_multiplier, plan.clip_norm)
         log(INFO, "\t│\t├── %s", plan.participation)
-        log(INFO, "\t│\t└── whole run: %s", plan.guarantee())
+        log(INFO, "\t│\t├── %d users a round (%s), and the mean is over so many", self.cohort_size, self._cohort_source)
+        log(INFO, "\t│\t├── each user counts once: numbers of examples per client are not used as weights")
+        log(INFO, "\t│\t├── this run: %s", epsilon_text(plan, self.releases))
+        log(
+            INFO,
+            "\t│\t└── ε so far, in the rounds below, holds if nobody looks at a released model to decide when the run ends",
+        )
+        log(INFO, "\t├──> Inner strategy (its fractions and numbers of nodes for training are not used):")
         self.inner.summary()
 
     def configure_train(
@@ -182,8 +230,8 @@ class CorrelatedNoise(Strategy):
         """
         round = self.releases
         if self._asked is not None:
-            self._asked = None
-            self._ledger.skip(round, "its replies were never aggregated")
+            self._give_up("its replies were never aggregated")
+        self._report = RoundReport(round, self.plan.participation.rounds)
         if round >= self.plan.participation.rounds:
             raise ValueError(f"all {round} planned rounds are released; a further one would not be accounted for")
         layout = layout_of(arrays)
@@ -191,11 +239,12 @@ class CorrelatedNoise(Strategy):
         if chosen is None:
             return []
         model = flatten(arrays, layout)
+        unsaved = inner_state.fingerprint(self.inner)
         train_config = inner_config(self.inner, round + 1, arrays, config)
         by_node: dict[int, list[str]] = {}
         for user, node_id in chosen.items():
             by_node.setdefault(node_id, []).append(user)
-        step = lattice_step(clip_norm=self.plan.clip_norm, size=layout.size, stddev=self._noise.largest_stddev)
+        integer_grid = grid_of(self.plan, layout.size)
         attempt = self._ledger.plan_round(round, list(chosen))
         requests = []
         for node_id, users in sorted(by_node.items()):
@@ -203,92 +252,143 @@ class CorrelatedNoise(Strategy):
                 round=round,
                 attempt=attempt,
                 clip_norm=self.plan.clip_norm,
-                step=step,
+                grid=integer_grid,
                 users=tuple(users),
                 layout=layout,
             )
             requests.append((train_message(node_id, model, train_config, task), task))
         self._asked = _Asked(
-            round=round, attempt=attempt, model=model, layout=layout, step=step, requests=tuple(requests)
+            round=round,
+            attempt=attempt,
+            model=model,
+            layout=layout,
+            grid=integer_grid,
+            requests=tuple(requests),
+            unsaved=unsaved,
         )
+        self._report.asked, self._report.nodes = len(chosen), len(requests)
         return [message for message, _ in requests]
 
     def _choose(self, round: int, grid: Grid) -> dict[str, int] | None:
         """Users of the round and the node of each; None if too few are there within `patience` seconds."""
         deadline = time.monotonic() + self.patience
-        wanted = self.expected_users if round == 0 else 1
+        if round != self._silent_in:
+            self._silent, self._silent_in = set(), round
+        participation, key = self.plan.participation, self._key.choices_of(self._ledger.stream_id)
+        sampled = participation.sampling != "none"  # then who takes part is drawn, and stays as it was drawn
         while True:
             nodes = self._roster.refresh(grid)
-            users = cohort(
-                self.plan.participation,
-                round,
-                nodes,
-                self._ledger.history(list(nodes)),
-                cohort_size=self.cohort_size,
-                key=self._key.choices_of(self._ledger.stream_id),
-            )
-            if users is not None and len(nodes) >= wanted:
-                return {user: nodes[user] for user in users}
+            history = self._ledger.history(list(nodes))
+            enough = round > 0 or len(nodes) >= self.expected_users
+            # Whoever did not answer in this very round is asked again only if nobody else can be.
+            choices = [nodes.keys()] if sampled else [nodes.keys() - self._silent, nodes.keys()]
+            for available in choices if enough else []:
+                users = cohort(participation, round, available, history, cohort_size=self.cohort_size, key=key)
+                if users is not None:
+                    return {user: nodes[user] for user in users}
             if time.monotonic() >= deadline:
-                log(
-                    WARNING,
-                    "fedcgd: round %d is skipped: too few users that may take part were reachable for %.0f s "
-                    "(%d reachable, cohort of %d). Nothing is released and no noise is used",
-                    round + 1,
-                    self.patience,
-                    len(nodes),
-                    self.cohort_size,
-                )
-                self._ledger.skip(round, "too few users that may take part were reachable")
-                return None
+                break
             time.sleep(min(_POLL, self.patience))
+        if not enough:
+            raise ValueError(
+                f"{len(nodes)} users are there after {self.patience:.0f} s, and {self.expected_users} are expected. With "
+                f"{self.cohort_size} users a round, each at most {participation.participations} times and "
+                f"{participation.min_separation} rounds apart, the {participation.rounds} rounds need "
+                f"{users_needed(participation, self.cohort_size)} users: lower cohort_size or the plan's min_separation, or say "
+                "expected_users to begin with fewer, if others join later"
+            )
+        self._report.failure = too_few(
+            participation,
+            round,
+            self.cohort_size,
+            nodes,
+            history,
+            self._roster.silent,
+            sum(self._roster.refused.values()),
+        )
+        self._ledger.skip(round, "too few users that may take part were reachable")
+        return None
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The inner strategy's next model after the noised mean of the replies, and the ε spent; (None, None) without release."""
-        asked, self._asked = self._asked, None
+        asked = self._asked
         if asked is None:
             return None, None
         answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
         total = np.zeros(asked.layout.size, np.int64)
-        answered = 0
+        report = self._report
         for message, task in asked.requests:
             result = read_train_reply(answers.get(message.metadata.message_id), task)
+            cause: Cause = "left out by its node"
+            answered = 0
             if isinstance(result, NodeSum):
                 total += result.update
-                answered += result.answered
-                if result.answered < len(task.users):
-                    self.dropped["left out by its node"] += len(task.users) - result.answered
+                answered = result.answered
+                self.dropped[cause] += len(task.users) - answered
             else:
-                self.dropped[result] += 1
-        if answered < self.min_answers:
-            log(WARNING, "fedcgd: round %d is not released: too few users answered. It is tried again", asked.round + 1)
-            self._ledger.skip(asked.round, "too few users answered")
+                cause = result
+                self.dropped[cause] += 1
+            report.answered += answered
+            if answered < len(task.users):
+                report.lost[cause] += len(task.users) - answered
+                self._silent |= set(task.users)  # which of them, the node does not say
+        self.dropped += Counter()  # without zeros
+        if report.answered < self.min_answers:
+            self._give_up(f"at least {self.min_answers} users must answer")
             return None, None
-        plan = self.plan
-        self._ledger.record_aggregated(asked.round, asked.attempt)
+        nonce = self._key.nonce_of(self._ledger.stream_id, total, earlier=self._nonces, attempt=asked.attempt)
         try:
-            with undone_on_failure(self.inner):
-                released = self._release(asked, total)
-        except Exception:
-            with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
-                self._ledger.skip(asked.round, "it could not be released")
+            self._ledger.record_aggregated(asked.round, asked.attempt, nonce)
+            released = self._release(asked, total, nonce)
+        except BaseException:
+            self._give_up("it could not be released")
             raise
-        self._attempts.append(asked.attempt)
-        guarantee = plan.quick_guarantee(released=self.releases)
-        log(INFO, "fedcgd: round %d of %d is released; %s", self.releases, plan.participation.rounds, guarantee)
-        metrics = MetricRecord({"epsilon": guarantee.epsilon, "delta": guarantee.delta, "releases": self.releases})
+        self._asked = None
+        self._nonces.append(nonce)
+        metrics = self._metrics(self.releases)
+        report.epsilon = cast(float, metrics["epsilon"])
         return unflatten(released, asked.layout), metrics
 
-    def _release(self, asked: _Asked, total: Integers) -> Flat:
+    def _metrics(self, release: int) -> MetricRecord:
+        """What is told of a release: ε of the whole plan, and of the rounds until then."""
+        guarantee = self.plan.quick_guarantee(released=release)
+        whole = self.plan.guarantee().epsilon
+        return MetricRecord(
+            {"epsilon": guarantee.epsilon, "epsilon-planned": whole, "delta": guarantee.delta, "releases": release}
+        )
+
+    def _give_up(self, reason: str) -> None:
+        """Leave the round in flight unreleased: its noise is never used again, and the inner strategy has not seen it."""
+        asked, self._asked = self._asked, None
+        self._report.failure = self._report.failure or reason
+        if asked is not None:
+            with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
+                self._ledger.skip(asked.round, reason)
+            self._noise = None  # it may have stopped halfway
+            inner_state.restore(self.inner, self._inner_state)
+
+    def _release(self, asked: _Asked, total: Integers, nonce: int) -> Flat:
         """The model of the round in flight, from the sum of its updates; it is in the ledger when this returns."""
-        self._noise.add(total, [*self._attempts, asked.attempt], asked.step)
-        noised_mean = asked.model.astype(np.float64) + from_lattice(total, asked.step) / self.cohort_size
+        if self._noise is None:
+            normals = GridNormals(NoiseStream(self._key.noise_of(self._ledger.stream_id)), asked.grid)
+            self._noise = NoiseSource(self.plan.mechanism, self.plan.participation.rounds, normals)
+        self._noise.add(total, [*self._nonces, nonce], self.plan.stddev)
+        noised_mean = asked.model.astype(np.float64) + asked.grid.from_steps(total) / self.cohort_size
         stepped = inner_step(self.inner, asked.round + 1, unflatten(noised_mean.astype(np.float32), asked.layout))
         released = flatten(stepped, asked.layout)
+        changed = dict(inner_state.fingerprint(self.inner).items() ^ asked.unsaved.items())
+        if changed:
+            name = type(self.inner).__name__
+            raise ValueError(
+                f"{name} changed {', '.join(sorted(changed))} in a round, and the ledger cannot save it: a run that is resumed "
+                "would go on without it. Keep what changes in arrays, numbers, texts, lists, dicts or Flower's records"
+            )
+        state = inner_state.save(self.inner)
         # Durable first: what has left the process can then never be followed by another release under this noise.
-        self._ledger.record_released(asked.round, asked.attempt, released.tobytes(), inner_state(self.inner))
+        self._ledger.record_released(asked.round, asked.attempt, released.tobytes(), state)
+        self._inner_state = state
         return released
 
     def configure_evaluate(
@@ -312,11 +412,12 @@ class CorrelatedNoise(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
-        """Run until all planned rounds are released, or for `num_rounds` tries if that is fewer (a skipped round is a try).
+    ) -> RunResult:
+        """Run until all planned rounds are released, or for `num_rounds` tries if that is fewer (an unreleased round is a try).
 
         As Flower's `Strategy.start`, with replies matched to requests and the end that the plan sets. Metrics of the training are
         the ε spent, by release; `evaluate_fn(release, arrays)` sees the initial model as release 0 and then every released one.
+        Raises IncompleteRunError if the run ends before its plan, unless `num_rounds` is smaller than what was left of it.
         """
         opened_here = self._opened is None
         if opened_here:
@@ -336,58 +437,115 @@ class CorrelatedNoise(Strategy):
         train_config: ConfigRecord | None,
         evaluate_config: ConfigRecord | None,
         evaluate_fn: EvaluateFn | None,
-    ) -> Result:
+    ) -> RunResult:
+        started = time.monotonic()
         log(INFO, "Starting %s around %s:", type(self).__name__, type(self.inner).__name__)
+        result = self._resume(initial_arrays)
+        log(INFO, "\t├── Rounds: %d planned, %d released", result.planned, result.released)
+        log(INFO, "\t├── ConfigRecord (train): %s", config_text(train_config))
+        log(INFO, "\t├── ConfigRecord (evaluate): %s", config_text(evaluate_config))
         self.summary()
-        result = Result()
-        result.arrays = arrays = self._resume(initial_arrays)
+        self._report = RoundReport(self.releases - 1, result.planned)
         if evaluate_fn is not None:
-            self._evaluate(result, self.releases, arrays, evaluate_fn)
-        planned = self.plan.participation.rounds
-        for server_round in range(1, (planned if num_rounds is None else num_rounds) + 1):
-            if self.releases >= planned:
-                break
-            config = ConfigRecord() if train_config is None else train_config
-            messages = self.configure_train(server_round, arrays, config, grid)
-            replies = [reply for reply in send_and_receive(grid, messages, timeout) if reply is not None]
-            released, metrics = self.aggregate_train(server_round, replies)
-            if released is None or metrics is None:
-                continue
-            result.arrays = arrays = released
-            result.train_metrics_clientapp[self.releases] = metrics
-            self._evaluate_on_clients(result, grid, arrays, evaluate_config, timeout)
-            if evaluate_fn is not None:
-                self._evaluate(result, self.releases, arrays, evaluate_fn)
+            self._evaluate(result, evaluate_fn)
+            if self._report.evaluated:
+                log(INFO, "Release %d: %s", self.releases, self._report.evaluated[0])
+        asked_for_less = num_rounds is not None and num_rounds < result.planned - result.released
+        tries = failures = 0
+        failure = ""
+        while self.releases < result.planned and tries != num_rounds and failures < _MOST_FAILURES:
+            tries += 1
+            try:
+                released = self._try_round(result, grid, timeout, train_config)
+                if released:
+                    self._evaluate_on_clients(result, grid, evaluate_config, timeout)
+                    if evaluate_fn is not None:
+                        self._evaluate(result, evaluate_fn)
+            except BaseException:
+                self._give_up("interrupted")
+                raise
+            failures, failure = (0, failure) if released else (failures + 1, self._report.failure)
+            log(INFO if released else WARNING, "%s", self._report)
+        if not result.complete:
+            result.stopped = f"after {tries} tries" + (f"; not released: {failure}" if failure else ", as asked for")
+        log(
+            INFO,
+            "Finished in %.1f s with %d of %d rounds released",
+            time.monotonic() - started,
+            result.released,
+            result.planned,
+        )
+        log(INFO, "\t└── %s", epsilon_text(self.plan, result.released))
+        if not result.complete:
+            log(WARNING, "fedcgd: the run ended before its plan: %s", result.stopped)
+            if not asked_for_less:
+                raise IncompleteRunError(result)
         return result
 
-    def _resume(self, initial_arrays: ArrayRecord) -> ArrayRecord:
-        """The model to go on from: the last one released, if the ledger has one, with the inner strategy's state."""
+    def _try_round(self, result: RunResult, grid: Grid, timeout: float, train_config: ConfigRecord | None) -> bool:
+        config = ConfigRecord() if train_config is None else train_config
+        messages = self.configure_train(self.releases + 1, result.arrays, config, grid)
+        replies = [reply for reply in send_and_receive(grid, messages, timeout) if reply is not None]
+        released, metrics = self.aggregate_train(self.releases + 1, replies)
+        if released is None or metrics is None:
+            return False
+        result.arrays, result.released = released, self.releases
+        self._keep("train", result, metrics)
+        return True
+
+    def _resume(self, initial_arrays: ArrayRecord) -> RunResult:
+        """Where the run stands: the last model that was released, if the ledger has one, and the metrics of all releases."""
         run = self._ledger.resume()
-        if run.model is None or run.state is None:
-            return initial_arrays
+        self._load(run)
+        result = RunResult(initial_arrays, planned=self.plan.participation.rounds, released=self.releases)
+        for kind, metrics in self._kinds(result).items():
+            metrics |= {release: MetricRecord(kept) for release, kept in self._ledger.metrics(kind).items()}
+        if run.model is None:
+            return result
+        for release in range(1, self.releases + 1):  # the server may have died between a release and its metrics
+            if release not in result.train_metrics_clientapp:
+                result.train_metrics_clientapp[release] = self._metrics(release)
         layout = layout_of(initial_arrays)
         model = np.frombuffer(run.model, np.float32)
         if len(model) != layout.size:
             raise ValueError(
                 f"the ledger's model has {len(model)} parameters, and initial_arrays {layout.size}; give the same model"
             )
-        restore_inner_state(self.inner, run.state)
-        log(INFO, "fedcgd: going on after release %d of %d", run.round, self.plan.participation.rounds)
-        return unflatten(model, layout)
+        log(INFO, "fedcgd: going on after release %d of %d", run.round, result.planned)
+        result.arrays = unflatten(model, layout)
+        return result
 
-    def _evaluate(self, result: Result, release: int, arrays: ArrayRecord, evaluate_fn: EvaluateFn) -> None:
-        metrics = evaluate_fn(release, arrays)
+    @staticmethod
+    def _kinds(result: RunResult) -> dict[str, dict[int, MetricRecord]]:
+        return {
+            "train": result.train_metrics_clientapp,
+            "evaluate on clients": result.evaluate_metrics_clientapp,
+            "evaluate": result.evaluate_metrics_serverapp,
+        }
+
+    def _keep(self, kind: str, result: RunResult, metrics: MetricRecord | None) -> None:
+        """Put what was measured after the last release in the result and in the ledger, for the result of a run that goes on."""
         if metrics is not None:
-            result.evaluate_metrics_serverapp[release] = metrics
+            self._kinds(result)[kind][self.releases] = metrics
+            self._ledger.record_metrics(kind, self.releases, metrics)
+            if kind != "train":
+                self._report.evaluated.append(metrics_text(kind, metrics))
 
-    def _evaluate_on_clients(
-        self, result: Result, grid: Grid, arrays: ArrayRecord, config: ConfigRecord | None, timeout: float
-    ) -> None:
+    def _evaluate(self, result: RunResult, evaluate_fn: EvaluateFn) -> None:
+        self._keep("evaluate", result, evaluate_fn(self.releases, result.arrays))
+
+    def _evaluate_on_clients(self, result: RunResult, grid: Grid, config: ConfigRecord | None, timeout: float) -> None:
         config = ConfigRecord() if config is None else config
-        messages = list(self.configure_evaluate(self.releases, arrays, config, grid))
+        messages = list(self.configure_evaluate(self.releases, result.arrays, config, grid))
         if not messages:
             return
         replies = [reply for reply in send_and_receive(grid, messages, timeout) if reply is not None]
-        metrics = self.aggregate_evaluate(self.releases, replies)
-        if metrics is not None:
-            result.evaluate_metrics_clientapp[self.releases] = metrics
+        self._keep("evaluate on clients", result, self.aggregate_evaluate(self.releases, replies))
+
+
+def users_needed(participation: Participation, cohort_size: int) -> int:
+    """The fewest users that all rounds can be done with, a full cohort each; 1 with a sampling, where cohorts vary."""
+    if participation.sampling != "none":
+        return 1
+    n, k, b = participation.rounds, participation.participations, participation.min_separation
+    return max(cohort_size * min(b, n), math.ceil(cohort_size * n / k))

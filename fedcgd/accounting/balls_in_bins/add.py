@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import bisect
 from scipy.special import log_ndtr
 
-from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, run_in_blocks
+from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, Seed, run_in_blocks
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _REACH, _STEP = 10.0, 0.75
@@ -82,7 +82,7 @@ def _square_bound(gram: Matrix, epsilon: float) -> float:
     return math.exp(float(np.min(_SHIFTS**2 * square + np.minimum(tails.min(axis=1), 0.0))))
 
 
-def sample_add(bins: Bins, sigma: float, epsilon: float, count: int, seed: int) -> Sample:
+def sample_add(bins: Bins, sigma: float, epsilon: float, count: int, seed: Seed) -> Sample:
     """`count` draws with mean δ_add."""
     gram = bins.gram / sigma**2
     b, half = len(gram), np.diag(gram) / 2

@@ -15,8 +15,10 @@ from fedcgd.accounting.balls_in_bins.markov_chain import (
     chain_bound,
     chains_of,
 )
-from fedcgd.accounting.balls_in_bins.monte_carlo import LARGEST_SIGMA, LEAST_EPSILON, Progress
+from fedcgd.accounting.balls_in_bins.monte_carlo import LARGEST_SIGMA, LEAST_EPSILON
 from fedcgd.accounting.balls_in_bins.remove import order_and_bound
+from fedcgd.accounting.base import Progress
+from fedcgd.accounting.guarantee import LEAST_DELTA
 from fedcgd.mechanisms.mechanism import Matrix
 
 METHOD = "dominating Markov chain (Kahane's inequality) on a grid that errs upwards, both directions"
@@ -46,7 +48,7 @@ def epsilon(gram: Matrix, *, sigma: float, delta: float, progress: Progress) -> 
 def delta(gram: Matrix, *, sigma: float, epsilon: float, progress: Progress) -> float:
     """A δ for which both directions are (ε, δ)-private."""
     highest = gaussian.delta(epsilon=epsilon, sigma=sigma / _reach(gram))
-    if highest <= gaussian.LEAST_DELTA or sigma > LARGEST_SIGMA or _reach(gram) / sigma > LARGEST_EXPONENT:
+    if highest <= LEAST_DELTA or sigma > LARGEST_SIGMA or _reach(gram) / sigma > LARGEST_EXPONENT:
         return highest
     chains = chains_of(gram)
     if len(gram) == 1 or not chains:
@@ -74,7 +76,7 @@ def _both(
 
     `scale` is about what δ to expect.
     """
-    ignore = max(_IGNORED * scale, gaussian.LEAST_DELTA)
+    ignore = max(_IGNORED * scale, LEAST_DELTA)
     adding = add_bound(gram / sigma**2, epsilon)
     if adding > enough:
         bound = chain_bound(chain, sigma=sigma, epsilon=epsilon, ignore=ignore, fineness=fineness, adding=True)

@@ -12,6 +12,7 @@ from threadpoolctl import threadpool_limits
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 Single = NDArray[np.float32]
+Seed = tuple[int, int]  # of a question, and the number of its draws
 
 _CHUNK = 2**16  # numbers in one block of draws, so that they stay in the cache
 
@@ -46,7 +47,7 @@ class Bins:
         return np.asarray(normal @ self.root)
 
 
-def run_in_blocks(draw: Callable[[np.random.Generator, int], Vector], count: int, width: int, seed: int) -> Vector:
+def run_in_blocks(draw: Callable[[np.random.Generator, int], Vector], count: int, width: int, seed: Seed) -> Vector:
     """`count` draws in blocks, each with its own generator: the same for any number of threads."""
     size = max(1, min(count, max(128, _CHUNK // width)))
     sizes = [min(size, count - start) for start in range(0, count, size)]

@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, run_in_blocks
+from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, Seed, run_in_blocks
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _REACH, _STEP = 6.0, 0.75
@@ -53,7 +53,7 @@ def order_and_bound(gram: Matrix, epsilon: float) -> tuple[int, float]:
     return order, bounds[order]
 
 
-def sample_remove(bins: Bins, sigma: float, epsilon: float, count: int, seed: int) -> Sample:
+def sample_remove(bins: Bins, sigma: float, epsilon: float, count: int, seed: Seed) -> Sample:
     """`count` draws with mean δ_remove. Raises ValueError if G = (⟨u_i, u_j⟩) is too large for floating point."""
     gram = bins.gram / sigma**2
     order, log_most = order_and_bound(gram, epsilon)

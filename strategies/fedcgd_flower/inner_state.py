@@ -1,0 +1,132 @@
+"""What an inner strategy carries from round to round: saved with each release, put back on resume, compared between runs."""
+
+import hashlib
+import io
+import json
+import pickle
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+_Arrays = dict[str, NDArray[Any]]
+
+
+class _NotSavableError(Exception):
+    """A value of a type that has no form as JSON and arrays."""
+
+
+def save(inner: Strategy) -> bytes:
+    """Every attribute of `inner` made of arrays, numbers, texts and records, nested in lists, tuples and dicts: an .npz file.
+
+    What is not (functions, loggers, objects of other types) is left out; `fingerprint` says whether it changed.
+    """
+    arrays: _Arrays = {}
+    tree = {}
+    for name, value in vars(inner).items():
+        try:
+            tree[name] = _encode(value, arrays)
+        except _NotSavableError:
+            continue
+    buffer = io.BytesIO()
+    text = np.frombuffer(json.dumps(tree).encode(), np.uint8)
+    np.savez(buffer, allow_pickle=False, tree=text, **arrays)
+    return buffer.getvalue()
+
+
+def restore(inner: Strategy, state: bytes) -> None:
+    """Set the attributes that `save` saved; what `inner` has got since is taken away."""
+    with np.load(io.BytesIO(state), allow_pickle=False) as saved:
+        tree = json.loads(saved["tree"].tobytes())
+        values = {name: _decode(node, saved) for name, node in tree.items()}
+    for name in [name for name, value in vars(inner).items() if name not in values and _savable(value)]:
+        delattr(inner, name)
+    vars(inner).update(values)
+
+
+def fingerprint(inner: Strategy) -> dict[str, str]:
+    """A text for each attribute that `save` leaves out, which differs if the attribute is found to have changed."""
+    return {name: _fingerprint(value) for name, value in vars(inner).items() if not _savable(value)}
+
+
+def settings(inner: Strategy) -> dict[str, Any]:
+    """How `inner` was made, for the run's configuration: its class, its numbers and texts, and the names of its functions."""
+    kept: dict[str, Any] = {"strategy": type(inner).__name__}
+    for name, value in sorted(vars(inner).items()):
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, FunctionType):
+            kept[name] = value.__qualname__
+        elif isinstance(value, bool | int | str):
+            kept[name] = value
+        elif isinstance(value, float):
+            kept[name] = value if np.isfinite(value) else repr(value)
+    return kept
+
+
+def _savable(value: object) -> bool:
+    try:
+        _encode(value, {})
+    except _NotSavableError:
+        return False
+    return True
+
+
+def _fingerprint(value: object) -> str:
+    try:
+        return hashlib.sha256(pickle.dumps(value)).hexdigest()
+    except Exception:  # no pickle, for whatever reason of its own: then only whether it is the same object
+        return f"object {id(value)}"
+
+
+def _encode(value: object, arrays: _Arrays) -> Any:
+    """JSON-able `value`; its arrays go into `arrays`. Exact types only: a subclass may hold more than its base shows."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        if (kind is not np.ndarray and not isinstance(value, np.generic)) or array.dtype.hasobject:
+            raise _NotSavableError
+        arrays[f"array{len(arrays)}"] = array
+        return {"array" if kind is np.ndarray else "number": f"array{len(arrays) - 1}"}
+    if kind in (list, tuple):
+        assert isinstance(value, list | tuple)
+        return {kind.__name__: [_encode(item, arrays) for item in value]}
+    if kind is bytes:
+        assert isinstance(value, bytes)
+        return {"bytes": value.hex()}
+    if kind in _RECORDS or kind is dict:
+        assert isinstance(value, dict | ArrayRecord | MetricRecord | ConfigRecord)
+        return {kind.__name__: [[_encode(k, arrays), _encode(v, arrays)] for k, v in value.items()]}
+    if kind is Array:
+        assert isinstance(value, Array)
+        return {"Array": _encode(value.numpy(), arrays)}
+    raise _NotSavableError
+
+
+_RECORDS: dict[type, Any] = {ArrayRecord: ArrayRecord, MetricRecord: MetricRecord, ConfigRecord: ConfigRecord}
+
+
+def _decode(node: Any, arrays: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    [(kind, value)] = node.items()
+    match kind:
+        case "array":
+            return arrays[value]
+        case "number":
+            return arrays[value][()]
+        case "list":
+            return [_decode(item, arrays) for item in value]
+        case "tuple":
+            return tuple(_decode(item, arrays) for item in value)
+        case "bytes":
+            return bytes.fromhex(value)
+        case "Array":
+            return Array(_decode(value, arrays))
+    made = {_decode(k, arrays): _decode(v, arrays) for k, v in value}
+    return next((record(made) for record in _RECORDS if record.__name__ == kind), made)

@@ -1,0 +1,135 @@
+"""The documentation site: it builds without a warning, asks no other host for anything, and leaves no public name unexplained."""
+
+import importlib
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PICTURES = DOCS / "pictures"
+IMAGE = re.compile(r"!\[(.*?)\]\(([^)#\s]+)(?:#\S+)?\)", re.DOTALL)
+REFERENCE = re.compile(r"^::: (\S+)$", re.MULTILINE)
+
+
+class Links(HTMLParser):
+    """What a browser would fetch by itself on opening a page, and the headings and pictures on it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.unnamed: list[str] = []
+        self.titles = 0
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag in ("script", "img", "iframe", "source") and values.get("src"):
+            self.fetched.append(values["src"] or "")
+        if tag == "link" and values.get("rel") in ("stylesheet", "icon", "preconnect", "preload"):
+            self.fetched.append(values.get("href") or "")
+        if tag == "img" and not (values.get("alt") or "").strip():
+            self.unnamed.append(values.get("src") or "")
+        self.titles += tag == "h1"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_site_builds_without_a_warning_and_has_every_page(site: Path) -> None:
+    for page in DOCS.rglob("*.md"):
+        assert (site / page.relative_to(DOCS)).with_suffix(".html").is_file()
+    assert "fedcgd calibrate" in (site / "reference" / "command_line.html").read_text()
+
+
+def test_no_page_of_the_site_asks_another_host_for_anything(site: Path) -> None:
+    pages = {page: Links(page.read_text()) for page in site.rglob("*.html")}
+    assert any(links.fetched for links in pages.values())
+    foreign = [(page.name, url) for page, links in pages.items() for url in links.fetched if "//" in url]
+    assert foreign == []
+    styles = [style.read_text() for style in site.rglob("*.css")]
+    assert not [style for style in styles if re.search(r"url\(['\"]?(https?:)?//", style)]
+
+
+def test_every_page_has_one_title_and_every_picture_says_what_it_shows(site: Path) -> None:
+    pages = {page: Links(page.read_text()) for page in site.rglob("*.html") if page.name != "404.html"}
+    assert [page.name for page, links in pages.items() if links.titles != 1] == []
+    assert [(page.name, links.unnamed) for page, links in pages.items() if links.unnamed] == []
+
+
+def documented_modules() -> list[str]:
+    return sorted({name for page in (DOCS / "reference").glob("*.md") for name in REFERENCE.findall(page.read_text())})
+
+
+@pytest.mark.parametrize("name", documented_modules())
+def test_every_public_name_of_the_reference_has_a_docstring(name: str) -> None:
+    module = importlib.import_module(name)
+    assert undocumented(module) == []
+
+
+def test_a_name_without_docstring_is_found() -> None:
+    module = ModuleType("example")
+    exec("class Documented:\n  'a'\n  def method(self): ...\ndef function(): ...\n", module.__dict__)
+    assert undocumented(module) == ["example", "Documented.method", "function"]
+
+
+def undocumented(module: ModuleType) -> list[str]:
+    """Public names without a docstring: their own, an inherited one, or that of a protocol."""
+    exported = getattr(module, "__all__", None)
+    names = exported or [
+        name for name, value in vars(module).items() if getattr(value, "__module__", module.__name__) == module.__name__
+    ]
+    missing = [] if inspect.getdoc(module) and module.__doc__ else [module.__name__]
+    for name in names:
+        value = getattr(module, name)
+        if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue
+        if not value.__doc__:
+            missing.append(name)
+        if inspect.isclass(value):
+            described = [*value.__mro__, *protocols()]
+            members = [m for m, part in vars(value).items() if inspect.isroutine(part) or isinstance(part, property)]
+            for member in members:
+                texts = [vars(base)[member].__doc__ for base in described if member in vars(base)]
+                if not member.startswith("_") and not any(texts):
+                    missing.append(f"{name}.{member}")
+    return missing
+
+
+def protocols() -> list[type]:
+    """What classes here may satisfy without inheriting from it, such as `Mechanism`."""
+    package = [
+        vars(module)
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in ("fedcgd", "fedcgd_flower")
+    ]
+    return [value for names in package for value in list(names.values()) if getattr(value, "_is_protocol", False)]
+
+
+def test_pictures_are_drawn_the_same_each_time_and_each_is_used_with_its_meaning(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("draw", PICTURES / "draw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    draw = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw)
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        draw.draw(folder)
+    drawn = sorted(picture.name for picture in (tmp_path / "a").iterdir())
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in drawn)
+    assert drawn == sorted(picture.name for picture in PICTURES.glob("*.svg"))
+    used = {Path(target).name: text for page in DOCS.rglob("*.md") for text, target in IMAGE.findall(page.read_text())}
+    assert [name for name in drawn if len(used.get(name, "")) < 40] == []

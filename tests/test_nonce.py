@@ -1,0 +1,80 @@
+"""The nonce: another for another sum, history or round, whatever the random numbers do; and it tells nothing."""
+
+import os
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from fedcgd.keys import NoiseKey
+from fedcgd.noise import nonce as module
+from fedcgd.noise.nonce import synthetic_nonce
+
+KEY = bytes(range(32))
+SUM = np.arange(100_000)
+
+
+@pytest.fixture
+def repeating(monkeypatch):
+    monkeypatch.setattr(os, "urandom", lambda count: bytes(count))
+
+
+def test_what_goes_in_decides_when_the_random_numbers_repeat(repeating):
+    changed = SUM.copy()
+    changed[77_777] ^= 1
+    moved = np.roll(SUM, 2)
+    questions = [
+        (KEY, [], SUM),
+        (KEY, [], changed),
+        (KEY, [], moved),
+        (KEY, [], SUM[:-1]),
+        (KEY, [], np.append(SUM, 0)),
+        (KEY, [1], SUM),
+        (KEY, [2**128 - 1], SUM),
+        (KEY, [1, 2], SUM),
+        (KEY, [2, 2], SUM),
+        (bytes(32), [], SUM),
+    ]
+    nonces = [synthetic_nonce(*question) for question in questions]
+    assert len(set(nonces)) == len(questions)
+    assert nonces == [synthetic_nonce(*question) for question in questions]
+
+
+def test_random_numbers_decide_too():
+    nonces = {synthetic_nonce(KEY, [], SUM) for _ in range(50)}
+    assert len(nonces) == 50
+    assert all(2**100 < nonce < 2**128 for nonce in nonces)  # of a fair 128 bits, none is so small
+
+
+def test_neighbouring_sums_have_unrelated_nonces(repeating):
+    """Bits of the nonces of sums that differ by one count as often 0 as 1, and flip as often as not."""
+    sums = np.zeros(100, np.int64)
+    nonces = []
+    for i in range(2000):
+        sums[0] = i
+        nonces.append(synthetic_nonce(KEY, [], sums))
+    flips = [(a ^ b).bit_count() for a, b in pairwise(nonces)]
+    assert abs(np.mean(flips) - 64) < 4 * np.sqrt(32 / len(flips))
+    ones = np.array([[nonce >> bit & 1 for bit in range(128)] for nonce in nonces]).mean(axis=0)
+    assert np.abs(ones - 0.5).max() < 5 * 0.5 / np.sqrt(2000)
+
+
+def test_the_parts_that_are_hashed_at_a_time_do_not_matter(repeating, monkeypatch):
+    whole = synthetic_nonce(KEY, [], SUM)
+    monkeypatch.setattr(module, "_PART", 4096)
+    assert synthetic_nonce(KEY, [], SUM) == whole
+
+
+def test_keys_and_runs_have_nonces_of_their_own_and_a_simulation_repeats(repeating):
+    key = NoiseKey(KEY)
+    asked = [
+        made.nonce_of(run, SUM, earlier=[], attempt=0) for made in (key, NoiseKey(bytes(32))) for run in ("one", "two")
+    ]
+    assert len(set(asked)) == 4
+    assert NoiseKey.simulation(1).nonce_of("", SUM, earlier=[], attempt=3) == 3
+
+
+@pytest.mark.parametrize("size", [0, 16, 33])
+def test_a_key_of_another_length_is_refused(size):
+    with pytest.raises(ValueError, match=f"32 bytes .* got {size}"):
+        synthetic_nonce(bytes(size), [], SUM)

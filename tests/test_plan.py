@@ -1,0 +1,59 @@
+"""Plans from a budget: the mechanism as a value, as a text, and with its number left open."""
+
+from pathlib import Path
+
+import pytest
+
+from fedcgd.accounting import calibrate
+from fedcgd.accounting.selection import select_lambda
+from fedcgd.mechanisms import BISR, DPSGD, LambdaCGD, Normalized
+from fedcgd.mechanisms.error import error_norms
+from fedcgd.optimisation import cache, catalogue
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+MANY = Participation(rounds=60, min_separation=6)
+BUDGET = {"clip_norm": 1.0, "epsilon": 3.0, "delta": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("dp-sgd", DPSGD()), ("lambda-cgd:0.9", LambdaCGD(0.9)), ("bisr:4:normalized", Normalized(BISR(4)))],
+)
+def test_a_text_and_a_value_make_the_same_plan(text, value) -> None:
+    plan = Plan.calibrated(text, MANY, **BUDGET)
+    assert plan == Plan.calibrated(value, MANY, **BUDGET)
+    assert plan.guarantee().epsilon == pytest.approx(3.0, rel=1e-6)
+    assert Plan.from_description(plan.to_description()) == plan
+
+
+def test_lambda_left_open_is_chosen_by_the_practical_rule() -> None:
+    found = select_lambda(MANY, objective="practical", epsilon=3.0, delta=1e-5)
+    assert 0 < found.lam < 1
+    assert Plan.calibrated("lambda-cgd", MANY, **BUDGET).mechanism == LambdaCGD(found.lam)
+    chosen = Plan.calibrated("lambda-cgd:normalized", MANY, **BUDGET).mechanism
+    assert isinstance(chosen, Normalized)
+    assert chosen != Normalized(LambdaCGD(found.lam))
+
+
+@pytest.mark.parametrize("name", ["bsr", "banded-toeplitz"])
+def test_bands_left_open_are_those_of_least_error(name) -> None:
+    def rmse(p: int) -> float:
+        made = catalogue.mechanism(f"{name}:{p}", MANY)
+        sigma = calibrate(made, MANY, epsilon=3.0, delta=1e-5).noise_multiplier
+        return error_norms(made, 60).rmse(sigma)
+
+    best = min((1, 2, 4, 6), key=rmse)
+    plan = Plan.calibrated(name, MANY, **BUDGET)
+    assert plan.mechanism == catalogue.mechanism(f"{name}:{best}", MANY)
+
+
+@pytest.mark.parametrize("text", ["blt", "nu-dp-ftrl", "sgd", "lambda-cgd:auto"])
+def test_what_cannot_be_chosen_is_refused(text) -> None:
+    with pytest.raises(ValueError, match=text.partition(":")[0]):
+        Plan.calibrated(text, MANY, **BUDGET)

@@ -1,0 +1,44 @@
+"""No change of the code may change what it says: σ, ε, δ, sensitivities, errors and choices of λ, beside those on record."""
+
+import json
+from pathlib import Path
+
+import pytest
+import recorder
+
+RECORD = json.loads((Path(__file__).parent / "recorded.json").read_text())["figures"]
+CASES = recorder.cases()
+SAMPLED = ("balls-in-bins", "poisson")
+KNOWN = sorted(name for name in CASES if not any(word in name for word in SAMPLED))
+QUICK = ("balls-in-bins n=12", "balls-in-bins n=60 b=20 k=None q=None | None", "| dp-sgd | cyclic", "rmse | balls")
+ALL_SAMPLED = [
+    pytest.param(name, marks=() if any(word in name for word in QUICK) else pytest.mark.slow)
+    for name in sorted(set(CASES) - set(KNOWN))
+]
+
+
+DRAWN = {"noise_multiplier": 3e-3, "epsilon": 5e-3, "delta_at_1": 0.05}  # other draws, a smaller failure probability
+
+
+def compare(name: str) -> None:
+    recorded, found = RECORD[name], recorder.outcome(CASES[name])
+    assert found.keys() == recorded.keys()
+    for key, value in recorded.items():
+        tolerance = DRAWN.get(key, 1e-9) if recorded.get("draws") else 1e-9
+        assert found[key] == (pytest.approx(value, rel=tolerance) if isinstance(value, float) else value), (name, key)
+
+
+def test_every_recorded_run_is_made_again() -> None:
+    assert CASES.keys() == RECORD.keys()
+
+
+@pytest.mark.parametrize("first_word", sorted({name.partition(" ")[0] for name in KNOWN}))
+def test_without_sampling(first_word: str) -> None:
+    for name in KNOWN:
+        if name.startswith(f"{first_word} "):
+            compare(name)
+
+
+@pytest.mark.parametrize("name", ALL_SAMPLED)
+def test_with_sampling(name: str) -> None:
+    compare(name)
