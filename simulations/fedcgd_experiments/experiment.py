@@ -19,6 +19,7 @@ from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import Spelling, describe, from_description
 from fedcgd.participation import Participation, Sampling
+from fedcgd.plan import Plan
 from fedcgd_simulations.task import Data, evaluate
 from fedcgd_simulations.tasks import get_task
 
@@ -129,19 +130,19 @@ def run_point(point: Point, calibration: Record, *, data_dir: str | None = None,
     loader = DataLoader(TensorDataset(data.train.inputs, data.train.targets), batch_size=batch)
     if len(loader) != setup.steps:
         raise ValueError(f"{len(data.train)} examples cannot make {setup.steps} steps; {len(loader)} steps would do")
-    mechanism, participation = from_description(calibration["mechanism"]), setup.participation()
-    engine = CorrelatedPrivacyEngine(key=NoiseKey.simulation(point.seed))
-    module, optimizer, criterion, batches = engine.make_private(
+    plan = Plan(
+        mechanism=from_description(calibration["mechanism"]),
+        participation=setup.participation(),
+        clip_norm=point.clip_norm,
+        noise_multiplier=calibration["noise_multiplier"],
+        delta=setup.delta,
+    )
+    module, optimizer, criterion, batches = CorrelatedPrivacyEngine(NoiseKey.simulation(point.seed)).make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=point.learning_rate),
         criterion=_PerExample(task.loss),
         data_loader=loader,
-        mechanism=mechanism,
-        noise_multiplier=calibration["noise_multiplier"],
-        max_grad_norm=point.clip_norm,
-        epochs=setup.epochs,
-        sampling=setup.sampling,
-        groups=participation.min_separation if setup.sampling == "cyclic-poisson" else None,
+        plan=plan,
         grad_sample_mode="ghost",
     )
     inputs, targets = data.train.inputs.to(device), data.train.targets.to(device)
