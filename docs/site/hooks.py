@@ -1,5 +1,6 @@
 """What MkDocs does for this site beyond its plugins: pictures from benchmarks/, and the page of the command line."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,4 +30,23 @@ def command_line() -> str:
     """The help of all commands as Markdown, by Typer."""
     command = [sys.executable, "-m", "typer", "fedcgd.cli", "utils", "docs", "--name", "fedcgd"]
     page = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    return page.replace("# `fedcgd`\n\n", "", 1)
+    page = page.replace("# `fedcgd`\n\n", "", 1)
+    page = re.sub(r"^(## `(.+)`)$", lambda m: f"{m[1]} {{#{m[2].replace(' ', '-')}}}", page, flags=re.MULTILINE)
+    page = re.sub(r"^Example: (.+)$", r"```console\n$ \1\n```", page, flags=re.MULTILINE)
+    sections = re.split(r"^(?=##? )", page, flags=re.MULTILINE)
+    return "".join(_with_links(section) for section in sections)
+
+
+def _with_links(section: str) -> str:
+    """Names of commands link to their section, in place of the first words of its text."""
+    title = re.match(r"## `(.+)`", section)
+    parent = title[1] if title else "fedcgd"
+    head, found, commands = section.partition("**Commands**:")
+    link = rf"* [`\1`](#{parent.replace(' ', '-')}-\1)"
+    return head + found + re.sub(r"^\* `(\S+)`: .*$", link, commands, flags=re.MULTILINE)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """A name for the search, which the theme leaves without one."""
+    search = 'data-md-component="search" role="dialog"'
+    return output.replace(search, f'{search} aria-label="Search"')

@@ -1,6 +1,5 @@
 """The Flower server strategy: user updates are clipped and summed, correlated noise is added, the inner strategy steps."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -23,21 +22,22 @@ from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid as IntegerGrid
 from fedcgd.noise.quantisation import Integers
 from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
-from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.inner import check_inner, inner_config, inner_step, planned_cohort
 from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import Cause, NodeSum, TrainTask, read_train_reply, train_message
-from fedcgd_flower.progress import RoundReport, config_text, epsilon_text, metrics_text, too_few
+from fedcgd_flower.progress import RoundReport, config_text, epsilon_text, metrics_text
 from fedcgd_flower.result import IncompleteRunError, RunResult
 from fedcgd_flower.roster import Identity, Roster
 from fedcgd_flower.send_and_receive import send_and_receive
+from fedcgd_flower.turns import can_replace, too_few, users_needed
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 _POLL = 1.0  # seconds between looks at who is there
+_PATIENCE_WITH_USERS = 2  # tries of a round: replacing a user at once would cost another one's turn
 _MOST_FAILURES = 10  # tries in a row without a release before a run gives up
 
 
@@ -154,7 +154,8 @@ class CorrelatedNoise(Strategy):
         self._noise: NoiseSource | None = None
         self._nonces: list[int] = []
         self._asked: _Asked | None = None
-        self._silent: set[str] = set()
+        self._begun = False
+        self._silent: Counter[str] = Counter()
         self._silent_in = 0
         self._report = RoundReport(0, plan.participation.rounds)
 
@@ -239,7 +240,7 @@ class CorrelatedNoise(Strategy):
         Raises ValueError if the plan's rounds are used up.
         """
         round = self.releases
-        if self._asked is not None:
+        if self._begun:
             self._give_up("its replies were never aggregated")
         self._report = RoundReport(round, self.plan.participation.rounds)
         if round >= self.plan.participation.rounds:
@@ -255,6 +256,7 @@ class CorrelatedNoise(Strategy):
         for user, node_id in chosen.items():
             by_node.setdefault(node_id, []).append(user)
         integer_grid = grid_of(self.plan, layout.size)
+        self._begun = True
         attempt = self._ledger.plan_round(round, list(chosen))
         requests = []
         for node_id, users in sorted(by_node.items()):
@@ -283,18 +285,21 @@ class CorrelatedNoise(Strategy):
         """Users of the round and the node of each; None if too few are there within `patience` seconds."""
         deadline = time.monotonic() + self.patience
         if round != self._silent_in:
-            self._silent, self._silent_in = set(), round
+            self._silent, self._silent_in = Counter(), round
         participation, key = self.plan.participation, self._key.choices_of(self._ledger.stream_id)
         sampled = participation.sampling != "none"  # then who takes part is drawn, and stays as it was drawn
         while True:
             nodes = self._roster.refresh(grid)
             history = self._ledger.history(list(nodes))
             enough = round > 0 or len(nodes) >= self.expected_users
-            # Whoever did not answer in this very round is asked again only if nobody else can be.
-            choices = [nodes.keys()] if sampled else [nodes.keys() - self._silent, nodes.keys()]
+            # Whoever was asked twice in this very round, in vain, is replaced if others can be spared.
+            silent = {user for user, times in self._silent.items() if times >= _PATIENCE_WITH_USERS}
+            choices = [nodes.keys()] if sampled else [nodes.keys() - silent, nodes.keys()]
             for available in choices if enough else []:
                 users = cohort(participation, round, available, history, cohort_size=self.cohort_size, key=key)
-                if users is not None:
+                if users is not None and (
+                    len(available) == len(nodes) or can_replace(participation, round, users, nodes, history)
+                ):
                     return {user: nodes[user] for user in users}
             if time.monotonic() >= deadline:
                 break
@@ -343,7 +348,7 @@ class CorrelatedNoise(Strategy):
             report.answered += answered
             if answered < len(task.users):
                 report.lost[cause] += len(task.users) - answered
-                self._silent |= set(task.users)  # which of them, the node does not say
+                self._silent.update(task.users)  # which of them, the node does not say
         self.dropped += Counter()  # without zeros
         if report.answered < self.min_answers:
             self._give_up(f"at least {self.min_answers} users must answer")
@@ -355,7 +360,7 @@ class CorrelatedNoise(Strategy):
         except BaseException:
             self._give_up("it could not be released")
             raise
-        self._asked = None
+        self._begun, self._asked = False, None
         self._nonces.append(nonce)
         metrics = self._metrics(self.releases)
         report.epsilon = cast(float, metrics["epsilon"])
@@ -371,11 +376,11 @@ class CorrelatedNoise(Strategy):
 
     def _give_up(self, reason: str) -> None:
         """Leave the round in flight unreleased: its noise is never used again, and the inner strategy has not seen it."""
-        asked, self._asked = self._asked, None
+        begun, self._begun, self._asked = self._begun, False, None
         self._report.failure = self._report.failure or reason
-        if asked is not None:
+        if begun:
             with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
-                self._ledger.skip(asked.round, reason)
+                self._ledger.skip(self._report.round, reason)
             self._noise = None  # it may have stopped halfway
             inner_state.restore(self.inner, self._inner_state)
 
@@ -552,11 +557,3 @@ class CorrelatedNoise(Strategy):
             return
         replies = [reply for reply in send_and_receive(grid, messages, timeout) if reply is not None]
         self._keep("evaluate on clients", result, self.aggregate_evaluate(self.releases, replies))
-
-
-def users_needed(participation: Participation, cohort_size: int) -> int:
-    """The fewest users that all rounds can be done with, a full cohort each; 1 with a sampling, where cohorts vary."""
-    if participation.sampling != "none":
-        return 1
-    n, k, b = participation.rounds, participation.participations, participation.min_separation
-    return max(cohort_size * min(b, n), math.ceil(cohort_size * n / k))

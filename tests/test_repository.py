@@ -1,0 +1,44 @@
+"""What stands beside the code is true of it: paths that CONTRIBUTING.md names, the version to cite, forms that parse."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PATH = re.compile(r"`((?:fedcgd|strategies|simulations|tests|docs)/[\w/.]*)`")
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md", "README.md"])
+def test_every_path_that_is_named_is_there(page: str) -> None:
+    named = PATH.findall((ROOT / page).read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md", "README.md", "CHANGELOG.md"])
+def test_every_link_within_the_repository_leads_somewhere(page: str) -> None:
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / page).read_text())
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_what_to_cite_is_this_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+    assert f"## {project['version']}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda form: form.name
+)
+def test_forms_for_issues_have_what_github_asks_of_them(form: Path) -> None:
+    fields = yaml.safe_load(form.read_text())
+    if form.name == "config.yml":
+        assert all({"name", "url", "about"} <= set(link) for link in fields["contact_links"])
+        return
+    assert {"name", "description", "body"} <= set(fields)
+    ids = [part["id"] for part in fields["body"] if part["type"] != "markdown"]
+    assert len(ids) == len(set(ids)) > 0
+    assert all(part["attributes"] for part in fields["body"])
