@@ -7,6 +7,7 @@ from fedcgd.cli.audit import audit_command
 from fedcgd.cli.budget import calibrate_command, delta_command, epsilon_command
 from fedcgd.cli.compare import compare_command
 from fedcgd.cli.explain import explain_command
+from fedcgd.cli.report_page import report_command
 from fedcgd.cli.select import select_lambda_command
 
 app = typer.Typer(
@@ -22,4 +23,5 @@ app.command("compare")(compare_command)
 app.command("select-lambda")(select_lambda_command)
 app.command("explain")(explain_command)
 app.command("audit")(audit_command)
+app.command("report")(report_command)
 app.add_typer(ledger.app, name="ledger")
