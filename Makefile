@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: simulate test test-slow check docs bench clean
+.PHONY: simulate test test-slow check docs bench mutants clean
 .DEFAULT_GOAL := simulate
 
 $(VENV)/installed: pyproject.toml
@@ -33,6 +33,10 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+# Do the tests notice a change in what ε depends on? An hour on 2 cores; goes on where it was stopped (docs/testing.md).
+mutants: $(VENV)/installed
+	$(BIN)/python tools/mutants/run.py --minutes 60 --jobs 2
 
 # The documentation, at http://127.0.0.1:8000/ until Ctrl-C; what is built lies in build/site.
 docs: $(VENV)/installed

@@ -36,6 +36,16 @@ _ACCURACY = 1e-5  # relative, of a calibrated σ: on the safe side
 class PoissonAccountant(Accountant):
     """Runs with Poisson or cyclic Poisson sampling, of C with at most b bands."""
 
+    def known_loss(self, noise_multiplier: float, released: int) -> Bound:
+        norm = column_norm(self.mechanism, self.participation)
+        return _bound(math.sqrt(_eligible(self.participation, released)) * norm / noise_multiplier, norm)
+
+    def loss_distribution(
+        self, noise_multiplier: float, released: int, step: float, least_delta: float
+    ) -> tuple[PrivacyLossDistribution, float]:
+        norm = column_norm(self.mechanism, self.participation)
+        return _composed(noise_multiplier / norm, self.participation, released, step), 0.0
+
     def _sigma_for(self, epsilon: float, delta: float, progress: Progress) -> Bound:
         norm = column_norm(self.mechanism, self.participation)
         return _bound(poisson_noise_multiplier(epsilon, delta, self.participation) * norm, norm)

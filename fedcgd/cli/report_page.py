@@ -78,10 +78,10 @@ def report_command(
         ),
     ],
 ) -> None:
-    """Write what a run promises, and why, from its ledger alone; exit code 1 if the records contradict each other.
+    """Write what a run promises, and why: a page for a reviewer, or the privacy statement that goes with its model.
 
-    The HTML page is for a reviewer: it has counts of users and rounds, which are not differentially private. The privacy
-    statement has none of them, and goes with the model.
+    All of it comes from the ledger alone. Exit code 1 if the records contradict each other. The HTML page has counts of users and
+    rounds, which are not differentially private; the statement has none of them.
 
     Example: fedcgd report run.db -o report.html
     """

@@ -1,0 +1,195 @@
+"""Mutation testing: change one thing in a file that ε depends on, and see whether a test fails.
+
+    python tools/mutants/run.py --minutes 60
+
+Cosmic Ray's operators make the mutants. Its runner is not used, because it changes files in place, knows one test command for
+all of them and does not sample. Here each mutant lives in a copy of the tree, in a fork of a process that has done the slow
+imports; the tests of its row in targets.toml run until one fails, those that execute the mutated lines first. Results are
+appended to a file of JSON lines; a mutant that is in it is not run again as long as the lines around it are the same.
+The sample is a function of the seed and the sources, and every file has its turn, so that any time limit leaves an even sample.
+Ends with 1 if a planted bug is not found, or if a mutant survives that judged.toml does not explain.
+"""
+
+import argparse
+import collections
+import hashlib
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+import tomllib
+import warnings
+from collections.abc import Iterable
+from functools import partial
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+from forks import attempt, copy_tree, import_what_is_slow, in_a_fork, learn
+from operators import ROOT, Mutant, mutants, named
+
+HERE = Path(__file__).resolve().parent
+RESULTS = ROOT / "benchmarks" / "results" / "mutants.jsonl"
+
+
+def targets(only: list[str]) -> dict[str, list[str]]:
+    """Each file of targets.toml whose path holds one of `only`, and its test files. Raises ValueError for an empty row."""
+    rows: dict[str, list[str]] = {}
+    for pattern, tests in tomllib.loads((HERE / "targets.toml").read_text())["targets"].items():
+        files = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(pattern)) if path.name != "__init__.py"]
+        concerned = sorted({str(path.relative_to(ROOT)) for test in tests for path in (ROOT / "tests").glob(test)})
+        if not files or not concerned:
+            raise ValueError(f"targets.toml: {pattern!r} has {len(files)} files and {len(concerned)} test files")
+        rows |= dict.fromkeys(files, concerned)
+    return {path: tests for path, tests in rows.items() if not only or any(part in path for part in only)}
+
+
+def sample(path: str, seed: int) -> list[Mutant]:
+    """The mutants of a file, in an order that seed and source decide: each place once before any place twice."""
+
+    def drawn(mutant: Mutant) -> str:
+        return hashlib.sha256(f"{seed} {mutant.name}".encode()).hexdigest()
+
+    places = collections.defaultdict(list)
+    for mutant in sorted(mutants(path), key=drawn):
+        places[mutant.place].append(mutant)
+    ranked = [(rank, drawn(mutant), mutant) for place in places.values() for rank, mutant in enumerate(place)]
+    return [mutant for _, _, mutant in sorted(ranked, key=lambda entry: entry[:2])]
+
+
+def planted(rows: dict[str, list[str]]) -> list[Mutant]:
+    """The bugs of planted.toml. Raises ValueError for one whose text the code does not hold exactly once."""
+    bugs = []
+    for bug in tomllib.loads((HERE / "planted.toml").read_text())["bug"]:
+        path, before = bug["file"], bug["before"]
+        source = (ROOT / path).read_text()
+        if source.count(before) != 1:
+            raise ValueError(f"planted.toml: {path} holds {source.count(before)} times {before!r}")
+        text = source.replace(before, bug["after"])
+        first = source[: source.index(before)].count("\n") + 1
+        lines = first, first + before.count("\n")
+        name = named(path, before, bug["after"])
+        bugs.append(Mutant(path, source, f"planted: {bug['name']}", (first, 0), lines, name, partial(str, text)))
+    return [bug for bug in bugs if bug.path in rows]
+
+
+def learned(rows: dict[str, list[str]], folder: Path) -> dict[str, Any]:
+    """What the tests do on unmutated code: seconds and covered lines. Ends the program if they fail, in this order or another."""
+    tests = sorted({test for row in rows.values() for test in row})
+    print(f"{len(rows)} files; running {len(tests)} test files on unmutated code, twice", flush=True)
+    tree, answer = copy_tree(folder / "baseline"), folder / "baseline.json"
+    found = in_a_fork(learn, tree, tests, list(rows), answer=answer, limit=3600)
+    if found is None or found["status"] != 0 or not found["inside"]:
+        sys.exit(f"mutants mean nothing: unmutated code fails, or is not the copy's: {found and found['failed']}")
+    control = in_a_fork(attempt, tree, tests, found["seconds"], set(), answer=answer, limit=3600)
+    if control is None or control["status"] != 0:
+        sys.exit(f"mutants mean nothing: unmutated code fails in another order of the tests: {control}")
+    return found
+
+
+def work(
+    queue: Any, chosen: list[Mutant], rows: dict[str, list[str]], known: dict[str, Any], folder: Path, deadline: float
+) -> None:
+    """Try the mutants whose numbers come from `queue` in the tree `folder`, and append what became of each."""
+    copy_tree(folder)
+    while (number := queue.get()) is not None and time.time() < deadline:
+        mutant = chosen[number]
+        tests = rows[mutant.path]
+        covered = known["lines"].get(mutant.path, {})
+        covering = {test for line in range(mutant.lines[0], mutant.lines[1] + 1) for test in covered.get(str(line), ())}
+        limit = 60 + 5 * sum(took for test, took in known["seconds"].items() if test.split("::")[0] in tests)
+        before = (folder / mutant.path).read_text()
+        (folder / mutant.path).write_text(mutant.text)
+        start = time.monotonic()
+        answer = folder.with_suffix(".json")
+        found = in_a_fork(attempt, folder, tests, known["seconds"], covering - {""}, answer=answer, limit=limit)
+        (folder / mutant.path).write_text(before)
+        outcome = "timeout" if found is None else "survived" if found["status"] == 0 else "killed"
+        record = {"mutant": mutant.name, "file": mutant.path, "operator": mutant.operator, "outcome": outcome}
+        record |= {"by": (found or {}).get("by", ""), "seconds": round(time.monotonic() - start, 1)}
+        record |= {"diff": mutant.diff} if outcome == "survived" else {}
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        place = f"{mutant.path}:{mutant.lines[0]} {mutant.operator}"
+        print(f"{number + 1}/{len(chosen)} {outcome:8} {record['seconds']:5.1f} s  {place}", flush=True)
+
+
+def changed(text: str) -> str:
+    """The changed lines of a diff, without the spaces around them."""
+    return "\n".join(line[0] + line[1:].strip() for line in text.splitlines() if line[:1] in "+-")
+
+
+def report(rows: Iterable[str], results: list[dict[str, Any]]) -> list[str]:
+    """Print the score by file; the diffs of survivors that nobody has judged."""
+    entries = tomllib.loads((HERE / "judged.toml").read_text())["mutant"]
+    judged = {(entry["file"], changed(entry["diff"])) for entry in entries}
+    columns = ["file", "tried", "killed", "of these by time", "survived, judged harmless", "survived, not judged"]
+    print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    unexplained = []
+    for path in [*rows, "all"]:
+        mine = [record for record in results if path in (record["file"], "all")]
+        survivors = [record for record in mine if record["outcome"] == "survived"]
+        open_ones = [record for record in survivors if (record["file"], changed(record["diff"])) not in judged]
+        slow = sum(record["outcome"] == "timeout" for record in mine)
+        numbers = len(mine), len(mine) - len(survivors), slow, len(survivors) - len(open_ones), len(open_ones)
+        print(f"| {' | '.join(map(str, (path, *numbers)))} |")
+        if path != "all":
+            unexplained += [f"{path} {record['mutant']} {record['operator']}\n{record['diff']}" for record in open_ones]
+    return unexplained
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="*", help="parts of paths of targets.toml (default: all)")
+    parser.add_argument("--per-file", type=int, default=40, help="mutants of each file at most (default 40)")
+    parser.add_argument("--minutes", type=float, default=60, help="start no mutant after so long (default 60)")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default 2)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
+    parser.add_argument("--survivors", action="store_true", help="run those again that survived, and no new ones")
+    parser.add_argument("--report", action="store_true", help="run nothing: print the score and what survived")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")  # of mutants that compile with a warning
+    deadline = time.time() + 60 * options.minutes
+    rows = targets(options.files)
+    samples = {path: sample(path, options.seed) for path in rows}
+    RESULTS.touch()
+    lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    results = {record["mutant"]: record for record in lines}
+    bugs = planted(rows)
+    firsts = [islice((mutant for mutant in row if mutant.text), options.per_file) for row in samples.values()]
+    drawn = bugs + [mutant for turn in zip_longest(*firsts) for mutant in turn if mutant]
+    if options.survivors:
+        chosen = [mutant for mutant in drawn if results.get(mutant.name, {}).get("outcome") == "survived"]
+    else:
+        chosen = [mutant for mutant in drawn if mutant.name not in results]
+    if chosen and not options.report:
+        import_what_is_slow()
+        with tempfile.TemporaryDirectory(prefix="mutants-") as place:
+            known = learned(rows, Path(place))
+            queue = multiprocessing.get_context("fork").Queue()
+            for item in [*range(len(chosen)), *[None] * options.jobs]:
+                queue.put(item)
+            fork = multiprocessing.get_context("fork").Process
+            workers = [
+                fork(target=work, args=(queue, chosen, rows, known, Path(place) / f"tree{job}", deadline))
+                for job in range(options.jobs)
+            ]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        results = {record["mutant"]: record for record in map(json.loads, RESULTS.read_text().splitlines())}
+    current = {mutant.name for mutant in bugs} | {mutant.name for row in samples.values() for mutant in row}
+    # What no longer is in the code goes; the rest stays, for runs of other files too.
+    kept = {name: record for name, record in results.items() if name in current or record["file"] not in rows}
+    if not options.report:
+        order = sorted(kept.values(), key=lambda record: (record["file"], record["mutant"]))
+        RESULTS.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in order))
+    unexplained = report(rows, [record for record in kept.values() if record["file"] in rows])
+    print("\n\n".join(["", *unexplained, f"{len(unexplained)} survivors to judge"]))
+    return bool(unexplained)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
