@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvgM
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.plan import Plan
-from fedcgd_flower import CorrelatedNoise
+from fedcgd_flower import CorrelatedNoise, arrays_of, load_arrays
 from fedcgd_simulations.report import plot_accuracy, summary, write_json
 from fedcgd_simulations.settings import Settings
 from fedcgd_simulations.task import evaluate
@@ -47,15 +47,13 @@ def main(grid: Grid, context: Context) -> None:
     accuracy: list[float] = []
 
     def evaluate_released(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        model.load_state_dict(arrays.to_torch_state_dict())
+        load_arrays(model, arrays)
         # The test examples belong to none of the users, so this costs no privacy.
         accuracy.append(evaluate(model, task, data.test))
         return MetricRecord({"test-accuracy": accuracy[-1]})
 
     started = time.monotonic()
-    strategy.start(
-        grid, ArrayRecord(model.state_dict()), evaluate_fn=evaluate_released, train_config=ConfigRecord(), timeout=600.0
-    )
+    strategy.start(grid, arrays_of(model), evaluate_fn=evaluate_released, train_config=ConfigRecord(), timeout=600.0)
     guarantee = strategy.plan.guarantee()
     rounds = participation.rounds
     figures = {
