@@ -47,10 +47,10 @@ def main(
     runs = []
     try:
         with tempfile.TemporaryDirectory(prefix="fedcgd-flwr-") as home, local_superlink(Path(home)) as environment:
-            for mechanism in ("dp-sgd", "lambda-cgd"):
-                path = folder / f"digits-{mechanism}.json"
-                config = {"mechanism": mechanism, "lam": lam, "epsilon": epsilon, "seed": seed, "results": str(path)}
-                runs.append(run_app(environment, config))
+            for name, mechanism in (("dp-sgd", "dp-sgd"), ("lambda-cgd", f"lambda-cgd:{lam}")):
+                path = folder / f"digits-{name}.json"
+                options: dict[str, str | int | float] = {"epsilon": epsilon, "seed": seed, "results": str(path)}
+                runs.append(run_app(environment, {"mechanism": mechanism, **options}))
     except RuntimeError as error:
         console.print(f"[red]Failed:[/red] {error}")
         raise typer.Exit(1) from error

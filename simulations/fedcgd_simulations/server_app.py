@@ -9,8 +9,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvgM
 
 from fedcgd.mechanisms.error import error_norms
+from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.plan import Plan
-from fedcgd_flower import CorrelatedNoise
+from fedcgd_flower import CorrelatedNoise, arrays_of, load_arrays
 from fedcgd_simulations.report import plot_accuracy, summary, write_json
 from fedcgd_simulations.settings import Settings
 from fedcgd_simulations.task import evaluate
@@ -27,10 +28,9 @@ def main(grid: Grid, context: Context) -> None:
     data = task.load()
     users = len(data.train)
     participation = settings.participation(users)
-    mechanism = settings.mechanism(participation)
     plan = Plan.calibrated(
-        mechanism=mechanism,
-        participation=participation,
+        settings.mechanism,
+        participation,
         clip_norm=settings.clip_norm,
         epsilon=settings.epsilon,
         delta=settings.delta,
@@ -47,19 +47,17 @@ def main(grid: Grid, context: Context) -> None:
     accuracy: list[float] = []
 
     def evaluate_released(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        model.load_state_dict(arrays.to_torch_state_dict())
+        load_arrays(model, arrays)
         # The test examples belong to none of the users, so this costs no privacy.
         accuracy.append(evaluate(model, task, data.test))
         return MetricRecord({"test-accuracy": accuracy[-1]})
 
     started = time.monotonic()
-    strategy.start(
-        grid, ArrayRecord(model.state_dict()), evaluate_fn=evaluate_released, train_config=ConfigRecord(), timeout=600.0
-    )
+    strategy.start(grid, arrays_of(model), evaluate_fn=evaluate_released, train_config=ConfigRecord(), timeout=600.0)
     guarantee = strategy.plan.guarantee()
     rounds = participation.rounds
     figures = {
-        "label": settings.label,
+        "label": spelling_of(plan.mechanism),
         "task": task.name,
         "users": users,
         "cohort": settings.cohort,
@@ -73,7 +71,7 @@ def main(grid: Grid, context: Context) -> None:
         "seed": settings.seed,
         "private": bool(settings.key_file),
         "noise_multiplier": strategy.plan.noise_multiplier,
-        "rmse": error_norms(mechanism, rounds).rmse(strategy.plan.noise_multiplier),
+        "rmse": error_norms(plan.mechanism, rounds).rmse(strategy.plan.noise_multiplier),
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
         "adjacency": guarantee.adjacency,
@@ -82,7 +80,8 @@ def main(grid: Grid, context: Context) -> None:
         "seconds": time.monotonic() - started,
         "device": "cuda" if torch.cuda.is_available() else "cpu",
     }
-    path = Path(settings.results or f"results/{task.name}-{settings.label}-{context.run_id}.json").resolve()
+    name = f"{task.name}-{spelling_of(plan.mechanism).replace(':', '-')}-{context.run_id}"
+    path = Path(settings.results or f"results/{name}.json").resolve()
     write_json(path, figures)
     plot = path.with_suffix(".png")
     plot_accuracy(plot, [figures])
