@@ -12,35 +12,21 @@ import typer
 from fedcgd.accounting import calibrate
 from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.audit.audit import AuditResult, Release, audit_canaries, audit_mechanism
-from fedcgd.cli.options import (
-    BandwidthOption,
-    DegreeOption,
-    DeltaOption,
-    EpsilonOption,
-    JsonOption,
-    LamOption,
-    MechanismOption,
-    NormalizeOption,
-    NuOption,
-    ParticipationsOption,
-    SamplingName,
-    SamplingOption,
-    SeparationOption,
-    participation_of,
-)
+from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption, RunOptions, takes
 from fedcgd.cli.report import complaints, console, explained_errors, key_value_table, number, print_json
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
-from fedcgd.optimisation.catalogue import make
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
 EXIT_REFUTED = 1
 
 
+@takes(RunOptions)
 def audit_command(
+    run: RunOptions,
     epsilon: EpsilonOption,
     delta: DeltaOption,
     rounds: Annotated[
@@ -55,15 +41,6 @@ def audit_command(
             help='JSON file of a federated run\'s canaries: {"included": [score, …], "held_out": [score, …]}.'
         ),
     ] = None,
-    mechanism: MechanismOption = "lambda-cgd",
-    lam: LamOption = None,
-    bandwidth: BandwidthOption = None,
-    degree: DegreeOption = None,
-    nu: NuOption = None,
-    normalize: NormalizeOption = False,
-    participations: ParticipationsOption = None,
-    separation: SeparationOption = 1,
-    sampling: SamplingOption = SamplingName.NONE,
     trials: Annotated[int, typer.Option(help="Simulated canaries; 40000 tell σ from 0.9σ.")] = 40_000,
     confidence: Annotated[float, typer.Option(help="How sure a refutation is.")] = 0.99,
     seed: Annotated[
@@ -71,12 +48,12 @@ def audit_command(
     ] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Try to refute the claim (ε, δ): of this installation's noise, or with --scores of a federated run. Exit code 1 if refuted.
+    """Try to refute (ε, δ): of this installation's noise, or with --scores of a federated run. Exit code 1 if refuted.
 
     The noise is added as in a run, to worst-case users and to none, and their releases are told apart. Under a secret sampling
     the noise is audited against the ε that the same σ gives to an adversary who knows the rounds.
 
-    Example: fedcgd audit --lam 0.9 --rounds 100 --separation 20 --epsilon 2 --delta 1e-5
+    Example: fedcgd audit --mechanism lambda-cgd:0.9 --rounds 100 --separation 20 --epsilon 2 --delta 1e-5
     """
     with explained_errors():
         if (scores is None) == (rounds is None):
@@ -87,11 +64,8 @@ def audit_command(
             result = audit_canaries(included, held_out, epsilon=epsilon, delta=delta, confidence=confidence)
         else:
             assert rounds is not None
-            participation = participation_of(sampling.value, rounds, separation, participations, bandwidth)
-            chosen = make(
-                mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
-                participation=participation,
-            )  # fmt: skip
+            participation = run.run(rounds)
+            chosen = run.chosen(participation, epsilon=epsilon, delta=delta)
             sigma = noise_multiplier
             if sigma is None:
                 sigma = calibrate(chosen, participation, epsilon=epsilon, delta=delta).noise_multiplier

@@ -54,12 +54,12 @@ def main(
             Progress(*columns, console=console) as bars,
             local_superlink(Path(home)) as environment,
         ):
-            for mechanism in ("dp-sgd", "lambda-cgd"):
+            for name, mechanism in (("dp-sgd", "dp-sgd"), ("lambda-cgd", f"lambda-cgd:{lam}")):
                 bar = bars.add_task(f"{mechanism}: rounds released", total=None)
-                path = folder / f"digits-{mechanism}.json"
-                config = {"mechanism": mechanism, "lam": lam, "epsilon": epsilon, "seed": seed, "results": str(path)}
-                progress = partial(_show, bars, bar)
-                runs.append(run_app(environment, config, progress=progress))
+                path = folder / f"digits-{name}.json"
+                options: dict[str, str | int | float] = {"epsilon": epsilon, "seed": seed, "results": str(path)}
+                config = {"mechanism": mechanism, **options}
+                runs.append(run_app(environment, config, progress=partial(_show, bars, bar)))
     except RuntimeError as error:
         console.print(f"Failed: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(1) from error

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvgM
 
 from fedcgd.mechanisms.error import error_norms
+from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, IncompleteRunError
 from fedcgd_simulations.report import plot_accuracy, summary, write_json
@@ -29,7 +30,8 @@ def main(grid: Grid, context: Context) -> None:
     A run that does not release every planned round raises, and leaves ….failed.json in place of the results.
     """
     settings = Settings.read(context.run_config)  # refuses what it does not understand, before any work
-    path = Path(settings.results or f"results/{settings.task}-{settings.label}-{context.run_id}.json").resolve()
+    name = f"{settings.task}-{settings.mechanism.replace(':', '-')}-{context.run_id}"
+    path = Path(settings.results or f"results/{name}.json").resolve()
     failed = path.with_suffix(".failed.json")
     for old in (path, failed):  # what is there when this run ends is this run's
         old.unlink(missing_ok=True)
@@ -39,7 +41,8 @@ def main(grid: Grid, context: Context) -> None:
     except Exception as error:
         released = error.result.released if isinstance(error, IncompleteRunError) else None
         write_json(
-            failed, {"failure": f"{type(error).__name__}: {error}", "releases": released, "label": settings.label}
+            failed,
+            {"failure": f"{type(error).__name__}: {error}", "releases": released, "mechanism": settings.mechanism},
         )
         raise
     figures["seconds"] = time.monotonic() - started
@@ -57,7 +60,7 @@ def train(settings: Settings, grid: Grid) -> dict[str, Any]:
     users = len(data.train)
     participation = settings.participation(users)
     plan = Plan.calibrated(
-        settings.mechanism(participation),
+        settings.mechanism,
         participation,
         clip_norm=settings.clip_norm,
         epsilon=settings.epsilon,
@@ -84,7 +87,7 @@ def train(settings: Settings, grid: Grid) -> dict[str, Any]:
     )
     guarantee = plan.guarantee()
     return {
-        "label": settings.label,
+        "label": spelling_of(plan.mechanism),
         "task": task.name,
         "users": users,
         "cohort": settings.cohort,

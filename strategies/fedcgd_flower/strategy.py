@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from logging import INFO, WARNING
@@ -26,7 +26,7 @@ from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.inner import check_inner, inner_config, inner_step, planned_cohort
-from fedcgd_flower.layout import Flat, Layout, flatten, layout_of, unflatten
+from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import Cause, NodeSum, TrainTask, read_train_reply, train_message
 from fedcgd_flower.progress import RoundReport, config_text, epsilon_text, metrics_text
 from fedcgd_flower.result import IncompleteRunError, RunResult
@@ -76,6 +76,9 @@ class CorrelatedNoise(Strategy):
       each round takes a cohort out of those who may take part.
     - `min_answers`: a round that fewer users answer is not released, and is tried again (default 1; 0 with a sampling).
     - `patience`: seconds to wait for enough users before a round is skipped, or before the first one, given up.
+    - `trainable`: the names of the arrays that are trained, where not all are (frozen layers, LoRA); the others, and counters, go
+      along to the nodes and into the result unchanged.
+    - `batch_norm`: running statistics are refused, "private" (clipped and noised like parameters) or "fixed" (left as they are).
     - `forward_client_metrics`: also evaluate on clients as the inner strategy does, and return the averages. They are not
       differentially private: ε no longer covers what the run tells.
 
@@ -102,6 +105,8 @@ class CorrelatedNoise(Strategy):
         expected_users: int | None = None,
         min_answers: int | None = None,
         patience: float = 600.0,
+        trainable: Collection[str] | None = None,
+        batch_norm: BatchNorm = "refuse",
         forward_client_metrics: bool = False,
     ) -> None:
         self.inner = check_inner(inner)
@@ -133,6 +138,8 @@ class CorrelatedNoise(Strategy):
         )
         self.min_answers = min_answers
         self.patience = patience
+        self.trainable = trainable
+        self.batch_norm: BatchNorm = batch_norm
         self.forward_client_metrics = forward_client_metrics
         self.dropped: Counter[Cause] = Counter()
         """Replies dropped so far, by cause, and users that nodes left out. It tells about users: for the operator's eyes only."""
@@ -207,6 +214,9 @@ class CorrelatedNoise(Strategy):
         """How many rounds are released so far, as the ledger said when it was open last."""
         return len(self._nonces)
 
+    def _layout(self, arrays: ArrayRecord) -> Layout:
+        return layout_of(arrays, trainable=self.trainable, batch_norm=self.batch_norm)
+
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
         plan = self.plan
@@ -235,13 +245,13 @@ class CorrelatedNoise(Strategy):
         self._report = RoundReport(round, self.plan.participation.rounds)
         if round >= self.plan.participation.rounds:
             raise ValueError(f"all {round} planned rounds are released; a further one would not be accounted for")
-        layout = layout_of(arrays)
+        layout = self._layout(arrays)
         chosen = self._choose(round, grid)
         if chosen is None:
             return []
         model = flatten(arrays, layout)
         unsaved = inner_state.fingerprint(self.inner)
-        train_config = inner_config(self.inner, round + 1, arrays, config)
+        train_config = inner_config(self.inner, round + 1, unflatten(model, layout, carried=False), config)
         by_node: dict[int, list[str]] = {}
         for user, node_id in chosen.items():
             by_node.setdefault(node_id, []).append(user)
@@ -381,7 +391,8 @@ class CorrelatedNoise(Strategy):
             self._noise = NoiseSource(self.plan.mechanism, self.plan.participation.rounds, normals)
         self._noise.add(total, [*self._nonces, nonce], self.plan.stddev)
         noised_mean = asked.model.astype(np.float64) + asked.grid.from_steps(total) / self.cohort_size
-        stepped = inner_step(self.inner, asked.round + 1, unflatten(noised_mean.astype(np.float32), asked.layout))
+        noised = unflatten(noised_mean.astype(np.float32), asked.layout, carried=False)
+        stepped = inner_step(self.inner, asked.round + 1, noised)
         released = flatten(stepped, asked.layout)
         changed = dict(inner_state.fingerprint(self.inner).items() ^ asked.unsaved.items())
         if changed:
@@ -510,7 +521,7 @@ class CorrelatedNoise(Strategy):
         for release in range(1, self.releases + 1):  # the server may have died between a release and its metrics
             if release not in result.train_metrics_clientapp:
                 result.train_metrics_clientapp[release] = self._metrics(release)
-        layout = layout_of(initial_arrays)
+        layout = self._layout(initial_arrays)
         model = np.frombuffer(run.model, np.float32)
         if len(model) != layout.size:
             raise ValueError(
