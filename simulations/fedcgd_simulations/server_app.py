@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvgM
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.plan import Plan
-from fedcgd_flower import CorrelatedNoise, IncompleteRunError
+from fedcgd_flower import CorrelatedNoise, IncompleteRunError, arrays_of, load_arrays
 from fedcgd_simulations.report import plot_accuracy, summary, write_json
 from fedcgd_simulations.settings import Settings
 from fedcgd_simulations.task import evaluate
@@ -78,12 +78,12 @@ def train(settings: Settings, grid: Grid) -> dict[str, Any]:
     )
 
     def evaluate_released(release: int, arrays: ArrayRecord) -> MetricRecord:
-        model.load_state_dict(arrays.to_torch_state_dict())
+        load_arrays(model, arrays)
         # The test examples belong to none of the users, so this costs no privacy.
         return MetricRecord({ACCURACY: evaluate(model, task, data.test)})
 
     result = strategy.start(
-        grid, ArrayRecord(model.state_dict()), evaluate_fn=evaluate_released, train_config=ConfigRecord(), timeout=600.0
+        grid, arrays_of(model), evaluate_fn=evaluate_released, train_config=ConfigRecord(), timeout=600.0
     )
     guarantee = plan.guarantee()
     return {
