@@ -18,10 +18,9 @@ from flwr.supercore import log
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, Run
-from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid as IntegerGrid
 from fedcgd.noise.quantisation import Integers
-from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
+from fedcgd.noise.source import NoiseSource, grid_of, grid_source
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
@@ -387,8 +386,7 @@ class CorrelatedNoise(Strategy):
     def _release(self, asked: _Asked, total: Integers, nonce: int) -> Flat:
         """The model of the round in flight, from the sum of its updates; it is in the ledger when this returns."""
         if self._noise is None:
-            normals = GridNormals(NoiseStream(self._key.noise_of(self._ledger.stream_id)), asked.grid)
-            self._noise = NoiseSource(self.plan.mechanism, self.plan.participation.rounds, normals)
+            self._noise = grid_source(self.plan, self._key, self._ledger.stream_id, asked.grid)
         self._noise.add(total, [*self._nonces, nonce], self.plan.stddev)
         noised_mean = asked.model.astype(np.float64) + asked.grid.from_steps(total) / self.cohort_size
         noised = unflatten(noised_mean.astype(np.float32), asked.layout, carried=False)
