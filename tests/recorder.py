@@ -23,20 +23,22 @@ from fedcgd.mechanisms import (
     BandedToeplitz,
     BandInvMF,
     Diagonal,
-    Explicit,
     LambdaCGD,
     Normalized,
     NuDPFTRL,
     SquareRootToeplitz,
-    Tree,
 )
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.participation import Participation
 
 try:
     from fedcgd.accounting import compute_delta, compute_epsilon
+    from fedcgd.mechanisms import BinaryTree, Dense
     from fedcgd.mechanisms.error import error_norms
 except ImportError:  # their names at 9ec9bba
+    from fedcgd.mechanisms import Explicit as Dense
+    from fedcgd.mechanisms import Tree as BinaryTree
+
     compute_epsilon, compute_delta = accounting.epsilon, accounting.delta
     from fedcgd.mechanisms.errors import error_norms
 
@@ -57,14 +59,14 @@ MECHANISMS: dict[str, Callable[[int], Any]] = {
     "bsr, normalised": lambda n: Normalized(BSR(4)),
     "toeplitz": lambda n: SquareRootToeplitz(),
     "nu-dp-ftrl": lambda n: NuDPFTRL(0.1),
-    "tree": lambda n: Tree(),
+    "tree": lambda n: BinaryTree(),
     "diagonal": lambda n: Diagonal(),
     "banded-toeplitz": lambda n: BandedToeplitz((1.0, 0.6, 0.3, 0.1)),
     "band-inv-mf": lambda n: BandInvMF((1.0, -0.5, -0.2)),
     "band-inv-mf, negative C": lambda n: BandInvMF((1.0, 0.5)),
     "blt": lambda n: BLT((0.2, 0.1), (0.95, 0.5)),
-    "band-mf": lambda n: Explicit("band-mf", explicit(n, 4)),
-    "dense": lambda n: Explicit("dense", explicit(n, n)),
+    "band-mf": lambda n: Dense("band-mf", explicit(n, 4)),
+    "dense": lambda n: Dense("dense", explicit(n, n)),
 }
 
 KNOWN = [

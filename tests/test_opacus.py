@@ -10,7 +10,7 @@ from opacus import PrivacyEngine
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
 from fedcgd.accounting import calibrate, compute_epsilon
 from fedcgd.keys import NoiseKey
@@ -19,14 +19,16 @@ from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.source import GeneratorNormals, GridNormals, NoiseSource
 from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.opacus.clipping import MARGIN
+from fedcgd.opacus.optimizer import RoundNoise
 from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
+from fedcgd.plan import Plan
 
 KEY = NoiseKey.simulation(1)
 EXAMPLES, BATCH, EPOCHS, CLIP, SIGMA, RATE = 60, 12, 2, 0.4, 0.7, 0.5
 ROUNDS = EPOCHS * EXAMPLES // BATCH
 MECHANISM = LambdaCGD(0.8)
-STEP = 2.0**-15  # the largest power of two with STEP·√53 ≤ 0.4/1024
 
 
 def data(size=EXAMPLES):
@@ -34,22 +36,54 @@ def data(size=EXAMPLES):
     return TensorDataset(torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator))
 
 
-def make(*, mechanism=MECHANISM, key=KEY, size=EXAMPLES, epochs=EPOCHS, **options):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    engine = CorrelatedPrivacyEngine(key=key)
-    arguments = {"noise_multiplier": SIGMA} if "target_epsilon" not in options else {}
-    method = engine.make_private_with_epsilon if "target_epsilon" in options else engine.make_private
-    private = method(
-        module=model,
-        optimizer=optimizer,
-        data_loader=DataLoader(data(size), batch_size=BATCH),
+def participation_of(sampling="none", *, steps=EXAMPLES // BATCH, epochs=EPOCHS, groups=2):
+    rounds = steps * epochs
+    if sampling == "poisson":
+        return Participation(rounds=rounds, sampling=sampling, sampling_rate=1 / steps)
+    if sampling == "cyclic-poisson":
+        return Participation(rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=groups / steps)
+    return Participation(rounds=rounds, min_separation=steps, sampling=sampling)
+
+
+def plan_of(mechanism=MECHANISM, sampling="none", *, clip_norm=CLIP, sigma=SIGMA, participation=None, **shape):
+    return Plan(
         mechanism=mechanism,
-        max_grad_norm=CLIP,
-        epochs=epochs,
-        **arguments,
+        participation=participation or participation_of(sampling, **shape),
+        clip_norm=clip_norm,
+        noise_multiplier=sigma,
+        delta=1e-5,
+    )
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def make(*, mechanism=MECHANISM, sampling="none", key=KEY, size=EXAMPLES, epochs=EPOCHS, plan=None, **options):
+    model = network()
+    engine = CorrelatedPrivacyEngine(key)
+    private = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
+        data_loader=DataLoader(data(size), batch_size=BATCH),
+        plan=plan or plan_of(mechanism, sampling, epochs=epochs),
         **options,
+    )
+    return engine, model, private
+
+
+def make_with_epsilon(**options):
+    model = network()
+    engine = CorrelatedPrivacyEngine(KEY)
+    arguments = {
+        "mechanism": MECHANISM, "target_epsilon": 3.0, "target_delta": 1e-4, "max_grad_norm": CLIP, "epochs": EPOCHS
+    } | options  # fmt: skip
+    private = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
+        data_loader=DataLoader(data(), batch_size=BATCH),
+        **arguments,
     )
     return engine, model, private
 
@@ -76,17 +110,16 @@ def run(*, physical=None, **options):
     return flatten(model)
 
 
-def plain_loop(mechanism, batches, *, size=EXAMPLES, clip=CLIP, whole=False):
-    """One backward pass per example, and the noise as a matrix product; all rounded to the grid, or only the `whole` sum."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+def plain_loop(mechanism, batches, *, size=EXAMPLES):
+    """One backward pass per example, and the noise as a matrix product."""
+    model = network()
     flat = flatten(model)
     stream = NoiseStream(KEY.noise)
-    noise = inverse_matrix(mechanism, ROUNDS) @ np.stack(
-        [stream.normal(t, 0, 0, len(flat)).astype(float) for t in range(ROUNDS)]
+    z, smoothing = (
+        np.stack([source.normal(t, 0, 0, len(flat)).astype(float) for t in range(ROUNDS)])
+        for source in (stream, stream.derive("smoothing"))
     )
-    smoothing = np.stack([stream.derive("smoothing").normal(t, 0, 0, len(flat)) for t in range(ROUNDS)])
-    noise = STEP * sum(np.rint(CLIP * SIGMA * part / STEP) for part in (noise, smoothing / 256))
+    noise = inverse_matrix(mechanism, ROUNDS) @ z + smoothing / 256
     inputs, targets = data(size).tensors
     for t, batch in enumerate(batches):
         total = torch.zeros_like(flat)
@@ -94,12 +127,22 @@ def plain_loop(mechanism, batches, *, size=EXAMPLES, clip=CLIP, whole=False):
             model.zero_grad()
             functional.cross_entropy(model(inputs[i : i + 1]), targets[i : i + 1]).backward()
             gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
-            clipped = gradient * min(1.0, clip / float(gradient.norm()))
-            total += clipped if whole else STEP * torch.trunc(clipped / STEP)
-        total = STEP * torch.trunc(total / STEP)
-        flat = flat - RATE * (total + torch.from_numpy(noise[t]).float()) / BATCH
+            total += gradient * min(1.0, CLIP * (1 - MARGIN) / float(gradient.norm()))
+        flat = flat - RATE * (total + CLIP * SIGMA * torch.from_numpy(noise[t]).float()) / BATCH
         nn.utils.vector_to_parameters(flat.clone(), model.parameters())
     return flat
+
+
+def spy(monkeypatch):
+    """The sums of the rounds, on the grid, as they meet their noise."""
+    sums, add = [], RoundNoise.add
+
+    def listening(self, total, run, nonces):
+        sums.append(torch.round(total / self.grid.step) * self.grid.step)
+        return add(self, total, run, nonces)
+
+    monkeypatch.setattr(RoundNoise, "add", listening)
+    return sums
 
 
 def batches_of(private, rounds=ROUNDS):
@@ -107,22 +150,22 @@ def batches_of(private, rounds=ROUNDS):
     return [sampler.batch(t) for t in range(rounds)]
 
 
-SAMPLINGS = [{"sampling": "none"}, {"sampling": "balls-in-bins"}, {"poisson_sampling": True}]
-SAMPLINGS.append({"sampling": "cyclic-poisson", "groups": 2})
-
-
-@pytest.mark.parametrize("options", SAMPLINGS, ids=lambda o: str(next(iter(o.values()))))
+@pytest.mark.parametrize("sampling", ["none", "balls-in-bins", "poisson", "cyclic-poisson"])
 @pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8)])
-def test_the_model_is_the_plain_loops(mechanism, options):
-    expected = plain_loop(mechanism, batches_of(make(mechanism=mechanism, **options)[2]))
-    assert float((run(mechanism=mechanism, **options) - expected).abs().max()) < 1e-5
+def test_the_model_is_the_plain_loops(mechanism, sampling):
+    options = {"mechanism": mechanism, "sampling": sampling}
+    expected = plain_loop(mechanism, batches_of(make(**options)[2]))
+    assert float((run(**options) - expected).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize(
     "options",
     [
+        {"grad_sample_mode": "ghost"},
         {"grad_sample_mode": "functorch"},
+        {"grad_sample_mode": "ew"},
         {"physical": 5},
+        {"grad_sample_mode": "ghost", "physical": 5},
         {"noise": "buffer"},
         {"noise": "cpu-buffer"},
     ],
@@ -130,15 +173,6 @@ def test_the_model_is_the_plain_loops(mechanism, options):
 )
 def test_how_it_is_computed_does_not_matter(options):
     assert float((run(**options) - run()).abs().max()) < 1e-5
-
-
-@pytest.mark.parametrize("physical", [None, 5])
-def test_ghost_clipping_gives_the_same_up_to_the_grid(physical):
-    """Its sum is rounded as a whole, for which it clips to 1/1024 less."""
-    clip = CLIP * (1 - 2.0**-10 - 2.0**-16)
-    expected = plain_loop(MECHANISM, batches_of(make()[2]), clip=clip, whole=True)
-    # In each of ten rounds the sum may fall to the other side of a step.
-    assert float((run(grad_sample_mode="ghost", physical=physical) - expected).abs().max()) < 10 * STEP * RATE / BATCH
 
 
 @pytest.mark.parametrize("physical", [None, 5])
@@ -158,8 +192,8 @@ def test_lambda_zero_has_the_distribution_of_opacus_dp_sgd():
 
     def moves(private, model):
         before = flatten(model)
-        inputs = torch.zeros(BATCH, 400)
-        module, optimizer = private[0], private[1]
+        module, optimizer, loader = private
+        (inputs,) = next(iter(loader))
         optimizer.zero_grad()
         (0 * module(inputs)).sum().backward()
         optimizer.step()
@@ -167,22 +201,19 @@ def test_lambda_zero_has_the_distribution_of_opacus_dp_sgd():
 
     def prepared(engine, **options):
         model = nn.Linear(400, 50)
-        dataset = TensorDataset(torch.zeros(EXAMPLES, 400))
         private = engine.make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=RATE),
-            data_loader=DataLoader(dataset, batch_size=BATCH),
-            noise_multiplier=SIGMA,
-            max_grad_norm=CLIP,
+            data_loader=DataLoader(TensorDataset(torch.zeros(EXAMPLES, 400)), batch_size=BATCH),
             **options,
         )
         return moves(private, model)
 
-    ours = prepared(CorrelatedPrivacyEngine(key=KEY), mechanism=LambdaCGD(0.0), epochs=1)
+    ours = prepared(CorrelatedPrivacyEngine(KEY), plan=plan_of(LambdaCGD(0.0), epochs=1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(7)
-        theirs = prepared(PrivacyEngine(), poisson_sampling=False)
+        theirs = prepared(PrivacyEngine(), poisson_sampling=False, noise_multiplier=SIGMA, max_grad_norm=CLIP)
     # 20,050 draws: the mean is known to 0.0071 and the standard deviation to 0.005; four times that is allowed.
     for sample in (ours, theirs):
         assert abs(float(sample.mean())) < 0.028
@@ -206,26 +237,37 @@ def test_epsilon_is_the_accountings():
     assert engine.get_epsilon(1e-5) > expected.epsilon
 
 
-def test_a_budget_sets_the_noise():
-    engine, _, private = make(target_epsilon=3.0, target_delta=1e-4)
-    participation = Participation(rounds=ROUNDS, min_separation=EXAMPLES // BATCH)
-    expected = calibrate(LambdaCGD(0.8), participation, epsilon=3.0, delta=1e-4)
+def test_a_budget_makes_the_plan():
+    engine, _, private = make_with_epsilon(sampling="none")
+    expected = calibrate(LambdaCGD(0.8), participation_of(), epsilon=3.0, delta=1e-4)
     assert engine.accountant.plan.noise_multiplier == expected.noise_multiplier
+    assert engine.accountant.plan.delta == 1e-4
+    assert engine.accountant.plan.guarantee().epsilon == pytest.approx(3.0, rel=1e-3)
     train(private)
     assert engine.get_epsilon(1e-4) == pytest.approx(3.0, rel=1e-3)
     assert engine.get_epsilon(1e-4) <= 3.0 * (1 + 1e-9)
 
 
-def test_a_step_after_the_last_round_is_refused():
+def test_without_a_sampling_it_is_opacus_or_an_error_that_names_the_others():
+    poisson = make_with_epsilon(mechanism=DPSGD())[0].accountant.plan
+    assert poisson == make_with_epsilon(mechanism=DPSGD(), poisson_sampling=True)[0].accountant.plan
+    assert poisson.participation == participation_of("poisson")
+    none = calibrate(MECHANISM, participation_of(), epsilon=3.0, delta=1e-4).noise_multiplier
+    with pytest.raises(ValueError, match="the default of Opacus is Poisson sampling") as error:
+        make_with_epsilon()
+    assert f"which anybody may know: noise_multiplier {none:.4g}" in str(error.value)
+    assert "sampling='balls-in-bins'" in str(error.value)
+    assert make_with_epsilon(poisson_sampling=False)[0].accountant.plan.participation == participation_of()
+
+
+@pytest.mark.parametrize("physical", [None, 5])
+def test_a_loop_after_the_last_round_is_refused(physical):
     _, _, private = make(epochs=1)
     train(private, epochs=1)
-    module, optimizer, _ = private
-    inputs, targets = data().tensors
-    optimizer.zero_grad()
-    functional.cross_entropy(module(inputs[:BATCH]), targets[:BATCH]).backward()
     with pytest.raises(RuntimeError, match="all 5 rounds of the plan have been released"):
-        optimizer.step()
-    assert list(private[-1]) == []
+        train(private, epochs=1, physical=physical)
+    with pytest.raises(RuntimeError, match="all 5 rounds of the plan have been released"):
+        private[1].step()
 
 
 def test_an_epoch_left_early_goes_on_where_it_stopped():
@@ -261,19 +303,22 @@ def test_a_checkpoint_goes_on_in_the_right_round(tmp_path):
         stranger.load_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
 
 
-def test_an_example_that_is_not_finite_adds_nothing():
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+def test_an_example_that_is_not_finite_adds_nothing(mode):
     def spoilt(value):
-        _, model, private = make(sampling="none")
-        module, optimizer, loader = private
+        _, model, private = make(grad_sample_mode=mode)
+        module, optimizer, loader = private[0], private[1], private[-1]
         inputs, targets = next(iter(loader))
-        if value is None:
-            inputs, targets = inputs[1:], targets[1:]
-        else:
+        before = flatten(model)
+        if value is not None:
             inputs[0, 0] = value
+        outputs = module(inputs)
+        if value is None:  # the same batch, and no gradient of the first example
+            outputs = torch.cat([0 * outputs[:1], outputs[1:]])
         optimizer.zero_grad()
-        functional.cross_entropy(module(inputs), targets).backward()
+        functional.cross_entropy(outputs, targets).backward()
         optimizer.step()
-        return flatten(model)
+        return flatten(model) - before
 
     without = spoilt(None)
     for value in (float("nan"), float("inf")):
@@ -287,7 +332,7 @@ def first_steps(key, count=1, checkpoint=None):
         engine.load_checkpoint(path=checkpoint, module=private[0], optimizer=private[1])
     before = flatten(model)
     module, optimizer, loader = private
-    for (inputs, targets), _ in zip(loader, range(count), strict=False):
+    for _, (inputs, targets) in zip(range(count), loader, strict=False):
         optimizer.zero_grad()
         functional.cross_entropy(module(inputs), targets).backward()
         optimizer.step()
@@ -309,8 +354,8 @@ def test_an_engine_makes_one_run():
     model = nn.Linear(6, 3)
     with pytest.raises(RuntimeError, match="make another engine"):
         engine.make_private(
-            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), mechanism=DPSGD(), epochs=1,
-            data_loader=DataLoader(data(), batch_size=BATCH), noise_multiplier=1.0, max_grad_norm=1.0,
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), plan=plan_of(),
+            data_loader=DataLoader(data(), batch_size=BATCH),
         )  # fmt: skip
 
 
@@ -335,14 +380,11 @@ def test_a_checkpoint_loaded_twice_goes_on_with_fresh_noise_in_the_same_run(tmp_
 @pytest.mark.parametrize("physical", [None, 5])
 def test_a_step_left_out_stops_the_loop(workers, physical):
     model = nn.Linear(6, 3)
-    module, optimizer, loader = CorrelatedPrivacyEngine(key=KEY).make_private(
+    module, optimizer, loader = CorrelatedPrivacyEngine(KEY).make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         data_loader=DataLoader(data(), batch_size=BATCH, num_workers=workers),
-        mechanism=MECHANISM,
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        epochs=2,
+        plan=plan_of(),
     )
     batches = loader
     if physical:
@@ -366,14 +408,11 @@ def test_a_step_left_out_stops_the_loop(workers, physical):
 
 def test_workers_may_prepare_batches_ahead():
     model = nn.Linear(6, 3)
-    module, optimizer, loader = CorrelatedPrivacyEngine(key=KEY).make_private(
+    module, optimizer, loader = CorrelatedPrivacyEngine(KEY).make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         data_loader=DataLoader(data(), batch_size=BATCH, num_workers=2),
-        mechanism=MECHANISM,
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        epochs=2,
+        plan=plan_of(),
     )
     everything = data().tensors[0]
     for round, (inputs, targets) in enumerate(loader):
@@ -381,38 +420,32 @@ def test_workers_may_prepare_batches_ahead():
         optimizer.zero_grad()
         functional.cross_entropy(module(inputs), targets).backward()
         optimizer.step()
-    assert optimizer.releases.released == 5
+    assert loader.batch_sampler.rounds.released == 5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
-def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype):
+def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype, monkeypatch):
     """A batch of one example: the sum before the noise is its clipped gradient."""
+    sums = spy(monkeypatch)
     generator = torch.Generator().manual_seed(3)
-    worst = 0.0
+    plan = plan_of(DPSGD(), clip_norm=0.7, steps=1, epochs=1)
     for trial in range(20):
         torch.manual_seed(trial)
         model = nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 5)).to(dtype)
-        arguments = {
-            "module": model,
-            "optimizer": torch.optim.SGD(model.parameters(), lr=1.0),
-            "data_loader": DataLoader(TensorDataset(torch.zeros(1, 40)), batch_size=1),
-            "mechanism": DPSGD(), "noise_multiplier": 1.0, "max_grad_norm": 0.7, "epochs": 1, "grad_sample_mode": mode,
-        }  # fmt: skip
-        if mode == "ghost" and dtype in (torch.bfloat16, torch.float16):
-            with pytest.raises(ValueError, match="ghost clipping needs float32"):
-                CorrelatedPrivacyEngine(key=KEY).make_private(**arguments)
-            return
-        module, optimizer, *criterion, _ = CorrelatedPrivacyEngine(key=KEY).make_private(**arguments)
         inputs = (100 * torch.randn(1, 40, generator=generator)).to(dtype)
-        loss = criterion[0] if criterion else nn.CrossEntropyLoss()
-        loss(module(inputs), torch.tensor([trial % 5])).backward()
-        if mode != "ghost":
-            optimizer.clip_and_accumulate()
-        total = [p.grad if mode == "ghost" else p.summed_grad for p in optimizer.params]
-        unit = 1.0 if mode == "ghost" else optimizer.grid.step
-        worst = max(worst, unit * float(torch.cat([g.double().reshape(-1) for g in total]).norm()))
-    assert 0.7 * (1 - (2e-3 if mode == "ghost" else 1e-3)) < worst <= 0.7
+        module, optimizer, *_, loader = CorrelatedPrivacyEngine(KEY).make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+            data_loader=DataLoader(TensorDataset(inputs, torch.tensor([trial % 5])), batch_size=1),
+            plan=plan,
+            grad_sample_mode=mode,
+        )
+        for example, target in loader:
+            functional.cross_entropy(module(example), target).backward()
+            optimizer.step()
+    norms = [float(total.norm()) for total in sums]
+    assert 0.7 * (1 - 1e-4) < max(norms) <= 0.7
 
 
 def test_the_batches_keep_the_participation():
@@ -423,33 +456,24 @@ def test_the_batches_keep_the_participation():
     assert all(np.array_equal(bins[t], bins[t + 5]) for t in range(5))
     assert sorted(np.concatenate(bins[:5])) == list(range(EXAMPLES))
     assert len({len(part) for part in bins}) > 1
-    cyclic = batches_of(make(sampling="cyclic-poisson", groups=2)[2])
+    cyclic = batches_of(make(sampling="cyclic-poisson")[2])
     even, odd = (set(np.concatenate(cyclic[start::2])) for start in (0, 1))
     assert not even & odd
 
 
 @pytest.mark.parametrize(
-    ("options", "together"),
-    [
-        ({"sampling": "poisson"}, 0.2 * 0.2),
-        ({"sampling": "balls-in-bins"}, 0.0),
-        ({"sampling": "none"}, 0.0),
-        ({"sampling": "cyclic-poisson", "groups": 2}, 0.0),
-    ],
+    ("sampling", "together"),
+    [("poisson", 0.2 * 0.2), ("balls-in-bins", 0.0), ("none", 0.0), ("cyclic-poisson", 0.0)],
 )
-def test_examples_are_drawn_at_the_rate_that_is_accounted_for(options, together):
+def test_examples_are_drawn_at_the_rate_that_is_accounted_for(sampling, together):
     """Each example with probability 1/5 in a round, and in two rounds with probability `together`."""
     size = 20_000
     model = nn.Linear(6, 3)
-    loader = CorrelatedPrivacyEngine(key=KEY).make_private(
+    loader = CorrelatedPrivacyEngine(KEY).make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         data_loader=DataLoader(data(size), batch_size=size // 5),
-        mechanism=DPSGD(),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        epochs=2,
-        **options,
+        plan=plan_of(DPSGD(), sampling, steps=5),
     )[2]
     batches = [set(loader.batch_sampler.batch(t)) for t in range(5)]
     for batch, following in pairwise(batches):
@@ -529,8 +553,48 @@ def test_mechanisms_with_buffers_train_as_the_plain_loop(mechanism):
         ({"sampling": "none", "poisson_sampling": True}, "contradicts sampling 'none'"),
         ({"sampling": "shuffle"}, "no other sampling is accounted for"),
         ({"noise_generator": torch.Generator()}, "the noise comes from the engine's key"),
+        ({"grad_sample_mode": "no_op"}, "must be hooks, functorch, ew or ghost, got 'no_op'"),
     ],
 )
 def test_what_is_not_accounted_for_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        make(**options)
+        make_with_epsilon(**{"sampling": "none", **options})
+
+
+@pytest.mark.parametrize(
+    ("participation", "message"),
+    [
+        (Participation(rounds=12, min_separation=5), "12 rounds, and an epoch of the data loader 5 steps"),
+        (Participation(rounds=10, min_separation=6), "each example takes part 2 times, 5 rounds apart"),
+        (Participation(rounds=10, min_separation=5, max_participations=1), "at most 1 participations"),
+        (
+            Participation(rounds=10, min_separation=2, sampling="balls-in-bins"),
+            "2 bins .*, and the data loader 5 steps",
+        ),
+        (Participation(rounds=10, sampling="poisson", sampling_rate=0.1), "plan with sampling_rate=0.2"),
+        (
+            Participation(rounds=10, min_separation=2, sampling="cyclic-poisson", sampling_rate=0.2),
+            "plan with sampling_rate=0.4",
+        ),
+    ],
+)
+def test_a_plan_that_the_loader_cannot_keep_is_refused(participation, message):
+    with pytest.raises(ValueError, match=message):
+        make(plan=plan_of(participation=participation))
+
+
+def test_a_plan_with_a_smaller_separation_than_the_loaders_is_kept():
+    plan = plan_of(participation=Participation(rounds=10, min_separation=3))
+    batches = batches_of(make(plan=plan)[2])
+    assert sorted(np.concatenate(batches[:5])) == list(range(EXAMPLES))
+
+
+def test_a_sampler_of_the_users_own_is_refused():
+    model = network()
+    arguments = {"module": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1.0)}
+    loader = DataLoader(data(), batch_size=6, sampler=SubsetRandomSampler(range(30)))
+    with pytest.raises(ValueError, match="Subset if not all examples shall be used"):
+        CorrelatedPrivacyEngine(KEY).make_private(**arguments, data_loader=loader, plan=plan_of())
+    subset = DataLoader(Subset(data(), range(30)), batch_size=6)
+    private = CorrelatedPrivacyEngine(KEY).make_private(**arguments, data_loader=subset, plan=plan_of())
+    assert sorted(np.concatenate(batches_of(private, 5))) == list(range(30))

@@ -2,15 +2,19 @@
 
 from fedcgd.accounting.api import Method, accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.base import Accountant
+from fedcgd.accounting.compose import JointGuarantee, PastRun, compose
 from fedcgd.accounting.guarantee import ADJACENCY, Guarantee
 
 __all__ = [
     "ADJACENCY",
     "Accountant",
     "Guarantee",
+    "JointGuarantee",
     "Method",
+    "PastRun",
     "accountant",
     "calibrate",
+    "compose",
     "compute_delta",
     "compute_epsilon",
 ]

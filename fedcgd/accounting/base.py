@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
 from fedcgd.accounting.guarantee import (
     LEAST_DELTA,
     Guarantee,
@@ -87,6 +89,19 @@ class Accountant(ABC):
     def quick_epsilon(self, *, noise_multiplier: float, delta: float, released: int) -> Guarantee:
         """As `epsilon`, perhaps less tight, in no time once that of the whole run is known: for what is said in every round."""
         return self.epsilon(noise_multiplier=noise_multiplier, delta=delta, released=released)
+
+    @abstractmethod
+    def known_loss(self, noise_multiplier: float, released: int) -> Bound:
+        """μ of the Gaussian mechanism that the first `released` rounds are at most, for an adversary who knows all rounds."""
+
+    @abstractmethod
+    def loss_distribution(
+        self, noise_multiplier: float, released: int, step: float, least_delta: float
+    ) -> tuple[PrivacyLossDistribution, float]:
+        """A privacy loss distribution that dominates the first `released` rounds, and the probability that draws mislead it.
+
+        Its losses are multiples of `step`; it need not be tight at δ below `least_delta`.
+        """
 
     @abstractmethod
     def _sigma_for(self, epsilon: float, delta: float, progress: Progress) -> Bound: ...

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
@@ -31,6 +32,16 @@ _WIDEST = 40.0  # Φ(−40) is below every δ that is accounted for, and Φ(40) 
 @dataclass(frozen=True)
 class GaussianAccountant(Accountant):
     """Runs without a sampling: the adversary may know, and choose, the rounds of each user. Exact where the sensitivity is."""
+
+    def known_loss(self, noise_multiplier: float, released: int) -> Bound:
+        reach = sensitivity(self.mechanism, self.participation, released=released)
+        return _bound(reach.value / noise_multiplier, reach)
+
+    def loss_distribution(
+        self, noise_multiplier: float, released: int, step: float, least_delta: float
+    ) -> tuple[PrivacyLossDistribution, float]:
+        mu = self.known_loss(noise_multiplier, released).value
+        return from_gaussian_mechanism(1 / mu, value_discretization_interval=step), 0.0
 
     def _sigma_for(self, epsilon: float, delta: float, progress: Progress) -> Bound:
         reach = sensitivity(self.mechanism, self.participation)

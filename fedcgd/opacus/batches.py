@@ -1,6 +1,7 @@
 """Which examples are in which step: a batch sampler for each sampling that is accounted for."""
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Sampler
 
+from fedcgd.opacus.rounds import Rounds
 from fedcgd.participation import Participation
 
 Indices = NDArray[np.intp]
 
 
 class RoundBatches(Sampler[list[int]]):
-    """The batches of one epoch, one per round, from the first round that has not been released yet.
+    """The batches of one epoch of `steps` rounds, from the first round that has not been released yet.
 
-    `released()` says how many have been, so that an epoch that was left early goes on where it stopped. A batch is given out
-    only when the one before it has been released: a loop that leaves a step out would otherwise move all later batches to
-    earlier rounds, and break the separation. An epoch has `epoch_rounds` rounds.
+    An epoch that was left early goes on where it stopped. A batch is given out only when the one before it has been released, and
+    to the loop that began last (see `Rounds`). After the last round RuntimeError is raised.
 
     - none: a fixed split in a random order, the same in every epoch.
     - balls-in-bins: each example in one bin, drawn once.
@@ -28,42 +29,32 @@ class RoundBatches(Sampler[list[int]]):
     """
 
     def __init__(
-        self,
-        participation: Participation,
-        examples: int,
-        epoch_rounds: int,
-        key: Callable[[], bytes],
-        released: Callable[[], int],
+        self, participation: Participation, examples: int, steps: int, key: Callable[[], bytes], rounds: Rounds
     ) -> None:
         self._participation = participation
         self._examples = examples
-        self._epoch_rounds = epoch_rounds
+        self._steps = steps
         self._key = key
-        self.released = released
+        self.rounds = rounds
         self._groups: tuple[bytes, list[Indices]] | None = None
-        self.loader_waits = False
-        """Whether a `RoundLoader` waits for releases in place of this sampler, which then may run ahead."""
+        self.ahead: deque[int] | None = None
+        """Set by a `RoundLoader` that hands out rounds itself: the sizes of batches that this sampler prepared for it."""
 
     def __len__(self) -> int:
-        return self._epoch_rounds
+        return self._steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._epoch(self.released(), self.loader_waits)
+        return self._epoch(self.rounds.enter(), self.rounds.released, self.ahead)
 
-    def _epoch(self, start: int, loader_waits: bool) -> Iterator[list[int]]:
-        end = min((start // self._epoch_rounds + 1) * self._epoch_rounds, self._participation.rounds)
+    def _epoch(self, loop: int, start: int, ahead: deque[int] | None) -> Iterator[list[int]]:
+        end = min((start // self._steps + 1) * self._steps, self._participation.rounds)
         for round in range(start, end):
-            if not loader_waits:
-                self.check_released(round)
-            yield self.batch(round).tolist()
-
-    def check_released(self, round: int) -> None:
-        """Raise RuntimeError unless it is the turn of the batch of `round`."""
-        if self.released() != round:
-            raise RuntimeError(
-                f"the batch of round {round} was asked for when {self.released()} rounds had been released: take one optimizer "
-                "step for each batch (an empty or spoilt batch too); with BatchMemoryManager use num_workers=0"
-            )
+            batch = self.batch(round).tolist()
+            if ahead is None:
+                self.rounds.hand_out(loop, round, len(batch))
+            else:
+                ahead.append(len(batch))
+            yield batch
 
     def batch(self, round: int) -> Indices:
         """The examples of one round, in increasing order."""
@@ -84,7 +75,7 @@ class RoundBatches(Sampler[list[int]]):
         return self._groups[1]
 
     def _split(self) -> list[Indices]:
-        groups = self._participation.min_separation
+        groups = self._steps if self._participation.sampling == "none" else self._participation.min_separation
         if self._participation.sampling == "balls-in-bins":
             bins = self._uniform("bins", self._examples) % np.uint64(groups)
             return [np.flatnonzero(bins == j) for j in range(groups)]
@@ -103,15 +94,15 @@ class RoundLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         batches = self.batch_sampler
-        first = batches.released()
-        batches.loader_waits = True
+        ahead: deque[int] = deque()
+        batches.ahead = ahead
         try:
             prepared = super().__iter__()
         finally:
-            batches.loader_waits = False
-        return self._in_turn(prepared, first)
+            batches.ahead = None
+        return self._in_turn(prepared, ahead, batches.rounds.loop, batches.rounds.released)
 
-    def _in_turn(self, prepared: Iterator[Any], first: int) -> Iterator[Any]:
+    def _in_turn(self, prepared: Iterator[Any], ahead: deque[int], loop: int, first: int) -> Iterator[Any]:
         for round, batch in enumerate(prepared, start=first):
-            self.batch_sampler.check_released(round)
+            self.batch_sampler.rounds.hand_out(loop, round, ahead.popleft())
             yield batch

@@ -1,27 +1,26 @@
 """`opacus.PrivacyEngine` with correlated noise."""
 
+import math
 import secrets
 import warnings
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from numpy.typing import NDArray
 from opacus import PrivacyEngine
 from opacus.data_loader import wrap_collate_with_empty
+from opacus.grad_sample import AbstractGradSampleModule, get_gsm_class
 from opacus.optimizers import DPOptimizer
 from torch import nn, optim
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from fedcgd.accounting import calibrate
+from fedcgd.gradients import refuse_batch_statistics
 from fedcgd.keys import NoiseKey
-from fedcgd.mechanisms import Mechanism
-from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import RELATIVE_LOSS
-from fedcgd.noise.source import GeneratorNormals, GridNormals, NoiseMode, NoiseSource, grid_of
+from fedcgd.noise.source import NoiseMode
 from fedcgd.opacus.batches import RoundBatches, RoundLoader
-from fedcgd.opacus.optimizers import CorrelatedGhostOptimizer, CorrelatedOptimizer, Releases
+from fedcgd.opacus.ghost import GhostHooks, GhostLoss, GhostModule
+from fedcgd.opacus.optimizer import CorrelatedOptimizer, RoundNoise
+from fedcgd.opacus.rounds import Rounds
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
 
@@ -29,35 +28,33 @@ Private = tuple[Any, ...]
 """(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
 
 
-_GHOST_ROUNDING = 2.0**-16 + RELATIVE_LOSS
-"""Ghost clipping aims this far below the bound, relatively: it takes norms and scales in float32, and its sum is rounded as a
-whole, so that a user can move the rounded sum by up to a grid step more in each coordinate.
-"""
-
-
 class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     """Makes a model, an optimizer and a data loader train with x̂_t = x_t + ζσ·(C⁻¹Z)_t, as `opacus.PrivacyEngine` does.
 
     A round is an optimizer step, a user is an example, and an epoch is len(data_loader) steps. The returned loader
-    picks the batches, by `sampling`:
+    picks the batches, by the sampling of the plan's participation:
 
-    - none (default): a fixed split into batches, the same in each epoch; whoever knows it learns no more than ε allows.
+    - none: a fixed split into batches, the same in each epoch; whoever knows it learns no more than ε allows.
     - balls-in-bins: each example in one secret random batch, the same in each epoch.
     - poisson: each example in each step with probability 1/len(data_loader).
-    - cyclic-poisson: `groups` groups in turn, each of the group's examples with probability groups/len(data_loader).
+    - cyclic-poisson: `min_separation` groups in turn, each of the group's examples with probability groups/len(data_loader).
 
     `key` decides noise and batches: who has it can take the noise away. An engine makes one run private; runs of other engines
-    have other noise and other batches, also under the same key (except a simulation key, which repeats a run). Take one
-    optimizer step for each batch, or the loader stops the loop. A checkpoint goes on with its run: to go back to one and
-    train on from there again publishes rounds twice, with fresh noise, and ε counts them once.
-    Batches are divided by their expected size. `get_epsilon` and `save_checkpoint` work as in Opacus.
+    have other noise and other batches, also under the same key (except a simulation key, which repeats a run). A checkpoint
+    goes on with its run: to go back to one and train on from there again publishes rounds twice, with fresh noise, and ε counts
+    them once.
+
+    Guarantee: a step releases, once, the gradients of exactly the examples that the loader gave out for its round, each clipped
+    to the plan's norm over exactly the parameters that move (see `Rounds` and `fedcgd.opacus.clipping`); anything else raises
+    before noise is drawn. Batches are divided by their expected size. `get_epsilon` and `save_checkpoint` work as in Opacus.
     """
 
-    def __init__(self, *, key: NoiseKey) -> None:
+    def __init__(self, key: NoiseKey) -> None:
         # PrivacyEngine.__init__ would make an accountant of independent noise, and warn about noise that is not used.
         self.secure_mode, self.secure_rng, self.dataset = False, None, None
         self._key = key
-        self._used = False
+        self.accountant: Rounds | None = None
+        """The rounds of the run; None before there is one."""
 
     def make_private(
         self,
@@ -66,96 +63,53 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         optimizer: optim.Optimizer,
         criterion: Any = None,
         data_loader: DataLoader[Any],
-        mechanism: Mechanism,
-        noise_multiplier: float,
-        max_grad_norm: float,
-        epochs: int,
-        sampling: Sampling | None = None,
-        groups: int | None = None,
-        poisson_sampling: bool | None = None,
+        plan: Plan,
         noise: NoiseMode | None = None,
         batch_first: bool = True,
         loss_reduction: Literal["mean", "sum"] = "mean",
-        clipping: str = "flat",
-        noise_generator: None = None,
         grad_sample_mode: str = "hooks",
         wrap_model: bool = True,
     ) -> Private:
-        """The private counterparts, for `epochs` epochs with noise multiplier σ = `noise_multiplier`.
+        """The private counterparts, for the rounds of `plan`.
 
-        σ is the standard deviation of a coordinate of Z over `max_grad_norm`: it includes the sensitivity of C.
         `noise` is `replay` (made again from the key), `buffer` (kept beside the model) or `cpu-buffer`; by default
-        whichever of the first two the mechanism does with less.
-        `grad_sample_mode` is `hooks`, `functorch`, `ew` or `ghost`. With `ghost` the criterion is returned too.
-        `poisson_sampling` is another way to say sampling "poisson" or "none"; `clipping` and `noise_generator` are
-        there for callers of Opacus and have one value each.
-        Raises ValueError for what is not accounted for.
+        whichever of the first two the mechanism does with less. With the `grad_sample_mode` "ghost" linear and embedding layers
+        make no per-example gradients, and the criterion is returned too. `batch_first`, `loss_reduction` and `wrap_model` are
+        as in Opacus.
+        Raises ValueError if the plan and the loader do not fit each other, and for what is not accounted for.
         """
-        if clipping != "flat":
-            raise ValueError(f"clipping must be flat, got {clipping!r}: the sensitivity of no other is accounted for")
-        if noise_generator is not None:
-            raise ValueError("noise_generator cannot be given: the noise comes from the engine's key")
-        if self._used:
+        if self.accountant is not None:
             raise RuntimeError("this engine has made a run private already; make another engine for another run")
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan must be a fedcgd.plan.Plan, got {type(plan).__name__}; Plan.calibrated makes one")
+        examples, steps = _check_loader(data_loader)
+        _check_fits(plan.participation, steps)
+        inner = module._module if isinstance(module, AbstractGradSampleModule) else module
+        _check_module(inner, optimizer)
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
-        participation = _participation(len(data_loader), epochs, sampling, groups, poisson_sampling)
-        plan = Plan(
-            mechanism=mechanism,
-            participation=participation,
-            clip_norm=max_grad_norm,
-            noise_multiplier=noise_multiplier,
-            delta=min(1e-5, 1 / (2 * len(data_loader.dataset))),  # type: ignore[arg-type]
-        )
-        _check_same_parameters(module, optimizer)
-        ghost = grad_sample_mode == "ghost"
-        if ghost and any(torch.finfo(p.dtype).bits < 32 for p in module.parameters()):
-            raise ValueError("ghost clipping needs float32 parameters: in a shorter format norms exceed their bound")
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            raise TypeError("DistributedDataParallel is not supported: each process would add its own noise")
-        wrapped = self._prepare_model(
-            module,
-            batch_first=batch_first,
-            max_grad_norm=max_grad_norm * (1 - _GHOST_ROUNDING) if ghost else max_grad_norm,
-            loss_reduction=loss_reduction,
-            grad_sample_mode=grad_sample_mode,
-            wrap_model=wrap_model,
-        )
-        if hasattr(wrapped, "forbid_grad_accumulation"):
-            wrapped.forbid_grad_accumulation()
-        self.accountant = Releases(plan, "" if self._key.simulated else secrets.token_hex(16))
-        examples, steps = len(data_loader.dataset), len(data_loader)  # type: ignore[arg-type]
-        private = (CorrelatedGhostOptimizer if ghost else CorrelatedOptimizer)(
-            optimizer=optimizer.original_optimizer if isinstance(optimizer, DPOptimizer) else optimizer,
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=max_grad_norm,
+        moving = [p for p in inner.parameters() if p.requires_grad]
+        made_noise = RoundNoise(plan, self._key, sum(p.numel() for p in moving), moving[0].device, noise)
+        wrapped = self._wrapped(module, grad_sample_mode, batch_first, loss_reduction, wrap_model)
+        loss = None
+        if grad_sample_mode == "ghost":
+            loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)
+        rounds = Rounds(plan, "" if self._key.simulated else secrets.token_hex(16))
+        if isinstance(optimizer, CorrelatedOptimizer):
+            optimizer.retire()
+        private = CorrelatedOptimizer(
+            optimizer.original_optimizer if isinstance(optimizer, DPOptimizer) else optimizer,
+            module=inner,
+            rounds=rounds,
+            noise=made_noise,
             expected_batch_size=examples / steps,
             loss_reduction=loss_reduction,
         )
-        private.releases = self.accountant
-        device = next(module.parameters()).device
-        grid = grid_of(plan, sum(p.numel() for p in private.params)) if device.type == "cpu" else None
-
-        @lru_cache(maxsize=1)
-        def source_of(run: str) -> NoiseSource:
-            secret = self._key.noise_of(run)
-            normals = GeneratorNormals(secret, device) if grid is None else GridNormals(NoiseStream(secret), grid)
-            return NoiseSource(mechanism, participation.rounds, normals, noise)
-
-        def nonce_of(run: str, total: NDArray[Any], earlier: Sequence[int]) -> int:
-            return self._key.nonce_of(run, total, earlier=earlier, attempt=0)
-
-        source_of(self.accountant.run)  # so that a wrong `noise` is refused here
-        private.source_of, private.nonce_of, private.grid = source_of, nonce_of, grid
-        loader = self._loader(data_loader, participation, batch_first)
-        self._used = True
-        if ghost:
-            loss = nn.CrossEntropyLoss(reduction=loss_reduction) if criterion is None else criterion
-            ghost_loss = self._prepare_criterion(
-                module=wrapped, optimizer=private, criterion=loss, loss_reduction=loss_reduction
-            )
-            return wrapped, private, ghost_loss, loader
-        return wrapped, private, loader
+        loader = self._loader(
+            data_loader, RoundBatches(plan.participation, examples, steps, self._choices, rounds), batch_first
+        )
+        self.accountant = rounds
+        return (wrapped, private, loader) if loss is None else (wrapped, private, loss, loader)
 
     def make_private_with_epsilon(
         self,
@@ -164,7 +118,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         optimizer: optim.Optimizer,
         criterion: Any = None,
         data_loader: DataLoader[Any],
-        mechanism: Mechanism,
+        mechanism: Any,
         target_epsilon: float,
         target_delta: float,
         epochs: int,
@@ -172,34 +126,122 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         sampling: Sampling | None = None,
         groups: int | None = None,
         poisson_sampling: bool | None = None,
+        clipping: str = "flat",
+        noise_generator: None = None,
         **options: Any,
     ) -> Private:
-        """`make_private` with the smallest σ that keeps `epochs` epochs within (`target_epsilon`, `target_delta`)."""
-        participation = _participation(len(data_loader), epochs, sampling, groups, poisson_sampling)
-        guarantee = calibrate(mechanism, participation, epsilon=target_epsilon, delta=target_delta)
+        """`make_private` with the plan that has the smallest σ for `epochs` epochs within (`target_epsilon`, `target_delta`).
+
+        `mechanism` is what `Plan.calibrated` takes; `sampling` is one of those named above, with `groups` for "cyclic-poisson".
+        As in Opacus, the default is Poisson sampling, and poisson_sampling=False is "none". Poisson sampling is accounted for
+        with independent noise (DP-SGD) only: a mechanism with correlated noise needs another one.
+        `clipping` and `noise_generator` are there for callers of Opacus and have one value each; `options` are `make_private`'s.
+        Raises ValueError for what is not accounted for.
+        """
+        if clipping != "flat":
+            raise ValueError(f"clipping must be flat, got {clipping!r}: the sensitivity of no other is accounted for")
+        if noise_generator is not None:
+            raise ValueError("noise_generator cannot be given: the noise comes from the engine's key")
+        if sampling is not None and poisson_sampling is not None and poisson_sampling != (sampling == "poisson"):
+            raise ValueError(f"poisson_sampling={poisson_sampling} contradicts sampling {sampling!r}; give one of them")
+        _, steps = _check_loader(data_loader)
+
+        def plan(sampling: Sampling) -> Plan:
+            return Plan.calibrated(
+                mechanism=mechanism,
+                participation=_participation(steps, epochs, sampling, groups),
+                clip_norm=max_grad_norm,
+                epsilon=target_epsilon,
+                delta=target_delta,
+            )
+
+        if sampling is None and poisson_sampling is not None:
+            sampling = "poisson" if poisson_sampling else "none"
+        try:
+            chosen = plan(sampling or "poisson")
+        except ValueError as error:
+            if sampling is not None:
+                raise
+            raise ValueError(_choose_a_sampling(plan, error)) from None
         return self.make_private(
-            module=module,
-            optimizer=optimizer,
-            criterion=criterion,
-            data_loader=data_loader,
-            mechanism=mechanism,
-            noise_multiplier=guarantee.noise_multiplier,
-            max_grad_norm=max_grad_norm,
-            epochs=epochs,
-            sampling=sampling,
-            groups=groups,
-            poisson_sampling=poisson_sampling,
-            **options,
+            module=module, optimizer=optimizer, criterion=criterion, data_loader=data_loader, plan=chosen, **options
         )
 
-    def _loader(self, data_loader: DataLoader[Any], participation: Participation, batch_first: bool) -> DataLoader[Any]:
-        batches = RoundBatches(
-            participation,
-            len(data_loader.dataset),  # type: ignore[arg-type]
-            len(data_loader),
-            lambda: self._key.choices_of(self.accountant.run),
-            lambda: self.accountant.released,
+    def get_epsilon(self, delta: float) -> float:
+        """An upper bound on ε of the rounds so far, at `delta`; adjacency is add or remove one example."""
+        return 0.0 if self.accountant is None else self.accountant.get_epsilon(delta)
+
+    def save_checkpoint(
+        self, *, noise_scheduler: None = None, grad_clip_scheduler: None = None, **arguments: Any
+    ) -> None:
+        """`opacus.PrivacyEngine.save_checkpoint`; there are no schedulers of noise or clip norm."""
+        _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        super().save_checkpoint(**arguments)
+
+    def load_checkpoint(
+        self,
+        *,
+        path: Any,
+        module: nn.Module,
+        optimizer: CorrelatedOptimizer | None = None,
+        noise_scheduler: None = None,
+        grad_clip_scheduler: None = None,
+        module_load_dict_kwargs: dict[str, Any] | None = None,
+        torch_load_kwargs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Go on from `save_checkpoint`: with its model, its run and its round; returns the checkpoint.
+
+        Only tensors and plain values are read, never code. Raises ValueError, before anything is changed, if the checkpoint is of
+        another plan, or if this engine has released rounds that the checkpoint does not know.
+        """
+        _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        if self.accountant is None:
+            raise RuntimeError("call make_private first, with the plan of the checkpoint")
+        options = {**(torch_load_kwargs or {}), "weights_only": True}
+        checkpoint: dict[str, Any] = torch.load(path, **options)
+        self.accountant.load_state_dict(checkpoint["privacy_accountant_state_dict"])
+        module.load_state_dict(checkpoint["module_state_dict"], **(module_load_dict_kwargs or {}))
+        state = checkpoint.pop("optimizer_state_dict", {})
+        if optimizer is not None and state:
+            optimizer.load_state_dict(state)
+        elif (optimizer is not None) != bool(state):
+            warnings.warn(
+                "only one of the checkpoint and the call has an optimizer; its state is not loaded", stacklevel=2
+            )
+        return checkpoint
+
+    def _choices(self) -> bytes:
+        assert self.accountant is not None
+        return self._key.choices_of(self.accountant.run)
+
+    def _wrapped(self, module: nn.Module, mode: str, batch_first: bool, loss_reduction: str, wrap_model: bool) -> Any:
+        if mode not in ("hooks", "functorch", "ew", "ghost"):
+            raise ValueError(f"grad_sample_mode must be hooks, functorch, ew or ghost, got {mode!r}")
+        expected = GhostModule if mode == "ghost" else get_gsm_class(mode)
+        if isinstance(module, AbstractGradSampleModule) and type(module) is not expected:
+            raise ValueError(
+                f"the module is a {type(module).__name__} already, and grad_sample_mode {mode!r} needs another; give "
+                "module.to_standard_module() instead"
+            )
+        if mode != "ghost":
+            return self._prepare_model(
+                module,
+                batch_first=batch_first,
+                loss_reduction=loss_reduction,
+                grad_sample_mode=mode,
+                wrap_model=wrap_model,
+            )
+        self.validate(module=module, optimizer=None, data_loader=None)
+        if isinstance(module, GhostModule):
+            if (module.batch_first, module.loss_reduction) != (batch_first, loss_reduction):
+                raise ValueError("the module was wrapped with another batch_first or loss_reduction; unwrap it first")
+            return module
+        return (GhostModule if wrap_model else GhostHooks)(
+            module, batch_first=batch_first, loss_reduction=loss_reduction
         )
+
+    @staticmethod
+    def _loader(data_loader: DataLoader[Any], batches: RoundBatches, batch_first: bool) -> RoundLoader:
         first = data_loader.dataset[0]
         parts = list(first.values()) if isinstance(first, Mapping) else list(first)
         return RoundLoader(
@@ -220,21 +262,79 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         )
 
 
-def _check_same_parameters(module: nn.Module, optimizer: optim.Optimizer) -> None:
+def _check_loader(data_loader: DataLoader[Any]) -> tuple[int, int]:
+    """(examples, steps of an epoch). Raises for a loader that picks examples in a way of its own."""
+    if isinstance(data_loader.dataset, IterableDataset):
+        raise TypeError("the data set must have a length and indices, so that the engine can pick its batches")
+    if not isinstance(data_loader, RoundLoader) and (
+        type(data_loader.batch_sampler) is not BatchSampler
+        or type(data_loader.sampler) not in (SequentialSampler, RandomSampler)
+    ):
+        raise ValueError(
+            f"the data loader has a sampler of its own ({type(data_loader.sampler).__name__}), and the engine picks the batches "
+            "from the whole data set: give it a plain DataLoader, over a torch.utils.data.Subset if not all examples shall be "
+            "used"
+        )
+    return len(data_loader.dataset), len(data_loader)  # type: ignore[arg-type]
+
+
+def _check_fits(participation: Participation, steps: int) -> None:
+    """Raise ValueError unless batches of a loader with `steps` steps an epoch keep the promise of `participation`."""
+    rounds, separation = participation.rounds, participation.min_separation
+    if rounds % steps:
+        raise ValueError(
+            f"the plan has {rounds} rounds, and an epoch of the data loader {steps} steps: plan for a multiple of {steps} "
+            "rounds, epochs · len(data_loader)"
+        )
+    rate = participation.sampling_rate
+    if rate is not None:
+        if not math.isclose(rate * steps, separation, rel_tol=1e-9):
+            raise ValueError(
+                f"the plan's sampling_rate is {rate}, and a data loader with {steps} steps an epoch has batches of "
+                f"{separation}/{steps} of the examples of a round's group: plan with sampling_rate={separation / steps}"
+            )
+        if separation > steps:
+            raise ValueError(f"the plan has {separation} groups, and the data loader only {steps} steps an epoch")
+    elif participation.sampling == "balls-in-bins" and separation != steps:
+        raise ValueError(
+            f"the plan has {separation} bins (min_separation), and the data loader {steps} steps an epoch; they must be equal"
+        )
+    elif separation > steps or participation.participations < rounds // steps:
+        raise ValueError(
+            f"the plan says at most {participation.participations} participations, {separation} rounds apart; with this data "
+            f"loader each example takes part {rounds // steps} times, {steps} rounds apart"
+        )
+
+
+def _check_module(module: nn.Module, optimizer: optim.Optimizer) -> None:
+    """Raise unless the parameters that can move are those that are clipped, and nothing else carries data away."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        raise TypeError("DistributedDataParallel is not supported: each process would add its own noise")
     known = set(module.parameters())
-    if any(p not in known for group in optimizer.param_groups for p in group["params"]):
+    given = dict.fromkeys(p for group in optimizer.param_groups for p in group["params"])  # in order
+    if any(p not in known for p in given):
         raise ValueError("the optimizer has parameters that are not the module's; make it from module.parameters()")
+    missing = [name for name, p in module.named_parameters() if p.requires_grad and p not in given]
+    if missing:
+        raise ValueError(
+            f"{missing[0]} and {len(missing) - 1} other parameters of the module need gradients but are not in the optimizer: "
+            "freeze them with requires_grad_(False), or give them to the optimizer"
+        )
+    moving = [p for p in given if p.requires_grad]
+    if not moving:
+        raise ValueError("no parameter of the optimizer needs a gradient: there is nothing to train")
+    if len({p.device for p in moving}) > 1:
+        raise ValueError("the parameters must all be on one device")
+    refuse_batch_statistics(module)
+    for name, layer in module.named_modules():
+        if getattr(layer, "max_norm", None) is not None:
+            raise ValueError(
+                f"{name!r} has max_norm: it changes the embeddings of the tokens that it sees, without clipping or noise"
+            )
 
 
-def _participation(
-    steps: int, epochs: int, sampling: Sampling | None, groups: int | None, poisson_sampling: bool | None
-) -> Participation:
-    """What `epochs` epochs of `steps` steps are, for the sampling that was asked for in either way."""
-    if poisson_sampling is not None:
-        if sampling is not None and poisson_sampling != (sampling == "poisson"):
-            raise ValueError(f"poisson_sampling={poisson_sampling} contradicts sampling {sampling!r}; give one of them")
-        sampling = sampling or ("poisson" if poisson_sampling else "none")
-    sampling = sampling or "none"
+def _participation(steps: int, epochs: int, sampling: Sampling, groups: int | None) -> Participation:
+    """What `epochs` epochs of `steps` steps are."""
     if epochs < 1:
         raise ValueError(f"epochs must be at least 1, got {epochs}")
     if (groups is not None) != (sampling == "cyclic-poisson"):
@@ -247,3 +347,25 @@ def _participation(
     if not 1 <= groups <= steps:
         raise ValueError(f"groups must be between 1 and the {steps} steps of an epoch, got {groups}")
     return Participation(rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=groups / steps)
+
+
+def _choose_a_sampling(plan: Any, error: ValueError) -> str:
+    """What to tell who left the sampling to Opacus' default, which `error` refused."""
+    try:
+        sigma = f"noise_multiplier {plan('none').noise_multiplier:.4g}"
+    except ValueError as refused:
+        sigma = str(refused)
+    return (
+        f"the default of Opacus is Poisson sampling, and here that cannot be: {error}. Say which sampling to use:\n"
+        f"  sampling='none' (also poisson_sampling=False), a fixed split, which anybody may know: {sigma}\n"
+        "  sampling='balls-in-bins', each example in one secret random batch of each epoch: less noise, found in seconds to "
+        "minutes\n"
+        "  sampling='cyclic-poisson' with groups=, for banded mechanisms; sampling='poisson' for DP-SGD"
+    )
+
+
+def _refuse_schedulers(noise_scheduler: Any, grad_clip_scheduler: Any) -> None:
+    if noise_scheduler is not None or grad_clip_scheduler is not None:
+        raise ValueError(
+            "noise and clip norm are the plan's, the same in every round: there is no noise_scheduler or grad_clip_scheduler"
+        )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,6 +19,8 @@ from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.parameters import layout
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
 from fedcgd_simulations.models.bert import VOCABULARY, bert
 from fedcgd_simulations.models.cnn import cnn
 from fedcgd_simulations.models.lstm import lstm
@@ -35,7 +38,7 @@ VARIANTS = [("dp-sgd", 1), *((noise, bands) for noise in ("replay", "cpu-buffer"
 
 
 @dataclass(frozen=True)
-class InverseBands:
+class InverseBands(Mechanism):
     """Row t of C⁻¹ combines `bands` noise vectors: what a step costs depends on nothing else."""
 
     bands: int
@@ -66,25 +69,29 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
     torch.manual_seed(0)
     model = MODELS[name]().to(device)
     inputs, targets = inputs_for(name, batch).to(device), torch.randint(0, 2, (batch,), device=device)
-    module, optimizer, *criterion, _ = CorrelatedPrivacyEngine(key=NoiseKey.simulation(0)).make_private(
+    plan = Plan(
+        mechanism=mechanism,
+        participation=Participation(rounds=100_000),
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        delta=1e-5,
+    )
+    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(NoiseKey.simulation(0)).make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
         data_loader=DataLoader(TensorDataset(torch.zeros(batch)), batch_size=batch),
-        mechanism=mechanism,
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        epochs=100_000,
+        plan=plan,
         noise="cpu-buffer" if noise == "cpu-buffer" else "replay",
         grad_sample_mode=mode,
     )
     loss = criterion[0] if criterion else nn.CrossEntropyLoss()
     module.train()
+    parts = BatchMemoryManager(data_loader=loader, max_physical_batch_size=physical, optimizer=optimizer).__enter__()
 
     def step() -> None:
-        for start in range(0, batch, physical):
-            optimizer.signal_skip_step(do_skip=start + physical < batch)
+        for rows in parts.batch_sampler:  # an epoch has one step
             optimizer.zero_grad()
-            loss(module(inputs[start : start + physical]), targets[start : start + physical]).backward()
+            loss(module(inputs[rows]), targets[rows]).backward()
             optimizer.step()
 
     return step

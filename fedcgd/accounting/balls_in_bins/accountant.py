@@ -4,14 +4,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
 from fedcgd.accounting.balls_in_bins import deterministic, monte_carlo
 from fedcgd.accounting.balls_in_bins.draws import Bins
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
+from fedcgd.accounting.balls_in_bins.profile import pmf_of_profile
 from fedcgd.accounting.base import Accountant, Bound, Progress
 from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import Guarantee, rounded_up
 from fedcgd.mechanisms import Mechanism
 from fedcgd.participation import Participation
+
+_POINTS = 16  # of a profile: the error of linear interpolation falls with the square
 
 
 @dataclass(frozen=True)
@@ -26,14 +32,31 @@ class BallsInBinsAccountant(Accountant):
 
     def quick_epsilon(self, *, noise_multiplier: float, delta: float, released: int) -> Guarantee:
         """The smaller of the ε of the whole run and that of the first `released` rounds without amplification."""
-        known = GaussianAccountant(self.mechanism, replace(self.participation, sampling="none")).epsilon(
-            noise_multiplier=noise_multiplier, delta=delta, released=released
-        )
+        known = self._known.epsilon(noise_multiplier=noise_multiplier, delta=delta, released=released)
         whole = self.epsilon(noise_multiplier=noise_multiplier, delta=delta)
         if whole.epsilon <= known.epsilon:
             return whole
         method = f"{known.method}, without amplification"
         return replace(known, sampling=self.participation.sampling, method=method, exact=False)
+
+    def known_loss(self, noise_multiplier: float, released: int) -> Bound:
+        return self._known.known_loss(noise_multiplier, released)
+
+    def loss_distribution(
+        self, noise_multiplier: float, released: int, step: float, least_delta: float
+    ) -> tuple[PrivacyLossDistribution, float]:
+        def at(epsilon: float) -> Guarantee:
+            return self.delta(noise_multiplier=noise_multiplier, epsilon=epsilon, released=released)
+
+        widest = self.epsilon(noise_multiplier=noise_multiplier, delta=least_delta, released=released).epsilon
+        multiples = np.unique(np.ceil(np.linspace(0.0, widest, _POINTS) / step).astype(int))
+        points = [at(float(multiple * step)) for multiple in multiples]
+        pmf = pmf_of_profile(multiples, np.array([point.delta for point in points]), step)
+        return PrivacyLossDistribution(pmf), sum(point.failure_probability for point in points)
+
+    @property
+    def _known(self) -> GaussianAccountant:
+        return GaussianAccountant(self.mechanism, replace(self.participation, sampling="none"))
 
     def _sigma_for(self, epsilon: float, delta: float, progress: Progress) -> Bound:
         bins = _bins_of(self.mechanism, self.participation, self.participation.rounds)

@@ -1,0 +1,192 @@
+"""Σ_i min(1, ζ′/‖g_i‖)·g_i over the examples of a batch, from gradients as Opacus leaves them, with a proven bound.
+
+Guarantee: leaving one example out of a round (of a size that `check_size` allows) moves the round's sum by at most ζ in L2 norm,
+also after rounding to a grid whose step is at most `GRID_LOSS`·ζ/√d for d coordinates. The sum aims at
+ζ′ = ζ·(1 − `MARGIN`), and MARGIN = 6.1e-5 covers, relative to ζ:
+
+- 0.8e-5: norms. Squares are summed in float32 over blocks of 256 entries, in whatever order: at most 258 roundings of 2⁻²⁴
+  each, halved by the root; everything after that is float64. 0.4e-5: entries whose squares underflow, below 2⁻⁶³ each, as
+  ζ is at least 2⁻³⁰ and a gradient has less than 2³⁰ entries. For a smaller ζ, and where squares overflow, norms are float64.
+- 1.5e-5 = 2⁻¹⁶: the sum, made in float64. With k additions to a coordinate, in any order, its error is at most
+  k·2⁻⁵³·Σ_i ‖term i‖; it counts twice, with and without the example. 2¹⁸ examples give 2·2³⁶·2⁻⁵³.
+- 0.8e-5: the grid. Rounding to the nearest moves each of the two sums by half a step in each coordinate.
+
+Nothing here depends on the precision in which the gradients were computed (bfloat16, TF32): they are clipped as they are, and
+products of matrices, where they are needed, are made in float64.
+
+With ghost clipping the gradients of linear layers are not there, but the factors that they are products of. On sequences
+g_i = Σ_t b_t a_tᵀ may be far smaller than its terms, and what rounds are the terms. So to the square of the norm, a Gram sum in
+float64, 2⁻¹⁸·(Σ_t ‖b_t‖‖a_t‖)² is added: more than the Gram sum can lose, and enough that the terms are at most 2⁹ times the
+norm. For m examples of length T the sum has k ≤ 4096 + m·T/4096 + m, and m·k ≤ 2²⁷ makes 2·2²⁷·2⁹·2⁻⁵³ = 2⁻¹⁶ again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+MARGIN = 2.0**-14
+GRID_LOSS = 2.0**-17
+
+_MOST_EXAMPLES = 2**18
+_MOST_TERMS = 2**27
+_GRAM_FLOOR = 2.0**-18
+_ROWS_AT_ONCE = 4096
+_BLOCK = 256
+_LEAST_FAST_NORM = 2.0**-30
+_FLOATS_AT_ONCE = 2**20
+
+
+class Rows(Protocol):
+    """The gradients of a batch's examples for one parameter, in whatever form."""
+
+    examples: int
+    length: int
+    """How many terms, which may cancel, a row is the sum of; 1 where it is there itself."""
+
+    def norms(self, fast: bool) -> Tensor:
+        """Norms, or parts of them along the last dimension, shape (examples, parts), float64; not less than the true ones but
+        for the rounding that `MARGIN` covers. A row that is not finite, or too large for `fast`, has a norm that is not."""
+        ...
+
+    def add_to(self, total: Tensor, factors: Tensor, usable: Tensor | None) -> None:
+        """total += Σ_i factors[i]·row i over the rows that are `usable` (None: all); `total` is flat, float64."""
+        ...
+
+
+@dataclass
+class Dense:
+    """Gradients themselves: `values` has shape (examples, *shape of the parameter)."""
+
+    values: Tensor
+
+    def __post_init__(self) -> None:
+        self.examples, self.length = len(self.values), 1
+        self.values = self.values.detach().reshape(self.examples, -1 if self.examples else 0)
+
+    def norms(self, fast: bool) -> Tensor:
+        if not self.examples or not fast or self.values.dtype == torch.float64:
+            norms: Tensor = torch.linalg.vector_norm(
+                self.values, dim=1, keepdim=True, dtype=torch.float64
+            )  # slow, no copy
+            return norms
+        whole = self.values.shape[1] // _BLOCK
+        blocks = self.values[:, : whole * _BLOCK].reshape(self.examples, whole, _BLOCK)
+        parts = [torch.linalg.vector_norm(blocks, dim=2, dtype=torch.float32)]
+        parts.append(
+            torch.linalg.vector_norm(self.values[:, whole * _BLOCK :], dim=1, keepdim=True, dtype=torch.float32)
+        )
+        return _norm(torch.cat(parts, dim=1))[:, None]
+
+    def add_to(self, total: Tensor, factors: Tensor, usable: Tensor | None) -> None:
+        values = self.values if usable is None else self.values[usable]
+        factors = factors if usable is None else factors[usable]
+        if not len(values):
+            return
+        columns = max(1024, _FLOATS_AT_ONCE // len(values))
+        for start in range(0, values.shape[1], columns):  # in parts, because they are copied to float64
+            part = total[start : start + columns]
+            part += torch.mv(values[:, start : start + columns].double().T, factors)
+
+
+@dataclass
+class Outer:
+    """Row i is Σ_t b_it a_itᵀ: `b` has shape (examples, T, outputs), `a` (examples, T, inputs)."""
+
+    b: Tensor
+    a: Tensor
+
+    def __post_init__(self) -> None:
+        self.examples, self.length, _ = self.b.shape
+
+    def norms(self, fast: bool) -> Tensor:
+        if self.length > 1:
+            few = max(1, _FLOATS_AT_ONCE // self.length**2)
+            parts = zip(torch.split(self.b, few), torch.split(self.a, few), strict=True)
+            return torch.cat([_gram_norms(b.double(), a.double()) for b, a in parts])[:, None]
+        return _norm(self.b) * _norm(self.a)
+
+    def add_to(self, total: Tensor, factors: Tensor, usable: Tensor | None) -> None:
+        b, a = (self.b, self.a) if usable is None else (self.b[usable], self.a[usable])
+        factors = factors if usable is None else factors[usable]
+        scaled = (b.double() * factors[:, None, None]).flatten(0, 1)
+        matrix = total.view(b.shape[2], a.shape[2])
+        parts = (torch.split(x, _ROWS_AT_ONCE) for x in (scaled, a.flatten(0, 1)))
+        for left, right in zip(*parts, strict=True):
+            matrix.addmm_(left.T, right.double())
+
+
+@dataclass
+class Lookup:
+    """Row i is zero but for the rows of the parameter that example i looked up.
+
+    `values[j]` belongs to example `example[j]` and to row `index[j]` of the parameter, each pair at most once.
+    """
+
+    example: Tensor
+    index: Tensor
+    values: Tensor
+    examples: int
+
+    def __post_init__(self) -> None:
+        self.length = 1
+
+    def norms(self, fast: bool) -> Tensor:
+        squares = Dense(self.values).norms(fast).squeeze(1) ** 2
+        total = torch.zeros(self.examples, dtype=torch.float64, device=squares.device)
+        return total.index_add_(0, self.example, squares).sqrt()[:, None]
+
+    def add_to(self, total: Tensor, factors: Tensor, usable: Tensor | None) -> None:
+        example, index, values = self.example, self.index, self.values
+        if usable is not None:
+            kept = usable[example]
+            example, index, values = example[kept], index[kept], values[kept]
+        scaled = values.double() * factors[example][:, None]
+        total.view(-1, values.shape[1]).index_add_(0, index, scaled)
+
+
+def _gram_norms(b: Tensor, a: Tensor) -> Tensor:
+    """Bounds on the norms of Σ_t b_it a_itᵀ and a 512th of the norms of its terms; float64."""
+    terms = (_norm(b) * _norm(a)).sum(1)
+    gram = (torch.bmm(b, b.mT) * torch.bmm(a, a.mT)).sum((1, 2))
+    squares: Tensor = gram.clamp(min=0) + _GRAM_FLOOR * terms**2
+    return squares.sqrt()
+
+
+def _norm(values: Tensor) -> Tensor:
+    """Norms along the last dimension, float64."""
+    norms: Tensor = torch.linalg.vector_norm(values.double(), dim=-1)
+    return norms
+
+
+def add_clipped(totals: Sequence[Tensor], rows: Sequence[Rows], clip_norm: float) -> None:
+    """totals += Σ_i min(1, ζ′/‖g_i‖)·g_i, in place; ‖g_i‖ is over all of `rows`, one for each flat float64 tensor of `totals`.
+
+    An example with an entry that is not finite adds zero, and what the others add is as without it.
+    """
+    aim = clip_norm * (1 - MARGIN)
+    fast = clip_norm >= _LEAST_FAST_NORM
+    norms = _norms(rows, fast)
+    if fast and not bool(torch.isfinite(norms).all()):
+        norms = torch.where(torch.isfinite(norms), norms, _norms(rows, False))
+    finite = torch.isfinite(norms)
+    factors = torch.where(finite, (aim / norms).clamp(max=1.0), 0.0)
+    usable = None if bool(finite.all()) else finite  # 0·NaN is NaN: a factor of zero is not enough
+    for total, row in zip(totals, rows, strict=True):
+        row.add_to(total, factors, usable)
+
+
+def _norms(rows: Sequence[Rows], fast: bool) -> Tensor:
+    return _norm(torch.cat([row.norms(fast) for row in rows], dim=1))
+
+
+def check_size(examples: int, length: int) -> None:
+    """Raise ValueError unless the sum over `examples` examples, of sequences of at most `length`, is within `MARGIN`."""
+    additions = _ROWS_AT_ONCE + examples * length // _ROWS_AT_ONCE + examples
+    if examples > _MOST_EXAMPLES or (length > 1 and examples * additions > _MOST_TERMS):
+        raise ValueError(
+            f"a batch may have {_MOST_EXAMPLES} examples, and with ghost clipping of sequences about 8000: in larger sums "
+            "rounding could exceed the clip norm; take more and smaller batches"
+        )

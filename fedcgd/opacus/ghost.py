@@ -1,0 +1,120 @@
+"""Per-example gradients of linear and embedding layers kept as their factors: "ghost clipping" with one backward pass.
+
+Opacus' own ghost clipping takes norms in a first backward pass and sums in a second one, which multiplies the losses. What it
+adds is not what it measured (another criterion, other rounding, parameters that were frozen before), and one NaN spoils the sum.
+Here both come from the same factors.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from opacus.grad_sample import GradSampleModule
+from opacus.grad_sample.grad_sample_module import GradSampleHooks
+from opacus.utils.module_utils import trainable_parameters
+from torch import Tensor, nn
+
+from fedcgd.opacus.clipping import Dense, Lookup, Outer, Rows
+
+
+class _Factors:
+    """Leaves `Rows` in `grad_sample` for the layers whose gradients have a short form; the others as Opacus does."""
+
+    hooks_enabled: bool
+    rearrange_grad_samples: Callable[..., tuple[list[Tensor], Tensor]]
+
+    def capture_backprops_hook(
+        self, module: nn.Module, _forward_input: Any, forward_output: Any, loss_reduction: str, batch_first: bool
+    ) -> None:
+        factors = _FACTORS.get(type(module))
+        if not self.hooks_enabled or factors is None or not _used_once(module):
+            hook = super().capture_backprops_hook  # type: ignore[misc]
+            hook(module, _forward_input, forward_output, loss_reduction, batch_first)
+            return
+        activations, backprops = self.rearrange_grad_samples(
+            module=module, backprops=forward_output[0].detach(), loss_reduction=loss_reduction, batch_first=batch_first
+        )
+        del module.max_batch_len
+        for parameter, rows in factors(module, activations[0], backprops):
+            if parameter.requires_grad:
+                parameter._forward_counter -= 1
+                earlier = parameter.grad_sample
+                parameter.grad_sample = (
+                    rows if earlier is None else [*(earlier if isinstance(earlier, list) else [earlier]), rows]
+                )
+
+
+class GhostModule(_Factors, GradSampleModule):  # type: ignore[misc]
+    """`opacus.GradSampleModule` with factors."""
+
+
+class GhostHooks(_Factors, GradSampleHooks):  # type: ignore[misc]
+    """`GhostModule` without a wrapper around the model."""
+
+
+class GhostLoss:
+    """`criterion` as Opacus returns it with ghost clipping: it takes the `shape` of the logits of sequences too.
+
+    `criterion` has a `reduction` that can be set to "none"; then it returns one loss per example, or per token with `shape`.
+    """
+
+    def __init__(self, criterion: Any, reduction: str) -> None:
+        if getattr(criterion, "reduction", reduction) != reduction:
+            raise ValueError(f"loss_reduction is {reduction!r}, and the criterion's is {criterion.reduction!r}")
+        self.criterion, self.reduction = criterion, reduction
+
+    def __call__(self, *args: Any, shape: Any = None, **kwargs: Any) -> Tensor:
+        """The loss of the batch, whose examples are rows; with `shape` (examples, length, …) each of `length` rows."""
+        self.criterion.reduction = "none"
+        losses: Tensor = self.criterion(*args, **kwargs)
+        self.criterion.reduction = self.reduction
+        if shape is not None and len(losses) == shape[0] * shape[1]:
+            losses = losses.view(shape[0], shape[1])
+            if self.reduction == "sum":
+                losses = losses.sum(1)
+            else:
+                targets = kwargs.get("target", args[1] if len(args) > 1 else None)
+                ignored = getattr(self.criterion, "ignore_index", None)
+                if targets is None or ignored is None:
+                    losses = losses.mean(1)
+                else:
+                    losses = losses.sum(1) / (targets.view(losses.shape) != ignored).sum(1).clamp(min=1)
+        return losses.mean() if self.reduction == "mean" else losses.sum()
+
+
+def _used_once(module: nn.Module) -> bool:
+    """Whether the gradients of the layer's parameters come from this one call of this one layer."""
+    return all(
+        p._forward_counter == 1 and not hasattr(p, "_current_grad_sample") for _, p in trainable_parameters(module)
+    )
+
+
+Factors = list[tuple[Any, Rows]]
+
+
+def _linear(layer: nn.Linear, activations: Tensor, backprops: Tensor) -> Factors:
+    a = activations.to(backprops.dtype).reshape(len(activations), -1, layer.in_features) if len(activations) else None
+    if a is None:
+        a, b = activations.new_zeros(0, 1, layer.in_features), backprops.new_zeros(0, 1, layer.out_features)
+    else:
+        b = backprops.reshape(len(backprops), -1, layer.out_features)
+    weight: Rows = Outer(b, a)
+    if a.shape[1] > 1 and a.shape[1] ** 2 > layer.in_features * layer.out_features:
+        weight = Dense(torch.bmm(b.mT, a))  # smaller than the Gram matrices
+    rows: Factors = [(layer.weight, weight)]
+    if layer.bias is not None:
+        rows.append((layer.bias, Dense(b.sum(1))))
+    return rows
+
+
+def _embedding(layer: nn.Embedding, activations: Tensor, backprops: Tensor) -> Factors:
+    examples = len(activations)
+    tokens = activations.reshape(examples, -1) if examples else activations.new_zeros(0, 1)
+    example = torch.arange(examples, device=tokens.device)[:, None].expand_as(tokens)
+    pairs, places = torch.unique(example * layer.num_embeddings + tokens, return_inverse=True)
+    values = torch.zeros(len(pairs), layer.embedding_dim, dtype=backprops.dtype, device=backprops.device)
+    values.index_add_(0, places.reshape(-1), backprops.reshape(-1, layer.embedding_dim))
+    return [(layer.weight, Lookup(pairs // layer.num_embeddings, pairs % layer.num_embeddings, values, examples))]
+
+
+_FACTORS: dict[type[nn.Module], Callable[..., Factors]] = {nn.Linear: _linear, nn.Embedding: _embedding}

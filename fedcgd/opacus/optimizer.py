@@ -1,0 +1,266 @@
+"""`opacus.optimizers.DPOptimizer` that releases rounds: clips, adds row t of C⁻¹Z to the sum of step t, and moves the model."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from opacus.optimizers import DPOptimizer
+from torch import Tensor, nn, optim
+
+from fedcgd.keys import NoiseKey
+from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.source import GeneratorNormals, NoiseMode, NoiseSource, grid_source
+from fedcgd.opacus.clipping import GRID_LOSS, Dense, Rows, add_clipped, check_size
+from fedcgd.opacus.rounds import Rounds
+from fedcgd.plan import Plan
+
+
+class RoundNoise:
+    """The noise of a plan's rounds for `size` parameters on `device`: on a CPU on the grid, else by the device's generator."""
+
+    def __init__(self, plan: Plan, key: NoiseKey, size: int, device: torch.device, mode: NoiseMode | None) -> None:
+        rounds = plan.participation.rounds
+        largest = float(np.abs(plan.mechanism.inverse_row(rounds - 1, rounds)).sum())
+        # `Grid.fitting` loses at most 2⁻¹⁰ of the norm that it is given.
+        self.grid = Grid.fitting(
+            clip_norm=plan.clip_norm * GRID_LOSS * 2**10, size=size, stddev=plan.stddev * max(1.0, largest)
+        )
+        self._plan, self._key, self._device, self._mode = plan, key, device, mode
+        self._run = ""
+        self._source = self._source_of("")
+
+    def add(self, total: Tensor, run: str, nonces: Sequence[int]) -> tuple[Tensor, int]:
+        """(total on the grid + ζσ·(C⁻¹Z)_t, nonce) for t = len(`nonces`), those of the rounds before; float64, shape (size,).
+
+        The nonce of a secret key is bound to `total`: two different sums never share their noise, whatever is copied.
+        """
+        if run != self._run:
+            self._run, self._source = run, self._source_of(run)
+        steps = torch.round(total / self.grid.step)
+        if self._device.type == "cpu":
+            integers = steps.to(torch.int64).numpy()
+            nonce = self._key.nonce_of(run, integers, earlier=nonces, attempt=0)
+            self._source.add(integers, [*nonces, nonce], self._plan.stddev)
+            return torch.from_numpy(self.grid.from_steps(integers)), nonce
+        nonce = self._key.nonce_of(run, _fingerprint(steps, self._key.noise_of(run)), earlier=nonces, attempt=0)
+        noise = torch.zeros(len(total), dtype=torch.float32, device=self._device)
+        self._source.add(noise, [*nonces, nonce], self._plan.stddev)
+        return steps * self.grid.step + noise, nonce
+
+    def _source_of(self, run: str) -> NoiseSource:
+        plan = self._plan
+        if self._device.type == "cpu":
+            return grid_source(plan, self._key, run, self.grid, self._mode)
+        normals = GeneratorNormals(self._key.noise_of(run), self._device)
+        return NoiseSource(plan.mechanism, plan.participation.rounds, normals, self._mode)
+
+
+def _fingerprint(steps: Tensor, key: bytes) -> Any:
+    """Four 32-bit linear hashes of `steps`, float64, with coefficients from `key`; made where `steps` is. int64, shape (4,).
+
+    Other steps have other hashes but for a chance of 2⁻¹²⁸, if the generator's coefficients were uniform.
+    """
+    generator = torch.Generator(steps.device)
+    generator.manual_seed(int.from_bytes(hashlib.sha256(b"fedcgd fingerprint" + key).digest()[:8], "big"))
+    hashes = torch.zeros(4, dtype=torch.int64, device=steps.device)
+    for part in torch.split(steps, 2**24):
+        for i in range(4):
+            coefficients = torch.empty(len(part), dtype=torch.int64, device=part.device)
+            coefficients.random_(-(2**63), None, generator=generator)
+            hashes[i] += (coefficients * part.long()).sum()  # modulo 2⁶⁴, of which the upper half is taken
+    return (hashes >> 32).cpu().numpy()
+
+
+class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
+    """`opacus.optimizers.DPOptimizer` with correlated noise, for one engine's module, loader and plan.
+
+    A step after a part of a batch (`BatchMemoryManager`) adds its clipped gradients to the round's sum; the last one releases the
+    sum. An example whose gradient is not finite adds zero. A step that fails abandons the round. Gradients are used up by the
+    step, so that any `zero_grad`, or none, will do.
+    """
+
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        *,
+        module: nn.Module,
+        rounds: Rounds,
+        noise: RoundNoise,
+        expected_batch_size: float,
+        loss_reduction: str,
+    ) -> None:
+        self._rounds = rounds
+        self._noise = noise
+        self._module = module
+        self._released = False
+        plan = rounds.plan
+        super().__init__(
+            optimizer,
+            noise_multiplier=plan.noise_multiplier,
+            max_grad_norm=plan.clip_norm,
+            expected_batch_size=expected_batch_size,
+            loss_reduction=loss_reduction,
+        )
+        self._kept = [*self._grouped(), *module.parameters()]  # while they are, no other parameter has their id
+        self._known = self._parameters()
+        self._moving = [p for p in self._grouped() if p.requires_grad]
+        self._guard = optimizer.register_step_pre_hook(self._only_after_a_release)
+        rounds.on_hand_out = self._forget
+
+    @property
+    def max_grad_norm(self) -> float:
+        """ζ of the plan. It cannot be set."""
+        return self._rounds.plan.clip_norm
+
+    @max_grad_norm.setter
+    def max_grad_norm(self, value: float) -> None:
+        if value != self.max_grad_norm:
+            raise ValueError(
+                f"max_grad_norm cannot be changed from {self.max_grad_norm} to {value}: the correlated noise of all rounds is "
+                "planned for one clip norm. Leave the scheduler out; for another norm make another plan and another engine"
+            )
+
+    @property
+    def noise_multiplier(self) -> float:
+        """σ of the plan. It cannot be set."""
+        return self._rounds.plan.noise_multiplier
+
+    @noise_multiplier.setter
+    def noise_multiplier(self, value: float) -> None:
+        if value != self.noise_multiplier:
+            raise ValueError(
+                f"noise_multiplier cannot be changed from {self.noise_multiplier} to {value}: noise is correlated across rounds, "
+                "and ε is accounted for one multiplier. Leave the scheduler out; for another one make a plan and another engine"
+            )
+
+    def signal_skip_step(self, do_skip: bool = True) -> None:
+        self._rounds.flight.skips.append(do_skip)
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Forget gradients that no step has used. What earlier parts of the batch added to the round's sum stays."""
+        for p in self._moving:
+            p.grad_sample = None
+        self.original_optimizer.zero_grad(set_to_none)
+
+    def pre_step(self, closure: Callable[[], float] | None = None) -> bool:
+        """Clip and add to the round's sum; if the batch is complete, release it into `grad` and return True."""
+        try:
+            flight = self._rounds.flight
+            self._check_parameters()
+            self._clip()
+            if flight.skips and flight.skips.pop(0):
+                return False
+            self._release()
+        except BaseException:
+            self._rounds.abandon()
+            raise
+        if self.step_hook:
+            self.step_hook(self)
+        return True
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        if not self.pre_step():
+            return None
+        self._released = True
+        try:
+            return self.original_optimizer.step()  # type: ignore[no-any-return]
+        finally:
+            self._released = False
+
+    def retire(self) -> None:
+        """Leave the wrapped optimizer to another engine; this one makes no more steps."""
+        self._guard.remove()
+        self._rounds.on_hand_out = None
+        self._known = ()
+
+    def _clip(self) -> None:
+        """Use up the gradients of the backward passes since the last step."""
+        flight = self._rounds.flight
+        passes = [_passes(p) for p in self._moving]
+        for p in self._moving:
+            p.grad_sample = None
+        if len({len(one) for one in passes}) > 1 or (not passes[0] and flight.examples):
+            raise RuntimeError(
+                "there are no gradients of examples for "
+                + ("any" if not any(passes) else "some")
+                + " of the parameters: each must be used in the forward pass of the module that the engine returned, in train "
+                "mode, with one backward pass for each forward pass, and zero_grad not between backward and step. Freeze "
+                "parameters that are not used, before make_private"
+            )
+        size = sum(p.numel() for p in self._moving)
+        if flight.total is None:
+            flight.total = torch.zeros(size, dtype=torch.float64, device=self._moving[0].device)
+        totals = torch.split(flight.total, [p.numel() for p in self._moving])
+        for rows in zip(*passes, strict=True):
+            examples = rows[0].examples
+            if any(row.examples != examples for row in rows):
+                raise RuntimeError(
+                    "the parameters have gradients of different numbers of examples: the batch must be the first "
+                    "dimension (or batch_first=False) of the input of every layer"
+                )
+            flight.clipped += examples
+            flight.length = max(flight.length, *(row.length for row in rows))
+            if flight.clipped <= flight.examples:  # else `complete` will raise
+                add_clipped(totals, rows, self._rounds.plan.clip_norm)
+
+    def _release(self) -> None:
+        """Make the round's sum, with its noise and divided by the batch size, the `grad` of the parameters."""
+        rounds = self._rounds
+        flight = rounds.complete()
+        check_size(flight.examples, flight.length)
+        assert flight.total is not None
+        total, nonce = self._noise.add(flight.total, rounds.run, rounds.nonces)
+        rounds.record(nonce)
+        if self.loss_reduction == "mean":
+            total /= self.expected_batch_size
+        for p in self._grouped():
+            p.grad = None
+        parts = torch.split(total, [p.numel() for p in self._moving])
+        for p, part in zip(self._moving, parts, strict=True):
+            p.grad = part.view_as(p).to(p.dtype)
+
+    def _grouped(self) -> list[Any]:
+        return [p for group in self.original_optimizer.param_groups for p in group["params"]]
+
+    def _parameters(self) -> tuple[tuple[int, bool], ...]:
+        """Which parameters there are, in the optimizer and in the module, and which of them move."""
+        return tuple((id(p), p.requires_grad) for p in (*self._grouped(), *self._module.parameters()))
+
+    def _check_parameters(self) -> None:
+        if self._known != self._parameters():
+            raise RuntimeError(
+                "the parameters of the module or of the optimizer are not those that were made private (frozen, unfrozen, "
+                "replaced, or added since): the clip norm would not cover what moves. Prepare them before make_private; for "
+                "a later phase of training make another engine"
+            )
+
+    def _only_after_a_release(self, *_: Any) -> None:
+        if not self._released:
+            raise RuntimeError(
+                "the optimizer that was made private cannot step by itself: its gradients are not clipped and have no noise; "
+                "call step of the optimizer that the engine returned"
+            )
+
+    def _forget(self) -> None:
+        """Remove what an interrupted forward or backward pass has left in the module, as if it had never begun."""
+        for module in self._module.modules():
+            for name in ("activations", "max_batch_len"):
+                if name in module.__dict__:
+                    delattr(module, name)
+        for p in self._moving:
+            p.grad = p.grad_sample = None
+            p._forward_counter = 0
+            if hasattr(p, "_current_grad_sample"):
+                del p._current_grad_sample
+
+
+def _passes(p: Any) -> list[Rows]:
+    """The gradients of the examples for `p`, one entry for each backward pass."""
+    found = getattr(p, "grad_sample", None)
+    passes = found if isinstance(found, list) else [] if found is None else [found]
+    return [Dense(one) if isinstance(one, Tensor) else one for one in passes]

@@ -1,0 +1,164 @@
+"""The rounds of a run: which were released, and what may still happen to the one that is under way."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedcgd.accounting import compute_epsilon
+from fedcgd.plan import Plan
+
+_AGAIN = "enter the loop over the loader again: the round starts afresh, with the same batch"
+
+
+@dataclass
+class Flight:
+    """A round between the loader that hands its batch out and the step that releases it."""
+
+    examples: int
+    """How many the loader handed out."""
+    clipped: int = 0
+    """The gradients of how many are in the sum."""
+    length: int = 1
+    """The longest sequence among them, for ghost clipping."""
+    total: Tensor | None = None
+    """The sum of the clipped gradients so far, flat, float64; None is zero."""
+    skips: list[bool] = field(default_factory=list)
+    """For each part of the batch that `BatchMemoryManager` made, whether the step after it only adds to the sum."""
+
+
+class Rounds:
+    """The one rule: a release consumes, once, the clipped gradients of exactly the examples handed out for its round.
+
+    Stands where Opacus keeps its accountant. A round goes through `hand_out`, `flight` (as often as the batch has parts),
+    `complete` and `record`; what comes in another order raises before there is noise. Whoever leaves the loop and enters it again
+    starts the round under way afresh.
+    """
+
+    def __init__(self, plan: Plan, run: str) -> None:
+        self.plan = plan
+        self.run = run
+        """Names the run among all with its key: no two share noise or batches. Empty with a simulation key."""
+        self.nonces: list[int] = []
+        """Of each released round: which of its noises was used."""
+        self._flight: Flight | None = None
+        self.loop = 0
+        """The number of the loop over the loader that began last: only it is given batches."""
+        self.on_hand_out: Any = None
+        """Called, without arguments, when a round starts: whatever is left of the one before it has to go."""
+
+    @property
+    def released(self) -> int:
+        """How many rounds have been released."""
+        return len(self.nonces)
+
+    def enter(self) -> int:
+        """A number for a loop over the loader that begins now; older loops end. Raises RuntimeError after the last round."""
+        self.check_not_finished()
+        self.loop += 1
+        return self.loop
+
+    def check_not_finished(self) -> None:
+        """Raise RuntimeError if all rounds of the plan have been released."""
+        rounds = self.plan.participation.rounds
+        if self.released >= rounds:
+            raise RuntimeError(
+                f"all {rounds} rounds of the plan have been released; plan for more epochs, and make another engine, to train on"
+            )
+
+    def hand_out(self, loop: int, round: int, examples: int) -> None:
+        """Begin `round`, whose batch of `examples` examples goes to `loop`."""
+        if loop != self.loop:
+            self.abandon()
+            raise RuntimeError(
+                "another loop over the loader has begun since this one did, and a round is handed out to one of them: "
+                f"use one at a time (for evaluation, make a loader of its own). To go on, {_AGAIN}"
+            )
+        if round != self.released:
+            self.abandon()
+            raise RuntimeError(
+                f"the batch of round {round} was asked for when {self.released} rounds had been released: take one "
+                "optimizer step for each batch (an empty or spoilt batch too); with BatchMemoryManager use num_workers=0. To "
+                f"accumulate gradients over batches, take larger batches and BatchMemoryManager. To go on, {_AGAIN}"
+            )
+        self._flight = Flight(examples)
+        if self.on_hand_out is not None:
+            self.on_hand_out()
+
+    @property
+    def flight(self) -> Flight:
+        """The round under way. Raises RuntimeError if no batch is out."""
+        self.check_not_finished()
+        if self._flight is None:
+            raise RuntimeError(
+                "there is no batch from the loader for this step: each batch is good for one step, and only examples that the "
+                f"loader gave out are accounted for. If a step failed before, {_AGAIN}"
+            )
+        return self._flight
+
+    def complete(self) -> Flight:
+        """The round under way, which this ends; raises RuntimeError unless exactly the examples handed out are in its sum."""
+        flight = self.flight
+        self._flight = None
+        if flight.clipped != flight.examples:
+            raise RuntimeError(
+                "the step has gradients of "
+                + ("fewer" if flight.clipped < flight.examples else "more")
+                + " rows than the loader handed out examples for its round: put each example of the batch through one forward "
+                "and one backward pass (add losses up before the backward pass; leave no part of a batch out; make one row "
+                f"an example). To go on, {_AGAIN}"
+            )
+        return flight
+
+    def record(self, nonce: int) -> None:
+        """Count the next round as released under `nonce`."""
+        self.nonces = [*self.nonces, nonce]
+
+    def abandon(self) -> None:
+        """Forget the round under way: what was added to its sum is never released."""
+        self._flight = None
+
+    def get_epsilon(self, delta: float) -> float:
+        """An upper bound on ε of the rounds so far; adjacency is add or remove one example.
+
+        Their number must not depend on what they released. Under Balls-in-Bins this takes seconds, each time.
+        """
+        if self.released == 0:
+            return 0.0
+        return compute_epsilon(
+            self.plan.mechanism,
+            self.plan.participation,
+            noise_multiplier=self.plan.noise_multiplier,
+            delta=delta,
+            released=self.released,
+        ).epsilon
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to hold so that the noise goes on in the right round."""
+        return {
+            "plan": self.plan.to_description(),
+            "run": self.run,
+            "nonces": [f"{nonce:032x}" for nonce in self.nonces],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`; the round under way starts afresh.
+
+        Raises ValueError if it is another plan's, or if this object has released rounds that the state does not know:
+        they would be released twice.
+        """
+        plan, run, nonces = state["plan"], str(state["run"]), [int(nonce, 16) for nonce in state["nonces"]]
+        if plan != self.plan.to_description():
+            raise ValueError(f"the checkpoint is of another plan: {plan}, not {self.plan.to_description()}")
+        if (run == "") != (self.run == ""):
+            raise ValueError(
+                "one of checkpoint and engine has a simulation key, the other a secret one; use the checkpoint's"
+            )
+        if self.nonces and (run != self.run or nonces[: len(self.nonces)] != self.nonces):
+            raise ValueError(
+                f"this engine has released {len(self.nonces)} rounds, and the checkpoint goes back behind them: training on from "
+                "there would release rounds twice, and ε counts them once"
+            )
+        self.abandon()
+        self.loop += 1
+        self.run, self.nonces = run, nonces

@@ -1,0 +1,89 @@
+"""A checkpoint is data: loading it runs no code, goes on in the right round, and never goes back behind a release."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from central_runs import Run
+
+from fedcgd.keys import NoiseKey
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("options", [{}, {"torch_load_kwargs": {"weights_only": False}}])
+@pytest.mark.parametrize("field", ["module_state_dict", "privacy_accountant_state_dict", "anything"])
+def test_loading_runs_no_code(field, options, tmp_path, monkeypatch):
+    run = Run(monkeypatch)
+    run.engine.save_checkpoint(path=tmp_path / "good", module=run.module, optimizer=run.optimizer)
+    content = torch.load(tmp_path / "good", weights_only=True)
+    torch.save({**content, field: Evil(tmp_path / "executed")}, tmp_path / "evil")
+    with pytest.raises(pickle.UnpicklingError):
+        run.engine.load_checkpoint(path=tmp_path / "evil", module=run.module, optimizer=run.optimizer, **options)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("key", [NoiseKey.generate(), NoiseKey.simulation(1)], ids=["secret", "simulation"])
+def test_an_engine_does_not_go_back_behind_its_releases(key, tmp_path, monkeypatch):
+    run = Run(monkeypatch, key=key)
+    for number, batch in enumerate(run.loader):
+        if number == 1:
+            run.engine.save_checkpoint(path=tmp_path / "early", module=run.module, optimizer=run.optimizer)
+        run.step(batch)
+    weight = run.model.weight.clone()
+    with pytest.raises(ValueError, match="has released 3 rounds, and the checkpoint goes back behind them"):
+        run.engine.load_checkpoint(path=tmp_path / "early", module=run.module, optimizer=run.optimizer)
+    assert torch.equal(run.model.weight, weight)
+    assert run.released == 3
+
+
+def test_an_engine_that_released_does_not_take_over_another_run(tmp_path, monkeypatch):
+    key = NoiseKey.generate()
+    other = Run(monkeypatch, key=key)
+    other.train()
+    other.engine.save_checkpoint(path=tmp_path / "other", module=other.module, optimizer=other.optimizer)
+    run = Run(monkeypatch, key=key)
+    next_batch = next(iter(run.loader))
+    run.step(next_batch)
+    with pytest.raises(ValueError, match="goes back behind"):
+        run.engine.load_checkpoint(path=tmp_path / "other", module=run.module, optimizer=run.optimizer)
+
+
+def test_a_checkpoint_of_another_plan_changes_nothing(tmp_path, monkeypatch):
+    other = Run(monkeypatch, clip_norm=2.0)
+    other.train()
+    other.engine.save_checkpoint(path=tmp_path / "other", module=other.module)
+    run = Run(monkeypatch)
+    weight = run.model.weight.clone()
+    with pytest.raises(ValueError, match="another plan"):
+        run.engine.load_checkpoint(path=tmp_path / "other", module=run.module)
+    assert torch.equal(run.model.weight, weight)
+
+
+def test_loading_in_the_middle_of_a_round_starts_it_afresh(tmp_path, monkeypatch):
+    run = Run(monkeypatch)
+    for batch in run.loader:
+        run.engine.save_checkpoint(path=tmp_path / "now", module=run.module, optimizer=run.optimizer)
+        run.backward(batch)
+        run.engine.load_checkpoint(path=tmp_path / "now", module=run.module, optimizer=run.optimizer)
+        break
+    with pytest.raises(RuntimeError, match="no batch from the loader"):
+        run.optimizer.step()
+    run.train()
+    assert run.released == 3
+    assert max(run.norms()) <= 4.0
+
+
+def test_schedulers_of_noise_and_clip_norm_are_not_part_of_a_checkpoint(tmp_path, monkeypatch):
+    run = Run(monkeypatch)
+    for method in (run.engine.save_checkpoint, run.engine.load_checkpoint):
+        for name in ("noise_scheduler", "grad_clip_scheduler"):
+            with pytest.raises(ValueError, match="the same in every round"):
+                method(path=tmp_path / "c", module=run.module, **{name: object()})

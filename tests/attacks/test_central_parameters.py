@@ -1,0 +1,75 @@
+"""The norms cover exactly the parameters that move: sets that change after make_private are refused at the next step."""
+
+import pytest
+import torch
+from central_runs import MODES, Run
+from torch import nn
+
+from fedcgd.opacus import CorrelatedPrivacyEngine
+
+
+def network():
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def unfreeze(run):
+    run.model[0].requires_grad_(True)
+
+
+def freeze(run):
+    run.model[2].bias.requires_grad_(False)
+
+
+def add_group(run):
+    run.model[0].requires_grad_(True)
+    run.optimizer.add_param_group({"params": list(run.model[0].parameters())})
+
+
+def add_to_the_wrapped(run):
+    run.base.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+
+
+def replace(run):
+    run.model[2] = nn.Linear(5, 3)
+
+
+@pytest.mark.parametrize("change", [unfreeze, freeze, add_group, add_to_the_wrapped, replace])
+@pytest.mark.parametrize("mode", MODES)
+def test_parameters_that_change_after_make_private_are_refused(mode, change, monkeypatch):
+    model = network()
+    model[0].requires_grad_(False)
+    run = Run(monkeypatch, model=model, mode=mode)
+    run.train()
+    change(run)
+    with pytest.raises(RuntimeError, match="are not those that were made private"):
+        run.train()
+    assert len(run.sums) == 3
+    assert max(run.norms()) <= 4.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_frozen_parameter_never_moves(mode, monkeypatch):
+    model = network()
+    model[0].requires_grad_(False)
+    before = model[0].weight.clone()
+    run = Run(monkeypatch, model=model, mode=mode)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    run.train()
+    assert torch.equal(model[0].weight, before)
+
+
+def test_a_parameter_that_needs_a_gradient_and_is_nobodys_is_refused(monkeypatch):
+    model = network()
+    run = Run(monkeypatch)
+    with pytest.raises(ValueError, match=r"0.weight and 1 other parameters .* not in the optimizer"):
+        CorrelatedPrivacyEngine(run.engine._key).make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model[2].parameters(), lr=1.0),
+            data_loader=torch.utils.data.DataLoader(run.data, batch_size=4),
+            plan=run.plan,
+        )
+
+
+def test_embeddings_that_change_by_being_looked_up_are_refused(monkeypatch):
+    with pytest.raises(ValueError, match="'0' has max_norm"):
+        Run(monkeypatch, model=nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Flatten(), nn.Linear(24, 3)))

@@ -1,0 +1,186 @@
+"""A release consumes the gradients of its round's examples once, whatever clears gradients, and however loops are left."""
+
+import pytest
+import torch
+from central_runs import MODES, Run
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+
+from fedcgd.keys import NoiseKey
+
+
+def one_by_one(run, stop=None):
+    manager = BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=1, optimizer=run.optimizer)
+    with manager as batches:
+        for number, batch in enumerate(batches):
+            if number == stop:
+                return
+            run.step(batch)
+
+
+@pytest.mark.parametrize("clear", ["module", "nothing", "model", "both"])
+@pytest.mark.parametrize("mode", MODES)
+def test_module_zero_grad_or_none_adds_no_earlier_round(mode, clear, monkeypatch):
+    run = Run(monkeypatch, size=16, batch=1, epochs=1, mode=mode)
+    for batch in run.loader:
+        if clear in ("module", "both"):
+            run.module.zero_grad()
+        if clear == "both":
+            run.optimizer.zero_grad()
+        if clear == "model":
+            run.model.zero_grad()
+        run.backward(batch)
+        run.optimizer.step()
+    assert len(run.sums) == 16
+    assert max(run.norms()) <= 1.0
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loop_that_is_left_and_entered_again_starts_its_round_afresh(mode, stop, monkeypatch):
+    """Three of four examples are in the sum; then the same cell of a notebook runs again."""
+    run = Run(monkeypatch, size=4, batch=4, epochs=1, mode=mode)
+    one_by_one(run, stop)
+    assert run.sums == []
+    one_by_one(run)
+    straight = Run(monkeypatch, size=4, batch=4, epochs=1, mode=mode)
+    one_by_one(straight)
+    assert torch.equal(run.sums[0], straight.sums[0])
+    assert run.released == 1
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "step"])
+@pytest.mark.parametrize("mode", MODES)
+def test_an_interrupt_anywhere_leaves_nothing_behind(mode, where, monkeypatch):
+    straight = Run(monkeypatch, mode=mode)
+    straight.train()
+    run = Run(monkeypatch, mode=mode)
+    interrupted = []
+
+    def interrupt(*_):
+        if not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+
+    if where == "backward":
+        run.model.register_full_backward_hook(interrupt)
+    elif where == "forward":
+        run.model.register_forward_hook(interrupt)
+    else:
+        add = run.optimizer._noise._source.add
+        run.optimizer._noise._source.add = lambda *arguments: (interrupt(), add(*arguments))[1]
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    run.train()
+    assert [torch.equal(a, b) for a, b in zip(run.sums[-3:], straight.sums, strict=True)] == [True] * 3
+
+
+def test_two_loops_at_once_are_refused(monkeypatch):
+    run = Run(monkeypatch)
+    with pytest.raises(RuntimeError, match="another loop over the loader has begun"):
+        list(zip(run.loader, run.loader, strict=True))
+    assert run.sums == []
+    run.train()  # and the next loop goes on
+    assert run.released == 3
+
+
+def test_a_batch_of_two_loops_is_no_batch_of_the_round(monkeypatch):
+    run = Run(monkeypatch)
+    one = next(iter(run.loader))
+    other = next(iter(run.loader))
+    with pytest.raises(RuntimeError, match="more rows than the loader handed out examples"):
+        run.step([torch.cat(parts) for parts in zip(one, other, strict=True)])
+    assert run.sums == []
+
+
+def test_a_loop_that_another_one_overtook_ends(monkeypatch):
+    run = Run(monkeypatch)
+    older = iter(run.loader)
+    run.step(next(older))
+    run.step(next(iter(run.loader)))
+    with pytest.raises(RuntimeError, match="another loop over the loader has begun"):
+        next(older)
+    assert run.released == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_second_backward_pass_or_a_second_step_is_refused(mode, monkeypatch):
+    run = Run(monkeypatch, mode=mode)
+    batch = next(iter(run.loader))
+    run.step(batch)
+    with pytest.raises(RuntimeError, match="there is no batch from the loader for this step"):
+        run.step(batch)
+    assert len(run.sums) == 1
+    if mode != "ew":  # there the two gradients of an example are added up, and clipped together
+        batch = next(iter(run.loader))
+        run.backward(batch)
+        run.backward(batch)
+        with pytest.raises(RuntimeError, match="more rows than the loader handed out examples"):
+            run.optimizer.step()
+        assert len(run.sums) == 1
+
+
+@pytest.mark.parametrize("physical", [None, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_part_of_a_batch_that_is_left_out_is_refused(mode, physical, monkeypatch):
+    """A loop that skips what is not finite: the others' part in the sum would depend on that example."""
+    run = Run(monkeypatch, mode=mode)
+    manager = BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=physical or 9, optimizer=run.optimizer)
+
+    def loop():
+        with manager as batches:
+            for number, batch in enumerate(batches):
+                if physical is None:
+                    run.step([part[1:] for part in batch])
+                elif number != 0:
+                    run.step(batch)
+
+    with pytest.raises(RuntimeError, match=r"fewer rows than the loader|take one optimizer"):
+        loop()
+    assert run.sums == []
+
+
+def test_a_step_of_the_wrapped_optimizer_is_refused(monkeypatch):
+    """A cell that still holds the optimizer under its old name would move the model by raw gradients."""
+    run = Run(monkeypatch)
+    before = [p.clone() for p in run.model.parameters()]
+    run.backward(next(iter(run.loader)))
+    with pytest.raises(RuntimeError, match="cannot step by itself"):
+        run.base.step()
+    assert all(torch.equal(p, q) for p, q in zip(run.model.parameters(), before, strict=True))
+
+
+def test_an_example_of_several_rows_is_refused(monkeypatch):
+    """A model that makes one row of each token clips tokens, not examples."""
+
+    class Flattened(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 2)
+
+        def forward(self, inputs):
+            return self.layer(inputs.reshape(-1, 3)).reshape(len(inputs), -1)
+
+    run = Run(monkeypatch, model=Flattened())
+    with pytest.raises(RuntimeError, match="more rows than the loader handed out examples"):
+        run.train()
+    assert run.sums == []
+
+
+def test_a_failed_step_releases_nothing_and_the_round_can_be_tried_again(monkeypatch):
+    run = Run(monkeypatch, key=NoiseKey.generate())
+    add, tried = run.optimizer._noise._source.add, []
+
+    def failing(total, nonces, stddev):
+        tried.append(nonces[-1])
+        if len(tried) == 1:
+            raise MemoryError
+        add(total, nonces, stddev)
+
+    run.optimizer._noise._source_of = lambda _: run.optimizer._noise._source
+    run.optimizer._noise._source.add = failing
+    with pytest.raises(MemoryError):
+        run.train()
+    assert run.released == 0
+    run.train()
+    assert run.released == 3
+    assert len(set(tried)) == 4  # the second try of the round has noise of its own

@@ -1,0 +1,94 @@
+"""Small Opacus runs for tests: an engine with its plan, and the sums of its rounds as they meet their noise."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.opacus.optimizer import RoundNoise
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+MODES = ["hooks", "functorch", "ew", "ghost"]
+
+
+def examples(size, *, scale=100.0, seed=2):
+    """`size` examples of three classes whose gradients are far longer than 1."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = scale * torch.randn(size, 6, generator=generator)
+    return TensorDataset(inputs, torch.randint(0, 3, (size,), generator=generator))
+
+
+class Run:
+    """An engine, what it made private, and `sums`: of each released round, on the grid, before its noise."""
+
+    def __init__(
+        self,
+        monkeypatch,
+        *,
+        data=None,
+        size=12,
+        batch=4,
+        epochs=2,
+        clip_norm=1.0,
+        model=None,
+        mode="hooks",
+        key=None,
+        rate=0.01,
+        **options,
+    ):
+        torch.manual_seed(0)
+        self.data = examples(size) if data is None else data
+        self.model = nn.Linear(6, 3) if model is None else model
+        self.steps = -(-len(self.data) // batch)
+        self.plan = Plan(
+            mechanism=LambdaCGD(0.8),
+            participation=Participation(rounds=epochs * self.steps, min_separation=self.steps),
+            clip_norm=clip_norm,
+            noise_multiplier=1.0,
+            delta=1e-5,
+        )
+        self.base = torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad], lr=rate)
+        self.engine = CorrelatedPrivacyEngine(key or NoiseKey.simulation(1))
+        private = self.engine.make_private(
+            module=self.model,
+            optimizer=self.base,
+            data_loader=DataLoader(self.data, batch_size=batch),
+            plan=self.plan,
+            grad_sample_mode=mode,
+            **options,
+        )
+        self.module, self.optimizer, self.loader = private[0], private[1], private[-1]
+        self.loss = private[2] if mode == "ghost" else nn.CrossEntropyLoss()
+        self.sums, add = [], RoundNoise.add
+
+        def listening(noise, total, run, nonces):
+            if noise is self.optimizer._noise:
+                self.sums.append(torch.round(total / noise.grid.step) * noise.grid.step)
+            return add(noise, total, run, nonces)
+
+        monkeypatch.setattr(RoundNoise, "add", listening)
+
+    @property
+    def released(self):
+        return self.engine.accountant.released
+
+    def backward(self, batch):
+        self.loss(self.module(batch[0]), batch[1]).backward()
+
+    def step(self, batch):
+        self.optimizer.zero_grad()
+        self.backward(batch)
+        self.optimizer.step()
+
+    def train(self, step=None, then=None):
+        """One epoch of `step` for each batch, with `then` after it."""
+        for batch in self.loader:
+            (step or self.step)(batch)
+            if then:
+                then()
+
+    def norms(self):
+        return [float(total.norm()) for total in self.sums]
