@@ -17,7 +17,7 @@ from typing import Any
 from fedcgd.accounting import Guarantee, Method, calibrate
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.error import error_norms
-from fedcgd.optimisation.catalogue import make
+from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation
 
 EPSILONS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
@@ -63,13 +63,11 @@ BEST: dict[tuple[str, float | int | None], tuple[float, float]] = {
     ("bsr", 64): (1.89501, 5.847333),
     ("dp-sgd", None): (1.210277, 2.258091),
 }
-PARAMETERS = {"lambda-cgd": "lam", "blt": "degree"}
 
 
 def mechanism_of(name: str, parameter: float | int | None) -> Mechanism:
     """The mechanism of a row, optimised for participation (k, b) where it is optimised."""
-    given: Any = {} if parameter is None else {PARAMETERS.get(name, "bandwidth"): parameter}
-    return make(name, rounds=KNOWN.rounds, participation=KNOWN, **given)
+    return catalogue.mechanism(name if parameter is None else f"{name}:{parameter}", KNOWN)
 
 
 def measured(

@@ -4,7 +4,6 @@ python benchmarks/mechanisms_plot.py    (some minutes the first time; then the o
 """
 
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -15,43 +14,39 @@ import numpy as np
 from fedcgd.accounting import calibrate
 from fedcgd.mechanisms import Mechanism, Toeplitz
 from fedcgd.mechanisms.error import error_norms
-from fedcgd.mechanisms.streaming import noise_mode, vectors_kept
-from fedcgd.optimisation.catalogue import make
+from fedcgd.mechanisms.streaming import noise_mode
+from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation
 
 ROUNDS, EPOCHS, EPSILON, DELTA = 1000, 10, 8.0, 1e-5  # few enough rounds for `dense`
 PLAN = Participation(rounds=ROUNDS, min_separation=ROUNDS // EPOCHS, max_participations=EPOCHS)
 BANDS = (2, 4, 8, 16, 32, 100)
-FAMILIES: dict[str, list[dict[str, Any]]] = {
-    "dp-sgd": [{}],
-    "lambda-cgd": [{"lam": lam} for lam in (0.9, 0.95, 0.975)],
-    "bisr": [{"bandwidth": p} for p in BANDS],
-    "band-inv-mf": [{"bandwidth": p} for p in BANDS],
-    "bsr": [{"bandwidth": p} for p in BANDS],
-    "banded-toeplitz": [{"bandwidth": p} for p in BANDS],
-    "band-mf": [{"bandwidth": p} for p in (4, 16)],
-    "blt": [{"degree": d} for d in (1, 2, 3, 4)],
-    "toeplitz": [{}],
-    "nu-dp-ftrl": [{"nu": 0.001}],
-    "dense": [{}],
-    "tree": [{}],
-    "diagonal": [{}],
+FAMILIES: dict[str, list[str]] = {
+    "dp-sgd": ["dp-sgd"],
+    "lambda-cgd": [f"lambda-cgd:{lam}" for lam in (0.9, 0.95, 0.975)],
+    "bisr": [f"bisr:{p}" for p in BANDS],
+    "band-inv-mf": [f"band-inv-mf:{p}" for p in BANDS],
+    "bsr": [f"bsr:{p}" for p in BANDS],
+    "banded-toeplitz": [f"banded-toeplitz:{p}" for p in BANDS],
+    "band-mf": ["band-mf:4", "band-mf:16"],
+    "blt": [f"blt:{d}" for d in (1, 2, 3, 4)],
+    "toeplitz": ["toeplitz"],
+    "nu-dp-ftrl": ["nu-dp-ftrl:0.001"],
+    "dense": ["dense"],
+    "tree": ["tree"],
+    "diagonal": ["diagonal"],
 }
 # One of each kind, for the coefficients.
-SHOWN = {
-    "lambda-cgd": {"lam": 0.975},
-    "bisr": {"bandwidth": 16},
-    "band-inv-mf": {"bandwidth": 16},
-    "bsr": {"bandwidth": 16},
-    "banded-toeplitz": {"bandwidth": 16},
-    "blt": {"degree": 3},
-    "toeplitz": {},
-    "nu-dp-ftrl": {"nu": 0.001},
-}
-
-
-def built(name: str, parameters: dict[str, Any]) -> Mechanism:
-    return make(name, rounds=ROUNDS, participation=PLAN, **parameters)
+SHOWN = (
+    "lambda-cgd:0.975",
+    "bisr:16",
+    "band-inv-mf:16",
+    "bsr:16",
+    "banded-toeplitz:16",
+    "blt:3",
+    "toeplitz",
+    "nu-dp-ftrl:0.001",
+)
 
 
 def rmse(mechanism: Mechanism) -> float:
@@ -64,10 +59,10 @@ def main() -> None:
     colours = plt.get_cmap("tab20")
     for index, (name, choices) in enumerate(FAMILIES.items()):
         points = []
-        for parameters in choices:
-            mechanism = built(name, parameters)
-            points.append((vectors_kept(mechanism, ROUNDS), rmse(mechanism), noise_mode(mechanism, ROUNDS)))
-            print(name, parameters, points[-1], flush=True)
+        for spelling in choices:
+            mechanism = catalogue.mechanism(spelling, PLAN)
+            points.append((mechanism.kept(ROUNDS), rmse(mechanism), noise_mode(mechanism, ROUNDS)))
+            print(spelling, points[-1], flush=True)
         kept, found, modes = zip(*points, strict=True)
         hollow = modes[0] == "replay"
         left.plot(
@@ -80,17 +75,16 @@ def main() -> None:
     left.set_ylabel(f"RMSE at ε = {EPSILON:g}, δ = {DELTA:g}")
     left.set_title(f"{ROUNDS} rounds, {EPOCHS} participations {PLAN.min_separation} apart, no amplification")
     left.legend(fontsize=8, ncols=2)
-    for name, parameters in SHOWN.items():
-        mechanism = built(name, parameters)
+    for spelling in SHOWN:
+        mechanism = catalogue.mechanism(spelling, PLAN)
         assert isinstance(mechanism, Toeplitz)
         weights = mechanism.inverse_coefficients(ROUNDS)[1:]
-        colour = colours(list(FAMILIES).index(name))
-        label = name + "".join(f", {value:g}" for value in parameters.values())
+        colour = colours(list(FAMILIES).index(spelling.partition(":")[0]))
         right.plot(
             np.arange(1, len(weights) + 1),
             np.abs(weights),
             color=colour,
-            label=label,
+            label=spelling,
             marker="." if len(weights) < 20 else "",
         )
     right.set_xscale("log")

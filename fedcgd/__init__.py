@@ -1,1 +1,78 @@
-"""Differentially private training with noise that is correlated across rounds and regenerated from a key."""
+"""Differentially private training whose noise is correlated across rounds and regenerated from a key.
+
+>>> import fedcgd
+>>> participation = fedcgd.Participation(rounds=210, min_separation=21)
+>>> plan = fedcgd.Plan.calibrated(fedcgd.LambdaCGD(0.9), participation, clip_norm=1.0, epsilon=8, delta=1e-5)
+>>> print(plan.guarantee())
+ε ≤ 8 at δ = 1e-05 (add or remove one user; sampling: none; exact Gaussian mechanism)
+
+Names are loaded when they are first used: `import fedcgd` itself costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedcgd import opacus
+    from fedcgd.accounting import Guarantee, calibrate, compute_delta, compute_epsilon
+    from fedcgd.accounting.selection import select_lambda
+    from fedcgd.keys import NoiseKey
+    from fedcgd.ledger import Ledger
+    from fedcgd.mechanisms import BISR, BSR, DPSGD, BinaryTree, LambdaCGD, Mechanism, Normalized, NuDPFTRL
+    from fedcgd.mechanisms.error import error_norms
+    from fedcgd.mechanisms.sensitivity import sensitivity
+    from fedcgd.participation import Participation
+    from fedcgd.plan import Plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BISR",
+    "BSR",
+    "DPSGD",
+    "BinaryTree",
+    "Guarantee",
+    "LambdaCGD",
+    "Ledger",
+    "Mechanism",
+    "NoiseKey",
+    "Normalized",
+    "NuDPFTRL",
+    "Participation",
+    "Plan",
+    "calibrate",
+    "compute_delta",
+    "compute_epsilon",
+    "error_norms",
+    "opacus",
+    "select_lambda",
+    "sensitivity",
+]
+
+_HOMES = {
+    "Guarantee": "accounting",
+    "calibrate": "accounting",
+    "compute_delta": "accounting",
+    "compute_epsilon": "accounting",
+    "select_lambda": "accounting.selection",
+    "NoiseKey": "keys",
+    "Ledger": "ledger",
+    "error_norms": "mechanisms.error",
+    "sensitivity": "mechanisms.sensitivity",
+    "Participation": "participation",
+    "Plan": "plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'fedcgd' has no attribute {name!r}; it has {', '.join(__all__)}")
+    if name == "opacus":
+        return import_module("fedcgd.opacus")
+    value = getattr(import_module(f"fedcgd.{_HOMES.get(name, 'mechanisms')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -55,12 +55,14 @@ def clipped_gradient_sum(
     clip_norm: float,
     grid: Grid,
     chunk: int | None = None,
+    counted: Sequence[bool] | None = None,
 ) -> tuple[Tensor, int]:
     """(Σ_i min(1, clip_norm/‖g_i‖)·g_i in steps of `grid`, how many were finite) over examples i, g_i = ∇ loss(flat, example i).
 
     `flat` has shape (d,), float32; row i of each tensor of `examples` belongs to example i. The sum is int64,
-    shape (d,), on the device of `flat`; each term is rounded towards zero. An example with a non-finite gradient adds zero and
-    is not counted.
+    shape (d,), on the device of `flat`; each term is rounded towards zero. An example adds zero and is not counted if its
+    gradient is not finite, if `counted` is False for it, or if its loss raises (a label out of range); where all raise, so does
+    this. What one example does leaves the others' terms as they are, bit by bit.
     At most `chunk` gradients exist at once (default: as many as fit in 16 MiB), so memory is O(chunk·d).
 
     Guarantee: grid.step times each example's term has norm at most clip_norm.
@@ -73,12 +75,49 @@ def clipped_gradient_sum(
     size = chunk or max(1, min(CHUNK_ENTRIES // max(1, flat.numel()), 4096))
     total = torch.zeros(flat.shape, dtype=torch.int64, device=flat.device)
     finite = 0
+    wanted = torch.tensor([True] * len(examples[0]) if counted is None else list(counted), dtype=torch.bool)
+    failure: Exception | None = None
+    computed = 0
     for start in range(0, len(examples[0]), size):
-        rows = gradients(flat, *(part[start : start + size] for part in examples))
+        chunk_examples = tuple(part[start : start + size] for part in examples)
+        rows, defined, error = _gradient_rows(gradients, flat, chunk_examples)
         clipped, usable = clip_rows(rows.detach(), clip_norm)
-        total += sum_in_steps(clipped, grid)
+        usable &= (defined & wanted[start : start + size]).to(usable.device)
+        total += sum_in_steps(torch.where(usable[:, None], clipped, 0.0), grid)
         finite += int(usable.sum())
+        computed += int(defined.sum())
+        failure = error or failure
+    if failure is not None and not computed:
+        raise failure
     return total, finite
+
+
+def _gradient_rows(
+    gradients: ExampleLoss, flat: Tensor, examples: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor, Exception | None]:
+    """(gradients of the examples as rows, which of them there are, what raised for the others)."""
+    present = torch.ones(len(examples[0]), dtype=torch.bool)
+    try:
+        return gradients(flat, *examples), present, None
+    except Exception as error:  # which examples it is about is found one by one
+        failure = error
+    alone: list[Tensor | None] = []
+    for i in range(len(present)):
+        try:
+            alone.append(gradients(flat, *(part[i : i + 1] for part in examples)))
+        except Exception:
+            alone.append(None)
+            present[i] = False
+    if not present.any():
+        return torch.zeros(len(present), flat.numel(), dtype=flat.dtype, device=flat.device), present, failure
+    # Again together, with another example in the place of each that raised: so the others' last bits are what they would be.
+    stand_in = int(present.nonzero()[0])
+    places = torch.where(present, torch.arange(len(present)), stand_in)
+    try:
+        return gradients(flat, *(part[places.to(part.device)] for part in examples)), present, failure
+    except Exception:  # too many for the memory, perhaps
+        rows = [flat.new_zeros(1, flat.numel()) if row is None else row for row in alone]
+        return torch.cat(rows), present, failure
 
 
 def sum_in_steps(rows: Tensor, grid: Grid) -> Tensor:

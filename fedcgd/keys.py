@@ -26,12 +26,13 @@ class NoiseKey:
     The key never shows in `repr`, and refuses to be pickled or copied into messages. Raises ValueError unless it has 32 bytes.
     """
 
-    __slots__ = ("_root", "_simulated")
+    __slots__ = ("_root", "_runs", "_simulated")
 
-    def __init__(self, root: bytes) -> None:
+    def __init__(self, root: bytes, *, runs: Path | None = None) -> None:
         if len(root) != _BYTES:
             raise ValueError(f"a key has {_BYTES} bytes (256 bits), got {len(root)}; NoiseKey.generate() makes one")
         self._root = bytes(root)
+        self._runs = runs
         self._simulated = False
 
     @staticmethod
@@ -47,31 +48,40 @@ class NoiseKey:
         return key
 
     @staticmethod
-    def from_file(path: Path, *, create: bool = False) -> "NoiseKey":
+    def from_file(path: Path | str, *, create: bool = False, runs: Path | None = None) -> "NoiseKey":
         """The key in `path`, 64 hexadecimal digits; with `create`, made there (mode 0600) if there is none.
+
+        Its runs are remembered in the file `runs`, by default beside it: noise.key.runs for noise.key. Keep the two together.
 
         Raises ValueError if others may read the file, or if it does not hold a key; FileNotFoundError if it is missing.
         """
+        path = Path(path)
         if create and not path.exists():
             _create(path)
         with path.open() as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:
                 raise ValueError(f"key file {path} has mode {mode:04o}: others may read it; run chmod 600 {path}")
-            return NoiseKey(_from_hex(file.read(), f"key file {path}"))
+            return NoiseKey(_from_hex(file.read(), f"key file {path}"), runs=runs_file(path) if runs is None else runs)
 
     @staticmethod
-    def from_environment(variable: str) -> "NoiseKey":
+    def from_environment(variable: str, *, runs: Path | None = None) -> "NoiseKey":
         """The key in an environment variable, 64 hexadecimal digits; taken out of it, so that no child process inherits it.
 
+        `runs` is a file that remembers the key's runs; without one, nothing notices that a run begins again with its ledger lost.
         Raises ValueError if it is not there.
         """
-        return NoiseKey(_from_hex(os.environ.pop(variable, ""), f"environment variable {variable}"))
+        return NoiseKey(_from_hex(os.environ.pop(variable, ""), f"environment variable {variable}"), runs=runs)
 
     @staticmethod
-    def from_callback(fetch: Callable[[], bytes]) -> "NoiseKey":
-        """The 32 bytes that `fetch` returns, for example from a key management service."""
-        return NoiseKey(fetch())
+    def from_callback(fetch: Callable[[], bytes], *, runs: Path | None = None) -> "NoiseKey":
+        """The 32 bytes that `fetch` returns, for example from a key management service; `runs` as in `from_environment`."""
+        return NoiseKey(fetch(), runs=runs)
+
+    @property
+    def runs(self) -> Path | None:
+        """The file that remembers which runs the key has begun, or None if nothing does."""
+        return self._runs
 
     @property
     def simulated(self) -> bool:
@@ -119,6 +129,11 @@ class NoiseKey:
         raise TypeError(
             "a key is not pickled: it would end up in messages, caches or checkpoints; load it where it is used"
         )
+
+
+def runs_file(path: Path) -> Path:
+    """Where the runs of the key file `path` are remembered."""
+    return path.with_name(f"{path.name}.runs")
 
 
 def delete_key_file(path: Path) -> None:

@@ -50,7 +50,7 @@ class Plan:
         >>> participation = Participation(rounds=210, min_separation=21)
         >>> plan = Plan.calibrated("lambda-cgd:0.9", participation, clip_norm=1.0, epsilon=8, delta=1e-5)
         >>> f"{plan.noise_multiplier:.3f}"
-        '1.990'
+        '4.803'
         """
         if isinstance(mechanism, str):
             mechanism = select_mechanism(mechanism, participation, epsilon=epsilon, delta=delta)

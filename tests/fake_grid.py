@@ -16,6 +16,12 @@ def honest(request: Message, reply: Message) -> Message:
     return reply
 
 
+def is_training(message: Message) -> bool:
+    """Whether a request (or a reply to one) is about a round, rather than about which users a node hosts."""
+    task = message.content.config_records.get("fedcgd") if message.has_content() else None
+    return message.metadata.message_type == "train" and (task is None or "round" in task)
+
+
 @dataclass
 class FakeNode:
     app: ClientApp

@@ -24,6 +24,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 
 import numpy as np
+from fake_grid import is_training
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -94,7 +95,7 @@ def serve(folder: Path, number: int, driver: tuple[int, int]) -> None:
                 life = server.recv()
                 while True:
                     request = message_from_proto(ProtoMessage.FromString(server.recv_bytes()))
-                    if "fedcgd" in request.content:
+                    if is_training(request):
                         task, model = request.content["fedcgd"], digest(request.content["model"])
                         tell_the_world(folder, "asked", life, task["round"], task["attempt"], model, *task["users"])
                     state = Context(run_id=1, node_id=identity, node_config={}, state=RecordDict(), run_config={})
@@ -164,7 +165,7 @@ class SocketGrid(Grid):
         for message_id, request in list(self._open.items()):  # the SuperLink too answers for a node that is gone
             if request.metadata.dst_node_id not in self._nodes:
                 replies.append(Message(Error(code=5), reply_to=self._open.pop(message_id)))
-        if not self._open and any(reply.metadata.message_type == "train" for reply in replies):
+        if not self._open and any(is_training(reply) for reply in replies):
             self._progress(ANSWERED)
         self._arrived |= {reply.metadata.reply_to_message_id: reply for reply in replies}
         return [self._arrived.pop(message_id) for message_id in message_ids if message_id in self._arrived]

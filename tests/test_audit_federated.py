@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, FakeNode
+from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -50,7 +50,7 @@ def run(mechanism: Mechanism, claim: float, names_each: int = 1) -> tuple[AuditR
 
     rounds: list[list[int]] = [[] for _ in range(CANARIES)]
     for message in grid.sent:
-        if message.metadata.message_type == "train":
+        if is_training(message):
             for user in message.content["fedcgd"]["users"]:
                 rounds[int(user.split()[1])].append(message.content["fedcgd"]["round"])
     patterns = [tuple(sorted(taken)) for taken in rounds]

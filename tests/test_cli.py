@@ -2,12 +2,14 @@
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from fedcgd.cli import app
+from fedcgd.cli import COMMANDS, app, load
 from fedcgd.cli.report import print_json
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
@@ -39,17 +41,17 @@ def figures(*words: str):
     ("words", "rmse"),
     [
         (("--mechanism", "dp-sgd"), 83.85),
-        (("--mechanism", "lambda-cgd", "--lam", "0.9"), 19.72),
-        (("--mechanism", "lambda-cgd", "--lam", "0.95"), 14.74),
-        (("--mechanism", "lambda-cgd", "--lam", "0.975"), 12.73),
-        (("--mechanism", "bisr", "--bandwidth", "16"), 17.95),
-        (("--mechanism", "bsr", "--bandwidth", "390"), 8.15),
+        (("--mechanism", "lambda-cgd:0.9"), 19.72),
+        (("--mechanism", "lambda-cgd:0.95"), 14.74),
+        (("--mechanism", "lambda-cgd:0.975"), 12.73),
+        (("--mechanism", "bisr:16"), 17.95),
+        (("--mechanism", "bsr:390"), 8.15),
     ],
 )
 def test_calibrate_gives_the_papers_table(words, rmse: float) -> None:
     found = figures("calibrate", *words, *TABLE_4, "--sampling", "none")
     assert found["rmse"] == pytest.approx(rmse, rel=1e-3)
-    assert found["mechanism"] == words[1]
+    assert found["mechanism"] == words[1].partition(":")[0]
     keys = {
         "noise_multiplier",
         "sensitivity",
@@ -68,14 +70,14 @@ def test_calibrate_gives_the_papers_table(words, rmse: float) -> None:
 
 
 def test_epsilon_is_the_way_back() -> None:
-    run_ = ["--rounds", "3900", "--participations", "10", "--separation", "390", "--delta", "1e-5", "--lam", "0.9"]
+    run_ = ["--rounds", "3900", "--separation", "390", "--delta", "1e-5", "--mechanism", "lambda-cgd:0.9"]
     sigma = figures("calibrate", *run_, "--epsilon", "8")["noise_multiplier"]
     assert figures("epsilon", *run_, "--noise-multiplier", str(sigma))["epsilon"] == pytest.approx(8, rel=1e-6)
     assert figures("epsilon", *run_, "--noise-multiplier", str(sigma / 2))["epsilon"] > 16
 
 
 def test_delta_is_a_third_way() -> None:
-    run_ = ["--lam", "0.5", "--rounds", "40", "--separation", "10"]
+    run_ = ["--mechanism", "lambda-cgd:0.5", "--rounds", "40", "--separation", "10"]
     sigma = figures("calibrate", *run_, "--epsilon", "2", "--delta", "1e-5")["noise_multiplier"]
     found = figures("delta", *run_, "--noise-multiplier", str(sigma), "--epsilon", "2")
     assert found["delta"] == pytest.approx(1e-5, rel=1e-6)
@@ -85,7 +87,17 @@ def test_delta_is_a_third_way() -> None:
 @pytest.mark.parametrize("command", [("epsilon", "--delta", "1e-5"), ("delta", "--epsilon", "1")])
 def test_rounds_released_so_far_cost_less(command: tuple[str, ...]) -> None:
     name = command[0]
-    words = [*command, "--lam", "0.5", "--rounds", "40", "--separation", "10", "--noise-multiplier", "3"]
+    words = [
+        *command,
+        "--mechanism",
+        "lambda-cgd:0.5",
+        "--rounds",
+        "40",
+        "--separation",
+        "10",
+        "--noise-multiplier",
+        "3",
+    ]
     spent = [figures(*words, "--released", str(t))[name] for t in (0, 10, 40)]
     assert spent[0] < spent[1] < spent[2]
     assert "after 10 of 40 rounds, true only if the decision to stop there" in " ".join(
@@ -97,7 +109,7 @@ def test_rounds_released_so_far_cost_less(command: tuple[str, ...]) -> None:
 
 
 def test_people_see_the_whole_promise() -> None:
-    result = run("calibrate", "--lam", "0.9", *TABLE_4)
+    result = run("calibrate", "--mechanism", "lambda-cgd:0.9", *TABLE_4)
     assert result.exit_code == 0
     for part in ("ε ≤ 8", "δ = 1e-05", "add or remove one user", "sampling: none", "exact Gaussian"):
         assert part in result.output
@@ -129,20 +141,24 @@ def test_compare_draws(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--lam", "1.0"), "[0, 1)"),
-        (("--lam", "nan"), "[0, 1)"),
-        (("--lam", "-0.1"), "[0, 1)"),
-        (("--lam", "0.9", "--epsilon", "0"), "epsilon must be"),
-        (("--lam", "0.9", "--epsilon", "-3"), "epsilon must be"),
-        (("--lam", "0.9", "--delta", "0"), "delta must be"),
-        (("--lam", "0.9", "--delta", "1"), "delta must be"),
-        (("--lam", "0.9", "--participations", "11"), "max_participations must be between 1 and"),
-        (("--lam", "0.9", "--separation", "0"), "min_separation must be between 1 and"),
-        (("--lam", "0.9", "--rounds", "0"), "rounds must be at least 1"),
+        (("--mechanism", "lambda-cgd:1.0"), "[0, 1)"),
+        (("--mechanism", "lambda-cgd:nan"), "[0, 1)"),
+        (("--mechanism", "lambda-cgd:-0.1"), "[0, 1)"),
+        (("--mechanism", "lambda-cgd:0.9", "--epsilon", "0"), "epsilon must be"),
+        (("--mechanism", "lambda-cgd:0.9", "--epsilon", "-3"), "epsilon must be"),
+        (("--mechanism", "lambda-cgd:0.9", "--delta", "0"), "delta must be"),
+        (("--mechanism", "lambda-cgd:0.9", "--delta", "1"), "delta must be"),
+        (("--mechanism", "lambda-cgd:0.9", "--participations", "11"), "max_participations must be between 1 and"),
+        (("--mechanism", "lambda-cgd:0.9", "--separation", "0"), "min_separation must be between 1 and"),
+        (("--mechanism", "lambda-cgd:0.9", "--rounds", "0"), "rounds must be at least 1"),
         (("--mechanism", "adam"), "unknown mechanism"),
-        ((), "lambda-cgd needs lam"),
-        (("--lam", "0.9", "--sampling", "balls-in-bins", "--rounds", "3901"), "multiple of the 390 bins"),
-        (("--lam", "0.9", "--sampling", "poisson", "--separation", "1"), "poisson"),
+        (("--mechanism", "blt"), "blt needs d, the number of buffers: write blt:d"),
+        (("--mechanism", "lambda-cgd", "--sampling", "poisson", "--separation", "1"), "no λ to select"),
+        (
+            ("--mechanism", "lambda-cgd:0.9", "--sampling", "balls-in-bins", "--rounds", "3901"),
+            "multiple of the 390 bins",
+        ),
+        (("--mechanism", "lambda-cgd:0.9", "--sampling", "poisson", "--separation", "1"), "poisson"),
         (
             ("--mechanism", "dp-sgd", "--sampling", "poisson", "--participations", "3901", "--separation", "1"),
             "participations must be in 1 … 3900",
@@ -177,7 +193,7 @@ def recorded(tmp_path: Path) -> Path:
         path, plan=plan, configuration={}, key=NoiseKey.from_file(tmp_path / "key", create=True)
     ) as ledger:
         attempt = ledger.plan_round(0, ["user-ann", "user-bob"])
-        ledger.record_aggregated(0, attempt)
+        ledger.record_aggregated(0, attempt, 1)
         ledger.record_released(0, attempt, b"model")
     return path
 
@@ -242,7 +258,7 @@ def test_an_infinite_figure_is_valid_json(capsys: pytest.CaptureFixture[str]) ->
 
 def test_what_holds_with_a_probability_says_so() -> None:
     words = ["--rounds", "20", "--separation", "10", "--epsilon", "4", "--delta", "1e-5", "--sampling", "balls-in-bins"]
-    assert figures("calibrate", "--lam", "0.5", *words)["failure_probability"] == 1e-12
+    assert figures("calibrate", "--mechanism", "lambda-cgd:0.5", *words)["failure_probability"] == 1e-12
     shown = run("compare", "--mechanism", "dp-sgd", "--mechanism", "lambda-cgd:0.5", *words).stdout
     assert "δ includes 1e-12 for draws that mislead" in " ".join(shown.split())
 
@@ -257,3 +273,59 @@ def test_names_with_brackets_are_names(tmp_path: Path) -> None:
     result = run("ledger", "show", str(path))
     assert result.exit_code == 0, result.output
     assert "run[bold].db" in "".join(result.stdout.split())
+
+
+def test_the_list_of_commands_is_theirs() -> None:
+    """`fedcgd --help` says of each command, without loading it, what the command says of itself."""
+    for name, (_, first_line) in COMMANDS.items():
+        command = load(name)
+        assert first_line in " ".join((command.help or "").split())
+        assert run(name, "--help").exit_code == 0
+    assert run("calibrat").exit_code == 2
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys; sys.argv = ['fedcgd', '--help']\n"
+        "from fedcgd.cli import app\n"
+        "try: app()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'scipy', 'matplotlib', 'dp_accounting', 'numpy'} & set(sys.modules)))"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert finished.stdout.splitlines()[-1] == "[]"
+
+
+def test_lambda_and_bands_left_out_are_chosen_for_the_budget() -> None:
+    words = ["--rounds", "40", "--separation", "8", "--epsilon", "2", "--delta", "1e-5"]
+    practical = figures("select-lambda", *words)["lam"]
+    assert figures("calibrate", "--mechanism", "lambda-cgd", *words)["parameters"] == {"lam": practical}
+    chosen = figures("select-bands", "--mechanism", "bsr", *words)
+    assert [p for p, _ in chosen["errors"]] == [1, 2, 4, 8]
+    assert min(error for _, error in chosen["errors"]) == dict(chosen["errors"])[chosen["bands"]]
+    assert figures("calibrate", "--mechanism", "bsr", *words)["parameters"] == {"bands": chosen["bands"]}
+    [row] = figures("compare", "--mechanism", "bsr", *words)
+    assert row["label"] == f"bsr → bsr:{chosen['bands']}"
+
+
+def test_bands_with_groups_of_their_own() -> None:
+    """Under cyclic Poisson sampling p bands have p groups and q = p·k/n: p = 1 is DP-SGD with q = 1/4."""
+    words = [
+        "--rounds",
+        "16",
+        "--participations",
+        "4",
+        "--sampling",
+        "cyclic-poisson",
+        "--epsilon",
+        "2",
+        "--delta",
+        "1e-5",
+    ]
+    errors = dict(figures("select-bands", "--mechanism", "bsr", *words)["errors"])
+    assert list(errors) == [1, 2, 4]
+    alone = figures("calibrate", "--mechanism", "bsr:4", *words)
+    assert alone["rmse"] == errors[4]
+    refused = run("select-bands", "--mechanism", "lambda-cgd", *words)
+    assert refused.exit_code == 2
+    assert "without their number" in refused.stderr

@@ -13,7 +13,7 @@ from fedcgd.cli.audit import audit_command
 app = typer.Typer()
 app.command()(audit_command)
 CLAIM = ["--epsilon", "2", "--delta", "1e-5"]
-RUN = [*CLAIM, "--lam", "0.8", "--rounds", "12", "--separation", "4"]
+RUN = [*CLAIM, "--mechanism", "lambda-cgd:0.8", "--rounds", "12", "--separation", "4"]
 
 
 def invoke(words: list[str]):

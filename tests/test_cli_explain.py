@@ -13,7 +13,7 @@ from fedcgd.participation import Participation
 
 app = typer.Typer()
 app.command()(explain_command)
-RUN = ["--lam", "0.8", "--rounds", "12", "--separation", "4", "--delta", "1e-5"]
+RUN = ["--mechanism", "lambda-cgd:0.8", "--rounds", "12", "--separation", "4", "--delta", "1e-5"]
 
 
 def invoke(*words: str):

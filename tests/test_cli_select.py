@@ -40,7 +40,7 @@ def test_table_and_plot(tmp_path: Path) -> None:
 
 
 def test_normalised_columns_have_a_minimum_of_their_own() -> None:
-    plain, normalised = (json.loads(invoke("--json", "--objective", "rmse", *x).stdout) for x in ([], ["--normalize"]))
+    plain, normalised = (json.loads(invoke("--json", "--objective", "rmse", *x).stdout) for x in ([], ["--normalized"]))
     assert plain["lam"] != normalised["lam"]
 
 

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+import fedcgd
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PICTURES = DOCS / "pictures"
@@ -78,6 +80,11 @@ def documented_modules() -> list[str]:
 def test_every_public_name_of_the_reference_has_a_docstring(name: str) -> None:
     module = importlib.import_module(name)
     assert undocumented(module) == []
+
+
+def test_the_reference_lists_every_name_of_the_package_itself() -> None:
+    page = (DOCS / "reference" / "python.md").read_text()
+    assert [name for name in fedcgd.__all__ if f"[`{name}`]" not in page] == []
 
 
 def test_a_name_without_docstring_is_found() -> None:

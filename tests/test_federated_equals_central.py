@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fake_grid import FakeGrid, FakeNode
+from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvgM
 
@@ -46,7 +46,7 @@ def federated(mechanism, participation) -> tuple[CorrelatedNoise, torch.Tensor, 
     result = strategy.start(grid, ArrayRecord(model.state_dict()))
     batches: list[list[int]] = [[] for _ in range(ROUNDS)]
     for message in grid.sent:
-        if message.metadata.message_type == "train":
+        if is_training(message):
             task = message.content["fedcgd"]
             batches[task["round"]] += [int(user) for user in task["users"]]
     model.load_state_dict(result.arrays.to_torch_state_dict())

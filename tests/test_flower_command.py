@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedcgd.mechanisms import BISR, LambdaCGD
 from fedcgd_experiments.__main__ import app
 from fedcgd_experiments.experiment import Point, Setup, identity
 from fedcgd_experiments.flower_command import flower_command, run_config
 from fedcgd_simulations.settings import Settings
 
-SETUP = Setup(mechanism="lambda-cgd", lam=0.7, epsilon=2.0, delta=1e-6, steps=21, epochs=4)
+SETUP = Setup(mechanism="lambda-cgd:0.7", epsilon=2.0, delta=1e-6, steps=21, epochs=4)
 POINT = Point(setup=SETUP, task="digits", clip_norm=0.5, learning_rate=3.0, seed=5)
 DEFAULTS = tomllib.loads((Path(__file__).parents[1] / "simulations" / "pyproject.toml").read_text())["tool"]["flwr"][
     "app"
@@ -22,8 +21,8 @@ DEFAULTS = tomllib.loads((Path(__file__).parents[1] / "simulations" / "pyproject
 SETUPS = {
     "none": SETUP,
     "balls-in-bins": replace(SETUP, sampling="balls-in-bins"),
-    "poisson": replace(SETUP, mechanism="dp-sgd", lam=None, sampling="poisson"),
-    "cyclic-poisson": replace(SETUP, mechanism="bisr", lam=None, bandwidth=3, sampling="cyclic-poisson"),
+    "poisson": replace(SETUP, mechanism="dp-sgd", sampling="poisson"),
+    "cyclic-poisson": replace(SETUP, mechanism="bisr:3", sampling="cyclic-poisson"),
 }
 
 
@@ -47,9 +46,9 @@ def test_the_app_reads_the_points_plan(sampling):
 
 def test_the_app_makes_the_points_mechanism():
     settings = Settings.read(DEFAULTS | run_config(POINT, users=1260))
-    assert settings.mechanism(settings.participation(1260)) == LambdaCGD(0.7)
+    assert settings.mechanism == SETUP.mechanism
     settings = Settings.read(DEFAULTS | run_config(replace(POINT, setup=SETUPS["cyclic-poisson"]), users=1260))
-    assert settings.mechanism(settings.participation(1260)) == BISR(3)
+    assert settings.mechanism == "bisr:3"
 
 
 def test_the_command_can_be_pasted():

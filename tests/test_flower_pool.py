@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 
 from fedcgd.noise.quantisation import Grid
-from fedcgd_flower import clipped_update_mod, declare_users, host_users, one_by_one, one_gradient_step
+from fedcgd_flower import clipped_update_mod, host_users, one_by_one, one_gradient_step
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply, train_message
 from fedcgd_flower.send_and_receive import send_and_receive
@@ -88,8 +88,7 @@ def test_gradient_steps_equal_the_plain_loop() -> None:
 def mod_node(train) -> FakeNode:
     app = ClientApp()
     app.train(mods=[clipped_update_mod])(train)
-    declare_users(app, lambda context: ["ann"])
-    return FakeNode(app)
+    return FakeNode(app, config={"user-id": "ann"})
 
 
 def test_mod_turns_an_ordinary_train_function_into_a_clipped_update() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid
+from fake_grid import FakeGrid, is_training
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from test_flower_strategy import KEY, SIZE, UPDATE, make, node, on_the_grid, record, two_nodes
 
@@ -104,7 +104,7 @@ def test_a_finished_run_starts_no_further_round(tmp_path: Path) -> None:
     grid = two_nodes()
     again = make(ledger=path).start(grid, record(np.zeros(SIZE)))
     np.testing.assert_array_equal(again.arrays["w"].numpy(), final)
-    assert not [m for m in grid.sent if m.metadata.message_type == "train"]
+    assert not [m for m in grid.sent if is_training(m)]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from fedcgd_experiments import plots
 from fedcgd_experiments.experiment import Point, Setup, identity
 
 BASE = Setup(mechanism="dp-sgd", epsilon=4.0, delta=1e-5, steps=9, epochs=10)
-SETUPS = [BASE] + [replace(BASE, mechanism="lambda-cgd", lam=lam) for lam in (0.5, 0.9)]
+SETUPS = [BASE] + [replace(BASE, mechanism=f"lambda-cgd:{lam}") for lam in (0.5, 0.9)]
 SETUPS += [replace(setup, epsilon=8.0) for setup in SETUPS]
 
 
@@ -91,7 +91,7 @@ def test_accuracy_against_epsilon_shows_the_lambda_chosen_by_validation():
 
 def test_a_curve_ascends_in_epsilon_whatever_lambda_was_chosen():
     runs = [
-        run(replace(BASE, mechanism="lambda-cgd", lam=lam, epsilon=epsilon), 0.6, 0, split)
+        run(replace(BASE, mechanism=f"lambda-cgd:{lam}", epsilon=epsilon), 0.6, 0, split)
         for lam, epsilon in ((0.8, 1.0), (0.9, 2.0), (0.5, 4.0))
         for split in ("validation", "test")
     ]
@@ -120,7 +120,7 @@ def test_a_panel_for_each_sampling():
 
 
 def test_a_mechanism_looks_the_same_in_every_panel():
-    bisr = replace(BASE, mechanism="bisr", bandwidth=4)
+    bisr = replace(BASE, mechanism="bisr:4")
     amplified = replace(SETUPS[1], sampling="balls-in-bins")
     runs = [run(setup, 0.8, 0, split) for setup in (bisr, SETUPS[1], amplified) for split in ("test", "validation")]
     first, second = (points(axes) for axes in plots.accuracy_against_epsilon(runs).axes)
@@ -137,9 +137,9 @@ def test_error_ratios_are_over_dp_sgd_at_the_same_budget():
 
 
 def test_error_ratios_leave_out_what_was_only_tuned():
-    bisr = replace(BASE, mechanism="bisr", bandwidth=4)
+    bisr = replace(BASE, mechanism="bisr:4")
     known = CALIBRATIONS | {identity(bisr): {"setup": json.loads(identity(bisr)), "rmse": 3.0}}
-    for split, labels in (("validation", ["lambda-cgd"]), ("test", ["bisr p=4", "lambda-cgd"])):
+    for split, labels in (("validation", ["lambda-cgd"]), ("test", ["bisr:4", "lambda-cgd"])):
         runs = [*RUNS, run(bisr, 0.7, 0, "validation"), run(bisr, 0.7, 0, split)]
         axes = plots.error_ratios(runs, known).axes[0]
         assert [text.get_text() for text in axes.get_legend().get_texts()] == labels

@@ -8,14 +8,14 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedcgd_flower.roster as module
-from fedcgd_flower import declare_users
-from fedcgd_flower.messages import USERS_QUERY
+from fedcgd_flower import host_users
+from fedcgd_flower.messages import is_users_query
 from fedcgd_flower.roster import Roster
 
 
 def pool(*users: str, **options) -> FakeNode:
     app = ClientApp()
-    declare_users(app, lambda context: users)
+    host_users(app, lambda context: users, lambda work, context: pytest.fail("only asked who is there"))
     return FakeNode(app, **options)
 
 
@@ -37,7 +37,7 @@ def roster(identity="declared", *, timeout=0.0, pins: dict[str, str] | None = No
 
 
 def questions(grid: FakeGrid) -> list[Message]:
-    return [message for message in grid.sent if message.metadata.message_type == USERS_QUERY]
+    return [message for message in grid.sent if is_users_query(message)]
 
 
 def test_users_are_followed_to_a_new_node_and_each_node_is_asked_once() -> None:

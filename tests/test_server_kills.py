@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import server_worker as worker
-from fake_grid import FakeGrid, FakeNode
+from fake_grid import FakeGrid, FakeNode, is_training
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import export, verify
@@ -125,7 +125,7 @@ def run_without_kills(killed: KilledRun, folder: Path, monkeypatch: pytest.Monke
     )
     users = defaultdict(set)
     for message in grid.sent:
-        if message.metadata.message_type == "train":
+        if is_training(message):
             users[message.content["fedcgd"]["round"]] |= set(message.content["fedcgd"]["users"])
     return [(models[t + 1], users[t]) for t in range(killed.rounds)]
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from fedcgd.mechanisms import DPSGD, LambdaCGD, Normalized
 from fedcgd.participation import Participation
 from fedcgd_simulations.settings import Settings
 
@@ -20,8 +19,7 @@ def settings(**changes) -> Settings:
 def test_defaults_are_the_documented_job() -> None:
     default = settings()
     assert default.participation(1260) == Participation(rounds=210, min_separation=21, max_participations=10)
-    assert default.mechanism(default.participation(1260)) == LambdaCGD(0.8)
-    assert (default.epsilon, default.delta, default.label) == (4.0, 1e-5, "lambda-cgd λ=0.8")
+    assert (default.epsilon, default.delta, default.mechanism) == (4.0, 1e-5, "lambda-cgd:0.8")
     assert default.key().simulated
 
 
@@ -30,14 +28,10 @@ def test_every_key_is_in_the_documentation() -> None:
     assert [key for key in DEFAULTS if f"`{key}`" not in page] == []
 
 
-def test_mechanisms_by_name() -> None:
-    participation = settings().participation(1260)
-    assert settings(mechanism="dp-sgd").mechanism(participation) == DPSGD()
-    assert settings(normalize=True).mechanism(participation) == Normalized(LambdaCGD(0.8))
-    with pytest.raises(ValueError, match="sgdd"):
-        settings(mechanism="sgdd").mechanism(participation)
-    with pytest.raises(ValueError, match=r"\[0, 1\)"):
-        settings(lam=1.0).mechanism(participation)
+@pytest.mark.parametrize("text", ["sgdd", "lambda-cgd:x", "dp-sgd:1", "bisr:p=4"])
+def test_a_misspelled_mechanism_is_refused_before_any_work(text: str) -> None:
+    with pytest.raises(ValueError, match=text.partition(":")[0]):
+        settings(mechanism=text)
 
 
 def test_samplings() -> None:
@@ -45,7 +39,7 @@ def test_samplings() -> None:
     assert (bins.rounds, bins.min_separation, bins.sampling) == (210, 21, "balls-in-bins")
     poisson = settings(sampling="poisson", cohort=63).participation(1260)
     assert (poisson.rounds, poisson.sampling_rate) == (200, 0.05)
-    cyclic = settings(sampling="cyclic-poisson", cohort=63, bandwidth=4).participation(1260)
+    cyclic = settings(sampling="cyclic-poisson", cohort=63, mechanism="bsr:4").participation(1260)
     assert (cyclic.rounds, cyclic.min_separation, cyclic.sampling_rate) == (200, 4, 0.2)
     with pytest.raises(ValueError, match="no other sampling"):
         settings(sampling="shuffle").participation(1260)

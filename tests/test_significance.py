@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from fedcgd_experiments.__main__ import app
 from fedcgd_experiments.experiment import Point, Setup, identity
-from fedcgd_experiments.significance import against
+from fedcgd_experiments.significance import compare_paired
 
 PLAIN = Setup(mechanism="dp-sgd", epsilon=2.0, delta=1e-5, steps=9, epochs=10)
-CGD = replace(PLAIN, mechanism="lambda-cgd", lam=0.9)
+CGD = replace(PLAIN, mechanism="lambda-cgd:0.9")
 
 
 def run(setup, seed, accuracy, split="test", rate=1.0):
@@ -23,13 +23,15 @@ def run(setup, seed, accuracy, split="test", rate=1.0):
 def runs():
     records = [run(PLAIN, seed, value) for seed, value in enumerate((0.50, 0.60, 0.70))]
     records += [run(CGD, seed, value) for seed, value in enumerate((0.53, 0.64, 0.75))]
-    records += [run(replace(CGD, lam=0.5), seed, 0.99) for seed in range(3)]  # better on test, worse on validation
+    records += [
+        run(replace(CGD, mechanism="lambda-cgd:0.5"), seed, 0.99) for seed in range(3)
+    ]  # better on test, worse on validation
     records += [run(setup, 0, value, "validation") for setup, value in ((PLAIN, 0.5), (CGD, 0.8))]
-    return [*records, run(replace(CGD, lam=0.5), 0, 0.7, "validation")]
+    return [*records, run(replace(CGD, mechanism="lambda-cgd:0.5"), 0, 0.7, "validation")]
 
 
 def test_seeds_are_paired():
-    (row,) = against(runs())
+    (row,) = compare_paired(runs())
     assert row.setup == CGD
     assert (row.accuracy, row.baseline) == pytest.approx((0.64, 0.60))
     # differences 0.03, 0.04, 0.05: mean 0.04, standard error 0.01/√3, t = 6.928 with 2 degrees of freedom
@@ -39,35 +41,35 @@ def test_seeds_are_paired():
 
 def test_only_the_learning_rate_that_validation_chose_counts():
     records = runs() + [run(setup, seed, 0.99, rate=2.0) for setup in (PLAIN, CGD) for seed in range(3)]
-    assert against(records) == against(runs())
-    (row,) = against([*records, run(PLAIN, 0, 0.6, "validation", rate=2.0)])
+    assert compare_paired(records) == compare_paired(runs())
+    (row,) = compare_paired([*records, run(PLAIN, 0, 0.6, "validation", rate=2.0)])
     assert (row.accuracy, row.baseline) == pytest.approx((0.64, 0.99))
 
 
 def test_another_baseline():
-    bisr = replace(PLAIN, mechanism="bisr", bandwidth=4)
+    bisr = replace(PLAIN, mechanism="bisr:4")
     others = [run(bisr, seed, 0.64) for seed in range(3)] + [run(bisr, 0, 0.8, "validation")]
-    plain, row = sorted(against(runs() + others, "lambda-cgd"), key=lambda r: r.difference)
+    plain, row = sorted(compare_paired(runs() + others, "lambda-cgd"), key=lambda r: r.difference)
     assert (plain.setup, row.setup) == (PLAIN, bisr)
     # differences 0.11, 0.00, −0.11
     assert (row.difference, row.p_value) == pytest.approx((0.0, 1.0), abs=1e-12)
     assert plain.difference == pytest.approx(-0.04)
     # BISR's differences to DP-SGD are 0.14, 0.04, −0.06: mean 0.04, standard error 0.1/√3, t = 0.6928
-    ours = {r.setup: r for r in against(runs() + others)}
+    ours = {r.setup: r for r in compare_paired(runs() + others)}
     assert ours[bisr].p_value == pytest.approx(1 - 0.6928 / math.sqrt(2 + 0.6928**2), rel=1e-3)
-    second = replace(bisr, bandwidth=16)
-    with pytest.raises(ValueError, match=r"bisr is here as .*bisr p="):
-        against(runs() + others + [run(second, 0, 0.8, "validation")], "bisr")
+    second = replace(bisr, mechanism="bisr:16")
+    with pytest.raises(ValueError, match="bisr is here as bisr:16 and bisr:4"):
+        compare_paired(runs() + others + [run(second, 0, 0.8, "validation")], "bisr")
 
 
 def test_one_seed_makes_no_test():
     records = [run(setup, 0, 0.5, split) for setup in (PLAIN, CGD) for split in ("test", "validation")]
-    (row,) = against(records)
+    (row,) = compare_paired(records)
     assert math.isnan(row.p_value)
 
 
 def test_nothing_to_compare_with():
-    assert against([run(CGD, 0, 0.5), run(CGD, 0, 0.5, "validation")]) == []
+    assert compare_paired([run(CGD, 0, 0.5), run(CGD, 0, 0.5, "validation")]) == []
 
 
 def test_the_command_prints_a_table(tmp_path):

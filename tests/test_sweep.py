@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedcgd.accounting import calibrate
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.participation import Participation
-from fedcgd_experiments.__main__ import app, parse_mechanism
+from fedcgd_experiments.__main__ import app
 from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, identity, run_point
 from fedcgd_experiments.plots import best_lambda
 from fedcgd_experiments.sweep import ResultsFile, on_ray, one_by_one, sweep, to_point, tuned
@@ -20,7 +20,7 @@ from fedcgd_simulations.central import train_central
 from fedcgd_simulations.task import evaluate
 from fedcgd_simulations.tasks import get_task
 
-SETUP = Setup(mechanism="lambda-cgd", lam=0.8, epsilon=4.0, delta=1e-5, steps=9, epochs=2)
+SETUP = Setup(mechanism="lambda-cgd:0.8", epsilon=4.0, delta=1e-5, steps=9, epochs=2)
 POINT = Point(setup=SETUP, task="digits", clip_norm=1.0, learning_rate=2.0, seed=0)
 QUIET = Console(file=io.StringIO())
 
@@ -107,7 +107,7 @@ def test_a_failure_is_told_and_the_others_run(tmp_path):
 
 
 def record(accuracy, *, split="validation", lam=0.8, **changes):
-    point = replace(POINT, setup=replace(SETUP, lam=lam), split=split, **changes)
+    point = replace(POINT, setup=replace(SETUP, mechanism=f"lambda-cgd:{lam}"), split=split, **changes)
     return {"kind": "run", "point": json.loads(identity(point)), "accuracy": accuracy}
 
 
@@ -140,15 +140,17 @@ def test_lambda_is_chosen_by_validation_not_by_test():
     assert [setup.lam for setup in best_lambda(runs)] == [0.9]
 
 
-def test_mechanisms_on_the_command_line():
-    rest = {"lam": None, "normalize": False, "sampling": "none", "epsilon": 1.0, "delta": 1e-5, "steps": 4, "epochs": 2}
-    assert parse_mechanism("bisr:p=16", **rest).label == "bisr p=16"
-    assert parse_mechanism("blt:d=4", **rest).degree == 4
-    assert (
-        parse_mechanism("lambda-cgd", **rest | {"lam": 0.5, "normalize": True}).label == "lambda-cgd λ=0.5 normalized"
-    )
-    with pytest.raises(ValueError, match="NAME:p=BANDS"):
-        parse_mechanism("bisr:16", **rest)
+def test_a_setup_knows_its_mechanism_by_its_spelling() -> None:
+    rest = {"epsilon": 1.0, "delta": 1e-5, "steps": 4, "epochs": 2}
+    setup = Setup(mechanism="lambda-cgd:0.5:normalized", **rest)
+    assert (setup.name, setup.lam, setup.family) == ("lambda-cgd", 0.5, "lambda-cgd:normalized")
+    setup = Setup(mechanism="bisr:16", **rest)
+    assert (setup.name, setup.lam, setup.family) == ("bisr", 0.0, "bisr:16")
+    assert replace(setup, mechanism="bisr:2", sampling="cyclic-poisson").participation().min_separation == 2
+    with pytest.raises(ValueError, match="p of bisr must be a whole number"):
+        Setup(mechanism="bisr:p=16", **rest)
+    with pytest.raises(ValueError, match="unknown mechanism"):
+        Setup(mechanism="sgd", **rest)
 
 
 @pytest.mark.slow
@@ -164,7 +166,7 @@ def test_the_command_tunes_tests_and_plots(tmp_path, monkeypatch):
     monkeypatch.setattr("fedcgd_experiments.__main__.on_ray", lambda address, *, cpus, gpus: one_by_one)
     output = tmp_path / "sweep.jsonl"
     command = ["sweep", "--output", str(output), "--batch", "140", "--epochs", "1", "--seeds", "2"]
-    command += ["--lam", "0.5", "--lam", "0.9"]
+    command += ["--mechanism", "dp-sgd", "--mechanism", "lambda-cgd:0.5", "--mechanism", "lambda-cgd:0.9"]
     command += ["--epsilon", "4", "--epsilon", "8", "--learning-rate", "1", "--learning-rate", "4"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output

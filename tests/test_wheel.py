@@ -25,7 +25,7 @@ def test_only_the_packages_are_in_it(wheel: Path) -> None:
     tops = {name.partition("/")[0] for name in names}
     assert {"fedcgd", "fedcgd_flower"} <= tops
     assert all(top in ("fedcgd", "fedcgd_flower") or top.endswith(".dist-info") for top in tops)
-    assert "fedcgd/py.typed" in names
+    assert {"fedcgd/py.typed", "fedcgd_flower/py.typed"} <= set(names)
 
 
 def test_it_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """What MkDocs does for this site beyond its plugins: pictures from benchmarks/, and the page of the command line."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from click import Context
 from mkdocs.structure.files import File, Files
+from typer.cli import get_docs_for_click
+
+from fedcgd.cli import COMMANDS, load
+from fedcgd.optimisation.catalogue import TABLE, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 PLOTS = "benchmarks/results/plots"
@@ -27,23 +30,30 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def command_line() -> str:
-    """The help of all commands as Markdown, by Typer."""
-    command = [sys.executable, "-m", "typer", "fedcgd.cli", "utils", "docs", "--name", "fedcgd"]
-    page = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    page = page.replace("# `fedcgd`\n\n", "", 1)
-    page = re.sub(r"^(## `(.+)`)$", lambda m: f"{m[1]} {{#{m[2].replace(' ', '-')}}}", page, flags=re.MULTILINE)
+    """The commands, their help as Typer has it, and the table of mechanisms that `--mechanism` names."""
+    links = "".join(f"* [`fedcgd {name}`](#fedcgd-{name}): {text}\n" for name, (_, text) in COMMANDS.items())
+    rows = "".join(f"| `{row.spelling}` | {row.help} | {_number(row)} |\n" for row in TABLE.values())
+    mechanisms = f"## Mechanisms\n\n| `--mechanism` | what it is | number |\n|---|---|---|\n{rows}\n"
+    pages = (
+        get_docs_for_click(obj=command, ctx=Context(command, info_name=name), indent=1, name=name, call_prefix="fedcgd")
+        for name, command in ((name, load(name)) for name in COMMANDS)
+    )
+    return f"{links}\n{mechanisms}" + "\n".join(map(_with_links, pages))
+
+
+def _number(row: Row) -> str:
+    return f"{row.parameter.symbol}: {row.parameter.meaning}" if row.parameter else "none"
+
+
+def _with_links(page: str) -> str:
+    """Headings with anchors that can be told from the command, and examples as code."""
+    page = re.sub(r"^(##+ `(.+)`)$", lambda m: f"{m[1]} {{#{m[2].replace(' ', '-')}}}", page, flags=re.MULTILINE)
     page = re.sub(r"^Example: (.+)$", r"```console\n$ \1\n```", page, flags=re.MULTILINE)
-    sections = re.split(r"^(?=##? )", page, flags=re.MULTILINE)
-    return "".join(_with_links(section) for section in sections)
-
-
-def _with_links(section: str) -> str:
-    """Names of commands link to their section, in place of the first words of its text."""
-    title = re.match(r"## `(.+)`", section)
-    parent = title[1] if title else "fedcgd"
-    head, found, commands = section.partition("**Commands**:")
-    link = rf"* [`\1`](#{parent.replace(' ', '-')}-\1)"
-    return head + found + re.sub(r"^\* `(\S+)`: .*$", link, commands, flags=re.MULTILINE)
+    parent = re.match(r"## `(.+?)`", page)
+    link = rf"* [`\1`](#{parent[1].replace(' ', '-') if parent else 'fedcgd'}-\1)"
+    head, found, commands = page.partition("**Commands**:")
+    listed, heading, rest = commands.partition("\n##")
+    return head + found + re.sub(r"^\* `(\S+)`: .*$", link, listed, flags=re.MULTILINE) + heading + rest
 
 
 def on_post_page(output: str, **_: Any) -> str:

@@ -97,7 +97,7 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
     >>> sigma = calibrate(LambdaCGD(0.9), participation, epsilon=8, delta=1e-5).noise_multiplier
     >>> run = PastRun(mechanism=LambdaCGD(0.9), participation=participation, noise_multiplier=sigma)
     >>> f"{compose([run, run], delta=1e-5).epsilon:.3f}"
-    '12.252'
+    '12.256'
     """
     check_delta(delta)
     for run in runs:

@@ -8,16 +8,20 @@ privacy loss distributions bound it.
 """
 
 import math
-import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
+import numpy as np
+from dp_accounting.pld.pld_pmf import PLDPmf, create_pmf_pessimistic_connect_dots_fixed_gap
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from scipy.optimize import brentq
+from scipy.special import log_ndtr, ndtr
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.base import Accountant, Bound, Progress
 from fedcgd.mechanisms import Mechanism, bandwidth
+from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.participation import Participation
 
@@ -89,7 +93,7 @@ def poisson_delta(
         return highest
     epsilon = min(epsilon, _LARGEST_EPSILON)
     composed = _composed(noise_multiplier, participation, released, max(_step(epsilon), span / _CELLS))
-    return min(highest, float(composed.get_delta_for_epsilon(epsilon)))
+    return min(highest, float(composed.get_delta_for_epsilon(epsilon)) + _rounding(participation, released))
 
 
 def poisson_epsilon(
@@ -105,7 +109,7 @@ def poisson_epsilon(
         step = finer
         composed = _composed(noise_multiplier, participation, released, step)
         # Infinite for a δ below what is cut off, about 1e-15.
-        found = min(found, float(composed.get_epsilon_for_delta(delta)))
+        found = min(found, float(composed.get_epsilon_for_delta(max(delta - _rounding(participation, released), 0.0))))
     return found
 
 
@@ -117,7 +121,7 @@ def poisson_noise_multiplier(epsilon: float, delta: float, participation: Partic
             "it promises nothing long before"
         )
     fine = _step(epsilon)
-    rough = _search(epsilon, delta, participation, (0.1, 1.0), 10 * _ACCURACY, max(fine, min(10 * fine, _STEPS[1])))
+    rough = _search(epsilon, delta, participation, (0.3, 1.0), 10 * _ACCURACY, max(fine, min(10 * fine, _STEPS[1])))
     # Larger steps only raise δ, so that the answer lies below, and near.
     return _search(epsilon, delta, participation, (rough * 0.995, rough), _ACCURACY / 4, fine)
 
@@ -136,22 +140,34 @@ def _search(
 
     def excess(sigma: float) -> float:
         least = _range(sigma, participation, None) / _CELLS
-        found = _composed(sigma, participation, None, max(step, least)).get_delta_for_epsilon(epsilon)
-        return math.log(max(float(found), 1e-320)) - math.log(delta)
+        composed = _composed(sigma, participation, None, max(step, least))
+        found = float(composed.get_delta_for_epsilon(epsilon)) + _rounding(participation, None)
+        return math.log(found) - math.log(delta)
 
+    certain = gaussian.sigma(epsilon=epsilon, delta=delta) * math.sqrt(_eligible(participation, None))
+    most = min(certain, _LARGEST_MULTIPLIER)
     low, high = bracket
     ratio = high / low
-    certain = gaussian.sigma(epsilon=epsilon, delta=delta) * math.sqrt(_eligible(participation, None))
-    while excess(high) > 0:
-        low, high = high, high * ratio
-        if high > min(certain, _LARGEST_MULTIPLIER):
+    while high < most and excess(high) > 0:
+        low, high = high, min(high * ratio, most)
+        ratio *= ratio
+    if high >= most:  # enough if it is `certain`, whatever the grid makes of it
+        if most < certain or low >= most:
             return certain
+        high = most
+    ratio = high / low
     while excess(low) <= 0:
         low, high = low / ratio, low
+        ratio *= ratio
         if low < _SMALLEST_MULTIPLIER:
             raise ValueError(f"ε = {epsilon} at δ = {delta} needs almost no noise; ask for more privacy")
-    root = math.exp(brentq(lambda log_sigma: excess(math.exp(log_sigma)), math.log(low), math.log(high), xtol=accuracy))
-    while excess(root) > 0:
+
+    def at(log_sigma: float) -> float:
+        sigma = math.exp(log_sigma)
+        return min(excess(sigma), -1.0) if sigma >= most else excess(sigma)
+
+    root = math.exp(brentq(at, math.log(low), math.log(high), xtol=accuracy))
+    while root < most and excess(root) > 0:
         root *= 1 + accuracy
     return min(root, certain)
 
@@ -169,6 +185,11 @@ def _range(noise_multiplier: float, participation: Participation, released: int 
     return drawn / 2 / noise_multiplier / noise_multiplier + 10 * math.sqrt(drawn) / noise_multiplier
 
 
+def _rounding(participation: Participation, released: int | None) -> float:
+    """What double precision may take from δ."""
+    return 1e-16 * (_eligible(participation, released) + 10)
+
+
 def _eligible(participation: Participation, released: int | None) -> int:
     """Rounds in which one user may take part."""
     rounds = participation.rounds_released(released)
@@ -181,17 +202,40 @@ def _composed(
 ) -> PrivacyLossDistribution:
     q = participation.sampling_rate
     assert q is not None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # logs of zero probabilities
-        return _once(noise_multiplier, q, step).self_compose(_eligible(participation, released))
+    return _once(noise_multiplier, q, step).self_compose(_eligible(participation, released))
 
 
 @lru_cache(maxsize=4)
 def _once(noise_multiplier: float, q: float, step: float) -> PrivacyLossDistribution:
-    return from_gaussian_mechanism(
-        standard_deviation=noise_multiplier,
-        sensitivity=1.0,
-        pessimistic_estimate=True,
-        value_discretization_interval=step,
-        sampling_prob=q,
-    )
+    """One round. As dp-accounting's `from_gaussian_mechanism`, which takes each point of the grid alone."""
+    removing = _on_grid(noise_multiplier, q, step, AdjacencyType.REMOVE)
+    if q == 1.0:
+        return PrivacyLossDistribution(removing)
+    return PrivacyLossDistribution(removing, _on_grid(noise_multiplier, q, step, AdjacencyType.ADD))
+
+
+def _on_grid(noise_multiplier: float, q: float, step: float, direction: AdjacencyType) -> PLDPmf:
+    ends = GaussianPrivacyLoss(noise_multiplier, sampling_prob=q, adjacency_type=direction).connect_dots_bounds()
+    low, high = math.floor(ends.epsilon_lower / step), math.ceil(ends.epsilon_upper / step)
+    deltas = once_delta(np.arange(low, high + 1) * step, noise_multiplier, q, direction == AdjacencyType.ADD)
+    return create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, deltas)
+
+
+def once_delta(epsilons: Vector, noise_multiplier: float, q: float, adding: bool) -> Vector:
+    """δ of one round at each ε, which may be negative: H(γ) = sup P(S) − γ·Q(S) at γ = e^ε, for sensitivity 1.
+
+    With δ of the Gaussian mechanism at ε' = log(1 + (e^ε − 1)/q) it is q·δ(ε') for removing, and 1 − γ where γ ≤ 1 − q; for
+    adding, at ε' = −log(1 + (e^(−ε) − 1)/q), it is (1 − γ·(1 − q))·δ(ε'), and 0 where γ ≥ 1/(1 − q).
+    """
+    signed = -epsilons if adding else epsilons
+    least = math.log1p(-q) if q < 1 else -math.inf
+    inside = signed > least
+    e = signed[inside]
+    with np.errstate(over="ignore"):
+        near, far = np.log1p(np.expm1(np.minimum(e, 1.0)) / q), e - math.log(q) + np.log1p(-(1 - q) * np.exp(-e))
+    shifted = np.where(e > 1.0, far, near) * (-1 if adding else 1)
+    mu = 1 / noise_multiplier
+    gauss = ndtr(mu / 2 - shifted / mu) - np.exp(shifted + log_ndtr(-mu / 2 - shifted / mu))
+    deltas = np.zeros_like(epsilons) if adding else -np.expm1(np.minimum(epsilons, 0.0))
+    deltas[inside] = gauss * (-np.expm1(epsilons[inside] + least) if adding else q)
+    return np.asarray(np.clip(deltas, 0.0, 1.0))

@@ -15,7 +15,7 @@ from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.mechanisms.workload import Objective as ErrorKind
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.bands import best_bandwidth, power_bandwidths
+from fedcgd.optimisation.bands import BandChoice, best_bandwidth, power_bandwidths
 from fedcgd.participation import Participation
 
 Objective = Literal["rmse", "max-se", "amplified-rmse", "practical"]
@@ -132,18 +132,43 @@ def select_mechanism(
         )
         return _mechanism(chosen.lam, asked.normalized)
     if asked.is_open and asked.row.parameter == catalogue.BANDS:
-
-        def candidate(p: int) -> tuple[Mechanism, float]:
-            if progress is not None:
-                progress(f"p = {p}")
-            made = catalogue.mechanism(replace(asked, value=p), participation, error=error, workload=workload)
-            return made, calibrate(made, participation, epsilon=epsilon, delta=delta).noise_multiplier
-
-        bandwidths = power_bandwidths(participation.min_separation, 1)
-        return best_bandwidth(
-            candidate, bandwidths, rounds=participation.rounds, error=error, workload=workload
+        return select_bands(
+            asked,
+            lambda _: participation,
+            participation.min_separation,
+            epsilon=epsilon,
+            delta=delta,
+            error=error,
+            workload=workload,
+            progress=progress,
         ).mechanism
     return catalogue.mechanism(asked, participation, error=error, workload=workload)
+
+
+def select_bands(
+    spelling: catalogue.Spelling,
+    participation: Callable[[int], Participation],
+    longest: int,
+    *,
+    epsilon: float,
+    delta: float,
+    error: ErrorKind = "rmse",
+    workload: Workload = PREFIX_SUMS,
+    progress: Callable[[str], None] | None = None,
+) -> BandChoice:
+    """The number of bands p = 1, 2, 4, … and `longest` of least error at (ε, δ), for a mechanism with bands.
+
+    `participation(p)` says who takes part when there are p bands. Raises ValueError if no σ reaches the budget.
+    """
+
+    def candidate(p: int) -> tuple[Mechanism, float]:
+        if progress is not None:
+            progress(f"p = {p}")
+        made = catalogue.mechanism(replace(spelling, value=p), participation(p), error=error, workload=workload)
+        return made, calibrate(made, participation(p), epsilon=epsilon, delta=delta).noise_multiplier
+
+    rounds = participation(1).rounds
+    return best_bandwidth(candidate, power_bandwidths(longest, 1), rounds=rounds, error=error, workload=workload)
 
 
 def _mechanism(lam: float, normalize: bool) -> Mechanism:

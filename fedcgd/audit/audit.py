@@ -19,6 +19,7 @@ from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.participation import Participation
+from fedcgd.plan import Plan
 
 Release = Callable[[Matrix, int], NDArray[Any]]
 """(sums with shape (rounds, size), repetition) → all that is released, shape (at least rounds, size), with fresh noise."""
@@ -130,6 +131,19 @@ def audit_mechanism(
         found = _bounds(values[users == 1], values[users == 0], values[users == group], group, delta, each)
         bounds |= {f"{name}, {bound}": value for bound, value in found.items()}
     return _result(bounds, epsilon, delta, confidence, len(present) + len(again))
+
+
+def audit_plan(
+    plan: Plan, release: Release, *, epsilon: float, seed: int, trials: int = 40_000, confidence: float = 0.99
+) -> AuditResult:
+    """Does `release`, the path by which a run of `plan` releases, keep ε = `epsilon` at the plan's δ?
+
+    `fedcgd.audit.server_release` is that of a server; for a secret sampling see `audit_mechanism`.
+    """
+    return audit_mechanism(
+        release, plan.mechanism, plan.participation, clip_norm=plan.clip_norm, epsilon=epsilon, delta=plan.delta,
+        seed=seed, trials=trials, confidence=confidence,
+    )  # fmt: skip
 
 
 def canary_scores(

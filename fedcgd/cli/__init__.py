@@ -1,25 +1,88 @@
 """The `fedcgd` command: choose a mechanism, find its noise, know its ε, check a claim."""
 
-import typer
+from importlib import import_module
+from typing import Any
 
-from fedcgd.cli import ledger
-from fedcgd.cli.audit import audit_command
-from fedcgd.cli.budget import calibrate_command, delta_command, epsilon_command
-from fedcgd.cli.compare import compare_command
-from fedcgd.cli.explain import explain_command
-from fedcgd.cli.select import select_lambda_command
+import typer
+from click import Command, Context
+from typer.core import TyperGroup
+
+# name → where the command is, and its first line of help. What a command needs is imported when it is called.
+COMMANDS = {
+    "calibrate": (
+        "fedcgd.cli.budget:calibrate_command",
+        "Find the smallest noise multiplier σ that keeps the whole run within (ε, δ).",
+    ),
+    "epsilon": (
+        "fedcgd.cli.budget:epsilon_command",
+        "Find an upper bound on ε for a given noise multiplier σ, for the whole run or the rounds released so far.",
+    ),
+    "delta": (
+        "fedcgd.cli.budget:delta_command",
+        "Find an upper bound on δ at some ε for a given noise multiplier σ, for the whole run or the rounds released so far.",
+    ),
+    "compare": (
+        "fedcgd.cli.compare:compare_command",
+        "Compare mechanisms: σ, sensitivity and errors at one budget, best RMSE first.",
+    ),
+    "select-lambda": (
+        "fedcgd.cli.select:select_lambda_command",
+        "Choose λ of lambda-cgd from public numbers, never from data.",
+    ),
+    "select-bands": (
+        "fedcgd.cli.select:select_bands_command",
+        "Choose the number of bands p of a mechanism: more cancel more noise, fewer leave more privacy to sampling.",
+    ),
+    "explain": (
+        "fedcgd.cli.explain:explain_command",
+        "Print the chain of reasoning behind ε, in words and numbers, with what each assumption demands of a deployment.",
+    ),
+    "audit": (
+        "fedcgd.cli.audit:audit_command",
+        "Try to refute (ε, δ): of this installation's noise, or with --scores of a federated run. Exit code 1 if refuted.",
+    ),
+    "report": (
+        "fedcgd.cli.report_page:report_command",
+        "Write what a run promises, and why: a page for a reviewer, or the privacy statement that goes with its model.",
+    ),
+    "ledger": ("fedcgd.cli.ledger:app", "Look at the durable record of a run, check it, and end it."),
+}
+
+
+class _CommandsOnDemand(TyperGroup):
+    """The commands of `COMMANDS`, each imported when it is called and not to be listed."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        return Command(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, load(str(name)) if found else None, rest
+
+
+def load(name: str) -> Command:
+    """The command of this name, with all that it needs."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found: Any = getattr(import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_command(found)
+    alone = typer.Typer(add_completion=False)
+    alone.command(name, epilog=getattr(found, "epilog", None))(found)
+    return typer.main.get_command(alone)
+
 
 app = typer.Typer(
+    cls=_CommandsOnDemand,
     help="Noise, ε and errors of mechanisms for differentially private training. Every ε is an upper bound.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("calibrate")(calibrate_command)
-app.command("epsilon")(epsilon_command)
-app.command("delta")(delta_command)
-app.command("compare")(compare_command)
-app.command("select-lambda")(select_lambda_command)
-app.command("explain")(explain_command)
-app.command("audit")(audit_command)
-app.add_typer(ledger.app, name="ledger")
+
+
+@app.callback()
+def _main() -> None:
+    pass

@@ -3,6 +3,7 @@
 import json as jsonlib
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,36 +12,25 @@ import typer
 
 from fedcgd.accounting import calibrate
 from fedcgd.accounting.guarantee import ADJACENCY
-from fedcgd.audit.audit import AuditResult, Release, audit_canaries, audit_mechanism
-from fedcgd.cli.options import (
-    BandwidthOption,
-    DegreeOption,
-    DeltaOption,
-    EpsilonOption,
-    JsonOption,
-    LamOption,
-    MechanismOption,
-    NormalizeOption,
-    NuOption,
-    ParticipationsOption,
-    SamplingName,
-    SamplingOption,
-    SeparationOption,
-    participation_of,
-)
+from fedcgd.audit.audit import AuditResult, Release, audit_canaries, audit_plan
+from fedcgd.audit.paths import audit_key, server_release
+from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption, RunOptions, takes
 from fedcgd.cli.report import complaints, console, explained_errors, key_value_table, number, print_json
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms.mechanism import Matrix
-from fedcgd.noise import NoiseStream
-from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
-from fedcgd.optimisation.catalogue import make
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
 EXIT_REFUTED = 1
 
 
+class PathName(StrEnum):
+    SERVER = "server"
+    OPACUS = "opacus"
+
+
+@takes(RunOptions)
 def audit_command(
+    run: RunOptions,
     epsilon: EpsilonOption,
     delta: DeltaOption,
     rounds: Annotated[
@@ -55,28 +45,22 @@ def audit_command(
             help='JSON file of a federated run\'s canaries: {"included": [score, …], "held_out": [score, …]}.'
         ),
     ] = None,
-    mechanism: MechanismOption = "lambda-cgd",
-    lam: LamOption = None,
-    bandwidth: BandwidthOption = None,
-    degree: DegreeOption = None,
-    nu: NuOption = None,
-    normalize: NormalizeOption = False,
-    participations: ParticipationsOption = None,
-    separation: SeparationOption = 1,
-    sampling: SamplingOption = SamplingName.NONE,
     trials: Annotated[int, typer.Option(help="Simulated canaries; 40000 tell σ from 0.9σ.")] = 40_000,
     confidence: Annotated[float, typer.Option(help="How sure a refutation is.")] = 0.99,
     seed: Annotated[
         int, typer.Option(min=0, help="Of the simulated noise and canaries; the result is repeatable.")
     ] = 0,
+    path: Annotated[
+        PathName, typer.Option(help="Whose releases: those of a Flower server, or of the Opacus engine.")
+    ] = (PathName.SERVER),
     json: JsonOption = False,
 ) -> None:
-    """Try to refute the claim (ε, δ): of this installation's noise, or with --scores of a federated run. Exit code 1 if refuted.
+    """Try to refute (ε, δ): of this installation's noise, or with --scores of a federated run. Exit code 1 if refuted.
 
-    The noise is added as in a run, to worst-case users and to none, and their releases are told apart. Under a secret sampling
-    the noise is audited against the ε that the same σ gives to an adversary who knows the rounds.
+    The noise is added by the very code that a run uses, to worst-case users and to none, and their releases are told apart.
+    Under a secret sampling the noise is audited against the ε that the same σ gives to an adversary who knows the rounds.
 
-    Example: fedcgd audit --lam 0.9 --rounds 100 --separation 20 --epsilon 2 --delta 1e-5
+    Example: fedcgd audit --mechanism lambda-cgd:0.9 --rounds 100 --separation 20 --epsilon 2 --delta 1e-5
     """
     with explained_errors():
         if (scores is None) == (rounds is None):
@@ -87,11 +71,8 @@ def audit_command(
             result = audit_canaries(included, held_out, epsilon=epsilon, delta=delta, confidence=confidence)
         else:
             assert rounds is not None
-            participation = participation_of(sampling.value, rounds, separation, participations, bandwidth)
-            chosen = make(
-                mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
-                participation=participation,
-            )  # fmt: skip
+            participation = run.run(rounds)
+            chosen = run.chosen(participation, epsilon=epsilon, delta=delta)
             sigma = noise_multiplier
             if sigma is None:
                 sigma = calibrate(chosen, participation, epsilon=epsilon, delta=delta).noise_multiplier
@@ -110,30 +91,33 @@ def audit_command(
                 "claim": f"σ = {sigma:.6g}, {plan.guarantee().method}",
             }
             with nullcontext() if json else complaints.status("simulating"):
-                result = audit_mechanism(
-                    release_of(plan, seed), plan.mechanism, plan.participation, clip_norm=plan.clip_norm,
-                    epsilon=claim, delta=delta, seed=seed, trials=trials, confidence=confidence,
-                )  # fmt: skip
+                release = RELEASES[path](plan, seed)
+                result = audit_plan(plan, release, epsilon=claim, seed=seed, trials=trials, confidence=confidence)
     show(result, promise, json)
     if not result.passed:
         raise typer.Exit(EXIT_REFUTED)
 
 
-def release_of(plan: Plan, seed: int) -> Release:
-    """The noise as the server adds it, round by round, under a key of its own for each repetition."""
+def opacus_release(plan: Plan, seed: int) -> Release:
+    """What the Opacus engine's optimizer releases on a CPU, round by round."""
+    import torch
+
+    from fedcgd.opacus.optimizer import RoundNoise
 
     def release(sums: Matrix, repetition: int) -> Matrix:
-        stream = NoiseStream(NoiseKey.simulation(2**20 * seed + repetition).noise)
-        grid = grid_of(plan, sums.shape[1])
-        source = NoiseSource(plan.mechanism, plan.participation.rounds, GridNormals(stream, grid))
+        noise = RoundNoise(plan, audit_key(seed, repetition), sums.shape[1], torch.device("cpu"), None)
+        nonces: list[int] = []
         noised = np.empty_like(sums)
         for t, row in enumerate(sums):
-            total = grid.to_steps(row)
-            source.add(total, [0] * (t + 1), plan.stddev)
-            noised[t] = grid.from_steps(total)
+            total, nonce = noise.add(torch.from_numpy(row), "", nonces)
+            nonces.append(nonce)
+            noised[t] = total.numpy()
         return noised
 
     return release
+
+
+RELEASES = {PathName.SERVER: server_release, PathName.OPACUS: opacus_release}
 
 
 def read_scores(path: Path) -> tuple[list[float], list[float]]:

@@ -1,169 +1,122 @@
 """`fedcgd calibrate`: budget → σ. `fedcgd epsilon`: σ → ε. `fedcgd delta`: σ and ε → δ."""
 
-from fedcgd import accounting
-from fedcgd.accounting import Guarantee
-from fedcgd.accounting.guarantee import rounded_up
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
 from fedcgd.cli.options import (
-    BandwidthOption,
-    DegreeOption,
     DeltaOption,
     EpsilonOption,
     ErrorName,
     ErrorOption,
     JsonOption,
-    LamOption,
-    MechanismOption,
     MethodOption,
     MomentumOption,
     NoiseMultiplierOption,
-    NormalizeOption,
-    NuOption,
-    ParticipationsOption,
     ReleasedOption,
     RoundsOption,
-    SamplingName,
-    SamplingOption,
-    SeparationOption,
-    participation_of,
+    RunOptions,
+    takes,
     workload_of,
 )
 from fedcgd.cli.report import console, explained_errors, figures, key_value_table, number, print_json, status
-from fedcgd.mechanisms import Mechanism
-from fedcgd.mechanisms.error import error_norms
-from fedcgd.mechanisms.workload import Workload
-from fedcgd.optimisation.catalogue import make
+from fedcgd.mechanisms.mechanism import Mechanism
+from fedcgd.optimisation.catalogue import spelling_of
+
+if TYPE_CHECKING:
+    from fedcgd.accounting import Accountant, Guarantee
+
+Progress = Callable[[str], None]
 
 
-def calibrate_command(
-    rounds: RoundsOption,
-    epsilon: EpsilonOption,
-    delta: DeltaOption,
-    mechanism: MechanismOption = "lambda-cgd",
-    lam: LamOption = None,
-    bandwidth: BandwidthOption = None,
-    degree: DegreeOption = None,
-    nu: NuOption = None,
-    normalize: NormalizeOption = False,
-    participations: ParticipationsOption = None,
-    separation: SeparationOption = 1,
-    sampling: SamplingOption = SamplingName.NONE,
-    method: MethodOption = None,
-    momentum: MomentumOption = 0.0,
-    error: ErrorOption = ErrorName.RMSE,
-    json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions(RunOptions):
+    """What the three commands share."""
+
+    rounds: RoundsOption
+    method: MethodOption = None
+    momentum: MomentumOption = 0.0
+    error: ErrorOption = ErrorName.RMSE
+    json: JsonOption = False
+
+    def report(
+        self,
+        ask: "Callable[[Accountant, Progress], Guarantee]",
+        *,
+        epsilon: float | None = None,
+        delta: float = 0.0,
+        released: int | None = None,
+    ) -> None:
+        """Print what `ask` gets from the accountant of the run, and the errors that its noise causes.
+
+        What the mechanism's spelling leaves open is chosen for the budget (`epsilon`, `delta`), if there is one. `released` says
+        how many rounds count, in the commands that take it.
+        """
+        with explained_errors():
+            from fedcgd.accounting import accountant
+
+            participation, workload = self.run(self.rounds), workload_of(self.momentum)
+            with status(self.json) as say:
+                mechanism = self.chosen(
+                    participation, epsilon=epsilon, delta=delta, error=self.error, workload=workload, progress=say
+                )
+                guarantee = ask(accountant(mechanism, participation, self.method.value if self.method else None), say)
+            values = figures(mechanism, guarantee, workload)
+        if self.json:
+            print_json(values if released is None else values | {"released": released})
+        else:
+            show(mechanism, guarantee, values)
+
+
+@takes(BudgetOptions)
+def calibrate_command(run: BudgetOptions, epsilon: EpsilonOption, delta: DeltaOption) -> None:
     """Find the smallest noise multiplier σ that keeps the whole run within (ε, δ).
 
-    Example: fedcgd calibrate --lam 0.9 --rounds 3900 --participations 10 --separation 390 --epsilon 8 --delta 1e-5
+    Example: fedcgd calibrate --mechanism lambda-cgd:0.9 --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
     """
-    with explained_errors():
-        plan = participation_of(sampling.value, rounds, separation, participations, bandwidth)
-        workload = workload_of(momentum)
-        chosen = make(
-            mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
-            participation=plan, error=error.value, workload=workload,
-        )  # fmt: skip
-        with status(json) as say:
-            guarantee = accounting.calibrate(
-                chosen, plan, epsilon=epsilon, delta=delta, method=method.value if method else None, progress=say
-            )
-        report(chosen, rounds, workload, guarantee, json)
+    run.report(
+        lambda accountant, say: accountant.noise_multiplier(epsilon=epsilon, delta=delta, progress=say),
+        epsilon=epsilon,
+        delta=delta,
+    )
 
 
+@takes(BudgetOptions)
 def epsilon_command(
-    rounds: RoundsOption,
-    noise_multiplier: NoiseMultiplierOption,
-    delta: DeltaOption,
-    mechanism: MechanismOption = "lambda-cgd",
-    lam: LamOption = None,
-    bandwidth: BandwidthOption = None,
-    degree: DegreeOption = None,
-    nu: NuOption = None,
-    normalize: NormalizeOption = False,
-    participations: ParticipationsOption = None,
-    separation: SeparationOption = 1,
-    sampling: SamplingOption = SamplingName.NONE,
-    method: MethodOption = None,
-    released: ReleasedOption = None,
-    momentum: MomentumOption = 0.0,
-    error: ErrorOption = ErrorName.RMSE,
-    json: JsonOption = False,
+    run: BudgetOptions, noise_multiplier: NoiseMultiplierOption, delta: DeltaOption, released: ReleasedOption = None
 ) -> None:
-    """Find an upper bound on ε for a noise multiplier σ that is given, for the whole run or the rounds released so far.
+    """Find an upper bound on ε for a given noise multiplier σ, for the whole run or the rounds released so far.
 
-    Example: fedcgd epsilon --lam 0.9 --rounds 3900 --separation 390 --noise-multiplier 4.36 --delta 1e-5
+    Example: fedcgd epsilon --mechanism lambda-cgd:0.9 --rounds 3900 --separation 390 --noise-multiplier 4.36 --delta 1e-5
     """
-    with explained_errors():
-        plan = participation_of(sampling.value, rounds, separation, participations, bandwidth)
-        workload = workload_of(momentum)
-        chosen = make(
-            mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
-            participation=plan, error=error.value, workload=workload,
-        )  # fmt: skip
-        with status(json) as say:
-            guarantee = accounting.compute_epsilon(
-                chosen,
-                plan,
-                noise_multiplier=noise_multiplier,
-                delta=delta,
-                released=released,
-                method=method.value if method else None,
-                progress=say,
-            )
-        report(chosen, rounds, workload, guarantee, json, rounds if released is None else released)
+    run.report(
+        lambda accountant, say: accountant.epsilon(
+            noise_multiplier=noise_multiplier, delta=delta, released=released, progress=say
+        ),
+        released=run.rounds if released is None else released,
+    )
 
 
+@takes(BudgetOptions)
 def delta_command(
-    rounds: RoundsOption,
-    noise_multiplier: NoiseMultiplierOption,
-    epsilon: EpsilonOption,
-    mechanism: MechanismOption = "lambda-cgd",
-    lam: LamOption = None,
-    bandwidth: BandwidthOption = None,
-    degree: DegreeOption = None,
-    nu: NuOption = None,
-    normalize: NormalizeOption = False,
-    participations: ParticipationsOption = None,
-    separation: SeparationOption = 1,
-    sampling: SamplingOption = SamplingName.NONE,
-    method: MethodOption = None,
-    released: ReleasedOption = None,
-    momentum: MomentumOption = 0.0,
-    error: ErrorOption = ErrorName.RMSE,
-    json: JsonOption = False,
+    run: BudgetOptions, noise_multiplier: NoiseMultiplierOption, epsilon: EpsilonOption, released: ReleasedOption = None
 ) -> None:
-    """Find an upper bound on δ at some ε for a noise multiplier σ that is given, for the whole run or the rounds released so far.
+    """Find an upper bound on δ at some ε for a given noise multiplier σ, for the whole run or the rounds released so far.
 
-    Example: fedcgd delta --lam 0.9 --rounds 3900 --separation 390 --noise-multiplier 4.36 --epsilon 8
+    Example: fedcgd delta --mechanism lambda-cgd:0.9 --rounds 3900 --separation 390 --noise-multiplier 4.36 --epsilon 8
     """
-    with explained_errors():
-        plan = participation_of(sampling.value, rounds, separation, participations, bandwidth)
-        workload = workload_of(momentum)
-        chosen = make(
-            mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
-            participation=plan, error=error.value, workload=workload,
-        )  # fmt: skip
-        with status(json) as say:
-            guarantee = accounting.compute_delta(
-                chosen,
-                plan,
-                noise_multiplier=noise_multiplier,
-                epsilon=epsilon,
-                released=released,
-                method=method.value if method else None,
-                progress=say,
-            )
-        report(chosen, rounds, workload, guarantee, json, rounds if released is None else released)
+    run.report(
+        lambda accountant, say: accountant.delta(
+            noise_multiplier=noise_multiplier, epsilon=epsilon, released=released, progress=say
+        ),
+        released=run.rounds if released is None else released,
+    )
 
 
-def report(
-    mechanism: Mechanism, rounds: int, workload: Workload, guarantee: Guarantee, json: bool, released: int | None = None
-) -> None:
-    """Print one guarantee, of `released` rounds if that is given, and the errors that its noise causes."""
-    values = figures(mechanism, guarantee, error_norms(mechanism, rounds, workload))
-    if json:
-        print_json(values if released is None else values | {"released": released})
-        return
+def show(mechanism: Mechanism, guarantee: "Guarantee", values: dict[str, Any]) -> None:
+    """One guarantee and the errors of its noise, as a table."""
+    from fedcgd.accounting.guarantee import rounded_up
+
     of_what = " of the whole run" if guarantee.condition else ""
     rows = [
         ("guarantee", str(guarantee)),
@@ -172,4 +125,4 @@ def report(
         ("RMSE" + of_what, number(values["rmse"])),
         ("MaxSE" + of_what, number(values["max_se"])),
     ]
-    console.print(key_value_table(f"{mechanism.name}, {rounds} rounds", rows))
+    console.print(key_value_table(f"{spelling_of(mechanism)}, {guarantee.rounds} rounds", rows))

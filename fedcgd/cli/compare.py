@@ -3,15 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # a server has no display
-import matplotlib.pyplot as plt
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedcgd.accounting import calibrate
 from fedcgd.cli.options import (
     DeltaOption,
     EpsilonOption,
@@ -19,26 +14,16 @@ from fedcgd.cli.options import (
     ErrorOption,
     JsonOption,
     MomentumOption,
-    NormalizeOption,
-    ParticipationsOption,
     RoundsOption,
-    SamplingName,
-    SamplingOption,
-    SeparationOption,
-    participation_of,
+    RunOptions,
+    WhenOptions,
+    takes,
     workload_of,
 )
 from fedcgd.cli.report import check_plot, complaints, console, explained_errors, figures, number, print_json, progress
-from fedcgd.mechanisms.error import error_norms
-from fedcgd.optimisation.catalogue import NAMES, make
+from fedcgd.optimisation.catalogue import TABLE, spelling_of
 
 _COLUMNS = ("noise_multiplier", "sensitivity", "rmse", "max_se")
-_PARAMETER = {
-    "lambda-cgd": "lam",
-    "nu-dp-ftrl": "nu",
-    "blt": "degree",
-    **dict.fromkeys(("bisr", "bsr", "band-inv-mf", "band-mf", "banded-toeplitz"), "bandwidth"),
-}
 
 
 def default_mechanisms(separation: int, rounds: int) -> list[str]:
@@ -53,36 +38,18 @@ def default_mechanisms(separation: int, rounds: int) -> list[str]:
     return [*names, "blt:4"] if rounds > 1 else names
 
 
-def parse(text: str) -> tuple[str, dict[str, Any]]:
-    """`NAME` or `NAME:VALUE` as a name and the one parameter of `make` that VALUE is for. Raises ValueError otherwise."""
-    name, colon, value = text.partition(":")
-    if name not in NAMES:
-        raise ValueError(f"unknown mechanism {name!r}; the mechanisms are {', '.join(NAMES)}")
-    if not colon:
-        return name, {}
-    parameter = _PARAMETER.get(name)
-    if parameter is None:
-        raise ValueError(f"mechanism {name} takes no value, got {text!r}")
-    try:
-        return name, {parameter: float(value) if parameter in ("lam", "nu") else int(value)}
-    except ValueError:
-        raise ValueError(f"{parameter} of {name} must be a number, got {value!r} in {text!r}") from None
-
-
+@takes(WhenOptions)
 def compare_command(
+    when: WhenOptions,
     rounds: RoundsOption,
     epsilon: EpsilonOption,
     delta: DeltaOption,
     mechanism: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME or NAME:VALUE (λ, ν, bandwidth p or degree d); repeat it. Default: the rows of Table 4."
+            help="NAME, NAME:VALUE, and either with :normalized behind it; repeat it. Default: the rows of Table 4."
         ),
     ] = None,
-    participations: ParticipationsOption = None,
-    separation: SeparationOption = 1,
-    sampling: SamplingOption = SamplingName.NONE,
-    normalize: NormalizeOption = False,
     momentum: MomentumOption = 0.0,
     error: ErrorOption = ErrorName.RMSE,
     plot: Annotated[
@@ -92,28 +59,30 @@ def compare_command(
 ) -> None:
     """Compare mechanisms: σ, sensitivity and errors at one budget, best RMSE first.
 
-    Names: dp-sgd, lambda-cgd, bisr, bsr, band-inv-mf, band-mf, banded-toeplitz, blt, toeplitz, nu-dp-ftrl, tree, dense, diagonal.
-    A mechanism that the sampling does not cover is listed with the reason.
+    A mechanism that the sampling does not cover is listed with the reason. λ or p left out is chosen for the budget.
 
     Example: fedcgd compare --mechanism dp-sgd --mechanism lambda-cgd:0.9 --mechanism bisr:16 --rounds 3900 --participations 10
     --separation 390 --epsilon 8 --delta 1e-5
     """
     with explained_errors():
+        from fedcgd.accounting import calibrate
+
         check_plot(plot)
         workload = workload_of(momentum)
-        asked = [(text, *parse(text)) for text in mechanism or default_mechanisms(separation, rounds)]
+        texts = mechanism or default_mechanisms(when.separation, rounds)
+        asked = [(text, RunOptions(**vars(when), mechanism=text)) for text in texts]
+        for _, one in asked:
+            one.spelling()  # refuses what is misspelled before any work
         rows: list[dict[str, Any]] = []
         with progress(len(asked), quiet=json) as step:
-            for text, name, parameters in asked:
+            for text, one in asked:
                 step(text)
-                plan = participation_of(sampling.value, rounds, separation, participations, parameters.get("bandwidth"))
                 try:
-                    made = make(
-                        name, rounds=rounds, participation=plan, normalize=normalize, error=error.value, workload=workload,
-                        **parameters,
-                    )  # fmt: skip
-                    guarantee = calibrate(made, plan, epsilon=epsilon, delta=delta)
-                    rows.append({"label": text, **figures(made, guarantee, error_norms(made, rounds, workload))})
+                    participation = one.run(rounds)
+                    made = one.chosen(participation, epsilon=epsilon, delta=delta, error=error, workload=workload)
+                    guarantee = calibrate(made, participation, epsilon=epsilon, delta=delta)
+                    label = f"{text} → {spelling_of(made)}" if one.spelling().is_open else text
+                    rows.append({"label": label, **figures(made, guarantee, workload)})
                 except ValueError as reason:
                     if len(asked) == 1:
                         raise
@@ -125,6 +94,11 @@ def compare_command(
         print_json(rows)
     else:
         show(rows)
+
+
+compare_command.epilog = "\n\n".join(  # type: ignore[attr-defined]
+    ["Mechanisms:", *(f"{row.spelling} — {row.help}" for row in TABLE.values())]
+)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -153,11 +127,12 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def draw(path: Path, rows: list[dict[str, Any]]) -> None:
     """RMSE of each mechanism as a horizontal bar."""
+    from matplotlib.figure import Figure
+
     done = [row for row in rows if "error" not in row][::-1]
-    figure, axes = plt.subplots(figsize=(7, 0.8 + 0.3 * len(done)), layout="constrained")
+    figure = Figure(figsize=(7, 0.8 + 0.3 * len(done)), layout="constrained")
+    axes = figure.add_subplot(xlabel="RMSE of the noise, per unit of clip norm")
     bars = axes.barh([row["label"] for row in done], [row["rmse"] for row in done], color="0.6", edgecolor="black")
     axes.bar_label(bars, fmt="%.2f", padding=3)
     axes.margins(x=0.12)
-    axes.set_xlabel("RMSE of the noise, per unit of clip norm")
     figure.savefig(path, dpi=150)
-    plt.close(figure)

@@ -6,29 +6,13 @@ from typing import Annotated
 
 import typer
 
-from fedcgd.accounting.explain import explain
-from fedcgd.accounting.tradeoff import plot_trade_off, trade_off
-from fedcgd.cli.options import (
-    BandwidthOption,
-    DegreeOption,
-    DeltaOption,
-    JsonOption,
-    LamOption,
-    MechanismOption,
-    NormalizeOption,
-    NuOption,
-    ParticipationsOption,
-    RoundsOption,
-    SamplingName,
-    SamplingOption,
-    SeparationOption,
-    participation_of,
-)
+from fedcgd.cli.options import DeltaOption, JsonOption, RoundsOption, RunOptions, takes
 from fedcgd.cli.report import check_plot, console, explained_errors, print_json
-from fedcgd.optimisation.catalogue import make
 
 
+@takes(RunOptions)
 def explain_command(
+    run: RunOptions,
     rounds: RoundsOption,
     delta: DeltaOption,
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="Budget ε; or give --noise-multiplier.")] = None,
@@ -36,15 +20,6 @@ def explain_command(
         float | None, typer.Option("--noise-multiplier", help="σ: noise per unit of clip norm; or give --epsilon.")
     ] = None,
     clip_norm: Annotated[float, typer.Option("--clip-norm", help="ζ: L2 bound on a user's update of a round.")] = 1.0,
-    mechanism: MechanismOption = "lambda-cgd",
-    lam: LamOption = None,
-    bandwidth: BandwidthOption = None,
-    degree: DegreeOption = None,
-    nu: NuOption = None,
-    normalize: NormalizeOption = False,
-    participations: ParticipationsOption = None,
-    separation: SeparationOption = 1,
-    sampling: SamplingOption = SamplingName.NONE,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw the run's trade-off curve (f-DP) into this PNG file.")
     ] = None,
@@ -52,15 +27,14 @@ def explain_command(
 ) -> None:
     """Print the chain of reasoning behind ε, in words and numbers, with what each assumption demands of a deployment.
 
-    Example: fedcgd explain --lam 0.9 --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
+    Example: fedcgd explain --mechanism lambda-cgd:0.9 --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
     """
     with explained_errors():
+        from fedcgd.accounting.explain import explain
+
         check_plot(plot)
-        participation = participation_of(sampling.value, rounds, separation, participations, bandwidth)
-        chosen = make(
-            mechanism, lam=lam, bandwidth=bandwidth, degree=degree, nu=nu, normalize=normalize, rounds=rounds,
-            participation=participation,
-        )  # fmt: skip
+        participation = run.run(rounds)
+        chosen = run.chosen(participation, epsilon=epsilon, delta=delta)
         steps = explain(
             chosen,
             participation,
@@ -70,6 +44,8 @@ def explain_command(
             noise_multiplier=noise_multiplier,
         )
         if plot is not None:
+            from fedcgd.accounting.tradeoff import plot_trade_off, trade_off
+
             sigma = next(step.value for step in steps if step.title == "noise")
             assert sigma is not None
             curve = trade_off(chosen, participation, noise_multiplier=sigma)

@@ -1,11 +1,16 @@
 """The options that commands share, and what they mean together."""
 
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload, momentum_workload
+from fedcgd.optimisation.catalogue import TABLE, Spelling, mechanism
 from fedcgd.participation import Participation, Sampling
 
 
@@ -32,38 +37,20 @@ class MethodName(StrEnum):
     DETERMINISTIC = "deterministic"
 
 
-MechanismOption = Annotated[
-    str, typer.Option("--mechanism", help="Mechanism by name; `fedcgd compare --help` lists them.")
-]
-LamOption = Annotated[float | None, typer.Option("--lam", help="λ of lambda-cgd, in [0, 1).")]
-BandwidthOption = Annotated[int | None, typer.Option("--bandwidth", help="Bands p of a banded mechanism.")]
-DegreeOption = Annotated[int | None, typer.Option("--degree", help="Buffers d of blt.")]
-NuOption = Annotated[float | None, typer.Option("--nu", help="ν of nu-dp-ftrl, in [0, 1).")]
-NormalizeOption = Annotated[bool, typer.Option("--normalize/--no-normalize", help="Give C unit columns.")]
+SPELLINGS = ", ".join(row.spelling for row in TABLE.values())
+
 MomentumOption = Annotated[float, typer.Option("--momentum", help="Momentum of the workload whose error is reported.")]
 ErrorOption = Annotated[ErrorName, typer.Option("--error", help="What optimised mechanisms minimise.")]
 RoundsOption = Annotated[int, typer.Option("--rounds", help="Number of releases n.")]
-ParticipationsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--participations",
-        help="A user takes part at most k times (Poisson: in expectation). Default: ⌈rounds / separation⌉.",
-    ),
-]
-SeparationOption = Annotated[
-    int, typer.Option("--separation", help="Any two participations of a user are at least b rounds apart.")
-]
 DeltaOption = Annotated[float, typer.Option("--delta", help="Failure probability δ; well below 1 / number of users.")]
 EpsilonOption = Annotated[float, typer.Option("--epsilon", help="Budget ε.")]
 NoiseMultiplierOption = Annotated[float, typer.Option("--noise-multiplier", help="σ: noise per unit of clip norm.")]
 ReleasedOption = Annotated[
     int | None,
     typer.Option(
-        "--released", help="For the first rounds only; holds if their number does not depend on what they released."
+        "--released",
+        help="For the first rounds only; holds if their number does not depend on what they released.",
     ),
-]
-SamplingOption = Annotated[
-    SamplingName, typer.Option("--sampling", help="How a user's rounds are chosen; what is assumed must be done.")
 ]
 MethodOption = Annotated[
     MethodName | None,
@@ -79,8 +66,105 @@ JsonOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class WhenOptions:
+    """Who takes part when: all but the number of rounds."""
+
+    participations: Annotated[
+        int | None,
+        typer.Option(
+            "--participations",
+            help="A user takes part at most k times (Poisson: in expectation). Default: ⌈rounds / separation⌉.",
+        ),
+    ] = None
+    separation: Annotated[
+        int, typer.Option("--separation", help="Any two participations of a user are at least b rounds apart.")
+    ] = 1
+    sampling: Annotated[
+        SamplingName, typer.Option("--sampling", help="How a user's rounds are chosen; what is assumed must be done.")
+    ] = SamplingName.NONE
+
+    def participation(self, rounds: int, bands: int | None = None) -> Participation:
+        """The participation that the options describe, for a mechanism with so many bands (None: it has no such number)."""
+        return participation_of(self.sampling.value, rounds, self.separation, self.participations, bands)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(WhenOptions):
+    """A mechanism, and who takes part when."""
+
+    mechanism: Annotated[
+        str,
+        typer.Option(
+            "--mechanism",
+            help=f"One of {SPELLINGS}; behind it :normalized gives C unit columns. "
+            "λ and p may be left out where there is a budget: they are then chosen.",
+        ),
+    ] = "lambda-cgd"
+
+    def spelling(self) -> Spelling:
+        """The mechanism that was asked for. Raises ValueError if it is misspelled."""
+        return Spelling.parse(self.mechanism)
+
+    def run(self, rounds: int) -> Participation:
+        """The participation, with as many groups as the mechanism has bands where the sampling has groups."""
+        return self.participation(rounds, self.spelling().bands)
+
+    def chosen(
+        self,
+        participation: Participation,
+        *,
+        epsilon: float | None,
+        delta: float,
+        error: ErrorName = ErrorName.RMSE,
+        workload: Workload = PREFIX_SUMS,
+        progress: Callable[[str], None] | None = None,
+    ) -> Mechanism:
+        """The mechanism; a number that is left open is chosen for the budget. Raises ValueError if there is none."""
+        if epsilon is None or not self.spelling().is_open:
+            return mechanism(self.mechanism, participation, error=error.value, workload=workload)
+        from fedcgd.accounting.selection import select_mechanism
+
+        return select_mechanism(
+            self.mechanism,
+            participation,
+            epsilon=epsilon,
+            delta=delta,
+            error=error.value,
+            workload=workload,
+            progress=progress,
+        )
+
+
+def takes(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes `command(options, …)` a command whose command-line options are the fields of `options` and its own parameters."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        hints = get_type_hints(options, include_extras=True)
+        shared = [_parameter(field, hints[field.name]) for field in fields(options)]
+
+        def run(**values: Any) -> None:
+            given = options(**{parameter.name: values.pop(parameter.name) for parameter in shared})
+            command(given, **values)
+
+        parameters = [*(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own), *shared]
+        parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        run.__doc__, run.__name__ = command.__doc__, command.__name__
+        return run
+
+    return decorate
+
+
+def _parameter(field: "Field[Any]", annotation: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if field.default is MISSING else field.default
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
 def participation_of(
-    sampling: Sampling, rounds: int, separation: int, participations: int | None, bandwidth: int | None
+    sampling: Sampling, rounds: int, separation: int, participations: int | None, bands: int | None
 ) -> Participation:
     """The participation that the options describe.
 
@@ -97,7 +181,7 @@ def participation_of(
         raise ValueError(f"{sampling} sampling needs --participations, the expected number of a user's participations")
     if separation != 1 and sampling == "poisson":
         raise ValueError(f"poisson sampling has no separation, got {separation}; leave --separation out")
-    groups = 1 if sampling == "poisson" else (separation if separation > 1 else bandwidth or 1)
+    groups = 1 if sampling == "poisson" else (separation if separation > 1 else bands or 1)
     if not 1 <= participations <= rounds // groups:
         most = f"{rounds // groups}, the rounds" + (f" of each of the {groups} groups" if groups > 1 else "")
         raise ValueError(f"participations must be in 1 … {most}; got {participations}")

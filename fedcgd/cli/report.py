@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -13,10 +13,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedcgd.accounting import Guarantee
-from fedcgd.mechanisms import Mechanism
-from fedcgd.mechanisms.error import ErrorNorms
+from fedcgd.mechanisms.mechanism import Mechanism
+from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation.catalogue import describe
+
+if TYPE_CHECKING:
+    from fedcgd.accounting import Guarantee
 
 EXIT_BAD_INPUT = 2
 
@@ -62,8 +64,11 @@ def check_plot(path: Path | None) -> None:
         raise ValueError(f"there is no folder {path.parent} for the plot {path.name}; make it first")
 
 
-def figures(mechanism: Mechanism, guarantee: Guarantee, norms: ErrorNorms) -> dict[str, Any]:
+def figures(mechanism: Mechanism, guarantee: "Guarantee", workload: Workload = PREFIX_SUMS) -> dict[str, Any]:
     """The figures that `calibrate`, `epsilon` and `compare` report, with the keys that their JSON has."""
+    from fedcgd.mechanisms.error import error_norms
+
+    norms = error_norms(mechanism, guarantee.rounds, workload)
     sigma = guarantee.noise_multiplier
     numbers = describe(mechanism)
     return {

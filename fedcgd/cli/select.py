@@ -1,28 +1,31 @@
-"""`fedcgd select-lambda`: which λ."""
+"""`fedcgd select-lambda`: which λ. `fedcgd select-bands`: how many bands."""
 
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from matplotlib.figure import Figure
 
-from fedcgd.accounting.selection import LambdaSelection, select_lambda
 from fedcgd.cli.options import (
     DeltaOption,
     EpsilonOption,
+    ErrorName,
+    ErrorOption,
     JsonOption,
-    NormalizeOption,
-    ParticipationsOption,
+    MomentumOption,
     RoundsOption,
     SamplingName,
-    SamplingOption,
-    SeparationOption,
-    participation_of,
+    WhenOptions,
+    takes,
+    workload_of,
 )
 from fedcgd.cli.report import check_plot, complaints, console, explained_errors, key_value_table, number, print_json
+from fedcgd.optimisation.catalogue import BANDS, Spelling
+
+if TYPE_CHECKING:
+    from fedcgd.accounting.selection import LambdaSelection
 
 
 class ObjectiveName(StrEnum):
@@ -34,7 +37,9 @@ class ObjectiveName(StrEnum):
     PRACTICAL = "practical"
 
 
+@takes(WhenOptions)
 def select_lambda_command(
+    when: WhenOptions,
     rounds: RoundsOption,
     epsilon: EpsilonOption,
     delta: DeltaOption,
@@ -44,10 +49,7 @@ def select_lambda_command(
             help="rmse and max-se ignore the sampling; amplified-rmse counts it in; practical is a third of that on 1/(1 − λ)."
         ),
     ] = ObjectiveName.PRACTICAL,
-    normalize: NormalizeOption = False,
-    participations: ParticipationsOption = None,
-    separation: SeparationOption = 1,
-    sampling: SamplingOption = SamplingName.NONE,
+    normalized: Annotated[bool, typer.Option("--normalized", help="Of C_λ with unit columns.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw the objective over 1/(1 − λ) into this PNG file.")
     ] = None,
@@ -58,15 +60,17 @@ def select_lambda_command(
     Example: fedcgd select-lambda --objective rmse --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
     """
     with explained_errors():
+        from fedcgd.accounting.selection import select_lambda
+
         check_plot(plot)
-        participation = participation_of(sampling.value, rounds, separation, participations, None)
+        participation = when.participation(rounds)
         with nullcontext() if json else complaints.status("searching") as status:
             found = select_lambda(
                 participation,
                 objective=objective.value,
                 epsilon=epsilon,
                 delta=delta,
-                normalize=normalize,
+                normalize=normalized,
                 progress=None if status is None else lambda text: status.update(f"calibrating {text}"),
             )
     if plot is not None:
@@ -80,11 +84,63 @@ def select_lambda_command(
         ("error", f"{number(found.value)} per unit of clip norm"),
         ("error of λ = 0", number(found.values[0])),
     ]
-    console.print(key_value_table(f"λ by {found.objective}, {rounds} rounds, sampling {sampling.value}", rows))
+    console.print(key_value_table(f"λ by {found.objective}, {rounds} rounds, sampling {when.sampling.value}", rows))
 
 
-def draw(path: Path, found: LambdaSelection) -> None:
+@takes(WhenOptions)
+def select_bands_command(
+    when: WhenOptions,
+    rounds: RoundsOption,
+    epsilon: EpsilonOption,
+    delta: DeltaOption,
+    mechanism: Annotated[
+        str, typer.Option(help="A mechanism with bands, without their number: banded-toeplitz, bsr, bisr:normalized, …")
+    ] = "banded-toeplitz",
+    momentum: MomentumOption = 0.0,
+    error: ErrorOption = ErrorName.RMSE,
+    json: JsonOption = False,
+) -> None:
+    """Choose the number of bands p of a mechanism: more cancel more noise, fewer leave more privacy to sampling.
+
+    Tries p = 1, 2, 4, … and the longest. Under cyclic-poisson without --separation each p has its own p groups, and k =
+    --participations; otherwise p is at most --separation.
+
+    Example: fedcgd select-bands --sampling cyclic-poisson --rounds 1024 --participations 8 --epsilon 2 --delta 1e-8
+    """
+    with explained_errors():
+        from fedcgd.accounting.selection import select_bands
+
+        asked, workload = Spelling.parse(mechanism), workload_of(momentum)
+        if asked.row.parameter != BANDS or asked.bands is not None:
+            raise ValueError(
+                f"give a mechanism with bands, without their number, such as banded-toeplitz; got {mechanism!r}"
+            )
+        longest = when.separation
+        if when.sampling == SamplingName.CYCLIC_POISSON and when.separation == 1:
+            longest = max(1, rounds // (when.participations or rounds))
+        with nullcontext() if json else complaints.status("searching") as status:
+            found = select_bands(
+                asked,
+                lambda p: when.participation(rounds, p),
+                longest,
+                epsilon=epsilon,
+                delta=delta,
+                error=error.value,
+                workload=workload,
+                progress=None if status is None else lambda text: status.update(f"calibrating {text}"),
+            )
+    if json:
+        print_json({"bands": found.bandwidth, "noise_multiplier": found.noise_multiplier, "errors": found.errors})
+        return
+    rows = [(f"p = {p}", f"{error.value} {number(value)}") for p, value in found.errors]
+    rows.append(("least", f"{replace(asked, value=found.bandwidth)}, σ = {number(found.noise_multiplier)}"))
+    console.print(key_value_table(f"{mechanism}, {rounds} rounds, sampling {when.sampling.value}", rows))
+
+
+def draw(path: Path, found: "LambdaSelection") -> None:
     """The objective over 1/(1 − λ), both logarithmic, with the choice marked, into the image file `path`."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot(
         xscale="log", yscale="log", xlabel="1/(1 − λ)", ylabel=f"{found.objective}, per unit of clip norm"

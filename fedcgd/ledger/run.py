@@ -4,7 +4,7 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -14,19 +14,22 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.keys import NoiseKey, delete_key_file
+from fedcgd.keys import NoiseKey, delete_key_file, runs_file
+from fedcgd.ledger.model import LAYOUT
+from fedcgd.ledger.registry import Registry
 from fedcgd.ledger.store import (
     FORMAT,
+    MEMORY,
+    checkpoint,
     connect,
-    now,
     pack_ids,
     read_artifact,
     reader,
     sha256,
     to_json,
-    transaction,
     write_artifact,
 )
+from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.participation.cohorts import History, check_round
 from fedcgd.plan import Plan
@@ -56,8 +59,17 @@ class Ledger:
     participation of a released round is on record. A user's participation is counted when the round is planned, answered or not.
     """
 
-    def __init__(self, connection: sqlite3.Connection, plan: Plan, owner: str, stream_id: str, simulated: bool) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        registry: Registry | None,
+        plan: Plan,
+        owner: str,
+        stream_id: str,
+        simulated: bool,
+    ) -> None:
         self._connection = connection
+        self._registry = registry
         self._plan = plan
         self._owner = owner
         self.stream_id = stream_id
@@ -69,8 +81,9 @@ class Ledger:
     def open(cls, path: Path | str, *, plan: Plan, configuration: Mapping[str, Any], key: NoiseKey) -> Self:
         """The ledger at `path`, made if there is none; ":memory:" keeps it in memory.
 
-        Never open an old copy of a ledger: rounds released since then would be released again, with fresh noise, and ε spent
-        twice without either copy's knowing.
+        A key that remembers its runs (`key.runs`) refuses to begin one again without its ledger, and to go on from an old copy.
+        With a key that does not, never open an old copy: rounds released since then would be released again, with fresh noise,
+        and ε spent twice without either copy's knowing.
         A round that was begun and not released is abandoned, and any other process that writes to the ledger is shut out.
         `configuration` is whatever else defines the run, JSON-able. Raises ValueError if the ledger is sealed, or is that of
         another plan, configuration or key.
@@ -81,20 +94,28 @@ class Ledger:
             "key_fingerprint": key.fingerprint,
             "simulated": int(key.simulated),
         }
-        connection = connect(path)
-        try:
+        settings = sha256(f"{values['plan']} {values['configuration']} {key.fingerprint}")
+        name = path if path == MEMORY else str(Path(path).absolute())
+        with ExitStack() as stack:
+            registry = None if key.runs is None else stack.enter_context(closing(Registry(key.runs)))
+            connection = stack.enter_context(closing(connect(path)))
             with transaction(connection):
-                if connection.execute("SELECT 1 FROM run").fetchone() is None:
+                new = connection.execute("SELECT 1 FROM run").fetchone() is None
+                if new:
                     _create(connection, values)
                 _check_same(connection, path, values)
+                (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
+                # Before the run is in the ledger: of what a crash leaves in the registry alone, nothing was ever released.
+                if registry is not None and new:
+                    registry.begin(stream_id, settings, str(name))
+                elif registry is not None:
+                    registry.resume(stream_id, settings, str(name), _nonces(connection))
                 owner = secrets.token_hex(16)
                 connection.execute("UPDATE run SET owner = ?", (owner,))
                 _abandon(connection)
-                (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
-        except BaseException:
-            connection.close()
-            raise
-        return cls(connection, plan, owner, stream_id, key.simulated)
+            checkpoint(connection)
+            stack.pop_all()
+        return cls(connection, registry, plan, owner, stream_id, key.simulated)
 
     def __enter__(self) -> Self:
         return self
@@ -107,11 +128,12 @@ class Ledger:
     def close(self) -> None:
         """Close the file; what is recorded stays."""
         self._connection.close()
+        if self._registry is not None:
+            self._registry.close()
 
     def resume(self) -> Run:
         """Where the run stands, with the last released model and inner state (None before the first release)."""
-        rows = self._connection.execute("SELECT nonce FROM attempts WHERE state = 'released' ORDER BY round").fetchall()
-        nonces = tuple(int.from_bytes(nonce, "big") for (nonce,) in rows)
+        nonces = _nonces(self._connection)
         model, state = (read_artifact(self._connection, name) for name in ("model", "state"))
         return Run(len(nonces), nonces, model, state)
 
@@ -161,16 +183,28 @@ class Ledger:
             )
 
     def record_released(
-        self, round: int, attempt: int, model: bytes | memoryview, state: bytes | memoryview = b""
+        self,
+        round: int,
+        attempt: int,
+        model: bytes | memoryview,
+        state: bytes | memoryview = b"",
+        layout: str = "",
     ) -> None:
         """The round is released: `model` is durable together with the inner strategy's `state`, and may now leave the process.
 
-        Raises ValueError unless this attempt is in flight and aggregated; nothing may be released then.
+        `layout` says what the model's arrays are, for `fedcgd.ledger.released_model`: JSON of (names, shapes, dtypes).
+
+        Raises ValueError unless this attempt is in flight and aggregated, and if another copy of the run has released the round;
+        nothing may be released then. When this returns, the ledger's file is whole without its `-wal`.
         """
         with self._write():
             self._advance(round, attempt, "aggregated", "released")
             write_artifact(self._connection, "model", model)
             write_artifact(self._connection, "state", state)
+            write_artifact(self._connection, LAYOUT, layout.encode())
+        checkpoint(self._connection)
+        if self._registry is not None:
+            self._registry.release(self.stream_id, _nonces(self._connection))
 
     def skip(self, round: int, reason: str) -> None:
         """The round is not released this time: its attempt, if one is in flight, is abandoned. Its turn remains."""
@@ -285,27 +319,63 @@ class Ledger:
             raise ValueError(f"attempt {attempt} at round {round} is not {before}, so it cannot become {after}")
 
 
+def _nonces(connection: sqlite3.Connection) -> tuple[int, ...]:
+    rows = connection.execute("SELECT nonce FROM attempts WHERE state = 'released' ORDER BY round")
+    return tuple(int.from_bytes(nonce, "big") for (nonce,) in rows)
+
+
 def seal(path: Path | str, key_file: Path | None) -> None:
     """End the run at `path` for good and delete its key file (None: the key is elsewhere, and yours to delete).
 
-    Without the key nobody, the operator included, can take the noise off what was released. May be repeated.
+    Without the key nobody, the operator included, can take the noise off what was released. May be repeated. Raises ValueError,
+    and neither seals nor deletes, if `key_file` is missing or is another key, or if another run of the key is not sealed.
     """
-    with reader(path):
-        pass  # it is a ledger: `connect` would make one of any other database
-    connection = connect(path)
-    try:
+    with reader(path) as connection:  # it is a ledger: `connect` would make one of any other database
+        fingerprint, stream_id = connection.execute("SELECT key_fingerprint, stream_id FROM run").fetchone()
+    with ExitStack() as stack:
+        registry = None
+        if key_file is not None:
+            _check_key(key_file, fingerprint, stream_id)
+            registry = stack.enter_context(closing(Registry(runs_file(key_file))))
+            _check_not_needed(registry, stream_id, key_file)
+        connection = stack.enter_context(closing(connect(path)))
         with transaction(connection):
-            row = connection.execute("SELECT key_fingerprint FROM run").fetchone()
-            if row is None:
-                raise ValueError(f"{path} holds no run")
-            if key_file is not None and key_file.exists() and NoiseKey.from_file(key_file).fingerprint != row[0]:
-                raise ValueError(f"{key_file} is not the key of this run (fingerprint {row[0]}); nothing is deleted")
             _abandon(connection)
             connection.execute("UPDATE run SET sealed = coalesce(sealed, ?)", (now(),))
-    finally:
-        connection.close()
+        checkpoint(connection)
+        if registry is not None:
+            registry.seal(stream_id, now())
     if key_file is not None:
         delete_key_file(key_file)
+
+
+def _check_key(key_file: Path, fingerprint: str, stream_id: str) -> None:
+    """Raise ValueError unless `key_file` is the key of that run, or was until the run was sealed."""
+    if key_file.exists():
+        if NoiseKey.from_file(key_file).fingerprint != fingerprint:
+            raise ValueError(f"{key_file} is not the key of this run (fingerprint {fingerprint}); nothing is deleted")
+        return
+    if runs_file(key_file).exists():
+        with closing(Registry(runs_file(key_file))) as registry:
+            run = registry.run(stream_id)
+        if run is not None and run.sealed is not None:
+            return
+    raise ValueError(f"there is no key file {key_file}: nothing is sealed, and nothing is deleted")
+
+
+def _check_not_needed(registry: Registry, stream_id: str, key_file: Path) -> None:
+    """Raise ValueError if another run of the key may go on. One that was sealed without its key file says so in its ledger."""
+    for run in registry.others(stream_id):
+        with suppress(ValueError), reader(run.ledger) as connection:
+            stored, sealed = connection.execute("SELECT stream_id, sealed FROM run").fetchone()
+            if stored == run.stream_id and sealed is not None:
+                registry.seal(run.stream_id, sealed)
+                continue
+        raise ValueError(
+            f"{key_file} is also the key of the run in {run.ledger} ({run.released} rounds released, not sealed): nothing is "
+            f"sealed or deleted. Seal that run first with `fedcgd ledger seal {run.ledger}`, then this one with the key file; if "
+            "that ledger is lost, seal this run without --key-file and delete the key yourself"
+        )
 
 
 def _create(connection: sqlite3.Connection, values: Mapping[str, Any]) -> None:

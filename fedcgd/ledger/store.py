@@ -6,13 +6,14 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedcgd.ledger.transactions import transaction
 
 MEMORY = ":memory:"
 FORMAT = 2
@@ -124,20 +125,13 @@ def reader(path: Path | str) -> Iterator[sqlite3.Connection]:
         connection.close()
 
 
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All of the block or nothing of it; on the disk when the block is left."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
+def checkpoint(connection: sqlite3.Connection) -> None:
+    """Copy all that is committed into the file itself, so that it is whole without its `-wal`.
 
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    A reader of an older state makes this wait, and after the time limit fail: the `-wal` file then still holds the rest.
+    """
+    with suppress(sqlite3.OperationalError):
+        connection.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
 
 
 def to_json(value: Any) -> str:

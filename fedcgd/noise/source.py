@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode, state_before
 from fedcgd.noise import NoiseStream, Term
@@ -138,3 +139,9 @@ def grid_of(plan: Plan, size: int) -> Grid:
     # Rows of the inverses of sensible mechanisms are bounded; an inverse that grows is largest in its last row.
     largest = max(1.0, float(np.abs(plan.mechanism.inverse_row(rounds - 1, rounds)).sum()))
     return Grid.fitting(clip_norm=plan.clip_norm, size=size, stddev=plan.stddev * largest)
+
+
+def grid_source(plan: Plan, key: NoiseKey, stream_id: str, grid: Grid, mode: NoiseMode | None = None) -> NoiseSource:
+    """The noise of the run `stream_id` of `key` on a CPU: what the server and the Opacus engine use, and what the audit tests."""
+    normals = GridNormals(NoiseStream(key.noise_of(stream_id)), grid)
+    return NoiseSource(plan.mechanism, plan.participation.rounds, normals, mode)

@@ -10,9 +10,8 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn, optim
 
 from fedcgd.keys import NoiseKey
-from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import GeneratorNormals, GridNormals, NoiseMode, NoiseSource
+from fedcgd.noise.source import GeneratorNormals, NoiseMode, NoiseSource, grid_source
 from fedcgd.opacus.clipping import GRID_LOSS, Dense, Rows, add_clipped, check_size
 from fedcgd.opacus.rounds import Rounds
 from fedcgd.plan import Plan
@@ -54,9 +53,10 @@ class RoundNoise:
         return nonce
 
     def _source_of(self, run: str) -> NoiseSource:
-        secret, plan = self._key.noise_of(run), self._plan
-        on_cpu = self._device.type == "cpu"
-        normals = GridNormals(NoiseStream(secret), self.grid) if on_cpu else GeneratorNormals(secret, self._device)
+        plan = self._plan
+        if self._device.type == "cpu":
+            return grid_source(plan, self._key, run, self.grid, self._mode)
+        normals = GeneratorNormals(self._key.noise_of(run), self._device)
         return NoiseSource(plan.mechanism, plan.participation.rounds, normals, self._mode)
 
 

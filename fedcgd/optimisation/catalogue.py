@@ -42,12 +42,20 @@ class Parameter:
     symbol: str
     meaning: str
     type: type[int] | type[float]
+    of: Callable[[Any], float]
+    """The number of a mechanism that is made already."""
 
 
-LAMBDA = Parameter("λ", "the part of the last round's noise that is cancelled, in [0, 1)", float)
-NU = Parameter("ν", "how fast old noise is forgotten, in [0, 1)", float)
-BANDS = Parameter("p", "the number of bands", int)
-BUFFERS = Parameter("d", "the number of buffers", int)
+def _bands(mechanism: BISR | BSR | BandInvMF | BandedToeplitz | Dense) -> int:
+    if isinstance(mechanism, Dense):
+        return int(mechanism.band.shape[1])
+    return mechanism.bands if isinstance(mechanism, BISR | BSR) else len(mechanism.values)
+
+
+LAMBDA = Parameter("λ", "the part of the last round's noise that is cancelled, in [0, 1)", float, lambda m: m.lam)
+NU = Parameter("ν", "how fast old noise is forgotten, in [0, 1)", float, lambda m: m.nu)
+BANDS = Parameter("p", "the number of bands", int, _bands)
+BUFFERS = Parameter("d", "the number of buffers", int, lambda m: len(m.scales))
 
 
 @dataclass(frozen=True)
@@ -193,6 +201,18 @@ def mechanism(
     return _normalized(found) if asked.normalized else found
 
 
+def spelling_of(mechanism: Mechanism) -> str:
+    """How `mechanism` is spelled. Raises ValueError if it is not of the table.
+
+    >>> spelling_of(Normalized(LambdaCGD(0.9)))
+    'lambda-cgd:0.9:normalized'
+    """
+    if isinstance(mechanism, Normalized):
+        return f"{spelling_of(mechanism.mechanism)}:{_NORMALIZED}"
+    row = row_of(mechanism.name)
+    return row.name if row.parameter is None else f"{row.name}:{row.parameter.of(mechanism)}"
+
+
 def describe(mechanism: Mechanism) -> dict[str, Any]:
     """`mechanism` as {"name": …, its numbers …, "normalize": …}, JSON-able; `from_description` makes it again, bit by bit."""
     if isinstance(mechanism, Normalized):
@@ -223,26 +243,3 @@ def _normalized(mechanism: Mechanism) -> Normalized:
     if isinstance(mechanism, Toeplitz):
         return Normalized(mechanism)
     raise ValueError(f"{mechanism.name} cannot be normalised: only Toeplitz mechanisms can; leave :{_NORMALIZED} out")
-
-
-def make(
-    name: str,
-    *,
-    rounds: int,
-    participation: Participation,
-    lam: float | None = None,
-    bandwidth: int | None = None,
-    degree: int | None = None,
-    nu: float | None = None,
-    normalize: bool = False,
-    error: Objective = "rmse",
-    workload: Workload = PREFIX_SUMS,
-    progress: Progress | None = None,
-) -> Mechanism:
-    """`mechanism` with its number by name."""
-    values = [value for value in (lam, bandwidth, degree, nu) if value is not None]
-    spelling = Spelling(row_of(name), values[0] if values else None, normalize)
-    return mechanism(spelling, participation, error=error, workload=workload, progress=progress)
-
-
-NAMES = tuple(TABLE)

@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from fedcgd.optimisation.catalogue import Spelling
 from fedcgd.participation import Sampling
 from fedcgd_experiments import plots
 from fedcgd_experiments.experiment import Point, Record, Setup, identity
 from fedcgd_experiments.flower_command import flower_command
-from fedcgd_experiments.significance import against
+from fedcgd_experiments.significance import compare_paired
 from fedcgd_experiments.sweep import ResultsFile, on_ray, sweep, tuned
 from fedcgd_simulations.tasks import get_task
 
@@ -28,9 +29,9 @@ def sweep_command(
     task: Annotated[str, typer.Option(help="digits, fashion-mnist, cifar10, imdb, tweets")] = "digits",
     model: Annotated[str | None, typer.Option(help="one of the task's models; its default if not given")] = None,
     mechanism: Annotated[
-        list[str] | None, typer.Option(help="NAME, NAME:p=BANDS, NAME:d=DEGREE; lambda-cgd takes its λ from --lam")
+        list[str] | None,
+        typer.Option(help="as for `fedcgd compare`: dp-sgd, lambda-cgd:0.9, bisr:16:normalized; repeat it"),
     ] = None,
-    lam: Annotated[list[float] | None, typer.Option(help="each λ of lambda-cgd")] = None,
     epsilon: Annotated[list[float] | None, typer.Option()] = None,
     learning_rate: Annotated[list[float] | None, typer.Option()] = None,
     seeds: Annotated[int, typer.Option(min=1)] = 3,
@@ -42,7 +43,6 @@ def sweep_command(
     clip_norm: Annotated[float, typer.Option()] = 1.0,
     delta: Annotated[float, typer.Option()] = 1e-5,
     sampling: Annotated[str, typer.Option(help="none, balls-in-bins, poisson, cyclic-poisson")] = "none",
-    normalize: Annotated[bool, typer.Option(help="normalise the columns of lambda-cgd")] = False,
     data_dir: Annotated[str | None, typer.Option(help="folder of the task's files")] = None,
     address: Annotated[str | None, typer.Option(help="a Ray cluster; this machine alone if not given")] = None,
     cpus: Annotated[float, typer.Option(help="CPUs of one run")] = 1,
@@ -55,19 +55,16 @@ def sweep_command(
     points = [
         Point(setup=setup, task=task, model=model, clip_norm=clip_norm, learning_rate=rate, seed=seed)
         for setup in (
-            parse_mechanism(
-                text,
-                lam=value,
+            Setup(
+                mechanism=str(Spelling.parse(text)),
                 sampling=cast(Sampling, sampling),
                 epsilon=budget,
                 delta=delta,
                 steps=steps,
                 epochs=epochs,
-                normalize=normalize,
             )
             for budget in epsilon or [1.0, 2.0, 4.0, 8.0]
-            for text in mechanism or ["dp-sgd", "lambda-cgd"]
-            for value in ((lam or [0.5, 0.7, 0.9]) if text == "lambda-cgd" else [None])
+            for text in mechanism or ["dp-sgd", "lambda-cgd:0.5", "lambda-cgd:0.7", "lambda-cgd:0.9"]
         )
         for rate, seed in product(learning_rate or [0.5, 1.0, 2.0, 4.0], range(tuning_seeds or seeds))
     ]
@@ -128,11 +125,11 @@ def compare_command(
         table = Table(title=f"{task}: test accuracy")
         for heading in ("sampling", "ε", "mechanism", "accuracy", baseline, "difference", "p (paired t)", "seeds"):
             table.add_column(heading)
-        for row in against([record for record in runs if record["point"]["task"] == task], baseline):
+        for row in compare_paired([record for record in runs if record["point"]["task"] == task], baseline):
             table.add_row(
                 row.setup.sampling,
                 f"{row.setup.epsilon:g}",
-                row.setup.label,
+                row.setup.mechanism,
                 f"{row.accuracy:.4f} ± {row.spread:.4f}",
                 f"{row.baseline:.4f}",
                 f"{row.difference:+.4f}",
@@ -163,36 +160,6 @@ def _draw(path: Path, draw: Callable[[], Figure]) -> list[Path]:
     except ValueError as error:  # figures for this plot are missing; the others can still be drawn
         console.print(f"no {path.name}: {error}", style="yellow", markup=False)
         return []
-
-
-def parse_mechanism(
-    text: str,
-    *,
-    lam: float | None,
-    normalize: bool,
-    sampling: Sampling,
-    epsilon: float,
-    delta: float,
-    steps: int,
-    epochs: int,
-) -> Setup:
-    """The setup of `NAME`, `NAME:p=16` or `NAME:d=4`. Raises ValueError for another form."""
-    name, _, parameter = text.partition(":")
-    letter, _, value = parameter.partition("=")
-    if parameter and (letter not in ("p", "d") or not value.isdigit()):
-        raise ValueError(f"a mechanism is NAME, NAME:p=BANDS or NAME:d=DEGREE, got {text!r}")
-    return Setup(
-        mechanism=name,
-        lam=lam,
-        bandwidth=int(value) if letter == "p" else None,
-        degree=int(value) if letter == "d" else None,
-        normalize=normalize and name == "lambda-cgd",
-        sampling=sampling,
-        epsilon=epsilon,
-        delta=delta,
-        steps=steps,
-        epochs=epochs,
-    )
 
 
 if __name__ == "__main__":

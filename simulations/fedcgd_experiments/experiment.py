@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -16,7 +16,8 @@ from fedcgd.accounting import calibrate
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.optimisation.catalogue import describe, from_description, make
+from fedcgd.optimisation import catalogue
+from fedcgd.optimisation.catalogue import Spelling, describe, from_description
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
 from fedcgd_simulations.task import Data, evaluate
@@ -29,19 +30,19 @@ Record = dict[str, Any]
 class Setup:
     """What the noise depends on: points that share it share a calibration. `steps` is rounds per epoch.
 
-    `lam`, `bandwidth`, `degree` and `normalize` belong to the mechanism; None where it has no such parameter.
+    `mechanism` is spelled as on the command line: "dp-sgd", "lambda-cgd:0.9", "bisr:16:normalized". Raises ValueError if it is
+    misspelled.
     """
 
     mechanism: str
-    lam: float | None = None
-    bandwidth: int | None = None
-    degree: int | None = None
-    normalize: bool = False
     sampling: Sampling = "none"
     epsilon: float
     delta: float
     steps: int
     epochs: int
+
+    def __post_init__(self) -> None:
+        Spelling.parse(self.mechanism)
 
     def participation(self) -> Participation:
         """An epoch is `steps` rounds; cyclic Poisson sampling has as many groups as the mechanism has bands."""
@@ -49,20 +50,31 @@ class Setup:
         if self.sampling == "poisson":
             return Participation(rounds=rounds, sampling="poisson", sampling_rate=1 / self.steps)
         if self.sampling == "cyclic-poisson":
-            groups = self.bandwidth or 1
+            groups = self.spelling.bands or 1
             return Participation(
                 rounds=rounds, min_separation=groups, sampling="cyclic-poisson", sampling_rate=groups / self.steps
             )
         return Participation(rounds=rounds, min_separation=self.steps, sampling=self.sampling)
 
     @property
-    def label(self) -> str:
-        """The mechanism with its parameters, for people."""
-        parts = [self.mechanism]
-        parts += [f"λ={self.lam:g}"] if self.lam is not None else []
-        parts += [f"p={self.bandwidth}"] if self.bandwidth is not None else []
-        parts += [f"d={self.degree}"] if self.degree is not None else []
-        return " ".join([*parts, *(["normalized"] if self.normalize else [])])
+    def spelling(self) -> Spelling:
+        """What `mechanism` says."""
+        return Spelling.parse(self.mechanism)
+
+    @property
+    def name(self) -> str:
+        """The mechanism without its number."""
+        return self.spelling.row.name
+
+    @property
+    def lam(self) -> float:
+        """λ of DP-λCGD; 0 for any other mechanism."""
+        return float(self.spelling.value or 0) if self.name == "lambda-cgd" else 0.0
+
+    @property
+    def family(self) -> str:
+        """What is compared: the mechanism, but DP-λCGD without its λ, which is tuned."""
+        return str(replace(self.spelling, value=None)) if self.name == "lambda-cgd" else self.mechanism
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,15 +99,7 @@ def calibrate_setup(setup: Setup) -> Record:
     """The mechanism and σ of `setup`, and what they promise, as a JSON-able record."""
     participation = setup.participation()
     started = time.perf_counter()
-    mechanism = make(
-        setup.mechanism,
-        lam=setup.lam,
-        bandwidth=setup.bandwidth,
-        degree=setup.degree,
-        normalize=setup.normalize,
-        rounds=participation.rounds,
-        participation=participation,
-    )
+    mechanism = catalogue.mechanism(setup.mechanism, participation)
     guarantee = calibrate(mechanism, participation, epsilon=setup.epsilon, delta=setup.delta)
     norms = error_norms(mechanism, participation.rounds)
     return {
@@ -155,7 +159,7 @@ def run_point(point: Point, calibration: Record, *, data_dir: str | None = None,
     return {
         "kind": "run",
         "point": asdict(point),
-        "label": setup.label,
+        "label": setup.mechanism,
         "accuracy": evaluate(model, task, judged),
         "seconds": round(time.perf_counter() - started, 3),
     }

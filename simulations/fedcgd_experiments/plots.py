@@ -66,9 +66,7 @@ def amplified_optimum(calibrations: Mapping[str, Record], like: Setup) -> float 
     errors = {}
     for record in calibrations.values():
         setup = Setup(**record["setup"])
-        if setup.mechanism == "lambda-cgd" and replace(setup, lam=None) == replace(
-            like, mechanism="lambda-cgd", lam=None, sampling="balls-in-bins"
-        ):
+        if setup.family == "lambda-cgd" and plain(setup) == replace(plain(like), sampling="balls-in-bins"):
             errors[setup.lam] = record["rmse"]
     return min(errors, key=lambda lam: errors[lam]) if errors else None
 
@@ -83,15 +81,15 @@ def accuracy_against_lambda(
     summaries = {
         setup: value
         for setup, value in by_setup(runs, split).items()
-        if setup.mechanism in ("dp-sgd", "lambda-cgd") and setup.sampling in ("none", "balls-in-bins")
+        if setup.name in ("dp-sgd", "lambda-cgd") and setup.sampling in ("none", "balls-in-bins")
     }
     if not summaries:
         raise ValueError(f"no dp-sgd or lambda-cgd runs judged by {split} examples are in these results")
     curves: dict[float, dict[str, dict[float, Summary]]] = defaultdict(lambda: defaultdict(dict))
-    for setup, value in sorted(summaries.items(), key=lambda item: (item[0].epsilon, item[0].lam or 0.0)):
-        name = _training(setup) + (", normalized" if setup.normalize else "")
-        curves[setup.epsilon][name][setup.lam or 0.0] = value
-    lams = {setup.lam or 0.0 for setup in summaries}
+    for setup, value in sorted(summaries.items(), key=lambda item: (item[0].epsilon, item[0].lam)):
+        name = _training(setup) + (", normalized" if setup.spelling.normalized else "")
+        curves[setup.epsilon][name][setup.lam] = value
+    lams = {setup.lam for setup in summaries}
     styles = dict(
         zip(sorted({name for panel in curves.values() for name in panel}, reverse=True), STYLES, strict=False)
     )
@@ -147,7 +145,7 @@ def best_lambda(runs: Sequence[Record]) -> set[Setup]:
     """All setups, but of DP-λCGD at each budget only the one with the best mean validation accuracy."""
     groups: dict[str, dict[Setup, float]] = defaultdict(dict)
     for setup, (mean, _) in by_setup(runs, "validation").items():
-        groups[identity(replace(setup, lam=None) if setup.mechanism == "lambda-cgd" else setup)][setup] = mean
+        groups[identity(replace(setup, mechanism=setup.family))][setup] = mean
     return {max(sorted(group, key=identity), key=lambda setup: group[setup]) for group in groups.values()}
 
 
@@ -203,7 +201,7 @@ def runtime_bars(records: Sequence[Record]) -> Figure:
 
 def plain(setup: Setup) -> Setup:
     """DP-SGD where `setup` is."""
-    return replace(setup, mechanism="dp-sgd", lam=None, bandwidth=None, degree=None, normalize=False)
+    return replace(setup, mechanism="dp-sgd")
 
 
 def _by_family(runs: Sequence[Record], values: Mapping[Setup, Value]) -> dict[str, dict[str, dict[float, Value]]]:
@@ -212,7 +210,7 @@ def _by_family(runs: Sequence[Record], values: Mapping[Setup, Value]) -> dict[st
     curves: dict[str, dict[str, dict[float, Value]]] = defaultdict(lambda: defaultdict(dict))
     for setup in sorted(values, key=_order):
         if setup in chosen:
-            curves[_training(setup)][replace(setup, lam=None).label][setup.epsilon] = values[setup]
+            curves[_training(setup)][setup.family][setup.epsilon] = values[setup]
     return curves
 
 
@@ -226,7 +224,7 @@ def _styles(curves: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
 
 
 def _order(setup: Setup) -> tuple[Any, ...]:
-    return setup.sampling != "none", setup.mechanism != "dp-sgd", replace(setup, lam=None).label, setup.epsilon
+    return setup.sampling != "none", setup.mechanism != "dp-sgd", setup.family, setup.epsilon
 
 
 def _inverse_gap(lam: Any) -> Any:

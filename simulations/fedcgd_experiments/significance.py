@@ -1,4 +1,4 @@
-"""Mechanisms against one of them on the same seeds: mean difference of test accuracy, and a paired t-test."""
+"""Mechanisms compared with one of them on the same seeds: mean difference of test accuracy, and a paired t-test."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from statistics import fmean, stdev
 import numpy as np
 from scipy.stats import ttest_1samp
 
-from fedcgd_experiments.experiment import Record, Setup
+from fedcgd_experiments.experiment import Record, Setup, identity
 from fedcgd_experiments.plots import best_lambda, plain
 from fedcgd_experiments.sweep import best_rates, to_point
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """Test accuracy of `setup` and of the baseline, each tuned on validation, over the same seeds.
 
     `difference` is mean(setup − baseline); `p_value` that of a two-sided paired t-test of no difference (NaN for one
@@ -30,8 +30,8 @@ class Comparison:
     seeds: int
 
 
-def against(runs: Sequence[Record], baseline: str = "dp-sgd") -> list[Comparison]:
-    """Every mechanism at every budget against `baseline`, sorted by sampling, budget and name.
+def compare_paired(runs: Sequence[Record], baseline: str = "dp-sgd") -> list[PairedComparison]:
+    """Every mechanism at every budget compared with `baseline` (a name) on the same seeds, sorted by sampling, budget and name.
 
     Of DP-λCGD, on either side, with the λ that was best on validation. Raises ValueError if several setups of
     `baseline` have the same budget and sampling.
@@ -43,12 +43,12 @@ def against(runs: Sequence[Record], baseline: str = "dp-sgd") -> list[Comparison
         if point.split == "test" and point.learning_rate == rates.get(point.setup):
             tested[point.setup][point.seed] = record["accuracy"]
     references: dict[Setup, Setup] = {}
-    for setup in wanted:
-        if setup.mechanism == baseline and references.setdefault(plain(setup), setup) != setup:
-            several = f"{references[plain(setup)].label} and {setup.label}"
+    for setup in sorted(wanted, key=identity):
+        if baseline in (setup.name, setup.family) and references.setdefault(plain(setup), setup) != setup:
+            several = f"{references[plain(setup)].mechanism} and {setup.mechanism}"
             raise ValueError(f"{baseline} is here as {several}; compare with a mechanism that is here once")
     comparisons = []
-    for setup in wanted:
+    for setup in sorted(wanted, key=identity):
         reference = references.get(plain(setup), setup)
         seeds = sorted(tested[setup].keys() & tested[reference].keys())
         if reference == setup or not seeds:
@@ -56,7 +56,7 @@ def against(runs: Sequence[Record], baseline: str = "dp-sgd") -> list[Comparison
         ours, theirs = ([tested[which][seed] for seed in seeds] for which in (setup, reference))
         differences = np.subtract(ours, theirs)
         comparisons.append(
-            Comparison(
+            PairedComparison(
                 setup=setup,
                 accuracy=fmean(ours),
                 spread=stdev(ours) if len(seeds) > 1 else 0.0,
@@ -66,4 +66,4 @@ def against(runs: Sequence[Record], baseline: str = "dp-sgd") -> list[Comparison
                 seeds=len(seeds),
             )
         )
-    return sorted(comparisons, key=lambda c: (c.setup.sampling, c.setup.epsilon, c.setup.label))
+    return sorted(comparisons, key=lambda c: (c.setup.sampling, c.setup.epsilon, c.setup.mechanism))

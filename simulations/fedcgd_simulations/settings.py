@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcgd.keys import NoiseKey
-from fedcgd.mechanisms import Mechanism
-from fedcgd.optimisation.catalogue import make
+from fedcgd.optimisation.catalogue import Spelling
 from fedcgd.participation import Participation, Sampling
 
 
@@ -19,12 +18,7 @@ class Settings:
     task: str
     model: str
     data_dir: str
-    mechanism_name: str
-    lam: float
-    bandwidth: int
-    degree: int
-    nu: float
-    normalize: bool
+    mechanism: str
     sampling: Sampling
     epsilon: float
     delta: float
@@ -35,25 +29,19 @@ class Settings:
     learning_rate: float
     seed: int
     key_file: str
+    trusted_nodes: bool
     ledger_file: str
     results: str
 
     @staticmethod
     def read(config: Mapping[str, Any]) -> "Settings":
-        """The settings in a Flower run configuration."""
-        renamed = {"mechanism_name": "mechanism", "ledger_file": "ledger"}
+        """The settings in a Flower run configuration. Raises ValueError if the mechanism is misspelled."""
+        renamed = {"ledger_file": "ledger"}
         values = {f.name: config[renamed.get(f.name, f.name.replace("_", "-"))] for f in fields(Settings)}
-        for name in ("lam", "nu", "epsilon", "delta", "clip_norm", "learning_rate"):
+        for name in ("epsilon", "delta", "clip_norm", "learning_rate"):
             values[name] = float(values[name])  # TOML reads 4 as an integer
+        Spelling.parse(values["mechanism"])
         return Settings(**values)
-
-    @property
-    def label(self) -> str:
-        """The mechanism and its parameter, for people."""
-        parameter = {"lambda-cgd": f" λ={self.lam:g}"}.get(
-            self.mechanism_name, f" p={self.bandwidth}" if self.bandwidth else ""
-        )
-        return f"{self.mechanism_name}{parameter}{' normalized' if self.normalize else ''}"
 
     def participation(self, users: int) -> Participation:
         """Cohorts of `cohort` out of `users`, each user at most `participations` times, in as many rounds as that takes.
@@ -68,7 +56,7 @@ class Settings:
         separation = users // self.cohort
         rounds = self.rounds or self.participations * separation
         if self.sampling == "cyclic-poisson":
-            groups = self.bandwidth or 1
+            groups = Spelling.parse(self.mechanism).bands or 1
             return Participation(
                 rounds=rounds, min_separation=groups, sampling="cyclic-poisson",
                 sampling_rate=min(1.0, groups * self.cohort / users),
@@ -79,19 +67,6 @@ class Settings:
             min_separation=separation,
             max_participations=None if self.rounds else self.participations,
             sampling=self.sampling,
-        )
-
-    def mechanism(self, participation: Participation) -> Mechanism:
-        """The mechanism by its command-line name, optimised for `participation` where it has free coefficients."""
-        return make(
-            self.mechanism_name,
-            lam=self.lam if self.mechanism_name == "lambda-cgd" else None,
-            bandwidth=self.bandwidth or None,
-            degree=self.degree or None,
-            nu=self.nu or None,
-            normalize=self.normalize,
-            rounds=participation.rounds,
-            participation=participation,
         )
 
     def key(self) -> NoiseKey:

@@ -1,23 +1,45 @@
-"""A model's named arrays as one flat float32 vector, and back."""
+"""A model's named arrays as one flat float32 vector of what is trained, and back."""
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
+from torch import nn
 
 Flat = NDArray[np.float32]
+
+BatchNorm = Literal["refuse", "private", "fixed"]
+"""What becomes of BatchNorm's running statistics: an error; trained like a parameter, so clipped and noised; left as they are."""
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+@dataclass(frozen=True)
+class Carried:
+    """An array that goes along unchanged: a counter, a frozen parameter. It stands at `position` among the model's arrays."""
+
+    position: int
+    name: str
+    array: Array
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and dtypes of a model's arrays, in order: what turns a flat vector back into the model."""
+    """Names, shapes and dtypes of a model's trained arrays, in order: what turns a flat vector back into the model.
+
+    `carried` are the model's other arrays, with their values. Two layouts are equal if they train the same.
+    """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
+    carried: tuple[Carried, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -25,57 +47,145 @@ class Layout:
         return sum(math.prod(shape) for shape in self.shapes)
 
     def to_json(self) -> str:
-        """This layout as text, for a message."""
+        """What is trained, as text, for a message."""
         return json.dumps([self.names, self.shapes, self.dtypes])
 
     @staticmethod
-    def from_json(text: str) -> "Layout":
+    def from_json(text: str, carried: tuple[Carried, ...] = ()) -> "Layout":
         """The layout that `to_json` wrote."""
         names, shapes, dtypes = json.loads(text)
-        return Layout(tuple(names), tuple(tuple(shape) for shape in shapes), tuple(dtypes))
+        return Layout(tuple(names), tuple(tuple(shape) for shape in shapes), tuple(dtypes), carried)
 
 
-def layout_of(arrays: ArrayRecord) -> Layout:
-    """The layout of `arrays`. Raises ValueError if there are none, or if one does not hold floating-point numbers."""
+def layout_of(
+    arrays: ArrayRecord, *, trainable: Collection[str] | None = None, batch_norm: BatchNorm = "refuse"
+) -> Layout:
+    """The layout of `arrays`, for example of a whole state_dict: floating-point arrays are trained, the others carried along.
+
+    `trainable` names the arrays that are trained, where not all are (frozen layers, LoRA). Raises ValueError if nothing is
+    trained, if a name is unknown or its array holds no floating-point numbers, or for BatchNorm's statistics unless `batch_norm`
+    says what becomes of them.
+    """
     if not arrays:
         raise ValueError("the model has no arrays; pass initial_arrays=ArrayRecord(model.state_dict())")
-    for name, array in arrays.items():
-        if not np.issubdtype(np.dtype(array.dtype), np.floating):
-            raise ValueError(
-                f"array {name!r} has dtype {array.dtype}; only floating-point arrays can carry noise. "
-                "Leave counters out of the arrays, or use GroupNorm in place of BatchNorm"
-            )
+    if batch_norm not in ("refuse", "private", "fixed"):
+        raise ValueError(f"batch_norm must be 'refuse', 'private' or 'fixed', got {batch_norm!r}")
+    if unknown := sorted(set(trainable or ()) - set(arrays)):
+        raise ValueError(f"trainable names {unknown}, and the model's arrays are {list(arrays)}")
+    trained: list[str] = []
+    carried: list[Carried] = []
+    for position, (name, array) in enumerate(arrays.items()):
+        floating = np.issubdtype(np.dtype(array.dtype), np.floating)
+        if _is_statistic(name):
+            if batch_norm == "refuse":
+                raise ValueError(
+                    f"{name!r} is a running statistic of BatchNorm, which follows the users' data. Use GroupNorm in the model "
+                    "(as opacus.validators.ModuleValidator.fix does); or say batch_norm='private', to clip and noise it like a "
+                    "parameter; or batch_norm='fixed', to keep the values of initial_arrays (of a pretrained model)"
+                )
+            wanted = batch_norm == "private"
+        else:
+            wanted = floating if trainable is None else name in trainable
+        if wanted and not floating:
+            raise ValueError(f"array {name!r} has dtype {array.dtype}; only floating-point arrays can be trained")
+        if wanted:
+            trained.append(name)
+        else:
+            carried.append(Carried(position, name, array))
+    if not trained:
+        raise ValueError(f"none of the arrays {list(arrays)} is trained: they hold no floating-point numbers")
     return Layout(
-        tuple(arrays.keys()),
-        tuple(tuple(array.shape) for array in arrays.values()),
-        tuple(array.dtype for array in arrays.values()),
+        tuple(trained),
+        tuple(tuple(arrays[name].shape) for name in trained),
+        tuple(arrays[name].dtype for name in trained),
+        tuple(carried),
     )
 
 
-def flatten(arrays: ArrayRecord, layout: Layout) -> Flat:
-    """The entries of `arrays` in the order of `layout`, shape (layout.size,), float32.
+def _is_statistic(name: str) -> bool:
+    return name.rpartition(".")[2] in _STATISTICS
 
-    Raises ValueError if names or shapes differ from the layout.
+
+def flatten(arrays: Mapping[str, Array], layout: Layout) -> Flat:
+    """The trained entries of `arrays` in the order of `layout`, shape (layout.size,), float32. Other arrays are left out.
+
+    Raises ValueError if an array is missing, has another shape, or does not hold real numbers.
     """
-    if tuple(arrays.keys()) != layout.names:
-        raise ValueError(f"expected arrays {list(layout.names)}, got {list(arrays.keys())}")
-    parts = []
+    if missing := [name for name in layout.names if name not in arrays]:
+        raise ValueError(f"expected arrays {list(layout.names)}, and {missing} are missing from {list(arrays)}")
+    flat = np.empty(layout.size, np.float32)
+    start = 0
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         value = arrays[name].numpy()
         if value.shape != shape:
             raise ValueError(f"array {name!r} must have shape {shape}, got {value.shape}")
-        parts.append(np.asarray(value, dtype=np.float32).ravel())
-    return np.concatenate(parts)
+        if value.dtype.kind not in "fiub":
+            raise ValueError(f"array {name!r} must hold real numbers, got {value.dtype}")
+        stop = start + value.size
+        with np.errstate(over="ignore"):  # beyond float32 is ∞, and such an update is dropped
+            flat[start:stop] = value.ravel()
+        start = stop
+    return flat
 
 
-def unflatten(flat: Flat, layout: Layout) -> ArrayRecord:
-    """The named arrays of a flat vector of shape (layout.size,), each with its own shape and dtype."""
+def unflatten(flat: Flat, layout: Layout, *, carried: bool = True) -> ArrayRecord:
+    """The named arrays of a flat vector of shape (layout.size,), each with its own shape and dtype.
+
+    With `carried`, the whole model, in its own order. A running variance is at least 0, whatever the noise made of it.
+    """
     if flat.shape != (layout.size,):
         raise ValueError(f"a flat model of this layout has shape ({layout.size},), got {flat.shape}")
-    arrays: dict[str, Array] = {}
+    arrays: list[tuple[str, Array]] = []
     start = 0
     for name, shape, dtype in zip(layout.names, layout.shapes, layout.dtypes, strict=True):
         stop = start + math.prod(shape)
-        arrays[name] = Array(flat[start:stop].reshape(shape).astype(dtype))
+        value = flat[start:stop].reshape(shape)
+        if name.rpartition(".")[2] == "running_var":
+            value = np.maximum(value, 0)
+        arrays.append((name, Array(value.astype(dtype))))
         start = stop
+    for part in layout.carried if carried else ():
+        arrays.insert(part.position, (part.name, part.array))
+    return ArrayRecord(dict(arrays))
+
+
+def as_trained_from(model: Flat, trained: Flat, layout: Layout) -> Flat:
+    """`model` as a node saw it that replied `trained`: rounded as the node rounded it, so that rounding is no update.
+
+    Numbers that all fit 16 bits were trained in 16 bits, whatever type they travel in (no message carries bfloat16).
+    """
+    if set(layout.dtypes) - {"float32", "float64"}:
+        model = flatten(unflatten(model, layout, carried=False), layout)
+    for half in (torch.bfloat16, torch.float16):
+        if all(np.array_equal(_rounded(part, half), part) for part in (trained[:1024], trained)):
+            return _rounded(model, half)
+    return model
+
+
+def _rounded(values: Flat, dtype: torch.dtype) -> Flat:
+    rounded: Flat = torch.from_numpy(np.array(values)).to(dtype).float().numpy()
+    return rounded
+
+
+def arrays_of(model: nn.Module) -> ArrayRecord:
+    """The trained parameters of `model` (`requires_grad`), for `initial_arrays` and for a train function's reply.
+
+    bfloat16 and smaller types, which Flower cannot carry, travel as float32. `load_arrays` is the way back.
+    """
+    sendable = (torch.float16, torch.float32, torch.float64)
+    arrays = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            value = parameter.detach().cpu()
+            arrays[name] = Array((value if value.dtype in sendable else value.float()).numpy())
     return ArrayRecord(arrays)
+
+
+def load_arrays(model: nn.Module, arrays: Mapping[str, Array]) -> None:
+    """Write `arrays` into the parameters of these names of `model`, in place. Raises ValueError if a trained one is missing."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in arrays:
+                parameter.copy_(torch.from_numpy(arrays[name].numpy()))
+            elif parameter.requires_grad:
+                raise ValueError(f"parameter {name!r} is not among the arrays {list(arrays)}")

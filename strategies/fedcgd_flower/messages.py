@@ -4,27 +4,30 @@ A request carries the flat model, the inner strategy's configuration, and which 
 carries the sum of those users' clipped updates. Whatever does not look exactly like that is dropped, with a cause.
 """
 
+import json
+import math
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import ERROR
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.supercore import log
+from numpy.typing import NDArray
 
 from fedcgd.clipping import clip
 from fedcgd.noise.quantisation import Grid, Integers
-from fedcgd_flower.layout import Flat, Layout
+from fedcgd_flower.layout import Carried, Flat, Layout
 
 MODEL = "model"
 UPDATE = "update"
 FLAT = "flat"
+CARRIED = "carried"
 CONFIG = "config"
 TASK = "fedcgd"
 _FAILED = 2  # Flower's code for a ClientApp that raised
-USERS_QUERY = f"{MessageType.QUERY}.fedcgd_users"
 
 Cause = Literal[
     "no answer",
@@ -35,8 +38,21 @@ Cause = Literal[
     "wrong arrays",
     "wrong shape or dtype",
     "not finite",
+    "changed after clipping",
     "left out by its node",
 ]
+
+Problem = Literal["no user id", "another privacy mod"]
+PROBLEMS: dict[Problem, str] = {
+    "no user id": (
+        "its configuration names no user: start it with --node-config 'user-id=\"…\"' (or partition-id=…), give the mod a user "
+        "(ClippedUpdateMod(user=...)), or let registrations name the nodes (identity='authenticated')"
+    ),
+    "another privacy mod": (
+        "its ClientApp has another mod for privacy inside clipped_update_mod, which would spoil the update: take it out"
+    ),
+}
+"""Why a node cannot take part, in words for the server's log: chosen from here, never text that a node sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +83,8 @@ class NodeSum:
 
 def train_message(node_id: int, model: Flat, config: ConfigRecord, task: TrainTask) -> Message:
     """The request for one node."""
+    carried = task.layout.carried
+    values = [part.array.numpy() for part in carried]
     description = ConfigRecord(
         {
             "round": task.round,
@@ -75,10 +93,27 @@ def train_message(node_id: int, model: Flat, config: ConfigRecord, task: TrainTa
             "step": task.grid.step,
             "users": list(task.users),
             "layout": task.layout.to_json(),
+            "carried": json.dumps(
+                [(part.position, part.name, v.shape, v.dtype.str) for part, v in zip(carried, values, strict=True)]
+            ),
         }
     )
     content = RecordDict({MODEL: ArrayRecord({FLAT: Array(model)}), CONFIG: config, TASK: description})
+    if carried:  # as one array: the number of arrays is what a deployed round costs
+        raw = np.frombuffer(b"".join(np.ascontiguousarray(value).tobytes() for value in values), np.uint8)
+        content[CARRIED] = ArrayRecord({FLAT: Array(raw)})
     return Message(content, dst_node_id=node_id, message_type=MessageType.TRAIN)
+
+
+def _read_carried(content: RecordDict) -> tuple[Carried, ...]:
+    described = json.loads(cast(str, content.config_records[TASK]["carried"]))
+    raw = content.array_records[CARRIED][FLAT].numpy() if described else np.empty(0, np.uint8)
+    carried, start = [], 0
+    for position, name, shape, dtype in described:
+        stop = start + math.prod(shape) * np.dtype(dtype).itemsize
+        carried.append(Carried(position, name, Array(raw[start:stop].view(dtype).reshape(shape))))
+        start = stop
+    return tuple(carried)
 
 
 def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]:
@@ -98,20 +133,24 @@ def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]
         clip_norm=cast(float, description["clip-norm"]),
         grid=Grid(cast(float, description["step"])),
         users=tuple(cast(list[str], description["users"])),
-        layout=Layout.from_json(cast(str, description["layout"])),
+        layout=Layout.from_json(cast(str, description["layout"]), _read_carried(content)),
     )
     return content.array_records[MODEL][FLAT].numpy(), content.config_records[CONFIG], task
 
 
 def train_reply(request: Message, task: TrainTask, update: Integers, answered: int) -> Message:
     """The reply to `request`: the sum of the clipped updates of `answered` of the task's users, each in whole steps."""
-    content = RecordDict(
-        {
-            UPDATE: ArrayRecord({FLAT: Array(update.astype(task.dtype))}),
-            TASK: ConfigRecord({"round": task.round, "attempt": task.attempt, "answered": answered}),
-        }
+    description = ConfigRecord(
+        {"round": task.round, "attempt": task.attempt, "answered": answered, "checksum": _checksum(update)}
     )
+    arrays = ArrayRecord({FLAT: Array(update.astype(task.dtype, copy=False))})
+    content = RecordDict({UPDATE: arrays, TASK: description})
     return Message(content, reply_to=request)
+
+
+def _checksum(update: NDArray[Any]) -> int:
+    """Tells whether something changed an update on its way by mistake; it keeps nobody from changing both."""
+    return int(update.sum(dtype=np.int64))
 
 
 def failed_reply(request: Message, error: Exception) -> Message:
@@ -155,23 +194,47 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
     if len(task.users) == 1 and value.dtype in (np.float32, np.float64):
         if not np.isfinite(value).all():
             return "not finite"
+        if "checksum" in description:
+            return "changed after clipping"  # it left fedcgd's code as integers
     elif value.dtype == task.dtype:
+        if description.get("checksum", _checksum(value)) != _checksum(value):
+            return "changed after clipping"
         value = task.grid.from_steps(value)
     else:
         return "wrong shape or dtype"
     return NodeSum(task.grid.to_steps(clip(value.astype(np.float64), len(task.users) * task.clip_norm)), answered)
 
 
-def users_reply(request: Message, users: Sequence[str]) -> Message:
-    """The reply to a `USERS_QUERY`: the stable ids of the users this node hosts."""
-    return Message(RecordDict({TASK: ConfigRecord({"users": list(users)})}), reply_to=request)
+def users_query(node_id: int) -> Message:
+    """The question which users a node hosts.
+
+    It is a train message, because a mod sees only messages for which the ClientApp has a function, and a train function is what
+    every node has.
+    """
+    content = RecordDict({TASK: ConfigRecord({"question": "users"})})
+    return Message(content, dst_node_id=node_id, message_type=MessageType.TRAIN)
 
 
-def read_users_reply(reply: Message | None) -> tuple[str, ...] | None:
-    """The users that a node says it hosts, or None if the reply does not say."""
+def is_users_query(message: Message) -> bool:
+    """Whether `message` is what `users_query` made."""
+    return TASK in message.content.config_records and "question" in message.content.config_records[TASK]
+
+
+def users_reply(request: Message, users: Sequence[str] | Problem) -> Message:
+    """The reply to a `users_query`: the stable ids of the users this node hosts, or why it can name none."""
+    answer = ConfigRecord({"problem": users} if isinstance(users, str) else {"users": list(users)})
+    return Message(RecordDict({TASK: answer}), reply_to=request)
+
+
+def read_users_reply(reply: Message | None) -> tuple[str, ...] | Problem | None:
+    """The users that a node says it hosts, or what keeps it from saying so; None if the reply tells neither."""
     if reply is None or reply.has_error() or TASK not in reply.content.config_records:
         return None
-    users = reply.content.config_records[TASK].get("users")
+    answer = reply.content.config_records[TASK]
+    for problem in PROBLEMS:
+        if answer.get("problem") == problem:
+            return problem
+    users = answer.get("users")
     if not isinstance(users, list) or not all(isinstance(user, str) and user for user in users):
         return None
     return tuple(dict.fromkeys(cast(list[str], users)))

@@ -1,34 +1,96 @@
 """Keep the ClientApp you have: a mod for nodes that are one user each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
 from fedcgd.clipping import clip
-from fedcgd_flower.layout import flatten, unflatten
-from fedcgd_flower.messages import failed_reply, read_train_message, train_reply
+from fedcgd_flower.layout import as_trained_from, flatten, unflatten
+from fedcgd_flower.messages import (
+    PROBLEMS,
+    failed_reply,
+    is_users_query,
+    read_train_message,
+    train_reply,
+    users_reply,
+)
+
+CallNext = Callable[[Message, Context], Message]
 
 
-def clipped_update_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+def configured_user(context: Context) -> str | None:
+    """The user that the node's configuration names: its "user-id", or else its "partition-id"."""
+    named = context.node_config.get("user-id", context.node_config.get("partition-id"))
+    return None if named is None or named == "" else str(named)
+
+
+@dataclass(frozen=True)
+class ClippedUpdateMod:
     """Run an ordinary train function, and reply with its update (new model − old), clipped to the server's norm.
 
-    Use it as `@app.train(mods=[clipped_update_mod])`. The function sees the model under "arrays" and the configuration under
-    "config", as with Flower's own strategies. Nothing but the clipped update is sent, rounded to the server's grid: no
-    metrics, no error text.
+    >>> app = ClientApp(mods=[clipped_update_mod])          # ClippedUpdateMod(), for all of the app, or
+    >>> @app.train(mods=[clipped_update_mod])               # for its train function
+
+    That one line is all. The function sees the model under "arrays" and the configuration under "config", as with Flower's own
+    strategies, and replies as for FedAvg. Nothing but the clipped update of the arrays that the server trains is sent, rounded to
+    the server's grid: no metrics, no error text, no counters. Messages of other kinds pass.
+
+    The node is one user; `user(context)` is its id, the same whenever the node comes back. It must be the first of the mods: what
+    a mod before it changes is refused by the server, and Flower's own privacy mods are refused after it.
     """
+
+    user: Callable[[Context], str | None] = configured_user
+
+    def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
+        """The reply to `message`."""
+        if message.metadata.message_type != MessageType.TRAIN:
+            return call_next(message, context)
+        spoiled = any(_is_privacy_mod(mod) for mod in _mods_inside(call_next))
+        if is_users_query(message):
+            user = self.user(context)
+            return users_reply(message, "another privacy mod" if spoiled else "no user id" if user is None else [user])
+        if spoiled:
+            raise ValueError(f"this node cannot take part: {PROBLEMS['another privacy mod']}")
+        return _train(message, context, call_next)
+
+
+clipped_update_mod = ClippedUpdateMod()
+"""`ClippedUpdateMod` for a node whose configuration names its user."""
+
+
+def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     model, config, task = read_train_message(message)
+    if len(task.users) != 1:
+        raise ValueError(f"a node with clipped_update_mod is one user, and {len(task.users)} were asked for")
     message.content = RecordDict({"arrays": unflatten(model, task.layout), "config": config})
     try:
         reply = call_next(message, context)
+        if reply.has_error():
+            return Message(Error(code=reply.error.code, reason="local training failed"), reply_to=message)
+        trained = next(iter(reply.content.array_records.values()), None)
+        if trained is None:
+            raise ValueError("the train function's reply holds no ArrayRecord; reply with the trained model's arrays")
+        new = flatten(trained, task.layout)
     except Exception as error:
         return failed_reply(message, error)
-    if reply.has_error():
-        return Message(Error(code=reply.error.code, reason="local training failed"), reply_to=message)
-    trained = next(iter(reply.content.array_records.values()), None)
-    if trained is None:
-        raise ValueError("the train function's reply holds no ArrayRecord; reply with the trained model's arrays")
-    update = flatten(trained, task.layout).astype(np.float64) - model
+    update = np.subtract(new, as_trained_from(model, new, task.layout), dtype=np.float64)
     if not np.isfinite(update).all():
         return Message(Error(code=0, reason="the update is not finite"), reply_to=message)
-    return train_reply(message, task, task.grid.to_steps(clip(update, task.clip_norm)), len(task.users))
+    return train_reply(message, task, task.grid.to_steps(clip(update, task.clip_norm)), 1)
+
+
+def _mods_inside(call_next: CallNext) -> Iterator[Any]:
+    """The mods that Flower calls after this one: it chains them by closures over `_mod` and `_ffn`."""
+    following: Any = call_next
+    while (code := getattr(following, "__code__", None)) is not None and "_mod" in code.co_freevars:
+        held = dict(zip(code.co_freevars, (cell.cell_contents for cell in following.__closure__), strict=True))
+        yield held["_mod"]
+        following = held.get("_ffn")
+
+
+def _is_privacy_mod(mod: Any) -> bool:
+    return isinstance(mod, LocalDpMod) or mod in (fixedclipping_mod, adaptiveclipping_mod)

@@ -1,20 +1,20 @@
 """The node's side: one node hosts one or many users, and answers with the sum of their clipped updates."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from logging import WARNING
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
-from flwr.supercore import log
 
 from fedcgd.clipping import clip
 from fedcgd.gradients import ExampleLoss, clipped_gradient_sum
 from fedcgd.noise.quantisation import Grid, Integers
-from fedcgd_flower.layout import Flat, Layout, flatten, unflatten
-from fedcgd_flower.messages import USERS_QUERY, failed_reply, read_train_message, train_reply, users_reply
+from fedcgd_flower.isolation import TIME_LIMIT, each_apart
+from fedcgd_flower.layout import Flat, Layout, as_trained_from, flatten, unflatten
+from fedcgd_flower.messages import failed_reply, is_users_query, read_train_message, train_reply, users_reply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,29 +36,20 @@ LocalTraining = Callable[[ArrayRecord, str, ConfigRecord, Context], ArrayRecord]
 """(model, user, config, context) → the model after that user's local training."""
 
 UserData = Callable[[Sequence[str], Context], tuple[torch.Tensor, ...]]
-"""(users, context) → tensors whose row i belongs to user i: one example per user."""
-
-
-def declare_users(app: ClientApp, users: Callable[[Context], Sequence[str]]) -> None:
-    """Let `app` answer the server's question which users this node hosts.
-
-    `users(context)` returns ids that stay the same when the node reconnects, for example from `context.node_config`.
-    """
-
-    @app.query(USERS_QUERY.partition(".")[2])
-    def answer(message: Message, context: Context) -> Message:
-        return users_reply(message, users(context))
+"""((user,), context) → tensors with one row each: that user's example. It is asked for one user at a time."""
 
 
 def host_users(app: ClientApp, users: Callable[[Context], Sequence[str]], clipped_sum: ClippedSum) -> None:
     """Make `app` a node that hosts `users` and trains the ones it is asked for by `clipped_sum`.
 
+    `users(context)` returns ids that stay the same when the node reconnects, for example from `context.node_config`.
     A user that the node does not host is left out; so one node cannot be made to speak for another's users.
     """
-    declare_users(app, users)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
+        if is_users_query(message):
+            return users_reply(message, list(users(context)))
         model, config, task = read_train_message(message)
         hosted = set(users(context))
         asked = tuple(user for user in task.users if user in hosted)
@@ -72,22 +63,22 @@ def host_users(app: ClientApp, users: Callable[[Context], Sequence[str]], clippe
         return train_reply(message, task, total, answered)
 
 
-def one_by_one(local_training: LocalTraining) -> ClippedSum:
-    """The clipped sum by a plain loop: each user trains from the model it was sent, for as long as it likes.
+def one_by_one(local_training: LocalTraining, *, time_limit: float | None = TIME_LIMIT) -> ClippedSum:
+    """The clipped sum by a plain loop: each user trains from the model it was sent, for at most `time_limit` seconds.
 
-    A user whose training raises or gives numbers that are not finite adds nothing and does not count as an answer.
+    A user whose training raises, takes longer, or gives anything but the model's arrays with finite numbers adds nothing and does
+    not count as an answer. Whatever it does, the others' updates are the same, as `fedcgd_flower.isolation` says.
     """
 
     def clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
+        def train(user: str, config: ConfigRecord, context: Context) -> Flat:
+            return flatten(local_training(unflatten(work.model, work.layout), user, config, context), work.layout)
+
         total, answered = np.zeros(work.layout.size, np.int64), 0
-        start = unflatten(work.model, work.layout)
-        for user in work.users:
-            try:
-                trained = flatten(local_training(start, user, work.config, context), work.layout)
-            except Exception as error:  # one user's failure must not silence the others on this node
-                log(WARNING, "fedcgd: a user's local training failed with %s", type(error).__name__)
+        for trained in each_apart(work.users, work.model, work.config, context, train, time_limit=time_limit):
+            if trained is None:
                 continue
-            update = trained.astype(np.float64) - work.model
+            update = np.subtract(trained, as_trained_from(work.model, trained, work.layout), dtype=np.float64)
             if np.isfinite(update).all():
                 total += work.grid.to_steps(clip(update, work.clip_norm))
                 answered += 1
@@ -96,18 +87,66 @@ def one_by_one(local_training: LocalTraining) -> ClippedSum:
     return clipped_sum
 
 
-def one_gradient_step(loss: ExampleLoss, data: UserData) -> ClippedSum:
+def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | None = TIME_LIMIT) -> ClippedSum:
     """The clipped sum when a user is one example and its update is minus the gradient of its `loss`, vectorised.
 
-    The server's learning rate then plays the part of the learning rate: FedAvgM(server_learning_rate=…) is SGD.
+    The server's learning rate then plays the part of the learning rate: FedAvgM(server_learning_rate=…) is SGD. A user whose
+    `data` raises or takes longer than `time_limit` seconds, or whose loss raises, adds nothing and does not count as an answer.
     """
 
     def clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
-        if not work.users:
-            return np.zeros(work.layout.size, np.int64), 0
-        examples = data(work.users, context)
-        model = torch.from_numpy(work.model.copy()).to(examples[0].device)
-        gradients, finite = clipped_gradient_sum(loss, model, examples, clip_norm=work.clip_norm, grid=work.grid)
-        return -gradients.cpu().numpy(), finite
+        def example(user: str, _: ConfigRecord, context: Context) -> Example:
+            return _one_row(data((user,), context))
+
+        apart = each_apart(work.users, work.model, work.config, context, example, time_limit=time_limit)
+        total, answered = torch.zeros(work.layout.size, dtype=torch.int64), 0
+        failures = []
+        batches = list(_batches(list(apart)))
+        for batch, counted in batches:
+            model = torch.from_numpy(work.model.copy()).to(batch[0].device)
+            try:
+                part, finite = clipped_gradient_sum(
+                    loss, model, batch, clip_norm=work.clip_norm, grid=work.grid, counted=counted
+                )
+            except Exception as error:  # none of this batch could be computed
+                failures.append(error)
+                continue
+            total += part.cpu()
+            answered += finite
+        if failures and len(failures) == len(batches):
+            raise failures[0]
+        return -total.numpy(), answered
 
     return clipped_sum
+
+
+Example = tuple[torch.Tensor, ...]
+
+
+def _one_row(tensors: tuple[torch.Tensor, ...]) -> Example:
+    if not tensors or any(len(tensor) != 1 for tensor in tensors):
+        raise ValueError(f"data for one user must have one row, got {[len(tensor) for tensor in tensors]}")
+    return tuple(tensor[0].clone() for tensor in tensors)
+
+
+def _batches(examples: Sequence[Example | None]) -> Iterator[tuple[Example, list[bool]]]:
+    """Stacked examples, and which of their rows count.
+
+    Most examples have the same shapes. They make one batch with a row for every user, in which one of them stands in for each
+    that is missing or different: so no row's place, on which its last bits depend, depends on other users. The rest is alone.
+    """
+    kinds = Counter(_kind(example) for example in examples if example is not None)
+    if not kinds:
+        return
+    usual = max(kinds, key=lambda kind: (kinds[kind], str(kind)))
+    counted = [example is not None and _kind(example) == usual for example in examples]
+    placeholder = next(example for example, ours in zip(examples, counted, strict=True) if ours)
+    rows = [example if ours else placeholder for example, ours in zip(examples, counted, strict=True)]
+    yield tuple(torch.stack(parts) for parts in zip(*rows, strict=True)), counted
+    for example, ours in zip(examples, counted, strict=True):
+        if example is not None and not ours:
+            yield tuple(part.unsqueeze(0) for part in example), [True]
+
+
+def _kind(example: Example) -> tuple[tuple[torch.Size, torch.dtype, torch.device], ...]:
+    return tuple((part.shape, part.dtype, part.device) for part in example)

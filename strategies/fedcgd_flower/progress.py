@@ -1,13 +1,10 @@
 """What the operator reads: one line a round, in Flower's manner. Counts of users are for the operator's log only."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, MetricRecord
 
-from fedcgd.participation import Participation
-from fedcgd.participation.cohorts import History
 from fedcgd.plan import Plan
 
 
@@ -55,34 +52,6 @@ def config_text(config: ConfigRecord | None) -> str:
     if not config:
         return "(empty)"
     return ", ".join(f"{name}: {'<bytes>' if isinstance(value, bytes) else value}" for name, value in config.items())
-
-
-def too_few(
-    participation: Participation,
-    round: int,
-    cohort_size: int,
-    nodes: Mapping[str, int],
-    history: History,
-    silent: int,
-    refused: int,
-) -> str:
-    """Why no cohort could be drawn: who is there, who of them may take part, and what keeps the others."""
-    k, b = participation.participations, participation.min_separation
-    used_up = sum(history.counts.get(user, 0) >= k and history.last_rounds[user] != round for user in nodes)
-    held_back = sum(
-        history.counts[user] < k and 0 < round - history.last_rounds[user] < b
-        for user in nodes
-        if user in history.counts
-    )
-    parts = [
-        f"{len(nodes)} users are there at {len(set(nodes.values()))} nodes and {len(nodes) - used_up - held_back} of them may "
-        f"take part, of {cohort_size} for a cohort",
-        f"{held_back} took part less than {b} rounds ago" if held_back else "",
-        f"{used_up} have taken part {k} times, which is all they may" if used_up else "",
-        f"{silent} nodes have not said which users they host" if silent else "",
-        f"{refused} users were claimed by a node that may not speak for them" if refused else "",
-    ]
-    return "; ".join(part for part in parts if part)
 
 
 def epsilon_text(plan: Plan, released: int) -> str:

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Literal
 
-from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
-from fedcgd_flower.messages import USERS_QUERY, read_users_reply
+from fedcgd_flower.messages import PROBLEMS, read_users_reply, users_query
 from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push
 
 Identity = Literal["declared", "authenticated"]
@@ -118,10 +117,7 @@ class Roster:
             for node_id in sorted(names.keys() - self._declared.keys())
             if node_id not in self._questions or now >= self._questions[node_id].asked + self._questions[node_id].rest
         ]
-        queries = [
-            Message(RecordDict({"config": ConfigRecord()}), dst_node_id=node_id, message_type=USERS_QUERY)
-            for node_id in due
-        ]
+        queries = [users_query(node_id) for node_id in due]
         if queries:
             push(grid, queries)
         for node_id, query in zip(due, queries, strict=True):
@@ -155,19 +151,20 @@ class Roster:
                 else:
                     if reply is None:
                         continue
-                if users is not None:
+                if isinstance(users, tuple):
                     del self._questions[node_id]
                     self._take_down(node_id, names, users)
                     break
                 question.message_ids.remove(message_id)
                 if not question.told:
                     question.told = True
-                    log(
-                        WARNING,
-                        "fedcgd: node %d does not say which users it hosts; "
-                        "its ClientApp must call fedcgd_flower.host_users(app, ...)",
-                        node_id,
+                    why = (
+                        "does not say which users it hosts; its ClientApp needs clipped_update_mod as the first of its mods, or "
+                        "host_users(app, ...)"
+                        if users is None
+                        else f"cannot take part: {PROBLEMS[users]}"
                     )
+                    log(WARNING, "fedcgd: node %d %s", node_id, why)
         return any(question.message_ids for question in self._questions.values())
 
     def _take_down(self, node_id: int, names: Mapping[int, str], users: tuple[str, ...]) -> None:

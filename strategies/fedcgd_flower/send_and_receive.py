@@ -83,6 +83,8 @@ def push(grid: Grid, messages: Sequence[Message]) -> list[Message]:
 
 def _push(grid: Grid, messages: Sequence[Message]) -> list[Message]:
     """Those of `messages` that were refused. Flower names the accepted ones, None or nothing in place of the others."""
+    if not messages:
+        return []
     accepted = set(grid.push_messages(list(messages)))  # deployment needs a list
     return [message for message in messages if message.metadata.message_id not in accepted]
 

@@ -1,9 +1,8 @@
 """The Flower server strategy: user updates are clipped and summed, correlated noise is added, the inner strategy steps."""
 
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from logging import INFO, WARNING
@@ -19,25 +18,25 @@ from flwr.supercore import log
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, Run
-from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid as IntegerGrid
 from fedcgd.noise.quantisation import Integers
-from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
-from fedcgd.participation import Participation
+from fedcgd.noise.source import NoiseSource, grid_of, grid_source
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.inner import check_inner, inner_config, inner_step, planned_cohort
-from fedcgd_flower.layout import Flat, Layout, flatten, layout_of, unflatten
+from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import Cause, NodeSum, TrainTask, read_train_reply, train_message
-from fedcgd_flower.progress import RoundReport, config_text, epsilon_text, metrics_text, too_few
+from fedcgd_flower.progress import RoundReport, config_text, epsilon_text, metrics_text
 from fedcgd_flower.result import IncompleteRunError, RunResult
 from fedcgd_flower.roster import Identity, Roster
 from fedcgd_flower.send_and_receive import send_and_receive
+from fedcgd_flower.turns import can_replace, too_few, users_needed
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 _POLL = 1.0  # seconds between looks at who is there
+_PATIENCE_WITH_USERS = 2  # tries of a round: replacing a user at once would cost another one's turn
 _MOST_FAILURES = 10  # tries in a row without a release before a run gives up
 
 
@@ -76,6 +75,9 @@ class CorrelatedNoise(Strategy):
       each round takes a cohort out of those who may take part.
     - `min_answers`: a round that fewer users answer is not released, and is tried again (default 1; 0 with a sampling).
     - `patience`: seconds to wait for enough users before a round is skipped, or before the first one, given up.
+    - `trainable`: the names of the arrays that are trained, where not all are (frozen layers, LoRA); the others, and counters, go
+      along to the nodes and into the result unchanged.
+    - `batch_norm`: running statistics are refused, "private" (clipped and noised like parameters) or "fixed" (left as they are).
     - `forward_client_metrics`: also evaluate on clients as the inner strategy does, and return the averages. They are not
       differentially private: ε no longer covers what the run tells.
 
@@ -102,6 +104,8 @@ class CorrelatedNoise(Strategy):
         expected_users: int | None = None,
         min_answers: int | None = None,
         patience: float = 600.0,
+        trainable: Collection[str] | None = None,
+        batch_norm: BatchNorm = "refuse",
         forward_client_metrics: bool = False,
     ) -> None:
         self.inner = check_inner(inner)
@@ -133,6 +137,8 @@ class CorrelatedNoise(Strategy):
         )
         self.min_answers = min_answers
         self.patience = patience
+        self.trainable = trainable
+        self.batch_norm: BatchNorm = batch_norm
         self.forward_client_metrics = forward_client_metrics
         self.dropped: Counter[Cause] = Counter()
         """Replies dropped so far, by cause, and users that nodes left out. It tells about users: for the operator's eyes only."""
@@ -147,7 +153,8 @@ class CorrelatedNoise(Strategy):
         self._noise: NoiseSource | None = None
         self._nonces: list[int] = []
         self._asked: _Asked | None = None
-        self._silent: set[str] = set()
+        self._begun = False
+        self._silent: Counter[str] = Counter()
         self._silent_in = 0
         self._report = RoundReport(0, plan.participation.rounds)
 
@@ -206,6 +213,9 @@ class CorrelatedNoise(Strategy):
         """How many rounds are released so far, as the ledger said when it was open last."""
         return len(self._nonces)
 
+    def _layout(self, arrays: ArrayRecord) -> Layout:
+        return layout_of(arrays, trainable=self.trainable, batch_norm=self.batch_norm)
+
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
         plan = self.plan
@@ -229,22 +239,23 @@ class CorrelatedNoise(Strategy):
         Raises ValueError if the plan's rounds are used up.
         """
         round = self.releases
-        if self._asked is not None:
+        if self._begun:
             self._give_up("its replies were never aggregated")
         self._report = RoundReport(round, self.plan.participation.rounds)
         if round >= self.plan.participation.rounds:
             raise ValueError(f"all {round} planned rounds are released; a further one would not be accounted for")
-        layout = layout_of(arrays)
+        layout = self._layout(arrays)
         chosen = self._choose(round, grid)
         if chosen is None:
             return []
         model = flatten(arrays, layout)
         unsaved = inner_state.fingerprint(self.inner)
-        train_config = inner_config(self.inner, round + 1, arrays, config)
+        train_config = inner_config(self.inner, round + 1, unflatten(model, layout, carried=False), config)
         by_node: dict[int, list[str]] = {}
         for user, node_id in chosen.items():
             by_node.setdefault(node_id, []).append(user)
         integer_grid = grid_of(self.plan, layout.size)
+        self._begun = True
         attempt = self._ledger.plan_round(round, list(chosen))
         requests = []
         for node_id, users in sorted(by_node.items()):
@@ -273,18 +284,21 @@ class CorrelatedNoise(Strategy):
         """Users of the round and the node of each; None if too few are there within `patience` seconds."""
         deadline = time.monotonic() + self.patience
         if round != self._silent_in:
-            self._silent, self._silent_in = set(), round
+            self._silent, self._silent_in = Counter(), round
         participation, key = self.plan.participation, self._key.choices_of(self._ledger.stream_id)
         sampled = participation.sampling != "none"  # then who takes part is drawn, and stays as it was drawn
         while True:
             nodes = self._roster.refresh(grid)
             history = self._ledger.history(list(nodes))
             enough = round > 0 or len(nodes) >= self.expected_users
-            # Whoever did not answer in this very round is asked again only if nobody else can be.
-            choices = [nodes.keys()] if sampled else [nodes.keys() - self._silent, nodes.keys()]
+            # Whoever was asked twice in this very round, in vain, is replaced if others can be spared.
+            silent = {user for user, times in self._silent.items() if times >= _PATIENCE_WITH_USERS}
+            choices = [nodes.keys()] if sampled else [nodes.keys() - silent, nodes.keys()]
             for available in choices if enough else []:
                 users = cohort(participation, round, available, history, cohort_size=self.cohort_size, key=key)
-                if users is not None:
+                if users is not None and (
+                    len(available) == len(nodes) or can_replace(participation, round, users, nodes, history)
+                ):
                     return {user: nodes[user] for user in users}
             if time.monotonic() >= deadline:
                 break
@@ -333,7 +347,7 @@ class CorrelatedNoise(Strategy):
             report.answered += answered
             if answered < len(task.users):
                 report.lost[cause] += len(task.users) - answered
-                self._silent |= set(task.users)  # which of them, the node does not say
+                self._silent.update(task.users)  # which of them, the node does not say
         self.dropped += Counter()  # without zeros
         if report.answered < self.min_answers:
             self._give_up(f"at least {self.min_answers} users must answer")
@@ -345,7 +359,7 @@ class CorrelatedNoise(Strategy):
         except BaseException:
             self._give_up("it could not be released")
             raise
-        self._asked = None
+        self._begun, self._asked = False, None
         self._nonces.append(nonce)
         metrics = self._metrics(self.releases)
         report.epsilon = cast(float, metrics["epsilon"])
@@ -361,22 +375,22 @@ class CorrelatedNoise(Strategy):
 
     def _give_up(self, reason: str) -> None:
         """Leave the round in flight unreleased: its noise is never used again, and the inner strategy has not seen it."""
-        asked, self._asked = self._asked, None
+        begun, self._begun, self._asked = self._begun, False, None
         self._report.failure = self._report.failure or reason
-        if asked is not None:
+        if begun:
             with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
-                self._ledger.skip(asked.round, reason)
+                self._ledger.skip(self._report.round, reason)
             self._noise = None  # it may have stopped halfway
             inner_state.restore(self.inner, self._inner_state)
 
     def _release(self, asked: _Asked, total: Integers, nonce: int) -> Flat:
         """The model of the round in flight, from the sum of its updates; it is in the ledger when this returns."""
         if self._noise is None:
-            normals = GridNormals(NoiseStream(self._key.noise_of(self._ledger.stream_id)), asked.grid)
-            self._noise = NoiseSource(self.plan.mechanism, self.plan.participation.rounds, normals)
+            self._noise = grid_source(self.plan, self._key, self._ledger.stream_id, asked.grid)
         self._noise.add(total, [*self._nonces, nonce], self.plan.stddev)
         noised_mean = asked.model.astype(np.float64) + asked.grid.from_steps(total) / self.cohort_size
-        stepped = inner_step(self.inner, asked.round + 1, unflatten(noised_mean.astype(np.float32), asked.layout))
+        noised = unflatten(noised_mean.astype(np.float32), asked.layout, carried=False)
+        stepped = inner_step(self.inner, asked.round + 1, noised)
         released = flatten(stepped, asked.layout)
         changed = dict(inner_state.fingerprint(self.inner).items() ^ asked.unsaved.items())
         if changed:
@@ -387,7 +401,7 @@ class CorrelatedNoise(Strategy):
             )
         state = inner_state.save(self.inner)
         # Durable first: what has left the process can then never be followed by another release under this noise.
-        self._ledger.record_released(asked.round, asked.attempt, released.tobytes(), state)
+        self._ledger.record_released(asked.round, asked.attempt, released.tobytes(), state, asked.layout.to_json())
         self._inner_state = state
         return released
 
@@ -505,7 +519,7 @@ class CorrelatedNoise(Strategy):
         for release in range(1, self.releases + 1):  # the server may have died between a release and its metrics
             if release not in result.train_metrics_clientapp:
                 result.train_metrics_clientapp[release] = self._metrics(release)
-        layout = layout_of(initial_arrays)
+        layout = self._layout(initial_arrays)
         model = np.frombuffer(run.model, np.float32)
         if len(model) != layout.size:
             raise ValueError(
@@ -541,11 +555,3 @@ class CorrelatedNoise(Strategy):
             return
         replies = [reply for reply in send_and_receive(grid, messages, timeout) if reply is not None]
         self._keep("evaluate on clients", result, self.aggregate_evaluate(self.releases, replies))
-
-
-def users_needed(participation: Participation, cohort_size: int) -> int:
-    """The fewest users that all rounds can be done with, a full cohort each; 1 with a sampling, where cohorts vary."""
-    if participation.sampling != "none":
-        return 1
-    n, k, b = participation.rounds, participation.participations, participation.min_separation
-    return max(cohort_size * min(b, n), math.ceil(cohort_size * n / k))

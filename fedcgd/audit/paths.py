@@ -1,0 +1,36 @@
+"""The release path of a server as the audit sees it: the very objects that a run uses, with a key of its own each time."""
+
+import numpy as np
+
+from fedcgd.audit.audit import Release
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms.mechanism import Matrix
+from fedcgd.noise.source import grid_of, grid_source
+from fedcgd.plan import Plan
+
+_KEYS = 2**20  # repetitions of one seed
+
+
+def audit_key(seed: int, repetition: int) -> NoiseKey:
+    """A key for one repetition, repeatable."""
+    return NoiseKey.simulation(_KEYS * seed + repetition)
+
+
+def server_release(plan: Plan, seed: int) -> Release:
+    """What a server releases round by round: sums on the grid, nonces, noise, and back, as in `CorrelatedNoise`."""
+
+    def release(sums: Matrix, repetition: int) -> Matrix:
+        key = audit_key(seed, repetition)
+        grid = grid_of(plan, sums.shape[1])
+        source = grid_source(plan, key, "", grid)
+        nonces: list[int] = []
+        noised = np.empty_like(sums)
+        for t, row in enumerate(sums):
+            total = grid.to_steps(row)
+            # Another attempt in each round, as where some rounds were tried again: noise of a wrong nonce shows.
+            nonces.append(key.nonce_of("", total, earlier=nonces, attempt=t % 3 + 7 * t))
+            source.add(total, nonces, plan.stddev)
+            noised[t] = grid.from_steps(total)
+        return noised
+
+    return release

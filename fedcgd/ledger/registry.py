@@ -1,0 +1,154 @@
+"""The runs that a key has begun, in a small file beside the key: so that a run is not begun again when its ledger is lost."""
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedcgd.ledger.transactions import now, transaction
+from fedcgd.noise.nonce import NONCE_BYTES
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    stream_id TEXT PRIMARY KEY,
+    settings TEXT NOT NULL,
+    ledger TEXT NOT NULL,
+    begun TEXT NOT NULL,
+    released INTEGER NOT NULL,
+    nonce BLOB,
+    sealed TEXT
+) STRICT
+"""
+
+_REMEDY = (
+    "If that ledger is lost, the run is over: what it released stays released. Begin another run with a new key; for everybody "
+    "in both, ε then composes: fedcgd ledger compose says to what; without its ledger, add the ε and δ of its whole plan"
+)
+
+
+@dataclass(frozen=True)
+class RegisteredRun:
+    """A run that a key has begun: which ledger it was last seen in, and how many rounds it had released."""
+
+    stream_id: str
+    ledger: str
+    begun: str
+    released: int
+    sealed: str | None
+
+
+class Registry:
+    """The runs of one key, in the file `path` (mode 0600, SQLite), which many processes may use. It holds no secret.
+
+    Each release is written here after it is in the ledger and before it leaves the process. So a ledger that is behind this
+    file is an old copy, or lacks its `-wal`; and one whose last nonce differs is a copy that went its own way.
+    Raises ValueError, with the remedy, for what must not go on; sqlite3.OperationalError if the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        except OSError as error:
+            raise ValueError(
+                f"{path}, where the key's runs are remembered, cannot be written ({error.strerror}); name another file with "
+                "runs= where the key is loaded"
+            ) from error
+        self._connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
+        try:
+            self._connection.execute("PRAGMA journal_mode = PERSIST")
+            self._connection.execute("PRAGMA synchronous = EXTRA")
+            self._connection.execute(_SCHEMA)
+        except sqlite3.DatabaseError as error:
+            self._connection.close()
+            raise ValueError(f"{path}, where the key's runs are remembered, cannot be used: {error}") from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def begin(self, stream_id: str, settings: str, ledger: str) -> None:
+        """Remember a new run of these `settings`. Raises ValueError if the key has begun one that released anything."""
+        with transaction(self._connection):
+            self._forget_unused(settings)
+            for run in self._runs("settings = ?", settings):
+                raise ValueError(
+                    f"this key began the same run on {run.begun}, in the ledger {run.ledger}, which "
+                    f"{f'was sealed on {run.sealed}' if run.sealed else f'has released {run.released} rounds'}; {ledger} has no "
+                    f"record of it, and would start again from round 0. Give that ledger. {_REMEDY}"
+                )
+            self._connection.execute(
+                "INSERT INTO runs (stream_id, settings, ledger, begun, released) VALUES (?, ?, ?, ?, 0)",
+                (stream_id, settings, ledger, now()),
+            )
+
+    def resume(self, stream_id: str, settings: str, ledger: str, nonces: Sequence[int]) -> None:
+        """Go on with a run whose ledger has released under these `nonces`. Raises ValueError if that ledger is not the latest."""
+        with transaction(self._connection):
+            found = self._connection.execute(
+                "SELECT released, nonce FROM runs WHERE stream_id = ?", (stream_id,)
+            ).fetchone()
+            if found is None:  # made before the key had this file; or the run was begun again, which ends it
+                for run in self._runs("settings = ?", settings):
+                    raise ValueError(
+                        f"this key began the same run again on {run.begun}, in the ledger {run.ledger}: {ledger} is over"
+                    )
+                self._connection.execute(
+                    "INSERT INTO runs (stream_id, settings, ledger, begun, released) VALUES (?, ?, ?, ?, 0)",
+                    (stream_id, settings, ledger, now()),
+                )
+                found = 0, None
+            released, nonce = found
+            if len(nonces) < released:
+                raise ValueError(
+                    f"{ledger} has {len(nonces)} released rounds on record, and this key has released {released} of this run: "
+                    f"it is an old copy, or its -wal file is missing. Give the latest ledger. {_REMEDY}"
+                )
+            if released and nonces[released - 1].to_bytes(NONCE_BYTES, "big") != nonce:
+                raise ValueError(
+                    f"another copy of {ledger} has released round {released - 1}: go on with that one, and never with this"
+                )
+            self._write(stream_id, nonces)
+            self._connection.execute("UPDATE runs SET ledger = ? WHERE stream_id = ?", (ledger, stream_id))
+
+    def release(self, stream_id: str, nonces: Sequence[int]) -> None:
+        """The last of `nonces` is about to leave the process. Raises ValueError if another copy of the run has gone so far."""
+        with transaction(self._connection):
+            found = self._connection.execute("SELECT released FROM runs WHERE stream_id = ?", (stream_id,)).fetchone()
+            if found is None or found[0] != len(nonces) - 1:
+                raise ValueError(
+                    f"round {len(nonces) - 1} is not released: another copy of this run, with another ledger, has "
+                    f"{'begun again' if found is None else f'released {found[0]} rounds'}. {_REMEDY}"
+                )
+            self._write(stream_id, nonces)
+
+    def seal(self, stream_id: str, sealed: str) -> None:
+        """The run is over."""
+        with transaction(self._connection):
+            self._connection.execute("UPDATE runs SET sealed = ? WHERE stream_id = ?", (sealed, stream_id))
+
+    def run(self, stream_id: str) -> RegisteredRun | None:
+        """What is known of one run."""
+        return next(iter(self._runs("stream_id = ?", stream_id)), None)
+
+    def others(self, stream_id: str) -> list[RegisteredRun]:
+        """The other runs of the key that have released something and are not sealed, as far as this file knows."""
+        return self._runs("stream_id != ? AND released > 0 AND sealed IS NULL", stream_id)
+
+    def _write(self, stream_id: str, nonces: Sequence[int]) -> None:
+        last = nonces[-1].to_bytes(NONCE_BYTES, "big") if nonces else None
+        self._connection.execute(
+            "UPDATE runs SET released = ?, nonce = ? WHERE stream_id = ?", (len(nonces), last, stream_id)
+        )
+
+    def _forget_unused(self, settings: str) -> None:
+        """A run that never released anything may begin again; the process that began it can then release nothing any more."""
+        self._connection.execute("DELETE FROM runs WHERE settings = ? AND released = 0 AND sealed IS NULL", (settings,))
+
+    def _runs(self, condition: str, value: str) -> list[RegisteredRun]:
+        rows = self._connection.execute(
+            f"SELECT stream_id, ledger, begun, released, sealed FROM runs WHERE {condition} ORDER BY begun",  # noqa: S608
+            (value,),
+        )
+        return [RegisteredRun(*row) for row in rows]

@@ -1,0 +1,146 @@
+"""One user's code cannot reach another user's update.
+
+On a node that hosts many users, whatever the code that runs for one of them does, the other users' parts of the sum stay as they
+are, bit by bit: each user gets copies of its own, random numbers of its own, the process's settings as they were before, and
+only so much time. A user whose code raises, or takes longer, adds nothing.
+
+Limits. Code that changes what it was not given (a module's global variables, a library's functions, files) reaches the users
+after it: make the model inside the training function. The time limit is an alarm signal: it needs the main thread, where Flower
+runs a ClientApp, and cannot end a single long call into compiled code. An index out of range on a GPU ends the process's use
+of that GPU.
+"""
+
+import copy
+import hashlib
+import os
+import random
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from logging import WARNING
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context
+from flwr.supercore import log
+
+from fedcgd_flower.layout import Flat
+
+T = TypeVar("T")
+
+TIME_LIMIT = 600.0
+"""Seconds for one user, if nothing else is said."""
+
+
+class _OutOfTimeError(BaseException):
+    """Not an Exception, so that code which catches those does not catch it."""
+
+
+def each_apart(
+    users: Sequence[str],
+    model: Flat,
+    config: ConfigRecord,
+    context: Context,
+    work: Callable[[str, ConfigRecord, Context], T],
+    *,
+    time_limit: float | None,
+) -> Iterator[T | None]:
+    """`work(user, config, context)` for each of `users`, with copies of `config` and `context`; None where it failed.
+
+    What a user draws from the random generators of Python, NumPy and torch depends on `model` and its own id alone.
+    """
+    seeds = hashlib.blake2b(np.ascontiguousarray(model).data, digest_size=8)
+    for user in users:
+        seed = seeds.copy()
+        seed.update(user.encode())
+        result: T | None = None
+        try:
+            with _settings_kept(), _alarm(time_limit):
+                _seed(int.from_bytes(seed.digest()))
+                result = work(user, copy.deepcopy(config), copy.deepcopy(context))
+        except _OutOfTimeError:
+            log(WARNING, "fedcgd: a user's local training took longer than %g s, and was ended", time_limit)
+        except (Exception, SystemExit) as error:  # its text may tell about the user
+            log(WARNING, "fedcgd: a user's local training failed with %s", type(error).__name__)
+        yield result
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+
+
+def _settings() -> list[tuple[Callable[[Any], object], Any]]:
+    """The process's settings that training code may change, as (how to set it, what it is now)."""
+    settings: list[tuple[Callable[[Any], object], Any]] = [
+        (random.setstate, random.getstate()),
+        (np.random.set_state, np.random.get_state()),
+        (torch.default_generator.set_state, torch.default_generator.get_state()),
+        (lambda kept: np.seterr(**kept), np.geterr()),
+        (torch.set_default_dtype, torch.get_default_dtype()),
+        (torch.set_grad_enabled, torch.is_grad_enabled()),
+        (torch.set_num_threads, torch.get_num_threads()),
+        (torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()),
+        (lambda kept: torch.use_deterministic_algorithms(kept[0], warn_only=kept[1]), _deterministic()),
+        (lambda kept: setattr(torch.backends.cudnn, "benchmark", kept), torch.backends.cudnn.benchmark),
+        (torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled()),
+        (os.chdir, Path.cwd()),
+        (_set_environment, dict(os.environ)),
+    ]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        settings.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return settings
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_environment(kept: dict[str, str]) -> None:
+    if os.environ != kept:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    settings = _settings()
+    default_device = torch.get_default_device()
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        if torch.get_default_device() != default_device:
+            torch.set_default_device(None if default_device == torch.device("cpu") else default_device)
+        for put, value in settings:
+            put(value)
+
+
+@contextmanager
+def _alarm(seconds: float | None) -> Iterator[None]:
+    """Raise _OutOfTimeError in the block after `seconds`, and every second from then on, should the code there catch it."""
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def out_of_time(*_: object) -> None:
+        raise _OutOfTimeError
+
+    handler = signal.signal(signal.SIGALRM, out_of_time)
+    began = time.monotonic()
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:  # somebody else's alarm
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-3), interval)

@@ -1,0 +1,138 @@
+"""Invariant: a run that is stopped between rounds and goes on is, bit for bit, the run that was not stopped; or it is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
+from test_flower_strategy import SIZE, asked_users, make, record, two_nodes
+
+from fedcgd_flower import RunResult
+
+ROUNDS = 6
+
+
+class _WithVelocity(FedAvg):
+    """Keeps its state in every shape that a strategy of one's own might."""
+
+    def __init__(self) -> None:
+        super().__init__(min_train_nodes=4)
+        self.velocity: np.ndarray | None = None
+        self.nested = {"norms": [], "pairs": {}, "last": (0, None)}
+        self.step = 0
+        self.scale = np.float32(1.0)
+        self.record = ArrayRecord()
+        self.seen = MetricRecord({"rounds": 0})
+
+    def aggregate_train(self, server_round: int, replies: list[Message]):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        mean = arrays["w"].numpy()
+        self.velocity = mean if self.velocity is None else np.float32(0.9) * self.velocity + mean
+        self.step += 1
+        self.scale = np.float32(self.scale * np.float32(0.97))
+        self.nested["norms"].append(float(np.linalg.norm(mean)))
+        self.nested["pairs"][self.step] = (mean[:2].copy(), [self.step])
+        self.nested["last"] = (self.step, self.record.copy())
+        self.record = arrays
+        self.seen["rounds"] += 1
+        [kept, [step]] = self.nested["pairs"][max(1, self.step - 1)]
+        moved = mean + np.float32(0.1) * self.velocity * self.scale + np.float32(step + self.seen["rounds"])
+        moved[:2] += kept + np.float32(sum(self.nested["norms"]))
+        return record(moved), metrics
+
+
+STRATEGIES = {
+    "FedAvg": lambda: FedAvg(min_train_nodes=4),
+    "FedProx": lambda: FedProx(proximal_mu=0.1),
+    "FedAvgM": lambda: FedAvgM(server_learning_rate=0.5, server_momentum=0.9),
+    "FedAdam": lambda: FedAdam(eta=0.05),
+    "FedYogi": lambda: FedYogi(eta=0.05),
+    "FedAdagrad": lambda: FedAdagrad(eta=0.05),
+    "of one's own": _WithVelocity,
+}
+
+
+def run(inner, path: Path, **options) -> tuple[RunResult, list[list[str]]]:
+    grid = two_nodes()
+    return make(inner, ledger=path).start(grid, record(np.zeros(SIZE)), **options), asked_users(grid)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_resume_is_no_interruption(name: str, tmp_path: Path) -> None:
+    whole, _ = run(STRATEGIES[name](), tmp_path / "whole.db")
+    for _ in range(ROUNDS):
+        part, _ = run(STRATEGIES[name](), tmp_path / "parts.db", num_rounds=1)
+    np.testing.assert_array_equal(part.arrays["w"].numpy(), whole.arrays["w"].numpy())
+    assert (part.released, part.complete, part.stopped) == (ROUNDS, True, "")
+
+
+def test_the_result_of_a_resumed_run_has_the_metrics_of_all_releases(tmp_path: Path) -> None:
+    def measure(release: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"accuracy": release / 10, "norms": [float(np.linalg.norm(arrays["w"].numpy()))]})
+
+    whole, _ = run(FedAvg(), tmp_path / "whole.db", evaluate_fn=measure)
+    for _ in range(3):
+        part, _ = run(FedAvg(), tmp_path / "parts.db", num_rounds=2, evaluate_fn=measure)
+    assert sorted(part.train_metrics_clientapp) == [1, 2, 3, 4, 5, 6]
+    assert sorted(part.evaluate_metrics_serverapp) == [0, 1, 2, 3, 4, 5, 6]
+    assert part.train_metrics_clientapp == whole.train_metrics_clientapp
+    assert part.evaluate_metrics_serverapp == whole.evaluate_metrics_serverapp
+
+
+class _WithGenerator(FedAvg):
+    """Changes what the ledger cannot hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(0)
+
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        return record(arrays["w"].numpy() + self.generator.normal(size=SIZE)), metrics
+
+
+class _WithLateObject(FedAvg):
+    def configure_train(self, server_round, arrays, config: ConfigRecord, grid):
+        self.schedule = {"seen": {server_round}}
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+@pytest.mark.parametrize(("inner", "attribute"), [(_WithGenerator, "generator"), (_WithLateObject, "schedule")])
+def test_what_cannot_be_saved_and_changes_is_refused_before_the_first_release(inner, attribute, tmp_path: Path) -> None:
+    released = []
+    with pytest.raises(ValueError, match=f"changed {attribute} in a round, and the ledger cannot save it"):
+        run(inner(), tmp_path / "run.db", evaluate_fn=lambda release, arrays: released.append(release))
+    assert released == [0]
+
+
+class _WithTools(FedAvg):
+    """Has what cannot be saved, and does not change it: functions, a logger, an object."""
+
+    def __init__(self) -> None:
+        super().__init__(train_metrics_aggr_fn=lambda records, key: MetricRecord())
+        self.tool = object()
+        self.generator = np.random.default_rng(0)
+
+
+def test_what_cannot_be_saved_and_stays_as_it_is_does_no_harm(tmp_path: Path) -> None:
+    result, _ = run(_WithTools(), tmp_path / "run.db")
+    assert result.complete
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (FedAvgM(server_learning_rate=0.5), FedAvgM(server_learning_rate=0.1), "inner.server_learning_rate: 0.5 → 0.1"),
+        (FedAdam(eta=0.05), FedAdam(eta=0.05, beta_2=0.9), "inner.beta_2: 0.99 → 0.9"),
+        (FedProx(proximal_mu=0.1), FedProx(proximal_mu=0.0), "inner.proximal_mu: 0.1 → 0.0"),
+        (FedAvg(), FedAdam(), "inner.strategy: FedAvg → FedAdam"),
+    ],
+)
+def test_other_settings_of_the_inner_strategy_are_another_run(before, after, words: str, tmp_path: Path) -> None:
+    run(before, tmp_path / "run.db", num_rounds=2)
+    with pytest.raises(ValueError, match="its configuration is not the same") as refused:
+        run(after, tmp_path / "run.db")
+    assert words in str(refused.value)
+    assert "{" not in str(refused.value)  # the difference, not two dumps
+    assert len(str(refused.value)) < 900

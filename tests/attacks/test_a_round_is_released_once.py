@@ -1,0 +1,201 @@
+"""A round of a run is released once, whatever is lost, copied or broken: the ledger, its `-wal`, the disk under a COMMIT."""
+
+import os
+import shutil
+import signal
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger, verify
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)  # from Python 3.12
+
+PLAN = Plan(
+    mechanism=LambdaCGD(0.5),
+    participation=Participation(rounds=6, min_separation=1),
+    clip_norm=1.0,
+    noise_multiplier=2.0,
+    delta=1e-5,
+)
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    NoiseKey.from_file(tmp_path / "keys" / "noise.key", create=True)
+    return tmp_path / "keys" / "noise.key"
+
+
+def opened(path: Path, key_file: Path, plan: Plan = PLAN) -> Ledger:
+    return Ledger.open(path, plan=plan, configuration={}, key=NoiseKey.from_file(key_file))
+
+
+def release(ledger: Ledger, round: int) -> None:
+    attempt = ledger.plan_round(round, ["ann"])
+    total = np.random.default_rng(os.getpid()).integers(0, 100, 5)
+    nonce = int.from_bytes(total.tobytes()[:8] + os.urandom(8), "big")
+    ledger.record_aggregated(round, attempt, nonce)
+    ledger.record_released(round, attempt, total.tobytes())
+
+
+def killed_after(
+    releases: int, path: Path, key_file: Path, then: Callable[[Ledger], object] = lambda ledger: None
+) -> None:
+    """A process that releases so many rounds, does `then`, and is killed: kill -9, nothing is closed."""
+    child = os.fork()
+    if not child:
+        ledger = opened(path, key_file)
+        for round in range(releases):
+            release(ledger, round)
+        then(ledger)
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+@pytest.mark.parametrize("releases", [1, 3])
+def test_one_file_is_enough_after_a_kill(tmp_path: Path, key_file: Path, releases: int) -> None:
+    path = tmp_path / "run.db"
+    killed_after(releases, path, key_file, lambda ledger: ledger.plan_round(releases, ["bob"]))
+    (tmp_path / "run.db-wal").unlink()
+    (tmp_path / "run.db-shm").unlink()
+    assert (verify(path).released, verify(path).problems) == (releases, ())
+    with opened(path, key_file) as ledger:
+        assert ledger.resume().round == releases
+        assert ledger.history(["ann"]).counts == {"ann": releases}
+
+
+@pytest.mark.parametrize("elsewhere", [True, False], ids=["typing error", "unmounted volume"])
+def test_a_lost_ledger_does_not_begin_the_run_again(tmp_path: Path, key_file: Path, elsewhere: bool) -> None:
+    path = tmp_path / "run.db"
+    killed_after(2, path, key_file)
+    other = tmp_path / "rum.db" if elsewhere else path
+    if not elsewhere:
+        for file in tmp_path.glob("run.db*"):
+            file.rename(tmp_path / f"gone.{file.name}")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"began the same run on .*run.db, which has released 2 rounds.*new key"):
+            opened(other, key_file)
+    with pytest.raises(ValueError, match="began the same run"):  # a ledger in memory is no ledger
+        Ledger.open(":memory:", plan=PLAN, configuration={}, key=NoiseKey.from_file(key_file))
+    if elsewhere:
+        with opened(path, key_file) as ledger:
+            release(ledger, 2)
+
+
+def test_an_old_copy_is_refused(tmp_path: Path, key_file: Path) -> None:
+    path = tmp_path / "run.db"
+    with opened(path, key_file) as ledger:
+        release(ledger, 0)
+    shutil.copy(path, tmp_path / "old.db")
+    with opened(path, key_file) as ledger:
+        release(ledger, 1)
+    with pytest.raises(ValueError, match="has 1 released rounds on record, and this key has released 2 of this run"):
+        opened(tmp_path / "old.db", key_file)
+
+
+def test_of_two_copies_that_run_side_by_side_one_releases(tmp_path: Path, key_file: Path) -> None:
+    path = tmp_path / "run.db"
+    with opened(path, key_file) as ledger:
+        release(ledger, 0)
+    shutil.copy(path, tmp_path / "copy.db")
+    with opened(path, key_file) as one, opened(tmp_path / "copy.db", key_file) as other:
+        release(one, 1)
+        with pytest.raises(ValueError, match="round 1 is not released: another copy of this run"):
+            release(other, 1)
+    with pytest.raises(ValueError, match=r"another copy of .* has released round 1"):
+        opened(tmp_path / "copy.db", key_file)
+    with opened(path, key_file) as one:
+        release(one, 2)
+
+
+def test_a_run_that_released_nothing_may_begin_again_and_the_first_is_over(tmp_path: Path, key_file: Path) -> None:
+    with opened(tmp_path / "first.db", key_file) as first:
+        with opened(tmp_path / "second.db", key_file) as second:
+            release(second, 0)
+        with pytest.raises(ValueError, match=r"another copy of this run.* has begun again"):
+            release(first, 0)
+    with pytest.raises(ValueError, match=r"first.db is over"):
+        opened(tmp_path / "first.db", key_file)
+
+
+def test_a_crash_between_ledger_and_registry_goes_on(tmp_path: Path, key_file: Path, monkeypatch) -> None:
+    path = tmp_path / "run.db"
+    with opened(path, key_file) as ledger:
+        release(ledger, 0)
+        monkeypatch.setattr(ledger._registry, "release", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            release(ledger, 1)
+    with opened(path, key_file) as ledger:
+        assert ledger.resume().round == 2
+        release(ledger, 2)
+
+
+def test_another_plan_under_the_key_is_another_run(tmp_path: Path, key_file: Path) -> None:
+    longer = Plan.from_description({**PLAN.to_description(), "noise_multiplier": 3.0})
+    with opened(tmp_path / "one.db", key_file) as one, opened(tmp_path / "two.db", key_file, longer) as two:
+        release(one, 0)
+        release(two, 0)
+
+
+class FailingConnection:
+    """A connection on a disk that fails when the next transaction is committed."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.failing = False
+
+    def execute(self, statement: str, *arguments: object) -> sqlite3.Cursor:
+        if self.failing and statement == "COMMIT":
+            self.failing = False
+            raise sqlite3.OperationalError("disk I/O error")
+        return self._connection.execute(statement, *arguments)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connection, name)
+
+
+def test_a_commit_that_fails_leaves_nothing_to_read(tmp_path: Path, key_file: Path) -> None:
+    path = tmp_path / "run.db"
+    with opened(path, key_file) as ledger:
+        release(ledger, 0)
+        failing = ledger._connection = FailingConnection(ledger._connection)
+        attempt = ledger.plan_round(1, ["ann"])
+        ledger.record_aggregated(1, attempt, 17)
+        failing.failing = True
+        with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
+            ledger.record_released(1, attempt, b"never on the disk")
+        run = ledger.resume()
+        assert run.round == 1
+        assert run.model != b"never on the disk"
+        ledger.skip(1, "the disk failed")
+        release(ledger, 1)
+        shown = ledger.resume()
+    with opened(path, key_file) as ledger:
+        assert (ledger.resume().round, ledger.resume().model) == (2, shown.model)
+    assert verify(path).problems == ()
+
+
+def test_a_full_disk_undoes_the_release(tmp_path: Path, key_file: Path) -> None:
+    path = tmp_path / "run.db"
+    with opened(path, key_file) as ledger:
+        release(ledger, 0)
+        (pages,) = ledger._connection.execute("PRAGMA page_count").fetchone()
+        ledger._connection.execute(f"PRAGMA max_page_count = {pages + 10}")
+        attempt = ledger.plan_round(1, ["ann"])
+        ledger.record_aggregated(1, attempt, 17)
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            ledger.record_released(1, attempt, bytes(10**6))
+        assert ledger.resume().round == 1
+        ledger._connection.execute("PRAGMA max_page_count = 1000000")
+        ledger.skip(1, "disk full")
+        release(ledger, 1)
+    assert verify(path).problems == ()

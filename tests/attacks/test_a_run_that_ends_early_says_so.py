@@ -1,0 +1,56 @@
+"""Invariant: a run that released fewer rounds than planned cannot be taken for one that is done."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, is_training
+from flwr.app import MetricRecord
+from test_flower_strategy import SIZE, make, names, node, record, two_nodes
+
+from fedcgd.participation import Participation
+from fedcgd_flower import IncompleteRunError
+
+
+def test_a_run_that_releases_nothing_raises() -> None:
+    """Three users, where a cohort has four: it used to return a result with the accuracy of the model nobody had trained."""
+    grid = FakeGrid({1: node(names(3))})
+    with pytest.raises(ValueError, match="3 users are there after 0 s, and 12 are expected"):
+        make().start(grid, record(np.zeros(SIZE)))
+    with pytest.raises(IncompleteRunError, match="0 of 6 planned rounds are released") as stopped:
+        make(expected_users=1).start(
+            grid, record(np.zeros(SIZE)), evaluate_fn=lambda release, arrays: MetricRecord({"accuracy": 0.1})
+        )
+    result = stopped.value.result
+    assert (result.released, result.planned, result.complete) == (0, 6, False)
+    assert "3 users are there at 1 nodes" in result.stopped
+    assert "0 of 6 rounds" in repr(result)
+
+
+def test_a_run_that_stalls_raises_with_what_it_released(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grid = FakeGrid({1: node(names(12))})
+    path = tmp_path / "run.db"
+    options = {"participation": Participation(rounds=9, min_separation=3, max_participations=2), "ledger": path}
+    with pytest.raises(IncompleteRunError) as stopped:
+        make(**options, expected_users=12).start(grid, record(np.zeros(SIZE)))
+    result = stopped.value.result
+    assert (result.released, sorted(result.train_metrics_clientapp)) == (6, [1, 2, 3, 4, 5, 6])
+    assert "12 have taken part 2 times, which is all they may" in str(stopped.value)
+    assert caplog.text.count("the run ended before its plan") == 1
+    grid.nodes[2] = node(names(12, "v"))
+    assert make(**options, expected_users=12).start(grid, record(np.zeros(SIZE))).complete
+
+
+def test_a_part_that_was_asked_for_is_no_failure_and_is_not_complete() -> None:
+    result = make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=2)
+    assert (result.released, result.complete, result.stopped) == (2, False, "after 2 tries, as asked for")
+
+
+def test_a_try_that_fails_leaves_a_run_of_all_its_rounds_incomplete() -> None:
+    """`num_rounds` as one writes it for Flower, equal to the plan's rounds: one lost try is one release too few."""
+    grid = two_nodes()
+    lost = iter([True])
+    for fake in grid.nodes.values():
+        fake.tamper = lambda q, r: None if is_training(q) and next(lost, False) else r
+    with pytest.raises(IncompleteRunError, match="5 of 6 planned rounds"):
+        make(min_answers=4).start(grid, record(np.zeros(SIZE)), num_rounds=6, timeout=0.0)

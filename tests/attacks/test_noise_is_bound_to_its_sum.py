@@ -1,0 +1,190 @@
+"""Noise of one (round, nonce) is used for one sum only, whatever is copied: memory, disk, and the source of random numbers.
+
+Whoever gets two releases of different sums under one noise subtracts them, and has a user's clipped update.
+"""
+
+import os
+import pickle
+import shutil
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fake_grid import FakeGrid, FakeNode
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.noise import NoiseStream
+from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)  # from Python 3.12
+
+SIZE = 40
+KEY = NoiseKey(bytes(range(32)))
+PLAN = Plan(
+    mechanism=LambdaCGD(0.8),
+    participation=Participation(rounds=6, min_separation=1),
+    clip_norm=0.5,
+    noise_multiplier=2.0,
+    delta=1e-5,
+)
+NOISE = PLAN.stddev
+
+
+@pytest.fixture(params=["random numbers differ", "random numbers repeat"])
+def snapshot(request, monkeypatch):
+    """A virtual machine that is resumed twice may have the same random numbers both times."""
+    if request.param == "random numbers repeat":
+        monkeypatch.setattr(os, "urandom", lambda count: bytes(count))
+    return request.param
+
+
+def in_two_copies(work: Callable[[bool], np.ndarray]) -> list[np.ndarray]:
+    """What `work` gives in this process, and in a copy of all of its memory; it is told which one it runs in."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            with os.fdopen(writing, "wb") as pipe:
+                pickle.dump(work(True), pipe)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        copy = pickle.load(pipe)
+    os.waitpid(child, 0)
+    return [work(False), copy]
+
+
+def assert_tells_nothing(released: Sequence[np.ndarray], difference: np.ndarray) -> None:
+    """Two releases whose sums differ by `difference` still differ by noise of the size of two fresh ones."""
+    left = released[0] - released[1] - difference
+    assert np.abs(left).std() > 0.3 * NOISE
+
+
+def training(model, user, config, context):
+    update = np.zeros(SIZE, np.float32)
+    update[int(user)] = 10.0
+    return ArrayRecord({"w": Array(model["w"].numpy() + update)})
+
+
+def node(user: str) -> FakeNode:
+    app = ClientApp()
+    host_users(app, lambda context: [user], one_by_one(training))
+    return FakeNode(app)
+
+
+def test_a_server_that_is_resumed_twice_in_mid_round(snapshot) -> None:
+    grid = FakeGrid({i + 1: node(str(i)) for i in range(4)})
+    initial = ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))})
+    with CorrelatedNoise(FedAvg(), PLAN, key=KEY, cohort_size=4, patience=0.0) as strategy:
+        messages = strategy.configure_train(1, initial, ConfigRecord(), grid)
+        replies = list(grid.send_and_receive(messages))
+
+        def resumed(copy: bool) -> np.ndarray:
+            arrays, _ = strategy.aggregate_train(1, replies[: 3 if copy else 4])
+            return 4 * arrays["w"].numpy().astype(np.float64)
+
+        released = in_two_copies(resumed)
+    missing = np.zeros(SIZE)
+    missing[int(messages[3].content["fedcgd"]["users"][0])] = 0.5
+    assert_tells_nothing(released, missing)
+
+
+def test_a_copied_ledger_in_a_copied_process(tmp_path: Path, snapshot) -> None:
+    """Disk and memory are copied when the round is planned; both copies go on, with one user more or less."""
+    disk = tmp_path / "run.db"
+    grid = grid_of(PLAN, SIZE)
+    total = grid.to_steps(np.random.default_rng(1).uniform(-0.1, 0.1, SIZE))
+    user = grid.to_steps(np.full(SIZE, 0.05))
+    with Ledger.open(disk, plan=PLAN, configuration={}, key=KEY) as ledger:
+        attempt = ledger.plan_round(0, ["ann", "bob"])
+        for file in tmp_path.glob("run.db*"):
+            shutil.copy(file, str(file).replace("run.db", "copy.db"))
+
+        def goes_on(copy: bool) -> np.ndarray:
+            if copy:
+                ledger._connection = sqlite3.connect(tmp_path / "copy.db", isolation_level=None)
+            x = total + user * copy
+            nonce = KEY.nonce_of(ledger.stream_id, x, earlier=[], attempt=attempt)
+            ledger.record_aggregated(0, attempt, nonce)
+            stream = NoiseStream(KEY.noise_of(ledger.stream_id))
+            NoiseSource(PLAN.mechanism, 6, GridNormals(stream, grid)).add(x, [nonce], PLAN.stddev)
+            ledger.record_released(0, attempt, x.tobytes())
+            return grid.from_steps(x)
+
+        released = in_two_copies(goes_on)
+    assert_tells_nothing(released, -grid.from_steps(user))
+
+
+def test_equal_sums_after_different_rounds_have_different_noise(snapshot) -> None:
+    """Two copies that released other sums in round 0, and the same one (of nobody, say) in round 1: if round 1 had one noise,
+    the difference of its releases would be that of round 0's noise, which unmasks round 0.
+    """
+    grid = grid_of(PLAN, SIZE)
+    rng = np.random.default_rng(2)
+    first = [grid.to_steps(rng.uniform(-0.1, 0.1, SIZE)) for _ in range(2)]
+    released, sums = [], [x.copy() for x in first]
+    for total in first:
+        source = NoiseSource(PLAN.mechanism, 6, GridNormals(NoiseStream(KEY.noise), grid))
+        nonces, out = [], []
+        for x in (total, np.zeros(SIZE, np.int64)):
+            nonces.append(KEY.nonce_of("", x, earlier=nonces, attempt=0))
+            source.add(x, nonces, PLAN.stddev)
+            out.append(grid.from_steps(x))
+        released.append(out)
+    unmasked = (released[0][0] - released[1][0]) + (released[0][1] - released[1][1]) / 0.8
+    assert_tells_nothing([unmasked, np.zeros(SIZE)], grid.from_steps(sums[0] - sums[1]))
+
+
+def test_the_same_sum_is_released_the_same_way_where_the_random_numbers_repeat(monkeypatch) -> None:
+    """Which is harmless: the second release says nothing new."""
+    monkeypatch.setattr(os, "urandom", lambda count: bytes(count))
+    nonces = {KEY.nonce_of("", np.arange(SIZE), earlier=[7], attempt=attempt) for attempt in range(2)}
+    assert len(nonces) == 1
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_central_training_that_is_resumed_twice_in_mid_step(mode: str, snapshot) -> None:
+    model = nn.Linear(SIZE, 1, bias=False)
+    data = TensorDataset(torch.eye(SIZE)[:8], torch.zeros(8, 1))
+    with torch.no_grad():
+        model.weight.fill_(5.0)
+    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(key=KEY).make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        criterion=nn.MSELoss(),
+        data_loader=DataLoader(data, batch_size=8),
+        mechanism=LambdaCGD(0.8),
+        noise_multiplier=2.0,
+        max_grad_norm=0.5,
+        epochs=3,
+        grad_sample_mode=mode,
+    )
+    loss = criterion[0] if criterion else nn.MSELoss()
+    inputs, targets = next(iter(loader))
+
+    def resumed(copy: bool) -> np.ndarray:
+        seen = inputs * torch.tensor([[0.0 if copy and i == 0 else 1.0] for i in range(8)])
+        optimizer.zero_grad()
+        loss(module(seen), targets).backward()
+        optimizer.step()
+        return -8 * (model.weight.detach().numpy().ravel() - 5.0).astype(np.float64)
+
+    released = in_two_copies(resumed)
+    assert_tells_nothing(released, 0.5 * inputs[0].numpy())

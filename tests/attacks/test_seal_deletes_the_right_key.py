@@ -1,0 +1,76 @@
+"""`seal` says that a key is deleted only when it is, and never deletes one that another run needs."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcgd.cli import app
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger, export, seal
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+PLAN = Plan(
+    mechanism=LambdaCGD(0.5),
+    participation=Participation(rounds=6, min_separation=1),
+    clip_norm=1.0,
+    noise_multiplier=2.0,
+    delta=1e-5,
+)
+
+
+def run(path: Path, key_file: Path, task: str = "one") -> None:
+    key = NoiseKey.from_file(key_file, create=True)
+    with Ledger.open(path, plan=PLAN, configuration={"task": task}, key=key) as ledger:
+        attempt = ledger.plan_round(0, ["ann"])
+        ledger.record_aggregated(0, attempt, 1)
+        ledger.record_released(0, attempt, b"model")
+
+
+def sealed(*words: object):
+    return CliRunner().invoke(app, ["ledger", "seal", *map(str, words)])
+
+
+def test_a_mistyped_key_file_is_an_error(tmp_path: Path) -> None:
+    run(tmp_path / "run.db", tmp_path / "noise.key")
+    result = sealed(tmp_path / "run.db", "--key-file", tmp_path / "nosie.key")
+    assert result.exit_code != 0
+    assert "there is no key file" in result.stderr
+    assert "deleted" not in result.stdout
+    assert (tmp_path / "noise.key").exists()
+    assert export(tmp_path / "run.db")["run"]["sealed"] is None
+
+
+def test_a_key_that_another_run_needs_is_kept(tmp_path: Path) -> None:
+    key_file = tmp_path / "noise.key"
+    run(tmp_path / "one.db", key_file, "one")
+    run(tmp_path / "two.db", key_file, "two")
+    with pytest.raises(ValueError, match=r"also the key of the run in .*two.db \(1 rounds released, not sealed\)"):
+        seal(tmp_path / "one.db", key_file)
+    assert key_file.exists()
+    assert export(tmp_path / "one.db")["run"]["sealed"] is None
+    seal(tmp_path / "two.db", None)
+    seal(tmp_path / "one.db", key_file)
+    assert not key_file.exists()
+
+
+def test_another_run_whose_ledger_is_away_still_needs_its_key(tmp_path: Path) -> None:
+    key_file = tmp_path / "noise.key"
+    run(tmp_path / "one.db", key_file, "one")
+    run(tmp_path / "two.db", key_file, "two")
+    shutil.move(tmp_path / "two.db", tmp_path / "elsewhere.db")
+    with pytest.raises(ValueError, match="if that ledger is lost"):
+        seal(tmp_path / "one.db", key_file)
+    assert key_file.exists()
+
+
+def test_sealing_may_be_repeated(tmp_path: Path) -> None:
+    key_file = tmp_path / "noise.key"
+    run(tmp_path / "run.db", key_file)
+    for _ in range(2):
+        result = sealed(tmp_path / "run.db", "--key-file", key_file)
+        assert result.exit_code == 0, result.stderr
+    assert not key_file.exists()

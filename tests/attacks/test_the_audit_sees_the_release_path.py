@@ -1,0 +1,108 @@
+"""`fedcgd audit` tests the objects that a run uses: break any of them, and it refutes or fails."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedcgd.cli import app
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.noise import quantisation, source
+from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.source import NoiseSource
+
+AUDIT = [
+    "audit",
+    "--mechanism",
+    "lambda-cgd:0.8",
+    "--rounds",
+    "12",
+    "--separation",
+    "4",
+    "--epsilon",
+    "2",
+    "--delta",
+    "1e-5",
+]
+PATHS = ["server", "opacus"]
+
+
+def audited(path: str) -> int:
+    return CliRunner().invoke(app, [*AUDIT, "--path", path]).exit_code
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_installed_passes(path: str) -> None:
+    assert audited(path) == 0
+
+
+def broken(*_: object, **__: object) -> None:
+    raise AssertionError("the grid was used")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("server", "Grid.to_steps"),  # the engine rounds each example before it sums them
+        *((path, name) for path in PATHS for name in ("add_noise", "Grid.from_steps", "_add_stream", "add_smoothing")),
+    ],
+)
+def test_it_uses_every_function_of_the_grid(path: str, name: str, monkeypatch) -> None:
+    if name.startswith("Grid."):
+        monkeypatch.setattr(Grid, name.partition(".")[2], broken)
+    else:
+        monkeypatch.setattr(quantisation, name, broken)
+        if hasattr(source, name):
+            monkeypatch.setattr(source, name, broken)
+    assert audited(path) not in (0, None)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_tenth_less_noise_is_refuted(path: str, monkeypatch) -> None:
+    add = NoiseSource.add
+    monkeypatch.setattr(NoiseSource, "add", lambda self, total, nonces, stddev: add(self, total, nonces, 0.9 * stddev))
+    assert audited(path) == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_wrong_lambda_is_refuted(path: str, monkeypatch) -> None:
+    row = LambdaCGD.inverse_row
+    monkeypatch.setattr(LambdaCGD, "inverse_row", lambda self, round, rounds: row(LambdaCGD(0.9), round, rounds))
+    assert audited(path) == 1
+
+
+def test_a_replay_that_takes_its_own_rounds_noise_for_the_last_ones_is_refuted(monkeypatch) -> None:
+    add = source.add_noise
+
+    def wrong(total, stream, terms, stddev, grid):
+        (round, nonce, weight), *earlier = terms
+        add(total, stream, [(round, nonce, weight + sum(w for _, _, w in earlier))], stddev, grid)
+
+    monkeypatch.setattr(source, "add_noise", wrong)
+    assert audited("server") == 1
+
+
+def test_one_noise_for_all_rounds_is_refuted(monkeypatch) -> None:
+    add = source.add_noise
+
+    def wrong(total, stream, terms, stddev, grid):
+        add(total, stream, [(0, 0, weight) for _, _, weight in terms], stddev, grid)
+
+    monkeypatch.setattr(source, "add_noise", wrong)
+    assert audited("server") == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_rounding_of_the_noise_is_noticed_by_the_grid(path: str, monkeypatch) -> None:
+    """The control of the attacks above: they reach what runs, because the noise is whole steps there."""
+    seen = []
+    add = source.add_noise
+
+    def watched(total, stream, terms, stddev, grid):
+        before = total.copy()
+        add(total, stream, terms, stddev, grid)
+        seen.append(np.issubdtype(total.dtype, np.integer) and not np.array_equal(total, before))
+
+    monkeypatch.setattr(source, "add_noise", watched)
+    assert audited(path) == 0
+    assert seen
+    assert all(seen)

@@ -1,0 +1,111 @@
+"""Invariant: a user is one user, and only its own node learns when it takes part, whoever claims it and whoever restarts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, FakeNode, is_training
+from flwr.clientapp import ClientApp
+from test_flower_strategy import SIZE, make, names, node, record
+
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import verify
+from fedcgd.mechanisms import DPSGD
+from fedcgd.participation import Participation
+from fedcgd_flower import IncompleteRunError
+
+BINS = {
+    "participation": Participation(rounds=12, min_separation=4, sampling="balls-in-bins"),
+    "mechanism": DPSGD(),
+    "cohort_size": 2,
+}
+
+
+def told(grid: FakeGrid, node_id: int, user: str) -> list[int]:
+    """The rounds for which the node was asked to train the user."""
+    return [
+        message.content["fedcgd"]["round"]
+        for message in grid.sent
+        if is_training(message)
+        and message.metadata.dst_node_id == node_id
+        and user in message.content["fedcgd"]["users"]
+    ]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_node_that_claims_an_absent_user_does_not_learn_its_bin(restart: bool, tmp_path: Path) -> None:
+    users = names(8)
+    grid = FakeGrid({1: node(users, name="silo0"), 2: node(["mine"], name="silo1")})
+    key = NoiseKey.generate()
+    options = BINS | {"key": key, "ledger": tmp_path / "run.db"}
+    with make(**options) as strategy:
+        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+        del grid.nodes[1]
+        grid.nodes[2] = node(["mine", *users], name="silo1")
+        if not restart:  # the claim comes from a node that was not known yet
+            grid.nodes[3] = node(users, name="silo2")
+            strategy.start(grid, record(np.zeros(SIZE)), num_rounds=3)
+    if restart:
+        make(**options).start(grid, record(np.zeros(SIZE)), num_rounds=11)
+    for user in users:
+        assert told(grid, 2, user) == told(grid, 3, user) == []
+
+
+def test_the_node_of_the_users_does_learn_it(tmp_path: Path) -> None:
+    """Or the test above would pass if nobody were ever asked."""
+    users = names(8)
+    grid = FakeGrid({1: node(users, name="silo0")})
+    make(**BINS, key=NoiseKey.generate()).start(grid, record(np.zeros(SIZE)))
+    assert all(len(told(grid, 1, user)) == 3 for user in users)
+
+
+def test_a_secret_sampling_asks_no_node_that_nobody_knows() -> None:
+    grid = FakeGrid({1: node(names(8))})
+    with pytest.raises(ValueError, match="not registered by name"):
+        make(**BINS, key=NoiseKey.generate()).start(grid, record(np.zeros(SIZE)))
+    assert not [message for message in grid.sent if is_training(message)]
+    strategy = make(**BINS, key=NoiseKey.generate(), trusted_nodes=True)
+    strategy.start(grid, record(np.zeros(SIZE)))
+    assert strategy.releases == 12
+
+
+def silo(key: bytes, name: str = "") -> FakeNode:
+    """A node whose every train reply is an honest one of the user it is asked for."""
+    return FakeNode(node(["silo0", "silo1", key.hex()]).app, public_key=key, name=name)
+
+
+def test_a_restarted_silo_is_not_another_user(tmp_path: Path) -> None:
+    """With k = 1 two silos took part in three rounds, under a new key each time, and the record verified."""
+    options = {
+        "participation": Participation(rounds=3, max_participations=1),
+        "mechanism": DPSGD(),
+        "cohort_size": 2,
+        "identity": "authenticated",
+        "ledger": tmp_path / "run.db",
+        "min_answers": 0,
+        "expected_users": 2,
+    }
+    for start in range(3):
+        grid = FakeGrid({1: silo(b"first %d" % start), 2: silo(b"second %d" % start)})
+        with pytest.raises(ValueError, match="2 of 2 nodes are not registered by name"):
+            make(**options).start(grid, record(np.zeros(SIZE)), num_rounds=1)
+        assert not grid.sent
+
+    registered = FakeGrid({1: silo(b"1", name="silo0"), 2: silo(b"2", name="silo1")})
+    make(**options).start(registered, record(np.zeros(SIZE)), num_rounds=1)
+    again = FakeGrid({7: silo(b"1", name="silo0"), 8: silo(b"2", name="silo1")})
+    with pytest.raises(IncompleteRunError, match="2 have taken part 1 times, which is all they may"):
+        make(**options).start(again, record(np.zeros(SIZE)))
+    checked = verify(tmp_path / "run.db")
+    assert (checked.released, checked.problems) == (1, ())
+
+
+def test_a_node_without_registration_takes_nobody_from_a_registered_one() -> None:
+    users = names(12)
+    grid = FakeGrid({1: node(users, name="silo0")})
+    with make() as strategy:
+        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+        grid.nodes = {2: node(users), 3: FakeNode(ClientApp())}
+        result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    assert result.released == 1
+    assert all(told(grid, 2, user) == [] for user in users)

@@ -1,0 +1,299 @@
+"""An ordinary Flower app with one line more: whole state_dicts, every way to give the mod, other mods beside it."""
+
+import itertools
+import logging
+
+import numpy as np
+import pytest
+import torch
+from fake_grid import FakeGrid, FakeNode, is_training
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, arrays_size_mod, fixedclipping_mod, message_size_mod
+from flwr.serverapp.strategy import FedAdam, FedAvg
+from torch import nn
+
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_flower import ClippedUpdateMod, CorrelatedNoise, arrays_of, clipped_update_mod, load_arrays
+from fedcgd_flower.roster import Roster
+
+LOCAL_DP = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
+
+
+class Net(nn.Module):
+    """BatchNorm with its counter, and a layer that is frozen."""
+
+    def __init__(self, norm: str = "batch") -> None:
+        super().__init__()
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(4) if norm == "batch" else nn.GroupNorm(2, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, inputs):
+        return self.head(self.norm(self.frozen(inputs)))
+
+
+def make_net(norm: str = "batch") -> Net:
+    torch.manual_seed(0)
+    return Net(norm)
+
+
+TRAINABLE = [name for name, parameter in make_net().named_parameters() if parameter.requires_grad]
+
+
+def ordinary_app(norm: str, seen: list, *, mods=None, train_mods=None) -> ClientApp:
+    """As `flwr new` makes it: state_dicts in and out, examples counted, an evaluate function."""
+    app = ClientApp() if mods is None else ClientApp(mods=mods)
+
+    @app.train(**({} if train_mods is None else {"mods": train_mods}))
+    def train(message: Message, context) -> Message:
+        model = make_net(norm)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=True)
+        seen.append({name: value.clone() for name, value in model.state_dict().items()})
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        generator = torch.Generator().manual_seed(int(context.node_config["partition-id"]))
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4, generator=generator)).square().sum().backward()
+            optimizer.step()
+        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": 8, "loss": 1.0})}
+        return Message(RecordDict(content), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context) -> Message:
+        model = make_net(norm)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=True)
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 8, "accuracy": 0.5})}), reply_to=message)
+
+    return app
+
+
+def nodes(app: ClientApp, count: int = 4) -> FakeGrid:
+    return FakeGrid(
+        {i: FakeNode(app, config={"partition-id": i, "num-partitions": count}) for i in range(1, count + 1)}
+    )
+
+
+def strategy(inner=None, *, rounds: int = 2, **options) -> CorrelatedNoise:
+    plan = Plan(
+        mechanism=LambdaCGD(0.5),
+        participation=Participation(rounds=rounds, min_separation=1),
+        clip_norm=0.5,
+        noise_multiplier=1e-3,
+        delta=1e-5,
+    )
+    defaults = {"key": NoiseKey.simulation(1), "cohort_size": 4, "patience": 0.0, "min_answers": 4, "expected_users": 4}
+    return CorrelatedNoise(inner or FedAvg(), plan, **defaults | options)
+
+
+FORMS = {
+    "for the app": {"mods": [clipped_update_mod]},
+    "for the train function": {"train_mods": [clipped_update_mod]},
+    "beside harmless mods": {"mods": [message_size_mod, clipped_update_mod], "train_mods": [arrays_size_mod]},
+    "with a user": {"mods": [ClippedUpdateMod(user=lambda context: f"silo {context.node_config['partition-id']}")]},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_line_makes_an_ordinary_app_private(form: str) -> None:
+    seen: list = []
+    grid = nodes(ordinary_app("group", seen, **FORMS[form]))
+    run = strategy(FedAdam(), trainable=TRAINABLE, forward_client_metrics=True)
+    start = make_net("group").state_dict()
+    result = run.start(grid, ArrayRecord(start))
+    assert run.releases == 2
+    assert not run.dropped
+    assert len(seen) == 8
+    final = result.arrays.to_torch_state_dict()
+    assert list(final) == list(start)
+    make_net("group").load_state_dict(final, strict=True)
+    for name in start:
+        assert torch.equal(final[name], start[name]) == (name not in TRAINABLE), name
+    assert result.evaluate_metrics_clientapp[2]["accuracy"] == 0.5  # evaluation passes the mod
+
+
+@pytest.mark.parametrize("inner", [FedAvg, FedAdam])
+def test_batch_norm_made_private_carries_counters_and_frozen_parameters(inner) -> None:
+    seen: list = []
+    grid = nodes(ordinary_app("batch", seen, mods=[clipped_update_mod]))
+    start = make_net().state_dict()
+    run = strategy(inner(), trainable=TRAINABLE, batch_norm="private")
+    final = run.start(grid, ArrayRecord(start)).arrays.to_torch_state_dict()
+    assert not run.dropped
+    noised = [*TRAINABLE, "norm.running_mean", "norm.running_var"]
+    for name in start:
+        assert torch.equal(final[name], start[name]) == (name not in noised), name
+    assert final["norm.num_batches_tracked"].dtype == torch.int64
+    # Nothing but the trained numbers is sent: 4 + 4 weights of the norm, 4 + 4 statistics, 8 + 2 of the head.
+    for request in filter(is_training, grid.sent):
+        assert request.content["model"]["flat"].shape == (26,)
+        assert list(request.content["carried"]) == ["flat"]
+
+
+def test_fixed_statistics_stay_those_of_the_start() -> None:
+    start = make_net().state_dict()
+    start["norm.running_mean"] += 0.25
+    seen: list = []
+    run = strategy(trainable=TRAINABLE, batch_norm="fixed")
+    final = run.start(nodes(ordinary_app("batch", seen, mods=[clipped_update_mod])), ArrayRecord(start)).arrays
+    assert torch.equal(final.to_torch_state_dict()["norm.running_mean"], start["norm.running_mean"])
+    assert all(torch.equal(state["norm.running_mean"], start["norm.running_mean"]) for state in seen)
+
+
+def test_batch_norm_is_refused_with_the_remedy_before_anything_is_sent() -> None:
+    grid = nodes(ordinary_app("batch", [], mods=[clipped_update_mod]))
+    with pytest.raises(ValueError, match=r"norm\.running_mean.*GroupNorm.*batch_norm='private'.*batch_norm='fixed'"):
+        strategy().start(grid, ArrayRecord(make_net().state_dict()))
+    assert not list(filter(is_training, grid.sent))
+    with pytest.raises(ValueError, match="batch_norm must be 'refuse', 'private' or 'fixed', got 'keep'"):
+        strategy(batch_norm="keep").start(grid, ArrayRecord(make_net().state_dict()))
+    with pytest.raises(ValueError, match="trainable names \\['body'\\]"):
+        strategy(trainable=["body"]).start(grid, ArrayRecord(make_net("group").state_dict()))
+
+
+def test_a_running_variance_is_never_negative() -> None:
+    run = strategy(rounds=1, trainable=TRAINABLE, batch_norm="private")
+    run.plan = Plan(**{**vars(run.plan), "noise_multiplier": 100.0})
+    seen: list = []
+    final = run.start(
+        nodes(ordinary_app("batch", seen, mods=[clipped_update_mod])), ArrayRecord(make_net().state_dict())
+    )
+    variance = final.arrays["norm.running_var"].numpy()
+    assert (variance >= 0).all()
+    assert (variance == 0).any()  # noise of σ = 100 had made one negative, in 8 draws
+
+
+@pytest.mark.parametrize("mod", [LOCAL_DP, fixedclipping_mod, adaptiveclipping_mod], ids=["local", "fixed", "adaptive"])
+@pytest.mark.parametrize("where", ["before", "after", "for the train function"])
+def test_another_privacy_mod_is_refused_at_once(mod, where: str, caplog: pytest.LogCaptureFixture) -> None:
+    mods = {
+        "before": {"mods": [mod, clipped_update_mod]},
+        "after": {"mods": [clipped_update_mod, mod]},
+        "for the train function": {"mods": [clipped_update_mod], "train_mods": [mod]},
+    }[where]
+    grid = nodes(ordinary_app("group", [], **mods))
+    run = strategy()
+    with pytest.raises(ValueError, match="0 users are there"):
+        run.start(grid, ArrayRecord(make_net("group").state_dict()), num_rounds=1)
+    assert run.releases == 0
+    assert not list(filter(is_training, grid.sent))
+    expected = "as the first of its mods" if where == "before" else "another mod for privacy inside clipped_update_mod"
+    assert expected in caplog.text
+
+
+def test_an_update_that_a_mod_changed_after_clipping_is_dropped() -> None:
+    """Flower's LocalDpMod before clipped_update_mod once made 0.04, 0.23, … of +0.1, and nobody was told."""
+
+    def doubles(message: Message, context, call_next) -> Message:
+        reply = call_next(message, context)
+        if is_training(message):
+            [array] = reply.content["update"].values()
+            reply.content["update"] = ArrayRecord({"flat": Array(array.numpy() * 2)})
+        return reply
+
+    def noises(message: Message, context, call_next) -> Message:
+        reply = call_next(message, context)
+        if is_training(message):
+            [array] = reply.content["update"].values()
+            reply.content["update"] = ArrayRecord({"flat": Array(array.numpy() + np.float64(0.1))})
+        return reply
+
+    for mod in (doubles, noises):
+        run = strategy()
+        grid = nodes(ordinary_app("group", [], mods=[mod, clipped_update_mod]))
+        run.start(grid, ArrayRecord(make_net("group").state_dict()), num_rounds=1)
+        assert run.dropped == {"changed after clipping": 4}
+
+
+def test_a_node_without_an_id_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    grid = FakeGrid({1: FakeNode(ordinary_app("group", [], mods=[clipped_update_mod]))})
+    with pytest.raises(ValueError, match="0 users are there"):
+        strategy().start(grid, ArrayRecord(make_net("group").state_dict()), num_rounds=1)
+    assert "--node-config 'user-id=" in caplog.text
+
+
+def test_the_modes_of_an_id() -> None:
+    grid = FakeGrid(
+        {
+            1: FakeNode(
+                ordinary_app("group", [], mods=[clipped_update_mod]), config={"user-id": "ann", "partition-id": 0}
+            ),
+            2: FakeNode(ordinary_app("group", [], mods=[clipped_update_mod]), config={"partition-id": 0}),
+        }
+    )
+    assert Roster("declared", lambda users, node: set(users)).refresh(grid) == {"ann": 1, "0": 2}
+
+
+def test_half_precision_is_no_update() -> None:
+    """A model that a node holds in 16 bits is rounded; rounding must not count as training, or leave no room for it."""
+    for dtype, sent in itertools.product(
+        (torch.float16, torch.bfloat16), (torch.float16, torch.bfloat16, torch.float32)
+    ):
+        model = make_net("group").to(sent)
+        nn.init.constant_(model.norm.weight, 1000.3)
+        app = ClientApp(mods=[clipped_update_mod])
+
+        @app.train()
+        def train(message: Message, context, dtype=dtype) -> Message:
+            model = make_net("group").to(dtype)
+            load_arrays(model, message.content["arrays"])
+            with torch.no_grad():
+                model.head.bias += 0.25
+            return Message(RecordDict({"arrays": arrays_of(model)}), reply_to=message)
+
+        run = strategy(rounds=2)
+        run.plan = Plan(**{**vars(run.plan), "noise_multiplier": 0.01})
+        final = run.start(nodes(app), arrays_of(model)).arrays
+        assert not run.dropped
+        moved = {
+            name: final[name].numpy() - array.numpy().astype(np.float32) for name, array in arrays_of(model).items()
+        }
+        np.testing.assert_allclose(moved["head.bias"], 0.5, atol=0.03)
+        for name in TRAINABLE[:-1]:
+            np.testing.assert_allclose(moved[name], 0, atol=0.03)
+        load_arrays(model, final)  # also into 16 bits
+
+
+def test_only_trained_arrays_from_the_server_and_a_whole_state_dict_from_nodes() -> None:
+    """With `arrays_of` on the server nothing frozen is sent at all; what a node replies beyond that is left out."""
+    app = ClientApp(mods=[clipped_update_mod])
+
+    @app.train()
+    def train(message: Message, context) -> Message:
+        model = make_net()
+        load_arrays(model, message.content["arrays"])
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), reply_to=message)
+
+    grid = nodes(app)
+    run = strategy()
+    final = run.start(grid, arrays_of(make_net())).arrays
+    assert not run.dropped
+    assert list(final) == TRAINABLE
+    assert all("carried" not in request.content for request in grid.sent)
+
+
+def test_helpers_name_what_is_missing() -> None:
+    with pytest.raises(ValueError, match=r"parameter 'norm.weight' is not among"):
+        load_arrays(make_net(), ArrayRecord({"head.weight": Array(np.zeros((2, 4), np.float32))}))
+
+
+def test_a_train_function_of_another_strategy_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    message = Message(
+        RecordDict({"arrays": ArrayRecord(make_net("group").state_dict()), "config": ConfigRecord()}),
+        dst_node_id=1,
+        message_type="train",
+    )
+    with pytest.raises(ValueError, match="CorrelatedNoise"):
+        clipped_update_mod(message, None, None)
+
+
+def test_each_user_counts_once_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    run = strategy()
+    with caplog.at_level(logging.INFO, "flwr"):
+        run.start(
+            nodes(ordinary_app("group", [], mods=[clipped_update_mod])), ArrayRecord(make_net("group").state_dict())
+        )
+    assert caplog.text.count("each user counts once") == 1
