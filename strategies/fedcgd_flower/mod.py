@@ -11,6 +11,8 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from fedcgd.clipping import clip
 from fedcgd_flower.layout import as_trained_from, flatten, unflatten
 from fedcgd_flower.messages import (
+    LOCAL_FAILURE,
+    NOT_FINITE,
     PROBLEMS,
     failed_reply,
     is_users_query,
@@ -70,7 +72,7 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     try:
         reply = call_next(message, context)
         if reply.has_error():
-            return Message(Error(code=reply.error.code, reason="local training failed"), reply_to=message)
+            return Message(Error(code=reply.error.code, reason=LOCAL_FAILURE), reply_to=message)
         trained = next(iter(reply.content.array_records.values()), None)
         if trained is None:
             raise ValueError("the train function's reply holds no ArrayRecord; reply with the trained model's arrays")
@@ -79,7 +81,7 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
         return failed_reply(message, error)
     update = np.subtract(new, as_trained_from(model, new, task.layout), dtype=np.float64)
     if not np.isfinite(update).all():
-        return Message(Error(code=0, reason="the update is not finite"), reply_to=message)
+        return Message(Error(code=0, reason=NOT_FINITE), reply_to=message)
     return train_reply(message, task, task.grid.to_steps(clip(update, task.clip_norm)), 1)
 
 
