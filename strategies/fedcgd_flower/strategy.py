@@ -401,7 +401,7 @@ class CorrelatedNoise(Strategy):
             )
         state = inner_state.save(self.inner)
         # Durable first: what has left the process can then never be followed by another release under this noise.
-        self._ledger.record_released(asked.round, asked.attempt, released.tobytes(), state)
+        self._ledger.record_released(asked.round, asked.attempt, released.tobytes(), state, asked.layout.to_json())
         self._inner_state = state
         return released
 
