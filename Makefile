@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: simulate test test-slow check docs bench mutants clean
+.PHONY: simulate test test-pythons test-slow check static docs bench mutants clean
 .DEFAULT_GOAL := simulate
 
 $(VENV)/installed: pyproject.toml
@@ -24,15 +24,23 @@ simulate: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/python -m pytest
 
+# The suite on every interpreter that is installed, each in an environment of its own (about 6 GB each).
+test-pythons:
+	@found=; for python in python3.11 python3.12 python3.13; do \
+		if $$python -c '' 2> /dev/null; then found=1; $(MAKE) test PYTHON=$$python VENV=.venv-$$python || exit 1; \
+		else echo "$$python is not installed"; fi; \
+	done; test -n "$$found"
+
 # Long checks: many kills, big sizes, every real Flower run.
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow
 
-check: $(VENV)/installed
+check: static test
+
+static: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
 
 # Do the tests notice a change in what ε depends on? An hour on 2 cores; goes on where it was stopped (docs/testing.md).
 mutants: $(VENV)/installed
@@ -47,4 +55,4 @@ bench: $(VENV)/installed
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-python3.* dist build .pytest_cache .mypy_cache .ruff_cache

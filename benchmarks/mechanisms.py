@@ -56,7 +56,7 @@ from fedcgd.mechanisms import (
 )
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.mechanisms.streaming import State, correlate, noise_mode, vectors_kept, vectors_replayed
+from fedcgd.mechanisms.streaming import State, correlate, noise_mode
 from fedcgd.noise import NoiseStream, Term, for_each_chunk
 from fedcgd.participation import Participation
 
@@ -124,7 +124,7 @@ def last_round(size: int, rounds: int = 1000) -> None:
         terms = [(rounds - 1 - lag, 0, float(w)) for lag, w in enumerate(weights)]
         _, replayed = timed(lambda terms=terms: replay(terms))
         # What the buffers hold does not change the time.
-        kept = vectors_kept(mechanism, rounds)
+        kept = mechanism.kept(rounds)
         held = min(kept, (rounds - 1).bit_count() if isinstance(mechanism, BinaryTree) else kept)
         state = State(rounds - 1, tuple(fresh.copy() for _ in range(min(held, 20))))
         buffered = f"{'':5}"
@@ -132,7 +132,7 @@ def last_round(size: int, rounds: int = 1000) -> None:
             _, used = timed(lambda m=mechanism, s=state: correlate(m, rounds, stream.normal(rounds - 1, 0, 0, size), s))
             buffered = f"{used / once:5.1f}"
         line = f"{mechanism!s:.48}"
-        made = vectors_replayed(mechanism, rounds)
+        made = mechanism.replayed(rounds)
         print(f"{line:50} {made:12} {replayed / once:5.1f} {kept:14} {buffered}   {noise_mode(mechanism, rounds)}")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from fedcgd.accounting import calibrate
 from fedcgd.mechanisms import Mechanism, Toeplitz
 from fedcgd.mechanisms.error import error_norms
-from fedcgd.mechanisms.streaming import noise_mode, vectors_kept
+from fedcgd.mechanisms.streaming import noise_mode
 from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation
 
@@ -61,7 +61,7 @@ def main() -> None:
         points = []
         for spelling in choices:
             mechanism = catalogue.mechanism(spelling, PLAN)
-            points.append((vectors_kept(mechanism, ROUNDS), rmse(mechanism), noise_mode(mechanism, ROUNDS)))
+            points.append((mechanism.kept(ROUNDS), rmse(mechanism), noise_mode(mechanism, ROUNDS)))
             print(spelling, points[-1], flush=True)
         kept, found, modes = zip(*points, strict=True)
         hollow = modes[0] == "replay"

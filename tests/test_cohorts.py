@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedcgd.participation import Participation
+from fedcgd.participation import Participation, cohorts
 from fedcgd.participation.cohorts import History, bin_of, cohort, eligible
 
 KEY = bytes(range(32))
@@ -91,6 +91,13 @@ def test_a_retry_takes_those_that_are_counted_already():
     assert not set(cohort(participation, 1, USERS, again, cohort_size=5, key=KEY)) & set(first)
 
 
+def test_a_history_stays_as_it_was_when_another_is_made_of_it():
+    first = History().with_round(0, ["a", "b"])
+    second = first.with_round(1, ["a", "c"])
+    assert first == History({"a": 1, "b": 1}, {"a": 0, "b": 0})
+    assert second == History({"a": 2, "b": 1, "c": 1}, {"a": 1, "b": 0, "c": 1})
+
+
 def test_too_few_users_give_no_cohort():
     participation = Participation(rounds=4, min_separation=2)
     assert cohort(participation, 0, USERS[:3], History(), cohort_size=4, key=KEY) is None
@@ -143,6 +150,14 @@ def test_poisson_takes_each_user_at_the_rate_in_each_round_independently():
     assert drawn.mean() != pytest.approx(0.31, abs=4 * np.sqrt(0.21 / 200_000))
     assert np.var(drawn.sum(0)) == pytest.approx(200 * 0.21, rel=0.2)
     assert np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1] == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize(("draw", "taken"), [(0, True), (2, True), (3, False), (4, False), (2**64 - 1, False)])
+def test_a_rate_between_two_draws_is_rounded_down(draw, taken, monkeypatch):
+    # A rate of 3.5 / 2⁶⁴ takes the draws 0, 1 and 2 of 2⁶⁴: below the accounted rate, never above it.
+    monkeypatch.setattr(cohorts, "_draw", lambda key, purpose, user: 0 if purpose == "bin" else draw)
+    participation = Participation(rounds=2, sampling="poisson", sampling_rate=3.5 / 2**64)
+    assert cohort(participation, 0, ["a"], History(), cohort_size=1, key=KEY) == (["a"] if taken else [])
 
 
 def test_cyclic_poisson_takes_the_group_at_the_rate():

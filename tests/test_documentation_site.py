@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import fedcgd
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -55,6 +58,20 @@ def test_the_site_builds_without_a_warning_and_has_every_page(site: Path) -> Non
     assert "fedcgd calibrate" in (site / "reference" / "command_line.html").read_text()
 
 
+def test_tutorials_are_notebooks_too_with_what_their_code_prints(site: Path) -> None:
+    for name in ("choosing", "opacus", "reviewing"):
+        page = (DOCS / "tutorials" / f"{name}.md").read_text()
+        notebook = json.loads((site / "tutorials" / f"{name}.ipynb").read_text())
+        assert notebook["nbformat"] == 4
+        code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert [cell["source"] for cell in code] == [
+            text.strip("\n") for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+        ]
+        printed = [output["text"] for cell in code for output in cell["outputs"]]
+        assert printed == re.findall(r"^```output\n(.*?)^```$", page, re.M | re.S)
+        assert f'href="{name}.ipynb"' in (site / "tutorials" / f"{name}.html").read_text()
+
+
 def test_no_page_of_the_site_asks_another_host_for_anything(site: Path) -> None:
     pages = {page: Links(page.read_text()) for page in site.rglob("*.html")}
     assert any(links.fetched for links in pages.values())
@@ -78,6 +95,11 @@ def documented_modules() -> list[str]:
 def test_every_public_name_of_the_reference_has_a_docstring(name: str) -> None:
     module = importlib.import_module(name)
     assert undocumented(module) == []
+
+
+def test_the_reference_lists_every_name_of_the_package_itself() -> None:
+    page = (DOCS / "reference" / "python.md").read_text()
+    assert [name for name in fedcgd.__all__ if f"[`{name}`]" not in page] == []
 
 
 def test_a_name_without_docstring_is_found() -> None:

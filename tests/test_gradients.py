@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fedcgd import gradients
 from fedcgd.gradients import clip_rows, clipped_gradient_sum, example_loss, sum_in_steps
 from fedcgd.noise.quantisation import Grid
 from fedcgd.parameters import flatten
@@ -52,6 +53,23 @@ def test_the_sum_is_that_of_one_backward_pass_per_example(chunk, clip_norm):
     assert finite == 23
     assert total.dtype == torch.int64
     assert torch.allclose(total.double() * STEP, one_by_one(model, inputs, targets, clip_norm), atol=1e-5)
+
+
+def test_as_many_gradients_at_once_as_fit_in_memory_and_at_least_one(monkeypatch):
+    model, inputs, targets = setting()
+    loss, flat = example_loss(model, cross_entropy), flatten(model)
+    at_once = []
+
+    def watched(rows, clip_norm):
+        at_once.append(len(rows))
+        return clip_rows(rows, clip_norm)
+
+    monkeypatch.setattr(gradients, "clip_rows", watched)
+    for entries, sizes in ((10 * flat.numel() + 1, [10, 10, 3]), (1, [1] * 23), (10**9, [23])):
+        monkeypatch.setattr(gradients, "CHUNK_ENTRIES", entries)
+        clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0, grid=Grid(STEP))
+        assert at_once == sizes
+        at_once.clear()
 
 
 def test_each_example_is_rounded_towards_zero_before_the_sum():

@@ -120,6 +120,7 @@ def test_extra_memory_is_at_most_24_mib_with_two_threads():
         ([(0, 0, float("inf"))], 1.0, {}, "must be finite"),
         ([(0, 0, float("nan"))], 1.0, {}, "must be finite"),
         ([(0, 0, 1e38)], 1.0, {}, "must be finite"),
+        ([(0, 0, 1e20)], 1e20, {}, "must be finite"),
         ([(-1, 0, 1.0)], 1.0, {}, "round must be"),
         ([(0, 2**128, 1.0)], 1.0, {}, "nonce must be"),
         ([(0, 0, 1.0)], 1.0, {"start": -1}, "coordinates"),

@@ -13,6 +13,7 @@ from scipy import special, stats
 
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.box_muller import LARGEST, Workspace, _log
+from fedcgd.noise.stream import chunks
 
 KEY = bytes(range(32))
 OTHER = bytes(range(1, 33))
@@ -126,6 +127,11 @@ def test_any_part_equals_the_part_of_the_whole(start):
 def test_two_parts_are_the_whole(start, first, second):
     parts = [STREAM.normal(9, 0, start, start + first), STREAM.normal(9, 0, start + first, start + first + second)]
     np.testing.assert_array_equal(np.concatenate(parts), STREAM.normal(9, 0, start, start + first + second))
+
+
+@pytest.mark.parametrize("start", [0, 5, 131071, TILE - 1, TILE, 7 * TILE + 131072])
+def test_few_numbers_are_made_of_few_columns(start):
+    assert [(chunk.begin, chunk.size) for chunk in chunks(start, start + 1)] == [(start, 1)]
 
 
 def moment_scores(z: np.ndarray) -> np.ndarray:

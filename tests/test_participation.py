@@ -45,3 +45,21 @@ def test_k_defaults_to_the_most_that_fit():
 def test_contradictions_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Participation(**options)
+
+
+def test_bins_may_name_the_participations_that_they_give():
+    # The least and the most bins: k = n / b in each case, and one more or one fewer is refused.
+    for bins, k in ((1, 12), (4, 3), (12, 1)):
+        options = {"rounds": 12, "min_separation": bins, "sampling": "balls-in-bins"}
+        assert Participation(**options, max_participations=k).participations == k
+        if k > 1:
+            with pytest.raises(ValueError, match="a user takes part in every one of"):
+                Participation(**options, max_participations=k - 1)
+
+
+def test_rounds_released_are_within_the_run():
+    participation = Participation(rounds=5)
+    assert [participation.rounds_released(released) for released in (None, 0, 1, 5)] == [5, 0, 1, 5]
+    for released in (-1, 6):
+        with pytest.raises(ValueError, match=f"released must be in 0 … 5, got {released}"):
+            participation.rounds_released(released)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+import fedcgd
+
 ROOT = Path(__file__).resolve().parents[1]
 PATH = re.compile(r"`((?:fedcgd|strategies|simulations|tests|docs)/[\w/.]*)`")
 
@@ -26,8 +28,8 @@ def test_every_link_within_the_repository_leads_somewhere(page: str) -> None:
 def test_what_to_cite_is_this_version() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
-    assert f"## {project['version']}" in (ROOT / "CHANGELOG.md").read_text()
+    assert (cited["version"], cited["license"]) == (fedcgd.__version__, project["license"])
+    assert f"## {fedcgd.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from fedcgd.mechanisms import (
     SquareRootToeplitz,
     matrix,
 )
-from fedcgd.mechanisms.streaming import State, correlate, noise_mode, vectors_kept, vectors_replayed
+from fedcgd.mechanisms.streaming import State, correlate, noise_mode
 from fedcgd.noise import NoiseStream, for_each_chunk
 
 KEY = bytes(range(32))
@@ -34,7 +34,7 @@ def stream(mechanism, rounds, z):
     for row in z:
         noise, state = correlate(mechanism, rounds, row, state)
         out.append(noise)
-        assert len(state.buffers) <= vectors_kept(mechanism, rounds)
+        assert len(state.buffers) <= mechanism.kept(rounds)
     return out
 
 
@@ -94,8 +94,8 @@ def test_many_rounds_stay_accurate() -> None:
     ids=str,
 )
 def test_memory_of_table_5(mechanism, kept, replayed, mode) -> None:
-    assert vectors_kept(mechanism, 1000) == kept
-    assert vectors_replayed(mechanism, 1000) == replayed
+    assert mechanism.kept(1000) == kept
+    assert mechanism.replayed(1000) == replayed
     assert noise_mode(mechanism, 1000) == mode
 
 

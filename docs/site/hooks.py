@@ -1,15 +1,22 @@
-"""What MkDocs does for this site beyond its plugins: pictures from benchmarks/, and the page of the command line."""
+"""What MkDocs does for this site beyond its plugins: plots, the page of the command line, tutorials as notebooks."""
 
+import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from click import Context
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from typer.cli import get_docs_for_click
+
+from fedcgd.cli import COMMANDS, load
+from fedcgd.optimisation.catalogue import TABLE, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 PLOTS = "benchmarks/results/plots"
+KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEADING = "# Command line\n\nEvery command explains itself with `--help`; this page is made from the same text.\n\n"
 
 
@@ -18,32 +25,73 @@ def on_files(files: Files, config: Any) -> Files:
     for plot in sorted((ROOT / PLOTS).iterdir()):
         files.append(File.generated(config, f"plots/{plot.name}", abs_src_path=str(plot)))
     files.append(File.generated(config, "reference/command_line.md", content=HEADING + command_line()))
+    for page in sorted((ROOT / "docs" / "tutorials").glob("*.md")):
+        if cells := notebook_cells(page.read_text()):
+            notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": KERNEL, "cells": cells}
+            name = f"tutorials/{page.stem}.ipynb"
+            files.append(File.generated(config, name, content=json.dumps(notebook, indent=1, ensure_ascii=False)))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to those plots work in the repository as well as here."""
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Links to those plots work in the repository as well as here; a tutorial offers its notebook."""
+    if page.file.src_uri.startswith("tutorials/") and notebook_cells(markdown):
+        markdown += f"\n\n[This page as a notebook]({Path(page.file.src_uri).stem}.ipynb){{download}}\n"
     return markdown.replace(f"](../{PLOTS}/", "](plots/")
 
 
+def notebook_cells(markdown: str) -> list[dict[str, Any]]:
+    """The page as cells of a Jupyter notebook, with the outputs that it shows; none if it has no output."""
+    cells: list[dict[str, Any]] = []
+    if "```output" not in markdown:
+        return cells
+
+    def add(kind: str, source: str, **more: Any) -> None:
+        if source.strip():
+            cells.append(
+                {"cell_type": kind, "source": source.strip("\n"), "metadata": {}, "id": f"cell-{len(cells)}"} | more
+            )
+
+    end = 0
+    for block in FENCED.finditer(markdown):
+        add("markdown", markdown[end : block.start()])
+        end = block.end()
+        match block[1]:
+            case "python":
+                add("code", block[2], outputs=[], execution_count=None)
+            case "output":
+                cells[-1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": block[2]}]
+            case _:
+                add("markdown", block[0])
+    add("markdown", markdown[end:])
+    return cells
+
+
 def command_line() -> str:
-    """The help of all commands as Markdown, by Typer."""
-    command = [sys.executable, "-m", "typer", "fedcgd.cli", "utils", "docs", "--name", "fedcgd"]
-    page = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    page = page.replace("# `fedcgd`\n\n", "", 1)
-    page = re.sub(r"^(## `(.+)`)$", lambda m: f"{m[1]} {{#{m[2].replace(' ', '-')}}}", page, flags=re.MULTILINE)
+    """The commands, their help as Typer has it, and the table of mechanisms that `--mechanism` names."""
+    links = "".join(f"* [`fedcgd {name}`](#fedcgd-{name}): {text}\n" for name, (_, text) in COMMANDS.items())
+    rows = "".join(f"| `{row.spelling}` | {row.help} | {_number(row)} |\n" for row in TABLE.values())
+    mechanisms = f"## Mechanisms\n\n| `--mechanism` | what it is | number |\n|---|---|---|\n{rows}\n"
+    pages = (
+        get_docs_for_click(obj=command, ctx=Context(command, info_name=name), indent=1, name=name, call_prefix="fedcgd")
+        for name, command in ((name, load(name)) for name in COMMANDS)
+    )
+    return f"{links}\n{mechanisms}" + "\n".join(map(_with_links, pages))
+
+
+def _number(row: Row) -> str:
+    return f"{row.parameter.symbol}: {row.parameter.meaning}" if row.parameter else "none"
+
+
+def _with_links(page: str) -> str:
+    """Headings with anchors that can be told from the command, and examples as code."""
+    page = re.sub(r"^(##+ `(.+)`)$", lambda m: f"{m[1]} {{#{m[2].replace(' ', '-')}}}", page, flags=re.MULTILINE)
     page = re.sub(r"^Example: (.+)$", r"```console\n$ \1\n```", page, flags=re.MULTILINE)
-    sections = re.split(r"^(?=##? )", page, flags=re.MULTILINE)
-    return "".join(_with_links(section) for section in sections)
-
-
-def _with_links(section: str) -> str:
-    """Names of commands link to their section, in place of the first words of its text."""
-    title = re.match(r"## `(.+)`", section)
-    parent = title[1] if title else "fedcgd"
-    head, found, commands = section.partition("**Commands**:")
-    link = rf"* [`\1`](#{parent.replace(' ', '-')}-\1)"
-    return head + found + re.sub(r"^\* `(\S+)`: .*$", link, commands, flags=re.MULTILINE)
+    parent = re.match(r"## `(.+?)`", page)
+    link = rf"* [`\1`](#{parent[1].replace(' ', '-') if parent else 'fedcgd'}-\1)"
+    head, found, commands = page.partition("**Commands**:")
+    listed, heading, rest = commands.partition("\n##")
+    return head + found + re.sub(r"^\* `(\S+)`: .*$", link, listed, flags=re.MULTILINE) + heading + rest
 
 
 def on_post_page(output: str, **_: Any) -> str:

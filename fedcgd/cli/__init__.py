@@ -41,6 +41,10 @@ COMMANDS = {
         "fedcgd.cli.audit:audit_command",
         "Try to refute (ε, δ): of this installation's noise, or with --scores of a federated run. Exit code 1 if refuted.",
     ),
+    "report": (
+        "fedcgd.cli.report_page:report_command",
+        "Write what a run promises, and why: a page for a reviewer, or the privacy statement that goes with its model.",
+    ),
     "ledger": ("fedcgd.cli.ledger:app", "Look at the durable record of a run, check it, and end it."),
 }
 

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedcgd import ledger
+from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.report import console, explained_errors, key_value_table, print_json, status
 
 EXIT_PROBLEMS = 1
@@ -34,7 +35,8 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
     rows = [
         ("created", str(run["created"])),
         ("released", f"{verification.released} of {verification.planned} rounds"),
-        ("guarantee", str(verification.guarantee or "nothing is released")),
+        ("whole run, as planned", str(verification.whole)),
+        ("released so far", str(verification.guarantee or "nothing is released")),
         ("mechanism", str(run["plan"]["mechanism"]["name"])),
         ("key", f"fingerprint {run['key_fingerprint']}{_simulated(verification)}"),
         ("sealed", str(run["sealed"] or "no")),
@@ -62,7 +64,8 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
     if json:
         print_json(record)
     else:
-        console.print(str(verification.guarantee or "nothing is released") + _simulated(verification), soft_wrap=True)
+        console.print(f"whole run, as planned: {verification.whole}{_simulated(verification)}", soft_wrap=True)
+        console.print(f"released so far: {verification.guarantee or 'nothing is released'}", soft_wrap=True)
         for problem in verification.problems:
             console.print(f"[bold red]Problem:[/bold red] {escape(problem)}", soft_wrap=True)
         if not verification.problems:
@@ -79,6 +82,57 @@ def export(path: LedgerArgument) -> None:
     """
     with explained_errors():
         print_json(ledger.export(path))
+
+
+@app.command()
+def compose(
+    paths: Annotated[list[Path], typer.Argument(help="The ledgers of runs over the same people.")],
+    delta: Annotated[float | None, typer.Option(help="δ of all runs together. Default: that of their plans.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only this user.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what several runs cost together each user who was in them; users are the same if their ids are.
+
+    Whoever was asked in a run is given that run's whole bound; under a secret sampling everybody is counted as in the run.
+    Exit code 1 if a ledger contradicts itself.
+
+    Example: fedcgd ledger compose A.db B.db
+    """
+    with explained_errors(), status(json):
+        found = ledger.joint(paths, delta=delta, user=user)
+        problems = [f"{path}: {problem}" for path in paths for problem in ledger.verify(path).problems]
+    if json:
+        print_json(found.to_description() | {"problems": problems})
+    else:
+        for group in found.groups:
+            console.print(
+                f"[bold]{group.users} users[/bold] in {', '.join(map(escape, group.ledgers))}", soft_wrap=True
+            )
+            console.print(f"  all rounds that are planned: {group.planned}", soft_wrap=True)
+            console.print(f"  released so far: {group.released}", soft_wrap=True)
+        worst = found.worst
+        console.print(
+            f"worst: ε ≤ {rounded_up(worst.planned.epsilon)} at δ = {rounded_up(worst.planned.delta, 6)} for {worst.users} users"
+            f"; samplings: {', '.join(found.samplings)}" + (" — SIMULATION: nothing here is private" * found.simulated),
+            soft_wrap=True,
+        )
+        for problem in problems:
+            console.print(f"[bold red]Problem:[/bold red] {escape(problem)}", soft_wrap=True)
+    if problems:
+        raise typer.Exit(EXIT_PROBLEMS)
+
+
+@app.command()
+def model(
+    path: LedgerArgument, target: Annotated[Path, typer.Argument(help="Where to: .npz or .safetensors.")]
+) -> None:
+    """Write the last released model, before or after the run is sealed: the trained arrays, by name.
+
+    Example: fedcgd ledger model run.db model.npz
+    """
+    with explained_errors():
+        count = ledger.save_model(path, target)
+    console.print(f"{count} arrays are in {target}", soft_wrap=True)
 
 
 @app.command()

@@ -21,11 +21,26 @@ when the ledger is opened again: the round is tried again, under a new attempt, 
 and so a noise of its own. Opening also shuts out any older
 process that still has the file open. `Ledger.open(":memory:", …)` keeps the same record without a file, for simulations.
 
-`verify` re-derives ε from the records alone, `export` gives them as JSON-able values, `seal` ends a run and deletes its key.
+`verify` re-derives ε from the records alone, `export` gives them as JSON-able values, `joint` says what several runs cost
+together, `released_model` gives the last model, `seal` ends a run and deletes its key.
 Nothing here holds the key, and whoever reads the file learns who took part when: it is for the server's operator only.
 """
 
+from fedcgd.ledger.joint import JointRecord, UserGroup, joint
+from fedcgd.ledger.model import released_model, save_model
 from fedcgd.ledger.records import Verification, export, verify
 from fedcgd.ledger.run import Ledger, Run, seal
 
-__all__ = ["Ledger", "Run", "Verification", "export", "seal", "verify"]
+__all__ = [
+    "JointRecord",
+    "Ledger",
+    "Run",
+    "UserGroup",
+    "Verification",
+    "export",
+    "joint",
+    "released_model",
+    "save_model",
+    "seal",
+    "verify",
+]

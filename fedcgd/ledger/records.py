@@ -19,8 +19,10 @@ class Verification:
 
     released: int
     planned: int
+    whole: Guarantee
+    """ε of the whole run as planned: what is promised whatever decides when it stops."""
     guarantee: Guarantee | None
-    """ε for what has been released, from the plan on record; None before the first release."""
+    """ε for what has been released, under its `condition` if that is a part of the run; None before the first release."""
     simulated: bool
     """The key came from a simulation seed: the run is not private, whatever ε says."""
     problems: tuple[str, ...]
@@ -64,6 +66,7 @@ def verify(path: Path | str) -> Verification:
     return Verification(
         released=released,
         planned=plan.participation.rounds,
+        whole=plan.guarantee(),
         guarantee=plan.guarantee(released=within) if within else None,
         simulated=bool(simulated),
         problems=tuple(problems),
@@ -137,7 +140,11 @@ def export(path: Path | str) -> dict[str, Any]:
     verification = verify(path)
     return {
         "run": run,
-        "verification": asdict(verification),
+        "verification": asdict(verification)
+        | {
+            "whole": verification.whole.to_description(),
+            "guarantee": verification.guarantee and verification.guarantee.to_description(),
+        },
         "attempts": attempts,
         "skips": skips,
         "users_by_participations": histogram,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcgd.keys import NoiseKey, delete_key_file, runs_file
+from fedcgd.ledger.model import LAYOUT
 from fedcgd.ledger.registry import Registry
 from fedcgd.ledger.store import (
     FORMAT,
@@ -182,9 +183,16 @@ class Ledger:
             )
 
     def record_released(
-        self, round: int, attempt: int, model: bytes | memoryview, state: bytes | memoryview = b""
+        self,
+        round: int,
+        attempt: int,
+        model: bytes | memoryview,
+        state: bytes | memoryview = b"",
+        layout: str = "",
     ) -> None:
         """The round is released: `model` is durable together with the inner strategy's `state`, and may now leave the process.
+
+        `layout` says what the model's arrays are, for `fedcgd.ledger.released_model`: JSON of (names, shapes, dtypes).
 
         Raises ValueError unless this attempt is in flight and aggregated, and if another copy of the run has released the round;
         nothing may be released then. When this returns, the ledger's file is whole without its `-wal`.
@@ -193,6 +201,7 @@ class Ledger:
             self._advance(round, attempt, "aggregated", "released")
             write_artifact(self._connection, "model", model)
             write_artifact(self._connection, "state", state)
+            write_artifact(self._connection, LAYOUT, layout.encode())
         checkpoint(self._connection)
         if self._registry is not None:
             self._registry.release(self.stream_id, _nonces(self._connection))

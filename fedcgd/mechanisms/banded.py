@@ -11,7 +11,11 @@ from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, banded_next, check_fin
 
 @dataclass(frozen=True)
 class BandedToeplitz(ToeplitzMechanism):
-    """C with the given first p coefficients (003, Section 3.2)."""
+    """C with the given first p coefficients.
+
+    Section 3.2 of McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Differentially Private ML", 2024,
+    arXiv:2405.15913.
+    """
 
     values: tuple[float, ...]
 
@@ -28,12 +32,15 @@ class BandedToeplitz(ToeplitzMechanism):
     def inverse_coefficients(self, rounds: int) -> Vector:
         return reciprocal(np.array(self.values), rounds)
 
-    def buffers(self, rounds: int) -> int:
+    def kept(self, rounds: int) -> int:
         """The last p − 1 rounds of C⁻¹Z."""
         return min(len(self.values), rounds) - 1
 
-    def next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        return banded_next(np.array(self.values[: round + 1]), z, buffers, self.buffers(rounds))
+    def replayed(self, rounds: int) -> int:
+        return rounds
+
+    def next(self, round: int, rounds: int, z: Any, kept: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        return banded_next(np.array(self.values[: round + 1]), z, kept, self.kept(rounds))
 
 
 @dataclass(frozen=True)

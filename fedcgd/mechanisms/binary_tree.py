@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense, triangular_inverse
+from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector, check_dense, triangular_inverse
 
 
 @dataclass(frozen=True)
-class BinaryTree:
+class BinaryTree(Mechanism):
     """Binary-tree aggregation with the best linear estimate of every prefix from all nodes (Honaker, 2015).
 
     The tree releases the noisy sum of every full dyadic block of rounds that ends within n rounds, by a matrix T of zeros and
@@ -34,24 +34,27 @@ class BinaryTree:
     def inverse_row(self, round: int, rounds: int) -> Vector:
         return _inverse(rounds)[round, round::-1]
 
-    def buffers(self, rounds: int) -> int:
+    def kept(self, rounds: int) -> int:
         """One for each binary digit of the last round."""
         return (rounds - 1).bit_length()
 
-    def next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def replayed(self, rounds: int) -> int:
+        return rounds
+
+    def next(self, round: int, rounds: int, z: Any, kept: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         shared = _shared(rounds)[round]
         digits = [digit for digit in range(round.bit_length()) if round >> digit & 1]
         # Buffer i is the sum of C⁻¹Z over the last full block of 2^digits[i] rounds, which digit i of the round counts.
         y = z * float(shared[0]) ** -0.5
-        for digit, block in zip(digits, buffers, strict=True):
+        for digit, block in zip(digits, kept, strict=True):
             y = y - block * float(shared[digit + 1] / shared[0])
         full = y
-        kept = list(zip(digits, buffers, strict=True))
+        blocks = list(zip(digits, kept, strict=True))
         digit = 0
-        while kept and kept[0][0] == digit:
-            full = full + kept.pop(0)[1]
+        while blocks and blocks[0][0] == digit:
+            full = full + blocks.pop(0)[1]
             digit += 1
-        return y, (full, *(block for _, block in kept))
+        return y, (full, *(block for _, block in blocks))
 
 
 @lru_cache(maxsize=2)

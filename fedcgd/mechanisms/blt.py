@@ -11,7 +11,9 @@ from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, check_finite
 
 @dataclass(frozen=True)
 class BLT(ToeplitzMechanism):
-    """Buffered linear Toeplitz: c_0 = 1 and c_t = Σ_i scales[i]·decays[i]^(t−1) (002, part 2).
+    """Buffered linear Toeplitz: c_0 = 1 and c_t = Σ_i scales[i]·decays[i]^(t−1).
+
+    Dvijotham et al., "Efficient and Near-Optimal Noise Generation for Streaming Differential Privacy", 2024, arXiv:2404.16706.
 
     Its inverse is of the same kind, and C⁻¹Z needs only d buffers. Scales are not negative.
     """
@@ -40,17 +42,20 @@ class BLT(ToeplitzMechanism):
         decays, directions = np.linalg.eigh(np.diag(self.decays) - np.outer(root, root))
         return _exponentials(-((root @ directions) ** 2), decays, rounds)
 
-    def buffers(self, rounds: int) -> int:
+    def kept(self, rounds: int) -> int:
         """Σ_{j<t} decays[i]^(t−1−j)·(C⁻¹Z)_j for each i."""
         return len(self.scales)
 
-    def next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def replayed(self, rounds: int) -> int:
+        return rounds
+
+    def next(self, round: int, rounds: int, z: Any, kept: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         if round == 0:
             return z, (z,) * len(self.scales)
         y = z
-        for scale, buffer in zip(self.scales, buffers, strict=True):
+        for scale, buffer in zip(self.scales, kept, strict=True):
             y = y - buffer * scale
-        return y, tuple(buffer * decay + y for decay, buffer in zip(self.decays, buffers, strict=True))
+        return y, tuple(buffer * decay + y for decay, buffer in zip(self.decays, kept, strict=True))
 
 
 def _exponentials(scales: Vector, decays: Vector, rounds: int) -> Vector:

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_banded
 
-from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense, triangular_inverse
+from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector, check_dense, triangular_inverse
 from fedcgd.mechanisms.toeplitz import banded_next
 
 _BANDS_SOLVED = 256  # up to which a row of C⁻¹ is found alone; with more bands all rows are found at once and kept
 
 
 @dataclass(frozen=True)
-class Diagonal:
+class Diagonal(Mechanism):
     """C = diag((n − j)^(1/4)), j from 0: the best diagonal for b = 1, k = n (Theorem 4 of arXiv:2601.22334)."""
 
     @property
@@ -88,14 +88,19 @@ class Dense:
         unit = np.eye(1, round + 1, round)[0]
         return np.asarray(solve_banded((0, p - 1), upper, unit, check_finite=False))[::-1]
 
-    def buffers(self, rounds: int) -> int:
+    def kept(self, rounds: int) -> int:
         """The last p − 1 rounds of C⁻¹Z."""
         return self.bandwidth(rounds) - 1
 
-    def next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def replayed(self, rounds: int) -> int:
+        return rounds
+
+    inverse_diagonal = Mechanism.inverse_diagonal
+
+    def next(self, round: int, rounds: int, z: Any, kept: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         self._check(rounds)
         lags = np.arange(min(round + 1, self.band.shape[1]))
-        return banded_next(self.band[round - lags, lags], z, buffers, self.band.shape[1] - 1)
+        return banded_next(self.band[round - lags, lags], z, kept, self.band.shape[1] - 1)
 
     def _check(self, rounds: int) -> None:
         if rounds != len(self.band):

@@ -7,14 +7,16 @@ import numpy as np
 from scipy.signal import lfilter
 
 from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, Vector
-from fedcgd.mechanisms.normalized import Normalized
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 
 
 @dataclass(frozen=True)
 class ErrorNorms:
-    """‖B‖_F and the largest norm of a row of B, for σ = 1 and clip norm 1; multiply by σ, which holds the sensitivity."""
+    """‖B‖_F and the largest norm of a row of B, for clip norm 1 and σ = 1.
+
+    Multiply by the noise multiplier σ, of which the sensitivity is a factor.
+    """
 
     rounds: int
     frobenius: float
@@ -43,26 +45,21 @@ def error_norms(mechanism: Mechanism, rounds: int, workload: Workload = PREFIX_S
         squares = np.cumsum(lfilter([1.0], [1.0, -workload.momentum], inverse)) ** 2
         frobenius = math.sqrt(float(np.dot(squares, np.arange(rounds, 0, -1))))
         return ErrorNorms(rounds, frobenius, math.sqrt(float(squares.sum())))
-    toeplitz = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
-    if isinstance(toeplitz, Toeplitz) and not workload.momentum:
-        weights = toeplitz.inverse_coefficients(rounds)
-        if len(weights) ** 2 <= rounds:
-            norms = mechanism.column_norms(rounds) if isinstance(mechanism, Normalized) else np.ones(rounds)
-            return _banded(weights, norms * workload.rates(rounds))
+    bands = mechanism.replayed(rounds)
+    if not workload.momentum and bands**2 <= rounds:
+        return _banded(mechanism, rounds, bands, workload.rates(rounds))
     return _by_rows(mechanism, rounds, workload)
 
 
-def _banded(weights: Vector, scales: Vector) -> ErrorNorms:
-    """For B = S·diag(scales)·(Toeplitz band of `weights`): B[j + l, j] = Σ_{i≤l} scales[j + i]·weights[i], constant for l ≥ p."""
-    n, p = len(scales), len(weights)
-    padded = np.concatenate([scales, np.zeros(p)])
-    entries = np.zeros(n)
-    row_squares = np.zeros(n)
-    for lag in range(p - 1):
-        entries = entries + padded[lag : lag + n] * weights[lag]
-        row_squares[lag:] += entries[: n - lag] ** 2
-    final = entries + padded[p - 1 : p - 1 + n] * weights[p - 1]
-    row_squares[p - 1 :] += np.cumsum(final[: n - p + 1] ** 2)
+def _banded(mechanism: Mechanism, n: int, p: int, rates: Vector) -> ErrorNorms:
+    """For C⁻¹ with p bands: B[j + l, j] = Σ_{i≤l} rates[j + i]·C⁻¹[j + i, j], which is constant for l ≥ p − 1."""
+    entries, row_squares = np.zeros(n), np.zeros(n)
+    for lag in range(p):
+        diagonal = rates * mechanism.inverse_diagonal(lag, n)
+        entries[: n - lag] += diagonal[lag:]
+        if lag < p - 1:
+            row_squares[lag:] += entries[: n - lag] ** 2
+    row_squares[p - 1 :] += np.cumsum(entries[: n - p + 1] ** 2)
     return ErrorNorms(n, math.sqrt(float(row_squares.sum())), math.sqrt(float(row_squares.max())))
 
 

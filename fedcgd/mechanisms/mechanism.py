@@ -20,7 +20,8 @@ DENSE_LIMIT = 8192  # rounds up to which an n × n matrix may be kept (0.5 GiB)
 class Mechanism(Protocol):
     """A lower-triangular C with a positive diagonal, for any number of rounds n (which C may depend on). An immutable value."""
 
-    def __hash__(self) -> int: ...
+    def __hash__(self) -> int:
+        return object.__hash__(self)
 
     @property
     def name(self) -> str:
@@ -38,6 +39,32 @@ class Mechanism(Protocol):
         """
         ...
 
+    # The rest has an answer for every mechanism whose C⁻¹ has few bands; one with long inverse rows overrides all three.
+
+    def kept(self, rounds: int) -> int:
+        """How many vectors `next` keeps between rounds, at most; a replay from the key keeps none."""
+        return self.replayed(rounds) - 1
+
+    def replayed(self, rounds: int) -> int:
+        """How many vectors Z are made in the last round if nothing is kept: the bands of C⁻¹."""
+        return len(self.inverse_row(rounds - 1, rounds))
+
+    def next(self, round: int, rounds: int, z: Any, kept: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """(C⁻¹Z)_t from Z_t = `z` and what the round before returned in second place (() for the first), and what to keep now.
+
+        `z` is an array or a tensor; nothing is changed in place.
+        """
+        weights = self.inverse_row(round, rounds)
+        y = z * float(weights[0])
+        for weight, earlier in zip(weights[1:], kept, strict=False):
+            y = y + earlier * float(weight)
+        return y, (z, *kept)[: self.kept(rounds)]
+
+    def inverse_diagonal(self, lag: int, rounds: int) -> Vector:
+        """C⁻¹[t, t − lag] for every round t, shape (rounds,); anything for t < lag."""
+        rows = (self.inverse_row(t, rounds) for t in range(rounds))
+        return np.array([row[lag] if lag < len(row) else 0.0 for row in rows])
+
 
 @runtime_checkable
 class Banded(Mechanism, Protocol):
@@ -45,22 +72,6 @@ class Banded(Mechanism, Protocol):
 
     def bandwidth(self, rounds: int) -> int:
         """The number p of diagonals of C that are not zero, at most `rounds`."""
-        ...
-
-
-@runtime_checkable
-class Buffered(Mechanism, Protocol):
-    """A mechanism that makes C⁻¹Z round by round from few vectors, where its inverse rows are long."""
-
-    def buffers(self, rounds: int) -> int:
-        """How many vectors are kept between rounds, at most."""
-        ...
-
-    def next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        """(C⁻¹Z)_t from Z_t = `z` and what the round before returned in second place (() for round 0), and what to keep now.
-
-        `z` is an array or a tensor; nothing is changed in place.
-        """
         ...
 
 

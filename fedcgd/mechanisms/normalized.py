@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.mechanisms.mechanism import Matrix, Toeplitz, Vector, bandwidth
+from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Toeplitz, Vector, bandwidth
 
 
 @dataclass(frozen=True)
-class Normalized:
+class Normalized(Mechanism):
     """C·D⁻¹ for a Toeplitz `mechanism`, D the norms of its columns cut at n (Appendix B of arXiv:2601.22334)."""
 
     mechanism: Toeplitz
@@ -32,6 +33,19 @@ class Normalized:
 
     def inverse_row(self, round: int, rounds: int) -> Vector:
         return float(self.column_norms(rounds)[round]) * self.mechanism.inverse_row(round, rounds)
+
+    def inverse_diagonal(self, lag: int, rounds: int) -> Vector:
+        return self.column_norms(rounds) * self.mechanism.inverse_diagonal(lag, rounds)
+
+    def kept(self, rounds: int) -> int:
+        return self.mechanism.kept(rounds)
+
+    def replayed(self, rounds: int) -> int:
+        return self.mechanism.replayed(rounds)
+
+    def next(self, round: int, rounds: int, z: Any, kept: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        y, kept = self.mechanism.next(round, rounds, z, kept)
+        return y * float(self.column_norms(rounds)[round]), kept
 
 
 @lru_cache(maxsize=8)  # every round of a run asks for the same

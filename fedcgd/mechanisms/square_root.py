@@ -18,7 +18,10 @@ from fedcgd.mechanisms.toeplitz import (
 
 @dataclass(frozen=True)
 class SquareRootToeplitz(ToeplitzMechanism):
-    """C = A^(1/2), c = coefficients of (1 − x)^(−1/2): max error log(n)/π + O(1) for one participation (002)."""
+    """C = A^(1/2), c = coefficients of (1 − x)^(−1/2): max error log(n)/π + O(1) for one participation.
+
+    Dvijotham et al., "Efficient and Near-Optimal Noise Generation for Streaming Differential Privacy", 2024, arXiv:2404.16706.
+    """
 
     @property
     def name(self) -> str:
@@ -33,7 +36,10 @@ class SquareRootToeplitz(ToeplitzMechanism):
 
 @dataclass(frozen=True)
 class NuDPFTRL(ToeplitzMechanism):
-    """C⁻¹ from (1 − (1 − ν)x)^(1/2): β_t = t^(−3/2)(1 − ν)^t/(2√π) of the older noise is cancelled, for large t (002, part 1).
+    """C⁻¹ from (1 − (1 − ν)x)^(1/2): β_t = t^(−3/2)(1 − ν)^t/(2√π) of the older noise is cancelled, for large t.
+
+    Choquette-Choo et al., "Correlated Noise Provably Beats Independent Noise for Differentially Private Learning", 2024,
+    arXiv:2310.06771.
 
     The exact coefficients are used: with β_t = t^(−3/2)(1 − ν)^t itself, Σβ > 1 and C would grow without bound. `nu` is in
     [0, 1); 0 is the square-root Toeplitz mechanism.
@@ -75,12 +81,15 @@ class BSR(ToeplitzMechanism):
     def inverse_coefficients(self, rounds: int) -> Vector:
         return reciprocal(root_coefficients(self.bands, -1), rounds)
 
-    def buffers(self, rounds: int) -> int:
+    def kept(self, rounds: int) -> int:
         """The last p − 1 rounds of C⁻¹Z."""
         return min(self.bands, rounds) - 1
 
-    def next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        return banded_next(root_coefficients(self.bands, -1)[: round + 1], z, buffers, self.buffers(rounds))
+    def replayed(self, rounds: int) -> int:
+        return rounds
+
+    def next(self, round: int, rounds: int, z: Any, kept: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        return banded_next(root_coefficients(self.bands, -1)[: round + 1], z, kept, self.kept(rounds))
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import fftconvolve, lfilter
 
-from fedcgd.mechanisms.mechanism import Matrix, Vector
+from fedcgd.mechanisms.mechanism import Matrix, Toeplitz, Vector
 
 _DIRECT = 2**27  # multiplications up to which the plain recurrence is used, which rounds least
 
 
-class ToeplitzMechanism(ABC):
+class ToeplitzMechanism(Toeplitz, ABC):
     """C[i, j] = c[i − j]. A subclass gives c and c⁻¹; the rest follows."""
 
     @property
@@ -33,6 +33,9 @@ class ToeplitzMechanism(ABC):
 
     def inverse_row(self, round: int, rounds: int) -> Vector:
         return self.inverse_coefficients(round + 1)
+
+    def inverse_diagonal(self, lag: int, rounds: int) -> Vector:
+        return np.full(rounds, self.inverse_coefficients(rounds)[lag])
 
 
 def reciprocal(series: Vector, rounds: int) -> Vector:

@@ -38,7 +38,7 @@ VARIANTS = [("dp-sgd", 1), *((noise, bands) for noise in ("replay", "cpu-buffer"
 
 
 @dataclass(frozen=True)
-class InverseBands:
+class InverseBands(Mechanism):
     """Row t of C⁻¹ combines `bands` noise vectors: what a step costs depends on nothing else."""
 
     bands: int

@@ -1,11 +1,13 @@
 """`make simulate`: DP-SGD and DP-λCGD at the same (ε, δ), federated on this machine, side by side."""
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedcgd_simulations.flower_runs import local_superlink, run_app
@@ -45,14 +47,21 @@ def main(
     console = Console()
     folder = results.resolve()
     runs = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        with tempfile.TemporaryDirectory(prefix="fedcgd-flwr-") as home, local_superlink(Path(home)) as environment:
+        with (
+            tempfile.TemporaryDirectory(prefix="fedcgd-flwr-") as home,
+            Progress(*columns, console=console) as bars,
+            local_superlink(Path(home)) as environment,
+        ):
             for name, mechanism in (("dp-sgd", "dp-sgd"), ("lambda-cgd", f"lambda-cgd:{lam}")):
+                bar = bars.add_task(f"{mechanism}: rounds released", total=None)
                 path = folder / f"digits-{name}.json"
                 options: dict[str, str | int | float] = {"epsilon": epsilon, "seed": seed, "results": str(path)}
-                runs.append(run_app(environment, {"mechanism": mechanism, **options}))
+                config = {"mechanism": mechanism, **options}
+                runs.append(run_app(environment, config, progress=partial(_show, bars, bar)))
     except RuntimeError as error:
-        console.print(f"[red]Failed:[/red] {error}")
+        console.print(f"Failed: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(1) from error
     plot = folder / "digits-demo.png"
     plot_accuracy(plot, runs)
@@ -60,6 +69,10 @@ def main(
     for run in runs:
         console.print(summary(run), soft_wrap=True, highlight=False)
     console.print(f"Plot: {plot}", soft_wrap=True)
+
+
+def _show(bars: Progress, bar: TaskID, round: int, rounds: int) -> None:
+    bars.update(bar, completed=round, total=rounds)
 
 
 if __name__ == "__main__":

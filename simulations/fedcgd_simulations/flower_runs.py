@@ -2,20 +2,25 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 APP = Path(__file__).resolve().parents[1]
 _READY_TIMEOUT = 60.0
+_LAST_WORDS = 60  # lines of the log that an error quotes
+_ROUND = re.compile(r"\[ROUND (\d+)/(\d+)\]")  # as the strategy logs it
 
 
 def free_port() -> int:
@@ -93,27 +98,45 @@ def run_app(
     *,
     nodes: int = 2,
     timeout: float = 1800.0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """`flwr run` of this app; the results that it wrote to `run_config["results"]`, as the JSON they are.
 
-    Raises RuntimeError if the run did not finish all its rounds, whatever its exit code said.
+    `progress(round, rounds)` is called as rounds are released. Raises RuntimeError, with the end of the log, if the run did not
+    finish all its rounds, whatever its exit code said.
     """
     results = Path(str(run_config["results"]))
     results.unlink(missing_ok=True)
     settings = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
     command = ["flwr", "run", str(APP), "--stream", "--run-config", settings]
     command += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
+    words: deque[str] = deque(maxlen=_LAST_WORDS)
     # A neutral directory: Ray's workers import from the working directory first.
-    finished = subprocess.run(
+    with subprocess.Popen(
         command,
         env=dict(environment),
         cwd=environment["FLWR_HOME"],
-        timeout=timeout,
-        check=False,
         stdin=subprocess.DEVNULL,
-    )
-    if finished.returncode or not results.exists():
-        raise RuntimeError("the federated run did not finish: it wrote no results. Its log above says why")
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        late = threading.Timer(timeout, process.kill)
+        late.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                words.append(line)
+                found = _ROUND.search(line)
+                if found and progress is not None and "not released" not in line:
+                    progress(int(found[1]), int(found[2]))
+            process.wait()
+        finally:
+            late.cancel()
+            process.kill()  # it has ended, unless the loop was left by an exception
+    if process.returncode or not results.exists():
+        raise RuntimeError(f"the federated run did not finish: it wrote no results. Its last words:\n{''.join(words)}")
     written: dict[str, Any] = json.loads(results.read_text())
     if written["releases"] != written["rounds"]:
         raise RuntimeError(f"the federated run released {written['releases']} of {written['rounds']} rounds")

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
@@ -11,7 +12,7 @@ from flwr.serverapp.strategy import FedAvgM
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.plan import Plan
-from fedcgd_flower import CorrelatedNoise, arrays_of, load_arrays
+from fedcgd_flower import CorrelatedNoise, IncompleteRunError, arrays_of, load_arrays
 from fedcgd_simulations.report import plot_accuracy, summary, write_json
 from fedcgd_simulations.settings import Settings
 from fedcgd_simulations.task import evaluate
@@ -19,11 +20,41 @@ from fedcgd_simulations.tasks import get_task
 
 app = ServerApp()
 
+ACCURACY = "test-accuracy"
+
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train, evaluate each released model on the test examples, write results/….json and a plot beside it."""
+    """Train, evaluate each released model on the test examples, write results/….json and a plot beside it.
+
+    A run that does not release every planned round raises, and leaves ….failed.json in place of the results.
+    """
     settings = Settings.read(context.run_config)  # refuses what it does not understand, before any work
+    name = f"{settings.task}-{settings.mechanism.replace(':', '-')}-{context.run_id}"
+    path = Path(settings.results or f"results/{name}.json").resolve()
+    failed = path.with_suffix(".failed.json")
+    for old in (path, failed):  # what is there when this run ends is this run's
+        old.unlink(missing_ok=True)
+    started = time.monotonic()
+    try:
+        figures = train(settings, grid)
+    except Exception as error:
+        released = error.result.released if isinstance(error, IncompleteRunError) else None
+        write_json(
+            failed,
+            {"failure": f"{type(error).__name__}: {error}", "releases": released, "mechanism": settings.mechanism},
+        )
+        raise
+    figures["seconds"] = time.monotonic() - started
+    write_json(path, figures)
+    plot = path.with_suffix(".png")
+    plot_accuracy(plot, [figures])
+    print(summary(figures), flush=True)
+    print(f"Results: {path}\nPlot: {plot}", flush=True)
+
+
+def train(settings: Settings, grid: Grid) -> dict[str, Any]:
+    """The figures of a run, all of whose rounds are released. Raises IncompleteRunError otherwise."""
     task = get_task(settings.task, model=settings.model or None, data_dir=settings.data_dir)
     data = task.load()
     users = len(data.train)
@@ -43,47 +74,38 @@ def main(grid: Grid, context: Context) -> None:
         key=settings.key(),
         ledger=settings.ledger(),
         expected_users=users,
+        trusted_nodes=settings.trusted_nodes,
     )
-    accuracy: list[float] = []
 
-    def evaluate_released(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    def evaluate_released(release: int, arrays: ArrayRecord) -> MetricRecord:
         load_arrays(model, arrays)
         # The test examples belong to none of the users, so this costs no privacy.
-        accuracy.append(evaluate(model, task, data.test))
-        return MetricRecord({"test-accuracy": accuracy[-1]})
+        return MetricRecord({ACCURACY: evaluate(model, task, data.test)})
 
-    started = time.monotonic()
-    strategy.start(grid, arrays_of(model), evaluate_fn=evaluate_released, train_config=ConfigRecord(), timeout=600.0)
-    guarantee = strategy.plan.guarantee()
-    rounds = participation.rounds
-    figures = {
+    result = strategy.start(
+        grid, arrays_of(model), evaluate_fn=evaluate_released, train_config=ConfigRecord(), timeout=600.0
+    )
+    guarantee = plan.guarantee()
+    return {
         "label": spelling_of(plan.mechanism),
         "task": task.name,
         "users": users,
         "cohort": settings.cohort,
-        "rounds": rounds,
-        "releases": strategy.releases,
-        "accuracy": accuracy,
-        "mechanism": strategy.plan.to_description()["mechanism"],
-        "participation": strategy.plan.to_description()["participation"],
+        "rounds": result.planned,
+        "releases": result.released,
+        "accuracy": [metrics[ACCURACY] for _, metrics in sorted(result.evaluate_metrics_serverapp.items())],
+        "mechanism": plan.to_description()["mechanism"],
+        "participation": plan.to_description()["participation"],
         "clip_norm": settings.clip_norm,
         "learning_rate": settings.learning_rate,
         "seed": settings.seed,
         "private": bool(settings.key_file),
-        "noise_multiplier": strategy.plan.noise_multiplier,
-        "rmse": error_norms(plan.mechanism, rounds).rmse(strategy.plan.noise_multiplier),
+        "noise_multiplier": plan.noise_multiplier,
+        "rmse": error_norms(plan.mechanism, result.planned).rmse(plan.noise_multiplier),
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
         "adjacency": guarantee.adjacency,
         "sampling": guarantee.sampling,
         "method": guarantee.method,
-        "seconds": time.monotonic() - started,
         "device": "cuda" if torch.cuda.is_available() else "cpu",
     }
-    name = f"{task.name}-{spelling_of(plan.mechanism).replace(':', '-')}-{context.run_id}"
-    path = Path(settings.results or f"results/{name}.json").resolve()
-    write_json(path, figures)
-    plot = path.with_suffix(".png")
-    plot_accuracy(plot, [figures])
-    print(summary(figures), flush=True)
-    print(f"Results: {path}\nPlot: {plot}", flush=True)

@@ -29,6 +29,7 @@ class Settings:
     learning_rate: float
     seed: int
     key_file: str
+    trusted_nodes: bool
     ledger_file: str
     results: str
 

@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
-from fedcgd.clipping import clip
 from fedcgd_flower.layout import as_trained_from, flatten, unflatten
 from fedcgd_flower.messages import (
     PROBLEMS,
@@ -18,6 +16,7 @@ from fedcgd_flower.messages import (
     train_reply,
     users_reply,
 )
+from fedcgd_flower.update import clipped_update
 
 CallNext = Callable[[Message, Context], Message]
 
@@ -77,10 +76,11 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
         new = flatten(trained, task.layout)
     except Exception as error:
         return failed_reply(message, error)
-    update = np.subtract(new, as_trained_from(model, new, task.layout), dtype=np.float64)
-    if not np.isfinite(update).all():
+    seen = as_trained_from(model, new, task.layout)
+    update = clipped_update(new, seen, clip_norm=task.clip_norm, grid=task.grid)
+    if update is None:
         return Message(Error(code=0, reason="the update is not finite"), reply_to=message)
-    return train_reply(message, task, task.grid.to_steps(clip(update, task.clip_norm)), 1)
+    return train_reply(message, task, update, 1)
 
 
 def _mods_inside(call_next: CallNext) -> Iterator[Any]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid
+from fake_grid import FakeGrid, is_training
 from flwr.app import MetricRecord
 from test_flower_strategy import SIZE, make, names, node, record, two_nodes
 
@@ -51,6 +51,6 @@ def test_a_try_that_fails_leaves_a_run_of_all_its_rounds_incomplete() -> None:
     grid = two_nodes()
     lost = iter([True])
     for fake in grid.nodes.values():
-        fake.tamper = lambda q, r: None if q.metadata.message_type == "train" and next(lost, False) else r
+        fake.tamper = lambda q, r: None if is_training(q) and next(lost, False) else r
     with pytest.raises(IncompleteRunError, match="5 of 6 planned rounds"):
         make(min_answers=4).start(grid, record(np.zeros(SIZE)), num_rounds=6, timeout=0.0)

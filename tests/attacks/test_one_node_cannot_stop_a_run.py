@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, FakeNode
+from fake_grid import FakeGrid, FakeNode, is_training
 from test_flower_strategy import SIZE, make, names, node, record, two_nodes
 
 import fedcgd_flower.strategy as module
@@ -23,7 +23,7 @@ class MalformedGrid(FakeGrid):
     def pull_messages(self, message_ids):
         replies = list(super().pull_messages(message_ids))
         for reply in replies:
-            if reply.metadata.message_type == "train" and reply.metadata.src_node_id == self.malformed:
+            if "update" in reply.content and reply.metadata.src_node_id == self.malformed:
                 json.loads("no JSON")
         return replies
 
@@ -35,7 +35,7 @@ def test_a_malformed_reply_is_no_answer() -> None:
     strategy.start(grid, record(np.zeros(SIZE)), timeout=60.0)
     assert time.monotonic() - started < 20  # it was not waited for either
     assert strategy.releases == 6
-    asked = [m for m in grid.sent if m.metadata.message_type == "train" and m.metadata.dst_node_id == 2]
+    asked = [m for m in grid.sent if is_training(m) and m.metadata.dst_node_id == 2]
     assert strategy.dropped == {"no answer": len(asked)}  # node 1's replies were not lost with them
 
 
@@ -43,7 +43,7 @@ class DeadGrid(FakeGrid):
     """The connection to the SuperLink is gone after the messages were sent."""
 
     def pull_messages(self, message_ids):
-        if any(message.metadata.message_type == "train" for message in self.sent):
+        if any(is_training(message) for message in self.sent):
             self.nodes = None  # type: ignore[assignment]
             raise ConnectionError("no SuperLink")
         return super().pull_messages(message_ids)
@@ -73,7 +73,7 @@ def states(path: Path) -> list[str]:
 def test_one_silent_user_costs_a_try_and_not_the_run() -> None:
     """Every user must answer, and one never does: whoever was silent is replaced when the round is tried again."""
     nodes = {number + 1: node([user]) for number, user in enumerate(names(48))}
-    nodes[1].tamper = lambda request, reply: None if request.metadata.message_type == "train" else reply
+    nodes[1].tamper = lambda request, reply: None if is_training(request) else reply
     strategy = make(participation=Participation(rounds=40, min_separation=4), min_answers=4)
     result = strategy.start(FakeGrid(nodes), record(np.zeros(SIZE)), timeout=0.0)
     assert (result.released, result.complete) == (40, True)
@@ -86,7 +86,7 @@ def test_users_are_not_replaced_where_no_other_can_be_spared() -> None:
     silent = {"rounds": 8}
 
     def tamper(request, reply):
-        if request.metadata.message_type != "train" or request.content["fedcgd"]["round"] != 1:
+        if not is_training(request) or request.content["fedcgd"]["round"] != 1:
             return reply
         silent["rounds"] -= 1
         return None if silent["rounds"] > 0 else reply
@@ -134,7 +134,7 @@ class RefusingGrid(FakeGrid):
         self.answer = answer
 
     def push_messages(self, messages):
-        if any(message.metadata.message_type == "train" for message in messages):
+        if any(is_training(message) for message in messages):
             for message in messages:
                 message.metadata.__dict__["_message_id"] = f"refused-{id(message)}"
             return [] if self.answer == "nothing" else [None] * len(messages)
@@ -156,7 +156,7 @@ def test_a_message_to_a_node_that_has_just_gone_is_no_error() -> None:
     class GoneGrid(FakeGrid):
         def push_messages(self, messages):
             ids = list(super().push_messages(messages))
-            train = messages[0].metadata.message_type == "train"
+            train = is_training(messages[0])
             return [None if train and m.metadata.dst_node_id == 2 else i for m, i in zip(messages, ids, strict=True)]
 
         def get_node_ids(self):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, FakeNode
+from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.clientapp import ClientApp
 from test_flower_strategy import SIZE, make, names, node, record
 
@@ -26,7 +26,7 @@ def told(grid: FakeGrid, node_id: int, user: str) -> list[int]:
     return [
         message.content["fedcgd"]["round"]
         for message in grid.sent
-        if message.metadata.message_type == "train"
+        if is_training(message)
         and message.metadata.dst_node_id == node_id
         and user in message.content["fedcgd"]["users"]
     ]
@@ -63,7 +63,7 @@ def test_a_secret_sampling_asks_no_node_that_nobody_knows() -> None:
     grid = FakeGrid({1: node(names(8))})
     with pytest.raises(ValueError, match="not registered by name"):
         make(**BINS, key=NoiseKey.generate()).start(grid, record(np.zeros(SIZE)))
-    assert not [message for message in grid.sent if message.metadata.message_type == "train"]
+    assert not [message for message in grid.sent if is_training(message)]
     strategy = make(**BINS, key=NoiseKey.generate(), trusted_nodes=True)
     strategy.start(grid, record(np.zeros(SIZE)))
     assert strategy.releases == 12

@@ -1,0 +1,337 @@
+"""`fedcgd report`: one page about a run for whoever has to sign it, or the privacy statement that goes with its model."""
+
+import io
+import json as json_module
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from fedcgd import ledger
+from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.cli.ledger import EXIT_PROBLEMS, LedgerArgument
+from fedcgd.cli.report import console, explained_errors, status
+from fedcgd.ledger.statement import facts, privacy_statement, statement_markdown
+from fedcgd.mechanisms import inverse_matrix
+from fedcgd.plan import Plan
+
+FORMATS = (".html", ".md", ".json")
+POINTS = 60  # of the plot of ε: each is a bound of its own
+DENSE_ROUNDS = 2048  # up to which the noise of every round is drawn
+SHOWN_ATTEMPTS = 500
+
+NOT_COVERED = (
+    "Metrics that nodes report and that are forwarded, counts of answers, timing, traffic and logs.",
+    "Settings that were chosen by looking at the data, and other runs on the same users: each has an ε of its own.",
+    "The server's operator, and whoever had the key before it was deleted: they can take the noise off.",
+    "A node that hosts many users and clips falsely, or answers in their name.",
+    "Copies of this ledger that were restored or run side by side.",
+)
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c1e26; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.8rem; margin: 0; }
+h2 { font-size: 1.25rem; margin: 2.2rem 0 .5rem; border-bottom: 1px solid #c9cdd8; }
+.promise { font-size: 1.1rem; }
+.small, figcaption { color: #4c515e; font-size: .9rem; }
+.verdict { padding: .7rem 1rem; border-left: .4rem solid; margin: 1rem 0; }
+.good { border-color: #1a7f37; background: #eef8f0; }
+.bad { border-color: #b3261e; background: #fdf0ef; }
+.figures { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1rem 0; }
+.figures div { flex: 1 1 9rem; border: 1px solid #c9cdd8; border-radius: .4rem; padding: .6rem .9rem; }
+.figures strong { display: block; font-size: 1.6rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid #dfe2ea; }
+thead th { border-bottom: 2px solid #8a8f9c; }
+tbody th { font-weight: 600; width: 15rem; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+td { overflow-wrap: anywhere; }
+figure { margin: 1rem 0; }
+figure svg { width: 100%; height: auto; }
+code, pre { font: .88em ui-monospace, monospace; }
+pre { background: #f3f4f8; padding: .7rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+li { margin: .35rem 0; }
+@media (max-width: 30rem) { tbody th { width: 8rem; } }
+@media print {
+  body { margin: 0; max-width: none; font-size: 11px; }
+  details { display: none; }
+  figure, tr, li, .figures div { break-inside: avoid; }
+  h2 { break-after: avoid; }
+  .verdict, .figures div { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  @page { margin: 16mm; }
+}
+"""
+
+
+def report_command(
+    path: LedgerArgument,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="report.html: the page for a reviewer. statement.md or .json: the privacy statement."
+        ),
+    ],
+) -> None:
+    """Write what a run promises, and why: a page for a reviewer, or the privacy statement that goes with its model.
+
+    All of it comes from the ledger alone. Exit code 1 if the records contradict each other. The HTML page has counts of users and
+    rounds, which are not differentially private; the statement has none of them.
+
+    Example: fedcgd report run.db -o report.html
+    """
+    with explained_errors(), status(False):
+        if output.suffix not in FORMATS:
+            raise ValueError(f"--output must end in {', '.join(FORMATS)}, got {output}")
+        if output.resolve() == path.resolve():
+            raise ValueError(f"--output is the ledger itself, {output}")
+        statement = privacy_statement(path)
+        match output.suffix:
+            case ".html":
+                text = page(path.name, statement, ledger.export(path))
+            case ".md":
+                text = statement_markdown(statement)
+            case _:
+                text = json_module.dumps(statement, indent=2, ensure_ascii=False) + "\n"
+        try:
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot write {output}: {error.strerror}") from error
+    console.print(f"{output} is written", soft_wrap=True, markup=False)
+    if statement["problems"]:
+        raise typer.Exit(EXIT_PROBLEMS)
+
+
+def page(name: str, statement: dict[str, Any], record: dict[str, Any]) -> str:
+    """The whole page: HTML that needs no other file and no network."""
+    plan = Plan.from_description(statement["plan"])
+    sections = (
+        _promise(statement),
+        _section("The claim", _table(facts(statement))),
+        _section("Why, and under which assumptions", _reasoning(statement)),
+        _section("ε and noise against rounds", _plots(plan, statement["rounds_released"])),
+        _section("Who took part how often", _participations(record, plan)),
+        _section("Rounds and retries", _rounds(record, statement)),
+        _section("Not covered by ε", _list(NOT_COVERED)),
+        _section("Settings and versions", _settings(record, statement)),
+        _section("Check it yourself", _check(name)),
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>Privacy report: {escape(name)}</title><style>{STYLE}</style></head>\n<body>\n"
+        f"<h1>Privacy report</h1>\n<p class='small'>Ledger {escape(name)}, begun {_day(statement['begun'])}; report of "
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC. For reviewers: counts on this page are not differentially private.</p>\n"
+        + "\n".join(sections)
+        + "\n</body></html>\n"
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>\n{body}\n</section>"
+
+
+def _promise(statement: dict[str, Any]) -> str:
+    whole, so_far = statement["whole_run"], statement["so_far"]
+    if statement["simulated"]:
+        kind, verdict = "bad", "SIMULATION: the key comes from a seed, and nothing here is private."
+    elif not statement["sound"]:
+        kind, verdict = (
+            "bad",
+            "The records contradict each other or the plan: " + "; ".join(statement["problems"]) + ".",
+        )
+    else:
+        kind, verdict = "good", "Verified: the records agree with each other and with the plan."
+    extra = "" if statement["sound"] or not statement["simulated"] else _list(statement["problems"])
+    boxes = [("ε of the whole run", f"≤ {rounded_up(whole['epsilon'])}"), ("δ", f"{whole['delta']:g}")]
+    boxes.append(("ε so far", "–" if so_far is None else f"≤ {rounded_up(so_far['epsilon'])}"))
+    boxes.append(("rounds released", f"{statement['rounds_released']} of {statement['rounds_planned']}"))
+    figures = "".join(f"<div>{escape(what)}<strong>{escape(value)}</strong></div>" for what, value in boxes)
+    condition = (
+        ""
+        if so_far is None or not so_far["condition"]
+        else f"<p>ε so far is {escape(so_far['condition'])}. Otherwise that of the whole run holds.</p>"
+    )
+    return (
+        f"<p class='verdict {kind}'><strong>{escape(verdict)}</strong></p>{extra}"
+        f"<p class='promise'>{escape(statement['statement'])}</p><div class='figures'>{figures}</div>{condition}"
+    )
+
+
+def _reasoning(statement: dict[str, Any]) -> str:
+    steps = (
+        f"<li><strong>{escape(step['title'])}</strong>. {escape(step['statement'])}</li>"
+        for step in statement["reasoning"]
+    )
+    return f"<ol>{''.join(steps)}</ol>"
+
+
+def _participations(record: dict[str, Any], plan: Plan) -> str:
+    histogram = {int(times): int(users) for times, users in record["users_by_participations"].items()}
+    if not histogram:
+        return "<p>No user has been asked yet.</p>"
+    most = max(histogram)
+    figure, axes = _axes(3.0)
+    axes.bar(list(histogram), list(histogram.values()), color="#2257c9", width=0.7)
+    text = f"{sum(histogram.values())} users were asked at least once; one user at most {most} times."
+    end = most
+    if plan.participation.sampling_rate is None:
+        end = max(most, plan.participation.participations)
+        axes.axvline(plan.participation.participations + 0.5, color="#c4500a", lw=1.2)
+        text += f" The plan allows {plan.participation.participations} (orange)."
+    axes.set(xlabel="rounds that a user was asked in", ylabel="users", xlim=(0, end + 1))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True)
+    rows = [(str(times), str(users)) for times, users in sorted(histogram.items())]
+    table = _grid(("rounds", "users"), rows, numbers=(0, 1))
+    drawn = _figure(figure, f"Histogram: users by the number of rounds they were asked in. {text}", text)
+    return f"{drawn}<details><summary>As a table</summary>{table}</details>"
+
+
+def _rounds(record: dict[str, Any], statement: dict[str, Any]) -> str:
+    attempts, skips = record["attempts"], record["skips"]
+    states = Counter(attempt["state"] for attempt in attempts)
+    tries = Counter(attempt["round"] for attempt in attempts)
+    retried = sum(number > 1 for number in tries.values())
+    rows = [
+        ("rounds released", f"{statement['rounds_released']} of {statement['rounds_planned']}"),
+        ("attempts", ", ".join(f"{number} {state}" for state, number in sorted(states.items())) or "none"),
+        ("rounds tried more than once", str(retried)),
+        ("rounds skipped for the time being", str(len(skips))),
+        (
+            "first and last",
+            f"{_day(attempts[0]['planned'])} to {_day(attempts[-1]['ended'] or attempts[-1]['planned'])}"
+            if attempts
+            else "–",
+        ),
+    ]
+    reasons = Counter(skip["reason"] for skip in skips).most_common(20)
+    body = _table(rows) + (
+        _grid(("reason for skipping", "times"), [(why, str(n)) for why, n in reasons], numbers=(1,)) if reasons else ""
+    )
+    listed = [
+        (str(a["round"]), str(a["attempt"]), a["state"], str(a["users"]), _day(a["planned"]))
+        for a in attempts[:SHOWN_ATTEMPTS]
+    ]
+    note = (
+        ""
+        if len(attempts) <= SHOWN_ATTEMPTS
+        else f"<p>The first {SHOWN_ATTEMPTS}; <code>fedcgd ledger export</code> has all.</p>"
+    )
+    table = _grid(("round", "attempt", "state", "users asked", "begun"), listed, numbers=(0, 1, 3))
+    return body + f"<details><summary>Every attempt</summary>{note}<div class='wide'>{table}</div></details>"
+
+
+def _settings(record: dict[str, Any], statement: dict[str, Any]) -> str:
+    run = record["run"]
+    rows = [
+        ("begun", _day(run["created"])),
+        ("sealed", _day(run["sealed"]) if run["sealed"] else "no: the run may go on, and its key may still exist"),
+        ("key", f"fingerprint {run['key_fingerprint']}" + (", SIMULATION" if run["simulated"] else "")),
+        ("hash of the configuration", run["configuration_hash"]),
+        ("report written with", ", ".join(f"{name} {number}" for name, number in statement["written_with"].items())),
+    ]
+    settings = json_module.dumps(
+        {"plan": run["plan"], "configuration": run["configuration"]}, indent=2, ensure_ascii=False
+    )
+    return _table(rows) + f"<pre>{escape(_shortened(settings))}</pre>"
+
+
+def _shortened(text: str) -> str:
+    """Without the middle of lines that nobody reads, such as the packed entries of a dense matrix."""
+    return "\n".join(line if len(line) <= 400 else f"{line[:200]} … {line[-100:]}" for line in text.splitlines())
+
+
+def _check(name: str) -> str:
+    commands = (f"ledger verify {name}", f"ledger export {name}", f"report {name} -o report.html")
+    lines = "\n".join(f"fedcgd {escape(command)}" for command in commands)
+    return (
+        f"<p>From a copy of the ledger, without its key:</p><pre>{lines}</pre><p>The record proves what the server wrote down. "
+        "That the server ran this code on what it wrote down is for its operator to show.</p>"
+    )
+
+
+def _plots(plan: Plan, released: int) -> str:
+    rounds = plan.participation.rounds
+    at = sorted({round(t) for t in np.linspace(1, rounds, min(POINTS, rounds))} | ({released} if released else set()))
+    spent = [plan.quick_guarantee(released=t).epsilon for t in at]
+    figure, axes = _axes(3.2)
+    axes.plot(at, spent, color="#2257c9", drawstyle="steps-post" if rounds <= POINTS else "default")
+    axes.axhline(plan.guarantee().epsilon, color="#4c515e", ls="--", lw=1)
+    if released:
+        axes.axvline(released, color="#c4500a", lw=1.2)
+    axes.set(xlabel="rounds released", ylabel="ε, at most", ylim=(0, None))
+    text = (
+        "ε for the first rounds, if their number does not depend on what they released; dashed: the whole run; orange: where the "
+        "run stands."
+    )
+    if plan.participation.sampling == "balls-in-bins":
+        text += " A quick bound: the smaller of the whole run's and that without amplification."
+    body = _figure(
+        figure,
+        f"Plot of ε against rounds, from {rounded_up(spent[0])} after {at[0]} to {rounded_up(spent[-1])} after {at[-1]}.",
+        text,
+    )
+    if rounds > DENSE_ROUNDS:
+        return body + f"<p>The noise of each round is drawn for runs of at most {DENSE_ROUNDS} rounds.</p>"
+    inverse = inverse_matrix(plan.mechanism, rounds)
+    alone = plan.stddev * np.linalg.norm(inverse, axis=1)
+    carried = plan.stddev * np.linalg.norm(np.cumsum(inverse, axis=0), axis=1)
+    figure, axes = _axes(3.2)
+    steps = np.arange(1, rounds + 1)
+    axes.plot(steps, alone, color="#c4500a", label="in the release of the round")
+    axes.plot(steps, carried, color="#2257c9", label="in the sum of all releases so far")
+    axes.set(xlabel="round", ylabel="standard deviation", ylim=(0, None))
+    axes.legend(frameon=False)
+    text = "Noise in one coordinate of the sum of updates, in units of the update."
+    return body + _figure(
+        figure, f"Plot of the noise: {alone[-1]:.4g} in the last release, {carried[-1]:.4g} in the sum of all.", text
+    )
+
+
+def _axes(height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure  # takes a second, and only this page needs it
+
+    figure = Figure(figsize=(7.5, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _figure(figure: Any, meaning: str, caption: str) -> str:
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": meaning, "svg.fonttype": "path"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    drawn = buffer.getvalue()
+    svg = drawn[drawn.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{escape(meaning)}"', 1)
+    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    body = "".join(f"<tr><th scope='row'>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
+    return f"<table><tbody>{body}</tbody></table>"
+
+
+def _grid(titles: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> str:
+    def cell(tag: str, column: int, value: str) -> str:
+        scope = " scope='col'" if tag == "th" else ""
+        return f"<{tag}{scope}{' class=number' if column in numbers else ''}>{escape(value)}</{tag}>"
+
+    head = "".join(cell("th", column, title) for column, title in enumerate(titles))
+    body = "".join("<tr>" + "".join(cell("td", column, v) for column, v in enumerate(row)) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _list(items: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+
+
+def _day(moment: str | None) -> str:
+    """2026-11-21 23:59:59 from the ledger's ISO text, which is UTC."""
+    return escape((moment or "–").replace("T", " ")[:19])

@@ -1,0 +1,129 @@
+"""What a run's record promises, in a form to ship with its model: the privacy statement, as values and as Markdown."""
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedcgd.accounting import Guarantee
+from fedcgd.accounting.explain import explain
+from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.ledger.records import export, verify
+from fedcgd.plan import Plan
+
+LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography", "dp-accounting")
+
+
+def privacy_statement(path: Path | str) -> dict[str, Any]:
+    """What the run recorded at `path` promises to each of its users, as JSON-able values; ValueError if there is no ledger.
+
+    `whole_run` is the guarantee for all planned rounds, `so_far` for those released: it holds under its `condition` only.
+    `sound` says whether the records agree with each other and with the plan. Nothing in it depends on who the users are or how
+    many took part, so it may be published with the model.
+    """
+    record, verification = export(path), verify(path)
+    plan = Plan.from_description(record["run"]["plan"])
+    whole = plan.guarantee()
+    steps = explain(
+        plan.mechanism,
+        plan.participation,
+        clip_norm=plan.clip_norm,
+        delta=plan.delta,
+        noise_multiplier=plan.noise_multiplier,
+    )
+    return {
+        "statement": sentence(whole, simulated=verification.simulated, sound=not verification.problems),
+        "private": not (verification.simulated or verification.problems),
+        "simulated": verification.simulated,
+        "sound": not verification.problems,
+        "problems": list(verification.problems),
+        "rounds_planned": verification.planned,
+        "rounds_released": verification.released,
+        "whole_run": whole.to_description(),
+        "so_far": None if verification.guarantee is None else verification.guarantee.to_description(),
+        "plan": record["run"]["plan"],
+        "reasoning": [{"title": step.title, "statement": step.statement} for step in steps],
+        "begun": record["run"]["created"],
+        "sealed": record["run"]["sealed"],
+        "configuration_hash": record["run"]["configuration_hash"],
+        "written_with": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
+    }
+
+
+def sentence(whole: Guarantee, *, simulated: bool, sound: bool) -> str:
+    """The promise in one or two sentences, or that there is none."""
+    if simulated:
+        return (
+            "This run is a SIMULATION: its noise comes from a seed that anybody can guess. Nothing about it is private, "
+            "whatever is said below."
+        )
+    if not sound:
+        return "The records of this run contradict each other or the plan: NO guarantee can be given for it."
+    return (
+        f"All models that this run releases, together, are ({rounded_up(whole.epsilon)}, {rounded_up(whole.delta, 6)})-"
+        f"differentially private under {whole.adjacency.removeprefix('add or remove ')} being added or removed: whoever sees "
+        "all of them, and knows everything about all other users, learns little about whether one user took part."
+    )
+
+
+def statement_markdown(statement: dict[str, Any]) -> str:
+    """The statement as a Markdown page."""
+    whole, so_far = statement["whole_run"], statement["so_far"]
+    lines = ["# Privacy statement", "", statement["statement"], "", "| | |", "|---|---|"]
+    for name, value in facts(statement):
+        lines.append(f"| {name} | {value} |")
+    if so_far is not None and whole["condition"] is None and so_far["condition"] is not None:
+        lines += ["", f"ε so far is {so_far['condition']}. Otherwise ε is that of the whole run."]
+    for problem in statement["problems"]:
+        lines += ["", f"**Problem**: {problem}."]
+    lines += ["", "## Why, and under which assumptions", ""]
+    lines += [
+        f"{count}. **{step['title']}**. {step['statement']}" for count, step in enumerate(statement["reasoning"], 1)
+    ]
+    written = ", ".join(f"{name} {number}" for name, number in statement["written_with"].items())
+    return "\n".join([*lines, "", f"Derived from the run's ledger alone, with {written}.", ""])
+
+
+def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
+    """The figures that belong to the claim, each with its name, in the order in which a reviewer asks for them."""
+    whole, so_far, plan = statement["whole_run"], statement["so_far"], statement["plan"]
+    participation = plan["participation"]
+    rounds = f"{statement['rounds_released']} of {statement['rounds_planned']}"
+    found = [
+        ("ε of the whole run", f"at most {rounded_up(whole['epsilon'])}"),
+        ("δ", f"{rounded_up(whole['delta'], 6)}"),
+        ("ε so far", "nothing is released" if so_far is None else f"at most {rounded_up(so_far['epsilon'])}"),
+        ("adjacency", whole["adjacency"]),
+        ("sampling", whole["sampling"]),
+        ("method", f"{whole['method']} ({'exact' if whole['exact'] else 'an upper bound'})"),
+        (
+            "failure probability of the method",
+            f"{whole['failure_probability']:g}, part of δ" if whole["failure_probability"] else "0",
+        ),
+        ("rounds released", rounds),
+        ("a user takes part", _participation(participation)),
+        ("mechanism", _mechanism(plan["mechanism"])),
+        ("clip norm ζ", f"{plan['clip_norm']:g}"),
+        ("noise multiplier σ", f"{plan['noise_multiplier']:.6g}"),
+    ]
+    if whole["sensitivity"] is not None:
+        found.append(("sensitivity of C", f"{whole['sensitivity']:.6g}"))
+    return found
+
+
+def _participation(participation: dict[str, Any]) -> str:
+    if participation["sampling_rate"] is not None:
+        return f"in each of its rounds with probability {participation['sampling_rate']:g}"
+    rounds, separation, most = (participation[name] for name in ("rounds", "min_separation", "max_participations"))
+    return (
+        f"in at most {-(-rounds // separation) if most is None else most} rounds, any two at least {separation} apart"
+    )
+
+
+def _mechanism(mechanism: dict[str, Any]) -> str:
+    numbers = [
+        f"{name} {value:g}"
+        for name, value in mechanism.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    return ", ".join([mechanism["name"], *numbers])

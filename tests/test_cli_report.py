@@ -1,0 +1,186 @@
+"""`fedcgd report`: what a reviewer is shown is what the ledger proves; nobody is named, and nothing is hidden."""
+
+import json
+import re
+import sqlite3
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedcgd.cli import app
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger, verify
+from fedcgd.ledger.statement import privacy_statement
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+KEY = NoiseKey(bytes(range(32)))
+PLAN = Plan(
+    mechanism=LambdaCGD(0.5),
+    participation=Participation(rounds=8, min_separation=2, max_participations=3),
+    clip_norm=1.0,
+    noise_multiplier=2.0,
+    delta=1e-5,
+)
+SCRIPT = "<script>alert('found')</script>"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.db"
+
+
+def run(path: Path, *, key: NoiseKey = KEY, released: int = 5) -> None:
+    """A run of three users a round, with one attempt that was given up and two rounds that were put off."""
+    with Ledger.open(path, plan=PLAN, configuration={"cohort_size": 3, "note": SCRIPT}, key=key) as ledger:
+        ledger.skip(0, f"too few users {SCRIPT}")
+        for t in range(released):
+            cohort = [f"secret-{3 * (t % 2) + i}" for i in range(3)]
+            if t == 1:
+                ledger.plan_round(t, cohort)
+                ledger.skip(t, "one of three users answered")
+            attempt = ledger.plan_round(t, cohort)
+            nonce = key.nonce_of(ledger.stream_id, np.zeros(3), earlier=ledger.resume().nonces, attempt=attempt)
+            ledger.record_aggregated(t, attempt, nonce)
+            ledger.record_released(t, attempt, b"model", b"state")
+
+
+def report(path: Path, output: Path) -> Result:
+    return CliRunner().invoke(app, ["report", str(path), "-o", str(output)])
+
+
+class Page(HTMLParser):
+    """The text that a reader sees, the tags, and whether they close."""
+
+    VOID = ("meta", "path", "use", "rect", "line", "br")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.text, self.tags, self.open = "", [], []  # type: ignore[var-annotated]
+        self.attributes: list[tuple[str, str]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text += data
+
+
+def test_the_page_says_what_the_records_prove(path, tmp_path):
+    run(path)
+    output = tmp_path / "report.html"
+    assert report(path, output).exit_code == 0
+    page = Page(output.read_text())
+    assert page.open == []
+    so_far, whole = verify(path).guarantee, PLAN.guarantee()
+    assert so_far is not None
+    assert so_far.epsilon < whole.epsilon
+    for value in (so_far.epsilon, whole.epsilon):
+        shown = [float(text) for text in re.findall(r"≤ (\d+\.?\d*)", page.text)]
+        assert any(value <= text < value * 1.01 for text in shown)
+    for what in (
+        "add or remove one user",
+        "exact Gaussian mechanism",
+        "5 of 8",
+        "1 abandoned, 5 released",
+        KEY.fingerprint,
+    ):
+        assert what in page.text
+    assert "Verified: the records agree" in page.text
+    assert so_far.condition in page.text
+    assert "6 users were asked at least once; one user at most 3 times. The plan allows 3" in page.text
+
+
+def test_the_page_names_nobody_runs_nothing_and_needs_no_network(path, tmp_path):
+    run(path)
+    output = tmp_path / "report.html"
+    report(path, output)
+    text = output.read_text()
+    page = Page(text)
+    assert "secret-" not in text
+    assert "script" not in page.tags
+    assert SCRIPT in page.text  # it is text, not a tag
+    assert not [value for name, value in page.attributes if name in ("src", "href") and not value.startswith("#")]
+    assert "@import" not in text
+    assert page.tags.count("h1") == 1
+    drawings = [value for name, value in page.attributes if name == "aria-label"]
+    assert page.tags.count("svg") == len(drawings) == 3
+    assert all(len(meaning) > 20 for meaning in drawings)
+
+
+def test_a_statement_has_the_promise_and_no_counts_of_users(path, tmp_path):
+    run(path)
+    for name in ("statement.json", "statement.md"):
+        assert report(path, tmp_path / name).exit_code == 0
+    statement = json.loads((tmp_path / "statement.json").read_text())
+    assert statement["private"]
+    assert statement["whole_run"]["epsilon"] == PLAN.guarantee().epsilon
+    assert statement["so_far"]["epsilon"] == PLAN.guarantee(released=5).epsilon
+    assert statement["so_far"]["condition"]
+    assert Plan.from_description(statement["plan"]) == PLAN
+    markdown = (tmp_path / "statement.md").read_text()
+    for text in (json.dumps(statement), markdown):
+        assert "secret-" not in text
+        assert "too few users" not in text  # which rounds were put off depends on who was there
+        assert "abandoned" not in text
+    assert "differentially private" in markdown
+    assert statement["so_far"]["condition"] in markdown
+
+
+@pytest.mark.parametrize("name", ["report.html", "statement.md", "statement.json"])
+def test_a_run_whose_records_contradict_the_plan_is_promised_nothing(path, tmp_path, name):
+    run(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE users SET participations = 1 WHERE id = 1")
+    connection.close()
+    done = report(path, tmp_path / name)
+    assert done.exit_code == 1
+    text = (tmp_path / name).read_text()
+    assert "NO guarantee can be given" in text
+    assert "1 users have counters that differ" in text
+    assert "learns little" not in text
+    assert not privacy_statement(path)["private"]
+
+
+@pytest.mark.parametrize("name", ["report.html", "statement.md", "statement.json"])
+def test_a_simulation_says_so_first(path, tmp_path, name):
+    run(path, key=NoiseKey.simulation(0))
+    assert report(path, tmp_path / name).exit_code == 0
+    text = (tmp_path / name).read_text()
+    assert "SIMULATION" in text
+    assert "learns little" not in text
+    assert not privacy_statement(path)["private"]
+
+
+def test_a_run_that_has_released_nothing_has_a_page(path, tmp_path):
+    run(path, released=0)
+    assert report(path, tmp_path / "report.html").exit_code == 0
+    assert "No user has been asked yet" in (tmp_path / "report.html").read_text()
+
+
+def test_mistakes_are_one_line_and_leave_no_file(path, tmp_path):
+    run(path)
+    before = path.read_bytes()
+    for ledger, output, message in (
+        (path, tmp_path / "report.pdf", "must end in .html, .md, .json"),
+        (tmp_path / "none.db", tmp_path / "report.html", "none.db"),
+        (path, tmp_path / "nowhere" / "report.html", "cannot write"),
+    ):
+        done = report(ledger, output)
+        assert done.exit_code == 2
+        assert message in " ".join(done.output.split())
+        assert not output.exists()
+    assert path.read_bytes() == before

@@ -1,0 +1,114 @@
+"""Several ledgers together: the joint ε of each group of users, against the composition of Gaussians done by hand."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+from typer.testing import CliRunner
+
+from fedcgd.cli import app
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger, joint
+from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+KEY = NoiseKey(bytes(range(32)))
+PLAN = Plan.calibrated(
+    LambdaCGD(0.9), Participation(rounds=210, min_separation=21), clip_norm=1.0, epsilon=8, delta=1e-5
+)
+
+
+def recorded(path: Path, users: list[str], plan: Plan = PLAN, rounds: int = 1) -> Path:
+    with Ledger.open(path, plan=plan, configuration={"path": path.name}, key=KEY) as ledger:
+        for round in range(rounds):
+            attempt = ledger.plan_round(round, users if round == 0 else [f"other-{round}"])
+            ledger.record_aggregated(round, attempt, round)
+            ledger.record_released(round, attempt, b"")
+    return path
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The ε of N(μ, 1) against N(0, 1): Theorem 8 of Balle and Wang, "Improving the Gaussian Mechanism", 2018."""
+
+    def excess(epsilon: float) -> float:
+        low, high = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.logcdf(-mu / 2 - epsilon / mu)
+        return low - math.exp(epsilon + high) - delta
+
+    return float(optimize.brentq(excess, 0, 100))
+
+
+def test_two_runs_at_8_are_12_26_together_for_who_is_in_both(tmp_path: Path) -> None:
+    users = [f"u{i}" for i in range(100)]
+    one = recorded(tmp_path / "A.db", users[:97])
+    two = recorded(tmp_path / "B.db", users[3:])
+    found = joint([one, two])
+    assert [(group.users, [Path(name).name for name in group.ledgers]) for group in found.groups] == [
+        (94, ["A.db", "B.db"]),
+        *[(3, [name]) for name in ("A.db", "B.db")],
+    ]
+    c = matrix(LambdaCGD(0.9), 210)
+    mu = np.linalg.norm(c[:, ::21].sum(axis=1)) / PLAN.noise_multiplier
+    assert found.worst.planned.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(2) * mu, 1e-5), rel=1e-4)
+    assert found.worst.planned.epsilon == pytest.approx(12.26, abs=0.005)
+    assert [group.planned.epsilon for group in found.groups[1:]] == pytest.approx([8, 8], rel=1e-4)
+    first = np.linalg.norm(c[:1, :1]) / PLAN.noise_multiplier
+    assert found.worst.released.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(2) * first, 1e-5), rel=1e-4)
+
+
+def test_a_user_alone_and_another_delta(tmp_path: Path) -> None:
+    one, two = recorded(tmp_path / "A.db", ["ann", "bob"]), recorded(tmp_path / "B.db", ["bob"])
+    assert joint([one, two], user="ann").worst.planned.epsilon == pytest.approx(8, rel=1e-4)
+    assert joint([one, two], user="bob").worst.planned.epsilon == pytest.approx(12.26, abs=0.005)
+    assert joint([one, two], user="bob", delta=1e-9).worst.planned.epsilon > 13
+    with pytest.raises(ValueError, match="no run has a user 'eve'"):
+        joint([one, two], user="eve")
+
+
+def test_under_a_secret_sampling_everybody_counts(tmp_path: Path) -> None:
+    """Who was never drawn is a user too: that it might have been is part of what ε says."""
+    sampled = Plan(
+        mechanism=DPSGD(),
+        participation=Participation(rounds=10, sampling="poisson", sampling_rate=0.1),
+        clip_norm=1.0,
+        noise_multiplier=2.0,
+        delta=1e-5,
+    )
+    one, two = recorded(tmp_path / "A.db", ["ann"]), recorded(tmp_path / "B.db", ["bob"], sampled)
+    found = joint([one, two])
+    assert [(group.users, len(group.ledgers)) for group in found.groups] == [(1, 2), (1, 1)]
+    assert found.worst.planned.epsilon > 8
+    assert found.samplings == ("none", "poisson")
+
+
+def test_what_cannot_be_composed_is_refused(tmp_path: Path) -> None:
+    one = recorded(tmp_path / "A.db", ["ann"])
+    other = Plan.from_description({**PLAN.to_description(), "delta": 1e-6})
+    two = recorded(tmp_path / "B.db", ["ann"], other)
+    with pytest.raises(ValueError, match="different δ"):
+        joint([one, two])
+    with pytest.raises(ValueError, match="ledgers of one run"):
+        joint([one, one])
+    with pytest.raises(ValueError, match="there is no ledger"):
+        joint([one, tmp_path / "C.db"])
+
+
+def test_the_command_says_the_worst_and_no_ids(tmp_path: Path) -> None:
+    one, two = recorded(tmp_path / "A.db", ["ann", "bob"]), recorded(tmp_path / "B.db", ["bob"])
+    result = CliRunner().invoke(app, ["ledger", "compose", str(one), str(two)])
+    assert result.exit_code == 0, result.stderr
+    assert "worst: ε ≤ 12.3 at δ = 1e-05 for 1 users" in result.stdout
+    for word in (
+        "add or remove one user",
+        "samplings: none, none",
+        "exact composition of Gaussian mechanisms",
+        "A.db, ",
+    ):
+        assert word in result.stdout
+    assert "bob" not in result.stdout
+    found = json.loads(CliRunner().invoke(app, ["ledger", "compose", str(one), str(two), "--json"]).stdout)
+    assert found["groups"][0]["planned"]["epsilon"] == pytest.approx(12.26, abs=0.005)
+    assert found["problems"] == []

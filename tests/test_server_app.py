@@ -1,0 +1,103 @@
+"""The simulation's server: what it leaves behind says whether the run is done."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, FakeNode
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedcgd_flower import IncompleteRunError
+from fedcgd_simulations import server_app
+from fedcgd_simulations.client_app import app as client_app
+
+APP = Path(__file__).resolve().parents[1] / "simulations"
+DEFAULTS = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+
+
+def run(results: Path, nodes: int = 2, **changes) -> FakeGrid:
+    config = DEFAULTS | {"rounds": 2, "results": str(results)} | changes
+    hosts = {i + 1: FakeNode(client_app, {"partition-id": i, "num-partitions": 2}) for i in range(nodes)}
+    grid = FakeGrid(hosts, config)
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
+    server_app.main(grid, context)
+    return grid
+
+
+@pytest.fixture(autouse=True)
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = server_app.CorrelatedNoise
+    monkeypatch.setattr(server_app, "CorrelatedNoise", lambda *a, **k: real(*a, **k, patience=0.0))
+
+
+def test_a_run_that_is_done_leaves_its_figures(tmp_path: Path) -> None:
+    results = tmp_path / "run.json"
+    results.with_suffix(".failed.json").write_text("of an earlier try")
+    run(results)
+    figures = json.loads(results.read_text())
+    assert (figures["releases"], figures["rounds"], len(figures["accuracy"])) == (2, 2, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.png"]
+
+
+def test_a_run_that_releases_nothing_leaves_no_accuracy(tmp_path: Path) -> None:
+    """Half of the users are there: it used to write 0 of 42 rounds with the accuracy of the initial model."""
+    results = tmp_path / "run.json"
+    results.write_text("of another run")
+    with pytest.raises(ValueError, match="630 users are there after 0 s, and 1260 are expected"):
+        run(results, nodes=1)
+    assert not results.exists()
+    left = json.loads((tmp_path / "run.failed.json").read_text())
+    assert "630 users are there" in left["failure"]
+    assert "accuracy" not in left
+
+
+def test_fewer_releases_than_planned_are_a_failure_and_the_resumed_run_has_all_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"ledger": str(tmp_path / "run.db"), "rounds": 4}
+    with monkeypatch.context() as patched:
+        patched.setattr("fedcgd_flower.strategy._MOST_FAILURES", 1)
+        releases = iter(range(100))
+        real = server_app.CorrelatedNoise
+
+        def stalling(*args, **kwargs):
+            strategy = real(*args, **kwargs)
+            choose = strategy._choose
+            strategy._choose = lambda round, grid: choose(round, grid) if next(releases) < 2 else None
+            return strategy
+
+        patched.setattr(server_app, "CorrelatedNoise", stalling)
+        with pytest.raises(IncompleteRunError, match="2 of 4 planned rounds"):
+            run(tmp_path / "run.json", **options)
+    assert json.loads((tmp_path / "run.failed.json").read_text())["releases"] == 2
+    assert not (tmp_path / "run.json").exists()
+    run(tmp_path / "run.json", **options)
+    run(tmp_path / "whole.json", rounds=4)
+    resumed, whole = (json.loads((tmp_path / name).read_text()) for name in ("run.json", "whole.json"))
+    np.testing.assert_array_equal(resumed["accuracy"], whole["accuracy"])
+    assert len(whole["accuracy"]) == 5
+
+
+def test_a_private_run_with_a_sampling_wants_registered_nodes_or_a_word_that_all_are_trusted(tmp_path: Path) -> None:
+    options = {
+        "sampling": "balls-in-bins",
+        "key-file": str(tmp_path / "key"),
+        "participations": 1,
+        "rounds": 0,
+        "cohort": 630,
+    }
+    with pytest.raises(ValueError, match="not registered by name"):
+        run(tmp_path / "run.json", **options)
+    run(tmp_path / "run.json", **options, **{"trusted-nodes": True})
+    assert json.loads((tmp_path / "run.json").read_text())["releases"] == 2
+
+
+def test_nodes_that_are_not_ours_end_the_run(tmp_path: Path) -> None:
+    config = DEFAULTS | {"results": str(tmp_path / "run.json")}
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
+    with pytest.raises(ValueError, match="0 users are there"):
+        server_app.main(FakeGrid({1: FakeNode(ClientApp())}), context)
+    assert (tmp_path / "run.failed.json").exists()
