@@ -109,8 +109,8 @@ def opacus_release(plan: Plan, seed: int) -> Release:
         nonces: list[int] = []
         noised = np.empty_like(sums)
         for t, row in enumerate(sums):
-            total, nonce = noise.add(torch.from_numpy(row), "", nonces)
-            nonces.append(nonce)
+            total = torch.from_numpy(row.copy())
+            nonces.append(noise.add(total, "", nonces))
             noised[t] = total.numpy()
         return noised
 
