@@ -243,7 +243,10 @@ class CorrelatedNoise(Strategy):
             self._give_up("its replies were never aggregated")
         self._report = RoundReport(round, self.plan.participation.rounds)
         if round >= self.plan.participation.rounds:
-            raise ValueError(f"all {round} planned rounds are released; a further one would not be accounted for")
+            raise ValueError(
+                f"all {round} planned rounds are released, and ε covers no further one. Begin another run from this model, with "
+                "a plan and a key of its own: fedcgd ledger compose says what both cost together"
+            )
         layout = self._layout(arrays)
         chosen = self._choose(round, grid)
         if chosen is None:

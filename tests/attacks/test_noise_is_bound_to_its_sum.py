@@ -165,18 +165,12 @@ def test_central_training_that_is_resumed_twice_in_mid_step(mode: str, snapshot)
     data = TensorDataset(torch.eye(SIZE)[:8], torch.zeros(8, 1))
     with torch.no_grad():
         model.weight.fill_(5.0)
-    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(KEY).make_private(
+    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(key=KEY).make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         criterion=nn.MSELoss(),
         data_loader=DataLoader(data, batch_size=8),
-        plan=Plan(
-            mechanism=LambdaCGD(0.8),
-            participation=Participation(rounds=3),
-            clip_norm=0.5,
-            noise_multiplier=2.0,
-            delta=1e-5,
-        ),
+        plan=PLAN,
         grad_sample_mode=mode,
     )
     loss = criterion[0] if criterion else nn.MSELoss()
