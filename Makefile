@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: simulate test test-pythons test-slow check docs bench mutants clean
+.PHONY: simulate test test-pythons test-slow check static docs bench mutants clean
 .DEFAULT_GOAL := simulate
 
 $(VENV)/installed: pyproject.toml
@@ -35,11 +35,12 @@ test-pythons:
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow
 
-check: $(VENV)/installed
+check: static test
+
+static: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
 
 # Do the tests notice a change in what ε depends on? An hour on 2 cores; goes on where it was stopped (docs/testing.md).
 mutants: $(VENV)/installed

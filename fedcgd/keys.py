@@ -48,13 +48,14 @@ class NoiseKey:
         return key
 
     @staticmethod
-    def from_file(path: Path, *, create: bool = False, runs: Path | None = None) -> "NoiseKey":
+    def from_file(path: Path | str, *, create: bool = False, runs: Path | None = None) -> "NoiseKey":
         """The key in `path`, 64 hexadecimal digits; with `create`, made there (mode 0600) if there is none.
 
         Its runs are remembered in the file `runs`, by default beside it: noise.key.runs for noise.key. Keep the two together.
 
         Raises ValueError if others may read the file, or if it does not hold a key; FileNotFoundError if it is missing.
         """
+        path = Path(path)
         if create and not path.exists():
             _create(path)
         with path.open() as file:

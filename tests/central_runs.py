@@ -37,6 +37,7 @@ class Run:
         mode="hooks",
         key=None,
         rate=0.01,
+        everything=False,
         **options,
     ):
         torch.manual_seed(0)
@@ -50,7 +51,7 @@ class Run:
             noise_multiplier=1.0,
             delta=1e-5,
         )
-        self.base = torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad], lr=rate)
+        self.base = torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad or everything], lr=rate)
         self.engine = CorrelatedPrivacyEngine(key or NoiseKey.simulation(1))
         private = self.engine.make_private(
             module=self.model,

@@ -113,7 +113,7 @@ def test_calibrated_noise_is_enough_and_hardly_more() -> None:
 
 
 def test_bands_in_turns_is_dp_sgd_with_fewer_rounds_at_a_higher_rate() -> None:
-    """003, Proposition 2.1: σ(BandMF; q, n) = σ(DP-SGD; p·q, n/p) for unit columns."""
+    """arXiv:2405.15913, Proposition 2.1: σ(BandMF; q, n) = σ(DP-SGD; p·q, n/p) for unit columns."""
     cyclic = Participation(rounds=120, min_separation=4, sampling="cyclic-poisson", sampling_rate=0.2)
     unit = calibrate(Normalized(BSR(4)), cyclic, epsilon=2, delta=1e-5)
     plain = calibrate(DPSGD(), poisson(30, 0.2), epsilon=2, delta=1e-5)

@@ -14,21 +14,29 @@ from fedcgd.cli import app
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(
+    r'^```\w+ title="(\S+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL
+)  # a file of an app: another test runs the app
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    return FENCE.findall(page.read_text())
+    """Language and source of each block of the page that is not a file."""
+    return FENCE.findall(FILE.sub("", page.read_text()))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_examples_run_and_print_what_is_shown(page: Path) -> None:
+    """Each block stands alone, but for tutorials: there a block goes on where the one before it ended."""
     found = blocks(page)
+    names: dict[str, object] = {}
     for index, (language, source) in enumerate(found):
         if language != "python":
             continue
+        if page.parent.name != "tutorials" or not names:
+            names = {"__name__": "example"}
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(source, f"{page.name}, block {index}", "exec"), {"__name__": "example"})
+            exec(compile(source, f"{page.name}, block {index}", "exec"), names)
         following = found[index + 1] if index + 1 < len(found) else ("", "")
         if following[0] == "output":
             assert printed.getvalue() == following[1]

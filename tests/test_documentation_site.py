@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -55,6 +56,20 @@ def test_the_site_builds_without_a_warning_and_has_every_page(site: Path) -> Non
     for page in DOCS.rglob("*.md"):
         assert (site / page.relative_to(DOCS)).with_suffix(".html").is_file()
     assert "fedcgd calibrate" in (site / "reference" / "command_line.html").read_text()
+
+
+def test_tutorials_are_notebooks_too_with_what_their_code_prints(site: Path) -> None:
+    for name in ("choosing", "opacus", "reviewing"):
+        page = (DOCS / "tutorials" / f"{name}.md").read_text()
+        notebook = json.loads((site / "tutorials" / f"{name}.ipynb").read_text())
+        assert notebook["nbformat"] == 4
+        code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert [cell["source"] for cell in code] == [
+            text.strip("\n") for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+        ]
+        printed = [output["text"] for cell in code for output in cell["outputs"]]
+        assert printed == re.findall(r"^```output\n(.*?)^```$", page, re.M | re.S)
+        assert f'href="{name}.ipynb"' in (site / "tutorials" / f"{name}.html").read_text()
 
 
 def test_no_page_of_the_site_asks_another_host_for_anything(site: Path) -> None:

@@ -48,7 +48,7 @@ def choice(epochs: int, epsilon: float) -> BandChoice:
 
 
 def test_more_budget_wants_more_bands_and_more_epochs_want_fewer() -> None:
-    # 003, Figure 3b: roughly linear in ε and in 1/k.
+    # arXiv:2405.15913, Figure 3b: roughly linear in ε and in 1/k.
     by_epsilon = [choice(8, epsilon).bandwidth for epsilon in (0.5, 2.0, 8.0)]
     by_epochs = [choice(epochs, 2.0).bandwidth for epochs in (2, 8, 32)]
     assert by_epsilon == sorted(by_epsilon)

@@ -86,7 +86,7 @@ def test_blt(separation: int, error: Objective, degree: int, peer: float) -> Non
 
 
 def test_unit_columns_of_banded_toeplitz_lie_between() -> None:
-    # 003, Section 3.2: normalising gains part of what band-mf gains over banded-toeplitz.
+    # arXiv:2405.15913, Section 3.2: normalising gains part of what band-mf gains over banded-toeplitz.
     toeplitz = banded_toeplitz(4, once(256))
     free = error_of(band_mf(4, once(256)), once(256))
     assert free < error_of(Normalized(toeplitz), once(256)) <= error_of(toeplitz, once(256)) < 1.04 * free

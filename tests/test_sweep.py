@@ -174,8 +174,9 @@ def test_the_command_tunes_tests_and_plots(tmp_path, monkeypatch):
     # DP-SGD and 2 λ, 2 budgets, 2 seeds and 2 learning rates for validation; for test DP-SGD and the better λ, at the better rate
     assert len(runs) == 3 * 2 * 2 * 2 + 2 * 2 * 2
     assert len(ResultsFile(output).calibrations()) == 6
-    drawn = CliRunner().invoke(app, ["plot", str(output), "--output", str(tmp_path / "plots")])
-    assert drawn.exit_code == 0, drawn.output
+    for words in ([], ["--format", "svg"]):
+        drawn = CliRunner().invoke(app, ["plot", str(output), "--output", str(tmp_path / "plots"), *words])
+        assert drawn.exit_code == 0, drawn.output
     names = {path.name for path in (tmp_path / "plots").iterdir()}
     stems = {"digits-accuracy-lambda", "digits-accuracy-epsilon", "digits-rmse-ratios"}
     assert names == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}

@@ -1,11 +1,13 @@
-"""What MkDocs does for this site beyond its plugins: pictures from benchmarks/, and the page of the command line."""
+"""What MkDocs does for this site beyond its plugins: plots, the page of the command line, tutorials as notebooks."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 from click import Context
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
 
 from fedcgd.cli import COMMANDS, load
@@ -13,6 +15,8 @@ from fedcgd.optimisation.catalogue import TABLE, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 PLOTS = "benchmarks/results/plots"
+KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEADING = "# Command line\n\nEvery command explains itself with `--help`; this page is made from the same text.\n\n"
 
 
@@ -21,12 +25,46 @@ def on_files(files: Files, config: Any) -> Files:
     for plot in sorted((ROOT / PLOTS).iterdir()):
         files.append(File.generated(config, f"plots/{plot.name}", abs_src_path=str(plot)))
     files.append(File.generated(config, "reference/command_line.md", content=HEADING + command_line()))
+    for page in sorted((ROOT / "docs" / "tutorials").glob("*.md")):
+        if cells := notebook_cells(page.read_text()):
+            notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": KERNEL, "cells": cells}
+            name = f"tutorials/{page.stem}.ipynb"
+            files.append(File.generated(config, name, content=json.dumps(notebook, indent=1, ensure_ascii=False)))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to those plots work in the repository as well as here."""
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Links to those plots work in the repository as well as here; a tutorial offers its notebook."""
+    if page.file.src_uri.startswith("tutorials/") and notebook_cells(markdown):
+        markdown += f"\n\n[This page as a notebook]({Path(page.file.src_uri).stem}.ipynb){{download}}\n"
     return markdown.replace(f"](../{PLOTS}/", "](plots/")
+
+
+def notebook_cells(markdown: str) -> list[dict[str, Any]]:
+    """The page as cells of a Jupyter notebook, with the outputs that it shows; none if it has no output."""
+    cells: list[dict[str, Any]] = []
+    if "```output" not in markdown:
+        return cells
+
+    def add(kind: str, source: str, **more: Any) -> None:
+        if source.strip():
+            cells.append(
+                {"cell_type": kind, "source": source.strip("\n"), "metadata": {}, "id": f"cell-{len(cells)}"} | more
+            )
+
+    end = 0
+    for block in FENCED.finditer(markdown):
+        add("markdown", markdown[end : block.start()])
+        end = block.end()
+        match block[1]:
+            case "python":
+                add("code", block[2], outputs=[], execution_count=None)
+            case "output":
+                cells[-1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": block[2]}]
+            case _:
+                add("markdown", block[0])
+    add("markdown", markdown[end:])
+    return cells
 
 
 def command_line() -> str:

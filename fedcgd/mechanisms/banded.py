@@ -11,7 +11,11 @@ from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, banded_next, check_fin
 
 @dataclass(frozen=True)
 class BandedToeplitz(ToeplitzMechanism):
-    """C with the given first p coefficients (003, Section 3.2)."""
+    """C with the given first p coefficients.
+
+    Section 3.2 of McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Differentially Private ML", 2024,
+    arXiv:2405.15913.
+    """
 
     values: tuple[float, ...]
 

@@ -11,7 +11,9 @@ from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, check_finite
 
 @dataclass(frozen=True)
 class BLT(ToeplitzMechanism):
-    """Buffered linear Toeplitz: c_0 = 1 and c_t = Σ_i scales[i]·decays[i]^(t−1) (002, part 2).
+    """Buffered linear Toeplitz: c_0 = 1 and c_t = Σ_i scales[i]·decays[i]^(t−1).
+
+    Dvijotham et al., "Efficient and Near-Optimal Noise Generation for Streaming Differential Privacy", 2024, arXiv:2404.16706.
 
     Its inverse is of the same kind, and C⁻¹Z needs only d buffers. Scales are not negative.
     """

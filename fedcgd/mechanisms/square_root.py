@@ -18,7 +18,10 @@ from fedcgd.mechanisms.toeplitz import (
 
 @dataclass(frozen=True)
 class SquareRootToeplitz(ToeplitzMechanism):
-    """C = A^(1/2), c = coefficients of (1 − x)^(−1/2): max error log(n)/π + O(1) for one participation (002)."""
+    """C = A^(1/2), c = coefficients of (1 − x)^(−1/2): max error log(n)/π + O(1) for one participation.
+
+    Dvijotham et al., "Efficient and Near-Optimal Noise Generation for Streaming Differential Privacy", 2024, arXiv:2404.16706.
+    """
 
     @property
     def name(self) -> str:
@@ -33,7 +36,10 @@ class SquareRootToeplitz(ToeplitzMechanism):
 
 @dataclass(frozen=True)
 class NuDPFTRL(ToeplitzMechanism):
-    """C⁻¹ from (1 − (1 − ν)x)^(1/2): β_t = t^(−3/2)(1 − ν)^t/(2√π) of the older noise is cancelled, for large t (002, part 1).
+    """C⁻¹ from (1 − (1 − ν)x)^(1/2): β_t = t^(−3/2)(1 − ν)^t/(2√π) of the older noise is cancelled, for large t.
+
+    Choquette-Choo et al., "Correlated Noise Provably Beats Independent Noise for Differentially Private Learning", 2024,
+    arXiv:2310.06771.
 
     The exact coefficients are used: with β_t = t^(−3/2)(1 − ν)^t itself, Σβ > 1 and C would grow without bound. `nu` is in
     [0, 1); 0 is the square-root Toeplitz mechanism.

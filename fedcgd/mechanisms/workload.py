@@ -16,8 +16,8 @@ Objective = Literal["rmse", "max-se"]
 class Workload:
     """A = S·diag(η)·M: heavy-ball momentum M[i, j] = β^(i−j), learning rates η, and the running sum S (all ones below).
 
-    Row t of A·X is then where SGD stands after round t, starting from 0 (003, Appendix C). Without momentum and learning rates
-    it is the prefix sum. A schedule that is shorter than the run goes on with its last rate.
+    Row t of A·X is then where SGD stands after round t, starting from 0 (Appendix C of arXiv:2405.15913). Without momentum and
+    learning rates it is the prefix sum. A schedule that is shorter than the run goes on with its last rate.
     """
 
     momentum: float = 0.0

@@ -31,23 +31,26 @@ class RoundNoise:
         self._run = ""
         self._source = self._source_of("")
 
-    def add(self, total: Tensor, run: str, nonces: Sequence[int]) -> tuple[Tensor, int]:
-        """(total on the grid + ζσ·(C⁻¹Z)_t, nonce) for t = len(`nonces`), those of the rounds before; float64, shape (size,).
+    def add(self, total: Tensor, run: str, nonces: Sequence[int]) -> int:
+        """total = (total on the grid + ζσ·(C⁻¹Z)_t), in place, for t = len(`nonces`), those of earlier rounds; returns its nonce.
 
-        The nonce of a secret key is bound to `total`: two different sums never share their noise, whatever is copied.
+        `total` is float64, shape (size,). The nonce of a secret key is bound to it: two different sums never share their noise,
+        whatever is copied.
         """
         if run != self._run:
             self._run, self._source = run, self._source_of(run)
-        steps = torch.round(total / self.grid.step)
+        total.div_(self.grid.step).round_()
         if self._device.type == "cpu":
-            integers = steps.to(torch.int64).numpy()
-            nonce = self._key.nonce_of(run, integers, earlier=nonces, attempt=0)
-            self._source.add(integers, [*nonces, nonce], self._plan.stddev)
-            return torch.from_numpy(self.grid.from_steps(integers)), nonce
-        nonce = self._key.nonce_of(run, _fingerprint(steps, self._key.noise_of(run)), earlier=nonces, attempt=0)
+            steps = total.to(torch.int64)
+            nonce = self._key.nonce_of(run, steps.numpy(), earlier=nonces, attempt=0)
+            self._source.add(steps.numpy(), [*nonces, nonce], self._plan.stddev)
+            total.copy_(torch.from_numpy(self.grid.from_steps(steps.numpy())))
+            return nonce
+        nonce = self._key.nonce_of(run, _fingerprint(total, self._key.noise_of(run)), earlier=nonces, attempt=0)
         noise = torch.zeros(len(total), dtype=torch.float32, device=self._device)
         self._source.add(noise, [*nonces, nonce], self._plan.stddev)
-        return steps * self.grid.step + noise, nonce
+        total.mul_(self.grid.step).add_(noise)
+        return nonce
 
     def _source_of(self, run: str) -> NoiseSource:
         plan = self._plan
@@ -106,6 +109,9 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._kept = [*self._grouped(), *module.parameters()]  # while they are, no other parameter has their id
         self._known = self._parameters()
         self._moving = [p for p in self._grouped() if p.requires_grad]
+        # One for all rounds: a fresh one costs as much as the additions to it.
+        size = sum(p.numel() for p in self._moving)
+        self._sum = torch.zeros(size, dtype=torch.float64, device=self._moving[0].device)
         self._guard = optimizer.register_step_pre_hook(self._only_after_a_release)
         rounds.on_hand_out = self._forget
 
@@ -192,9 +198,8 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 "mode, with one backward pass for each forward pass, and zero_grad not between backward and step. Freeze "
                 "parameters that are not used, before make_private"
             )
-        size = sum(p.numel() for p in self._moving)
         if flight.total is None:
-            flight.total = torch.zeros(size, dtype=torch.float64, device=self._moving[0].device)
+            flight.total = self._sum.zero_()
         totals = torch.split(flight.total, [p.numel() for p in self._moving])
         for rows in zip(*passes, strict=True):
             examples = rows[0].examples
@@ -214,15 +219,15 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         flight = rounds.complete()
         check_size(flight.examples, flight.length)
         assert flight.total is not None
-        total, nonce = self._noise.add(flight.total, rounds.run, rounds.nonces)
-        rounds.record(nonce)
+        total = flight.total
+        rounds.record(self._noise.add(total, rounds.run, rounds.nonces))
         if self.loss_reduction == "mean":
             total /= self.expected_batch_size
         for p in self._grouped():
             p.grad = None
         parts = torch.split(total, [p.numel() for p in self._moving])
         for p, part in zip(self._moving, parts, strict=True):
-            p.grad = part.view_as(p).to(p.dtype)
+            p.grad = part.view_as(p).to(p.dtype, copy=True)
 
     def _grouped(self) -> list[Any]:
         return [p for group in self.original_optimizer.param_groups for p in group["params"]]

@@ -1,4 +1,8 @@
-"""Banded matrices with unit columns and all entries free: BandMF, and with all diagonals the dense optimum (003, Algorithm 2)."""
+"""Banded matrices with unit columns and all entries free: BandMF, and with all diagonals the dense optimum.
+
+The error without a dense matrix is Algorithm 2 of McKenna, "Scaling up the Banded Matrix Factorization Mechanism for
+Differentially Private ML", 2024, arXiv:2405.15913.
+"""
 
 from typing import Any
 

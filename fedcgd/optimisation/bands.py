@@ -1,4 +1,7 @@
-"""How many bands: more of them cancel more noise, fewer of them leave more privacy to amplification by sampling."""
+"""How many bands: more of them cancel more noise, fewer of them leave more privacy to amplification by sampling.
+
+After McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Differentially Private ML", 2024, arXiv:2405.15913.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -28,7 +31,7 @@ def best_bandwidth(
     error: Objective = "rmse",
     workload: Workload = PREFIX_SUMS,
 ) -> BandChoice:
-    """The number of bands p whose mechanism has the least error at equal privacy, by trying all (003, Section 4.3).
+    """The number of bands p whose mechanism has the least error at equal privacy, by trying all.
 
     `candidate(p)` gives the mechanism with p bands and the σ that the privacy budget needs for it, amplified by whatever sampling
     p allows (`cyclic_plan`). Ties go to the fewest bands. Raises ValueError if there is nothing to try.
@@ -48,8 +51,8 @@ def best_bandwidth(
 def cyclic_plan(bandwidth: int, *, rounds: int, epochs: int) -> Participation:
     """The sampling that p bands allow: p groups take turns, and in its n/p rounds a user is drawn with q = p·k/n.
 
-    The noise then counts as that of DP-SGD with rate q over n/p rounds (003, Definition 2.1), so that a user takes part in
-    q·n/p = k rounds on average. Raises ValueError for more bands than the n/k rounds of an epoch, where q would exceed 1.
+    The noise then counts as that of DP-SGD with rate q over n/p rounds (Definition 2.1 of arXiv:2405.15913), so that a user takes
+    part in q·n/p = k rounds on average. Raises ValueError for more bands than the n/k rounds of an epoch, where q would exceed 1.
     """
     if not 1 <= bandwidth <= rounds // epochs:
         raise ValueError(
@@ -67,8 +70,9 @@ def power_bandwidths(rounds: int, epochs: int) -> tuple[int, ...]:
 
 
 def rule_of_thumb(epsilon: float, *, rounds: int, epochs: int) -> int:
-    """p ≈ ε·√n/k bands, at least 1 and at most n/k (003, Section 4.3); ε·√n epochs are about enough for DP-SGD to be best.
+    """p ≈ ε·√n/k bands, at least 1 and at most n/k (Section 4.3 of arXiv:2405.15913).
 
+    About ε·√n epochs are enough for DP-SGD to be best.
     Where it misses the best p by a factor of 2 to 4, the error is within a few percent of the least: a start, not a search.
     """
     if not 0 < epsilon < math.inf:

@@ -27,7 +27,7 @@ def banded_toeplitz(
     workload: Workload = PREFIX_SUMS,
     progress: Progress | None = None,
 ) -> BandedToeplitz:
-    """The banded Toeplitz C of least error, by L-BFGS from BSR's coefficients, in O(n·p) a step (003, Section 3.2, Prop. 3.1).
+    """The banded Toeplitz C of least error, by L-BFGS from BSR's coefficients, in O(n·p) a step (arXiv:2405.15913, Section 3.2).
 
     c[l] = c[l−1]·sigmoid(θ_l), so that C is positive and non-increasing, and its sensitivity exact. Its column-normalised form,
     `Normalized`, is hardly ever worse for one participation.

@@ -1,6 +1,7 @@
 """`python -m fedcgd_experiments`: sweeps and their plots."""
 
 from collections.abc import Callable
+from enum import StrEnum
 from itertools import product
 from pathlib import Path
 from typing import Annotated, cast
@@ -21,6 +22,13 @@ from fedcgd_simulations.tasks import get_task
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console()
+
+
+class ImageFormat(StrEnum):
+    """What a plot is written as."""
+
+    PNG = "png"
+    SVG = "svg"
 
 
 @app.command("sweep")
@@ -89,8 +97,9 @@ def plot_command(
         list[Path], typer.Argument(help="files that `sweep` wrote, or benchmarks/runtime.py", exists=True)
     ],
     output: Annotated[Path, typer.Option(help="folder of the plots")] = Path("results/plots"),
+    format: Annotated[ImageFormat, typer.Option(help="of the files")] = ImageFormat.PNG,
 ) -> None:
-    """Draw all plots that the results have figures for, as PNG and SVG."""
+    """Draw all plots that the results have figures for."""
     records = [record for path in results for record in ResultsFile(path).records]
     kinds: dict[str, list[Record]] = {kind: [] for kind in ("run", "calibration", "runtime")}
     for record in records:
@@ -105,9 +114,9 @@ def plot_command(
             ("accuracy-epsilon", lambda runs=runs: plots.accuracy_against_epsilon(runs)),
             ("rmse-ratios", lambda runs=runs: plots.error_ratios(runs, calibrations)),
         ):
-            drawn += _draw(output / f"{task}-{name}", draw)
+            drawn += _draw(output / f"{task}-{name}.{format.value}", draw)
     if kinds["runtime"]:
-        drawn += _draw(output / "runtime", lambda: plots.runtime_bars(kinds["runtime"]))
+        drawn += _draw(output / f"runtime.{format.value}", lambda: plots.runtime_bars(kinds["runtime"]))
     for path in drawn:
         console.print(str(path), markup=False)
     if not drawn:
@@ -156,10 +165,11 @@ def federated_command(
 
 def _draw(path: Path, draw: Callable[[], Figure]) -> list[Path]:
     try:
-        return plots.save(draw(), path)
+        plots.save(draw(), path)
     except ValueError as error:  # figures for this plot are missing; the others can still be drawn
         console.print(f"no {path.name}: {error}", style="yellow", markup=False)
         return []
+    return [path]
 
 
 if __name__ == "__main__":

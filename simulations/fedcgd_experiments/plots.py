@@ -31,14 +31,11 @@ Summary = tuple[float, float]
 Value = TypeVar("Value")
 
 
-def save(figure: Figure, path: Path) -> list[Path]:
-    """Write `path` as PNG and as SVG; both paths."""
+def save(figure: Figure, path: Path) -> None:
+    """Write the file `path`, in the format that its ending says."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
-    for target in written:
-        figure.savefig(target, dpi=150, metadata={"Date": None} if target.suffix == ".svg" else None)
+    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
-    return written
 
 
 def by_setup(runs: Sequence[Record], split: str) -> dict[Setup, Summary]:

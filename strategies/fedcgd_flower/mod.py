@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
-from fedcgd.clipping import clip
 from fedcgd_flower.layout import as_trained_from, flatten, unflatten
 from fedcgd_flower.messages import (
+    LOCAL_FAILURE,
+    NOT_FINITE,
     PROBLEMS,
     failed_reply,
     is_users_query,
@@ -18,6 +18,7 @@ from fedcgd_flower.messages import (
     train_reply,
     users_reply,
 )
+from fedcgd_flower.update import clipped_update
 
 CallNext = Callable[[Message, Context], Message]
 
@@ -70,17 +71,18 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     try:
         reply = call_next(message, context)
         if reply.has_error():
-            return Message(Error(code=reply.error.code, reason="local training failed"), reply_to=message)
+            return Message(Error(code=reply.error.code, reason=LOCAL_FAILURE), reply_to=message)
         trained = next(iter(reply.content.array_records.values()), None)
         if trained is None:
             raise ValueError("the train function's reply holds no ArrayRecord; reply with the trained model's arrays")
         new = flatten(trained, task.layout)
     except Exception as error:
         return failed_reply(message, error)
-    update = np.subtract(new, as_trained_from(model, new, task.layout), dtype=np.float64)
-    if not np.isfinite(update).all():
-        return Message(Error(code=0, reason="the update is not finite"), reply_to=message)
-    return train_reply(message, task, task.grid.to_steps(clip(update, task.clip_norm)), 1)
+    seen = as_trained_from(model, new, task.layout)
+    update = clipped_update(new, seen, clip_norm=task.clip_norm, grid=task.grid)
+    if update is None:
+        return Message(Error(code=0, reason=NOT_FINITE), reply_to=message)
+    return train_reply(message, task, update, 1)
 
 
 def _mods_inside(call_next: CallNext) -> Iterator[Any]:

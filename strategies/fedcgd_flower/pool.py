@@ -9,12 +9,12 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from fedcgd.clipping import clip
 from fedcgd.gradients import ExampleLoss, clipped_gradient_sum
 from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd_flower.isolation import TIME_LIMIT, each_apart
 from fedcgd_flower.layout import Flat, Layout, as_trained_from, flatten, unflatten
 from fedcgd_flower.messages import failed_reply, is_users_query, read_train_message, train_reply, users_reply
+from fedcgd_flower.update import clipped_update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +78,10 @@ def one_by_one(local_training: LocalTraining, *, time_limit: float | None = TIME
         for trained in each_apart(work.users, work.model, work.config, context, train, time_limit=time_limit):
             if trained is None:
                 continue
-            update = np.subtract(trained, as_trained_from(work.model, trained, work.layout), dtype=np.float64)
-            if np.isfinite(update).all():
-                total += work.grid.to_steps(clip(update, work.clip_norm))
+            seen = as_trained_from(work.model, trained, work.layout)
+            update = clipped_update(trained, seen, clip_norm=work.clip_norm, grid=work.grid)
+            if update is not None:
+                total += update
                 answered += 1
         return total, answered
 

@@ -8,13 +8,16 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from fedcgd.keys import NoiseKey
 
 
-def one_by_one(run, stop=None):
+def one_by_one(run, stop=None, clear=True):
     manager = BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=1, optimizer=run.optimizer)
     with manager as batches:
         for number, batch in enumerate(batches):
             if number == stop:
                 return
-            run.step(batch)
+            if clear:
+                run.optimizer.zero_grad()
+            run.backward(batch)
+            run.optimizer.step()
 
 
 @pytest.mark.parametrize("clear", ["module", "nothing", "model", "both"])
@@ -32,6 +35,16 @@ def test_module_zero_grad_or_none_adds_no_earlier_round(mode, clear, monkeypatch
         run.optimizer.step()
     assert len(run.sums) == 16
     assert max(run.norms()) <= 1.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parts_of_a_batch_need_no_zero_grad_between_them(mode, monkeypatch):
+    sums = []
+    for clear in (True, False):
+        run = Run(monkeypatch, size=4, batch=4, epochs=1, mode=mode)
+        one_by_one(run, clear=clear)
+        sums.append(run.sums[0])
+    assert torch.equal(*sums)
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
@@ -184,3 +197,21 @@ def test_a_failed_step_releases_nothing_and_the_round_can_be_tried_again(monkeyp
     run.train()
     assert run.released == 3
     assert len(set(tried)) == 4  # the second try of the round has noise of its own
+
+
+def test_an_interrupted_step_ends_its_round(monkeypatch):
+    """Half of the parts may be in the sum: the batch is not good for another try without the loader."""
+    run = Run(monkeypatch)
+    batch = next(iter(run.loader))
+    run.backward(batch)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedcgd.opacus.optimizer.add_clipped", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run.optimizer.step()
+    with pytest.raises(RuntimeError, match="there is no batch from the loader for this step"):
+        run.step(batch)
+    assert run.sums == []

@@ -170,10 +170,7 @@ def test_central_training_that_is_resumed_twice_in_mid_step(mode: str, snapshot)
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         criterion=nn.MSELoss(),
         data_loader=DataLoader(data, batch_size=8),
-        mechanism=LambdaCGD(0.8),
-        noise_multiplier=2.0,
-        max_grad_norm=0.5,
-        epochs=3,
+        plan=PLAN,
         grad_sample_mode=mode,
     )
     loss = criterion[0] if criterion else nn.MSELoss()

@@ -1,0 +1,1 @@
+"""Handwritten digits on ten nodes, trained together."""

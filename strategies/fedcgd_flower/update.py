@@ -1,0 +1,37 @@
+"""A user's update, clipped and on the grid, in two passes over the model: one for the norm, one for the numbers."""
+
+import math
+
+import numpy as np
+
+from fedcgd.clipping import ROUNDING
+from fedcgd.noise.quantisation import Grid, Integers
+from fedcgd_flower.layout import Flat
+
+_CHUNK = 2**16  # entries at once: what a core's cache holds
+
+
+def clipped_update(trained: Flat, model: Flat, *, clip_norm: float, grid: Grid) -> Integers | None:
+    """`trained` − `model` scaled to L2 norm at most `clip_norm`, in steps of `grid`, each entry rounded towards zero; shape (d,).
+
+    None if it is not finite. Guarantee: step times the result has norm at most `clip_norm`, for every input.
+    """
+    difference = np.empty(min(_CHUNK, len(model)))
+    squares = 0.0
+    with np.errstate(invalid="ignore"):  # ∞ − ∞ is NaN, and then so is the sum
+        for start in range(0, len(model), _CHUNK):
+            part = difference[: len(model) - start]
+            np.subtract(trained[start : start + _CHUNK], model[start : start + _CHUNK], out=part, dtype=np.float64)
+            squares += float(part @ part)  # of float32 numbers: it cannot overflow
+    if not math.isfinite(squares):
+        return None
+    norm = math.sqrt(squares)
+    factor = min(1.0, clip_norm * (1 - ROUNDING) / norm) if norm > 0 else 1.0
+    steps = np.empty(len(model), np.int64)
+    for start in range(0, len(model), _CHUNK):
+        part = difference[: len(model) - start]
+        np.subtract(trained[start : start + _CHUNK], model[start : start + _CHUNK], out=part, dtype=np.float64)
+        part *= factor
+        part *= 1 / grid.step  # exact: the step is a power of two
+        np.copyto(steps[start : start + _CHUNK], part, casting="unsafe")  # towards zero
+    return steps

@@ -1,0 +1,267 @@
+"""Programs that Opacus users have: each works as it did, or gets an error that says what to do."""
+
+import pytest
+import torch
+from central_runs import MODES, Run, examples
+from opacus.layers import DPLSTM
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from fedcgd.keys import NoiseKey
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.parameters import flatten
+
+
+def network():
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def trained(monkeypatch, epochs=2, **options):
+    run = Run(monkeypatch, model=network(), rate=0.05, **options)
+    for _ in range(epochs):
+        run.train()
+    return run
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_learning_rate_scheduler_on_either_optimizer(mode, monkeypatch):
+    weights = []
+    for which in ("optimizer", "base"):
+        run = Run(monkeypatch, model=network(), rate=1.0, mode=mode)
+        scheduler = torch.optim.lr_scheduler.StepLR(getattr(run, which), step_size=3, gamma=0.5)
+        for _ in range(2):
+            run.train(then=scheduler.step)
+        assert run.optimizer.param_groups[0]["lr"] == 0.25
+        weights.append(flatten(run.model))
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_evaluation_between_and_inside_epochs(mode, monkeypatch):
+    def evaluate():
+        run.module.eval()
+        with torch.no_grad():
+            for inputs, targets in DataLoader(run.data, batch_size=5):
+                functional.cross_entropy(run.module(inputs), targets)
+        run.module.train()
+
+    run = Run(monkeypatch, model=network(), rate=0.05, mode=mode)
+    for _ in range(2):
+        run.train(then=evaluate)
+    assert torch.equal(flatten(run.model), flatten(trained(monkeypatch, mode=mode).model))
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+def test_gradients_accumulated_over_the_parts_of_a_batch(mode, monkeypatch):
+    def step(batch):
+        run.optimizer.zero_grad()
+        for part in (slice(0, 1), slice(1, 4)):
+            run.backward([x[part] for x in batch])
+        run.optimizer.step()
+
+    run = Run(monkeypatch, model=network(), rate=0.05, mode=mode)
+    for _ in range(2):
+        run.train(step)
+    assert torch.allclose(flatten(run.model), flatten(trained(monkeypatch, mode=mode).model), atol=1e-6)
+
+
+def test_gradients_accumulated_over_batches_get_an_error_that_names_the_remedy(monkeypatch):
+    run = Run(monkeypatch)
+    with pytest.raises(RuntimeError, match="take larger batches and BatchMemoryManager"):
+        run.train(run.backward)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_batch_memory_manager_with_the_two_orders_of_zero_grad(mode, monkeypatch):
+    expected = flatten(trained(monkeypatch, mode=mode).model)
+    for clear_first in (True, False):
+        run = Run(monkeypatch, model=network(), rate=0.05, mode=mode)
+        for _ in range(2):
+            manager = BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=3, optimizer=run.optimizer)
+            with manager as batches:
+                for batch in batches:
+                    if clear_first:
+                        run.optimizer.zero_grad()
+                    run.backward(batch)
+                    run.optimizer.step()
+                    if not clear_first:
+                        run.optimizer.zero_grad()
+        assert torch.allclose(flatten(run.model), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("noise", ["replay", "buffer"])
+def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_the_run_without_interruption(
+    mode, noise, tmp_path, monkeypatch
+):
+    options = {"mode": mode, "noise": noise, "model": network(), "rate": 0.05}
+    run = Run(monkeypatch, **options)
+    for number, batch in enumerate(run.loader):
+        run.step(batch)
+        if number == 1:
+            break
+    run.engine.save_checkpoint(path=tmp_path / "checkpoint", module=run.module, optimizer=run.optimizer)
+    again = Run(monkeypatch, **{**options, "model": network()})
+    again.engine.load_checkpoint(path=tmp_path / "checkpoint", module=again.module, optimizer=again.optimizer)
+    again.train()
+    again.train()
+    expected = flatten(trained(monkeypatch, mode=mode, noise=noise).model)
+    assert torch.allclose(flatten(again.model), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.RMSprop])
+def test_optimizers_with_state_and_their_checkpoint(optimizer, tmp_path, monkeypatch):
+    """The state of the wrapped optimizer is saved and loaded; the gradients it sees are finite and of the model's type."""
+
+    def make():
+        run = Run(monkeypatch, model=network())
+        run.optimizer.retire()
+        engine = CorrelatedPrivacyEngine(NoiseKey.simulation(3))
+        module, private, loader = engine.make_private(
+            module=run.module,
+            optimizer=optimizer(run.model.parameters(), lr=0.01),
+            data_loader=run.loader,
+            plan=run.plan,
+        )
+        return engine, module, private, loader, run.model
+
+    def train(module, private, loader):
+        for inputs, targets in loader:
+            private.zero_grad()
+            functional.cross_entropy(module(inputs), targets).backward()
+            private.step()
+
+    engine, module, private, loader, straight = make()
+    train(module, private, loader)
+    engine.save_checkpoint(path=tmp_path / "c", module=module, optimizer=private)
+    train(module, private, loader)
+    engine, module, private, loader, resumed = make()
+    engine.load_checkpoint(path=tmp_path / "c", module=module, optimizer=private)
+    train(module, private, loader)
+    assert torch.equal(flatten(straight), flatten(resumed))
+
+
+def test_the_cell_with_make_private_run_again(monkeypatch):
+    """`module, optimizer, loader = engine.make_private(module, optimizer, loader)`, with a new engine for the second run."""
+    run = trained(monkeypatch)
+    engine = CorrelatedPrivacyEngine(NoiseKey.simulation(2))
+    module, optimizer, loader = engine.make_private(
+        module=run.module, optimizer=run.optimizer, data_loader=run.loader, plan=run.plan
+    )
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        functional.cross_entropy(module(inputs), targets).backward()
+        optimizer.step()
+    assert engine.accountant.released == 3
+
+
+class Words(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        generator = torch.Generator().manual_seed(int(i))
+        return {"tokens": torch.randint(0, 20, (7,), generator=generator), "label": torch.tensor(i % 3)}
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 6)
+        self.lstm = DPLSTM(6, 5, batch_first=True)
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, tokens):
+        return self.out(self.lstm(self.embedding(tokens))[0][:, -1])
+
+
+class Attentive(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 6)
+        self.mix = nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        weights = torch.softmax(x @ self.mix(x).mT, dim=-1)
+        return self.out(self.norm(weights @ x).mean(1))
+
+
+class Convolutional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 6)
+        self.convolution = nn.Conv1d(6, 4, 3)
+        self.norm = nn.GroupNorm(2, 4)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, tokens):
+        return self.out(torch.relu(self.norm(self.convolution(self.embedding(tokens).mT))).mean(-1))
+
+
+@pytest.mark.parametrize("make", [Recurrent, Attentive, Convolutional])
+def test_models_of_words_with_batches_that_are_dictionaries(make, monkeypatch):
+    """Each sum is that of a plain loop over the examples."""
+    sums = {}
+    for mode in ("hooks", "ghost"):
+        torch.manual_seed(6)
+        run = Run(monkeypatch, data=Words(), batch=4, epochs=1, model=make(), mode=mode, clip_norm=0.05, rate=0.0)
+        for batch in run.loader:
+            run.loss(run.module(batch["tokens"]), batch["label"]).backward()
+            run.optimizer.step()
+        sums[mode] = run.sums
+    torch.manual_seed(6)
+    model = make()
+    for t, total in enumerate(sums["hooks"]):
+        expected = torch.zeros_like(total)
+        for i in run.loader.batch_sampler.batch(t):
+            model.zero_grad()
+            functional.cross_entropy(model(Words()[i]["tokens"][None]), Words()[i]["label"][None]).backward()
+            gradient = torch.cat([p.grad.reshape(-1).double() for p in model.parameters()])
+            expected += gradient * min(1.0, 0.05 / float(gradient.norm()))
+        assert float((total - expected).norm()) < 1e-4 * float(expected.norm())
+        assert float((sums["ghost"][t] - expected).norm()) < 1e-3 * float(expected.norm())
+
+
+def test_hooks_without_a_wrapper(monkeypatch):
+    for mode in ("hooks", "functorch", "ghost"):
+        run = Run(monkeypatch, model=network(), rate=0.05, mode=mode, wrap_model=False)
+        run.module = run.model
+        for _ in range(2):
+            run.train()
+        assert torch.allclose(flatten(run.model), flatten(trained(monkeypatch, mode=mode).model), atol=1e-6)
+
+
+def test_a_sequence_criterion_with_its_shape(monkeypatch):
+    """Opacus' ghost criterion takes one loss a token, and the shape of the logits."""
+    torch.manual_seed(8)
+    data = TensorDataset(torch.randn(4, 5, 6), torch.randint(0, 3, (4, 5)))
+    sums = []
+    for mode in ("ghost", "hooks"):
+        torch.manual_seed(1)
+        run = Run(monkeypatch, data=data, batch=4, epochs=1, model=nn.Linear(6, 3), mode=mode, clip_norm=9.0)
+        for inputs, targets in run.loader:
+            logits = run.module(inputs)
+            if mode == "ghost":
+                loss = run.loss(logits.flatten(0, 1), targets.flatten(), shape=logits.shape)
+            else:
+                loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            loss.backward()
+            run.optimizer.step()
+        sums.append(run.sums[0])
+    assert float((sums[0] - sums[1]).norm()) < 1e-3 * float(sums[1].norm())
+
+
+def test_a_sum_without_clipping_is_the_batchs_gradient(monkeypatch):
+    run = Run(monkeypatch, data=examples(12, scale=1.0), model=network(), clip_norm=100.0, batch=12, epochs=1)
+    inputs, targets = next(iter(run.loader))
+    run.step([inputs, targets])
+    model = network()
+    functional.cross_entropy(model(inputs), targets, reduction="sum").backward()
+    expected = torch.cat([p.grad.reshape(-1).double() for p in model.parameters()])
+    assert float((run.sums[0] - expected).norm()) < 1e-3
