@@ -36,7 +36,7 @@ def run(mechanism: Mechanism, claim: float, names_each: int = 1) -> tuple[AuditR
     app = ClientApp()
     host_users(app, lambda context: present, one_by_one(train))
     grid = FakeGrid({1: FakeNode(app)})
-    plan = Plan.calibrated(mechanism=mechanism, participation=PARTICIPATION, clip_norm=CLIP, epsilon=claim, delta=1e-5)
+    plan = Plan.calibrated(mechanism, PARTICIPATION, clip_norm=CLIP, epsilon=claim, delta=1e-5)
     strategy = CorrelatedNoise(
         FedAvg(),
         plan,

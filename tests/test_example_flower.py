@@ -133,9 +133,9 @@ def make_net() -> torch.nn.Module:
 def test_as_printed_on_a_real_superlink(tmp_path: Path) -> None:
     """Ten SuperNodes, each told by its configuration who it is."""
     environment = flower_environment(tmp_path) | {"OMP_NUM_THREADS": "1"}
-    fleet, control = free_port(), free_port()
+    fleet = free_port()
     (tmp_path / "config.toml").write_text(
-        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{control}"\ninsecure = true\n'
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{fleet}"\ninsecure = true\n'
     )
     with ExitStack() as stack:
         log = stack.enter_context((tmp_path / "log").open("wb"))
@@ -146,10 +146,7 @@ def test_as_printed_on_a_real_superlink(tmp_path: Path) -> None:
             )
             stack.callback(stop, process)
 
-        begin(
-            *("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(fleet)),
-            *("--control-api-address", f"127.0.0.1:{control}"),
-        )
+        begin("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(fleet))
         time.sleep(10)
         for i in range(NODES):
             begin(

@@ -131,7 +131,7 @@ def test_mod_sends_neither_metrics_nor_error_text() -> None:
             RecordDict({"arrays": ArrayRecord({"w": Array(np.full(3, np.nan, np.float32))})}), reply_to=message
         )
 
-    assert ask(FakeGrid({1: mod_node(nan)}), 1, ("ann",)) == "client error"
+    assert ask(FakeGrid({1: mod_node(nan)}), 1, ("ann",)) == "not finite"
 
 
 @pytest.mark.parametrize("kind", ["mod", "pool"])
@@ -153,7 +153,7 @@ def test_what_training_raises_stays_on_the_node_with_its_text(kind: str, caplog:
         host_users(app, lambda context: ["ann"], fail)
         node = FakeNode(app)
     node.tamper = keep
-    assert ask(FakeGrid({1: node}), 1, ("ann",)) == "client error"
+    assert ask(FakeGrid({1: node}), 1, ("ann",)) == "error in local training"
     assert arrived[0].error.reason == "local training failed"
     assert "4711" not in str(arrived[0]) + caplog.text
     assert "in fail" in caplog.text  # where to look

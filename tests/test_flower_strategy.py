@@ -8,7 +8,21 @@ import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedTrimmedAvg,
+    Krum,
+    MultiKrum,
+    QFedAvg,
+)
 
 from fedcgd.accounting import calibrate
 from fedcgd.keys import NoiseKey
@@ -390,6 +404,98 @@ def test_nothing_is_opened_before_start_and_everything_is_closed_after_it(tmp_pa
 
 def _raise(error: Exception):
     raise error
+
+
+@pytest.mark.parametrize(
+    ("inner", "options", "cohort"),
+    [
+        (FedAvg(min_train_nodes=60), {}, 60),
+        (FedAvg(min_train_nodes=60), {"cohort_size": 30}, 30),
+        (FedAvg(fraction_train=0.1, min_train_nodes=60), {"expected_users": 1000}, 100),
+        (FedAvg(fraction_train=0.1, min_train_nodes=60), {"expected_users": 100}, 60),
+        (FedAvg(), {"expected_users": 7}, 7),
+    ],
+)
+def test_the_cohort_is_what_the_inner_strategy_says(inner, options, cohort: int) -> None:
+    assert make(inner, **{"cohort_size": None} | options).cohort_size == cohort
+
+
+@pytest.mark.parametrize(
+    "inner", [FedAvg(), FedAvg(fraction_train=1.0), FedAvg(fraction_train=0.1, min_train_nodes=60)]
+)
+def test_a_cohort_that_nothing_says_is_asked_for(inner) -> None:
+    """FedAvg() asks every node in each round, which no separation allows; it used to run with cohorts of 2."""
+    with pytest.raises(ValueError, match=r"how many users a round.*give cohort_size"):
+        make(inner, cohort_size=None)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        FedMedian(),
+        FedTrimmedAvg(),
+        Krum(),
+        MultiKrum(),
+        Bulyan(),
+        QFedAvg(client_learning_rate=0.1),
+        DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 4),
+        DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), 1.0, 400),
+        DifferentialPrivacyClientSideFixedClipping(FedAvg(), 1.0, 1.0, 4),
+        DifferentialPrivacyClientSideAdaptiveClipping(FedAvg(), 1.0, 400),
+    ],
+    ids=lambda inner: type(inner).__name__,
+)
+def test_inner_strategies_that_cannot_work_are_refused_at_once(inner) -> None:
+    """Of these Flower's DP strategies waited for nodes for ever, and the robust ones silently became the mean."""
+    with pytest.raises(ValueError, match=type(inner).__name__):
+        make(inner)
+
+
+class _WaitsForNodes(FedAvg):
+    """As Flower's strategies wait, for more nodes than its attributes tell."""
+
+    wanted = 500
+
+    def configure_train(self, server_round, arrays, config, grid):
+        while len(list(grid.get_node_ids())) < self.wanted:
+            pass
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def test_an_inner_strategy_that_waits_for_nodes_gets_them_or_an_error() -> None:
+    assert make(_WaitsForNodes()).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1).released == 1
+    endless = _WaitsForNodes()
+    endless.wanted = 10**9
+    with pytest.raises(RuntimeError, match="the inner strategy waits for nodes"):
+        make(endless).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+
+
+def test_wrong_types_are_named_with_what_was_expected() -> None:
+    plan = Plan(**PLAN)
+    for arguments, words in [
+        ((FedAvg, plan), "inner must be a Flower strategy"),
+        ((plan, FedAvg()), "inner must be a Flower strategy"),
+        ((FedAvg(), "lambda-cgd"), "plan must be a fedcgd Plan, for example Plan.calibrated.*'lambda-cgd'"),
+    ]:
+        with pytest.raises(TypeError, match=words):
+            CorrelatedNoise(*arguments, key=KEY, cohort_size=4)
+    secret = b"0123456789abcdef0123456789abcdef"
+    for key in (5, secret):
+        with pytest.raises(TypeError, match="key must be a NoiseKey") as refused:
+            CorrelatedNoise(FedAvg(), plan, key=key, cohort_size=4)
+        assert "0123" not in str(refused.value)
+
+
+def test_a_schedule_for_which_there_are_too_few_users_is_refused_once_they_are_known() -> None:
+    """4 a round and 3 rounds apart need 12 users; 11 would stall in round 3, after two releases."""
+    grid = FakeGrid({1: node(names(11))})
+    with pytest.raises(ValueError, match=r"11 users are there after 0 s, and 12 are expected.*need 12 users: lower"):
+        make().start(grid, record(np.zeros(SIZE)))
+    assert asked_users(grid) == []
+    few_turns = Participation(rounds=6, min_separation=1, max_participations=1)
+    with pytest.raises(ValueError, match="need 24 users"):  # 6 rounds of 4, each user once
+        make(participation=few_turns).start(two_nodes(23), record(np.zeros(SIZE)))
+    assert make(participation=few_turns).start(two_nodes(24), record(np.zeros(SIZE))).complete
 
 
 def test_a_secret_sampling_may_not_hang_on_who_answers() -> None:

@@ -2,7 +2,8 @@
 
 Betting: if draws X_i in [0, r] have mean at least m, then Π(1 + η(m − X_i)) has expectation at most 1 for every η in [0, 1/r]
 that was fixed beforehand; by Markov's inequality it exceeds 1/β with probability at most β. So each m where it does is
-refuted (Section 4 of arXiv:2010.09686). The error adapts to the variance, and the range costs only r·log(1/β)/n.
+refuted (Section 4 of Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", 2020,
+arXiv:2010.09686). The error adapts to the variance, and the range costs only r·log(1/β)/n.
 
 Second moment: if X_i ≥ 0 and E X_i² ≤ s, the mean of n draws is below E X_i − √(2s·log(1/β)/n) with probability at most β,
 because E e^(−hX) ≤ 1 − h·E X + h²s/2 (Bernstein's inequality, whose lower tail needs no range).

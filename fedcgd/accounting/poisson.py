@@ -3,8 +3,9 @@
 A user takes part in an eligible round with probability q. Where C has at most b bands and eligible rounds are b apart, the parts
 of CX that two participations touch do not overlap: so the run is a composition of ⌈n/b⌉ Poisson-subsampled Gaussian mechanisms,
 each of sensitivity at most the largest column norm of C (Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta and Xu,
-"(Amplified) Banded Matrix Factorization: A Unified Approach to Private Training", 2023, arXiv:2306.08153), and dp-accounting's
-privacy loss distributions bound it.
+"(Amplified) Banded Matrix Factorization: A Unified Approach to Private Training", 2023, arXiv:2306.08153; McKenna, "Scaling up
+the Banded Matrix Factorization Mechanism for Differentially Private ML", 2024, arXiv:2405.15913), and privacy loss distributions
+as those of dp-accounting bound it.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""The trade-off curve of a run: how well any test can tell whether one user took part (f-DP, Dong, Roth and Su, 2019)."""
+"""The trade-off curve of a run: how well any test can tell whether one user took part.
+
+That is f-DP (Dong, Roth and Su, "Gaussian Differential Privacy", 2019, arXiv:1905.02383).
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -109,9 +109,8 @@ def opacus_release(plan: Plan, seed: int) -> Release:
         nonces: list[int] = []
         noised = np.empty_like(sums)
         for t, row in enumerate(sums):
-            total, nonce = noise.add(torch.from_numpy(row), "", nonces)
-            nonces.append(nonce)
-            noised[t] = total.numpy()
+            noised[t] = row
+            nonces.append(noise.add(torch.from_numpy(noised[t]), "", nonces))
         return noised
 
     return release

@@ -44,7 +44,7 @@ class RoundNoise:
             steps = total.to(torch.int64)
             nonce = self._key.nonce_of(run, steps.numpy(), earlier=nonces, attempt=0)
             self._source.add(steps.numpy(), [*nonces, nonce], self._plan.stddev)
-            total.copy_(steps).mul_(self.grid.step)
+            total.copy_(torch.from_numpy(self.grid.from_steps(steps.numpy())))
             return nonce
         nonce = self._key.nonce_of(run, _fingerprint(total, self._key.noise_of(run)), earlier=nonces, attempt=0)
         noise = torch.zeros(len(total), dtype=torch.float32, device=self._device)

@@ -31,7 +31,8 @@ _DIFFERENTIALLY_PRIVATE = (
     DifferentialPrivacyServerSideFixedClipping,
 )
 _NOT_AVERAGES = (Bulyan, FedMedian, FedTrimmedAvg, FedXgbBagging, FedXgbCyclic, Krum, MultiKrum, QFedAvg)
-_MOST_NODES = 1 << 20
+_FLOWER_ASKS = 2  # times a round: for a fraction of the nodes, and to sample them
+_MOST_QUESTIONS, _MOST_NODES = 16, 1 << 16
 
 
 def check_inner(inner: object) -> Strategy:
@@ -82,12 +83,15 @@ class _PlanningGrid(Grid):
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
+        self._asked = 0
 
     def get_node_ids(self) -> Iterable[int]:
-        nodes, self._nodes = self._nodes, 32 * self._nodes  # whoever asks again waits for more
-        if nodes > _MOST_NODES:
+        self._asked += 1
+        if self._asked > _FLOWER_ASKS:  # whoever asks again waits for more
+            self._nodes = min(32 * self._nodes, _MOST_NODES)
+        if self._asked > _MOST_QUESTIONS:
             raise RuntimeError("the inner strategy waits for nodes; its configure_train must take those that are there")
-        return range(1, nodes + 1)
+        return range(1, self._nodes + 1)
 
     def _refuse(self) -> NoReturn:
         raise RuntimeError("the inner strategy may not send messages by itself: what it sends would bypass the noise")

@@ -28,10 +28,15 @@ CARRIED = "carried"
 CONFIG = "config"
 TASK = "fedcgd"
 _FAILED = 2  # Flower's code for a ClientApp that raised
+LOCAL_FAILURE, NOT_FINITE = "local training failed", "the update is not finite"  # all that a failing node says
 
 Cause = Literal[
     "no answer",
+    "node lost",
+    "app crashed",
+    "error in local training",
     "client error",
+    "without fedcgd's mod",
     "not asked for",
     "wrong round",
     "more users than asked",
@@ -160,7 +165,7 @@ def failed_reply(request: Message, error: Exception) -> Message:
     """
     where = "".join(traceback.format_tb(error.__traceback__))
     log(ERROR, "fedcgd: local training failed with %s at\n%s", type(error).__name__, where)
-    return Message(Error(code=_FAILED, reason="local training failed"), reply_to=request)
+    return Message(Error(code=_FAILED, reason=LOCAL_FAILURE), reply_to=request)
 
 
 def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
@@ -173,9 +178,11 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
     if reply is None:
         return "no answer"
     if reply.has_error():
-        return "client error"  # its text is the client's, and may tell about its data: never logged
+        return _cause_of(reply.error)
     content = reply.content
-    if set(content.array_records) != {UPDATE} or TASK not in content.config_records:
+    if TASK not in content.config_records:
+        return "without fedcgd's mod"
+    if set(content.array_records) != {UPDATE}:
         return "wrong arrays"
     description, arrays = content.config_records[TASK], content.array_records[UPDATE]
     if (description.get("round"), description.get("attempt")) != (task.round, task.attempt):
@@ -203,6 +210,27 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
     else:
         return "wrong shape or dtype"
     return NodeSum(task.grid.to_steps(clip(value.astype(np.float64), len(task.users) * task.clip_norm)), answered)
+
+
+def _cause_of(error: Error) -> Cause:
+    """Why a node answered with an error. Its text may tell about users' data: it is compared, and never logged."""
+    match error.code:
+        case 3 | 4 | 5:  # message, reply or node unavailable
+            return "node lost"
+        case 1 | 8:  # the ClientApp could not be loaded, or its process ended
+            return "app crashed"
+    if error.reason == NOT_FINITE:
+        return "not finite"
+    return "error in local training" if error.reason == LOCAL_FAILURE else "client error"
+
+
+HINTS: dict[Cause, str] = {
+    "client error": "a ClientApp raised outside of fedcgd's code; clipped_update_mod must be the first of its mods",
+    "without fedcgd's mod": "a ClientApp replied by itself; it needs clipped_update_mod as the first of its mods, or host_users",
+    "error in local training": "a node's own log says where its training failed",
+    "app crashed": "a node's own log says why its ClientApp could not be loaded, or ended",
+}
+"""What the operator can do about a cause, for the log."""
 
 
 def users_query(node_id: int) -> Message:

@@ -9,6 +9,8 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 
 from fedcgd_flower.layout import as_trained_from, flatten, unflatten
 from fedcgd_flower.messages import (
+    LOCAL_FAILURE,
+    NOT_FINITE,
     PROBLEMS,
     failed_reply,
     is_users_query,
@@ -69,7 +71,7 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     try:
         reply = call_next(message, context)
         if reply.has_error():
-            return Message(Error(code=reply.error.code, reason="local training failed"), reply_to=message)
+            return Message(Error(code=reply.error.code, reason=LOCAL_FAILURE), reply_to=message)
         trained = next(iter(reply.content.array_records.values()), None)
         if trained is None:
             raise ValueError("the train function's reply holds no ArrayRecord; reply with the trained model's arrays")
@@ -79,7 +81,7 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     seen = as_trained_from(model, new, task.layout)
     update = clipped_update(new, seen, clip_norm=task.clip_norm, grid=task.grid)
     if update is None:
-        return Message(Error(code=0, reason="the update is not finite"), reply_to=message)
+        return Message(Error(code=0, reason=NOT_FINITE), reply_to=message)
     return train_reply(message, task, update, 1)
 
 

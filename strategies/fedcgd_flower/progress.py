@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, MetricRecord
 
 from fedcgd.plan import Plan
+from fedcgd_flower.messages import Cause
 
 
 @dataclass
@@ -17,7 +18,7 @@ class RoundReport:
     asked: int = 0
     nodes: int = 0
     answered: int = 0
-    lost: Counter[str] = field(default_factory=Counter)
+    lost: Counter[Cause] = field(default_factory=Counter)
     """Users who were asked and are not in the sum, by cause."""
     failure: str = ""
     """Why the round was not released; empty if it was."""

@@ -26,7 +26,7 @@ from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.inner import check_inner, inner_config, inner_step, planned_cohort
 from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
-from fedcgd_flower.messages import Cause, NodeSum, TrainTask, read_train_reply, train_message
+from fedcgd_flower.messages import HINTS, Cause, NodeSum, TrainTask, read_train_reply, train_message
 from fedcgd_flower.progress import RoundReport, config_text, epsilon_text, metrics_text
 from fedcgd_flower.result import IncompleteRunError, RunResult
 from fedcgd_flower.roster import Identity, Roster
@@ -153,6 +153,7 @@ class CorrelatedNoise(Strategy):
         self._noise: NoiseSource | None = None
         self._nonces: list[int] = []
         self._asked: _Asked | None = None
+        self._hinted: set[Cause] = set()
         self._begun = False
         self._silent: Counter[str] = Counter()
         self._silent_in = 0
@@ -352,6 +353,9 @@ class CorrelatedNoise(Strategy):
                 report.lost[cause] += len(task.users) - answered
                 self._silent.update(task.users)  # which of them, the node does not say
         self.dropped += Counter()  # without zeros
+        for lost in report.lost.keys() & HINTS.keys() - self._hinted:
+            self._hinted.add(lost)
+            log(WARNING, "fedcgd: %s: %s", lost, HINTS[lost])
         if report.answered < self.min_answers:
             self._give_up(f"at least {self.min_answers} users must answer")
             return None, None

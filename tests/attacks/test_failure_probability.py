@@ -1,0 +1,50 @@
+"""A stated (ε, δ) includes what draws may mislead, also where δ is tiny, and nobody chooses the seed."""
+
+import pytest
+
+from fedcgd.accounting import calibrate
+from fedcgd.accounting.balls_in_bins import monte_carlo
+from fedcgd.accounting.balls_in_bins.draws import Bins
+from fedcgd.accounting.balls_in_bins.gram import bin_gram
+from fedcgd.accounting.explain import explain
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.participation import Participation
+
+BINS = Participation(rounds=12, min_separation=4, sampling="balls-in-bins")
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-10, 1e-14])
+def test_the_risk_of_the_draws_is_a_small_part_of_delta(delta: float) -> None:
+    """It was 1e-6, at δ = 1e-10 too."""
+    found = calibrate(LambdaCGD(0.5), BINS, epsilon=1.0, delta=delta)
+    assert 0 < found.failure_probability <= min(1e-12, delta / 100)
+    assert "δ includes" in str(found)
+
+
+def test_what_is_confirmed_is_less_than_delta_by_the_risk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a risk of half of δ, σ is that of half of δ, or more."""
+    half = calibrate(LambdaCGD(0.5), BINS, epsilon=1.0, delta=0.5e-5).noise_multiplier
+    monkeypatch.setattr(monte_carlo, "failure_probability", lambda delta: delta / 2)
+    assert calibrate(LambdaCGD(0.5), BINS, epsilon=1.0, delta=1e-5).noise_multiplier == pytest.approx(half, rel=5e-3)
+    monkeypatch.undo()
+    assert calibrate(LambdaCGD(0.5), BINS, epsilon=1.0, delta=1e-5).noise_multiplier < half * 0.98
+
+
+def test_the_explanation_states_it() -> None:
+    steps = explain(LambdaCGD(0.5), BINS, clip_norm=1.0, delta=1e-10, epsilon=1.0)
+    statement = next(step.statement for step in steps if step.title == "confidence")
+    assert "at most 1e-12 over their seed; this is part of δ = 1e-10" in statement
+
+
+def test_the_seed_follows_from_the_question() -> None:
+    bins = Bins(bin_gram(LambdaCGD(0.5), BINS))
+    other = Bins(bin_gram(LambdaCGD(0.6), BINS))
+    seeds = [
+        monte_carlo._seed("sigma", bins, 1.0, 1e-5),
+        monte_carlo._seed("epsilon", bins, 1.0, 1e-5),
+        monte_carlo._seed("sigma", bins, 1.0, 1e-6),
+        monte_carlo._seed("sigma", bins, 2.0, 1e-5),
+        monte_carlo._seed("sigma", other, 1.0, 1e-5),
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert monte_carlo._seed("sigma", Bins(bins.gram * (1 + 1e-14)), 1, 1e-5) == seeds[0]  # another processor
