@@ -19,8 +19,8 @@ KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "languag
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEADING = """# Command line
 
-Every command explains itself with `--help`; this page is made from the same text. With `--json`, a command prints JSON on standard output and
-nothing else.
+Every command explains itself with `--help`; this page is made from the same text. With
+`--json`, a command prints JSON on standard output and nothing else.
 
 | exit code | meaning |
 |---|---|
