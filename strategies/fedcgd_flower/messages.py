@@ -71,11 +71,25 @@ class TrainTask:
     """Updates are rounded towards zero to it."""
     users: tuple[str, ...]
     layout: Layout
+    unit: float = 1.0
+    """Updates are divided by it before they are clipped."""
+    indicator: int = 0
+    """Steps that a user adds to one coordinate more if its update is within the norm, and takes from it if not; 0: none."""
+
+    @property
+    def size(self) -> int:
+        """Coordinates of the sum."""
+        return self.layout.size + bool(self.indicator)
+
+    @property
+    def norm(self) -> float:
+        """The most that one user adds to the sum, all coordinates together."""
+        return math.hypot(self.clip_norm, self.indicator * self.grid.step)
 
     @property
     def dtype(self) -> type[np.int32] | type[np.int64]:
         """The integers that the sum of the users' updates, in steps, is sent in: the smaller ones if they hold it."""
-        return np.int32 if len(self.users) * self.clip_norm / self.grid.step < 2**31 - 1 else np.int64
+        return np.int32 if len(self.users) * self.norm / self.grid.step < 2**31 - 1 else np.int64
 
 
 @dataclass(frozen=True)
@@ -96,6 +110,8 @@ def train_message(node_id: int, model: Flat, config: ConfigRecord, task: TrainTa
             "attempt": task.attempt,
             "clip-norm": task.clip_norm,
             "step": task.grid.step,
+            "unit": task.unit,
+            "indicator": task.indicator,
             "users": list(task.users),
             "layout": task.layout.to_json(),
             "carried": json.dumps(
@@ -139,6 +155,8 @@ def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]
         grid=Grid(cast(float, description["step"])),
         users=tuple(cast(list[str], description["users"])),
         layout=Layout.from_json(cast(str, description["layout"]), _read_carried(content)),
+        unit=cast(float, description["unit"]),
+        indicator=cast(int, description["indicator"]),
     )
     return content.array_records[MODEL][FLAT].numpy(), content.config_records[CONFIG], task
 
@@ -169,7 +187,7 @@ def failed_reply(request: Message, error: Exception) -> Message:
 
 
 def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
-    """The node's sum in steps, scaled to norm at most (users asked) · clip_norm; or why the reply was dropped.
+    """The node's sum in steps, scaled to norm at most (users asked) · task.norm; or why the reply was dropped.
 
     The sum of several users comes as integers, because the node has to round each user's update. A single user's update
     may also come as floats, clipped or not: it is clipped and rounded here.
@@ -196,20 +214,36 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
         value = arrays[FLAT].numpy()
     except Exception:  # the bytes are the sender's: any failure to parse them is the same to us
         return "wrong arrays"
-    if not isinstance(value, np.ndarray) or value.shape != (task.layout.size,):
+    if not isinstance(value, np.ndarray) or value.ndim != 1:
         return "wrong shape or dtype"
-    if len(task.users) == 1 and value.dtype in (np.float32, np.float64):
+    if len(task.users) == 1 and value.dtype in (np.float32, np.float64) and len(value) == task.layout.size:
         if not np.isfinite(value).all():
             return "not finite"
         if "checksum" in description:
             return "changed after clipping"  # it left fedcgd's code as integers
-    elif value.dtype == task.dtype:
+        return NodeSum(_clipped_and_rounded(value.astype(np.float64), task), answered)
+    if value.dtype == task.dtype and len(value) == task.size:
         if description.get("checksum", _checksum(value)) != _checksum(value):
             return "changed after clipping"
-        value = task.grid.from_steps(value)
-    else:
-        return "wrong shape or dtype"
-    return NodeSum(task.grid.to_steps(clip(value.astype(np.float64), len(task.users) * task.clip_norm)), answered)
+        return NodeSum(_bounded(value.astype(np.int64), task), answered)
+    return "wrong shape or dtype"
+
+
+def _clipped_and_rounded(update: NDArray[np.float64], task: TrainTask) -> Integers:
+    """A single user's update, as `clipped_update` would have sent it."""
+    clipped = clip(update, task.clip_norm * task.unit)
+    steps = task.grid.to_steps(clipped / task.unit)
+    if not task.indicator:
+        return steps
+    return np.append(steps, task.indicator if np.array_equal(clipped, update) else -task.indicator)
+
+
+def _bounded(total: Integers, task: TrainTask) -> Integers:
+    """`total`, made no longer than sums of so many users' vectors are: the update, and what is counted, each by itself."""
+    users, size = len(task.users), task.layout.size
+    bounded = task.grid.to_steps(clip(task.grid.from_steps(total[:size]), users * task.clip_norm))
+    most = users * task.indicator
+    return np.append(bounded, np.clip(total[size:], -most, most)) if task.indicator else bounded
 
 
 def _cause_of(error: Error) -> Cause:
@@ -229,6 +263,7 @@ HINTS: dict[Cause, str] = {
     "without fedcgd's mod": "a ClientApp replied by itself; it needs clipped_update_mod as the first of its mods, or host_users",
     "error in local training": "a node's own log says where its training failed",
     "app crashed": "a node's own log says why its ClientApp could not be loaded, or ended",
+    "wrong shape or dtype": "a ClippedSum of your own must return work.size integers, as work.clipped gives them",
 }
 """What the operator can do about a cause, for the log."""
 
