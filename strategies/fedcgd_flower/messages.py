@@ -21,6 +21,8 @@ from fedcgd.clipping import ROUNDING, clip
 from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd_flower.layout import Carried, Flat, Layout, array_of, view
 
+Steps = NDArray[np.int32] | NDArray[np.int64]
+
 MODEL = "model"
 UPDATE = "update"
 FLAT = "flat"
@@ -72,18 +74,32 @@ class TrainTask:
     """Updates are rounded towards zero to it."""
     users: tuple[str, ...]
     layout: Layout
+    unit: float = 1.0
+    """Updates are divided by it before they are clipped."""
+    indicator: int = 0
+    """Steps that a user adds to one coordinate more if its update is within the norm, and takes from it if not; 0: none."""
+
+    @property
+    def size(self) -> int:
+        """Coordinates of the sum."""
+        return self.layout.size + bool(self.indicator)
+
+    @property
+    def norm(self) -> float:
+        """The most that one user adds to the sum, all coordinates together."""
+        return math.hypot(self.clip_norm, self.indicator * self.grid.step)
 
     @property
     def dtype(self) -> type[np.int32] | type[np.int64]:
         """The integers that the sum of the users' updates, in steps, is sent in: the smaller ones if they hold it."""
-        return np.int32 if len(self.users) * self.clip_norm / self.grid.step < 2**31 - 1 else np.int64
+        return np.int32 if len(self.users) * self.norm / self.grid.step < 2**31 - 1 else np.int64
 
 
 @dataclass(frozen=True)
 class NodeSum:
     """A well-formed reply: the sum of the clipped updates of `answered` users, in steps, in the integers that it came in."""
 
-    update: NDArray[np.int32] | Integers
+    update: Steps
     answered: int
 
 
@@ -109,6 +125,8 @@ def train_message(
             "attempt": task.attempt,
             "clip-norm": task.clip_norm,
             "step": task.grid.step,
+            "unit": task.unit,
+            "indicator": task.indicator,
             "users": list(task.users),
             "layout": task.layout.to_json(),
             "carried": json.dumps(
@@ -149,6 +167,8 @@ def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]
         grid=Grid(cast(float, description["step"])),
         users=tuple(cast(list[str], description["users"])),
         layout=Layout.from_json(cast(str, description["layout"]), _read_carried(content)),
+        unit=cast(float, description["unit"]),
+        indicator=cast(int, description["indicator"]),
     )
     return content.array_records[MODEL][FLAT].numpy(), content.config_records[CONFIG], task
 
@@ -179,7 +199,7 @@ def failed_reply(request: Message, error: Exception) -> Message:
 
 
 def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
-    """The node's sum in steps, scaled to norm at most (users asked) · clip_norm; or why the reply was dropped.
+    """The node's sum in steps, scaled to norm at most (users asked) · task.norm; or why the reply was dropped.
 
     The sum of several users comes as integers, because the node has to round each user's update. A single user's update
     may also come as floats, clipped or not: it is clipped and rounded here.
@@ -206,25 +226,45 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
         value = view(arrays[FLAT])
     except Exception:  # the bytes are the sender's: any failure to parse them is the same to us
         return "wrong arrays"
-    if not isinstance(value, np.ndarray) or value.shape != (task.layout.size,):
+    if not isinstance(value, np.ndarray) or value.ndim != 1:
         return "wrong shape or dtype"
-    if len(task.users) == 1 and value.dtype in (np.float32, np.float64):
+    if len(task.users) == 1 and value.dtype in (np.float32, np.float64) and len(value) == task.layout.size:
         if not np.isfinite(value).all():
             return "not finite"
         if "checksum" in description:
             return "changed after clipping"  # it left fedcgd's code as integers
-    elif value.dtype == task.dtype:
+        return NodeSum(_clipped_and_rounded(value.astype(np.float64), task), answered)
+    if value.dtype == task.dtype and len(value) == task.size:
         if "checksum" in description and description["checksum"] != _checksum(value):
             return "changed after clipping"
-        if _within(value, len(task.users) * task.clip_norm / task.grid.step):
-            return NodeSum(value, answered)  # as honest nodes' sums are
-        value = task.grid.from_steps(value)
-    else:
-        return "wrong shape or dtype"
-    return NodeSum(task.grid.to_steps(clip(value.astype(np.float64), len(task.users) * task.clip_norm)), answered)
+        return NodeSum(_bounded(value, task), answered)
+    return "wrong shape or dtype"
 
 
-def _within(steps: NDArray[np.int32] | Integers, bound: float) -> bool:
+def _clipped_and_rounded(update: NDArray[np.float64], task: TrainTask) -> Integers:
+    """A single user's update, as `clipped_update` would have sent it."""
+    clipped = clip(update, task.clip_norm * task.unit)
+    steps = task.grid.to_steps(clipped / task.unit)
+    if not task.indicator:
+        return steps
+    return np.append(steps, task.indicator if np.array_equal(clipped, update) else -task.indicator)
+
+
+def _bounded(total: Steps, task: TrainTask) -> Steps:
+    """`total`, made no longer than sums of so many users' vectors are: the update, and what is counted, each by itself.
+
+    As it came if it is no longer, as honest sums are.
+    """
+    users, size = len(task.users), task.layout.size
+    update, counted = total[:size], total[size:].astype(np.int64)
+    most = users * task.indicator
+    if _within(update, users * task.clip_norm / task.grid.step) and (np.clip(counted, -most, most) == counted).all():
+        return total
+    bounded = task.grid.to_steps(clip(task.grid.from_steps(update), users * task.clip_norm))
+    return np.append(bounded, np.clip(counted, -most, most)) if task.indicator else bounded
+
+
+def _within(steps: Steps, bound: float) -> bool:
     """True only if the norm of `steps` is at most `bound`, and always if it is at most (1 − `ROUNDING`)·`bound`.
 
     In float64, with u = 2⁻⁵³: a number that became a float is off by a factor 1 ± u, its square by (1 ± u)³, and a sum of n ≤ 2¹⁶
@@ -242,7 +282,7 @@ def _within(steps: NDArray[np.int32] | Integers, bound: float) -> bool:
     return squares <= (1 - ROUNDING / 2) * bound**2
 
 
-def sum_of(updates: Sequence[NDArray[np.int32] | Integers], size: int) -> Integers:
+def sum_of(updates: Sequence[Steps], size: int) -> Integers:
     """Σ `updates`, shape (size,): all of them chunk by chunk, so that the sum goes through memory once."""
     total = np.zeros(size, np.int64)
     for start in range(0, size, _CHUNK):
@@ -269,6 +309,7 @@ HINTS: dict[Cause, str] = {
     "without fedcgd's mod": "a ClientApp replied by itself; it needs clipped_update_mod as the first of its mods, or host_users",
     "error in local training": "a node's own log says where its training failed",
     "app crashed": "a node's own log says why its ClientApp could not be loaded, or ended",
+    "wrong shape or dtype": "a ClippedSum of your own must return work.size integers, as work.clipped gives them",
 }
 """What the operator can do about a cause, for the log."""
 
