@@ -100,7 +100,9 @@ class NodeSum:
     answered: int
 
 
-def train_message(node_id: int, model: Flat, config: ConfigRecord, task: TrainTask) -> Message:
+def train_message(
+    node_id: int, model: Flat, config: ConfigRecord, task: TrainTask, message_type: str = MessageType.TRAIN
+) -> Message:
     """The request for one node."""
     carried = task.layout.carried
     values = [part.array.numpy() for part in carried]
@@ -123,7 +125,7 @@ def train_message(node_id: int, model: Flat, config: ConfigRecord, task: TrainTa
     if carried:  # as one array: the number of arrays is what a deployed round costs
         raw = np.frombuffer(b"".join(np.ascontiguousarray(value).tobytes() for value in values), np.uint8)
         content[CARRIED] = ArrayRecord({FLAT: Array(raw)})
-    return Message(content, dst_node_id=node_id, message_type=MessageType.TRAIN)
+    return Message(content, dst_node_id=node_id, message_type=message_type)
 
 
 def _read_carried(content: RecordDict) -> tuple[Carried, ...]:
