@@ -1,4 +1,4 @@
-"""Evaluation on users' data as noised sums: what one user moves, what is told, what the record proves, and ε with the training."""
+"""Evaluation on users' data as noised sums: what one user moves, what is told, what the record proves, ε with the training."""
 
 import itertools
 import logging

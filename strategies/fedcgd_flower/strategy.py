@@ -28,8 +28,19 @@ from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
 from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation, needed
 from fedcgd_flower.inner import check_inner, inner_config, inner_step, planned_cohort
-from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
-from fedcgd_flower.messages import HINTS, Cause, NodeSum, TrainTask, read_train_reply, train_message
+from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten, view
+from fedcgd_flower.messages import (
+    FLAT,
+    HINTS,
+    MODEL,
+    Cause,
+    NodeSum,
+    TrainTask,
+    model_records,
+    read_train_reply,
+    sum_of,
+    train_message,
+)
 from fedcgd_flower.progress import RoundReport, config_text, epsilon_text, metrics_text
 from fedcgd_flower.result import IncompleteRunError, RunResult
 from fedcgd_flower.roster import Identity, Roster
@@ -38,6 +49,7 @@ from fedcgd_flower.turns import can_replace, too_few, users_needed
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
+_CHUNK = 2**16  # numbers at once: what a core's cache holds
 _POLL = 1.0  # seconds between looks at who is there
 _PATIENCE_WITH_USERS = 2  # tries of a round: replacing a user at once would cost another one's turn
 _MOST_FAILURES = 10  # tries in a row without a release before a run gives up
@@ -310,9 +322,10 @@ class CorrelatedNoise(Strategy):
         chosen = self._choose(round, grid)
         if chosen is None:
             return []
-        model = flatten(arrays, layout)
+        records = model_records(flatten(arrays, layout), layout)
         unsaved = inner_state.fingerprint(self.inner)
-        train_config = inner_config(self.inner, round + 1, unflatten(model, layout, carried=False), config)
+        trained = ArrayRecord({name: arrays[name] for name in layout.names})
+        train_config = inner_config(self.inner, round + 1, trained, config)
         by_node: dict[int, list[str]] = {}
         for user, node_id in chosen.items():
             by_node.setdefault(node_id, []).append(user)
@@ -333,11 +346,11 @@ class CorrelatedNoise(Strategy):
                 unit=1.0 if scale is None else scale.unit,
                 indicator=0 if scale is None else scale.indicator,
             )
-            requests.append((train_message(node_id, model, train_config, task), task))
+            requests.append((train_message(node_id, records, train_config, task), task))
         self._asked = _Asked(
             round=round,
             attempt=attempt,
-            model=model,
+            model=view(records[MODEL][FLAT]),
             layout=layout,
             grid=integer_grid,
             scale=scale,
@@ -398,14 +411,14 @@ class CorrelatedNoise(Strategy):
         if asked is None:
             return None, None
         answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        total = np.zeros(asked.layout.size + (asked.scale is not None), np.int64)
+        updates = []
         report = self._report
         for message, task in asked.requests:
             result = read_train_reply(answers.get(message.metadata.message_id), task)
             cause: Cause = "left out by its node"
             answered = 0
             if isinstance(result, NodeSum):
-                total += result.update
+                updates.append(result.update)
                 answered = result.answered
                 self.dropped[cause] += len(task.users) - answered
             else:
@@ -422,10 +435,13 @@ class CorrelatedNoise(Strategy):
         if report.answered < self.min_answers:
             self._give_up(f"at least {self.min_answers} users must answer")
             return None, None
+        total = sum_of(updates, asked.layout.size + (asked.scale is not None))
         nonce = self._key.nonce_of(self._ledger.stream_id, total, earlier=self._nonces, attempt=asked.attempt)
         try:
             self._ledger.record_aggregated(asked.round, asked.attempt, nonce)
-            released, metrics = self._release(asked, total, nonce)
+            noised, metrics, following = self._noised(asked, total, nonce)
+            del total, updates  # the inner strategy needs room
+            released = self._release(asked, noised, metrics, following)
         except BaseException:
             self._give_up("it could not be released")
             raise
@@ -452,21 +468,30 @@ class CorrelatedNoise(Strategy):
             self._noise = None  # it may have stopped halfway
             inner_state.restore(self.inner, self._inner_state)
 
-    def _release(self, asked: _Asked, total: Integers, nonce: int) -> tuple[Flat, MetricRecord]:
-        """The model of the round in flight, from the sum of its updates, and what is told with it; the ledger then has both."""
+    def _noised(self, asked: _Asked, total: Integers, nonce: int) -> tuple[ArrayRecord, MetricRecord, float]:
+        """The model plus the noised mean of the updates whose sum is `total`; what is told with it; the next round's clip norm.
+
+        The noise is in `total` then.
+        """
         if self._noise is None:
             self._noise = grid_source(self._on_the_wire, self._key, self._ledger.stream_id, asked.grid)
         self._noise.add(total, [*self._nonces, nonce], self._on_the_wire.stddev)
         metrics = self._metrics(asked.round + 1)
-        following, change = self.clip_norm, asked.grid.from_steps(total[: asked.layout.size])
+        following, unit = self.clip_norm, 1.0
         if self.adaptive_clipping is not None and asked.scale is not None:
-            change *= asked.scale.unit
+            unit = asked.scale.unit
             share = asked.scale.share(int(total[-1]), self.cohort_size)
             following = next_norm(self.clip_norm, share, self.adaptive_clipping)
             self._report.clipping = f"clip norm {self.clip_norm:.4g} → {following:.4g} (share within: {share:.2f})"
             metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": following})
-        noised_mean = asked.model.astype(np.float64) + change / self.cohort_size
-        noised = unflatten(noised_mean.astype(np.float32), asked.layout, carried=False)
+        noised = np.empty(asked.layout.size, np.float32)
+        for start in range(0, len(noised), _CHUNK):  # in float64, of which no whole vector is made
+            part = slice(start, min(start + _CHUNK, len(noised)))
+            noised[part] = asked.model[part] + asked.grid.from_steps(total[part]) * unit / self.cohort_size
+        return unflatten(noised, asked.layout, carried=False), metrics, following
+
+    def _release(self, asked: _Asked, noised: ArrayRecord, metrics: MetricRecord, following: float) -> Flat:
+        """The model of the round in flight, from the noised mean; it is in the ledger when this returns."""
         stepped = inner_step(self.inner, asked.round + 1, noised)
         released = flatten(stepped, asked.layout)
         changed = dict(inner_state.fingerprint(self.inner).items() ^ asked.unsaved.items())
@@ -478,11 +503,9 @@ class CorrelatedNoise(Strategy):
             )
         state = inner_state.save(self.inner)
         # Durable first: what has left the process can then never be followed by another release under this noise.
-        self._ledger.record_released(
-            asked.round, asked.attempt, released.tobytes(), state, asked.layout.to_json(), metrics
-        )
+        self._ledger.record_released(asked.round, asked.attempt, released.data, state, asked.layout.to_json(), metrics)
         self._inner_state, self.clip_norm = state, following
-        return released, metrics
+        return released
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
