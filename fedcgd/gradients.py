@@ -56,6 +56,8 @@ def clipped_gradient_sum(
     grid: Grid,
     chunk: int | None = None,
     counted: Sequence[bool] | None = None,
+    unit: float = 1.0,
+    indicator: int = 0,
 ) -> tuple[Tensor, int]:
     """(Σ_i min(1, clip_norm/‖g_i‖)·g_i in steps of `grid`, how many were finite) over examples i, g_i = ∇ loss(flat, example i).
 
@@ -65,15 +67,18 @@ def clipped_gradient_sum(
     this. What one example does leaves the others' terms as they are, bit by bit.
     At most `chunk` gradients exist at once (default: as many as fit in 16 MiB), so memory is O(chunk·d).
 
-    Guarantee: grid.step times each example's term has norm at most clip_norm.
+    The gradients are measured in `unit`s: g_i / unit takes the place of g_i. With an `indicator`, the sum has one entry more:
+    each counted example adds `indicator` there if its gradient was within the norm, and takes as much away if it was scaled.
+
+    Guarantee: grid.step times each example's term has norm at most clip_norm (without that entry).
     """
-    if not clip_norm >= 1e-20:
-        raise ValueError(f"clip_norm must be positive, and at least 1e-20 for float32, got {clip_norm}")
+    if not clip_norm * unit >= 1e-20:
+        raise ValueError(f"clip_norm must be positive, and at least 1e-20 for float32, got {clip_norm * unit}")
     if len({len(part) for part in examples}) != 1:
         raise ValueError(f"every tensor must have one row per example, got {[len(part) for part in examples]} rows")
     gradients = vmap(grad(loss), in_dims=(None, *(0 for _ in examples)))
     size = chunk or max(1, min(CHUNK_ENTRIES // max(1, flat.numel()), 4096))
-    total = torch.zeros(flat.shape, dtype=torch.int64, device=flat.device)
+    total = torch.zeros(flat.numel() + bool(indicator), dtype=torch.int64, device=flat.device)
     finite = 0
     wanted = torch.tensor([True] * len(examples[0]) if counted is None else list(counted), dtype=torch.bool)
     failure: Exception | None = None
@@ -81,9 +86,14 @@ def clipped_gradient_sum(
     for start in range(0, len(examples[0]), size):
         chunk_examples = tuple(part[start : start + size] for part in examples)
         rows, defined, error = _gradient_rows(gradients, flat, chunk_examples)
-        clipped, usable = clip_rows(rows.detach(), clip_norm)
+        clipped, usable = clip_rows(rows.detach(), clip_norm * unit)
         usable &= (defined & wanted[start : start + size]).to(usable.device)
-        total += sum_in_steps(torch.where(usable[:, None], clipped, 0.0), grid)
+        total[: flat.numel()] += sum_in_steps(
+            torch.where(usable[:, None], clipped if unit == 1 else clipped / unit, 0.0), grid
+        )
+        if indicator:
+            within = (rows.detach() == clipped).all(dim=1) & usable
+            total[-1] += indicator * (2 * int(within.sum()) - int(usable.sum()))
         finite += int(usable.sum())
         computed += int(defined.sum())
         failure = error or failure

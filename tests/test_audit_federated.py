@@ -13,6 +13,7 @@ from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
+from fedcgd_flower.update import clipped_update
 
 PARTICIPATION = Participation(rounds=8, min_separation=4)
 CANARIES = 240
@@ -71,7 +72,10 @@ def test_the_honest_run_passes_and_says_something(mechanism: Mechanism) -> None:
 
 
 def test_clipping_left_out_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcgd_flower.pool.clip", lambda update, clip_norm: update)
+    def unclipped(trained, model, *, clip_norm, **others):
+        return clipped_update(trained, model, clip_norm=1e6, **others)
+
+    monkeypatch.setattr("fedcgd_flower.pool.clipped_update", unclipped)
     assert not run(LambdaCGD(0.8), 8.0)[0].passed
 
 

@@ -61,6 +61,9 @@ def test_clipping_leaves_the_argument_alone():
     clip(update, 1.0)[:] = 7
     clip(update, 10.0)[:] = 7
     assert update.tolist() == [3.0, 4.0]
+    zeros = np.zeros(2)
+    clip(zeros, 1.0)[:] = 7
+    assert zeros.tolist() == [0.0, 0.0]
 
 
 def small_model():

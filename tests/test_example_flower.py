@@ -96,7 +96,7 @@ def flwr_run(environment: dict[str, str], when: str, federation: list[str]) -> s
         cwd=environment["FLWR_HOME"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
         check=False,
         stdin=subprocess.DEVNULL,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, is_training
+from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from test_flower_strategy import KEY, SIZE, UPDATE, make, node, on_the_grid, record, two_nodes
 
@@ -42,9 +43,11 @@ LEDGER_POINTS = ["plan_round", "record_aggregated", "record_released", "history"
 
 
 def final_model(path: Path | None, inner=None, **options) -> np.ndarray:
-    return (
-        make(inner or FedAvg(), ledger=path, **options).start(two_nodes(), record(np.zeros(SIZE))).arrays["w"].numpy()
+    strategy = make(inner or FedAvg(), ledger=path, **options)
+    evaluated = strategy.start(
+        two_nodes(), record(np.zeros(SIZE)), evaluate_fn=lambda release, _: MetricRecord({"release": release})
     )
+    return evaluated.arrays["w"].numpy()
 
 
 @pytest.mark.parametrize("after", range(4))

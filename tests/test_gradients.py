@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedcgd import gradients
-from fedcgd.gradients import clip_rows, clipped_gradient_sum, example_loss, sum_in_steps
+from fedcgd.gradients import clip_rows, clipped_gradient_sum, example_loss, refuse_batch_statistics, sum_in_steps
 from fedcgd.noise.quantisation import Grid
 from fedcgd.parameters import flatten
 
@@ -50,7 +50,7 @@ def test_the_sum_is_that_of_one_backward_pass_per_example(chunk, clip_norm):
         grid=Grid(STEP),
         chunk=chunk,
     )
-    assert finite == 23
+    assert (finite, type(finite)) == (23, int)
     assert total.dtype == torch.int64
     assert torch.allclose(total.double() * STEP, one_by_one(model, inputs, targets, clip_norm), atol=1e-5)
 
@@ -139,6 +139,12 @@ def test_rows_are_clipped_to_the_norm_after_rounding():
 def test_batch_norm_is_refused(norm):
     with pytest.raises(ValueError, match=r"'1' is BatchNorm1d.*use GroupNorm"):
         example_loss(nn.Sequential(nn.Linear(3, 3), norm), cross_entropy)
+
+
+def test_norms_of_one_example_are_welcome_without_running_statistics():
+    refuse_batch_statistics(nn.Sequential(nn.InstanceNorm2d(3), nn.GroupNorm(1, 3), nn.LayerNorm(3)))
+    with pytest.raises(ValueError, match="InstanceNorm2d"):
+        refuse_batch_statistics(nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True)))
 
 
 def test_bad_arguments_are_refused():

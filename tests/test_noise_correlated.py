@@ -35,6 +35,12 @@ def test_adds_the_weighted_sum(start, size):
     np.testing.assert_allclose(x, expected, rtol=0, atol=4e-6)
 
 
+def test_many_terms_are_added_as_well_as_few():
+    x = np.zeros(10)
+    add_correlated(x, [(t, 0, 0.5) for t in range(200)], 2.0)
+    np.testing.assert_allclose(x, sum(np.float64(STREAM.normal(t, 0, 0, 10)) for t in range(200)), atol=1e-5)
+
+
 def test_threads_and_splits_do_not_change_a_bit():
     size = 3 * TILE + 12345
     whole = np.zeros(size)
@@ -120,6 +126,7 @@ def test_extra_memory_is_at_most_24_mib_with_two_threads():
         ([(0, 0, float("inf"))], 1.0, {}, "must be finite"),
         ([(0, 0, float("nan"))], 1.0, {}, "must be finite"),
         ([(0, 0, 1e38)], 1.0, {}, "must be finite"),
+        ([(0, 0, -1e38)], 1.0, {}, "must be finite"),
         ([(0, 0, 1e20)], 1e20, {}, "must be finite"),
         ([(-1, 0, 1.0)], 1.0, {}, "round must be"),
         ([(0, 2**128, 1.0)], 1.0, {}, "nonce must be"),

@@ -239,6 +239,13 @@ def test_indices_out_of_range_are_refused(arguments, message):
         STREAM.normal(*arguments)
 
 
+def test_a_stream_keeps_the_key_that_it_was_given():
+    key = bytearray(KEY)
+    stream = NoiseStream(key)
+    key[:] = OTHER
+    np.testing.assert_array_equal(stream.normal(0, 0, 0, 4), STREAM.normal(0, 0, 0, 4))
+
+
 @pytest.mark.parametrize("size", [0, 16, 31, 33])
 def test_a_key_of_another_length_is_refused(size):
     with pytest.raises(ValueError, match=f"32 bytes .* got {size}"):

@@ -53,7 +53,7 @@ def noise(colours: Colours) -> Figure:
     left, right = figure.subplots(1, 2)
     rounds = np.arange(1, ROUNDS + 1)
     participation = Participation(rounds=ROUNDS, min_separation=ROUNDS)
-    z = np.array([NoiseStream(KEY).normal(t, 0, 7, 8)[0] for t in range(ROUNDS)], float)
+    z = np.array([NoiseStream(KEY).normal(t, 0, 17, 18)[0] for t in range(ROUNDS)], float)
     choices: list[tuple[Mechanism, str, str, float]] = [
         (DPSGD(), "independent (DP-SGD)", colours.plain, -0.2),
         (LambdaCGD(LAM), f"correlated (DP-λCGD, λ = {LAM})", colours.ours, 0.2),

@@ -17,7 +17,18 @@ ROOT = Path(__file__).resolve().parents[2]
 PLOTS = "benchmarks/results/plots"
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-HEADING = "# Command line\n\nEvery command explains itself with `--help`; this page is made from the same text.\n\n"
+HEADING = """# Command line
+
+Every command explains itself with `--help`; this page is made from the same text. With
+`--json`, a command prints JSON on standard output and nothing else.
+
+| exit code | meaning |
+|---|---|
+| 0 | done, and nothing speaks against the claim |
+| 1 | an audit refutes the claim, or the records of a ledger contradict each other or the plan |
+| 2 | the input is wrong; one line on standard error says what and why |
+
+"""
 
 
 def on_files(files: Files, config: Any) -> Files:

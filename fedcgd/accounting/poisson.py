@@ -165,7 +165,8 @@ def _search(
 
     def at(log_sigma: float) -> float:
         sigma = math.exp(log_sigma)
-        return min(excess(sigma), -1.0) if sigma >= most else excess(sigma)
+        # exp(log(most)) may be a last bit below `most`.
+        return min(excess(sigma), -1.0) if sigma >= most * (1 - 1e-12) else excess(sigma)
 
     root = math.exp(brentq(at, math.log(low), math.log(high), xtol=accuracy))
     while root < most and excess(root) > 0:

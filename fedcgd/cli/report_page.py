@@ -27,7 +27,8 @@ SHOWN_ATTEMPTS = 500
 
 NOT_COVERED = (
     "Metrics that nodes report and that are forwarded, counts of answers, timing, traffic and logs.",
-    "Settings that were chosen by looking at the data, and other runs on the same users: each has an ε of its own.",
+    "Settings that were chosen by looking at the data, and other runs on the same users: each has an ε of its own "
+    "(`fedcgd ledger compose` adds them up).",
     "The server's operator, and whoever had the key before it was deleted: they can take the noise off.",
     "A node that hosts many users and clips falsely, or answers in their name.",
     "Copies of this ledger that were restored or run side by side.",
@@ -123,11 +124,11 @@ def page(name: str, statement: dict[str, Any], record: dict[str, Any]) -> str:
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>Privacy report: {escape(name)}</title><style>{STYLE}</style></head>\n<body>\n"
+        f"<title>Privacy report: {escape(name)}</title><style>{STYLE}</style></head>\n<body><main>\n"
         f"<h1>Privacy report</h1>\n<p class='small'>Ledger {escape(name)}, begun {_day(statement['begun'])}; report of "
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC. For reviewers: counts on this page are not differentially private.</p>\n"
         + "\n".join(sections)
-        + "\n</body></html>\n"
+        + "\n</main></body></html>\n"
     )
 
 

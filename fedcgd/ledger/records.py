@@ -108,7 +108,8 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
 def export(path: Path | str) -> dict[str, Any]:
     """The records at `path` without user ids and models, as JSON-able values; ValueError if there is no ledger.
 
-    `attempts` lists every attempt with the size of its cohort, in order. Cohort sizes are not differentially private.
+    `attempts` lists every attempt with the size of its cohort, in order, and `releases` what was told with each model. Cohort
+    sizes are not differentially private.
     """
     with reader(path) as connection:
         columns = "created, plan, configuration, configuration_hash, stream_id, key_fingerprint, simulated, sealed"
@@ -134,6 +135,8 @@ def export(path: Path | str) -> dict[str, Any]:
             {"round": round, "at": at, "reason": reason}
             for round, at, reason in connection.execute("SELECT round, at, reason FROM skips ORDER BY id")
         ]
+        metrics = connection.execute("SELECT release, data FROM metrics WHERE kind = 'train' ORDER BY release")
+        releases = [{"release": release} | json.loads(data) for release, data in metrics]
         histogram = dict(
             connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
         )
@@ -146,6 +149,7 @@ def export(path: Path | str) -> dict[str, Any]:
             "guarantee": verification.guarantee and verification.guarantee.to_description(),
         },
         "attempts": attempts,
+        "releases": releases,
         "skips": skips,
         "users_by_participations": histogram,
     }

@@ -189,8 +189,11 @@ class Ledger:
         model: bytes | memoryview,
         state: bytes | memoryview = b"",
         layout: str = "",
+        metrics: Mapping[str, Any] | None = None,
     ) -> None:
         """The round is released: `model` is durable together with the inner strategy's `state`, and may now leave the process.
+
+        So are the `metrics` of the release, which `metrics("train")` gives back.
 
         `layout` says what the model's arrays are, for `fedcgd.ledger.released_model`: JSON of (names, shapes, dtypes).
 
@@ -202,6 +205,8 @@ class Ledger:
             write_artifact(self._connection, "model", model)
             write_artifact(self._connection, "state", state)
             write_artifact(self._connection, LAYOUT, layout.encode())
+            if metrics is not None:
+                self._write_metrics("train", round + 1, metrics)
         checkpoint(self._connection)
         if self._registry is not None:
             self._registry.release(self.stream_id, _nonces(self._connection))
@@ -231,9 +236,11 @@ class Ledger:
     def record_metrics(self, kind: str, release: int, metrics: Mapping[str, Any]) -> None:
         """Keep what was measured after `release`, for `metrics` to give back when the run goes on."""
         with self._write():
-            self._connection.execute(
-                "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", (kind, release, json.dumps(dict(metrics)))
-            )
+            self._write_metrics(kind, release, metrics)
+
+    def _write_metrics(self, kind: str, release: int, metrics: Mapping[str, Any]) -> None:
+        row = (kind, release, json.dumps(dict(metrics)))
+        self._connection.execute("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", row)
 
     def metrics(self, kind: str) -> dict[int, dict[str, Any]]:
         """Release → what `record_metrics` kept of this kind."""

@@ -23,7 +23,7 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
     """
     record, verification = export(path), verify(path)
     plan = Plan.from_description(record["run"]["plan"])
-    whole = plan.guarantee()
+    whole = verification.whole
     steps = explain(
         plan.mechanism,
         plan.participation,
@@ -69,7 +69,7 @@ def sentence(whole: Guarantee, *, simulated: bool, sound: bool) -> str:
 def statement_markdown(statement: dict[str, Any]) -> str:
     """The statement as a Markdown page."""
     whole, so_far = statement["whole_run"], statement["so_far"]
-    lines = ["# Privacy statement", "", statement["statement"], "", "| | |", "|---|---|"]
+    lines = ["# Privacy statement", "", statement["statement"], "", "| what | value |", "|---|---|"]
     for name, value in facts(statement):
         lines.append(f"| {name} | {value} |")
     if so_far is not None and whole["condition"] is None and so_far["condition"] is not None:

@@ -79,7 +79,9 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     except Exception as error:
         return failed_reply(message, error)
     seen = as_trained_from(model, new, task.layout)
-    update = clipped_update(new, seen, clip_norm=task.clip_norm, grid=task.grid)
+    update = clipped_update(
+        new, seen, clip_norm=task.clip_norm, grid=task.grid, unit=task.unit, indicator=task.indicator
+    )
     if update is None:
         return Message(Error(code=0, reason=NOT_FINITE), reply_to=message)
     return train_reply(message, task, update, 1)

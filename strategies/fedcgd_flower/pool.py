@@ -27,10 +27,30 @@ class LocalTask:
     clip_norm: float
     grid: Grid
     config: ConfigRecord
+    unit: float = 1.0
+    """With adaptive clipping, what an update is divided by before it is clipped."""
+    indicator: int = 0
+    """With adaptive clipping, what a user adds to the last coordinate if its update is within the norm, or takes away if not."""
+
+    @property
+    def size(self) -> int:
+        """Coordinates of the sum: those of the model, and with adaptive clipping one more."""
+        return self.layout.size + bool(self.indicator)
+
+    def clipped(self, trained: Flat) -> Integers | None:
+        """What a user whose training ended at `trained` adds to the sum, shape (size,); None if it is not finite."""
+        return clipped_update(
+            trained,
+            as_trained_from(self.model, trained, self.layout),
+            clip_norm=self.clip_norm,
+            grid=self.grid,
+            unit=self.unit,
+            indicator=self.indicator,
+        )
 
 
 ClippedSum = Callable[[LocalTask, Context], tuple[Integers, int]]
-"""(Σ clipped updates with shape (layout.size,), each in whole steps by `grid.to_steps`; number of users in it)."""
+"""(Σ clipped updates with shape (work.size,), each as `work.clipped` gives it; number of users in it)."""
 
 LocalTraining = Callable[[ArrayRecord, str, ConfigRecord, Context], ArrayRecord]
 """(model, user, config, context) → the model after that user's local training."""
@@ -54,7 +74,14 @@ def host_users(app: ClientApp, users: Callable[[Context], Sequence[str]], clippe
         hosted = set(users(context))
         asked = tuple(user for user in task.users if user in hosted)
         work = LocalTask(
-            model=model, layout=task.layout, users=asked, clip_norm=task.clip_norm, grid=task.grid, config=config
+            model=model,
+            layout=task.layout,
+            users=asked,
+            clip_norm=task.clip_norm,
+            grid=task.grid,
+            config=config,
+            unit=task.unit,
+            indicator=task.indicator,
         )
         try:
             total, answered = clipped_sum(work, context)
@@ -74,12 +101,11 @@ def one_by_one(local_training: LocalTraining, *, time_limit: float | None = TIME
         def train(user: str, config: ConfigRecord, context: Context) -> Flat:
             return flatten(local_training(unflatten(work.model, work.layout), user, config, context), work.layout)
 
-        total, answered = np.zeros(work.layout.size, np.int64), 0
+        total, answered = np.zeros(work.size, np.int64), 0
         for trained in each_apart(work.users, work.model, work.config, context, train, time_limit=time_limit):
             if trained is None:
                 continue
-            seen = as_trained_from(work.model, trained, work.layout)
-            update = clipped_update(trained, seen, clip_norm=work.clip_norm, grid=work.grid)
+            update = work.clipped(trained)
             if update is not None:
                 total += update
                 answered += 1
@@ -100,14 +126,21 @@ def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | 
             return _one_row(data((user,), context))
 
         apart = each_apart(work.users, work.model, work.config, context, example, time_limit=time_limit)
-        total, answered = torch.zeros(work.layout.size, dtype=torch.int64), 0
+        total, answered = torch.zeros(work.size, dtype=torch.int64), 0
         failures = []
         batches = list(_batches(list(apart)))
         for batch, counted in batches:
             model = torch.from_numpy(work.model.copy()).to(batch[0].device)
             try:
                 part, finite = clipped_gradient_sum(
-                    loss, model, batch, clip_norm=work.clip_norm, grid=work.grid, counted=counted
+                    loss,
+                    model,
+                    batch,
+                    clip_norm=work.clip_norm,
+                    grid=work.grid,
+                    counted=counted,
+                    unit=work.unit,
+                    indicator=work.indicator,
                 )
             except Exception as error:  # none of this batch could be computed
                 failures.append(error)
@@ -116,7 +149,8 @@ def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | 
             answered += finite
         if failures and len(failures) == len(batches):
             raise failures[0]
-        return -total.numpy(), answered
+        total[: work.layout.size].neg_()
+        return total.numpy(), answered
 
     return clipped_sum
 

@@ -1,14 +1,15 @@
 """The Flower server strategy: user updates are clipped and summed, correlated noise is added, the inner strategy steps."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -24,9 +25,21 @@ from fedcgd.noise.source import NoiseSource, grid_of, grid_source
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
+from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
 from fedcgd_flower.inner import check_inner, inner_config, inner_step, planned_cohort
-from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
-from fedcgd_flower.messages import HINTS, Cause, NodeSum, TrainTask, read_train_reply, train_message
+from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten, view
+from fedcgd_flower.messages import (
+    FLAT,
+    HINTS,
+    MODEL,
+    Cause,
+    NodeSum,
+    TrainTask,
+    model_records,
+    read_train_reply,
+    sum_of,
+    train_message,
+)
 from fedcgd_flower.progress import RoundReport, config_text, epsilon_text, metrics_text
 from fedcgd_flower.result import IncompleteRunError, RunResult
 from fedcgd_flower.roster import Identity, Roster
@@ -35,6 +48,7 @@ from fedcgd_flower.turns import can_replace, too_few, users_needed
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
+_CHUNK = 2**16  # numbers at once: what a core's cache holds
 _POLL = 1.0  # seconds between looks at who is there
 _PATIENCE_WITH_USERS = 2  # tries of a round: replacing a user at once would cost another one's turn
 _MOST_FAILURES = 10  # tries in a row without a release before a run gives up
@@ -49,6 +63,8 @@ class _Asked:
     model: Flat
     layout: Layout
     grid: IntegerGrid
+    scale: Scale | None
+    """With adaptive clipping, how the sum is read."""
     requests: tuple[tuple[Message, TrainTask], ...]
     unsaved: dict[str, str]
     """What the inner strategy held that cannot be saved, before the round."""
@@ -78,6 +94,7 @@ class CorrelatedNoise(Strategy):
     - `trainable`: the names of the arrays that are trained, where not all are (frozen layers, LoRA); the others, and counters, go
       along to the nodes and into the result unchanged.
     - `batch_norm`: running statistics are refused, "private" (clipped and noised like parameters) or "fixed" (left as they are).
+    - `adaptive_clipping`: the clip norm follows a quantile of the users' norms, beginning with the plan's; ε stays what it is.
     - `forward_client_metrics`: also evaluate on clients as the inner strategy does, and return the averages. They are not
       differentially private: ε no longer covers what the run tells.
 
@@ -106,6 +123,7 @@ class CorrelatedNoise(Strategy):
         patience: float = 600.0,
         trainable: Collection[str] | None = None,
         batch_norm: BatchNorm = "refuse",
+        adaptive_clipping: AdaptiveClipping | None = None,
         forward_client_metrics: bool = False,
     ) -> None:
         self.inner = check_inner(inner)
@@ -131,7 +149,17 @@ class CorrelatedNoise(Strategy):
                 f"min_answers must be between 0 and cohort_size = {self.cohort_size}, and 0 with a secret sampling, because who "
                 f"was drawn may not decide whether a round is released; got {min_answers}"
             )
+        if adaptive_clipping is not None and not isinstance(adaptive_clipping, AdaptiveClipping):
+            raise TypeError(f"adaptive_clipping must be an AdaptiveClipping(…) or None, got {adaptive_clipping!r}")
         self.plan = plan
+        self.adaptive_clipping = adaptive_clipping
+        self.clip_norm = plan.clip_norm
+        """The norm of the next round: the plan's, unless it adapts."""
+        self._indicator_norm = 0.0
+        self._on_the_wire = plan  # of what is summed and noised: with adaptive clipping, of vectors of norm at most 1
+        if adaptive_clipping is not None:
+            self._indicator_norm = adaptive_clipping.indicator_norm(plan.noise_multiplier, self.cohort_size)
+            self._on_the_wire = replace(plan, clip_norm=1.0)
         self.expected_users = (
             users_needed(plan.participation, self.cohort_size) if expected_users is None else expected_users
         )
@@ -175,7 +203,9 @@ class CorrelatedNoise(Strategy):
                 f"{self.releases} rounds of this run are released, and their record was in memory; give a ledger file, or call "
                 "start inside `with strategy:`"
             )
-        configuration = {"cohort_size": self.cohort_size, "inner": self._settings}
+        configuration: dict[str, Any] = {"cohort_size": self.cohort_size, "inner": self._settings}
+        if self.adaptive_clipping is not None:
+            configuration["adaptive_clipping"] = self.adaptive_clipping.to_description()
         path = ":memory:" if self._ledger_path is None else self._ledger_path
         ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self._key)
         try:
@@ -197,6 +227,8 @@ class CorrelatedNoise(Strategy):
         if run.state is not None:
             self._inner_state = run.state
         inner_state.restore(self.inner, self._inner_state)
+        last = self._ledger.metrics("train").get(self.releases)
+        self.clip_norm = self.plan.clip_norm if last is None else last.get("next-clip-norm", self.plan.clip_norm)
 
     @property
     def _ledger(self) -> Ledger:
@@ -221,6 +253,13 @@ class CorrelatedNoise(Strategy):
         """Log what is promised and under which assumptions."""
         plan = self.plan
         log(INFO, "\t├──> fedcgd: %s, σ = %.4g, clip norm %g", plan.mechanism, plan.noise_multiplier, plan.clip_norm)
+        if self.adaptive_clipping is not None:
+            log(
+                INFO,
+                "\t│\t├── the clip norm adapts to the %g quantile; that makes the noise on updates %.4g times as large",
+                self.adaptive_clipping.quantile,
+                1 / math.sqrt(1 - self._indicator_norm**2),
+            )
         log(INFO, "\t│\t├── %s", plan.participation)
         log(INFO, "\t│\t├── %d users a round (%s), and the mean is over so many", self.cohort_size, self._cohort_source)
         log(INFO, "\t│\t├── each user counts once: numbers of examples per client are not used as weights")
@@ -252,13 +291,16 @@ class CorrelatedNoise(Strategy):
         chosen = self._choose(round, grid)
         if chosen is None:
             return []
-        model = flatten(arrays, layout)
+        records = model_records(flatten(arrays, layout), layout)
         unsaved = inner_state.fingerprint(self.inner)
-        train_config = inner_config(self.inner, round + 1, unflatten(model, layout, carried=False), config)
+        trained = ArrayRecord({name: arrays[name] for name in layout.names})
+        train_config = inner_config(self.inner, round + 1, trained, config)
         by_node: dict[int, list[str]] = {}
         for user, node_id in chosen.items():
             by_node.setdefault(node_id, []).append(user)
-        integer_grid = grid_of(self.plan, layout.size)
+        adaptive = self.adaptive_clipping is not None
+        integer_grid = grid_of(self._on_the_wire, layout.size + adaptive)
+        scale = Scale.of_round(self.clip_norm, self._indicator_norm, integer_grid) if adaptive else None
         self._begun = True
         attempt = self._ledger.plan_round(round, list(chosen))
         requests = []
@@ -266,18 +308,21 @@ class CorrelatedNoise(Strategy):
             task = TrainTask(
                 round=round,
                 attempt=attempt,
-                clip_norm=self.plan.clip_norm,
+                clip_norm=self.plan.clip_norm if scale is None else scale.part,
                 grid=integer_grid,
                 users=tuple(users),
                 layout=layout,
+                unit=1.0 if scale is None else scale.unit,
+                indicator=0 if scale is None else scale.indicator,
             )
-            requests.append((train_message(node_id, model, train_config, task), task))
+            requests.append((train_message(node_id, records, train_config, task), task))
         self._asked = _Asked(
             round=round,
             attempt=attempt,
-            model=model,
+            model=view(records[MODEL][FLAT]),
             layout=layout,
             grid=integer_grid,
+            scale=scale,
             requests=tuple(requests),
             unsaved=unsaved,
         )
@@ -335,14 +380,14 @@ class CorrelatedNoise(Strategy):
         if asked is None:
             return None, None
         answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        total = np.zeros(asked.layout.size, np.int64)
+        updates = []
         report = self._report
         for message, task in asked.requests:
             result = read_train_reply(answers.get(message.metadata.message_id), task)
             cause: Cause = "left out by its node"
             answered = 0
             if isinstance(result, NodeSum):
-                total += result.update
+                updates.append(result.update)
                 answered = result.answered
                 self.dropped[cause] += len(task.users) - answered
             else:
@@ -359,16 +404,18 @@ class CorrelatedNoise(Strategy):
         if report.answered < self.min_answers:
             self._give_up(f"at least {self.min_answers} users must answer")
             return None, None
+        total = sum_of(updates, asked.layout.size + (asked.scale is not None))
         nonce = self._key.nonce_of(self._ledger.stream_id, total, earlier=self._nonces, attempt=asked.attempt)
         try:
             self._ledger.record_aggregated(asked.round, asked.attempt, nonce)
-            released = self._release(asked, total, nonce)
+            noised, metrics, following = self._noised(asked, total, nonce)
+            del total, updates  # the inner strategy needs room
+            released = self._release(asked, noised, metrics, following)
         except BaseException:
             self._give_up("it could not be released")
             raise
         self._begun, self._asked = False, None
         self._nonces.append(nonce)
-        metrics = self._metrics(self.releases)
         report.epsilon = cast(float, metrics["epsilon"])
         return unflatten(released, asked.layout), metrics
 
@@ -390,13 +437,30 @@ class CorrelatedNoise(Strategy):
             self._noise = None  # it may have stopped halfway
             inner_state.restore(self.inner, self._inner_state)
 
-    def _release(self, asked: _Asked, total: Integers, nonce: int) -> Flat:
-        """The model of the round in flight, from the sum of its updates; it is in the ledger when this returns."""
+    def _noised(self, asked: _Asked, total: Integers, nonce: int) -> tuple[ArrayRecord, MetricRecord, float]:
+        """The model plus the noised mean of the updates whose sum is `total`; what is told with it; the next round's clip norm.
+
+        The noise is in `total` then.
+        """
         if self._noise is None:
-            self._noise = grid_source(self.plan, self._key, self._ledger.stream_id, asked.grid)
-        self._noise.add(total, [*self._nonces, nonce], self.plan.stddev)
-        noised_mean = asked.model.astype(np.float64) + asked.grid.from_steps(total) / self.cohort_size
-        noised = unflatten(noised_mean.astype(np.float32), asked.layout, carried=False)
+            self._noise = grid_source(self._on_the_wire, self._key, self._ledger.stream_id, asked.grid)
+        self._noise.add(total, [*self._nonces, nonce], self._on_the_wire.stddev)
+        metrics = self._metrics(asked.round + 1)
+        following, unit = self.clip_norm, 1.0
+        if self.adaptive_clipping is not None and asked.scale is not None:
+            unit = asked.scale.unit
+            share = asked.scale.share(int(total[-1]), self.cohort_size)
+            following = next_norm(self.clip_norm, share, self.adaptive_clipping)
+            self._report.clipping = f"clip norm {self.clip_norm:.4g} → {following:.4g} (share within: {share:.2f})"
+            metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": following})
+        noised = np.empty(asked.layout.size, np.float32)
+        for start in range(0, len(noised), _CHUNK):  # in float64, of which no whole vector is made
+            part = slice(start, min(start + _CHUNK, len(noised)))
+            noised[part] = asked.model[part] + asked.grid.from_steps(total[part]) * unit / self.cohort_size
+        return unflatten(noised, asked.layout, carried=False), metrics, following
+
+    def _release(self, asked: _Asked, noised: ArrayRecord, metrics: MetricRecord, following: float) -> Flat:
+        """The model of the round in flight, from the noised mean; it is in the ledger when this returns."""
         stepped = inner_step(self.inner, asked.round + 1, noised)
         released = flatten(stepped, asked.layout)
         changed = dict(inner_state.fingerprint(self.inner).items() ^ asked.unsaved.items())
@@ -408,8 +472,8 @@ class CorrelatedNoise(Strategy):
             )
         state = inner_state.save(self.inner)
         # Durable first: what has left the process can then never be followed by another release under this noise.
-        self._ledger.record_released(asked.round, asked.attempt, released.tobytes(), state, asked.layout.to_json())
-        self._inner_state = state
+        self._ledger.record_released(asked.round, asked.attempt, released.data, state, asked.layout.to_json(), metrics)
+        self._inner_state, self.clip_norm = state, following
         return released
 
     def configure_evaluate(
@@ -511,7 +575,7 @@ class CorrelatedNoise(Strategy):
         if released is None or metrics is None:
             return False
         result.arrays, result.released = released, self.releases
-        self._keep("train", result, metrics)
+        result.train_metrics_clientapp[self.releases] = metrics
         return True
 
     def _resume(self, initial_arrays: ArrayRecord) -> RunResult:
@@ -523,9 +587,6 @@ class CorrelatedNoise(Strategy):
             metrics |= {release: MetricRecord(kept) for release, kept in self._ledger.metrics(kind).items()}
         if run.model is None:
             return result
-        for release in range(1, self.releases + 1):  # the server may have died between a release and its metrics
-            if release not in result.train_metrics_clientapp:
-                result.train_metrics_clientapp[release] = self._metrics(release)
         layout = self._layout(initial_arrays)
         model = np.frombuffer(run.model, np.float32)
         if len(model) != layout.size:
@@ -549,8 +610,7 @@ class CorrelatedNoise(Strategy):
         if metrics is not None:
             self._kinds(result)[kind][self.releases] = metrics
             self._ledger.record_metrics(kind, self.releases, metrics)
-            if kind != "train":
-                self._report.evaluated.append(metrics_text(kind, metrics))
+            self._report.evaluated.append(metrics_text(kind, metrics))
 
     def _evaluate(self, result: RunResult, evaluate_fn: EvaluateFn) -> None:
         self._keep("evaluate", result, evaluate_fn(self.releases, result.arrays))

@@ -1,0 +1,403 @@
+"""The adaptive clip norm: what one user can change, where the norm goes, what it costs; a resumed run is the same run."""
+
+import itertools
+import logging
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fake_grid import FakeGrid, FakeNode, is_training
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg, FedAvgM
+
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger, export, verify
+from fedcgd.mechanisms import DPSGD, LambdaCGD
+from fedcgd.noise.quantisation import Grid
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_flower import (
+    AdaptiveClipping,
+    CorrelatedNoise,
+    IncompleteRunError,
+    clipped_update_mod,
+    host_users,
+    one_by_one,
+    one_gradient_step,
+)
+from fedcgd_flower import strategy as strategy_module
+from fedcgd_flower.adaptive_clipping import Scale, next_norm
+from fedcgd_flower.layout import Layout
+from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply, train_message
+from fedcgd_flower.update import clipped_update
+
+SIZE = 5
+MECHANISM = LambdaCGD(0.8)
+KEY = NoiseKey.simulation(3)
+COUNTED = AdaptiveClipping(count_noise=1e-4)
+"""Settings under which tiny noise still leaves the count a good part of the norm."""
+
+
+def record(values) -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.asarray(values, np.float32))})
+
+
+def directions(count: int) -> np.ndarray:
+    vectors = np.random.default_rng(0).normal(size=(count, SIZE))
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def users_of(norms) -> dict[str, np.ndarray]:
+    """A user for each norm, whose update is always the same vector of that norm."""
+    return {f"u{i:03d}": n * v for i, (n, v) in enumerate(zip(norms, directions(len(norms)), strict=True))}
+
+
+def pool(updates: dict[str, np.ndarray]) -> FakeNode:
+    def train(model, user, config, context):
+        return record(model["w"].numpy() + updates[user])
+
+    app = ClientApp()
+    host_users(app, lambda context: list(updates), one_by_one(train))
+    return FakeNode(app)
+
+
+def own_sum(updates: dict[str, np.ndarray]) -> FakeNode:
+    """As `pool`, without its protection of users from each other, which takes time: a ClippedSum as anybody may write it."""
+
+    def clipped_sum(work, context):
+        return sum(work.clipped(work.model + np.float32(updates[user])) for user in work.users), len(work.users)
+
+    app = ClientApp()
+    host_users(app, lambda context: list(updates), clipped_sum)
+    return FakeNode(app)
+
+
+def plan(*, rounds: int = 8, noise_multiplier: float = 1e-6, clip_norm: float = 1.0, mechanism=MECHANISM) -> Plan:
+    return Plan(
+        mechanism=mechanism,
+        participation=Participation(rounds=rounds),
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        delta=1e-5,
+    )
+
+
+def make(plan: Plan, users: int, clipping: AdaptiveClipping | None = COUNTED, inner=None, **options) -> CorrelatedNoise:
+    return CorrelatedNoise(
+        inner or FedAvg(),
+        plan,
+        **{"key": KEY, "cohort_size": users, "patience": 0.0, "adaptive_clipping": clipping} | options,
+    )
+
+
+def told(result, name: str) -> np.ndarray:
+    return np.array([metrics[name] for _, metrics in sorted(result.train_metrics_clientapp.items())])
+
+
+def minus_product(flat, x):
+    """A loss whose gradient step is x."""
+    return -(flat * x).sum()
+
+
+def data(update, users, context):
+    return (update[None],)
+
+
+@pytest.mark.parametrize("beta", [0.01, 0.3, 1.0, math.sqrt(2)])
+@pytest.mark.parametrize("clip_norm", [1e-6, 0.37, 5.0])
+def test_one_user_adds_a_vector_of_norm_at_most_1_whatever_its_update_is(beta: float, clip_norm: float) -> None:
+    """The sum with and without the user differs by that vector: on the mod's, the pool's, the gradient's and the float path."""
+    generator = np.random.default_rng(1)
+    layout = Layout(("w",), ((SIZE,),), ("float32",))
+    grid = Grid.fitting(clip_norm=1.0, size=SIZE + 1, stddev=2.0)
+    scale = Scale.of_round(clip_norm, beta / 2, grid)
+    clipping = {"clip_norm": scale.part, "grid": grid, "unit": scale.unit, "indicator": scale.indicator}
+    task = TrainTask(round=0, attempt=0, users=("u",), layout=layout, **clipping)
+    for size in (0.0, 1e-30, 0.5, 1 - 1e-6, 1.0, 1 + 1e-6, 2.0, 1e9, 1e30):
+        update = (clip_norm * size * (v := generator.normal(size=SIZE)) / np.linalg.norm(v)).astype(np.float32)
+        within = np.linalg.norm(update.astype(np.float64)) <= clip_norm
+        sent = clipped_update(update, np.zeros(SIZE, np.float32), **clipping)
+        app = ClientApp()
+        host_users(
+            app, lambda context: ["u"], one_gradient_step(minus_product, partial(data, torch.from_numpy(update)))
+        )
+        request = train_message(1, np.zeros(SIZE, np.float32), ConfigRecord(), task)
+        grid_of_nodes = FakeGrid({1: FakeNode(app)})
+        [reply] = grid_of_nodes.send_and_receive([request])
+        stepped = read_train_reply(reply, task)
+        content = RecordDict(
+            {
+                "update": ArrayRecord({"flat": Array(update)}),
+                "fedcgd": ConfigRecord({"round": 0, "attempt": 0, "answered": 1}),
+            }
+        )
+        received = read_train_reply(Message(content, reply_to=request), task)
+        assert isinstance(received, NodeSum)
+        assert isinstance(stepped, NodeSum)
+        for vector in (sent, stepped.update, received.update):
+            assert grid.step * np.linalg.norm(vector.astype(np.float64)) <= 1
+            assert abs(vector[-1]) == scale.indicator
+            if abs(size - 1) > 1e-7:
+                assert (vector[-1] > 0) == within
+            expected = np.minimum(clip_norm / max(np.linalg.norm(update.astype(np.float64)), 1e-300), 1) * update
+            np.testing.assert_allclose(
+                grid.from_steps(vector[:-1]) * scale.unit, expected, atol=2 * grid.step * scale.unit + 1e-6 * clip_norm
+            )
+
+
+def sums_before_noise(monkeypatch: pytest.MonkeyPatch, strategy: CorrelatedNoise, grid: FakeGrid, releases) -> list:
+    """The sums of all rounds, in units; each round is then released as `releases` says, instead of with noise."""
+    found: list[np.ndarray] = []
+
+    class Recorded:
+        def add(self, total, nonces, stddev) -> None:
+            assert stddev == strategy.plan.noise_multiplier  # of vectors of norm 1, whatever the plan's clip norm is
+            found.append(total.astype(np.float64) * self.step)
+            total[:] = releases[len(nonces) - 1]
+
+    def source(plan, key, stream_id, grid):
+        recorded = Recorded()
+        recorded.step = grid.step
+        return recorded
+
+    with monkeypatch.context() as patched:
+        patched.setattr(strategy_module, "grid_source", source)
+        strategy.start(grid, record(np.zeros(SIZE)))
+    return found
+
+
+def test_with_and_without_a_user_the_sums_of_all_rounds_differ_by_norm_at_most_1_each(monkeypatch) -> None:
+    """Given the same releases, whatever they were, the norms are the same and the difference is the one user's vectors."""
+    rounds = 8
+    generator = np.random.default_rng(5)
+    releases = generator.integers(-(10**5), 10**5, (rounds, SIZE + 1))
+    updates = users_of([0.1, 0.9, 1.1, 3.0, 1e6])
+    settings = AdaptiveClipping(learning_rate=1.0, count_noise=2e-7)  # β = 1
+    largest = []
+    for victim in updates:
+        fewer = {user: update for user, update in updates.items() if user != victim}
+        # The victim's updates become zero, and it answers nothing: the cohort stays as it was planned.
+        with_user = sums_before_noise(monkeypatch, make(plan(), 5, settings), FakeGrid({1: pool(updates)}), releases)
+        silent = FakeGrid({1: pool(fewer), 2: pool({victim: updates[victim]})})
+        silent.nodes[2].tamper = lambda request, reply: None if is_training(request) else reply
+        monkeypatch.setattr(
+            strategy_module, "send_and_receive", lambda grid, messages, _: grid.send_and_receive(messages)
+        )
+        without = sums_before_noise(monkeypatch, make(plan(), 5, settings), silent, releases)
+        differences = np.linalg.norm(np.array(with_user) - without, axis=1)
+        assert (differences <= 1).all()
+        largest.append(differences.max())
+    assert max(largest) > 0.9  # it is the users' vectors that were measured
+
+
+@pytest.mark.parametrize(("quantile", "low", "high"), [(0.5, 5.0, 6.0), (0.8, 8.0, 9.0), (0.2, 2.0, 3.0)])
+@pytest.mark.parametrize("start", [0.01, 100.0])
+def test_the_norm_goes_to_the_quantile(quantile: float, low: float, high: float, start: float) -> None:
+    """Ten users of norms 1, 2, …, 10: the median lies between 5 and 6."""
+    settings = replace(COUNTED, quantile=quantile, learning_rate=0.5)
+    result = make(plan(rounds=100, clip_norm=start), 10, settings).start(
+        FakeGrid({1: pool(users_of(range(1, 11)))}), record(np.zeros(SIZE))
+    )
+    norms = told(result, "next-clip-norm")
+    # Between two norms the share is exact, and the norm rests or, above and below, turns round.
+    assert (norms[-20:] > low * 0.9).all()
+    assert (norms[-20:] < high * 1.1).all()
+
+
+def test_the_norm_follows_its_formula_and_the_model_its_norm() -> None:
+    """Without noise to speak of: ζ' = ζ·exp(−η(b − γ)) for the true share b; the model moves by the mean of clipped updates."""
+    updates = users_of([0.3, 0.7, 2.0, 5.0])
+    released = []
+    result = make(plan(), 4, replace(COUNTED, learning_rate=0.7, quantile=0.6)).start(
+        FakeGrid({1: pool(updates)}),
+        record(np.zeros(SIZE)),
+        evaluate_fn=lambda r, a: released.append(a["w"].numpy().astype(np.float64)),
+    )
+    norm, model = 1.0, np.zeros(SIZE)
+    for release, metrics in sorted(result.train_metrics_clientapp.items()):
+        assert metrics["clip-norm"] == pytest.approx(norm, rel=1e-3)
+        share = np.mean([np.linalg.norm(u) <= norm for u in updates.values()])
+        assert metrics["share-within-norm"] == pytest.approx(share, abs=1e-3)
+        model = model + np.mean([u * min(1, norm / np.linalg.norm(u)) for u in updates.values()], axis=0)
+        np.testing.assert_allclose(released[release], model, atol=0.01)
+        norm *= math.exp(-0.7 * (share - 0.6))
+
+
+def test_noise_has_the_size_that_the_module_says() -> None:
+    """On updates σζ/α, on the share `count_noise`, measured over many coordinates and rounds with DP-SGD's independent noise."""
+    size, rounds, users = 400, 40, 50
+    settings = AdaptiveClipping(learning_rate=1e-9, count_noise=0.02)
+
+    def train(model, user, config, context):
+        return model
+
+    app = ClientApp()
+    host_users(app, lambda context: [f"u{i}" for i in range(users)], one_by_one(train))
+    released = []
+    strategy = make(plan(rounds=rounds, noise_multiplier=0.8, clip_norm=3.0, mechanism=DPSGD()), users, settings)
+    result = strategy.start(
+        FakeGrid({1: FakeNode(app)}),
+        record(np.zeros(size)),
+        evaluate_fn=lambda r, a: released.append(a["w"].numpy().astype(np.float64)),
+    )
+    beta = 0.8 / (0.02 * users)
+    expected = 0.8 * 3.0 / math.sqrt(1 - beta**2 / 4) / users
+    assert np.diff(released, axis=0).std() == pytest.approx(expected, rel=0.02)  # 16,000 numbers: ±0.6 %
+    shares = told(result, "share-within-norm")
+    assert shares.std() == pytest.approx(0.02, rel=0.35)  # 40 numbers: ±11 %
+    assert shares.mean() == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_norm_finds_the_quantile_through_noise() -> None:
+    norms = np.exp(np.random.default_rng(2).normal(size=200))  # the median of all possible users is 1
+    result = make(plan(rounds=80, noise_multiplier=4.0, clip_norm=20.0), 200, AdaptiveClipping()).start(
+        FakeGrid({1: own_sum(users_of(norms))}), record(np.zeros(SIZE))
+    )
+    found = told(result, "next-clip-norm")
+    within = [(norms <= norm).mean() for norm in found[-30:]]
+    assert 0.4 < np.mean(within) < 0.6
+    assert np.std(within) < 0.1
+
+
+def test_the_mod_and_the_pool_and_floats_give_the_same_run() -> None:
+    updates = users_of([0.3, 0.7, 2.0, 5.0])
+
+    def node(update) -> FakeNode:
+        app = ClientApp(mods=[clipped_update_mod])
+
+        @app.train()
+        def train(message: Message, context) -> Message:
+            new = record(message.content["arrays"]["w"].numpy() + update)
+            content = RecordDict({"arrays": new, "metrics": MetricRecord({"num-examples": 1})})
+            return Message(content, reply_to=message)
+
+        return node_of(app)
+
+    def node_of(app) -> FakeNode:
+        return FakeNode(app)
+
+    grids = [FakeGrid({1: pool(updates)}), FakeGrid({})]
+    for i, (user, update) in enumerate(updates.items()):
+        grids[1].nodes[i + 1] = node(update)
+        grids[1].nodes[i + 1].config = {"user-id": user}
+    models = [
+        make(plan(noise_multiplier=0.2), 4, AdaptiveClipping()).start(grid, record(np.zeros(SIZE))).arrays["w"].numpy()
+        for grid in grids
+    ]
+    np.testing.assert_array_equal(*models)
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing may catch it on the way out."""
+
+
+@pytest.mark.parametrize("after", range(5))
+@pytest.mark.parametrize("point", ["record_released", "plan_round", "record_aggregated"])
+def test_a_run_that_was_killed_goes_on_with_the_norm_of_its_last_release(
+    point: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = FakeGrid({1: pool(users_of([0.3, 0.7, 2.0, 5.0]))})
+    path = tmp_path / "run.db"
+    original, calls = getattr(Ledger, point), itertools.count()
+
+    def dying(*args, **kwargs):
+        if next(calls) == after:
+            if point == "record_released":  # it is durable, and the process dies with all that it knew
+                original(*args, **kwargs)
+            raise Killed
+        return original(*args, **kwargs)
+
+    def run(ledger):
+        strategy = make(plan(noise_multiplier=0.2), 4, AdaptiveClipping(), FedAvgM(), ledger=ledger)
+        return strategy.start(grid, record(np.zeros(SIZE)))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, point, dying)
+        with pytest.raises(Killed):
+            run(path)
+    resumed = run(path)
+    norms = told(resumed, "clip-norm")
+    assert len(norms) == 8
+    np.testing.assert_array_equal(told(resumed, "next-clip-norm")[:-1], norms[1:])
+    assert verify(path).problems == ()
+    if point in ("record_released", "plan_round"):  # no attempt was lost, so no other noise was drawn
+        whole = run(None)
+        np.testing.assert_array_equal(resumed.arrays["w"].numpy(), whole.arrays["w"].numpy())
+        assert {k: dict(v) for k, v in resumed.train_metrics_clientapp.items()} == {
+            k: dict(v) for k, v in whole.train_metrics_clientapp.items()
+        }
+
+
+def test_the_record_and_the_log_tell_the_norms(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "run.db"
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        result = make(plan(rounds=2), 4, ledger=path).start(
+            FakeGrid({1: pool(users_of([0.3, 0.7, 2.0, 5.0]))}), record(np.zeros(SIZE))
+        )
+    releases = export(path)["releases"]
+    assert [r["release"] for r in releases] == [1, 2]
+    assert [r["clip-norm"] for r in releases] == list(told(result, "clip-norm"))
+    assert releases[0]["next-clip-norm"] == releases[1]["clip-norm"] == 1.0
+    assert export(path)["run"]["configuration"]["adaptive_clipping"] == COUNTED.to_description()
+    assert "clip norm 1 → 1 (share within: 0.50)" in caplog.text
+    assert "the clip norm adapts to the 0.5 quantile" in caplog.text
+    with pytest.raises(ValueError, match="ledger of another run: its configuration"):
+        make(plan(rounds=2), 4, None, ledger=path).start(FakeGrid({}), record(np.zeros(SIZE)))
+
+
+def test_a_node_moves_the_share_by_no_more_than_its_users() -> None:
+    """A hostile node that claims a huge count, within the checksum: it is cut to what its users may add."""
+    updates = users_of([1.0, 2.0, 3.0, 4.0])
+    grid = FakeGrid({1: pool(dict(list(updates.items())[:2])), 2: pool(dict(list(updates.items())[2:]))})
+
+    def lie(request: Message, reply: Message) -> Message:
+        if is_training(request):
+            array = reply.content["update"]["flat"].numpy().copy()
+            array[-1] = 2**31 - 1
+            reply.content["update"]["flat"] = Array(array)
+            reply.content["fedcgd"]["checksum"] = int(array.sum(dtype=np.int64))
+        return reply
+
+    grid.nodes[2].tamper = lie
+    strategy = make(plan(rounds=1, clip_norm=2.5), 4)
+    assert told(strategy.start(grid, record(np.zeros(SIZE))), "share-within-norm") == pytest.approx(1.0, abs=1e-3)
+
+
+def test_nobody_answers_leaves_the_norm() -> None:
+    grid = FakeGrid({1: pool(users_of([1.0, 2.0]))})
+    grid.nodes[1].tamper = lambda request, reply: (
+        Message(RecordDict(), reply_to=request) if is_training(request) else reply
+    )
+    strategy = make(plan(rounds=2), 2)
+    with pytest.raises(IncompleteRunError):
+        strategy.start(grid, record(np.zeros(SIZE)))
+    assert strategy.clip_norm == 1.0
+
+
+def test_what_cannot_work_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match=r"cohort of at least 136, a count_noise of at least 0\.069"):
+        make(plan(noise_multiplier=4.8 * math.sqrt(2)), 70, AdaptiveClipping(count_noise=0.05 * math.sqrt(0.5)))
+    make(plan(noise_multiplier=4.8), 68, AdaptiveClipping())
+    for settings in (
+        {"quantile": 0.0},
+        {"quantile": 1.0},
+        {"learning_rate": 0.0},
+        {"learning_rate": 3},
+        {"count_noise": 0},
+    ):
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            AdaptiveClipping(**settings)
+    with pytest.raises(TypeError, match="AdaptiveClipping"):
+        make(plan(), 4, True)
+
+
+def test_no_round_moves_the_norm_by_more_than_its_learning_rate() -> None:
+    settings = AdaptiveClipping(learning_rate=0.2)
+    assert next_norm(1.0, 1e6, settings) == pytest.approx(math.exp(-0.2))
+    assert next_norm(1.0, -1e6, settings) == pytest.approx(math.exp(0.2))
+    assert next_norm(1.0, 0.5, settings) == 1.0
