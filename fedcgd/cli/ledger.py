@@ -66,6 +66,14 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
     else:
         console.print(f"whole run, as planned: {verification.whole}{_simulated(verification)}", soft_wrap=True)
         console.print(f"released so far: {verification.guarantee or 'nothing is released'}", soft_wrap=True)
+        if verification.budget is not None:
+            earlier = verification.budget["after"]
+            streams = f" (streams {', '.join(earlier)})" if earlier else ""
+            console.print(
+                f"joint budget: ε ≤ {verification.budget['epsilon']:g} at δ = {verification.budget['delta']:g} for each user, "
+                f"together with {len(earlier)} earlier runs{streams}; fedcgd ledger compose with their ledgers checks it",
+                soft_wrap=True,
+            )
         for problem in verification.problems:
             console.print(f"[bold red]Problem:[/bold red] {escape(problem)}", soft_wrap=True)
         if not verification.problems:
@@ -94,13 +102,14 @@ def compose(
     """Say what several runs cost together each user who was in them; users are the same if their ids are.
 
     Whoever was asked in a run is given that run's whole bound; under a secret sampling everybody is counted as in the run.
-    Exit code 1 if a ledger contradicts itself.
+    Exit code 1 if a ledger contradicts itself or the joint budget that it was begun with.
 
     Example: fedcgd ledger compose A.db B.db
     """
     with explained_errors(), status(json):
         found = ledger.joint(paths, delta=delta, user=user)
         problems = [f"{path}: {problem}" for path in paths for problem in ledger.verify(path).problems]
+        problems += found.problems
     if json:
         print_json(found.to_description() | {"problems": problems})
     else:
