@@ -438,6 +438,7 @@ def differences(before: Any, after: Any, name: str = "") -> list[str]:
             for key in sorted(before.keys() | after.keys())
             for line in differences(before.get(key, "nothing"), after.get(key, "nothing"), f"{name}.{key}".lstrip("."))
         ]
+    before, after = ("there" if isinstance(value, dict) else value for value in (before, after))
     return [f"{name}: {before} → {after}"]
 
 

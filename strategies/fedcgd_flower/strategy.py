@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
 from fedcgd.keys import NoiseKey
-from fedcgd.ledger import Ledger, Run
+from fedcgd.ledger import JointBudget, Ledger, Run
 from fedcgd.noise.quantisation import Grid as IntegerGrid
 from fedcgd.noise.quantisation import Integers
 from fedcgd.noise.source import NoiseSource, grid_of, grid_source
@@ -83,6 +83,7 @@ class CorrelatedNoise(Strategy):
       it is only the divisor: the expected number of users a round.
     - `key`: all noise and all secret choices come from it. `NoiseKey.simulation(seed)` makes runs repeatable and not private.
     - `ledger`: the file that records the run, and from which the same run goes on after a crash; in memory by default.
+    - `budget`: what this run and earlier ones may cost each user together; whoever has too little left is refused.
     - `identity`: "declared" (a node lists its users) or "authenticated" (a node is one user, its registered name). A user whom a
       registered node has declared belongs to that node for the whole run.
     - `hosts`: user → registered name of the only node that may declare it; no other user takes part.
@@ -117,6 +118,7 @@ class CorrelatedNoise(Strategy):
         key: NoiseKey,
         ledger: Path | str | None = None,
         cohort_size: int | None = None,
+        budget: JointBudget | None = None,
         identity: Identity = "declared",
         hosts: Mapping[str, str] | None = None,
         trusted_nodes: bool = False,
@@ -180,6 +182,11 @@ class CorrelatedNoise(Strategy):
         self.forward_client_metrics = forward_client_metrics
         self.dropped: Counter[Cause] = Counter()
         """Replies dropped so far, by cause, and users that nodes left out. It tells about users: for the operator's eyes only."""
+        self.over_budget = 0
+        """How many of the users that are there may not take part, because earlier runs have used up the joint budget."""
+        self._budget = budget
+        self._refused: frozenset[str] = frozenset()
+        self._told_budget = False
         self._identity: Identity = identity
         self._hosts = hosts
         secret = sampled or (evaluation is not None and evaluation.plan.participation.sampling != "none")
@@ -219,6 +226,10 @@ class CorrelatedNoise(Strategy):
         if self.adaptive_clipping is not None:
             configuration["adaptive_clipping"] = self.adaptive_clipping.to_description()
         path = ":memory:" if self._ledger_path is None else self._ledger_path
+        if self._budget is not None:
+            admission = self._budget.admission(self.plan, key=self._key, ledger=path)
+            self._refused = admission.refused
+            configuration |= admission.configuration
         ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self._key)
         try:
             self._opened = ledger, Roster(self._identity, ledger.pin, self._hosts, self._registered_only)
@@ -368,7 +379,7 @@ class CorrelatedNoise(Strategy):
         participation, key = self.plan.participation, self._key.choices_of(self._ledger.stream_id)
         sampled = participation.sampling != "none"  # then who takes part is drawn, and stays as it was drawn
         while True:
-            nodes = self._roster.refresh(grid)
+            nodes = self._within_budget(self._roster.refresh(grid))
             history = self._ledger.history(list(nodes))
             enough = round > 0 or len(nodes) >= self.expected_users
             # Whoever was asked twice in this very round, in vain, is replaced if others can be spared.
@@ -384,9 +395,10 @@ class CorrelatedNoise(Strategy):
                 break
             time.sleep(min(_POLL, self.patience))
         if not enough:
+            refused = f"; {self.over_budget} more have no budget left after earlier runs" * bool(self.over_budget)
             raise ValueError(
-                f"{len(nodes)} users are there after {self.patience:.0f} s, and {self.expected_users} are expected. With "
-                f"{self.cohort_size} users a round, each at most {participation.participations} times and "
+                f"{len(nodes)} users are there after {self.patience:.0f} s, and {self.expected_users} are expected{refused}. "
+                f"With {self.cohort_size} users a round, each at most {participation.participations} times and "
                 f"{participation.min_separation} rounds apart, the {participation.rounds} rounds need "
                 f"{users_needed(participation, self.cohort_size)} users: lower cohort_size or the plan's min_separation, or say "
                 "expected_users to begin with fewer, if others join later"
@@ -399,9 +411,26 @@ class CorrelatedNoise(Strategy):
             history,
             self._roster.silent,
             sum(self._roster.refused.values()),
+            self.over_budget,
         )
         self._ledger.skip(round, "too few users that may take part were reachable")
         return None
+
+    def _within_budget(self, nodes: Mapping[str, int]) -> Mapping[str, int]:
+        """Those of the users that the joint budget admits. That depends on earlier ledgers alone, never on what is drawn."""
+        refused = nodes.keys() & self._refused
+        self.over_budget = len(refused)
+        if refused and self._budget is not None and not self._told_budget:
+            self._told_budget = True
+            log(
+                WARNING,
+                "fedcgd: %d users that are there are refused: the earlier runs they were in, and this plan, cost more than the "
+                "joint budget of ε = %g at δ = %g. Plan a smaller ε for this run, raise the budget, or find other users",
+                len(refused),
+                self._budget.epsilon,
+                self._budget.delta,
+            )
+        return {user: node for user, node in nodes.items() if user not in refused} if refused else nodes
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
