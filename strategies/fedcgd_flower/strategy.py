@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
 from fedcgd.keys import NoiseKey
-from fedcgd.ledger import Ledger, Run
+from fedcgd.ledger import JointBudget, Ledger, Run
 from fedcgd.noise.quantisation import Grid as IntegerGrid
 from fedcgd.noise.quantisation import Integers
 from fedcgd.noise.source import NoiseSource, grid_of, grid_source
@@ -26,6 +26,7 @@ from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
+from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation, needed
 from fedcgd_flower.inner import check_inner, inner_config, inner_step, planned_cohort
 from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten, view
 from fedcgd_flower.messages import (
@@ -82,6 +83,7 @@ class CorrelatedNoise(Strategy):
       it is only the divisor: the expected number of users a round.
     - `key`: all noise and all secret choices come from it. `NoiseKey.simulation(seed)` makes runs repeatable and not private.
     - `ledger`: the file that records the run, and from which the same run goes on after a crash; in memory by default.
+    - `budget`: what this run and earlier ones may cost each user together; whoever has too little left is refused.
     - `identity`: "declared" (a node lists its users) or "authenticated" (a node is one user, its registered name). A user whom a
       registered node has declared belongs to that node for the whole run.
     - `hosts`: user → registered name of the only node that may declare it; no other user takes part.
@@ -95,6 +97,7 @@ class CorrelatedNoise(Strategy):
       along to the nodes and into the result unchanged.
     - `batch_norm`: running statistics are refused, "private" (clipped and noised like parameters) or "fixed" (left as they are).
     - `adaptive_clipping`: the clip norm follows a quantile of the users' norms, beginning with the plan's; ε stays what it is.
+    - `evaluation`: users also evaluate released models on their data, as noised sums with a budget of their own.
     - `forward_client_metrics`: also evaluate on clients as the inner strategy does, and return the averages. They are not
       differentially private: ε no longer covers what the run tells.
 
@@ -115,6 +118,7 @@ class CorrelatedNoise(Strategy):
         key: NoiseKey,
         ledger: Path | str | None = None,
         cohort_size: int | None = None,
+        budget: JointBudget | None = None,
         identity: Identity = "declared",
         hosts: Mapping[str, str] | None = None,
         trusted_nodes: bool = False,
@@ -124,6 +128,7 @@ class CorrelatedNoise(Strategy):
         trainable: Collection[str] | None = None,
         batch_norm: BatchNorm = "refuse",
         adaptive_clipping: AdaptiveClipping | None = None,
+        evaluation: PrivateEvaluation | None = None,
         forward_client_metrics: bool = False,
     ) -> None:
         self.inner = check_inner(inner)
@@ -151,6 +156,13 @@ class CorrelatedNoise(Strategy):
             )
         if adaptive_clipping is not None and not isinstance(adaptive_clipping, AdaptiveClipping):
             raise TypeError(f"adaptive_clipping must be an AdaptiveClipping(…) or None, got {adaptive_clipping!r}")
+        if evaluation is not None:
+            if not isinstance(evaluation, PrivateEvaluation):
+                raise TypeError(f"evaluation must be a PrivateEvaluation(…) or None, got {evaluation!r}")
+            if forward_client_metrics:
+                raise ValueError("evaluation= is private and forward_client_metrics=True is not: choose one")
+            needed(evaluation, plan.participation.rounds)
+        self.evaluation = evaluation
         self.plan = plan
         self.adaptive_clipping = adaptive_clipping
         self.clip_norm = plan.clip_norm
@@ -170,14 +182,21 @@ class CorrelatedNoise(Strategy):
         self.forward_client_metrics = forward_client_metrics
         self.dropped: Counter[Cause] = Counter()
         """Replies dropped so far, by cause, and users that nodes left out. It tells about users: for the operator's eyes only."""
+        self.over_budget = 0
+        """How many of the users that are there may not take part, because earlier runs have used up the joint budget."""
+        self._budget = budget
+        self._refused: frozenset[str] = frozenset()
+        self._told_budget = False
         self._identity: Identity = identity
         self._hosts = hosts
-        self._registered_only = sampled and not trusted_nodes and not key.simulated
+        secret = sampled or (evaluation is not None and evaluation.plan.participation.sampling != "none")
+        self._registered_only = secret and not trusted_nodes and not key.simulated
         self._key = key
         self._ledger_path = None if ledger is None else Path(ledger)
         self._settings = inner_state.settings(inner)
         self._inner_state = inner_state.save(inner)
         self._opened: tuple[Ledger, Roster] | None = None
+        self._evaluator: Evaluator | None = None
         self._noise: NoiseSource | None = None
         self._nonces: list[int] = []
         self._asked: _Asked | None = None
@@ -207,10 +226,23 @@ class CorrelatedNoise(Strategy):
         if self.adaptive_clipping is not None:
             configuration["adaptive_clipping"] = self.adaptive_clipping.to_description()
         path = ":memory:" if self._ledger_path is None else self._ledger_path
+        if self._budget is not None:
+            admission = self._budget.admission(self.plan, key=self._key, ledger=path)
+            self._refused = admission.refused
+            configuration |= admission.configuration
         ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self._key)
         try:
             self._opened = ledger, Roster(self._identity, ledger.pin, self._hosts, self._registered_only)
             self._load(ledger.resume())
+            if self.evaluation is not None:
+                self._evaluator = Evaluator(
+                    self.evaluation,
+                    training=self.plan,
+                    cohort_size=self.cohort_size,
+                    key=self._key,
+                    path=self._ledger_path,
+                    training_stream=ledger.stream_id,
+                )
         except BaseException:
             self.close()
             raise
@@ -218,8 +250,13 @@ class CorrelatedNoise(Strategy):
     def close(self) -> None:
         """Close the ledger, if it is open."""
         opened, self._opened, self._noise, self._asked = self._opened, None, None, None
-        if opened is not None:
-            opened[0].close()
+        evaluator, self._evaluator = self._evaluator, None
+        try:
+            if opened is not None:
+                opened[0].close()
+        finally:
+            if evaluator is not None:
+                evaluator.close()
 
     def _load(self, run: Run) -> None:
         """Stand where the ledger says."""
@@ -268,6 +305,11 @@ class CorrelatedNoise(Strategy):
             INFO,
             "\t│\t└── ε so far, in the rounds below, holds if nobody looks at a released model to decide when the run ends",
         )
+        if self._evaluator is not None:
+            log(INFO, "\t├──> fedcgd: %s", self._evaluator.summary())
+            noise = self._evaluator.settings.noise(self._evaluator.cohort_size)
+            told = ", ".join(f"{name} ± {stddev:.2g}" for name, stddev in noise.items())
+            log(INFO, "\t│\t└── %d users an evaluation; noise: %s", self._evaluator.cohort_size, told)
         log(INFO, "\t├──> Inner strategy (its fractions and numbers of nodes for training are not used):")
         self.inner.summary()
 
@@ -337,7 +379,7 @@ class CorrelatedNoise(Strategy):
         participation, key = self.plan.participation, self._key.choices_of(self._ledger.stream_id)
         sampled = participation.sampling != "none"  # then who takes part is drawn, and stays as it was drawn
         while True:
-            nodes = self._roster.refresh(grid)
+            nodes = self._within_budget(self._roster.refresh(grid))
             history = self._ledger.history(list(nodes))
             enough = round > 0 or len(nodes) >= self.expected_users
             # Whoever was asked twice in this very round, in vain, is replaced if others can be spared.
@@ -353,9 +395,10 @@ class CorrelatedNoise(Strategy):
                 break
             time.sleep(min(_POLL, self.patience))
         if not enough:
+            refused = f"; {self.over_budget} more have no budget left after earlier runs" * bool(self.over_budget)
             raise ValueError(
-                f"{len(nodes)} users are there after {self.patience:.0f} s, and {self.expected_users} are expected. With "
-                f"{self.cohort_size} users a round, each at most {participation.participations} times and "
+                f"{len(nodes)} users are there after {self.patience:.0f} s, and {self.expected_users} are expected{refused}. "
+                f"With {self.cohort_size} users a round, each at most {participation.participations} times and "
                 f"{participation.min_separation} rounds apart, the {participation.rounds} rounds need "
                 f"{users_needed(participation, self.cohort_size)} users: lower cohort_size or the plan's min_separation, or say "
                 "expected_users to begin with fewer, if others join later"
@@ -368,9 +411,26 @@ class CorrelatedNoise(Strategy):
             history,
             self._roster.silent,
             sum(self._roster.refused.values()),
+            self.over_budget,
         )
         self._ledger.skip(round, "too few users that may take part were reachable")
         return None
+
+    def _within_budget(self, nodes: Mapping[str, int]) -> Mapping[str, int]:
+        """Those of the users that the joint budget admits. That depends on earlier ledgers alone, never on what is drawn."""
+        refused = nodes.keys() & self._refused
+        self.over_budget = len(refused)
+        if refused and self._budget is not None and not self._told_budget:
+            self._told_budget = True
+            log(
+                WARNING,
+                "fedcgd: %d users that are there are refused: the earlier runs they were in, and this plan, cost more than the "
+                "joint budget of ε = %g at δ = %g. Plan a smaller ε for this run, raise the budget, or find other users",
+                len(refused),
+                self._budget.epsilon,
+                self._budget.delta,
+            )
+        return {user: node for user, node in nodes.items() if user not in refused} if refused else nodes
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -535,6 +595,7 @@ class CorrelatedNoise(Strategy):
             self._evaluate(result, evaluate_fn)
             if self._report.evaluated:
                 log(INFO, "Release %d: %s", self.releases, self._report.evaluated[0])
+        self._evaluate_privately(result, grid, evaluate_config, timeout)  # if the server died before it could
         asked_for_less = num_rounds is not None and num_rounds < result.planned - result.released
         tries = failures = 0
         failure = ""
@@ -543,6 +604,7 @@ class CorrelatedNoise(Strategy):
             try:
                 released = self._try_round(result, grid, timeout, train_config)
                 if released:
+                    self._evaluate_privately(result, grid, evaluate_config, timeout)
                     self._evaluate_on_clients(result, grid, evaluate_config, timeout)
                     if evaluate_fn is not None:
                         self._evaluate(result, evaluate_fn)
@@ -561,6 +623,8 @@ class CorrelatedNoise(Strategy):
             result.planned,
         )
         log(INFO, "\t└── %s", epsilon_text(self.plan, result.released))
+        if self._evaluator is not None:
+            log(INFO, "\t└── %s", self._evaluator.summary())
         if not result.complete:
             log(WARNING, "fedcgd: the run ended before its plan: %s", result.stopped)
             if not asked_for_less:
@@ -585,6 +649,8 @@ class CorrelatedNoise(Strategy):
         result = RunResult(initial_arrays, planned=self.plan.participation.rounds, released=self.releases)
         for kind, metrics in self._kinds(result).items():
             metrics |= {release: MetricRecord(kept) for release, kept in self._ledger.metrics(kind).items()}
+        if self._evaluator is not None:
+            result.evaluate_metrics_clientapp |= self._evaluator.released()
         if run.model is None:
             return result
         layout = self._layout(initial_arrays)
@@ -622,3 +688,19 @@ class CorrelatedNoise(Strategy):
             return
         replies = [reply for reply in send_and_receive(grid, messages, timeout) if reply is not None]
         self._keep("evaluate on clients", result, self.aggregate_evaluate(self.releases, replies))
+
+    def _evaluate_privately(self, result: RunResult, grid: Grid, config: ConfigRecord | None, timeout: float) -> None:
+        """Have users evaluate the last released model, if that is due and not done."""
+        evaluator, release = self._evaluator, self.releases
+        if evaluator is None or release in evaluator.released():
+            return
+        if not evaluator.settings.is_due(release, result.planned):
+            return
+        layout = self._layout(result.arrays)
+        wanted = ConfigRecord({} if config is None else dict(config))
+        wanted["server-round"] = release
+        nodes = self._roster.refresh(grid)
+        measured = evaluator.evaluate(release, flatten(result.arrays, layout), layout, wanted, grid, nodes, timeout)
+        if measured is not None:
+            result.evaluate_metrics_clientapp[release] = measured
+            self._report.evaluated.append(metrics_text("evaluate on users, private", measured))
