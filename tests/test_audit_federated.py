@@ -72,8 +72,8 @@ def test_the_honest_run_passes_and_says_something(mechanism: Mechanism) -> None:
 
 
 def test_clipping_left_out_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unclipped(trained, model, *, clip_norm, grid):
-        return clipped_update(trained, model, clip_norm=1e6, grid=grid)
+    def unclipped(trained, model, *, clip_norm, **others):
+        return clipped_update(trained, model, clip_norm=1e6, **others)
 
     monkeypatch.setattr("fedcgd_flower.pool.clipped_update", unclipped)
     assert not run(LambdaCGD(0.8), 8.0)[0].passed

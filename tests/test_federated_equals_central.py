@@ -23,7 +23,7 @@ from fedcgd_simulations.tasks import get_task
 
 KEY = NoiseKey.simulation(3)
 ROUNDS, COHORT, LEARNING_RATE = 20, 60, 2.0
-RUN_CONFIG = {"task": "digits", "model": "", "data-dir": ""}
+RUN_CONFIG = {"task": "digits", "model": "", "data-dir": "", "users": "examples", "local-epochs": 0, "seed": 0}
 
 PARTICIPATIONS = {
     "none": Participation(rounds=ROUNDS, min_separation=10),

@@ -9,13 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcgd.noise.quantisation import Grid
-from fedcgd_flower.layout import Layout, flatten, layout_of, unflatten
+from fedcgd_flower.layout import Layout, array_of, flatten, layout_of, unflatten, view
 from fedcgd_flower.messages import (
     NodeSum,
     TrainTask,
+    model_records,
     read_train_message,
     read_train_reply,
     read_users_reply,
+    sum_of,
     train_message,
     train_reply,
     users_query,
@@ -55,7 +57,7 @@ def test_honest_reply_is_read_as_sent() -> None:
     result = read_train_reply(train_reply(request(), TASK, update, 2), TASK)
     assert isinstance(result, NodeSum)
     assert result.answered == 2
-    assert result.update.dtype == np.int64
+    assert result.update.dtype == TASK.dtype  # as it came: sums of them have 64 bits
     np.testing.assert_array_equal(result.update, update)
 
 
@@ -98,6 +100,58 @@ def test_enormous_norm_is_clipped_to_users_times_clip_norm() -> None:
         result = read_train_reply(reply_with(np.full(5, value, np.int32)), TASK)
         assert isinstance(result, NodeSum)
         assert 2 * 0.5 * (1 - 1e-5) < 2.0**-20 * np.linalg.norm(result.update) <= 2 * 0.5
+
+
+def test_norms_are_taken_over_all_of_a_long_sum() -> None:
+    size = 2 * 2**16 + 7  # more than is worked on at once
+    task = replace(TASK, layout=Layout(("w",), ((size,),), ("float32",)))
+    largest = 2**20  # steps: users · clip norm
+    for place in (0, 2**16, size - 1):
+        update = np.zeros(size, np.int32)
+        update[place] = largest - 1  # as near as an honest sum comes
+        result = read_train_reply(reply_with(update), task)
+        assert isinstance(result, NodeSum)
+        np.testing.assert_array_equal(result.update, update)
+        update[place] = largest + 1
+        result = read_train_reply(reply_with(update), task)
+        assert isinstance(result, NodeSum)
+        assert largest * (1 - 1e-5) < np.linalg.norm(result.update) <= largest
+
+
+def test_64_bit_sums_whose_squares_overflow_integers_are_clipped() -> None:
+    fine = replace(TASK, grid=Grid(2.0**-40))
+    for value in (2**63 - 1, -(2**63), 2**32):  # the last one's square is 2⁶⁴, which is 0 in 64 bits
+        update = np.full(5, value)
+        result = read_train_reply(reply_with(update), replace(fine, clip_norm=2.0**-10))
+        assert isinstance(result, NodeSum)
+        assert 2.0**-40 * np.linalg.norm(result.update.astype(float)) <= 2 * 2.0**-10
+
+
+def test_sums_are_exact() -> None:
+    generator = np.random.default_rng(1)
+    size = 2**16 + 3
+    updates = [
+        generator.integers(-(2**31), 2**31, size).astype(dtype) for dtype in (np.int32, np.int64, np.int32, np.int32)
+    ]
+    total = sum_of(updates, size)
+    assert total.dtype == np.int64
+    np.testing.assert_array_equal(total, sum(update.astype(np.int64) for update in updates))
+    np.testing.assert_array_equal(sum_of([], 3), [0, 0, 0])
+
+
+def test_the_requests_of_all_nodes_share_one_copy_of_the_model() -> None:
+    records = model_records(np.arange(5, dtype=np.float32), LAYOUT)
+    messages = [train_message(node, records, ConfigRecord(), TASK) for node in (1, 2)]
+    first, second = (message.content["model"]["flat"].data for message in messages)
+    assert first is second
+    model, _, _ = read_train_message(messages[1])
+    np.testing.assert_array_equal(model, np.arange(5))
+
+
+@pytest.mark.parametrize("value", [np.zeros((0, 3), np.float32), np.array(2.5), np.eye(3)[:, ::2], np.eye(2).T])
+def test_arrays_are_written_as_flower_writes_them(value: np.ndarray) -> None:
+    assert array_of(value) == Array(value)
+    np.testing.assert_array_equal(view(array_of(value)), value)
 
 
 @pytest.mark.parametrize(

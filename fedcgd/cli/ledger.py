@@ -66,6 +66,14 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
     else:
         console.print(f"whole run, as planned: {verification.whole}{_simulated(verification)}", soft_wrap=True)
         console.print(f"released so far: {verification.guarantee or 'nothing is released'}", soft_wrap=True)
+        if verification.budget is not None:
+            earlier = verification.budget["after"]
+            streams = f" (streams {', '.join(earlier)})" if earlier else ""
+            console.print(
+                f"joint budget: ε ≤ {verification.budget['epsilon']:g} at δ = {verification.budget['delta']:g} for each user, "
+                f"together with {len(earlier)} earlier runs{streams}; fedcgd ledger compose with their ledgers checks it",
+                soft_wrap=True,
+            )
         for problem in verification.problems:
             console.print(f"[bold red]Problem:[/bold red] {escape(problem)}", soft_wrap=True)
         if not verification.problems:
@@ -94,13 +102,14 @@ def compose(
     """Say what several runs cost together each user who was in them; users are the same if their ids are.
 
     Whoever was asked in a run is given that run's whole bound; under a secret sampling everybody is counted as in the run.
-    Exit code 1 if a ledger contradicts itself.
+    Exit code 1 if a ledger contradicts itself or the joint budget that it was begun with.
 
     Example: fedcgd ledger compose A.db B.db
     """
     with explained_errors(), status(json):
         found = ledger.joint(paths, delta=delta, user=user)
         problems = [f"{path}: {problem}" for path in paths for problem in ledger.verify(path).problems]
+        problems += found.problems
     if json:
         print_json(found.to_description() | {"problems": problems})
     else:
@@ -124,15 +133,28 @@ def compose(
 
 @app.command()
 def model(
-    path: LedgerArgument, target: Annotated[Path, typer.Argument(help="Where to: .npz or .safetensors.")]
+    path: LedgerArgument,
+    target: Annotated[Path, typer.Argument(help="Where to: .npz or .safetensors.")],
+    carried: Annotated[
+        Path | None, typer.Option(help="The model that the run began with, for its arrays that were not trained.")
+    ] = None,
 ) -> None:
-    """Write the last released model, before or after the run is sealed: the trained arrays, by name.
+    """Write the last released model, before or after the run is sealed, by name: the arrays that the run trained, and no others.
 
-    Example: fedcgd ledger model run.db model.npz
+    Counters, frozen layers and statistics that stayed as they were are not in the ledger. With --carried they come from the file
+    (.npz or .safetensors) of the model that the run began with, and the whole model is written.
+
+    Example: fedcgd ledger model run.db model.npz --carried initial.npz
     """
     with explained_errors():
-        count = ledger.save_model(path, target)
-    console.print(f"{count} arrays are in {target}", soft_wrap=True)
+        count = ledger.save_model(path, target, carried=carried)
+    console.print(
+        f"{count} arrays are in {target}, those that were not trained as they are in {carried}"
+        if carried
+        else f"{count} trained arrays are in {target}. Arrays that were not trained (counters, frozen layers, fixed statistics) "
+        "are not in a ledger; --carried takes them from the model that the run began with",
+        soft_wrap=True,
+    )
 
 
 @app.command()

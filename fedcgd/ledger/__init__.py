@@ -22,21 +22,26 @@ and so a noise of its own. Opening also shuts out any older
 process that still has the file open. `Ledger.open(":memory:", …)` keeps the same record without a file, for simulations.
 
 `verify` re-derives ε from the records alone, `export` gives them as JSON-able values, `joint` says what several runs cost
-together, `released_model` gives the last model, `seal` ends a run and deletes its key.
+together, `JointBudget` keeps each user within an ε for several runs, `released_model` gives the last model, `seal` ends a run
+and deletes its key.
 Nothing here holds the key, and whoever reads the file learns who took part when: it is for the server's operator only.
 """
 
+from fedcgd.ledger.budget import Admission, JointBudget
 from fedcgd.ledger.joint import JointRecord, UserGroup, joint
-from fedcgd.ledger.model import released_model, save_model
+from fedcgd.ledger.model import completed, released_model, save_model
 from fedcgd.ledger.records import Verification, export, verify
 from fedcgd.ledger.run import Ledger, Run, seal
 
 __all__ = [
+    "Admission",
+    "JointBudget",
     "JointRecord",
     "Ledger",
     "Run",
     "UserGroup",
     "Verification",
+    "completed",
     "export",
     "joint",
     "released_model",

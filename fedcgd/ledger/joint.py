@@ -1,15 +1,13 @@
 """What several recorded runs cost the people who were in them, together."""
 
-import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcgd.accounting import JointGuarantee, PastRun, compose
-from fedcgd.ledger.store import reader
-from fedcgd.plan import Plan
+from fedcgd.accounting import JointGuarantee
+from fedcgd.ledger.recorded import Together, recorded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +30,8 @@ class JointRecord:
     """The largest planned ε first."""
     samplings: tuple[str, ...]
     simulated: bool
+    problems: tuple[str, ...] = ()
+    """Where the runs contradict the joint budgets that they were begun with."""
 
     @property
     def worst(self) -> UserGroup:
@@ -43,35 +43,25 @@ class JointRecord:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class _Recorded:
-    name: str
-    plan: Plan
-    released: int
-    users: frozenset[str]
-    simulated: bool
-
-
 def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None = None) -> JointRecord:
     """The joint ε of the runs at `paths` for every user in them, or for one `user`; adjacency is add or remove one user.
 
     Users are the same if their ids are. Whoever was asked in a run is given that run's whole bound, however often it took part:
     how often depends on who was available, which may depend on data. With a secret sampling a user that was never drawn is also
-    counted as in the run, for every user of any of the ledgers might have been drawn. `delta` is by default that of the plans.
+    counted as in the run, for every user of any of the ledgers might have been drawn, unless the run's budget refused it.
+    Simulations of one seed share their secret choices, and count as if those were known. `delta` is by default that of the plans.
     Raises ValueError if the plans have different δ and none is given, if one run is named twice, if nothing is recorded, and for
     what is no ledger.
     """
-    runs = _recorded(paths)
+    together = Together(recorded(paths))
+    runs = together.runs
     deltas = {run.plan.delta for run in runs}
     if delta is None and len(deltas) > 1:
         raise ValueError(f"the runs have different δ ({', '.join(f'{d:g}' for d in sorted(deltas))}); give one for all")
     everybody = frozenset().union(*(run.users for run in runs)) if user is None else frozenset({user})
     if user is not None and not any(user in run.users for run in runs):
         raise ValueError(f"no run has a user {user!r}")
-    members = Counter(
-        tuple(i for i, run in enumerate(runs) if one in run.users or run.plan.participation.sampling != "none")
-        for one in everybody
-    )
+    members = Counter(together.of(one) for one in everybody)
     if not members:
         raise ValueError("no users are on record: nobody was asked in any of the runs")
     target = delta if delta is not None else deltas.pop()
@@ -79,38 +69,34 @@ def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None
         UserGroup(
             ledgers=tuple(runs[i].name for i in inside),
             users=count,
-            planned=compose([_past(runs[i], None) for i in inside], delta=target),
-            released=compose([_past(runs[i], runs[i].released) for i in inside], delta=target),
+            planned=together.guarantee(inside, target),
+            released=together.guarantee(inside, target, released=True),
         )
-        for inside, count in members.items()
+        for inside, count in sorted(members.items())
     ]
     return JointRecord(
         groups=tuple(sorted(groups, key=lambda group: -group.planned.epsilon)),
         samplings=tuple(str(run.plan.participation.sampling) for run in runs),
         simulated=any(run.simulated for run in runs),
+        problems=tuple(_budget_problems(together, members)),
     )
 
 
-def _past(run: _Recorded, released: int | None) -> PastRun:
-    past = PastRun(
-        mechanism=run.plan.mechanism,
-        participation=run.plan.participation,
-        noise_multiplier=run.plan.noise_multiplier,
-    )
-    return past if released is None else replace(past, released=released)
-
-
-def _recorded(paths: Sequence[Path]) -> list[_Recorded]:
-    runs: list[_Recorded] = []
-    streams: dict[str, Path] = {}
-    for path in paths:
-        with reader(path) as connection:
-            text, stream_id, simulated = connection.execute("SELECT plan, stream_id, simulated FROM run").fetchone()
-            (released,) = connection.execute("SELECT count(*) FROM attempts WHERE state = 'released'").fetchone()
-            users = frozenset(user for (user,) in connection.execute("SELECT user FROM users"))
-        if stream_id and stream_id in streams:
-            raise ValueError(f"{path} and {streams[stream_id]} are ledgers of one run; give its latest, once")
-        streams[stream_id] = path
-        plan = Plan.from_description(json.loads(text))
-        runs.append(_Recorded(str(path), plan, min(released, plan.participation.rounds), users, bool(simulated)))
-    return runs
+def _budget_problems(together: Together, members: Mapping[tuple[int, ...], int]) -> list[str]:
+    """What contradicts the budgets that runs were begun with."""
+    found = []
+    for i, run in enumerate(together.runs):
+        if missing := together.missing(i):
+            found.append(
+                f"{run.name} counted {len(missing)} earlier runs whose ledgers are not given (streams {', '.join(missing)}): "
+                "what follows is without them"
+            )
+        epsilon = 0.0 if run.budget is None else run.budget["epsilon"]
+        beyond = sum(
+            count
+            for inside, count in members.items()
+            if i in inside and not together.admits(i, inside[: inside.index(i)])
+        )
+        if beyond:
+            found.append(f"{beyond} users are in {run.name} beyond its joint budget of ε = {epsilon:g}")
+    return found

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedcgd.accounting import Guarantee
+from fedcgd.ledger.recorded import BUDGET
 from fedcgd.ledger.store import reader, sha256, unpack_ids
 from fedcgd.plan import Plan
 
@@ -26,6 +27,9 @@ class Verification:
     simulated: bool
     """The key came from a simulation seed: the run is not private, whatever ε says."""
     problems: tuple[str, ...]
+    budget: dict[str, Any] | None = None
+    """The joint ε and δ that the run was begun with, and under `after` the plans of the earlier runs that it counts, by their
+    streams. Who was in those, their ledgers say: `joint` of them all checks the budget."""
 
 
 def verify(path: Path | str) -> Verification:
@@ -62,6 +66,7 @@ def verify(path: Path | str) -> Verification:
         if without:
             problems.append(f"{without} released rounds have no nonce, and so no noise")
         problems += _participation_problems(connection, plan)
+        budget = json.loads(configuration).get(BUDGET)
     within = min(released, plan.participation.rounds)
     return Verification(
         released=released,
@@ -70,6 +75,7 @@ def verify(path: Path | str) -> Verification:
         guarantee=plan.guarantee(released=within) if within else None,
         simulated=bool(simulated),
         problems=tuple(problems),
+        budget=budget,
     )
 
 

@@ -88,9 +88,10 @@ class Grid:
             )
         return steps.astype(np.int64)
 
-    def from_steps(self, total: Integers) -> NDArray[np.float64]:
+    def from_steps(self, total: NDArray[np.signedinteger[Any]]) -> NDArray[np.float64]:
         """step · `total`, float64. A function of what is released, so its rounding costs no privacy."""
-        return np.multiply(total, self.step, dtype=np.float64)
+        values: NDArray[np.float64] = np.multiply(total, self.step, dtype=np.float64)
+        return values
 
 
 def add_noise(

@@ -12,13 +12,22 @@ from opacus.data_loader import wrap_collate_with_empty
 from opacus.grad_sample import AbstractGradSampleModule, get_gsm_class
 from opacus.optimizers import DPOptimizer
 from torch import nn, optim
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
 
 from fedcgd.gradients import refuse_batch_statistics
 from fedcgd.keys import NoiseKey
 from fedcgd.noise.source import NoiseMode
 from fedcgd.opacus.batches import RoundBatches, RoundLoader
 from fedcgd.opacus.ghost import GhostHooks, GhostLoss, GhostModule
+from fedcgd.opacus.independence import Independence
 from fedcgd.opacus.optimizer import CorrelatedOptimizer, RoundNoise
 from fedcgd.opacus.rounds import Rounds
 from fedcgd.participation import Participation, Sampling
@@ -45,8 +54,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     them once.
 
     Guarantee: a step releases, once, the gradients of exactly the examples that the loader gave out for its round, each clipped
-    to the plan's norm over exactly the parameters that move (see `Rounds` and `fedcgd.opacus.clipping`); anything else raises
-    before noise is drawn. Batches are divided by their expected size. `get_epsilon` and `save_checkpoint` work as in Opacus.
+    to the plan's norm over exactly the parameters that move (see `Rounds` and `fedcgd.opacus.clipping`); anything else that it
+    can see raises before noise is drawn. It cannot see whether the loss of an example depends on others (docs/central.md lists
+    what is up to the program). Batches are divided by their expected size. `get_epsilon` and `save_checkpoint` are as in Opacus.
     """
 
     def __init__(self, key: NoiseKey) -> None:
@@ -104,7 +114,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             noise=made_noise,
             expected_batch_size=examples / steps,
             loss_reduction=loss_reduction,
+            expanded=wrapped if grad_sample_mode == "ew" else None,
         )
+        Independence(inner, wrapped if grad_sample_mode == "ew" else inner, batch_first)
         loader = self._loader(
             data_loader, RoundBatches(plan.participation, examples, steps, self._choices, rounds), batch_first
         )
@@ -275,7 +287,33 @@ def _check_loader(data_loader: DataLoader[Any]) -> tuple[int, int]:
             "from the whole data set: give it a plain DataLoader, over a torch.utils.data.Subset if not all examples shall be "
             "used"
         )
+    repeated = _repeated(data_loader.dataset)
+    if repeated:
+        raise ValueError(
+            f"the data set has example {repeated[0]} and {len(repeated) - 1} others more than once (a Subset with repeated "
+            "indices, or the same data set twice in a ConcatDataset): ε counts an example once in its round. To weigh examples, "
+            "weigh their losses"
+        )
     return len(data_loader.dataset), len(data_loader)  # type: ignore[arg-type]
+
+
+def _repeated(dataset: Any) -> list[int]:
+    """Which examples of `dataset` are one example of the data sets that it was made from, again."""
+    if not isinstance(dataset, Subset | ConcatDataset):
+        return []
+    origins = _origins(dataset)
+    last = {origin: i for i, origin in enumerate(origins)}
+    return [i for i, origin in enumerate(origins) if last[origin] != i]  # the earlier ones
+
+
+def _origins(dataset: Any) -> list[tuple[int, int]]:
+    """For each example: (which data set without parts, its index there)."""
+    if isinstance(dataset, ConcatDataset):
+        return [origin for part in dataset.datasets for origin in _origins(part)]
+    if isinstance(dataset, Subset):
+        whole = _origins(dataset.dataset)
+        return [whole[int(i)] for i in dataset.indices]
+    return [(id(dataset), i) for i in range(len(dataset))]
 
 
 def _check_fits(participation: Participation, steps: int) -> None:
@@ -325,6 +363,10 @@ def _check_module(module: nn.Module, optimizer: optim.Optimizer) -> None:
         raise ValueError("no parameter of the optimizer needs a gradient: there is nothing to train")
     if len({p.device for p in moving}) > 1:
         raise ValueError("the parameters must all be on one device")
+    if isinstance(optimizer, optim.LBFGS):
+        raise TypeError(
+            "LBFGS computes gradients several times a step, and a round is released once; take another optimizer"
+        )
     refuse_batch_statistics(module)
     for name, layer in module.named_modules():
         if getattr(layer, "max_norm", None) is not None:

@@ -93,7 +93,9 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         noise: RoundNoise,
         expected_batch_size: float,
         loss_reduction: str,
+        expanded: nn.Module | None = None,
     ) -> None:
+        """`module` is the model itself; `expanded` is what makes its weights expanded ones, if anything does."""
         self._rounds = rounds
         self._noise = noise
         self._module = module
@@ -112,8 +114,16 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         # One for all rounds: a fresh one costs as much as the additions to it.
         size = sum(p.numel() for p in self._moving)
         self._sum = torch.zeros(size, dtype=torch.float64, device=self._moving[0].device)
-        self._guard = optimizer.register_step_pre_hook(self._only_after_a_release)
-        rounds.on_hand_out = self._forget
+        self._handles: list[Any] = [
+            optimizer.register_step_pre_hook(self._only_after_a_release),
+            *(p.register_post_accumulate_grad_hook(_forget_raw_gradient) for p in self._moving),
+        ]
+        if expanded is not None:
+            self._handles.append(expanded.register_forward_pre_hook(self._check_rows))
+        self._rows: int | None = None
+        """With expanded weights: of how many rows the forward passes since the last step were."""
+        self._before: dict[str, tuple[int, int | None]] = {}
+        rounds.on_hand_out = self._begin
 
     @property
     def max_grad_norm(self) -> float:
@@ -178,15 +188,36 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         finally:
             self._released = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "the private optimizer cannot be copied or pickled: two copies would release the round under way twice. Use the "
+            "engine's save_checkpoint, or state_dict"
+        )
+
     def retire(self) -> None:
         """Leave the wrapped optimizer to another engine; this one makes no more steps."""
-        self._guard.remove()
+        for handle in self._handles:
+            handle.remove()
         self._rounds.on_hand_out = None
         self._known = ()
+
+    def _check_rows(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """A pre-hook for modules with expanded weights, which add all gradients since the last step up: raises for another
+        number of rows, which would be added to rows of other examples (one row to all)."""
+        if not torch.is_grad_enabled():
+            return
+        rows = len(inputs[0])
+        if self._rows not in (None, rows):
+            raise RuntimeError(
+                f"a forward pass of {rows} rows after one of {self._rows} since the last step: grad_sample_mode 'ew' adds up the "
+                "gradients of all of them, row by row. Use grad_sample_mode 'hooks', or rows of the same examples in each pass"
+            )
+        self._rows = rows
 
     def _clip(self) -> None:
         """Use up the gradients of the backward passes since the last step."""
         flight = self._rounds.flight
+        self._rows = None
         passes = [_passes(p) for p in self._moving]
         for p in self._moving:
             p.grad_sample = None
@@ -243,6 +274,15 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 "replaced, or added since): the clip norm would not cover what moves. Prepare them before make_private; for "
                 "a later phase of training make another engine"
             )
+        after = self._versions()
+        changed = [name for name in after if after[name] != self._before.get(name)]
+        if changed:
+            raise RuntimeError(
+                f"{changed[0]!r} and {len(changed) - 1} other parameters and buffers of the module have changed since the loader "
+                "handed out the batch: what a forward pass (running statistics) or another optimizer writes into them is not "
+                "clipped and has no noise. Leave them alone between batch and step; a buffer that is not to be saved with the "
+                "model can be registered with persistent=False"
+            )
 
     def _only_after_a_release(self, *_: Any) -> None:
         if not self._released:
@@ -250,6 +290,21 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 "the optimizer that was made private cannot step by itself: its gradients are not clipped and have no noise; "
                 "call step of the optimizer that the engine returned"
             )
+
+    def _versions(self) -> dict[str, tuple[int, int | None]]:
+        """What changes whenever a parameter, or a buffer that is saved with the model, is replaced or written."""
+        tensors = dict(self._module.named_parameters())
+        for prefix, layer in self._module.named_modules():
+            for name, buffer in layer._buffers.items():
+                if buffer is not None and name not in layer._non_persistent_buffers_set:
+                    tensors[f"{prefix}.{name}" if prefix else name] = buffer
+        return {name: (id(t), None if t.is_inference() else t._version) for name, t in tensors.items()}
+
+    def _begin(self) -> None:
+        """Make the module ready for a round's batch."""
+        self._forget()
+        self._rows = None
+        self._before = self._versions()
 
     def _forget(self) -> None:
         """Remove what an interrupted forward or backward pass has left in the module, as if it had never begun."""
@@ -262,6 +317,12 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             p._forward_counter = 0
             if hasattr(p, "_current_grad_sample"):
                 del p._current_grad_sample
+
+
+def _forget_raw_gradient(p: Any) -> None:
+    """After a backward pass: whatever optimizer takes the sum of the unclipped gradients finds zero, while `p` is private."""
+    if hasattr(p, "grad_sample") and p.grad is not None:
+        p.grad.zero_()
 
 
 def _passes(p: Any) -> list[Rows]:

@@ -81,9 +81,10 @@ class Rounds:
                 "optimizer step for each batch (an empty or spoilt batch too); with BatchMemoryManager use num_workers=0. To "
                 f"accumulate gradients over batches, take larger batches and BatchMemoryManager. To go on, {_AGAIN}"
             )
-        self._flight = Flight(examples)
+        self._flight = None  # while what an interrupted round has left is cleared away
         if self.on_hand_out is not None:
             self.on_hand_out()
+        self._flight = Flight(examples)
 
     @property
     def flight(self) -> Flight:

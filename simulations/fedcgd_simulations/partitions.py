@@ -3,7 +3,34 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedcgd_simulations.task import Examples
+
 Indices = NDArray[np.intp]
+
+FORMS = "'examples', 'iid:USERS', 'dirichlet:CONCENTRATION:USERS' or 'natural'"
+
+
+def partition(form: str, examples: Examples, *, seed: int) -> list[Indices]:
+    """The examples of each user: `examples` gives everyone one, and the others split them as `FORMS` says.
+
+    Raises ValueError for another form, for more users than examples, and for `natural` where the data names nobody.
+    """
+    name, *numbers = form.split(":")
+    try:
+        match name, numbers:
+            case "examples", []:
+                return one_per_user(len(examples))
+            case "iid", [users]:
+                return iid_shards(len(examples), int(users), seed=seed)
+            case "dirichlet", [concentration, users]:
+                labels = examples.targets.numpy()
+                return dirichlet_label_skew(labels, int(users), concentration=float(concentration), seed=seed)
+            case "natural", [] if examples.users is not None:
+                return natural(examples.users)
+    except ValueError as error:
+        raise ValueError(f"users = {form!r}: {error}") from error
+    known = "" if name != "natural" else ": the data of this task names no people"
+    raise ValueError(f"users must be {FORMS}, got {form!r}{known}")
 
 
 def one_per_user(examples: int) -> list[Indices]:

@@ -13,6 +13,7 @@ from fedcgd.mechanisms.error import error_norms
 from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, IncompleteRunError, arrays_of, load_arrays
+from fedcgd_simulations.partitions import partition
 from fedcgd_simulations.report import plot_accuracy, summary, write_json
 from fedcgd_simulations.settings import Settings
 from fedcgd_simulations.task import evaluate
@@ -57,7 +58,7 @@ def train(settings: Settings, grid: Grid) -> dict[str, Any]:
     """The figures of a run, all of whose rounds are released. Raises IncompleteRunError otherwise."""
     task = get_task(settings.task, model=settings.model or None, data_dir=settings.data_dir)
     data = task.load()
-    users = len(data.train)
+    users = len(partition(settings.users, data.train, seed=settings.seed))
     participation = settings.participation(users)
     plan = Plan.calibrated(
         settings.mechanism,

@@ -18,6 +18,10 @@ class Settings:
     task: str
     model: str
     data_dir: str
+    users: str
+    local_epochs: int
+    local_batch: int
+    local_learning_rate: float
     mechanism: str
     sampling: Sampling
     epsilon: float
@@ -38,10 +42,20 @@ class Settings:
         """The settings in a Flower run configuration. Raises ValueError if the mechanism is misspelled."""
         renamed = {"ledger_file": "ledger"}
         values = {f.name: config[renamed.get(f.name, f.name.replace("_", "-"))] for f in fields(Settings)}
-        for name in ("epsilon", "delta", "clip_norm", "learning_rate"):
+        for name in ("epsilon", "delta", "clip_norm", "learning_rate", "local_learning_rate"):
             values[name] = float(values[name])  # TOML reads 4 as an integer
         Spelling.parse(values["mechanism"])
-        return Settings(**values)
+        settings = Settings(**values)
+        if settings.local_epochs < 0 or settings.local_batch < 1 or not settings.local_learning_rate > 0:
+            raise ValueError(
+                "local-epochs must be at least 0, local-batch at least 1 and local-learning-rate positive, got "
+                f"{settings.local_epochs}, {settings.local_batch} and {settings.local_learning_rate}"
+            )
+        if settings.users != "examples" and not settings.local_epochs:
+            raise ValueError(
+                f"users = {settings.users!r} have many examples each: say with local-epochs how often a user goes through them"
+            )
+        return settings
 
     def participation(self, users: int) -> Participation:
         """Cohorts of `cohort` out of `users`, each user at most `participations` times, in as many rounds as that takes.

@@ -4,7 +4,8 @@ import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from io import BytesIO
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ Flat = NDArray[np.float32]
 BatchNorm = Literal["refuse", "private", "fixed"]
 """What becomes of BatchNorm's running statistics: an error; trained like a parameter, so clipped and noised; left as they are."""
 
+_STYPE = "numpy.ndarray"  # Flower's name for bytes that numpy.save wrote
 _STATISTICS = ("running_mean", "running_var")
 
 
@@ -109,6 +111,26 @@ def _is_statistic(name: str) -> bool:
     return name.rpartition(".")[2] in _STATISTICS
 
 
+def view(array: Array) -> NDArray[Any]:
+    """`array.numpy()`, read-only, without a copy of its bytes if Flower wrote them. Raises whatever NumPy does on other bytes."""
+    file = BytesIO(array.data)  # shares the bytes
+    if array.stype == _STYPE and np.lib.format.read_magic(file) == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        if not fortran and not dtype.hasobject:
+            return np.frombuffer(array.data, dtype, math.prod(shape), file.tell()).reshape(shape)
+    return array.numpy()
+
+
+def array_of(value: NDArray[Any]) -> Array:
+    """`Array(value)`, in one copy instead of three where `value` is contiguous."""
+    if not value.flags.c_contiguous or not value.size:
+        return Array(value)
+    file = BytesIO()
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(value))
+    data = b"".join((file.getbuffer(), value.reshape(-1).view(np.uint8).data))
+    return Array(str(value.dtype), value.shape, _STYPE, data)
+
+
 def flatten(arrays: Mapping[str, Array], layout: Layout) -> Flat:
     """The trained entries of `arrays` in the order of `layout`, shape (layout.size,), float32. Other arrays are left out.
 
@@ -119,7 +141,7 @@ def flatten(arrays: Mapping[str, Array], layout: Layout) -> Flat:
     flat = np.empty(layout.size, np.float32)
     start = 0
     for name, shape in zip(layout.names, layout.shapes, strict=True):
-        value = arrays[name].numpy()
+        value = view(arrays[name])
         if value.shape != shape:
             raise ValueError(f"array {name!r} must have shape {shape}, got {value.shape}")
         if value.dtype.kind not in "fiub":
@@ -145,7 +167,7 @@ def unflatten(flat: Flat, layout: Layout, *, carried: bool = True) -> ArrayRecor
         value = flat[start:stop].reshape(shape)
         if name.rpartition(".")[2] == "running_var":
             value = np.maximum(value, 0)
-        arrays.append((name, Array(value.astype(dtype))))
+        arrays.append((name, array_of(value.astype(dtype, copy=False))))
         start = stop
     for part in layout.carried if carried else ():
         arrays.insert(part.position, (part.name, part.array))

@@ -7,7 +7,7 @@ carries the sum of those users' clipped updates. Whatever does not look exactly 
 import json
 import math
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from logging import ERROR
 from typing import Any, Literal, cast
@@ -17,9 +17,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageTy
 from flwr.supercore import log
 from numpy.typing import NDArray
 
-from fedcgd.clipping import clip
+from fedcgd.clipping import ROUNDING, clip
 from fedcgd.noise.quantisation import Grid, Integers
-from fedcgd_flower.layout import Carried, Flat, Layout
+from fedcgd_flower.layout import Carried, Flat, Layout, array_of, view
+
+Steps = NDArray[np.int32] | NDArray[np.int64]
 
 MODEL = "model"
 UPDATE = "update"
@@ -27,6 +29,7 @@ FLAT = "flat"
 CARRIED = "carried"
 CONFIG = "config"
 TASK = "fedcgd"
+_CHUNK = 2**16  # numbers at once: what a core's cache holds
 _FAILED = 2  # Flower's code for a ClientApp that raised
 LOCAL_FAILURE, NOT_FINITE = "local training failed", "the update is not finite"  # all that a failing node says
 
@@ -94,16 +97,32 @@ class TrainTask:
 
 @dataclass(frozen=True)
 class NodeSum:
-    """A well-formed reply: the sum of the clipped updates of `answered` users, in steps."""
+    """A well-formed reply: the sum of the clipped updates of `answered` users, in steps, in the integers that it came in."""
 
-    update: Integers
+    update: Steps
     answered: int
 
 
-def train_message(node_id: int, model: Flat, config: ConfigRecord, task: TrainTask) -> Message:
-    """The request for one node."""
+def model_records(model: Flat, layout: Layout) -> dict[str, ArrayRecord]:
+    """The part of a request that all nodes share, in memory too: the flat model, and what it carries along."""
+    records = {MODEL: ArrayRecord({FLAT: array_of(model)})}
+    if layout.carried:  # as one array: the number of arrays is what a deployed round costs
+        parts = [np.ascontiguousarray(view(part.array)).reshape(-1).view(np.uint8) for part in layout.carried]
+        records[CARRIED] = ArrayRecord({FLAT: array_of(np.concatenate(parts))})
+    return records
+
+
+def train_message(
+    node_id: int,
+    model: Flat | Mapping[str, ArrayRecord],
+    config: ConfigRecord,
+    task: TrainTask,
+    message_type: str = MessageType.TRAIN,
+) -> Message:
+    """The request for one node; `model` is flat, or what `model_records` made of it for all nodes."""
+    records = model_records(model, task.layout) if isinstance(model, np.ndarray) else model
     carried = task.layout.carried
-    values = [part.array.numpy() for part in carried]
+    values = [view(part.array) for part in carried]
     description = ConfigRecord(
         {
             "round": task.round,
@@ -119,11 +138,8 @@ def train_message(node_id: int, model: Flat, config: ConfigRecord, task: TrainTa
             ),
         }
     )
-    content = RecordDict({MODEL: ArrayRecord({FLAT: Array(model)}), CONFIG: config, TASK: description})
-    if carried:  # as one array: the number of arrays is what a deployed round costs
-        raw = np.frombuffer(b"".join(np.ascontiguousarray(value).tobytes() for value in values), np.uint8)
-        content[CARRIED] = ArrayRecord({FLAT: Array(raw)})
-    return Message(content, dst_node_id=node_id, message_type=MessageType.TRAIN)
+    content = RecordDict({**records, CONFIG: config, TASK: description})
+    return Message(content, dst_node_id=node_id, message_type=message_type)
 
 
 def _read_carried(content: RecordDict) -> tuple[Carried, ...]:
@@ -166,7 +182,7 @@ def train_reply(request: Message, task: TrainTask, update: Integers, answered: i
     description = ConfigRecord(
         {"round": task.round, "attempt": task.attempt, "answered": answered, "checksum": _checksum(update)}
     )
-    arrays = ArrayRecord({FLAT: Array(update.astype(task.dtype, copy=False))})
+    arrays = ArrayRecord({FLAT: array_of(update.astype(task.dtype, copy=False))})
     content = RecordDict({UPDATE: arrays, TASK: description})
     return Message(content, reply_to=request)
 
@@ -211,7 +227,7 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
     if set(arrays) != {FLAT}:
         return "wrong arrays"
     try:
-        value = arrays[FLAT].numpy()
+        value = view(arrays[FLAT])
     except Exception:  # the bytes are the sender's: any failure to parse them is the same to us
         return "wrong arrays"
     if not isinstance(value, np.ndarray) or value.ndim != 1:
@@ -223,9 +239,9 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
             return "changed after clipping"  # it left fedcgd's code as integers
         return NodeSum(_clipped_and_rounded(value.astype(np.float64), task), answered)
     if value.dtype == task.dtype and len(value) == task.size:
-        if description.get("checksum", _checksum(value)) != _checksum(value):
+        if "checksum" in description and description["checksum"] != _checksum(value):
             return "changed after clipping"
-        return NodeSum(_bounded(value.astype(np.int64), task), answered)
+        return NodeSum(_bounded(value, task), answered)
     return "wrong shape or dtype"
 
 
@@ -238,12 +254,46 @@ def _clipped_and_rounded(update: NDArray[np.float64], task: TrainTask) -> Intege
     return np.append(steps, task.indicator if np.array_equal(clipped, update) else -task.indicator)
 
 
-def _bounded(total: Integers, task: TrainTask) -> Integers:
-    """`total`, made no longer than sums of so many users' vectors are: the update, and what is counted, each by itself."""
+def _bounded(total: Steps, task: TrainTask) -> Steps:
+    """`total`, made no longer than sums of so many users' vectors are: the update, and what is counted, each by itself.
+
+    As it came if it is no longer, as honest sums are.
+    """
     users, size = len(task.users), task.layout.size
-    bounded = task.grid.to_steps(clip(task.grid.from_steps(total[:size]), users * task.clip_norm))
+    update, counted = total[:size], total[size:].astype(np.int64)
     most = users * task.indicator
-    return np.append(bounded, np.clip(total[size:], -most, most)) if task.indicator else bounded
+    if _within(update, users * task.clip_norm / task.grid.step) and (np.clip(counted, -most, most) == counted).all():
+        return total
+    bounded = task.grid.to_steps(clip(task.grid.from_steps(update), users * task.clip_norm))
+    return np.append(bounded, np.clip(counted, -most, most)) if task.indicator else bounded
+
+
+def _within(steps: Steps, bound: float) -> bool:
+    """True only if the norm of `steps` is at most `bound`, and always if it is at most (1 − `ROUNDING`)·`bound`.
+
+    In float64, with u = 2⁻⁵³: a number that became a float is off by a factor 1 ± u, its square by (1 ± u)³, and a sum of n ≤ 2¹⁶
+    squares, whatever the order, by (1 ± u)ⁿ⁻¹ more, as are the sums of at most 2²⁴ of these by (1 ± u)^(2²⁴). All terms are
+    positive, so up to 2⁴⁰ numbers the result is at least (1 − 2⁻²⁷) times the true square of the norm: if it is at most
+    (1 − 2⁻²³)·bound², as computed (another 2⁻⁴⁹), the true one is below bound². Nothing overflows: the sum stays below 2⁴⁰·2¹²⁶.
+    An honest sum, clipped to (1 − `ROUNDING`)·bound with `ROUNDING` = 2⁻²², passes.
+    """
+    floats = np.empty(min(_CHUNK, len(steps)))
+    squares = 0.0
+    for start in range(0, len(steps), _CHUNK):
+        part = floats[: len(steps) - start]
+        np.copyto(part, steps[start : start + _CHUNK])
+        squares += float(part @ part)
+    return squares <= (1 - ROUNDING / 2) * bound**2
+
+
+def sum_of(updates: Sequence[Steps], size: int) -> Integers:
+    """Σ `updates`, shape (size,): all of them chunk by chunk, so that the sum goes through memory once."""
+    total = np.zeros(size, np.int64)
+    for start in range(0, size, _CHUNK):
+        part = total[start : start + _CHUNK]
+        for update in updates:
+            np.add(part, update[start : start + _CHUNK], out=part)
+    return total
 
 
 def _cause_of(error: Error) -> Cause:

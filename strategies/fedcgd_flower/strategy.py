@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
 from fedcgd.keys import NoiseKey
-from fedcgd.ledger import Ledger, Run
+from fedcgd.ledger import JointBudget, Ledger, Run
 from fedcgd.noise.quantisation import Grid as IntegerGrid
 from fedcgd.noise.quantisation import Integers
 from fedcgd.noise.source import NoiseSource, grid_of, grid_source
@@ -26,9 +26,21 @@ from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
+from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation, needed
 from fedcgd_flower.inner import check_inner, inner_config, inner_step, planned_cohort
-from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
-from fedcgd_flower.messages import HINTS, Cause, NodeSum, TrainTask, read_train_reply, train_message
+from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten, view
+from fedcgd_flower.messages import (
+    FLAT,
+    HINTS,
+    MODEL,
+    Cause,
+    NodeSum,
+    TrainTask,
+    model_records,
+    read_train_reply,
+    sum_of,
+    train_message,
+)
 from fedcgd_flower.progress import RoundReport, config_text, epsilon_text, metrics_text
 from fedcgd_flower.result import IncompleteRunError, RunResult
 from fedcgd_flower.roster import Identity, Roster
@@ -37,6 +49,7 @@ from fedcgd_flower.turns import can_replace, too_few, users_needed
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
+_CHUNK = 2**16  # numbers at once: what a core's cache holds
 _POLL = 1.0  # seconds between looks at who is there
 _PATIENCE_WITH_USERS = 2  # tries of a round: replacing a user at once would cost another one's turn
 _MOST_FAILURES = 10  # tries in a row without a release before a run gives up
@@ -70,6 +83,7 @@ class CorrelatedNoise(Strategy):
       it is only the divisor: the expected number of users a round.
     - `key`: all noise and all secret choices come from it. `NoiseKey.simulation(seed)` makes runs repeatable and not private.
     - `ledger`: the file that records the run, and from which the same run goes on after a crash; in memory by default.
+    - `budget`: what this run and earlier ones may cost each user together; whoever has too little left is refused.
     - `identity`: "declared" (a node lists its users) or "authenticated" (a node is one user, its registered name). A user whom a
       registered node has declared belongs to that node for the whole run.
     - `hosts`: user → registered name of the only node that may declare it; no other user takes part.
@@ -83,6 +97,7 @@ class CorrelatedNoise(Strategy):
       along to the nodes and into the result unchanged.
     - `batch_norm`: running statistics are refused, "private" (clipped and noised like parameters) or "fixed" (left as they are).
     - `adaptive_clipping`: the clip norm follows a quantile of the users' norms, beginning with the plan's; ε stays what it is.
+    - `evaluation`: users also evaluate released models on their data, as noised sums with a budget of their own.
     - `forward_client_metrics`: also evaluate on clients as the inner strategy does, and return the averages. They are not
       differentially private: ε no longer covers what the run tells.
 
@@ -103,6 +118,7 @@ class CorrelatedNoise(Strategy):
         key: NoiseKey,
         ledger: Path | str | None = None,
         cohort_size: int | None = None,
+        budget: JointBudget | None = None,
         identity: Identity = "declared",
         hosts: Mapping[str, str] | None = None,
         trusted_nodes: bool = False,
@@ -112,6 +128,7 @@ class CorrelatedNoise(Strategy):
         trainable: Collection[str] | None = None,
         batch_norm: BatchNorm = "refuse",
         adaptive_clipping: AdaptiveClipping | None = None,
+        evaluation: PrivateEvaluation | None = None,
         forward_client_metrics: bool = False,
     ) -> None:
         self.inner = check_inner(inner)
@@ -139,6 +156,13 @@ class CorrelatedNoise(Strategy):
             )
         if adaptive_clipping is not None and not isinstance(adaptive_clipping, AdaptiveClipping):
             raise TypeError(f"adaptive_clipping must be an AdaptiveClipping(…) or None, got {adaptive_clipping!r}")
+        if evaluation is not None:
+            if not isinstance(evaluation, PrivateEvaluation):
+                raise TypeError(f"evaluation must be a PrivateEvaluation(…) or None, got {evaluation!r}")
+            if forward_client_metrics:
+                raise ValueError("evaluation= is private and forward_client_metrics=True is not: choose one")
+            needed(evaluation, plan.participation.rounds)
+        self.evaluation = evaluation
         self.plan = plan
         self.adaptive_clipping = adaptive_clipping
         self.clip_norm = plan.clip_norm
@@ -158,14 +182,21 @@ class CorrelatedNoise(Strategy):
         self.forward_client_metrics = forward_client_metrics
         self.dropped: Counter[Cause] = Counter()
         """Replies dropped so far, by cause, and users that nodes left out. It tells about users: for the operator's eyes only."""
+        self.over_budget = 0
+        """How many of the users that are there may not take part, because earlier runs have used up the joint budget."""
+        self._budget = budget
+        self._refused: frozenset[str] = frozenset()
+        self._told_budget = False
         self._identity: Identity = identity
         self._hosts = hosts
-        self._registered_only = sampled and not trusted_nodes and not key.simulated
+        secret = sampled or (evaluation is not None and evaluation.plan.participation.sampling != "none")
+        self._registered_only = secret and not trusted_nodes and not key.simulated
         self._key = key
         self._ledger_path = None if ledger is None else Path(ledger)
         self._settings = inner_state.settings(inner)
         self._inner_state = inner_state.save(inner)
         self._opened: tuple[Ledger, Roster] | None = None
+        self._evaluator: Evaluator | None = None
         self._noise: NoiseSource | None = None
         self._nonces: list[int] = []
         self._asked: _Asked | None = None
@@ -200,10 +231,23 @@ class CorrelatedNoise(Strategy):
         if self.adaptive_clipping is not None:
             configuration["adaptive_clipping"] = self.adaptive_clipping.to_description()
         path = ":memory:" if self._ledger_path is None else self._ledger_path
+        if self._budget is not None:
+            admission = self._budget.admission(self.plan, key=self._key, ledger=path)
+            self._refused = admission.refused
+            configuration |= admission.configuration
         ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self._key)
         try:
             self._opened = ledger, Roster(self._identity, ledger.pin, self._hosts, self._registered_only)
             self._load(ledger.resume())
+            if self.evaluation is not None:
+                self._evaluator = Evaluator(
+                    self.evaluation,
+                    training=self.plan,
+                    cohort_size=self.cohort_size,
+                    key=self._key,
+                    path=self._ledger_path,
+                    training_stream=ledger.stream_id,
+                )
         except BaseException:
             self.close()
             raise
@@ -211,8 +255,13 @@ class CorrelatedNoise(Strategy):
     def close(self) -> None:
         """Close the ledger, if it is open."""
         opened, self._opened, self._noise, self._asked = self._opened, None, None, None
-        if opened is not None:
-            opened[0].close()
+        evaluator, self._evaluator = self._evaluator, None
+        try:
+            if opened is not None:
+                opened[0].close()
+        finally:
+            if evaluator is not None:
+                evaluator.close()
 
     def _load(self, run: Run) -> None:
         """Stand where the ledger says."""
@@ -266,6 +315,11 @@ class CorrelatedNoise(Strategy):
             INFO,
             "\t│\t└── ε so far, in the rounds below, holds if nobody looks at a released model to decide when the run ends",
         )
+        if self._evaluator is not None:
+            log(INFO, "\t├──> fedcgd: %s", self._evaluator.summary())
+            noise = self._evaluator.settings.noise(self._evaluator.cohort_size)
+            told = ", ".join(f"{name} ± {stddev:.2g}" for name, stddev in noise.items())
+            log(INFO, "\t│\t└── %d users an evaluation; noise: %s", self._evaluator.cohort_size, told)
         log(INFO, "\t├──> Inner strategy (its fractions and numbers of nodes for training are not used):")
         self.inner.summary()
 
@@ -289,9 +343,10 @@ class CorrelatedNoise(Strategy):
         chosen = self._choose(round, grid)
         if chosen is None:
             return []
-        model = flatten(arrays, layout)
+        records = model_records(flatten(arrays, layout), layout)
         unsaved = inner_state.fingerprint(self.inner)
-        train_config = inner_config(self.inner, round + 1, unflatten(model, layout, carried=False), config)
+        trained = ArrayRecord({name: arrays[name] for name in layout.names})
+        train_config = inner_config(self.inner, round + 1, trained, config)
         by_node: dict[int, list[str]] = {}
         for user, node_id in chosen.items():
             by_node.setdefault(node_id, []).append(user)
@@ -312,11 +367,11 @@ class CorrelatedNoise(Strategy):
                 unit=1.0 if scale is None else scale.unit,
                 indicator=0 if scale is None else scale.indicator,
             )
-            requests.append((train_message(node_id, model, train_config, task), task))
+            requests.append((train_message(node_id, records, train_config, task), task))
         self._asked = _Asked(
             round=round,
             attempt=attempt,
-            model=model,
+            model=view(records[MODEL][FLAT]),
             layout=layout,
             grid=integer_grid,
             scale=scale,
@@ -334,7 +389,7 @@ class CorrelatedNoise(Strategy):
         participation, key = self.plan.participation, self._key.choices_of(self._ledger.stream_id)
         sampled = participation.sampling != "none"  # then who takes part is drawn, and stays as it was drawn
         while True:
-            nodes = self._roster.refresh(grid)
+            nodes = self._within_budget(self._roster.refresh(grid))
             history = self._ledger.history(list(nodes))
             enough = round > 0 or len(nodes) >= self.expected_users
             # Whoever was asked twice in this very round, in vain, is replaced if others can be spared.
@@ -350,11 +405,12 @@ class CorrelatedNoise(Strategy):
                 break
             time.sleep(min(_POLL, self.patience))
         if not enough:
-            silent_nodes = self._roster.silent
-            why = f"; {silent_nodes} nodes have not said which users they host (see above)" if silent_nodes else ""
+            unsaid = self._roster.silent
+            refused = f"; {unsaid} nodes have not said which users they host (see above)" if unsaid else ""
+            refused += f"; {self.over_budget} more have no budget left after earlier runs" * bool(self.over_budget)
             raise ValueError(
-                f"{len(nodes)} users are there after {self.patience:.0f} s, and {self.expected_users} are expected{why}. With "
-                f"{self.cohort_size} users a round, each at most {participation.participations} times and "
+                f"{len(nodes)} users are there after {self.patience:.0f} s, and {self.expected_users} are expected{refused}. "
+                f"With {self.cohort_size} users a round, each at most {participation.participations} times and "
                 f"{participation.min_separation} rounds apart, the {participation.rounds} rounds need "
                 f"{users_needed(participation, self.cohort_size)} users: lower cohort_size or the plan's min_separation, or say "
                 "expected_users to begin with fewer, if others join later"
@@ -367,9 +423,26 @@ class CorrelatedNoise(Strategy):
             history,
             self._roster.silent,
             sum(self._roster.refused.values()),
+            self.over_budget,
         )
         self._ledger.skip(round, "too few users that may take part were reachable")
         return None
+
+    def _within_budget(self, nodes: Mapping[str, int]) -> Mapping[str, int]:
+        """Those of the users that the joint budget admits. That depends on earlier ledgers alone, never on what is drawn."""
+        refused = nodes.keys() & self._refused
+        self.over_budget = len(refused)
+        if refused and self._budget is not None and not self._told_budget:
+            self._told_budget = True
+            log(
+                WARNING,
+                "fedcgd: %d users that are there are refused: the earlier runs they were in, and this plan, cost more than the "
+                "joint budget of ε = %g at δ = %g. Plan a smaller ε for this run, raise the budget, or find other users",
+                len(refused),
+                self._budget.epsilon,
+                self._budget.delta,
+            )
+        return {user: node for user, node in nodes.items() if user not in refused} if refused else nodes
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -379,14 +452,14 @@ class CorrelatedNoise(Strategy):
         if asked is None:
             return None, None
         answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        total = np.zeros(asked.layout.size + (asked.scale is not None), np.int64)
+        updates = []
         report = self._report
         for message, task in asked.requests:
             result = read_train_reply(answers.get(message.metadata.message_id), task)
             cause: Cause = "left out by its node"
             answered = 0
             if isinstance(result, NodeSum):
-                total += result.update
+                updates.append(result.update)
                 answered = result.answered
                 self.dropped[cause] += len(task.users) - answered
             else:
@@ -403,10 +476,13 @@ class CorrelatedNoise(Strategy):
         if report.answered < self.min_answers:
             self._give_up(f"at least {self.min_answers} users must answer")
             return None, None
+        total = sum_of(updates, asked.layout.size + (asked.scale is not None))
         nonce = self._key.nonce_of(self._ledger.stream_id, total, earlier=self._nonces, attempt=asked.attempt)
         try:
             self._ledger.record_aggregated(asked.round, asked.attempt, nonce)
-            released, metrics = self._release(asked, total, nonce)
+            noised, metrics, following = self._noised(asked, total, nonce)
+            del total, updates  # the inner strategy needs room
+            released = self._release(asked, noised, metrics, following)
         except BaseException:
             self._give_up("it could not be released")
             raise
@@ -433,21 +509,30 @@ class CorrelatedNoise(Strategy):
             self._noise = None  # it may have stopped halfway
             inner_state.restore(self.inner, self._inner_state)
 
-    def _release(self, asked: _Asked, total: Integers, nonce: int) -> tuple[Flat, MetricRecord]:
-        """The model of the round in flight, from the sum of its updates, and what is told with it; the ledger then has both."""
+    def _noised(self, asked: _Asked, total: Integers, nonce: int) -> tuple[ArrayRecord, MetricRecord, float]:
+        """The model plus the noised mean of the updates whose sum is `total`; what is told with it; the next round's clip norm.
+
+        The noise is in `total` then.
+        """
         if self._noise is None:
             self._noise = grid_source(self._on_the_wire, self._key, self._ledger.stream_id, asked.grid)
         self._noise.add(total, [*self._nonces, nonce], self._on_the_wire.stddev)
         metrics = self._metrics(asked.round + 1)
-        following, change = self.clip_norm, asked.grid.from_steps(total[: asked.layout.size])
+        following, unit = self.clip_norm, 1.0
         if self.adaptive_clipping is not None and asked.scale is not None:
-            change *= asked.scale.unit
+            unit = asked.scale.unit
             share = asked.scale.share(int(total[-1]), self.cohort_size)
             following = next_norm(self.clip_norm, share, self.adaptive_clipping)
             self._report.clipping = f"clip norm {self.clip_norm:.4g} → {following:.4g} (share within: {share:.2f})"
             metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": following})
-        noised_mean = asked.model.astype(np.float64) + change / self.cohort_size
-        noised = unflatten(noised_mean.astype(np.float32), asked.layout, carried=False)
+        noised = np.empty(asked.layout.size, np.float32)
+        for start in range(0, len(noised), _CHUNK):  # in float64, of which no whole vector is made
+            part = slice(start, min(start + _CHUNK, len(noised)))
+            noised[part] = asked.model[part] + asked.grid.from_steps(total[part]) * unit / self.cohort_size
+        return unflatten(noised, asked.layout, carried=False), metrics, following
+
+    def _release(self, asked: _Asked, noised: ArrayRecord, metrics: MetricRecord, following: float) -> Flat:
+        """The model of the round in flight, from the noised mean; it is in the ledger when this returns."""
         stepped = inner_step(self.inner, asked.round + 1, noised)
         released = flatten(stepped, asked.layout)
         changed = dict(inner_state.fingerprint(self.inner).items() ^ asked.unsaved.items())
@@ -459,11 +544,9 @@ class CorrelatedNoise(Strategy):
             )
         state = inner_state.save(self.inner)
         # Durable first: what has left the process can then never be followed by another release under this noise.
-        self._ledger.record_released(
-            asked.round, asked.attempt, released.tobytes(), state, asked.layout.to_json(), metrics
-        )
+        self._ledger.record_released(asked.round, asked.attempt, released.data, state, asked.layout.to_json(), metrics)
         self._inner_state, self.clip_norm = state, following
-        return released, metrics
+        return released
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -524,10 +607,10 @@ class CorrelatedNoise(Strategy):
             self._evaluate(result, evaluate_fn)
             if self._report.evaluated:
                 log(INFO, "Release %d: %s", self.releases, self._report.evaluated[0])
-        left = result.planned - result.released
-        asked_for_less = num_rounds is not None and num_rounds < left
-        if num_rounds is not None and num_rounds > left:
-            log(WARNING, "fedcgd: num_rounds is %d, and the plan has %d rounds left: it ends there", num_rounds, left)
+        self._evaluate_privately(result, grid, evaluate_config, timeout)  # if the server died before it could
+        asked_for_less = num_rounds is not None and num_rounds < result.planned - result.released
+        if num_rounds is not None and num_rounds > result.planned:
+            log(WARNING, "fedcgd: num_rounds is %d, and the plan ends after %d", num_rounds, result.planned)
         tries = failures = 0
         failure = ""
         most_tries = num_rounds if asked_for_less else None
@@ -536,6 +619,7 @@ class CorrelatedNoise(Strategy):
             try:
                 released = self._try_round(result, grid, timeout, train_config)
                 if released:
+                    self._evaluate_privately(result, grid, evaluate_config, timeout)
                     self._evaluate_on_clients(result, grid, evaluate_config, timeout)
                     if evaluate_fn is not None:
                         self._evaluate(result, evaluate_fn)
@@ -554,6 +638,8 @@ class CorrelatedNoise(Strategy):
             result.planned,
         )
         log(INFO, "\t└── %s", epsilon_text(self.plan, result.released))
+        if self._evaluator is not None:
+            log(INFO, "\t└── %s", self._evaluator.summary())
         if not result.complete:
             log(WARNING, "fedcgd: the run ended before its plan: %s", result.stopped)
             if not asked_for_less:
@@ -578,9 +664,11 @@ class CorrelatedNoise(Strategy):
         result = RunResult(initial_arrays, planned=self.plan.participation.rounds, released=self.releases)
         for kind, metrics in self._kinds(result).items():
             metrics |= {release: MetricRecord(kept) for release, kept in self._ledger.metrics(kind).items()}
+        if self._evaluator is not None:
+            result.evaluate_metrics_clientapp |= self._evaluator.released()
         layout = self._layout(
             initial_arrays
-        )  # also before the first release: what it refuses is refused before any work
+        )  # before the first release too: what it refuses is refused before any work
         if run.model is None:
             return result
         recorded = Layout.from_json(run.layout)
@@ -619,3 +707,19 @@ class CorrelatedNoise(Strategy):
             return
         replies = [reply for reply in send_and_receive(grid, messages, timeout) if reply is not None]
         self._keep("evaluate on clients", result, self.aggregate_evaluate(self.releases, replies))
+
+    def _evaluate_privately(self, result: RunResult, grid: Grid, config: ConfigRecord | None, timeout: float) -> None:
+        """Have users evaluate the last released model, if that is due and not done."""
+        evaluator, release = self._evaluator, self.releases
+        if evaluator is None or release in evaluator.released():
+            return
+        if not evaluator.settings.is_due(release, result.planned):
+            return
+        layout = self._layout(result.arrays)
+        wanted = ConfigRecord({} if config is None else dict(config))
+        wanted["server-round"] = release
+        nodes = self._roster.refresh(grid)
+        measured = evaluator.evaluate(release, flatten(result.arrays, layout), layout, wanted, grid, nodes, timeout)
+        if measured is not None:
+            result.evaluate_metrics_clientapp[release] = measured
+            self._report.evaluated.append(metrics_text("evaluate on users, private", measured))

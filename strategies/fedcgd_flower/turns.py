@@ -39,6 +39,7 @@ def too_few(
     history: History,
     silent: int,
     refused: int,
+    over_budget: int = 0,
 ) -> str:
     """Why no cohort could be drawn: who is there, who of them may take part, and what keeps the others."""
     k, b = participation.participations, participation.min_separation
@@ -55,5 +56,6 @@ def too_few(
         f"{used_up} have taken part {k} times, which is all they may" if used_up else "",
         f"{silent} nodes have not said which users they host" if silent else "",
         f"{refused} users were claimed by a node that may not speak for them" if refused else "",
+        f"{over_budget} have no budget left after earlier runs" if over_budget else "",
     ]
     return "; ".join(part for part in parts if part)

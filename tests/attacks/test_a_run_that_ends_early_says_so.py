@@ -58,7 +58,7 @@ def test_a_try_that_fails_does_not_end_a_run_of_all_its_rounds() -> None:
 
 def test_more_rounds_than_planned_are_not_done_in_silence(caplog: pytest.LogCaptureFixture) -> None:
     assert make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=9).released == 6
-    assert "num_rounds is 9, and the plan has 6 rounds left" in caplog.text
+    assert "num_rounds is 9, and the plan ends after 6" in caplog.text
 
 
 def test_what_cannot_go_on_is_not_told_to() -> None:

@@ -1,0 +1,211 @@
+"""A server's round against Flower's own strategies: processor time and peak memory.
+
+python benchmarks/server_round.py [--nodes 10] [--parameters 10000000] [--arrays 60] [--rounds 5] [--json FILE]
+
+A round is `configure_train` and `aggregate_train` with replies that are there already, and a ledger on disk. FedAvg, Flower's two
+differentially private wrappers around it, and `CorrelatedNoise` around it take turns in one process; each round's processor time
+(user and system, all threads) is compared with that of the fixed-clipping wrapper beside it. Peak memory is that of a process
+which runs one round of one strategy and nothing else; what it held before (imports, model, replies) stands beside it.
+Results are in docs/performance.md.
+"""
+
+import argparse
+import json
+import logging
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import create_autospec
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+    Strategy,
+)
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_flower import CorrelatedNoise
+from fedcgd_flower.messages import read_train_message, train_reply
+from fedcgd_flower.update import clipped_update
+
+ROUNDS = 1000
+PEER = "Flower DP, fixed clipping"
+OURS = "fedcgd"
+NAMES = ("FedAvg", PEER, "Flower DP, adaptive clipping", OURS)
+MIB = 2**20
+
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks for them
+
+
+def strategy_of(name: str, nodes: int, ledger: Path) -> Strategy:
+    inner = FedAvg(min_train_nodes=nodes, min_available_nodes=nodes, fraction_evaluate=0)
+    if name == "FedAvg":
+        return inner
+    if name == PEER:
+        return DifferentialPrivacyServerSideFixedClipping(inner, 1.0, 1.0, nodes)
+    if name != OURS:
+        return DifferentialPrivacyServerSideAdaptiveClipping(inner, 1.0, nodes, clipped_count_stddev=1.0)
+    plan = Plan(
+        mechanism=LambdaCGD(0.9),
+        participation=Participation(rounds=ROUNDS, min_separation=1),
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        delta=1e-5,
+    )
+    return CorrelatedNoise(inner, plan, key=NoiseKey.simulation(1), ledger=ledger, identity="authenticated")
+
+
+class Server:
+    """A strategy with a model, and nodes that answer the same each round."""
+
+    def __init__(self, name: str, args: argparse.Namespace, folder: str) -> None:
+        self.strategy = strategy_of(name, args.nodes, Path(folder) / "ledger")
+        nodes = range(1, args.nodes + 1)
+        self.grid = create_autospec(Grid, instance=True)
+        self.grid.get_node_ids.return_value = nodes
+        self.grid.get_nodes.return_value = [SimpleNamespace(node_id=node, name=f"node {node}") for node in nodes]
+        generator = np.random.default_rng(1)
+        sizes = [len(part) for part in np.array_split(np.empty(args.parameters, np.bool_), args.arrays)]
+        self.model = {f"layer {i}": generator.standard_normal(n, np.float32) for i, n in enumerate(sizes)}
+        self.arrays = ArrayRecord({layer: Array(value) for layer, value in self.model.items()})
+        self.round = 0
+        self.last = False
+        """Whether the answers are needed no more, and the memory of what a strategy replaces is to be free."""
+        self.answers: dict[int, Any] = {}
+        if isinstance(self.strategy, CorrelatedNoise):
+            self.strategy.__enter__()
+        for message in self.configure():
+            self.answers[message.metadata.dst_node_id] = self.answer(message, generator)
+        del self.model
+
+    def configure(self) -> list[Message]:
+        self.round += 1
+        return list(self.strategy.configure_train(self.round, self.arrays, ConfigRecord(), self.grid))
+
+    def answer(self, message: Message, generator: np.random.Generator) -> Any:
+        """An update of norm 2, so that it is clipped."""
+        scale = np.float32(2 / np.sqrt(sum(value.size for value in self.model.values())))
+        if not isinstance(self.strategy, CorrelatedNoise):
+            return ArrayRecord(
+                {
+                    layer: Array(value + scale * generator.standard_normal(value.shape, np.float32))
+                    for layer, value in self.model.items()
+                }
+            )
+        flat, _, task = read_train_message(message)
+        new = flat + scale * generator.standard_normal(flat.shape, np.float32)
+        steps = clipped_update(new, flat, clip_norm=task.clip_norm, grid=task.grid)
+        assert steps is not None
+        return train_reply(message, task, steps, 1).content
+
+    def replies(self, messages: list[Message]) -> list[Message]:
+        made = []
+        for message in messages:
+            answer = (self.answers.pop if self.last else self.answers.get)(message.metadata.dst_node_id)
+            if isinstance(self.strategy, CorrelatedNoise):
+                task = ConfigRecord(dict(answer["fedcgd"]))
+                task["round"], task["attempt"] = (message.content["fedcgd"][key] for key in ("round", "attempt"))
+                content = RecordDict({"update": answer["update"], "fedcgd": task})
+            else:
+                metrics = MetricRecord({"num-examples": 1})
+                content = RecordDict({"arrays": ArrayRecord(dict(answer)), "metrics": metrics})
+            message.metadata.__dict__["_message_id"] = f"message {message.metadata.dst_node_id}"
+            made.append(Message(content, reply_to=message))
+        return made
+
+    def run(self) -> tuple[float, float]:
+        """Processor time of the two halves of a round."""
+        begin = time.process_time()
+        messages = self.configure()
+        middle = time.process_time()
+        replies = self.replies(messages)
+        del messages
+        replied = time.process_time()
+        released, _ = self.strategy.aggregate_train(self.round, replies)
+        end = time.process_time()
+        assert released is not None
+        return middle - begin, end - replied
+
+
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / MIB
+
+
+def alone(name: str, args: argparse.Namespace, folder: str) -> dict[str, float]:
+    server = Server(name, args, folder)
+    held = resident_mib()
+    server.last = True
+    server.run()
+    return {"held": held, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def memory(name: str, args: argparse.Namespace) -> dict[str, float]:
+    sizes = [f"--{option}={getattr(args, option)}" for option in ("nodes", "parameters", "arrays")]
+    done = subprocess.run(
+        [sys.executable, __file__, *sizes, "--alone", name], capture_output=True, text=True, check=True
+    )
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--nodes", type=int, default=10)
+    options.add_argument("--parameters", type=int, default=10_000_000)
+    options.add_argument("--arrays", type=int, default=60)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--json", type=Path, default=None)
+    options.add_argument("--alone", choices=NAMES, default=None, help=argparse.SUPPRESS)
+    args = options.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    if args.alone:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(alone(args.alone, args, folder)))
+        return
+    memories = {name: memory(name, args) for name in NAMES}
+    with tempfile.TemporaryDirectory() as folder:
+        servers = {name: Server(name, args, folder) for name in NAMES}
+        for server in servers.values():
+            server.run()
+        times = [{name: server.run() for name, server in servers.items()} for _ in range(args.rounds)]
+    results = {}
+    print(f"{args.nodes} nodes, {args.parameters} parameters in {args.arrays} arrays; {args.rounds} rounds in turn")
+    print(f"{'':30} {'configure':>9} {'aggregate':>9} {'processor':>9} {'ratio (spread)':>20} {'peak':>9} {'held':>9}")
+    for name in NAMES:
+        ratios = sorted(sum(row[name]) / sum(row[PEER]) for row in times)
+        configure, aggregate = (median(row[name][half] for row in times) for half in (0, 1))
+        results[name] = {
+            "configure": configure,
+            "aggregate": aggregate,
+            "ratio": median(ratios),
+            "ratio_spread": [ratios[0], ratios[-1]],
+            "peak_mib": memories[name]["peak"],
+            "held_mib": memories[name]["held"],
+        }
+        spread = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        print(
+            f"{name:30} {configure:7.3f} s {aggregate:7.3f} s {configure + aggregate:7.3f} s {spread:>20} "
+            f"{memories[name]['peak']:5.0f} MiB {memories[name]['held']:5.0f} MiB"
+        )
+    if args.json:
+        args.json.write_text(
+            json.dumps({"options": {k: v for k, v in vars(args).items() if k != "json"}, "strategies": results})
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""A budget for people across runs: who was in earlier runs may be in the next one only as far as ε of all of them allows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcgd.accounting.guarantee import check_delta, check_epsilon, rounded_up
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger.recorded import BUDGET, RecordedRun, Together, recorded
+from fedcgd.ledger.records import verify
+from fedcgd.ledger.store import MEMORY
+from fedcgd.plan import Plan
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Who may not take part in a run, and what the run's configuration keeps about it (no users)."""
+
+    refused: frozenset[str]
+    configuration: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointBudget:
+    """At most (ε, δ) for each user, for the runs in the ledgers `after` and the new one together.
+
+    Whoever was asked in earlier runs may be asked in the new one if ε of those runs' whole plans and the new plan, composed, is
+    within the budget (`fedcgd.accounting.compose`); others are refused. An earlier run with a secret sampling counts for
+    everybody it might have asked, so that who is refused tells nothing about what was drawn. A run counts with its whole plan,
+    also if it ended early: what decided its end may depend on a released model.
+
+    Name every earlier run over the same people. Each must be over (all rounds released, or sealed), so that it asks nobody any
+    more; and of two runs at one time neither would count the other. Users are the same if their ids are.
+    """
+
+    epsilon: float
+    delta: float
+    after: Sequence[Path | str]
+
+    def __post_init__(self) -> None:
+        check_epsilon(self.epsilon)
+        check_delta(self.delta)
+        if isinstance(self.after, str | Path):
+            raise TypeError(f"after must be a list of ledgers, for example [{str(self.after)!r}]; got one path")
+
+    def admission(self, plan: Plan, *, key: NoiseKey, ledger: Path | str = MEMORY) -> Admission:
+        """Who may not take part in the run of `plan` and `key` whose own record is `ledger`.
+
+        Raises ValueError for earlier ledgers that cannot be read, contradict themselves, are named twice or are `ledger`; for
+        runs that are not over, or simulations before a run that is none; if one of them counted a run that is not named; and if
+        nobody may take part.
+        """
+        paths = [Path(path) for path in self.after]
+        for path in paths:
+            if ledger != MEMORY and path.resolve() == Path(ledger).resolve():
+                raise ValueError(f"{path} is this run's own ledger; after names those of earlier runs")
+        runs = recorded(paths)
+        for run in runs:
+            _check_earlier(run, key)
+        ids = {run.id for run in runs}
+        for run in runs:
+            if unnamed := set(run.budget["after"]) - ids if run.budget else set():
+                raise ValueError(
+                    f"{run.name} came after {len(unnamed)} runs that are not named (streams {', '.join(sorted(unnamed))}); "
+                    "name all earlier ledgers: whoever was in those counts too"
+                )
+        description = {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "after": {run.id: run.plan.to_description() for run in runs},
+        }
+        new = RecordedRun(
+            name="this run",
+            id="this run",
+            created="~",  # after all dates
+            plan=plan,
+            released=0,
+            over=False,
+            users=frozenset(),
+            simulated=key.simulated,
+            choices=(key.fingerprint, "" if key.simulated else "this run"),
+            budget=description,
+        )
+        together = Together([*runs, new])
+        last = len(runs)
+        verdicts: dict[tuple[int, ...], bool] = {}
+        refused = set()
+        for user in frozenset().union(*(run.users for run in runs)):
+            inside = tuple(i for i in together.of(user) if i != last)
+            if inside not in verdicts:
+                verdicts[inside] = together.admits(last, inside)
+            if not verdicts[inside]:
+                refused.add(user)
+        nobody_asked = tuple(i for i in together.of(None) if i != last)
+        if not together.admits(last, nobody_asked):
+            epsilon = together.epsilon([*nobody_asked, last], self.delta)
+            raise ValueError(
+                f"nobody may take part: this plan{' and the earlier runs with a secret sampling' * bool(nobody_asked)} cost "
+                f"ε ≤ {rounded_up(epsilon)} at δ = {self.delta:g}, and the joint budget is {self.epsilon:g}; raise it, or plan a "
+                "smaller ε"
+            )
+        return Admission(frozenset(refused), {BUDGET: description})
+
+
+def _check_earlier(run: RecordedRun, key: NoiseKey) -> None:
+    if run.simulated and not key.simulated:
+        raise ValueError(
+            f"{run.name} is of a simulation: nothing in it was private, and no budget makes up for that. If no real person was "
+            "in it, leave it out"
+        )
+    if not run.over:
+        raise ValueError(
+            f"{run.name} is of a run that may go on ({run.released} of {run.plan.participation.rounds} rounds are released) and "
+            f"ask more users: let it finish, or end it with fedcgd ledger seal {run.name}"
+        )
+    problems = verify(run.name).problems
+    if problems:
+        raise ValueError(f"{run.name} contradicts itself, and nobody can say what it cost: {'; '.join(problems)}")

@@ -1,0 +1,160 @@
+"""Recorded runs as what they may cost the people in them: who was in which, and ε of any of them together."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedcgd.accounting import JointGuarantee, PastRun, compose
+from fedcgd.ledger.store import reader
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+BUDGET = (
+    "budget"  # in a run's configuration: the joint ε and δ, and the plans of the earlier runs that count, by their ids
+)
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """What a ledger says about one run, as far as it concerns what several runs cost together."""
+
+    name: str
+    id: str
+    """The same for all copies of a run's ledger, and no other run's: the stream id; of a simulation, when it began."""
+    created: str
+    plan: Plan
+    released: int
+    over: bool
+    """Nobody will be asked any more: sealed, or all rounds released."""
+    users: frozenset[str]
+    """Whoever was asked, answered or not."""
+    simulated: bool
+    choices: tuple[str, str]
+    """The key and the part of it that secret bins and coins come from."""
+    budget: dict[str, Any] | None = None
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the rounds of a user are secret."""
+        return self.plan.participation.sampling != "none"
+
+    def past(self, *, known: bool) -> PastRun:
+        """The whole run as planned; `known` counts secret rounds as known ones."""
+        participation = self.plan.participation
+        if known and self.sampled:
+            participation = Participation(rounds=participation.rounds, min_separation=participation.min_separation)
+        return PastRun(
+            mechanism=self.plan.mechanism,
+            participation=participation,
+            noise_multiplier=self.plan.noise_multiplier,
+        )
+
+
+def recorded(paths: Sequence[Path]) -> list[RecordedRun]:
+    """The runs at `paths`. Raises ValueError for what is no ledger, and if one run is named twice."""
+    runs: list[RecordedRun] = []
+    found: dict[str, Path] = {}
+    for path in paths:
+        run = _read(path)
+        if run.id in found:
+            raise ValueError(f"{path} and {found[run.id]} are ledgers of one run; give its latest, once")
+        found[run.id] = path
+        runs.append(run)
+    return runs
+
+
+def _read(path: Path) -> RecordedRun:
+    with reader(path) as connection:
+        text, configuration, stream_id, fingerprint, simulated, created, sealed = connection.execute(
+            "SELECT plan, configuration, stream_id, key_fingerprint, simulated, created, sealed FROM run"
+        ).fetchone()
+        (released,) = connection.execute("SELECT count(*) FROM attempts WHERE state = 'released'").fetchone()
+        users = frozenset(user for (user,) in connection.execute("SELECT user FROM users"))
+    plan = Plan.from_description(json.loads(text))
+    return RecordedRun(
+        name=str(path),
+        id=stream_id or f"simulation of {created}",
+        created=created,
+        plan=plan,
+        released=min(released, plan.participation.rounds),
+        over=sealed is not None or released >= plan.participation.rounds,
+        users=users,
+        simulated=bool(simulated),
+        choices=(fingerprint, stream_id),
+        budget=json.loads(configuration).get(BUDGET),
+    )
+
+
+class Together:
+    """`runs`, the earliest first, and what any of them cost one user together.
+
+    Whoever was asked in a run is given that run's whole bound. With a secret sampling so is every user that the run might have
+    asked: all but those whom its budget refuses. Runs whose secret choices come from the same part of the same key (simulations
+    of one seed) count as if their rounds were known: a user's bin is then the same in both, and composition needs independence.
+    """
+
+    def __init__(self, runs: Sequence[RecordedRun]) -> None:
+        self.runs = sorted(runs, key=lambda run: run.created)
+        shared = Counter(run.choices for run in runs)
+        self._past = [run.past(known=shared[run.choices] > 1) for run in self.runs]
+        self._ids = [run.id for run in self.runs]
+        self._alone: dict[tuple[PastRun, float], float] = {}
+        self._found: dict[tuple[frozenset[tuple[PastRun, int]], float], JointGuarantee] = {}
+        self._groups: dict[tuple[bool, ...], tuple[int, ...]] = {}
+
+    def of(self, user: str | None) -> tuple[int, ...]:
+        """The runs, by their places in `runs`, that `user` is counted in; None is somebody who was never asked.
+
+        Users who were asked in the same runs share an answer.
+        """
+        asked = tuple(user in run.users for run in self.runs)
+        if asked not in self._groups:
+            inside: list[int] = []
+            for i, run in enumerate(self.runs):
+                if asked[i] or (run.sampled and self.admits(i, inside)):
+                    inside.append(i)
+            self._groups[asked] = tuple(inside)
+        return self._groups[asked]
+
+    def admits(self, i: int, inside: Sequence[int]) -> bool:
+        """Whether a user who was in the runs `inside` may be in run i, by that run's budget, if it has one.
+
+        True if the ledger of a run that the budget counts is not here: then nobody can say.
+        """
+        budget = self.runs[i].budget
+        if budget is None or self.missing(i):
+            return True
+        earlier = [j for j in inside if self._ids[j] in budget["after"]]
+        return self.epsilon([*earlier, i], budget["delta"]) <= float(budget["epsilon"]) * (1 + _ROUNDING)
+
+    def epsilon(self, inside: Sequence[int], delta: float) -> float:
+        """ε at `delta` of the runs `inside` as planned; of one alone, its own, which no composition makes less tight."""
+        if len(inside) > 1:
+            return self.guarantee(inside, delta).epsilon
+        (past,) = (self._past[i] for i in inside)
+        key = past, delta
+        if key not in self._alone:
+            self._alone[key] = past.accountant.epsilon(
+                noise_multiplier=past.noise_multiplier, delta=delta, released=None
+            ).epsilon
+        return self._alone[key]
+
+    def missing(self, i: int) -> list[str]:
+        """The ids of the earlier runs that run i counted and that are not here."""
+        budget = self.runs[i].budget
+        return [] if budget is None else sorted(set(budget["after"]) - set(self._ids))
+
+    def guarantee(self, inside: Sequence[int], delta: float, *, released: bool = False) -> JointGuarantee:
+        """ε at `delta` of the runs `inside` together: of all their planned rounds, or of those `released`."""
+        past = [self._past[i] for i in inside]
+        if released:
+            past = [replace(one, released=self.runs[i].released) for one, i in zip(past, inside, strict=True)]
+        key = (frozenset(Counter(past).items()), delta)
+        if key not in self._found:
+            self._found[key] = compose(past, delta=delta)
+        return self._found[key]

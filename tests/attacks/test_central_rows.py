@@ -1,0 +1,293 @@
+"""What is clipped for an example is that example's alone, in all layers, and nothing else carries the example into the model."""
+
+import copy
+import io
+
+import pytest
+import torch
+from central_runs import MODES, Run, examples
+from opacus.layers import DPGRU, DPLSTM, DPMultiheadAttention
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+SIZE = 16
+
+
+class TimeFirst(nn.Module):
+    """Layers that take a step in time for an example, which cannot be told by counting if there are as many."""
+
+    shape = (SIZE, 6)
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        return self.out(torch.tanh(self.hidden(inputs.transpose(0, 1)))).mean(0)
+
+
+class AcrossTheBatch(nn.Module):
+    """Attention with the batch where the sequence should be."""
+
+    shape = (5, 6)
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.out = DPMultiheadAttention(6, 1), nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        return self.out(self.attention(inputs, inputs, inputs)[0].mean(1))
+
+
+class Centred(nn.Module):
+    """Statistics of the batch, by hand."""
+
+    shape = (6,)
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        return self.out(inputs - inputs.mean(0))
+
+
+class CentredOutput(Centred):
+    def forward(self, inputs):
+        outputs = self.out(inputs)
+        return outputs - outputs.mean(0)
+
+
+class Sorted(Centred):
+    """Rows in another order in the second layer than in the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(6, 6)
+
+    def forward(self, inputs):
+        order = inputs[:, 0].argsort()
+        return self.out(torch.tanh(self.hidden(inputs[order])))[order.argsort()]
+
+
+def inputs_of(model, scale=3.0):
+    generator = torch.Generator().manual_seed(5)
+    return scale * torch.randn(SIZE, *model.shape, generator=generator)
+
+
+@pytest.mark.parametrize("model", [TimeFirst, AcrossTheBatch, Centred, CentredOutput, Sorted])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_that_mixes_rows_is_refused(mode, model, monkeypatch):
+    data = TensorDataset(inputs_of(model), torch.arange(SIZE) % 3)
+    run = Run(monkeypatch, data=data, batch=SIZE, model=model(), mode=mode)
+    for _ in range(2):
+        with pytest.raises(
+            RuntimeError, match="another example in the first row of the batch changes the other rows of"
+        ):
+            run.train()
+    assert run.sums == []
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent, self.out = DPLSTM(6, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, inputs, lengths, sort=False):
+        packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=sort)
+        return self.out(self.recurrent(packed)[1][0][-1])
+
+
+def packed_run(lengths, silent, sort, monkeypatch, mode, convert=torch.as_tensor):
+    """The sum of a round in which example `silent` is silent."""
+    torch.manual_seed(0)
+    weights = torch.arange(SIZE) != silent
+    inputs = 3 * torch.randn(SIZE, 7, 6)
+    data = TensorDataset(inputs, torch.arange(SIZE) % 3, lengths, weights)
+    run = Run(monkeypatch, data=data, batch=SIZE, epochs=1, model=Packed(), mode=mode, clip_norm=0.05, rate=0.0)
+
+    def step(batch):
+        inputs, targets, lengths, weights = batch
+        losses = functional.cross_entropy(run.module(inputs, convert(lengths), sort), targets, reduction="none")
+        (losses * weights).mean().backward()
+        run.optimizer.step()
+
+    run.train(step)
+    return run.sums[0]
+
+
+@pytest.mark.parametrize("convert", [torch.as_tensor, torch.Tensor.tolist])
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_sequences_that_were_packed_in_another_order_are_refused(mode, convert, monkeypatch):
+    """The recurrent layer's rows are then in the order of lengths, and the others' in that of the batch."""
+    lengths = 1 + torch.arange(SIZE) % 7
+    with pytest.raises(RuntimeError, match="enforce_sorted=False"):
+        packed_run(lengths, 0, False, monkeypatch, mode, convert)
+    lengths = lengths.sort(descending=True).values
+    everybody = packed_run(lengths, -1, True, monkeypatch, mode, convert)
+    for silent in range(SIZE):
+        assert float((everybody - packed_run(lengths, silent, True, monkeypatch, mode, convert)).norm()) <= 0.05
+
+
+def test_a_model_that_draws_random_numbers_is_not_refused(monkeypatch):
+    """And the draws are those that there would be without the look at its rows."""
+    model = nn.Sequential(nn.Linear(6, 20), nn.Dropout(0.5), nn.Linear(20, 3))
+    run = Run(monkeypatch, model=copy.deepcopy(model), size=SIZE, batch=SIZE)
+    batch = next(iter(run.loader))
+    torch.manual_seed(3)
+    outputs = run.module(batch[0])
+    torch.manual_seed(3)
+    assert torch.equal(outputs, model(batch[0]))
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, which finds the batch in the second dimension by itself."""
+
+    shape = (SIZE, 6)
+
+    def __init__(self):
+        super().__init__()
+        self.recurrent, self.out = DPGRU(6, 5, batch_first=False), nn.Linear(5, 3)
+
+    def forward(self, inputs):
+        return self.out(self.recurrent(inputs.transpose(0, 1))[0][-1])
+
+
+class Attention(AcrossTheBatch):
+    """As long as the batch is large."""
+
+    shape = (SIZE, 6)
+
+    def __init__(self):
+        super().__init__()
+        self.attention = DPMultiheadAttention(6, 1, batch_first=True)
+
+
+@pytest.mark.parametrize("model", [Recurrent, Attention])
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_sequences_as_long_as_the_batch_are_not_refused(mode, model, monkeypatch):
+    data = TensorDataset(inputs_of(model), torch.arange(SIZE) % 3)
+    run = Run(monkeypatch, data=data, batch=SIZE, model=model(), mode=mode)
+    run.train()
+    assert run.released == 1
+
+
+def test_one_row_more_is_not_added_to_all_rows(monkeypatch):
+    """Expanded weights add gradients up; one row would be broadcast: an example in the rows of all."""
+    run = Run(monkeypatch, mode="ew")
+    inputs, targets = next(iter(run.loader))
+    with pytest.raises(RuntimeError, match="a forward pass of 1 rows after one of 4"):
+        (run.loss(run.module(inputs), targets) + run.loss(run.module(inputs[:1]), targets[:1])).backward()
+    run.train()  # the round starts afresh
+    assert run.released == 3
+
+
+@pytest.mark.parametrize("data", ["subset", "concatenated", "nested"])
+def test_an_example_that_is_there_twice_is_refused(data, monkeypatch):
+    base = examples(6)
+    data = {
+        "subset": Subset(base, [0, 1, 2, 3, 3]),
+        "concatenated": ConcatDataset([base, Subset(base, [5])]),
+        "nested": Subset(Subset(base, [5, 4, 3]), [0, 1, 0]),
+    }[data]
+    with pytest.raises(ValueError, match=r"the data set has example [0-9] and 0 others more than once"):
+        Run(monkeypatch, data=data)
+
+
+def test_parts_of_data_sets_are_not_refused(monkeypatch):
+    base = examples(12)
+    run = Run(monkeypatch, data=ConcatDataset([Subset(base, range(6)), Subset(base, range(6, 12)), examples(3)]))
+    run.train()
+    assert run.released == 4
+
+
+class Running(nn.Module):
+    """A mean of the inputs, as `torch.nn.BatchNorm1d` keeps it, saved with the model."""
+
+    def __init__(self, how, persistent=True):
+        super().__init__()
+        self.out, self.how = nn.Linear(6, 3), how
+        self.mean = nn.Module()
+        self.mean.register_buffer("value", torch.zeros(6), persistent=persistent)
+
+    def forward(self, inputs):
+        if self.training and torch.is_grad_enabled():
+            if self.how == "in place":
+                self.mean.value.mul_(0.9).add_(0.1 * inputs.mean(0))
+            else:
+                self.mean.value = 0.9 * self.mean.value + 0.1 * inputs.mean(0)
+        return self.out(inputs)
+
+
+@pytest.mark.parametrize("how", ["in place", "anew"])
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+def test_a_buffer_that_changes_with_the_data_is_refused(mode, how, monkeypatch):
+    run = Run(monkeypatch, model=Running(how), mode=mode)
+    with pytest.raises(
+        RuntimeError, match=r"'mean\.value' and 0 other parameters and buffers of the module have changed"
+    ):
+        run.train()
+    assert run.sums == []
+    run = Run(monkeypatch, model=Running(how, persistent=False), mode=mode)
+    run.train()
+    assert run.released == 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_optimizer_finds_no_raw_gradients(mode, monkeypatch):
+    """The cell that makes the optimizer is run again, and the one that makes it private is not."""
+    run = Run(monkeypatch, mode=mode)
+    before = [p.detach().clone() for p in run.model.parameters()]
+    another = torch.optim.SGD(run.module.parameters(), lr=1.0)
+    run.backward(next(iter(run.loader)))
+    another.step()
+    assert all(torch.equal(p, q) for p, q in zip(run.model.parameters(), before, strict=True))
+    if mode != "ew":  # there are no gradients to take a step with
+        with pytest.raises(RuntimeError, match="have changed since the loader handed out the batch"):
+            run.optimizer.step()
+    assert run.sums == []
+
+
+def test_a_model_that_is_no_longer_private_has_its_gradients(monkeypatch):
+    run = Run(monkeypatch)
+    run.train()
+    model = run.module.to_standard_module()
+    model.zero_grad()
+    model(torch.ones(2, 6)).sum().backward()
+    assert float(model.weight.grad.norm()) > 0
+
+
+def test_a_private_optimizer_is_not_copied(monkeypatch):
+    run = Run(monkeypatch)
+    for copied in (copy.deepcopy, lambda optimizer: torch.save(optimizer, io.BytesIO())):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            copied(run.optimizer)
+    assert copy.deepcopy(run.module).state_dict().keys() == run.module.state_dict().keys()  # an average of models can
+    run.train()
+    assert run.released == 3
+
+
+def test_an_interrupt_while_a_round_begins_leaves_no_round(monkeypatch):
+    """What an earlier batch has left is cleared away before there is a round that could release it."""
+    run = Run(monkeypatch)
+    run.train(lambda batch: (run.step(batch), run.backward(batch)), then=lambda: None)
+    rounds = run.engine.accountant
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    rounds.on_hand_out, begin = interrupt, rounds.on_hand_out
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(run.loader))
+    with pytest.raises(RuntimeError, match="there is no batch from the loader"):
+        run.optimizer.step()
+    rounds.on_hand_out = begin
+    run.train()
+    assert run.released == 6
+
+
+def test_an_optimizer_of_several_gradients_a_step_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.optim, "SGD", lambda parameters, lr: torch.optim.LBFGS(parameters, lr=lr))
+    with pytest.raises(TypeError, match="LBFGS computes gradients several times a step"):
+        Run(monkeypatch)

@@ -1,0 +1,309 @@
+"""A budget for people across runs: who may be in the next run, against compositions that are calculated without fedcgd."""
+
+import json
+import logging
+import math
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from fake_grid import FakeGrid, FakeNode, is_training
+from flwr.app import Array, ArrayRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from scipy import optimize, stats
+from typer.testing import CliRunner
+
+from fedcgd.cli import app
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
+from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_flower import CorrelatedNoise, IncompleteRunError, host_users, one_by_one
+
+DELTA = 1e-5
+SILOS = Participation(rounds=4, min_separation=2)
+PLAN = Plan.calibrated(LambdaCGD(0.8), SILOS, clip_norm=0.5, epsilon=8, delta=DELTA)
+COINS = Plan(
+    mechanism=DPSGD(),
+    participation=Participation(rounds=20, sampling="poisson", sampling_rate=0.1),
+    clip_norm=0.5,
+    noise_multiplier=1.5,
+    delta=DELTA,
+)
+
+
+def gaussian_epsilon(mu: float, delta: float = DELTA) -> float:
+    """The ε of N(μ, 1) against N(0, 1): Theorem 8 of Balle and Wang, "Improving the Gaussian Mechanism", 2018."""
+
+    def excess(epsilon: float) -> float:
+        low, high = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.logcdf(-mu / 2 - epsilon / mu)
+        return float(low - math.exp(epsilon + high) - delta)
+
+    return float(optimize.brentq(excess, 0, 100))
+
+
+def mu_of(plan: Plan) -> float:
+    """Of the user who is in rounds 0, b, 2b, …, which is the worst where C has no negative entry."""
+    columns = matrix(plan.mechanism, plan.participation.rounds)[:, :: plan.participation.min_separation]
+    return float(np.linalg.norm(columns.sum(axis=1)) / plan.noise_multiplier)
+
+
+def names(first: int, last: int) -> list[str]:
+    return [f"person-{i:03d}" for i in range(first, last)]
+
+
+def grid_of(users: list[str]) -> FakeGrid:
+    def train(model, user, config, context):
+        return ArrayRecord({"w": Array(model["w"].numpy() + np.float32(1))})
+
+    client = ClientApp()
+    host_users(client, lambda context: list(users), one_by_one(train))
+    return FakeGrid({1: FakeNode(client)})
+
+
+def run(
+    path: Path, users: list[str], *, plan: Plan = PLAN, budget: JointBudget | None = None, size: int = 4, **options
+) -> tuple[CorrelatedNoise, set[str]]:
+    """A whole run with these users around; the strategy, and whoever was asked."""
+    grid = grid_of(users)
+    options = {"key": NoiseKey.generate(), "patience": 0.0, "trusted_nodes": True} | options
+    strategy = CorrelatedNoise(FedAvg(), plan, ledger=path, cohort_size=size, budget=budget, **options)
+    strategy.start(grid, ArrayRecord({"w": Array(np.zeros(6, np.float32))}))
+    asked = {user for message in grid.sent if is_training(message) for user in message.content["fedcgd"]["users"]}
+    return strategy, asked
+
+
+def recorded(
+    path: Path, users: list[str], *, plan: Plan = PLAN, key: NoiseKey | None = None, over: bool = True
+) -> Path:
+    """The ledger of a run that has asked `users` once, and is sealed if it is `over`."""
+    with Ledger.open(path, plan=plan, configuration={}, key=key or NoiseKey.generate()) as ledger:
+        attempt = ledger.plan_round(0, users)
+        ledger.record_aggregated(0, attempt, 0)
+        ledger.record_released(0, attempt, b"")
+    if over:
+        seal(path, None)
+    return path
+
+
+def budget(epsilon: float, *after: Path, delta: float = DELTA) -> JointBudget:
+    return JointBudget(epsilon=epsilon, delta=delta, after=after)
+
+
+def test_two_runs_over_overlapping_people(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """8 people in both, 4 in each alone; 8 and 8 are 12.3 together. Three budgets: enough, not enough, none."""
+    one, two, three, four = (tmp_path / f"{name}.db" for name in "ABCD")
+    _, first = run(one, names(0, 8))
+    assert first == set(names(0, 8))
+    worst = gaussian_epsilon(math.sqrt(2) * mu_of(PLAN))
+    assert gaussian_epsilon(mu_of(PLAN)) == pytest.approx(8, rel=1e-4)
+
+    # Enough, by a hair: everybody may take part, and the worst user's ε is what it is by hand.
+    strategy, asked = run(two, names(4, 12), budget=budget(worst * (1 + 1e-6), one))
+    assert (asked, strategy.over_budget) == (set(names(4, 12)), 0)
+    assert joint([one, two]).worst.planned.epsilon == pytest.approx(worst, rel=1e-6)
+
+    # Less by a hair: whoever was in A is not asked, and nobody is above 8.
+    with caplog.at_level(logging.INFO, "flwr"):
+        strategy, asked = run(three, names(4, 16), budget=budget(worst * (1 - 1e-6), one))
+    assert (asked, strategy.over_budget) == (set(names(8, 16)), 4)
+    said = [record.getMessage() for record in caplog.records if "joint budget" in record.getMessage()]
+    assert len(said) == 1
+    assert "4 users that are there are refused" in said[0]
+    assert "Plan a smaller ε" in said[0]
+    assert "person-" not in caplog.text
+    assert joint([one, three]).worst.planned.epsilon == pytest.approx(8, rel=1e-4)
+    assert joint([one, three]).problems == ()
+
+    # Without a budget nobody is refused.
+    assert run(four, names(4, 12))[1] == set(names(4, 12))
+
+
+def test_users_of_three_runs_each_by_their_own_history(tmp_path: Path) -> None:
+    """Budget for two of the three plans: who was in both earlier runs is refused, who was in one of them is not."""
+    one, two = recorded(tmp_path / "A.db", ["ann", "bob"]), recorded(tmp_path / "B.db", ["bob", "cyd"])
+    limit = gaussian_epsilon(math.sqrt(2.5) * mu_of(PLAN))
+    admission = budget(limit, one, two).admission(PLAN, key=NoiseKey.generate())
+    assert admission.refused == {"bob"}
+    assert budget(8.001, one, two).admission(PLAN, key=NoiseKey.generate()).refused == {"ann", "bob", "cyd"}
+    assert not budget(20, one, two).admission(PLAN, key=NoiseKey.generate()).refused
+
+
+def test_the_budget_is_at_its_own_delta(tmp_path: Path) -> None:
+    """The same two runs cost more at a smaller δ than that of either plan."""
+    one = recorded(tmp_path / "A.db", ["ann"])
+    for delta in (DELTA, 1e-9):
+        cost = gaussian_epsilon(math.sqrt(2) * mu_of(PLAN), delta)
+        assert budget(cost * 0.999, one, delta=delta).admission(PLAN, key=NoiseKey.generate()).refused == {"ann"}
+        assert not budget(cost * 1.001, one, delta=delta).admission(PLAN, key=NoiseKey.generate()).refused
+
+
+def test_a_run_too_few_may_take_part_in_says_why(tmp_path: Path) -> None:
+    one = recorded(tmp_path / "A.db", names(0, 8))
+    with pytest.raises(ValueError, match=r"2 users are there .* 8 more have no budget left after earlier runs"):
+        run(tmp_path / "B.db", names(0, 10), budget=budget(8.001, one))
+    with pytest.raises(IncompleteRunError, match="8 have no budget left after earlier runs"):
+        run(tmp_path / "C.db", names(0, 10), budget=budget(8.001, one), expected_users=1)
+
+
+def test_a_secret_sampling_before_counts_for_everybody(tmp_path: Path) -> None:
+    """Who was drawn and who was not get one answer, and it is that of dp-accounting."""
+    sampled = recorded(tmp_path / "A.db", ["drawn"], plan=COINS)
+    plain = recorded(tmp_path / "B.db", ["ann"])
+    accountant = PLDAccountant()
+    coins = dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(1.5))
+    accountant.compose(dp_event.SelfComposedDpEvent(coins, 20))
+    accountant.compose(dp_event.GaussianDpEvent(1 / mu_of(PLAN)))
+    once = accountant.get_epsilon(DELTA)
+    key = NoiseKey.generate()
+    assert budget(once * 1.01, sampled, plain).admission(PLAN, key=key).refused == {"ann"}
+    with pytest.raises(
+        ValueError, match=r"nobody may take part: this plan and the earlier runs with a secret sampling cost ε ≤"
+    ):
+        budget(once * 0.99, sampled, plain).admission(PLAN, key=key)
+    with pytest.raises(ValueError, match="nobody may take part: this plan cost"):
+        budget(7.99, plain).admission(PLAN, key=key)
+    assert not budget(8, recorded(tmp_path / "C.db", [])).admission(PLAN, key=key).refused
+
+
+def test_a_sampled_run_after_others_is_joint_with_those_it_admitted_alone(tmp_path: Path) -> None:
+    """Whoever its budget refused was not in the draw: `joint` does not count it in."""
+    one, two = recorded(tmp_path / "A.db", names(0, 8)), tmp_path / "B.db"
+    strategy, asked = run(two, names(4, 40), plan=COINS, budget=budget(8.0, one), size=4)
+    assert strategy.over_budget == 4
+    assert asked
+    assert asked.isdisjoint(names(0, 8))
+    found = joint([one, two])
+    assert {(group.users, len(group.ledgers)) for group in found.groups} == {(8, 1), (len(asked), 1)}
+    assert found.problems == ()
+    # Without A's ledger it says that something is missing.
+    assert "counted 1 earlier runs whose ledgers are not given" in joint([two]).problems[0]
+
+
+def test_the_new_ledger_says_what_was_counted(tmp_path: Path) -> None:
+    one, two = recorded(tmp_path / "A.db", names(0, 8)), tmp_path / "B.db"
+    run(two, names(8, 16), budget=budget(9.5, one))
+    with sqlite3.connect(one) as connection:
+        (stream,) = connection.execute("SELECT stream_id FROM run").fetchone()
+    kept = verify(two).budget
+    assert kept == {"epsilon": 9.5, "delta": DELTA, "after": {stream: PLAN.to_description()}}
+    said = CliRunner().invoke(app, ["ledger", "verify", str(two)])
+    assert said.exit_code == 0
+    assert "joint budget: ε ≤ 9.5 at δ = 1e-05" in said.stdout
+    assert stream in said.stdout
+    assert CliRunner().invoke(app, ["ledger", "compose", str(one), str(two)]).exit_code == 0
+    alone = CliRunner().invoke(app, ["ledger", "compose", str(two)])
+    assert alone.exit_code == 1
+    assert stream in alone.stdout
+
+
+def test_a_user_beyond_the_budget_is_found_by_compose(tmp_path: Path) -> None:
+    """As if a server had asked it nevertheless."""
+    one, two = recorded(tmp_path / "A.db", ["zoe"]), tmp_path / "B.db"
+    key = NoiseKey.generate()
+    admission = budget(8.5, one).admission(PLAN, key=key)
+    assert admission.refused == {"zoe"}
+    with Ledger.open(two, plan=PLAN, configuration=admission.configuration, key=key) as ledger:
+        ledger.plan_round(0, ["zoe", "bob"])
+    assert joint([one, two]).problems == (f"1 users are in {two} beyond its joint budget of ε = 8.5",)
+    said = CliRunner().invoke(app, ["ledger", "compose", str(one), str(two)])
+    assert said.exit_code == 1
+    assert "zoe" not in said.stdout
+
+
+def test_a_run_goes_on_after_the_same_runs_only(tmp_path: Path) -> None:
+    one, other = recorded(tmp_path / "A.db", ["ann"]), recorded(tmp_path / "X.db", ["bob"])
+    key, path = NoiseKey.generate(), tmp_path / "B.db"
+    first = budget(20, one)
+    start = {"path": path, "users": names(0, 8), "key": key}
+    run(**start, budget=first)
+    run(**start, budget=first)
+    moved = one.rename(tmp_path / "moved.db")
+    run(**start, budget=budget(20, moved))
+    for changed, words in (
+        (budget(20, moved, other), r"budget\.after\.\w+: nothing → there"),
+        (budget(20), r"budget\.after\.\w+: there → nothing"),
+        (budget(21, moved), r"budget\.epsilon: 20 → 21"),
+        (None, "budget: there → nothing"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            run(**start, budget=changed)
+
+
+def test_earlier_ledgers_that_cannot_count_are_refused_before_anything_is_done(tmp_path: Path) -> None:
+    good = recorded(tmp_path / "A.db", ["ann"])
+    simulated = recorded(tmp_path / "S.db", ["ann"], key=NoiseKey.simulation(1))
+    going = recorded(tmp_path / "G.db", ["ann"], over=False)
+    (tmp_path / "text.db").write_text("no ledger")
+    old = tmp_path / "old.db"
+    recorded(old, ["ann"])
+    with sqlite3.connect(old) as connection:
+        connection.execute("UPDATE run SET format = 1")
+    wrong = recorded(tmp_path / "W.db", ["ann"])
+    with sqlite3.connect(wrong) as connection:
+        connection.execute("UPDATE users SET participations = 2")
+    copy = tmp_path / "copy.db"
+    copy.write_bytes(good.read_bytes())
+    own = tmp_path / "own.db"
+    for after, words in (
+        ([tmp_path / "none.db"], "there is no ledger at"),
+        ([tmp_path / "text.db"], "cannot be read as a ledger"),
+        ([old], "another version of fedcgd"),
+        ([simulated], "is of a simulation"),
+        ([going], r"may go on \(1 of 4 rounds are released\).*fedcgd ledger seal"),
+        ([wrong], "contradicts itself"),
+        ([good, good], "are ledgers of one run"),
+        ([good, copy], "are ledgers of one run"),
+        ([own], "is this run's own ledger"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            run(own, names(0, 8), budget=budget(20, *after))
+        assert not own.exists(), after
+    with pytest.raises(TypeError, match="after must be a list"):
+        JointBudget(epsilon=8, delta=DELTA, after=str(good))
+
+
+def test_a_chain_of_runs_names_all_before(tmp_path: Path) -> None:
+    one, two = recorded(tmp_path / "A.db", ["ann"]), tmp_path / "B.db"
+    run(two, names(0, 8), budget=budget(20, one))
+    with pytest.raises(ValueError, match="came after 1 runs that are not named"):
+        run(tmp_path / "C.db", names(0, 8), budget=budget(20, two))
+    run(tmp_path / "C.db", names(0, 8), budget=budget(20, one, two))
+    counts = Counter(len(group.ledgers) for group in joint([tmp_path / "C.db", two, one]).groups)
+    assert counts == {1: 1, 2: 1}
+
+
+def test_simulations_of_one_seed_share_their_bins(tmp_path: Path) -> None:
+    """Composed as if the rounds were known: a user who is in a bin once is in it again."""
+    bins = Plan(
+        mechanism=DPSGD(),
+        participation=Participation(rounds=8, min_separation=4, sampling="balls-in-bins"),
+        clip_norm=0.5,
+        noise_multiplier=1.0,
+        delta=DELTA,
+    )
+    same = [recorded(tmp_path / f"{name}.db", ["ann"], plan=bins, key=NoiseKey.simulation(1)) for name in "AB"]
+    other = recorded(tmp_path / "C.db", ["ann"], plan=bins, key=NoiseKey.simulation(2))
+    known = gaussian_epsilon(math.sqrt(2 * 2))  # two runs of two rounds each, σ = 1
+    assert joint(same).worst.planned.epsilon == pytest.approx(known, rel=1e-6)
+    assert joint([same[0], other]).worst.planned.epsilon < 0.9 * known
+    # One key of ours has other bins in each run, and the same key says the same of a new run's.
+    key = NoiseKey.generate()
+    ours = [recorded(tmp_path / f"{name}.db", ["ann"], plan=bins, key=key) for name in "DE"]
+    assert joint(ours).worst.planned.epsilon == joint([same[0], other]).worst.planned.epsilon
+    limit = budget(0.95 * known, same[0])
+    with pytest.raises(ValueError, match="nobody may take part"):
+        limit.admission(bins, key=NoiseKey.simulation(1))
+    assert not limit.admission(bins, key=NoiseKey.simulation(2)).refused
+
+
+def test_the_record_of_a_run_without_a_budget_has_none(tmp_path: Path) -> None:
+    one = recorded(tmp_path / "A.db", ["ann"])
+    assert verify(one).budget is None
+    assert json.loads(CliRunner().invoke(app, ["ledger", "verify", str(one), "--json"]).stdout)["budget"] is None
