@@ -133,15 +133,28 @@ def compose(
 
 @app.command()
 def model(
-    path: LedgerArgument, target: Annotated[Path, typer.Argument(help="Where to: .npz or .safetensors.")]
+    path: LedgerArgument,
+    target: Annotated[Path, typer.Argument(help="Where to: .npz or .safetensors.")],
+    carried: Annotated[
+        Path | None, typer.Option(help="The model that the run began with, for its arrays that were not trained.")
+    ] = None,
 ) -> None:
-    """Write the last released model, before or after the run is sealed: the trained arrays, by name.
+    """Write the last released model, before or after the run is sealed, by name: the arrays that the run trained, and no others.
 
-    Example: fedcgd ledger model run.db model.npz
+    Counters, frozen layers and statistics that stayed as they were are not in the ledger. With --carried they come from the file
+    (.npz or .safetensors) of the model that the run began with, and the whole model is written.
+
+    Example: fedcgd ledger model run.db model.npz --carried initial.npz
     """
     with explained_errors():
-        count = ledger.save_model(path, target)
-    console.print(f"{count} arrays are in {target}", soft_wrap=True)
+        count = ledger.save_model(path, target, carried=carried)
+    console.print(
+        f"{count} arrays are in {target}, those that were not trained as they are in {carried}"
+        if carried
+        else f"{count} trained arrays are in {target}. Arrays that were not trained (counters, frozen layers, fixed statistics) "
+        "are not in a ledger; --carried takes them from the model that the run began with",
+        soft_wrap=True,
+    )
 
 
 @app.command()

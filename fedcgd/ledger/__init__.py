@@ -29,7 +29,7 @@ Nothing here holds the key, and whoever reads the file learns who took part when
 
 from fedcgd.ledger.budget import Admission, JointBudget
 from fedcgd.ledger.joint import JointRecord, UserGroup, joint
-from fedcgd.ledger.model import released_model, save_model
+from fedcgd.ledger.model import completed, released_model, save_model
 from fedcgd.ledger.records import Verification, export, verify
 from fedcgd.ledger.run import Ledger, Run, seal
 
@@ -41,6 +41,7 @@ __all__ = [
     "Run",
     "UserGroup",
     "Verification",
+    "completed",
     "export",
     "joint",
     "released_model",

@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ LAYOUT = "layout"
 def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
     """The trained arrays of the last released model, by name; before and after the run is sealed.
 
-    Arrays of a dtype that NumPy does not have, such as bfloat16, are float32. Raises ValueError before the first release, and if
-    the ledger does not say what the model's arrays are.
+    The ledger holds nothing else: counters, frozen layers and statistics that stay as they were are in the model that the run
+    began with (`completed`). A running variance is at least 0, as in what was released. Arrays of a dtype that NumPy does not
+    have, such as bfloat16, are float32. Raises ValueError before the first release, and if the ledger does not say what the
+    model's arrays are.
     """
     with reader(path) as connection:
         model, layout = (read_artifact(connection, name) for name in ("model", LAYOUT))
@@ -31,28 +35,63 @@ def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
         raise ValueError(f"{path} holds {len(flat)} parameters, and arrays of {sum(map(math.prod, shapes))}")
     parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
     return {
-        name: part.reshape(shape).astype(_dtype(dtype))
+        name: (np.maximum(part, 0) if name.rpartition(".")[2] == "running_var" else part)
+        .reshape(shape)
+        .astype(_dtype(dtype))
         for name, part, shape, dtype in zip(names, parts, shapes, dtypes, strict=True)
     }
 
 
-def save_model(path: Path | str, target: Path) -> int:
-    """Write the last released model to `target`, .npz or .safetensors, and return how many arrays it has. As `released_model`."""
+def completed(trained: Mapping[str, NDArray[Any]], whole: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of the model in the file `whole`, .npz or .safetensors, in their order, with those that were `trained` in place.
+
+    `whole` is the model that the run began with: nothing in the ledger tells whether it is. Raises ValueError if it lacks a
+    trained array, or has it in another shape, and if it cannot be read.
+    """
+    arrays = _load(whole)
+    for name, array in trained.items():
+        if name not in arrays:
+            raise ValueError(f"{whole} has no array {name!r}, which the run trained; it has {list(arrays)}")
+        if arrays[name].shape != array.shape:
+            raise ValueError(f"array {name!r} has shape {arrays[name].shape} in {whole}, and {array.shape} in the run")
+    return arrays | dict(trained)
+
+
+def save_model(path: Path | str, target: Path, *, carried: Path | None = None) -> int:
+    """Write the last released model to `target`, .npz or .safetensors, and return how many arrays it has. As `released_model`.
+
+    With `carried`, the file of the model that the run began with, its other arrays are written too (`completed`).
+    """
     arrays = released_model(path)
+    if carried is not None:
+        arrays = completed(arrays, carried)
     if target.suffix == ".npz":
         with target.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
     elif target.suffix == ".safetensors":
-        try:
-            from safetensors.numpy import save_file  # type: ignore[import-not-found,unused-ignore]
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                "the package safetensors is not installed; pip install safetensors, or write .npz"
-            ) from error
-        save_file({name: np.array(array, order="C") for name, array in arrays.items()}, target)
+        _safetensors().save_file({name: np.array(array, order="C") for name, array in arrays.items()}, target)
     else:
         raise ValueError(f"the model is written as .npz or .safetensors, got {target.name}")
     return len(arrays)
+
+
+def _load(path: Path) -> dict[str, NDArray[Any]]:
+    if path.suffix not in (".npz", ".safetensors"):
+        raise ValueError(f"a model is read from .npz or .safetensors, got {path.name}")
+    try:
+        if path.suffix == ".safetensors":
+            return dict(_safetensors().load_file(path))
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except Exception as error:  # each format has its own
+        raise ValueError(f"{path} cannot be read as a model: {error}") from error
+
+
+def _safetensors() -> Any:
+    try:
+        return import_module("safetensors.numpy")
+    except ModuleNotFoundError as error:
+        raise ValueError("the package safetensors is not installed; pip install safetensors, or take .npz") from error
 
 
 def _dtype(name: str) -> np.dtype[Any]:

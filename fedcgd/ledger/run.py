@@ -78,15 +78,18 @@ class Ledger:
         """Whether the run's key came from a simulation seed, so that nothing in it is private. For ever."""
 
     @classmethod
-    def open(cls, path: Path | str, *, plan: Plan, configuration: Mapping[str, Any], key: NoiseKey) -> Self:
+    def open(
+        cls, path: Path | str, *, plan: Plan, configuration: Mapping[str, Any], key: NoiseKey, purpose: str = ""
+    ) -> Self:
         """The ledger at `path`, made if there is none; ":memory:" keeps it in memory.
 
         A key that remembers its runs (`key.runs`) refuses to begin one again without its ledger, and to go on from an old copy.
         With a key that does not, never open an old copy: rounds released since then would be released again, with fresh noise,
         and ε spent twice without either copy's knowing.
         A round that was begun and not released is abandoned, and any other process that writes to the ledger is shut out.
-        `configuration` is whatever else defines the run, JSON-able. Raises ValueError if the ledger is sealed, or is that of
-        another plan, configuration or key.
+        `configuration` is whatever else defines the run, JSON-able. Under one simulation key, which shall repeat, runs have the
+        same noise unless their `purpose` differs; under any other key no two runs share noise. Raises ValueError if the ledger is
+        sealed, or is that of another plan, configuration or key.
         """
         values = {
             "plan": to_json(plan.to_description()),
@@ -102,7 +105,7 @@ class Ledger:
             with transaction(connection):
                 new = connection.execute("SELECT 1 FROM run").fetchone() is None
                 if new:
-                    _create(connection, values)
+                    _create(connection, values, purpose)
                 _check_same(connection, path, values)
                 (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
                 # Before the run is in the ledger: of what a crash leaves in the registry alone, nothing was ever released.
@@ -385,9 +388,9 @@ def _check_not_needed(registry: Registry, stream_id: str, key_file: Path) -> Non
         )
 
 
-def _create(connection: sqlite3.Connection, values: Mapping[str, Any]) -> None:
+def _create(connection: sqlite3.Connection, values: Mapping[str, Any], purpose: str) -> None:
     # A simulation shall repeat, with a ledger or without one.
-    stream_id = "" if values["simulated"] else secrets.token_hex(16)
+    stream_id = purpose if values["simulated"] else secrets.token_hex(16)
     connection.execute(
         "INSERT INTO run (id, format, created, plan, configuration, configuration_hash, stream_id, key_fingerprint, "
         "simulated, owner) VALUES (1, :format, :created, :plan, :configuration, :hash, :stream_id, :key_fingerprint, "

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map
 
 _ROUNDING = 8
+_RECURRENT = (DPRNN, DPLSTM, DPGRU)
 
 
 class Independence:
@@ -30,7 +31,7 @@ class Independence:
         self._judged = False
         seen.register_forward_pre_hook(self._before, with_kwargs=True)
         for layer in module.modules():
-            if isinstance(layer, (DPRNN, DPLSTM, DPGRU)):
+            if isinstance(layer, _RECURRENT):
                 layer.register_forward_pre_hook(_refuse_reordered)
 
     def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -84,7 +85,9 @@ class Independence:
 
         def hook(name: str) -> Callable[..., None]:
             def note(layer: nn.Module, inputs: Any) -> None:
-                dim = 0 if isinstance(layer, RNNLinear) else self._batch_dim
+                dim = self._batch_dim
+                if isinstance(layer, (RNNLinear, *_RECURRENT)):  # these know themselves, and keep rows first inside
+                    dim = 0 if getattr(layer, "batch_first", True) else 1
                 found.extend((f"the input of {name!r}", dim, t.detach().clone()) for t in _tensors(inputs)[:1])
 
             return note

@@ -1,6 +1,7 @@
 """Flower: the server strategy, the client mod, and nodes that host many users."""
 
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
+from fedcgd_flower.evaluation import PrivateEvaluation
 from fedcgd_flower.layout import arrays_of, load_arrays
 from fedcgd_flower.mod import ClippedUpdateMod, clipped_update_mod
 from fedcgd_flower.pool import LocalTask, host_users, one_by_one, one_gradient_step
@@ -13,6 +14,7 @@ __all__ = [
     "CorrelatedNoise",
     "IncompleteRunError",
     "LocalTask",
+    "PrivateEvaluation",
     "RunResult",
     "arrays_of",
     "clipped_update_mod",

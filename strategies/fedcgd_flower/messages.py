@@ -113,7 +113,11 @@ def model_records(model: Flat, layout: Layout) -> dict[str, ArrayRecord]:
 
 
 def train_message(
-    node_id: int, model: Flat | Mapping[str, ArrayRecord], config: ConfigRecord, task: TrainTask
+    node_id: int,
+    model: Flat | Mapping[str, ArrayRecord],
+    config: ConfigRecord,
+    task: TrainTask,
+    message_type: str = MessageType.TRAIN,
 ) -> Message:
     """The request for one node; `model` is flat, or what `model_records` made of it for all nodes."""
     records = model_records(model, task.layout) if isinstance(model, np.ndarray) else model
@@ -135,7 +139,7 @@ def train_message(
         }
     )
     content = RecordDict({**records, CONFIG: config, TASK: description})
-    return Message(content, dst_node_id=node_id, message_type=MessageType.TRAIN)
+    return Message(content, dst_node_id=node_id, message_type=message_type)
 
 
 def _read_carried(content: RecordDict) -> tuple[Carried, ...]:

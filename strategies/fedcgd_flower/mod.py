@@ -7,6 +7,7 @@ from typing import Any
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
+from fedcgd_flower.evaluation import answer, bounds_of, is_private_evaluation
 from fedcgd_flower.layout import as_trained_from, flatten, unflatten
 from fedcgd_flower.messages import (
     LOCAL_FAILURE,
@@ -38,7 +39,8 @@ class ClippedUpdateMod:
 
     That one line is all. The function sees the model under "arrays" and the configuration under "config", as with Flower's own
     strategies, and replies as for FedAvg. Nothing but the clipped update of the arrays that the server trains is sent, rounded to
-    the server's grid: no metrics, no error text, no counters. Messages of other kinds pass.
+    the server's grid: no metrics, no error text, no counters. Of an evaluate function's metrics, those that the server's
+    `PrivateEvaluation` bounds are sent, for its noised sum. Messages of other kinds pass.
 
     The node is one user; `user(context)` is its id, the same whenever the node comes back. It must be the first of the mods: what
     a mod before it changes is refused by the server, and Flower's own privacy mods are refused after it.
@@ -48,6 +50,8 @@ class ClippedUpdateMod:
 
     def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
         """The reply to `message`."""
+        if message.metadata.message_type == MessageType.EVALUATE and is_private_evaluation(message):
+            return _evaluate(message, context, call_next)
         if message.metadata.message_type != MessageType.TRAIN:
             return call_next(message, context)
         spoiled = any(_is_privacy_mod(mod) for mod in _mods_inside(call_next))
@@ -85,6 +89,23 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     if update is None:
         return Message(Error(code=0, reason=NOT_FINITE), reply_to=message)
     return train_reply(message, task, update, 1)
+
+
+def _evaluate(message: Message, context: Context, call_next: CallNext) -> Message:
+    model, config, task = read_train_message(message)
+    bounds = bounds_of(message)
+    if len(task.users) != 1:
+        raise ValueError(f"a node with clipped_update_mod is one user, and {len(task.users)} were asked for")
+    message.content = RecordDict({"arrays": unflatten(model, task.layout), "config": config})
+    try:
+        reply = call_next(message, context)
+        if reply.has_error():
+            return Message(Error(code=reply.error.code, reason=LOCAL_FAILURE), reply_to=message)
+        metrics = {name: value for record in reply.content.metric_records.values() for name, value in record.items()}
+        total = answer(metrics, bounds, task.grid)
+    except Exception as error:
+        return failed_reply(message, error)
+    return train_reply(message, task, total, 1)
 
 
 def _mods_inside(call_next: CallNext) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """The node's side: one node hosts one or many users, and answers with the sum of their clipped updates."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedcgd.gradients import ExampleLoss, clipped_gradient_sum
 from fedcgd.noise.quantisation import Grid, Integers
+from fedcgd_flower.evaluation import answer, bounds_of
 from fedcgd_flower.isolation import TIME_LIMIT, each_apart
 from fedcgd_flower.layout import Flat, Layout, as_trained_from, flatten, unflatten
 from fedcgd_flower.messages import failed_reply, is_users_query, read_train_message, train_reply, users_reply
@@ -55,15 +56,25 @@ ClippedSum = Callable[[LocalTask, Context], tuple[Integers, int]]
 LocalTraining = Callable[[ArrayRecord, str, ConfigRecord, Context], ArrayRecord]
 """(model, user, config, context) → the model after that user's local training."""
 
+LocalEvaluation = Callable[[ArrayRecord, str, ConfigRecord, Context], Mapping[str, int | float]]
+"""(model, user, config, context) → what that user measures of the model on its data, by name."""
+
 UserData = Callable[[Sequence[str], Context], tuple[torch.Tensor, ...]]
 """((user,), context) → tensors with one row each: that user's example. It is asked for one user at a time."""
 
 
-def host_users(app: ClientApp, users: Callable[[Context], Sequence[str]], clipped_sum: ClippedSum) -> None:
+def host_users(
+    app: ClientApp,
+    users: Callable[[Context], Sequence[str]],
+    clipped_sum: ClippedSum,
+    *,
+    evaluate: LocalEvaluation | None = None,
+) -> None:
     """Make `app` a node that hosts `users` and trains the ones it is asked for by `clipped_sum`.
 
     `users(context)` returns ids that stay the same when the node reconnects, for example from `context.node_config`.
-    A user that the node does not host is left out; so one node cannot be made to speak for another's users.
+    A user that the node does not host is left out; so one node cannot be made to speak for another's users. `evaluate` is what
+    the server's `PrivateEvaluation` asks of a user; one that raises, or takes longer than the time limit, adds nothing.
     """
 
     @app.train()
@@ -87,6 +98,26 @@ def host_users(app: ClientApp, users: Callable[[Context], Sequence[str]], clippe
             total, answered = clipped_sum(work, context)
         except Exception as error:
             return failed_reply(message, error)
+        return train_reply(message, task, total, answered)
+
+    if evaluate is None:
+        return
+
+    @app.evaluate()
+    def evaluate_users(message: Message, context: Context) -> Message:
+        model, config, task = read_train_message(message)
+        bounds, hosted = bounds_of(message), set(users(context))
+        asked = tuple(user for user in task.users if user in hosted)
+
+        def measure(user: str, config: ConfigRecord, context: Context) -> Integers:
+            measured = evaluate(unflatten(model, task.layout), user, config, context)
+            return answer(measured, bounds, task.grid)
+
+        total, answered = np.zeros(len(bounds), np.int64), 0
+        for part in each_apart(asked, model, config, context, measure, time_limit=TIME_LIMIT):
+            if part is not None:
+                total += part
+                answered += 1
         return train_reply(message, task, total, answered)
 
 

@@ -26,6 +26,7 @@ from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
+from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation, needed
 from fedcgd_flower.inner import check_inner, inner_config, inner_step, planned_cohort
 from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten, view
 from fedcgd_flower.messages import (
@@ -96,6 +97,7 @@ class CorrelatedNoise(Strategy):
       along to the nodes and into the result unchanged.
     - `batch_norm`: running statistics are refused, "private" (clipped and noised like parameters) or "fixed" (left as they are).
     - `adaptive_clipping`: the clip norm follows a quantile of the users' norms, beginning with the plan's; ε stays what it is.
+    - `evaluation`: users also evaluate released models on their data, as noised sums with a budget of their own.
     - `forward_client_metrics`: also evaluate on clients as the inner strategy does, and return the averages. They are not
       differentially private: ε no longer covers what the run tells.
 
@@ -126,6 +128,7 @@ class CorrelatedNoise(Strategy):
         trainable: Collection[str] | None = None,
         batch_norm: BatchNorm = "refuse",
         adaptive_clipping: AdaptiveClipping | None = None,
+        evaluation: PrivateEvaluation | None = None,
         forward_client_metrics: bool = False,
     ) -> None:
         self.inner = check_inner(inner)
@@ -153,6 +156,13 @@ class CorrelatedNoise(Strategy):
             )
         if adaptive_clipping is not None and not isinstance(adaptive_clipping, AdaptiveClipping):
             raise TypeError(f"adaptive_clipping must be an AdaptiveClipping(…) or None, got {adaptive_clipping!r}")
+        if evaluation is not None:
+            if not isinstance(evaluation, PrivateEvaluation):
+                raise TypeError(f"evaluation must be a PrivateEvaluation(…) or None, got {evaluation!r}")
+            if forward_client_metrics:
+                raise ValueError("evaluation= is private and forward_client_metrics=True is not: choose one")
+            needed(evaluation, plan.participation.rounds)
+        self.evaluation = evaluation
         self.plan = plan
         self.adaptive_clipping = adaptive_clipping
         self.clip_norm = plan.clip_norm
@@ -179,12 +189,14 @@ class CorrelatedNoise(Strategy):
         self._told_budget = False
         self._identity: Identity = identity
         self._hosts = hosts
-        self._registered_only = sampled and not trusted_nodes and not key.simulated
+        secret = sampled or (evaluation is not None and evaluation.plan.participation.sampling != "none")
+        self._registered_only = secret and not trusted_nodes and not key.simulated
         self._key = key
         self._ledger_path = None if ledger is None else Path(ledger)
         self._settings = inner_state.settings(inner)
         self._inner_state = inner_state.save(inner)
         self._opened: tuple[Ledger, Roster] | None = None
+        self._evaluator: Evaluator | None = None
         self._noise: NoiseSource | None = None
         self._nonces: list[int] = []
         self._asked: _Asked | None = None
@@ -222,6 +234,15 @@ class CorrelatedNoise(Strategy):
         try:
             self._opened = ledger, Roster(self._identity, ledger.pin, self._hosts, self._registered_only)
             self._load(ledger.resume())
+            if self.evaluation is not None:
+                self._evaluator = Evaluator(
+                    self.evaluation,
+                    training=self.plan,
+                    cohort_size=self.cohort_size,
+                    key=self._key,
+                    path=self._ledger_path,
+                    training_stream=ledger.stream_id,
+                )
         except BaseException:
             self.close()
             raise
@@ -229,8 +250,13 @@ class CorrelatedNoise(Strategy):
     def close(self) -> None:
         """Close the ledger, if it is open."""
         opened, self._opened, self._noise, self._asked = self._opened, None, None, None
-        if opened is not None:
-            opened[0].close()
+        evaluator, self._evaluator = self._evaluator, None
+        try:
+            if opened is not None:
+                opened[0].close()
+        finally:
+            if evaluator is not None:
+                evaluator.close()
 
     def _load(self, run: Run) -> None:
         """Stand where the ledger says."""
@@ -279,6 +305,11 @@ class CorrelatedNoise(Strategy):
             INFO,
             "\t│\t└── ε so far, in the rounds below, holds if nobody looks at a released model to decide when the run ends",
         )
+        if self._evaluator is not None:
+            log(INFO, "\t├──> fedcgd: %s", self._evaluator.summary())
+            noise = self._evaluator.settings.noise(self._evaluator.cohort_size)
+            told = ", ".join(f"{name} ± {stddev:.2g}" for name, stddev in noise.items())
+            log(INFO, "\t│\t└── %d users an evaluation; noise: %s", self._evaluator.cohort_size, told)
         log(INFO, "\t├──> Inner strategy (its fractions and numbers of nodes for training are not used):")
         self.inner.summary()
 
@@ -564,6 +595,7 @@ class CorrelatedNoise(Strategy):
             self._evaluate(result, evaluate_fn)
             if self._report.evaluated:
                 log(INFO, "Release %d: %s", self.releases, self._report.evaluated[0])
+        self._evaluate_privately(result, grid, evaluate_config, timeout)  # if the server died before it could
         asked_for_less = num_rounds is not None and num_rounds < result.planned - result.released
         tries = failures = 0
         failure = ""
@@ -572,6 +604,7 @@ class CorrelatedNoise(Strategy):
             try:
                 released = self._try_round(result, grid, timeout, train_config)
                 if released:
+                    self._evaluate_privately(result, grid, evaluate_config, timeout)
                     self._evaluate_on_clients(result, grid, evaluate_config, timeout)
                     if evaluate_fn is not None:
                         self._evaluate(result, evaluate_fn)
@@ -590,6 +623,8 @@ class CorrelatedNoise(Strategy):
             result.planned,
         )
         log(INFO, "\t└── %s", epsilon_text(self.plan, result.released))
+        if self._evaluator is not None:
+            log(INFO, "\t└── %s", self._evaluator.summary())
         if not result.complete:
             log(WARNING, "fedcgd: the run ended before its plan: %s", result.stopped)
             if not asked_for_less:
@@ -614,6 +649,8 @@ class CorrelatedNoise(Strategy):
         result = RunResult(initial_arrays, planned=self.plan.participation.rounds, released=self.releases)
         for kind, metrics in self._kinds(result).items():
             metrics |= {release: MetricRecord(kept) for release, kept in self._ledger.metrics(kind).items()}
+        if self._evaluator is not None:
+            result.evaluate_metrics_clientapp |= self._evaluator.released()
         if run.model is None:
             return result
         layout = self._layout(initial_arrays)
@@ -651,3 +688,19 @@ class CorrelatedNoise(Strategy):
             return
         replies = [reply for reply in send_and_receive(grid, messages, timeout) if reply is not None]
         self._keep("evaluate on clients", result, self.aggregate_evaluate(self.releases, replies))
+
+    def _evaluate_privately(self, result: RunResult, grid: Grid, config: ConfigRecord | None, timeout: float) -> None:
+        """Have users evaluate the last released model, if that is due and not done."""
+        evaluator, release = self._evaluator, self.releases
+        if evaluator is None or release in evaluator.released():
+            return
+        if not evaluator.settings.is_due(release, result.planned):
+            return
+        layout = self._layout(result.arrays)
+        wanted = ConfigRecord({} if config is None else dict(config))
+        wanted["server-round"] = release
+        nodes = self._roster.refresh(grid)
+        measured = evaluator.evaluate(release, flatten(result.arrays, layout), layout, wanted, grid, nodes, timeout)
+        if measured is not None:
+            result.evaluate_metrics_clientapp[release] = measured
+            self._report.evaluated.append(metrics_text("evaluate on users, private", measured))

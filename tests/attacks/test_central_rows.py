@@ -6,7 +6,7 @@ import io
 import pytest
 import torch
 from central_runs import MODES, Run, examples
-from opacus.layers import DPLSTM, DPMultiheadAttention
+from opacus.layers import DPGRU, DPLSTM, DPMultiheadAttention
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
@@ -139,6 +139,38 @@ def test_a_model_that_draws_random_numbers_is_not_refused(monkeypatch):
     outputs = run.module(batch[0])
     torch.manual_seed(3)
     assert torch.equal(outputs, model(batch[0]))
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, which finds the batch in the second dimension by itself."""
+
+    shape = (SIZE, 6)
+
+    def __init__(self):
+        super().__init__()
+        self.recurrent, self.out = DPGRU(6, 5, batch_first=False), nn.Linear(5, 3)
+
+    def forward(self, inputs):
+        return self.out(self.recurrent(inputs.transpose(0, 1))[0][-1])
+
+
+class Attention(AcrossTheBatch):
+    """As long as the batch is large."""
+
+    shape = (SIZE, 6)
+
+    def __init__(self):
+        super().__init__()
+        self.attention = DPMultiheadAttention(6, 1, batch_first=True)
+
+
+@pytest.mark.parametrize("model", [Recurrent, Attention])
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_sequences_as_long_as_the_batch_are_not_refused(mode, model, monkeypatch):
+    data = TensorDataset(inputs_of(model), torch.arange(SIZE) % 3)
+    run = Run(monkeypatch, data=data, batch=SIZE, model=model(), mode=mode)
+    run.train()
+    assert run.released == 1
 
 
 def test_one_row_more_is_not_added_to_all_rows(monkeypatch):

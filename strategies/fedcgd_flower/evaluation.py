@@ -1,0 +1,298 @@
+"""Accuracy and loss on the users' own data, as noised sums with a budget of their own.
+
+Each user of an evaluation's cohort measures the released model on its data. A metric with bounds [0, B] becomes
+(2/√q)·(value/B − 1/2), one coordinate of q, so that a user adds a vector of norm at most 1. The sum gets the noise of the
+evaluation's plan, on the integer grid, and is read as the mean over the planned cohort. Who did not answer counts as B/2.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.supercore import log
+
+from fedcgd.accounting import JointGuarantee, PastRun, compose
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger
+from fedcgd.noise.quantisation import Grid as IntegerGrid
+from fedcgd.noise.quantisation import Integers
+from fedcgd.noise.source import NoiseSource, grid_of, grid_source
+from fedcgd.participation.cohorts import cohort
+from fedcgd.plan import Plan
+from fedcgd_flower.layout import Flat, Layout
+from fedcgd_flower.messages import TASK, NodeSum, TrainTask, read_train_reply, train_message
+from fedcgd_flower.send_and_receive import send_and_receive
+
+_NAMES, _BOUNDS = "metrics", "bounds"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateEvaluation:
+    """Every `every` releases, and after the last one, a cohort of users evaluates the released model on its own data.
+
+    >>> plan = Plan.calibrated(DPSGD(), Participation(rounds=5), clip_norm=1.0, epsilon=1, delta=1e-5)
+    >>> PrivateEvaluation(plan=plan, bounds={"eval_acc": 1.0, "eval_loss": 4.0}, every=10)
+
+    - `plan`: how many evaluations there may be, how often and how far apart one user takes part in them, and their noise. Its
+      clip norm is 1: what a user adds has that norm.
+    - `bounds`: the metrics that the nodes' evaluate functions reply, and the largest value of each; what is larger, or below 0,
+      is cut. The noise is in proportion to the bound.
+    - `cohort_size`: users of an evaluation, and divisor of the mean; by default that of the training.
+
+    The budget comes on top of that of the training: the log and the result say ε of both together. The record is a ledger of its
+    own beside that of the training (run.db.evaluation). Raises ValueError for values out of range.
+    """
+
+    plan: Plan
+    bounds: Mapping[str, float]
+    every: int = 1
+    cohort_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.plan, Plan):
+            raise TypeError(f"plan must be a fedcgd Plan, for example Plan.calibrated(…); got {self.plan!r}")
+        if self.plan.clip_norm != 1:
+            raise ValueError(f"the plan of an evaluation has clip_norm 1, what a user adds; got {self.plan.clip_norm}")
+        if not self.bounds:
+            raise ValueError('bounds must name a metric, for example {"eval_acc": 1.0}')
+        for name, bound in self.bounds.items():
+            if not 0 < bound < math.inf:
+                raise ValueError(f"the bound of {name!r} must be positive and finite, got {bound}")
+        if self.every < 1:
+            raise ValueError(f"every must be at least 1, got {self.every}")
+        if self.cohort_size is not None and self.cohort_size < 1:
+            raise ValueError(f"cohort_size must be at least 1, got {self.cohort_size}")
+
+    def is_due(self, release: int, rounds: int) -> bool:
+        """Whether release number `release` (from 1) of so many rounds is evaluated."""
+        return release > 0 and (release % self.every == 0 or release == rounds)
+
+    def noise(self, cohort_size: int) -> dict[str, float]:
+        """The largest standard deviation of the noise on each metric, in its own units."""
+        rounds = self.plan.participation.rounds
+        inverse = self.plan.mechanism.inverse_row(rounds - 1, rounds)
+        stddev = self.plan.noise_multiplier * float(np.linalg.norm(inverse))
+        return {name: bound * stddev / _scale(len(self.bounds)) / cohort_size for name, bound in self.bounds.items()}
+
+
+def _scale(metrics: int) -> float:
+    """So that values in [−1/2, 1/2], one for each metric, make a vector of norm at most 1."""
+    return 2 / math.sqrt(metrics)
+
+
+def answer(metrics: Mapping[str, Any], bounds: Mapping[str, float], grid: IntegerGrid) -> Integers:
+    """What a user adds to the sum, in steps, shape (number of metrics,). Guarantee: its norm is at most 1.
+
+    Raises ValueError if a metric is missing or no number.
+    """
+    values = np.empty(len(bounds))
+    for i, (name, bound) in enumerate(bounds.items()):
+        value = float(metrics[name]) if name in metrics else math.nan
+        if math.isnan(value):
+            raise ValueError(f"the evaluate function must reply {list(bounds)}, each a number; {name!r} is none")
+        values[i] = min(max(value, 0.0), bound) / bound - 0.5
+    return grid.to_steps(
+        values * _scale(len(bounds)) * (1 - 2.0**-40)
+    )  # the factor: rounding must not lift the norm above 1
+
+
+def evaluate_message(
+    node_id: int, model: Flat, config: ConfigRecord, task: TrainTask, bounds: Mapping[str, float]
+) -> Message:
+    """The request for one node: the model, and the metrics that are wanted, of the task's users."""
+    message = train_message(node_id, model, config, task, MessageType.EVALUATE)
+    message.content.config_records[TASK].update({_NAMES: list(bounds), _BOUNDS: [float(b) for b in bounds.values()]})
+    return message
+
+
+def bounds_of(message: Message) -> dict[str, float]:
+    """The metrics that an `evaluate_message` asks for."""
+    description = message.content.config_records[TASK]
+    return dict(zip(cast(list[str], description[_NAMES]), cast(list[float], description[_BOUNDS]), strict=True))
+
+
+def is_private_evaluation(message: Message) -> bool:
+    """Whether `message` was made by `evaluate_message`."""
+    return TASK in message.content.config_records and _NAMES in message.content.config_records[TASK]
+
+
+class Evaluator:
+    """The evaluations of a run: asks, sums, adds noise, and keeps the record. One process at a time, as the ledger's."""
+
+    def __init__(
+        self,
+        settings: PrivateEvaluation,
+        *,
+        training: Plan,
+        cohort_size: int,
+        key: NoiseKey,
+        path: Path | None,
+        training_stream: str,
+    ) -> None:
+        self.settings = settings
+        self.cohort_size = settings.cohort_size or cohort_size
+        self._training = training
+        self._key = key
+        plan, metrics = settings.plan, len(settings.bounds)
+        configuration = {
+            "evaluation_of": training_stream,
+            "bounds": dict(settings.bounds),
+            "every": settings.every,
+            "cohort_size": self.cohort_size,
+        }
+        target: Path | Literal[":memory:"] = ":memory:" if path is None else path.with_name(f"{path.name}.evaluation")
+        self._ledger = Ledger.open(target, plan=plan, configuration=configuration, key=key, purpose="evaluation")
+        self._nonces = list(self._ledger.resume().nonces)
+        self._grid = grid_of(plan, metrics)
+        self._noise: NoiseSource | None = None
+        self._answers = Layout(("metrics",), ((metrics,),), ("float32",))
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self._ledger.close()
+
+    @cached_property
+    def together(self) -> JointGuarantee:
+        """ε of the planned training and the planned evaluations, for a user who is in both."""
+        runs = [
+            PastRun(mechanism=p.mechanism, participation=p.participation, noise_multiplier=p.noise_multiplier)
+            for p in (self._training, self.settings.plan)
+        ]
+        return compose(runs, delta=self._training.delta)
+
+    def summary(self) -> str:
+        """What is promised: of the evaluations, and of training and evaluations together."""
+        return (
+            f"evaluations: {self.settings.plan.guarantee()}; training and evaluations together: {self.together}; "
+            f"samplings: {self._training.participation.sampling}, {self.settings.plan.participation.sampling}"
+        )
+
+    def released(self) -> dict[int, MetricRecord]:
+        """Release of the training → what was measured of it."""
+        kept = self._ledger.metrics("train").values()
+        return {int(metrics["release"]): _told(metrics) for metrics in kept}
+
+    def evaluate(
+        self,
+        release: int,
+        model: Flat,
+        layout: Layout,
+        config: ConfigRecord,
+        grid: Grid,
+        nodes: Mapping[str, int],
+        timeout: float,
+    ) -> MetricRecord | None:
+        """What users measured of the model that is release number `release`, with noise; None if it could not be measured.
+
+        `nodes` says at which node each user is. Raises ValueError if the plan's evaluations are used up.
+        """
+        plan, round = self.settings.plan, len(self._nonces)
+        choices = self._key.choices_of(self._ledger.stream_id)
+        users = cohort(
+            plan.participation,
+            round,
+            nodes.keys(),
+            self._ledger.history(list(nodes)),
+            cohort_size=self.cohort_size,
+            key=choices,
+        )
+        if users is None:
+            self._skip(round, "too few users that may take part in an evaluation were reachable")
+            return None
+        attempt = self._ledger.plan_round(round, users)
+        try:
+            total, answered = self._ask(
+                round, attempt, model, layout, config, grid, {u: nodes[u] for u in users}, timeout
+            )
+            if not answered and plan.participation.sampling == "none":
+                self._skip(round, "no user answered")
+                return None
+            nonce = self._key.nonce_of(self._ledger.stream_id, total, earlier=self._nonces, attempt=attempt)
+            self._ledger.record_aggregated(round, attempt, nonce)
+            if self._noise is None:
+                self._noise = grid_source(plan, self._key, self._ledger.stream_id, self._grid)
+            self._noise.add(total, [*self._nonces, nonce], plan.stddev)
+            joint = {"release": release, "epsilon-with-training": self.together.epsilon}
+            measured = joint | self._read(total)
+            self._ledger.record_released(round, attempt, b"", metrics=measured)
+        except BaseException:
+            self._noise = None  # it may have stopped halfway
+            with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
+                self._ledger.skip(round, "it could not be released")
+            raise
+        self._nonces.append(nonce)
+        return _told(measured)
+
+    def _skip(self, round: int, reason: str) -> None:
+        log(WARNING, "fedcgd: no evaluation: %s", reason)
+        self._ledger.skip(round, reason)
+
+    def _ask(
+        self,
+        round: int,
+        attempt: int,
+        model: Flat,
+        layout: Layout,
+        config: ConfigRecord,
+        grid: Grid,
+        users: Mapping[str, int],
+        timeout: float,
+    ) -> tuple[Integers, int]:
+        """(Σ answers, in steps; users in it)."""
+        by_node: dict[int, list[str]] = {}
+        for user, node_id in users.items():
+            by_node.setdefault(node_id, []).append(user)
+        messages, tasks = [], []
+        for node_id, hosted in sorted(by_node.items()):
+            task = TrainTask(
+                round=round, attempt=attempt, clip_norm=1.0, grid=self._grid, users=tuple(hosted), layout=layout
+            )
+            messages.append(evaluate_message(node_id, model, config, task, self.settings.bounds))
+            tasks.append(replace(task, layout=self._answers))
+        total, answered = np.zeros(len(self.settings.bounds), np.int64), 0
+        causes = set()
+        for reply, task in zip(send_and_receive(grid, messages, timeout), tasks, strict=True):
+            result = read_train_reply(reply, task)
+            if isinstance(result, NodeSum):
+                total += result.update
+                answered += result.answered
+            else:
+                causes.add(result)
+        log(INFO, "fedcgd: evaluation: %d users asked at %d nodes, %d answered", len(users), len(messages), answered)
+        if causes:
+            log(WARNING, "fedcgd: evaluation: %s: %s", ", ".join(sorted(causes)), _HINT)
+        return total, answered
+
+    def _read(self, total: Integers) -> dict[str, float]:
+        values = self._grid.from_steps(total) / _scale(len(total)) / self.cohort_size + 0.5
+        return {name: bound * float(v) for (name, bound), v in zip(self.settings.bounds.items(), values, strict=True)}
+
+
+_HINT = (
+    "nodes need an evaluate function that replies the metrics that bounds name, behind clipped_update_mod "
+    "(ClientApp(mods=[clipped_update_mod]), not on the train function alone), or host_users(…, evaluate=…)"
+)
+
+
+def _told(kept: Mapping[str, Any]) -> MetricRecord:
+    return MetricRecord({name: value for name, value in kept.items() if name != "release"})
+
+
+def needed(settings: PrivateEvaluation, rounds: int) -> int:
+    """How many evaluations a training of so many rounds has. Raises ValueError if the plan has fewer."""
+    due: Sequence[int] = [release for release in range(1, rounds + 1) if settings.is_due(release, rounds)]
+    planned = settings.plan.participation.rounds
+    if planned < len(due):
+        raise ValueError(
+            f"{rounds} rounds, evaluated every {settings.every} and at the end, are {len(due)} evaluations, and their plan has "
+            f"{planned}: plan Participation(rounds={len(due)}, …), or take a larger `every`"
+        )
+    return len(due)

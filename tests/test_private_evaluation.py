@@ -1,0 +1,370 @@
+"""Evaluation on users' data as noised sums: what one user moves, what is told, what the record proves, ε with the training."""
+
+import itertools
+import logging
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, FakeNode, is_training
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcgd.accounting import PastRun, compose
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger, joint, verify
+from fedcgd.mechanisms import DPSGD, LambdaCGD
+from fedcgd.noise import NoiseStream
+from fedcgd.noise.quantisation import Grid
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_flower import CorrelatedNoise, PrivateEvaluation, clipped_update_mod, host_users, one_by_one
+from fedcgd_flower.evaluation import answer
+
+KEY = NoiseKey.simulation(11)
+BOUNDS = {"eval_loss": 4.0, "eval_acc": 1.0}
+USERS = 12
+ROUNDS = 6
+
+
+def record(values) -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.asarray(values, np.float32))})
+
+
+def truth(user: str) -> dict[str, float]:
+    number = int(user[1:])
+    return {"eval_loss": number / 4, "eval_acc": 1 - number / 20}
+
+
+def pool(users, measure=None) -> FakeNode:
+    def train(model, user, config, context):
+        return record(model["w"].numpy() + 0.1)
+
+    def evaluate(model, user, config, context):
+        assert config["server-round"] > 0
+        assert model["w"].numpy().any()  # a released model, not the initial one
+        return (measure or truth)(user)
+
+    app = ClientApp()
+    host_users(app, lambda context: list(users), one_by_one(train), evaluate=evaluate)
+    return FakeNode(app)
+
+
+def single(user: str, *, everywhere: bool = True, measure=None) -> FakeNode:
+    app = ClientApp(mods=[clipped_update_mod] if everywhere else [])
+
+    @app.train(mods=[] if everywhere else [clipped_update_mod])
+    def train(message: Message, context) -> Message:
+        new = record(message.content["arrays"]["w"].numpy() + 0.1)
+        return Message(RecordDict({"arrays": new, "metrics": MetricRecord({"num-examples": 3})}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context) -> Message:
+        message.content["arrays"]
+        metrics = MetricRecord((measure or truth)(user) | {"num-examples": 3})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return FakeNode(app, config={"user-id": user})
+
+
+def names(count: int = USERS) -> list[str]:
+    return [f"u{i}" for i in range(count)]
+
+
+def training(rounds: int = ROUNDS) -> Plan:
+    return Plan(
+        mechanism=LambdaCGD(0.8),
+        participation=Participation(rounds=rounds),
+        clip_norm=1.0,
+        noise_multiplier=5.0,
+        delta=1e-5,
+    )
+
+
+def evaluation(*, evaluations: int = 3, every: int = 2, noise_multiplier: float = 1e-6, bounds=None, **options):
+    participation = {name: options.pop(name) for name in ("min_separation", "max_participations") if name in options}
+    plan = Plan(
+        mechanism=options.pop("mechanism", DPSGD()),
+        participation=Participation(rounds=evaluations, **participation),
+        clip_norm=1.0,
+        noise_multiplier=noise_multiplier,
+        delta=1e-5,
+    )
+    return PrivateEvaluation(plan=plan, bounds=bounds or BOUNDS, every=every, **options)
+
+
+def make(private: PrivateEvaluation, *, users: int = USERS, rounds: int = ROUNDS, **options) -> CorrelatedNoise:
+    defaults = {"key": KEY, "cohort_size": users, "patience": 0.0, "evaluation": private}
+    return CorrelatedNoise(FedAvg(), training(rounds), **defaults | options)
+
+
+def start(strategy: CorrelatedNoise, grid: FakeGrid, **options):
+    return strategy.start(grid, record(np.zeros(3)), **options)
+
+
+def evaluated_users(grid: FakeGrid) -> list[list[str]]:
+    """Users asked in each evaluation, in order."""
+    rounds: dict[tuple[int, int], list[str]] = {}
+    for message in grid.sent:
+        if message.metadata.message_type == "evaluate":
+            task = message.content["fedcgd"]
+            rounds.setdefault((task["round"], task["attempt"]), []).extend(task["users"])
+    return [rounds[key] for key in sorted(rounds)]
+
+
+@settings(derandomize=True, max_examples=300)
+@given(
+    st.lists(st.floats(allow_nan=False), min_size=1, max_size=5),
+    st.sampled_from([1e-3, 1.0, 4.0, 1e6]),
+)
+def test_one_user_adds_a_vector_of_norm_at_most_1(values: list[float], bound: float) -> None:
+    """∞ and negative numbers included; the neighbour without the user has zeros there."""
+    metrics = {f"m{i}": value for i, value in enumerate(values)}
+    grid = Grid.fitting(clip_norm=1.0, size=len(values), stddev=1.0)
+    vector = grid.from_steps(answer(metrics, dict.fromkeys(metrics, bound), grid))
+    assert np.linalg.norm(vector) <= 1
+    expected = np.clip(values, 0, bound) / bound - 0.5
+    np.testing.assert_allclose(vector, expected * 2 / math.sqrt(len(values)), atol=grid.step)
+
+
+def test_the_whole_range_is_used() -> None:
+    """A user at the corner has norm 1 up to rounding: no budget is lost."""
+    grid = Grid.fitting(clip_norm=1.0, size=2, stddev=1.0)
+    assert np.linalg.norm(grid.from_steps(answer({"a": 1e9, "b": -3}, {"a": 1.0, "b": 2.0}, grid))) > 0.999
+
+
+@pytest.mark.parametrize(
+    "bad", [{"eval_loss": math.nan, "eval_acc": 1.0}, {"eval_acc": 1.0}, {"eval_loss": "x", "eval_acc": 1}]
+)
+def test_no_number_is_no_answer(bad) -> None:
+    with pytest.raises(ValueError, match=r"eval_loss|could not convert"):
+        answer(bad, BOUNDS, Grid(2.0**-10))
+
+
+@pytest.mark.parametrize("kind", ["pool", "mod"])
+def test_without_noise_to_speak_of_the_means_are_the_true_ones(kind: str) -> None:
+    users = names()
+    grid = FakeGrid({1: pool(users)} if kind == "pool" else {i: single(user) for i, user in enumerate(users)})
+    result = start(make(evaluation()), grid)
+    assert sorted(result.evaluate_metrics_clientapp) == [2, 4, 6]
+    for metrics in result.evaluate_metrics_clientapp.values():
+        for name in BOUNDS:
+            assert metrics[name] == pytest.approx(
+                np.mean([truth(user)[name] for user in users]), abs=2e-3 * BOUNDS[name]
+            )
+
+
+@pytest.mark.parametrize("kind", ["pool", "mod"])
+@pytest.mark.parametrize("lie", [1e9, math.inf, -1e9, math.nan])
+def test_one_user_with_an_absurd_answer_moves_the_mean_by_its_share(lie: float, kind: str) -> None:
+    def measure(user: str):
+        return {"eval_loss": lie, "eval_acc": lie} if user == "u0" else {"eval_loss": 2.0, "eval_acc": 0.5}
+
+    users = names()
+    grid = FakeGrid(
+        {1: pool(users, measure)} if kind == "pool" else {i: single(u, measure=measure) for i, u in enumerate(users)}
+    )
+    metrics = start(make(evaluation()), grid).evaluate_metrics_clientapp[6]
+    for name, bound in BOUNDS.items():
+        # Everybody else is at the middle, where nothing is added. In the sum of norm-1 vectors this one moves by at most 1.
+        assert abs(metrics[name] / bound - 0.5) <= 0.5 / USERS + 1e-3
+        assert math.isfinite(metrics[name])
+
+
+def test_a_hostile_node_moves_the_sum_by_no_more_than_its_users() -> None:
+    users = names()
+    grid = FakeGrid({1: pool(users[:-1], lambda user: {"eval_loss": 2.0, "eval_acc": 0.5}), 2: pool(users[-1:])})
+
+    def lie(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "evaluate":
+            array = np.full(2, -(2**31), np.int32)
+            reply.content["update"]["flat"] = Array(array)
+            reply.content["fedcgd"]["checksum"] = int(array.sum(dtype=np.int64))
+        return reply
+
+    grid.nodes[2].tamper = lie
+    metrics = start(make(evaluation()), grid).evaluate_metrics_clientapp[6]
+    moved = np.array([metrics[name] / bound - 0.5 for name, bound in BOUNDS.items()]) * 2 / math.sqrt(2) * USERS
+    assert 0.99 < np.linalg.norm(moved) <= 1.001
+
+
+def test_the_noise_is_that_of_the_plan_from_its_own_part_of_the_key() -> None:
+    """Measured = bound · ((Σ + σZ) / scale / cohort + 1/2), Z of the stream "evaluation", and not that of the training."""
+    sigma = 3.0
+    result = start(make(evaluation(noise_multiplier=sigma)), FakeGrid({1: pool(names())}))
+    stream = NoiseStream(KEY.noise_of("evaluation"))
+    assert KEY.noise_of("evaluation") != KEY.noise
+    scale = 2 / math.sqrt(2)
+    for evaluation_round, release in enumerate([2, 4, 6]):
+        z = stream.normal(evaluation_round, 0, 0, 2).astype(np.float64)
+        for i, (name, bound) in enumerate(BOUNDS.items()):
+            mean = np.mean([truth(user)[name] for user in names()])
+            expected = mean + bound * sigma * z[i] / scale / USERS
+            smoothing = 4 * bound * sigma / 256 / scale / USERS
+            assert result.evaluate_metrics_clientapp[release][name] == pytest.approx(
+                expected, abs=smoothing + 1e-3 * bound
+            )
+    noise = evaluation(noise_multiplier=sigma).noise(USERS)
+    assert noise["eval_loss"] == pytest.approx(4 * sigma / scale / USERS)
+
+
+def test_who_is_asked_keeps_to_the_plan_of_the_evaluations(tmp_path: Path) -> None:
+    grid = FakeGrid({1: pool(names())})
+    private = evaluation(evaluations=6, every=1, cohort_size=4, min_separation=3, max_participations=2)
+    start(make(private, ledger=tmp_path / "run.db"), grid)
+    asked = evaluated_users(grid)
+    assert [len(users) for users in asked] == [4] * 6
+    assert all(not set(asked[i]) & set(asked[j]) for i, j in itertools.combinations(range(6), 2) if j - i < 3)
+    checked = verify(tmp_path / "run.db.evaluation")
+    assert checked.problems == ()
+    assert checked.released == 6
+
+
+def test_too_few_users_leave_the_evaluation_out_and_the_training_goes_on(caplog) -> None:
+    private = evaluation(evaluations=6, every=1, cohort_size=8, max_participations=1, min_separation=6)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        result = start(make(private), FakeGrid({1: pool(names())}))
+    assert result.complete
+    assert sorted(result.evaluate_metrics_clientapp) == [1]
+    assert "no evaluation: too few users" in caplog.text
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing may catch it on the way out."""
+
+
+@pytest.mark.parametrize("after", range(10))
+@pytest.mark.parametrize("point", ["plan_round", "record_aggregated", "record_released"])
+def test_killed_anywhere_the_run_goes_on_without_using_noise_twice(
+    point: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.db"
+    private = evaluation(noise_multiplier=3.0)
+    original, calls = getattr(Ledger, point), itertools.count()
+
+    def dying(*args, **kwargs):
+        if next(calls) == after:
+            if after % 2:
+                original(*args, **kwargs)
+            raise Killed
+        return original(*args, **kwargs)
+
+    def run():
+        return start(make(private, ledger=path), FakeGrid({1: pool(names())}))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, point, dying)
+        if after >= 9:  # six rounds and three evaluations
+            run()
+        else:
+            with pytest.raises(Killed):
+                run()
+    result = run()
+    assert sorted(result.evaluate_metrics_clientapp) == [2, 4, 6]
+    for ledger in (path, path.with_name("run.db.evaluation")):
+        assert verify(ledger).problems == ()
+    again = run()  # a finished run: nobody is asked again
+    assert {k: dict(v) for k, v in again.evaluate_metrics_clientapp.items()} == {
+        k: dict(v) for k, v in result.evaluate_metrics_clientapp.items()
+    }
+
+
+def test_epsilon_of_both_together_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, private = tmp_path / "run.db", evaluation(noise_multiplier=4.0)
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        result = start(make(private, ledger=path), FakeGrid({1: pool(names())}))
+    # μ² = sensitivity²/σ² adds up: that of the whole training and of three evaluations by everybody.
+    sigma = 1 / math.sqrt(3 / 4.0**2)
+    runs = [
+        PastRun(mechanism=training().mechanism, participation=training().participation, noise_multiplier=5.0),
+        PastRun(mechanism=DPSGD(), participation=Participation(rounds=1), noise_multiplier=sigma),
+    ]
+    expected = compose(runs, delta=1e-5).epsilon
+    assert result.evaluate_metrics_clientapp[6]["epsilon-with-training"] == pytest.approx(expected, rel=1e-9)
+    assert expected > training().guarantee().epsilon
+    told = joint([path, path.with_name("run.db.evaluation")])
+    assert told.worst.planned.epsilon == pytest.approx(expected, rel=1e-9)
+    for words in (
+        "training and evaluations together: ε ≤",
+        "δ = 1e-05",
+        "add or remove one user",
+        "samplings: none, none",
+    ):
+        assert words in caplog.text
+    assert "private: epsilon-with-training" in caplog.text
+
+
+def test_real_keys_give_the_evaluations_noise_of_their_own(tmp_path: Path) -> None:
+    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    path = tmp_path / "run.db"
+    private = evaluation()
+    start(make(private, ledger=path, key=key), FakeGrid({1: pool(names())}), num_rounds=3)
+    result = start(make(private, ledger=path, key=key), FakeGrid({1: pool(names())}))
+    assert sorted(result.evaluate_metrics_clientapp) == [2, 4, 6]
+    (path.with_name("run.db.evaluation")).unlink()
+    with pytest.raises(ValueError, match="this key began the same run"):
+        start(make(private, ledger=path, key=key), FakeGrid({1: pool(names())}))
+    other = tmp_path / "other.db"
+    start(make(private, ledger=other, key=NoiseKey.generate()), FakeGrid({1: pool(names())}))
+    other.with_name("other.db.evaluation").rename(path.with_name("run.db.evaluation"))
+    with pytest.raises(ValueError, match="ledger of another run"):
+        start(make(private, ledger=path, key=key), FakeGrid({1: pool(names())}))
+
+
+def test_a_mod_on_the_train_function_alone_tells_nothing_and_says_what_to_do(caplog) -> None:
+    grid = FakeGrid({i: single(user, everywhere=False) for i, user in enumerate(names())})
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        result = start(make(evaluation()), grid)
+    assert result.complete
+    assert not result.evaluate_metrics_clientapp
+    assert "not on the train function alone" in caplog.text
+    assert "no evaluation: no user answered" in caplog.text
+
+
+def test_what_is_not_answered_counts_as_the_middle() -> None:
+    users = names()
+    grid = FakeGrid({1: pool(users[:6], lambda user: {"eval_loss": 4.0, "eval_acc": 1.0}), 2: pool(users[6:])})
+    grid.nodes[2].tamper = lambda request, reply: (
+        Message(RecordDict(), reply_to=request) if request.metadata.message_type == "evaluate" else reply
+    )
+    metrics = start(make(evaluation()), grid).evaluate_metrics_clientapp[6]
+    assert metrics["eval_acc"] == pytest.approx(0.75, abs=1e-3)
+    assert metrics["eval_loss"] == pytest.approx(3.0, abs=4e-3)
+
+
+def test_metrics_leave_a_node_only_in_the_sum() -> None:
+    """No record of metrics, and no accuracy as a number, is in any reply."""
+    grid = FakeGrid({i: single(user) for i, user in enumerate(names())})
+    seen = []
+    for node in grid.nodes.values():
+        node.tamper = lambda request, reply: seen.append(reply) or reply
+    start(make(evaluation()), grid)
+    evaluations = [reply for reply in seen if reply.metadata.message_type == "evaluate"]
+    assert len(evaluations) == 3 * USERS
+    for reply in evaluations:
+        assert not reply.content.metric_records
+        assert set(reply.content["fedcgd"]) == {"round", "attempt", "answered", "checksum"}
+        assert reply.content["update"]["flat"].numpy().shape == (2,)
+    assert any(is_training(message) for message in grid.sent)
+
+
+def test_what_cannot_work_is_refused_at_once() -> None:
+    with pytest.raises(
+        ValueError, match=r"6 rounds, evaluated every 1 and at the end, are 6 evaluations, and their plan has 3"
+    ):
+        make(evaluation(every=1))
+    with pytest.raises(ValueError, match="forward_client_metrics"):
+        make(evaluation(), forward_client_metrics=True)
+    with pytest.raises(TypeError, match="PrivateEvaluation"):
+        make(training())
+    with pytest.raises(ValueError, match="clip_norm 1"):
+        PrivateEvaluation(plan=Plan(**vars(training()) | {"clip_norm": 0.5}), bounds=BOUNDS)
+    for wrong in ({"bounds": {"eval_acc": math.inf}}, {"every": 0}, {"cohort_size": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong)).removesuffix("s")):
+            evaluation(**wrong)
+    with pytest.raises(ValueError, match="bounds must name"):
+        PrivateEvaluation(plan=training(), bounds={})
