@@ -111,7 +111,7 @@ def add_noise(
     """total += round(stddev·Σ_j w_j·Z_j / step) + smoothing, in place; total is int64 in steps of `grid` and contiguous.
 
     total[i] gets the noise of coordinate `start` + i. The first term is the newest noise; its (round, nonce) also names the
-    smoothing noise. Extra memory: 11 MiB a thread.
+    smoothing noise. Extra memory: 13 MiB a thread.
     Raises ValueError, before total is touched, if there is no term or if the noise could reach 2⁵⁰
     steps, where Z would be coarser than the grid.
     """

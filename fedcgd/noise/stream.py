@@ -141,7 +141,7 @@ class NoiseStream:
         first = start // _WORDS * _WORDS
         raw = np.empty(4 * (stop - first) + _BLOCK, np.uint8)
         _keystream(self._algorithm(round, nonce), first // _WORDS, raw.data, 4 * (stop - first))
-        return raw.view("<i4")[start - first : stop - first]
+        return raw[:-_BLOCK].view("<i4")[start - first : stop - first]
 
     def _algorithm(self, round: int, nonce: int) -> algorithms.AES:
         index = round.to_bytes(_ROUND_BYTES, "big") + nonce.to_bytes(_NONCE_BYTES, "big")
