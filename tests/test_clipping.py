@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from fedcgd.clipping import clip
+from fedcgd.clipping import ROUNDING, clip
 from fedcgd.parameters import flatten, layout, load_flat, unflatten
 
 everything = st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -39,6 +39,11 @@ def test_rounding_to_the_dtype_does_not_lift_the_norm(dtype):
             update = (100 * generator.normal(size=size)).astype(dtype)
             clipped = clip(update, clip_norm)
             assert clip_norm * (1 - 1e-6) < exact_norm(clipped) <= clip_norm
+
+
+def test_the_margin_covers_what_rounds_after_clipping():
+    # In float32 the divisor, the quotient and a change of unit: 2⁻²⁴ each.
+    assert (1 - ROUNDING) * (1 + 2.0**-24) ** 3 < 1 - 2.0**-25
 
 
 def test_a_short_update_is_left_as_it_is():

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, BinaryTree, Diagonal, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
+from fedcgd.noise import source as module
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import GridNormals, NoiseSource
+from fedcgd.noise.source import GeneratorNormals, GridNormals, NoiseSource
 
 ROUNDS, SIZE, STEP = 12, 50, 2.0**-22
 STREAM = NoiseStream(bytes(range(32)))
@@ -30,8 +32,8 @@ def source(mechanism, mode=None) -> NoiseSource:
 
 def expected(mechanism) -> np.ndarray:
     z = np.stack([STREAM.normal(t, a, 0, SIZE) for t, a in enumerate(NONCES)]).astype(np.float64)
-    smoothing = [STREAM.derive("smoothing").normal(t, a, 0, SIZE) for t, a in enumerate(NONCES)]
-    return 1.5 * inverse_matrix(mechanism, ROUNDS) @ z + 1.5 / 256 * np.stack(smoothing)
+    smoothing = [STREAM.derive("smoothing").words(t, a, 0, SIZE) for t, a in enumerate(NONCES)]
+    return 1.5 * inverse_matrix(mechanism, ROUNDS) @ z + 1.5 / 2**39 * np.stack(smoothing)
 
 
 @pytest.mark.parametrize("mode", ["replay", "buffer", "cpu-buffer", None])
@@ -73,6 +75,13 @@ def test_the_mechanism_chooses_what_is_less_work() -> None:
         "BLT": "buffer",
         "BinaryTree": "buffer",
     }
+
+
+def test_the_parts_that_a_generator_makes_are_not_the_same(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_PART", 8)
+    total = torch.zeros(20)
+    GeneratorNormals(bytes(32), torch.device("cpu")).add(total, [(0, 0, 1.0)], 1.0)
+    assert len(torch.unique(total)) == 20
 
 
 def test_no_noise_after_the_last_round() -> None:

@@ -70,26 +70,19 @@ class Baseline:
 
 
 class FirstFailure:
-    """A pytest plugin that runs tests of the mutated lines first, quick ones before slow ones, each within a time limit."""
+    """A pytest plugin that runs some tests first, and quick ones before slow ones, each within a time limit."""
 
-    def __init__(self, seconds: Tests, covering: set[str]) -> None:
-        self.seconds, self.covering, self.by = seconds, covering, ""
+    def __init__(self, seconds: Tests, first: set[str]) -> None:
+        self.seconds, self.first, self.by = seconds, first, ""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        whole: Tests = collections.defaultdict(
-            float
-        )  # of a file, whose tests stay together because they may share what is set up
-        for nodeid, took in self.seconds.items():
-            whole[nodeid.split("::")[0]] += took
-
-        def turn(item: pytest.Item) -> tuple[bool, float, str, float]:
-            file = item.nodeid.split("::")[0]
-            return item.nodeid not in self.covering, whole[file], file, self.seconds.get(item.nodeid, 0)
-
-        items.sort(key=turn)
+        items.sort(key=lambda item: (item.nodeid not in self.first, self.seconds.get(item.nodeid, 0)))
+        limit = 20 + 5 * sum(
+            self.seconds.get(item.nodeid, 0) for item in items
+        )  # whichever is first sets up what they share
         for item in items:
-            item.add_marker(pytest.mark.timeout(20 + 5 * whole[item.nodeid.split("::")[0]]), append=False)
+            item.add_marker(pytest.mark.timeout(limit), append=False)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -126,15 +119,20 @@ def learn(tree: Path, tests: list[str], sources: list[str], answer: Path) -> Non
     answer.write_text(json.dumps(found))
 
 
-def attempt(tree: Path, tests: list[str], seconds: Tests, covering: set[str], answer: Path) -> None:
-    """Write the exit status of `tests` and the first that fails to `answer`."""
+def attempt(tree: Path, first: list[str], others: list[str], seconds: Tests, answer: Path) -> None:
+    """Run the files of these tests, the quickest file first and in it `first`, until one fails; write whether all passed."""
     enter(tree, silent=(0, 1, 2))
     # A failing case is enough: none is made smaller.
     hypothesis.settings.register_profile("mutants", phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate])
     hypothesis.settings.load_profile("mutants")
-    plugin = FirstFailure(seconds, covering)
-    status = pytest.main([*FAST, "-x", *tests], plugins=[plugin])
-    answer.write_text(json.dumps({"status": int(status), "by": plugin.by}))
+    files: Tests = collections.defaultdict(float)
+    for test in (*first, *others):
+        files[test.split("::")[0]] += seconds[test]
+    plugin = FirstFailure(seconds, set(first))
+    status = 0
+    for file in sorted(files, key=lambda file: files[file]):
+        status = status or int(pytest.main([*FAST, "-x", file], plugins=[plugin]))
+    answer.write_text(json.dumps({"passed": status == 0, "by": plugin.by}))
 
 
 def copy_tree(to: Path) -> Path:

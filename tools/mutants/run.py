@@ -82,10 +82,27 @@ def learned(rows: dict[str, list[str]], folder: Path) -> dict[str, Any]:
     found = in_a_fork(learn, tree, tests, list(rows), answer=answer, limit=3600)
     if found is None or found["status"] != 0 or not found["inside"]:
         sys.exit(f"mutants mean nothing: unmutated code fails, or is not the copy's: {found and found['failed']}")
-    control = in_a_fork(attempt, tree, tests, found["seconds"], set(), answer=answer, limit=3600)
-    if control is None or control["status"] != 0:
+    control = in_a_fork(attempt, tree, list(found["seconds"]), [], found["seconds"], answer=answer, limit=3600)
+    if control is None or not control["passed"]:
         sys.exit(f"mutants mean nothing: unmutated code fails in another order of the tests: {control}")
     return found
+
+
+def concerned(mutant: Mutant, files: list[str], known: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The tests of `files` that execute the mutated statement, and the others of their files, with which they may share set-up.
+
+    All tests where none is known to: a module's own statements are executed when it is imported. Tests that start processes, in
+    which nobody watches the lines, are always among them.
+    """
+    covered = known["lines"].get(mutant.path, {})
+    first, last = mutant.lines
+    found = {test for line in range(first, last + 1) for test in covered.get(str(line), ())}
+    mine = {test for test in known["seconds"] if test.split("::")[0] in files}
+    covering = mine if "" in found or not found & mine else found & mine
+    chosen = {test.split("::")[0] for test in covering}
+    chosen |= {f"tests/{name}" for name in tomllib.loads((HERE / "targets.toml").read_text())["processes"]}
+    others = {test for test in mine - covering if test.split("::")[0] in chosen}
+    return sorted(covering), sorted(others)
 
 
 def work(
@@ -95,17 +112,15 @@ def work(
     copy_tree(folder)
     while (number := queue.get()) is not None and time.time() < deadline:
         mutant = chosen[number]
-        tests = rows[mutant.path]
-        covered = known["lines"].get(mutant.path, {})
-        covering = {test for line in range(mutant.lines[0], mutant.lines[1] + 1) for test in covered.get(str(line), ())}
-        limit = 60 + 5 * sum(took for test, took in known["seconds"].items() if test.split("::")[0] in tests)
+        tests = concerned(mutant, rows[mutant.path], known)
+        limit = 60 + 5 * sum(known["seconds"][test] for test in (*tests[0], *tests[1]))
         before = (folder / mutant.path).read_text()
         (folder / mutant.path).write_text(mutant.text)
         start = time.monotonic()
         answer = folder.with_suffix(".json")
-        found = in_a_fork(attempt, folder, tests, known["seconds"], covering - {""}, answer=answer, limit=limit)
+        found = in_a_fork(attempt, folder, *tests, known["seconds"], answer=answer, limit=limit)
         (folder / mutant.path).write_text(before)
-        outcome = "timeout" if found is None else "survived" if found["status"] == 0 else "killed"
+        outcome = "timeout" if found is None else "survived" if found["passed"] else "killed"
         record = {"mutant": mutant.name, "file": mutant.path, "operator": mutant.operator, "outcome": outcome}
         record |= {"by": (found or {}).get("by", ""), "seconds": round(time.monotonic() - start, 1)}
         record |= {"diff": mutant.diff} if outcome == "survived" else {}
