@@ -45,8 +45,8 @@ def noise_of(mechanism) -> np.ndarray:
     """Rows of C⁻¹Z, with the smoothing of the grid."""
     stream = NoiseStream(KEY)
     z = np.stack([stream.normal(t, 0, 0, 650).astype(float) for t in range(ROUNDS)])
-    smoothing = np.stack([stream.derive("smoothing").normal(t, 0, 0, 650) for t in range(ROUNDS)])
-    return inverse_matrix(mechanism, ROUNDS) @ z + smoothing / 256
+    smoothing = np.stack([stream.derive("smoothing").words(t, 0, 0, 650) for t in range(ROUNDS)])
+    return inverse_matrix(mechanism, ROUNDS) @ z + smoothing / 2**31 / 256
 
 
 @pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8), Normalized(LambdaCGD(0.6)), BSR(4), BinaryTree()])

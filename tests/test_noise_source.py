@@ -32,8 +32,8 @@ def source(mechanism, mode=None) -> NoiseSource:
 
 def expected(mechanism) -> np.ndarray:
     z = np.stack([STREAM.normal(t, a, 0, SIZE) for t, a in enumerate(NONCES)]).astype(np.float64)
-    smoothing = [STREAM.derive("smoothing").normal(t, a, 0, SIZE) for t, a in enumerate(NONCES)]
-    return 1.5 * inverse_matrix(mechanism, ROUNDS) @ z + 1.5 / 256 * np.stack(smoothing)
+    smoothing = [STREAM.derive("smoothing").words(t, a, 0, SIZE) for t, a in enumerate(NONCES)]
+    return 1.5 * inverse_matrix(mechanism, ROUNDS) @ z + 1.5 / 2**39 * np.stack(smoothing)
 
 
 @pytest.mark.parametrize("mode", ["replay", "buffer", "cpu-buffer", None])

@@ -258,3 +258,17 @@ def test_derived_streams_are_independent_and_a_function_of_key_and_purpose(sampl
     np.testing.assert_array_equal(derived[:10], NoiseStream(KEY).derive("smoothing").normal(3, 1, 0, 10))
     assert not np.array_equal(derived[:10], STREAM.derive("other").normal(3, 1, 0, 10))
     assert not np.array_equal(derived[:10], NoiseStream(OTHER).derive("smoothing").normal(3, 1, 0, 10))
+
+
+def test_words_are_the_keystream_in_any_split() -> None:
+    from cryptography.hazmat.primitives.ciphers import Cipher, modes
+
+    whole = STREAM.words(3, 1, 0, 1000)
+    stream = Cipher(STREAM._algorithm(3, 1), modes.CTR(bytes(16))).encryptor().update(bytes(4000))
+    np.testing.assert_array_equal(whole, np.frombuffer(stream, "<i4"))
+    for start, stop in ((0, 0), (1, 2), (3, 998), (4, 1000), (999, 1000)):
+        np.testing.assert_array_equal(STREAM.words(3, 1, start, stop), whole[start:stop])
+    far = 2**40 - 7
+    np.testing.assert_array_equal(STREAM.words(3, 1, far, far + 7), STREAM.words(3, 1, far - 3, far + 7)[3:])
+    many = STREAM.words(3, 1, 0, 10**6) / 2.0**31
+    assert stats.kstest(many, "uniform", args=(-1, 2), method="asymp").pvalue > 1e-3

@@ -115,11 +115,9 @@ def plain_loop(mechanism, batches, *, size=EXAMPLES):
     model = network()
     flat = flatten(model)
     stream = NoiseStream(KEY.noise)
-    z, smoothing = (
-        np.stack([source.normal(t, 0, 0, len(flat)).astype(float) for t in range(ROUNDS)])
-        for source in (stream, stream.derive("smoothing"))
-    )
-    noise = inverse_matrix(mechanism, ROUNDS) @ z + smoothing / 256
+    z = np.stack([stream.normal(t, 0, 0, len(flat)).astype(float) for t in range(ROUNDS)])
+    smoothing = np.stack([stream.derive("smoothing").words(t, 0, 0, len(flat)) for t in range(ROUNDS)])
+    noise = inverse_matrix(mechanism, ROUNDS) @ z + smoothing / 2**31 / 256
     inputs, targets = data(size).tensors
     for t, batch in enumerate(batches):
         total = torch.zeros_like(flat)

@@ -64,7 +64,7 @@ def test_the_noise_is_the_correlated_noise_plus_the_smoothing_rounded():
     total = np.arange(size)
     add_noise(total, STREAM, TERMS, stddev, Grid(step), start=100)
     z = [np.float64(STREAM.normal(t, a, 100, 100 + size)) for t, a, _ in TERMS]
-    smoothing = SMOOTHING * np.float64(STREAM.derive("smoothing").normal(1, 7, 100, 100 + size))
+    smoothing = SMOOTHING * STREAM.derive("smoothing").words(1, 7, 100, 100 + size) / 2**31
     expected = stddev * (z[0] - 0.5 * z[1] + smoothing)
     np.testing.assert_allclose((total - np.arange(size)) * step, expected, rtol=0, atol=3e-6)
 
@@ -72,7 +72,7 @@ def test_the_noise_is_the_correlated_noise_plus_the_smoothing_rounded():
 def test_the_noise_has_the_right_size_and_shape():
     total = np.zeros(200_000, np.int64)
     add_noise(total, STREAM, [(5, 0, 1.0)], 2.0, Grid(2.0**-20))
-    z = Grid(2.0**-20).from_steps(total) / 2.0 / np.sqrt(1 + SMOOTHING**2)
+    z = Grid(2.0**-20).from_steps(total) / 2.0 / np.sqrt(1 + SMOOTHING**2 / 3)
     assert stats.kstest(z, "norm", method="asymp").pvalue > 1e-3
     assert stats.kstest(z * 1.03, "norm", method="asymp").pvalue < 1e-6, "does not see a wrong scale"
 

@@ -29,20 +29,20 @@ BYTES = 28  # of keystream for four numbers
 PLANES = ((0, 8), (8, 8), (16, 4), (20, 4), (24, 4))  # of k₁, k₂, v, a₁, a₂: where each starts, and its size
 LARGEST = 18.8  # every |z| is below: k = 0 (probability 2⁻⁶²) can give 18.73, and all other bits at most 13.22
 
-_MAGNITUDE = np.int32(0x7FFFFFFF)
-_MANTISSA = np.int32(0x007FFFFF)
-_UNIT = np.float32(2.0**126)  # of |k₁·k₂|
-_TWO_UNITS = np.float32(2.0**127)
-_UNIT_BITS = np.int32((126 + 127) << 23)  # those of _UNIT
-_EXPONENT = np.float32(-math.log(2) * 2.0**-23)
-_ODD = np.int32(1)
-_COMPLEMENT = np.int32(0x7FFFFFFE)
-_FRACTION = np.float32(2.0**-31)
+MAGNITUDE = np.int32(0x7FFFFFFF)
+MANTISSA = np.int32(0x007FFFFF)
+UNIT = np.float32(2.0**126)  # of |k₁·k₂|
+TWO_UNITS = np.float32(2.0**127)
+UNIT_BITS = np.int32((126 + 127) << 23)  # those of UNIT
+EXPONENT = np.float32(-math.log(2) * 2.0**-23)
+ODD = np.int32(1)
+COMPLEMENT = np.int32(0x7FFFFFFE)
+FRACTION = np.float32(2.0**-31)
 _SIGN = np.uint32(31)
 _ONE, _TWO = np.float32(1), np.float32(2)
 # Minimax in s²: 2·atanh(s)/s for |s| ≤ 1/3 (relative error 1.8e-7), √2·sin(πx/4)/x for |x| ≤ 1 (relative error 2.6e-8).
-_ATANH = tuple(map(np.float32, (1.9999996423721313, 0.6667600274085999, 0.3958946168422699, 0.3422605097293854)))
-_SINE = tuple(map(np.float32, (1.1107207536697388, -0.11419128626585007, 0.003521393286064267, -5.084161603008397e-05)))
+ATANH = tuple(map(np.float32, (1.9999996423721313, 0.6667600274085999, 0.3958946168422699, 0.3422605097293854)))
+SINE = tuple(map(np.float32, (1.1107207536697388, -0.11419128626585007, 0.003521393286064267, -5.084161603008397e-05)))
 
 
 class Workspace:
@@ -54,14 +54,18 @@ class Workspace:
         self.keystream = raw.data
         self._raw = raw
 
+    def words(self, columns: int) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
+        """(k₁ k₂, v, a₁ a₂), each of all columns: views of the first 28·`columns` bytes of keystream."""
+        n, raw = columns, self._raw
+        return raw[: 16 * n].view("<i8"), raw[16 * n : 20 * n].view("<i4"), raw[20 * n : 28 * n].view("<i4")
+
     def polar(self, columns: int) -> tuple[Float32, Float32, Float32]:
         """(±radius, cosine, sine), each r₁ φ₁ of all columns and then r₂ φ₂, from the first 28·`columns` bytes of keystream.
 
         Views of this memory, which the next call overwrites, as this one overwrites the keystream.
         """
         n = columns
-        k = self._raw[: 16 * n].view("<i8")
-        v, a = self._raw[16 * n : 20 * n].view("<i4"), self._raw[20 * n : 28 * n].view("<i4")
+        k, v, a = self.words(n)
         radius, x = self._floats[0, : 2 * n], self._floats[1, : 2 * n]
         over_k = self._raw[: 16 * n].view(np.float32)
         np.copyto(x, k, casting="unsafe")  # the last use of k
@@ -69,17 +73,17 @@ class Workspace:
         _log(x[:n], x[n:], over_k[:n], over_k[n : 2 * n], over_k[2 * n : 3 * n], length)
 
         share = over_k[:n]
-        np.bitwise_and(v, _MAGNITUDE, v)
-        np.bitwise_or(v, _ODD, v)
-        np.multiply(length, _TWO * _FRACTION, length)
+        np.bitwise_and(v, MAGNITUDE, v)
+        np.bitwise_or(v, ODD, v)
+        np.multiply(length, _TWO * FRACTION, length)
         for half in (radius[:n], radius[n:]):
             np.copyto(share, v, casting="unsafe")
             np.multiply(share, length, half)
-            np.bitwise_xor(v, _COMPLEMENT, v)  # 2³¹ − v, odd too: no share is 0, and the small ones are as exact
+            np.bitwise_xor(v, COMPLEMENT, v)  # 2³¹ − v, odd too: no share is 0, and the small ones are as exact
         np.sqrt(radius, radius)
 
         np.copyto(x, a, casting="unsafe")
-        np.multiply(x, _FRACTION, x)
+        np.multiply(x, FRACTION, x)
         signs, bits = a.view("<u4"), radius.view(np.uint32)
         np.left_shift(signs, _SIGN, signs)
         np.bitwise_xor(bits, signs, bits)
@@ -92,17 +96,17 @@ def _log(a: Float32, b: Float32, p: Float32, g: Float32, e: Float32, out: Float3
     """out = −ln(|a·b| / 2¹²⁶) ≥ 0 for whole numbers a, b up to 2⁶³; p, g and e are overwritten."""
     np.multiply(a, b, p)
     pi, gi = p.view(np.int32), g.view(np.int32)
-    np.bitwise_and(pi, _MAGNITUDE, pi)  # |a·b| = 2^e · m in units, 1 ≤ m < 2
-    np.bitwise_and(pi, _MANTISSA, gi)
-    np.bitwise_or(gi, _UNIT_BITS, gi)  # m
+    np.bitwise_and(pi, MAGNITUDE, pi)  # |a·b| = 2^e · m in units, 1 ≤ m < 2
+    np.bitwise_and(pi, MANTISSA, gi)
+    np.bitwise_or(gi, UNIT_BITS, gi)  # m
     np.subtract(pi, gi, pi)  # the mantissas cancel: 2²³ · e
     np.copyto(e, pi, casting="unsafe")
-    np.multiply(e, _EXPONENT, e)  # −e·ln 2
-    np.subtract(g, _UNIT, g)
-    np.add(g, _TWO_UNITS, p)
+    np.multiply(e, EXPONENT, e)  # −e·ln 2
+    np.subtract(g, UNIT, g)
+    np.add(g, TWO_UNITS, p)
     np.divide(g, p, g)  # s = (m − 1)/(m + 1), and ln m = 2·atanh(s)
     np.multiply(g, g, p)
-    _polynomial(_ATANH, p, out)
+    _polynomial(ATANH, p, out)
     np.multiply(out, g, out)
     np.subtract(e, out, out)
 
@@ -113,7 +117,7 @@ def _directions(x: Float32, cosine: Float32, sine: Float32) -> None:
     With S = √2·sin(πx/4): cosine 1 − S², sine S·√(2 − S²), on the unit circle whatever the error of S.
     """
     np.multiply(x, x, cosine)
-    _polynomial(_SINE, cosine, sine)
+    _polynomial(SINE, cosine, sine)
     np.multiply(sine, x, sine)
     np.multiply(sine, sine, cosine)
     np.subtract(_TWO, cosine, cosine)

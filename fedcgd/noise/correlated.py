@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcgd.noise.box_muller import LARGEST, Workspace
+from fedcgd.noise.compiled import kernels
 from fedcgd.noise.stream import Chunk, NoiseStream, check_coordinates, check_index, chunks, workspace
 
 Term = tuple[int, int, float]
@@ -80,7 +81,12 @@ def _chunk_noise(
 ) -> Noise:
     """Σ_j weight_j·Z_j over the chunk, in `total`; `product` is room for a part of it."""
     total = total[: chunk.size]
+    fast = kernels() if chunk.quarter is None else None
     for j, (round, nonce, weight) in enumerate(terms):
+        if fast is not None:
+            stream.fill(memory, round, nonce, chunk)
+            fast.weighted(*memory.words(chunk.padded), weight, j == 0, total)
+            continue
         for i, (radius, direction) in enumerate(stream.polar(memory, round, nonce, chunk)):
             part = total[i * len(radius) : (i + 1) * len(radius)]
             out = product[: len(radius)] if j else part

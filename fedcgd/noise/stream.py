@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
 
 from fedcgd.noise.box_muller import BYTES, PLANES, Float32, Workspace
 
@@ -17,6 +18,7 @@ MAX_NONCE = 2**128 - 1
 MAX_COORDINATE = 2**40
 
 _BLOCK = 16  # bytes
+_WORDS = _BLOCK // 4  # of a block
 _ROUND_BYTES, _NONCE_BYTES = 4, 16
 _TILE_BLOCKS = BYTES * COLUMNS // _BLOCK
 _ALIGNED = 4  # columns: all planes of a tile start a block of keystream at multiples of it
@@ -111,17 +113,35 @@ class NoiseStream:
         The radius of the two pairs that a whole tile gives is the same array.
         """
         columns = chunk.padded
-        block = chunk.tile * _TILE_BLOCKS
-        algorithm = self._algorithm(round, nonce)
-        for at, size in PLANES:  # in this order, because each call may spill into the next plane
-            counter = block + (at * COLUMNS + size * (chunk.last - columns)) // _BLOCK
-            _keystream(algorithm, counter, work.keystream[at * columns :], size * columns)
+        self.fill(work, round, nonce, chunk)
         radius, *directions = work.polar(columns)
         if chunk.quarter is None:
             return [(radius, direction) for direction in directions]
         direction, pair = divmod(chunk.quarter, 2)
         part = slice((pair + 1) * columns - (chunk.last - chunk.first), (pair + 1) * columns)
         return [(radius[part], directions[direction][part])]
+
+    def fill(self, work: Workspace, round: int, nonce: int, chunk: Chunk) -> None:
+        """The keystream behind the chunk's columns, into `work`."""
+        columns = chunk.padded
+        block = chunk.tile * _TILE_BLOCKS
+        algorithm = self._algorithm(round, nonce)
+        for at, size in PLANES:  # in this order, because each call may spill into the next plane
+            counter = block + (at * COLUMNS + size * (chunk.last - columns)) // _BLOCK
+            _keystream(algorithm, counter, work.keystream[at * columns :], size * columns)
+
+    def words(self, round: int, nonce: int, start: int, stop: int) -> NDArray[np.int32]:
+        """Uniform 32-bit integers, shape (stop − start,): word i of the keystream of (round, nonce) for i in [start, stop).
+
+        `normal` makes its numbers of the same keystream: take these from a stream that was derived for them alone. Raises
+        ValueError for an index out of range.
+        """
+        check_index(round, nonce)
+        check_coordinates(start, stop)
+        first = start // _WORDS * _WORDS
+        raw = np.empty(4 * (stop - first) + _BLOCK, np.uint8)
+        _keystream(self._algorithm(round, nonce), first // _WORDS, raw.data, 4 * (stop - first))
+        return raw[:-_BLOCK].view("<i4")[start - first : stop - first]
 
     def _algorithm(self, round: int, nonce: int) -> algorithms.AES:
         index = round.to_bytes(_ROUND_BYTES, "big") + nonce.to_bytes(_NONCE_BYTES, "big")
