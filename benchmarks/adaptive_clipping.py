@@ -25,6 +25,7 @@ from fedcgd.noise.quantisation import Integers
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import AdaptiveClipping, CorrelatedNoise, LocalTask, arrays_of, host_users, load_arrays
+from fedcgd_flower.pool import LocalEvaluation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "simulations"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -40,7 +41,7 @@ COHORTS = {60: AdaptiveClipping(count_noise=0.15), 140: AdaptiveClipping(count_n
 LEARNING_RATE = 2.0
 
 
-def node() -> FakeNode:
+def node(evaluate: LocalEvaluation | None = None) -> FakeNode:
     """All users on one node. Their code is the benchmark's own, so they need no protection from each other."""
     task = get_task("digits", model=None, data_dir="")
     train, loss = task.load().train, example_loss(task.model(0), task.loss)
@@ -54,7 +55,7 @@ def node() -> FakeNode:
         return total.numpy(), counted
 
     app = ClientApp()
-    host_users(app, lambda context: [str(user) for user in range(len(train))], clipped_sum)
+    host_users(app, lambda context: [str(user) for user in range(len(train))], clipped_sum, evaluate=evaluate)
     return FakeNode(app)
 
 

@@ -4,7 +4,7 @@ from fedcgd_flower.adaptive_clipping import AdaptiveClipping
 from fedcgd_flower.evaluation import PrivateEvaluation
 from fedcgd_flower.layout import arrays_of, load_arrays
 from fedcgd_flower.mod import ClippedUpdateMod, clipped_update_mod
-from fedcgd_flower.pool import LocalTask, host_users, one_by_one, one_gradient_step
+from fedcgd_flower.pool import LocalEvaluation, LocalTask, host_users, one_by_one, one_gradient_step
 from fedcgd_flower.result import IncompleteRunError, RunResult
 from fedcgd_flower.strategy import CorrelatedNoise
 
@@ -13,6 +13,7 @@ __all__ = [
     "ClippedUpdateMod",
     "CorrelatedNoise",
     "IncompleteRunError",
+    "LocalEvaluation",
     "LocalTask",
     "PrivateEvaluation",
     "RunResult",
