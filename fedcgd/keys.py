@@ -58,7 +58,7 @@ class NoiseKey:
         path = Path(path)
         if create and not path.exists():
             _create(path)
-        with path.open() as file:
+        with path.open(encoding="ascii", errors="replace") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:
                 raise ValueError(f"key file {path} has mode {mode:04o}: others may read it; run chmod 600 {path}")
@@ -132,7 +132,8 @@ class NoiseKey:
 
 
 def runs_file(path: Path) -> Path:
-    """Where the runs of the key file `path` are remembered."""
+    """Where the runs of the key file `path` are remembered: beside the file itself, whichever links lead to it."""
+    path = path.resolve()
     return path.with_name(f"{path.name}.runs")
 
 
@@ -141,6 +142,7 @@ def delete_key_file(path: Path) -> None:
 
     File systems that keep old blocks, and backups, may still hold the key: those are the operator's to clear.
     """
+    path = path.resolve()  # the key itself, and not a link to it
     if not path.exists():
         return
     with path.open("r+b") as file:

@@ -105,11 +105,14 @@ class Plan:
 
     @staticmethod
     def from_description(description: dict[str, Any]) -> "Plan":
-        """The plan that `to_description` described."""
-        return Plan(
-            mechanism=from_description(description["mechanism"]),
-            participation=Participation(**description["participation"]),
-            clip_norm=description["clip_norm"],
-            noise_multiplier=description["noise_multiplier"],
-            delta=description["delta"],
-        )
+        """The plan that `to_description` described. Raises ValueError for what it cannot have written."""
+        try:
+            return Plan(
+                mechanism=from_description(description["mechanism"]),
+                participation=Participation(**description["participation"]),
+                clip_norm=description["clip_norm"],
+                noise_multiplier=description["noise_multiplier"],
+                delta=description["delta"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this describes no plan: {error!r}") from error

@@ -31,7 +31,7 @@ def test_a_round_is_one_line_and_no_line_comes_twice(caplog: pytest.LogCaptureFi
     rounds = [line for line in said if line.startswith("[ROUND ")]
     assert len(rounds) == 6
     assert re.fullmatch(
-        r"\[ROUND 3/6\] 4 users asked at [12] nodes, 4 answered \| ε ≤ [0-9.]+ so far \| evaluate: accuracy 0.375",
+        r"\[ROUND 3/6\] 4 users asked at [12] nodes, 4 answered \| ε ≤ [0-9.]+ so far at δ = 1e-05 \| evaluate: accuracy 0.375",
         rounds[2],
     )
     assert len(said) == len(set(said))

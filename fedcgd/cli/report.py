@@ -28,10 +28,10 @@ complaints = Console(stderr=True)
 
 @contextmanager
 def explained_errors() -> Iterator[None]:
-    """A ValueError inside becomes one line on standard error, and exit code 2."""
+    """A ValueError inside, or a file that cannot be used, becomes one line on standard error, and exit code 2."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         fail(str(error))
 
 

@@ -2,7 +2,8 @@
 
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,8 +42,9 @@ class RegisteredRun:
 class Registry:
     """The runs of one key, in the file `path` (mode 0600, SQLite), which many processes may use. It holds no secret.
 
-    Each release is written here after it is in the ledger and before it leaves the process. So a ledger that is behind this
-    file is an old copy, or lacks its `-wal`; and one whose last nonce differs is a copy that went its own way.
+    Each release is written here after it is in the ledger and before it leaves the process; it gets into the ledger only while
+    this file is locked and at its turn. So a ledger that is behind this file is an old copy, or lacks its `-wal`; and one whose
+    last nonce differs is a copy that went its own way.
     Raises ValueError, with the remedy, for what must not go on; sqlite3.OperationalError if the file cannot be written.
     """
 
@@ -112,8 +114,12 @@ class Registry:
             self._write(stream_id, nonces)
             self._connection.execute("UPDATE runs SET ledger = ? WHERE stream_id = ?", (ledger, stream_id))
 
-    def release(self, stream_id: str, nonces: Sequence[int]) -> None:
-        """The last of `nonces` is about to leave the process. Raises ValueError if another copy of the run has gone so far."""
+    @contextmanager
+    def release(self, stream_id: str, nonces: Sequence[int]) -> Iterator[None]:
+        """The block puts the round of the last of `nonces` into the ledger; no other copy of the run can do so meanwhile.
+
+        Raises ValueError before the block, so that nothing is recorded, if another copy of the run has gone so far.
+        """
         with transaction(self._connection):
             found = self._connection.execute("SELECT released FROM runs WHERE stream_id = ?", (stream_id,)).fetchone()
             if found is None or found[0] != len(nonces) - 1:
@@ -121,6 +127,7 @@ class Registry:
                     f"round {len(nonces) - 1} is not released: another copy of this run, with another ledger, has "
                     f"{'begun again' if found is None else f'released {found[0]} rounds'}. {_REMEDY}"
                 )
+            yield
             self._write(stream_id, nonces)
 
     def seal(self, stream_id: str, sealed: str) -> None:

@@ -43,6 +43,8 @@ class Run:
     nonces: tuple[int, ...]
     model: bytes | None
     state: bytes | None
+    layout: str
+    """What the model's arrays are, as `record_released` was told."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ class Ledger:
         }
         settings = sha256(f"{values['plan']} {values['configuration']} {key.fingerprint}")
         name = path if path == MEMORY else str(Path(path).absolute())
+        if key.runs is not None and key.runs.resolve() == Path(name).resolve():
+            raise ValueError(f"{path} is where the key's runs are remembered; the ledger is a file of its own")
         with ExitStack() as stack:
             registry = None if key.runs is None else stack.enter_context(closing(Registry(key.runs)))
             connection = stack.enter_context(closing(connect(path)))
@@ -137,8 +141,8 @@ class Ledger:
     def resume(self) -> Run:
         """Where the run stands, with the last released model and inner state (None before the first release)."""
         nonces = _nonces(self._connection)
-        model, state = (read_artifact(self._connection, name) for name in ("model", "state"))
-        return Run(len(nonces), nonces, model, state)
+        model, state, layout = (read_artifact(self._connection, name) for name in ("model", "state", LAYOUT))
+        return Run(len(nonces), nonces, model, state, (layout or b"").decode())
 
     def history(self, users: Collection[str]) -> History:
         """The participations so far of those `users` that have any."""
@@ -201,18 +205,20 @@ class Ledger:
         `layout` says what the model's arrays are, for `fedcgd.ledger.released_model`: JSON of (names, shapes, dtypes).
 
         Raises ValueError unless this attempt is in flight and aggregated, and if another copy of the run has released the round;
-        nothing may be released then. When this returns, the ledger's file is whole without its `-wal`.
+        nothing is recorded then, and nothing may be released. When this returns, the ledger's file is whole without its `-wal`.
         """
-        with self._write():
-            self._advance(round, attempt, "aggregated", "released")
-            write_artifact(self._connection, "model", model)
-            write_artifact(self._connection, "state", state)
-            write_artifact(self._connection, LAYOUT, layout.encode())
-            if metrics is not None:
-                self._write_metrics("train", round + 1, metrics)
-        checkpoint(self._connection)
-        if self._registry is not None:
-            self._registry.release(self.stream_id, _nonces(self._connection))
+        with ExitStack() as stack:
+            if self._registry is not None:
+                nonces = (*_nonces(self._connection), *_nonces(self._connection, "aggregated"))
+                stack.enter_context(self._registry.release(self.stream_id, nonces))
+            with self._write():
+                self._advance(round, attempt, "aggregated", "released")
+                write_artifact(self._connection, "model", model)
+                write_artifact(self._connection, "state", state)
+                write_artifact(self._connection, LAYOUT, layout.encode())
+                if metrics is not None:
+                    self._write_metrics("train", round + 1, metrics)
+            checkpoint(self._connection)
 
     def skip(self, round: int, reason: str) -> None:
         """The round is not released this time: its attempt, if one is in flight, is abandoned. Its turn remains."""
@@ -329,8 +335,8 @@ class Ledger:
             raise ValueError(f"attempt {attempt} at round {round} is not {before}, so it cannot become {after}")
 
 
-def _nonces(connection: sqlite3.Connection) -> tuple[int, ...]:
-    rows = connection.execute("SELECT nonce FROM attempts WHERE state = 'released' ORDER BY round")
+def _nonces(connection: sqlite3.Connection, state: str = "released") -> tuple[int, ...]:
+    rows = connection.execute("SELECT nonce FROM attempts WHERE state = ? ORDER BY round", (state,))
     return tuple(int.from_bytes(nonce, "big") for (nonce,) in rows)
 
 

@@ -149,7 +149,11 @@ def pack_ids(ids: NDArray[np.int64]) -> bytes:
 
 
 def unpack_ids(packed: bytes) -> NDArray[np.int64]:
-    return np.cumsum(np.frombuffer(zlib.decompress(packed), "<i8"), dtype=np.int64)
+    """What `pack_ids` packed. Raises ValueError for anything else."""
+    try:
+        return np.cumsum(np.frombuffer(zlib.decompress(packed), "<i8"), dtype=np.int64)
+    except zlib.error as error:
+        raise ValueError(f"a cohort on record cannot be read: {error}") from error
 
 
 def write_artifact(connection: sqlite3.Connection, name: str, data: bytes | memoryview) -> None:

@@ -39,6 +39,8 @@ def check_inner(inner: object) -> Strategy:
     """`inner` as it is. Raises TypeError if it is no Flower strategy, ValueError if it cannot work on one noised mean a round."""
     if not isinstance(inner, Strategy):
         raise TypeError(f"inner must be a Flower strategy, for example FedAvg(min_train_nodes=60); got {inner!r}")
+    if hasattr(inner, "plan") and hasattr(inner, "inner"):
+        raise ValueError(f"{type(inner).__name__} adds its noise by itself; it is not put into another one")
     if isinstance(inner, _DIFFERENTIALLY_PRIVATE):
         raise ValueError(  # noqa: TRY004
             f"{type(inner).__name__} clips and adds noise by itself; give CorrelatedNoise the strategy inside of it, "

@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from logging import WARNING
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,7 +66,9 @@ def each_apart(
                 result = work(user, copy.deepcopy(config), copy.deepcopy(context))
         except _OutOfTimeError:
             log(WARNING, "fedcgd: a user's local training took longer than %g s, and was ended", time_limit)
-        except (Exception, SystemExit) as error:  # its text may tell about the user
+        except KeyboardInterrupt:  # the operator's
+            raise
+        except BaseException as error:  # also those that libraries cancel tasks with; its text may tell about the user
             log(WARNING, "fedcgd: a user's local training failed with %s", type(error).__name__)
         yield result
 
@@ -92,6 +95,15 @@ def _settings() -> list[tuple[Callable[[Any], object], Any]]:
         (lambda kept: torch.use_deterministic_algorithms(kept[0], warn_only=kept[1]), _deterministic()),
         (lambda kept: setattr(torch.backends.cudnn, "benchmark", kept), torch.backends.cudnn.benchmark),
         (torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled()),
+        *(
+            (partial(put, device), get(device))
+            for device in ("cpu", "cuda")
+            for put, get in (
+                (torch.set_autocast_enabled, torch.is_autocast_enabled),
+                (torch.set_autocast_dtype, torch.get_autocast_dtype),
+            )
+        ),
+        (torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled()),
         (os.chdir, Path.cwd()),
         (_set_environment, dict(os.environ)),
     ]

@@ -48,6 +48,9 @@ class Layout:
         """Number of coordinates of the flat vector."""
         return sum(math.prod(shape) for shape in self.shapes)
 
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {list(shape)}" for name, shape in zip(self.names, self.shapes, strict=True))
+
     def to_json(self) -> str:
         """What is trained, as text, for a message."""
         return json.dumps([self.names, self.shapes, self.dtypes])

@@ -192,6 +192,8 @@ Example = tuple[torch.Tensor, ...]
 def _one_row(tensors: tuple[torch.Tensor, ...]) -> Example:
     if not tensors or any(len(tensor) != 1 for tensor in tensors):
         raise ValueError(f"data for one user must have one row, got {[len(tensor) for tensor in tensors]}")
+    if any(tensor.layout is not torch.strided for tensor in tensors):  # it could not be stacked with the others'
+        raise ValueError("data for one user must be dense tensors")
     return tuple(tensor[0].clone() for tensor in tensors)
 
 

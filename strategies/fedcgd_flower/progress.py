@@ -23,6 +23,7 @@ class RoundReport:
     failure: str = ""
     """Why the round was not released; empty if it was."""
     epsilon: float = 0.0
+    delta: float = 0.0
     clipping: str = ""
     """How the clip norm moved, if it adapts."""
     evaluated: list[str] = field(default_factory=list)
@@ -38,7 +39,7 @@ class RoundReport:
         if self.failure:
             parts.append(f"not released: {self.failure}")
         else:
-            parts.append(f"ε ≤ {self.epsilon:.4g} so far")
+            parts.append(f"ε ≤ {self.epsilon:.4g} so far at δ = {self.delta:g}")
             if self.clipping:
                 parts.append(self.clipping)
         return f"[ROUND {self.round + 1}/{self.rounds}] " + " | ".join(parts + self.evaluated)

@@ -29,9 +29,13 @@ class RunResult(Result):
 class IncompleteRunError(RuntimeError):
     """A run ended before its plan without being asked to. `result` holds what was released; the ledger lets the run go on."""
 
-    def __init__(self, result: RunResult) -> None:
-        super().__init__(
-            f"{result.released} of {result.planned} planned rounds are released: {result.stopped}. "
+    def __init__(self, result: RunResult, *, recorded: bool = True) -> None:
+        remedy = (
             "Start again with the same ledger and key to go on"
+            if recorded
+            else "Its record is in memory and ends with this process; with a ledger file and a key file a run can go on"
+        )
+        super().__init__(
+            f"{result.released} of {result.planned} planned rounds are released: {result.stopped}. {remedy}"
         )
         self.result = result

@@ -142,9 +142,9 @@ class CorrelatedNoise(Strategy):
             self.cohort_size, self._cohort_source = planned_cohort(inner, expected_users)
         else:
             self.cohort_size, self._cohort_source = cohort_size, "cohort_size"
-        if self.cohort_size < 1:
+        if not isinstance(self.cohort_size, int) or self.cohort_size < 1:
             raise ValueError(
-                f"cohort_size must be at least 1, got {self.cohort_size}: it is the planned number of users of a round"
+                f"cohort_size must be at least 1 and whole, got {self.cohort_size!r}: the planned number of users of a round"
             )
         sampled = plan.participation.sampling != "none"
         if min_answers is None:
@@ -222,7 +222,12 @@ class CorrelatedNoise(Strategy):
                 f"{self.releases} rounds of this run are released, and their record was in memory; give a ledger file, or call "
                 "start inside `with strategy:`"
             )
-        configuration: dict[str, Any] = {"cohort_size": self.cohort_size, "inner": self._settings}
+        # With another identity, people would get other ids, and turns beyond their k.
+        configuration: dict[str, Any] = {
+            "cohort_size": self.cohort_size,
+            "identity": self._identity,
+            "inner": self._settings,
+        }
         if self.adaptive_clipping is not None:
             configuration["adaptive_clipping"] = self.adaptive_clipping.to_description()
         path = ":memory:" if self._ledger_path is None else self._ledger_path
@@ -300,6 +305,11 @@ class CorrelatedNoise(Strategy):
         log(INFO, "\t│\t├── %s", plan.participation)
         log(INFO, "\t│\t├── %d users a round (%s), and the mean is over so many", self.cohort_size, self._cohort_source)
         log(INFO, "\t│\t├── each user counts once: numbers of examples per client are not used as weights")
+        log(
+            INFO,
+            "\t│\t├── the ledger: %s",
+            self._ledger_path.absolute() if self._ledger_path else "in memory; not kept",
+        )
         log(INFO, "\t│\t├── this run: %s", epsilon_text(plan, self.releases))
         log(
             INFO,
@@ -395,7 +405,9 @@ class CorrelatedNoise(Strategy):
                 break
             time.sleep(min(_POLL, self.patience))
         if not enough:
-            refused = f"; {self.over_budget} more have no budget left after earlier runs" * bool(self.over_budget)
+            unsaid = self._roster.silent
+            refused = f"; {unsaid} nodes have not said which users they host (see above)" if unsaid else ""
+            refused += f"; {self.over_budget} more have no budget left after earlier runs" * bool(self.over_budget)
             raise ValueError(
                 f"{len(nodes)} users are there after {self.patience:.0f} s, and {self.expected_users} are expected{refused}. "
                 f"With {self.cohort_size} users a round, each at most {participation.participations} times and "
@@ -476,7 +488,7 @@ class CorrelatedNoise(Strategy):
             raise
         self._begun, self._asked = False, None
         self._nonces.append(nonce)
-        report.epsilon = cast(float, metrics["epsilon"])
+        report.epsilon, report.delta = cast(float, metrics["epsilon"]), self.plan.delta
         return unflatten(released, asked.layout), metrics
 
     def _metrics(self, release: int) -> MetricRecord:
@@ -558,7 +570,7 @@ class CorrelatedNoise(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> RunResult:
-        """Run until all planned rounds are released, or for `num_rounds` tries if that is fewer (an unreleased round is a try).
+        """Run until all planned rounds are released, or for `num_rounds` tries if fewer than are left (an unreleased one counts).
 
         As Flower's `Strategy.start`, with replies matched to requests and the end that the plan sets. Metrics of the training are
         the ε spent, by release; `evaluate_fn(release, arrays)` sees the initial model as release 0 and then every released one.
@@ -597,9 +609,12 @@ class CorrelatedNoise(Strategy):
                 log(INFO, "Release %d: %s", self.releases, self._report.evaluated[0])
         self._evaluate_privately(result, grid, evaluate_config, timeout)  # if the server died before it could
         asked_for_less = num_rounds is not None and num_rounds < result.planned - result.released
+        if num_rounds is not None and num_rounds > result.planned:
+            log(WARNING, "fedcgd: num_rounds is %d, and the plan ends after %d", num_rounds, result.planned)
         tries = failures = 0
         failure = ""
-        while self.releases < result.planned and tries != num_rounds and failures < _MOST_FAILURES:
+        most_tries = num_rounds if asked_for_less else None
+        while self.releases < result.planned and tries != most_tries and failures < _MOST_FAILURES:
             tries += 1
             try:
                 released = self._try_round(result, grid, timeout, train_config)
@@ -628,7 +643,7 @@ class CorrelatedNoise(Strategy):
         if not result.complete:
             log(WARNING, "fedcgd: the run ended before its plan: %s", result.stopped)
             if not asked_for_less:
-                raise IncompleteRunError(result)
+                raise IncompleteRunError(result, recorded=self._ledger_path is not None)
         return result
 
     def _try_round(self, result: RunResult, grid: Grid, timeout: float, train_config: ConfigRecord | None) -> bool:
@@ -651,14 +666,18 @@ class CorrelatedNoise(Strategy):
             metrics |= {release: MetricRecord(kept) for release, kept in self._ledger.metrics(kind).items()}
         if self._evaluator is not None:
             result.evaluate_metrics_clientapp |= self._evaluator.released()
+        layout = self._layout(
+            initial_arrays
+        )  # before the first release too: what it refuses is refused before any work
         if run.model is None:
             return result
-        layout = self._layout(initial_arrays)
-        model = np.frombuffer(run.model, np.float32)
-        if len(model) != layout.size:
+        recorded = Layout.from_json(run.layout)
+        if recorded != layout:
             raise ValueError(
-                f"the ledger's model has {len(model)} parameters, and initial_arrays {layout.size}; give the same model"
+                f"the ledger's model trains {recorded.size} parameters in {recorded}, and initial_arrays {layout.size} in "
+                f"{layout}; give the same model, trainable and batch_norm"
             )
+        model = np.frombuffer(run.model, np.float32)
         log(INFO, "fedcgd: going on after release %d of %d", run.round, result.planned)
         result.arrays = unflatten(model, layout)
         return result

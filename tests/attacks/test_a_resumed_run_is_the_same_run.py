@@ -136,3 +136,11 @@ def test_other_settings_of_the_inner_strategy_are_another_run(before, after, wor
     assert words in str(refused.value)
     assert "{" not in str(refused.value)  # the difference, not two dumps
     assert len(str(refused.value)) < 900
+
+
+def test_another_model_of_the_same_size_is_another_run(tmp_path: Path) -> None:
+    """It was taken up as if it were the recorded one, and every number went to another place."""
+    run(FedAvg(), tmp_path / "run.db", num_rounds=2)
+    renamed = ArrayRecord({f"not-{name}": array for name, array in record(np.zeros(SIZE)).items()})
+    with pytest.raises(ValueError, match="give the same model"):
+        make(FedAvg(), ledger=tmp_path / "run.db").start(two_nodes(), renamed)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, is_training
+from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.app import MetricRecord
+from flwr.clientapp import ClientApp
 from test_flower_strategy import SIZE, make, names, node, record, two_nodes
 
 from fedcgd.participation import Participation
@@ -46,11 +47,32 @@ def test_a_part_that_was_asked_for_is_no_failure_and_is_not_complete() -> None:
     assert (result.released, result.complete, result.stopped) == (2, False, "after 2 tries, as asked for")
 
 
-def test_a_try_that_fails_leaves_a_run_of_all_its_rounds_incomplete() -> None:
-    """`num_rounds` as one writes it for Flower, equal to the plan's rounds: one lost try is one release too few."""
+def test_a_try_that_fails_does_not_end_a_run_of_all_its_rounds() -> None:
+    """`num_rounds` as one writes it for Flower, equal to the plan's rounds: a lost try is made again, not a release too few."""
     grid = two_nodes()
     lost = iter([True])
     for fake in grid.nodes.values():
         fake.tamper = lambda q, r: None if is_training(q) and next(lost, False) else r
-    with pytest.raises(IncompleteRunError, match="5 of 6 planned rounds"):
-        make(min_answers=4).start(grid, record(np.zeros(SIZE)), num_rounds=6, timeout=0.0)
+    assert make(min_answers=4).start(grid, record(np.zeros(SIZE)), num_rounds=6, timeout=0.0).complete
+
+
+def test_more_rounds_than_planned_are_not_done_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    assert make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=9).released == 6
+    assert "num_rounds is 9, and the plan ends after 6" in caplog.text
+
+
+def test_what_cannot_go_on_is_not_told_to() -> None:
+    grid = two_nodes()
+    for fake in grid.nodes.values():
+        fake.tamper = lambda q, r: None if is_training(q) else r
+    with pytest.raises(IncompleteRunError, match="Its record is in memory and ends with this process"):
+        make().start(grid, record(np.zeros(SIZE)), timeout=0.0)
+
+
+def test_nodes_without_users_are_named_as_the_reason() -> None:
+    grid = FakeGrid({1: FakeNode(ClientApp()), 2: node(names(3))})
+    with pytest.raises(
+        ValueError,
+        match="3 users are there after 0 s, and 12 are expected; 1 nodes have not said which users they host",
+    ):
+        make().start(grid, record(np.zeros(SIZE)))

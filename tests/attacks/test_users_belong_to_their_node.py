@@ -100,6 +100,22 @@ def test_a_restarted_silo_is_not_another_user(tmp_path: Path) -> None:
     assert (checked.released, checked.problems) == (1, ())
 
 
+def test_people_do_not_get_other_ids_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    """With k = 2, each took part four times: twice as a declared user, twice as a registered name; and the record verified."""
+    options = {
+        "participation": Participation(rounds=4, max_participations=2),
+        "mechanism": DPSGD(),
+        "cohort_size": 2,
+        "ledger": tmp_path / "run.db",
+        "expected_users": 2,
+    }
+    grid = FakeGrid({1: node(["ann"], name="silo0"), 2: node(["bob"], name="silo1")})
+    make(**options, identity="declared").start(grid, record(np.zeros(SIZE)), num_rounds=2)
+    with pytest.raises(ValueError, match="identity: declared → authenticated"):
+        make(**options, identity="authenticated").start(grid, record(np.zeros(SIZE)))
+    assert verify(tmp_path / "run.db").released == 2
+
+
 def test_a_node_without_registration_takes_nobody_from_a_registered_one() -> None:
     users = names(12)
     grid = FakeGrid({1: node(users, name="silo0")})

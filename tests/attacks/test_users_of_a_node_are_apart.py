@@ -4,6 +4,7 @@ At ζ = 1 with 50 users on a node, one user's label out of range took away the w
 in place, or wrote to the configuration, moved it by 46 and by 100.
 """
 
+import asyncio
 import contextlib
 import os
 import random
@@ -61,6 +62,7 @@ def honest(model: ArrayRecord, user: str, config: ConfigRecord, context: Context
         noise = random.random() + float(np.random.normal()) + float(parameter.grad.double().sum())
     noise += len(os.environ.get("FEDCGD_ATTACK", "")) + len(str(Path.cwd())) + torch.get_num_threads()
     noise += float(torch.tensor(0.1).double())  # depends on torch's default dtype
+    noise += float((torch.full((1, 1), 0.1) @ torch.ones(1, 1)).double())  # and this on autocast
     step = config["direction"] * sum(config["list"]) * scale * noise * (1 + USERS.index(user))
     return ArrayRecord({name: Array(array.numpy() + np.float32(step)) for name, array in model.items()})
 
@@ -86,6 +88,7 @@ def global_state(model, user, config, context) -> ArrayRecord:
     torch.set_num_threads(2)
     torch.set_default_device("meta")
     torch.use_deterministic_algorithms(True)
+    torch.autocast("cpu", dtype=torch.bfloat16).__enter__()  # as code does that raises before it leaves
     np.seterr(all="raise")
     warnings.simplefilter("error")
     os.environ["FEDCGD_ATTACK"] = "x" * 99
@@ -120,6 +123,7 @@ def record(**arrays) -> ArrayRecord:
 BEHAVIOURS = {
     "raises": raises(ValueError("private text")),
     "exits": raises(SystemExit(1)),
+    "is cancelled": raises(asyncio.CancelledError()),  # not an Exception
     "runs out of memory": raises(MemoryError()),
     "stops": raises(StopIteration()),
     "mutates": mutates,
@@ -153,6 +157,7 @@ def _process_as_it_was() -> Iterator[None]:
     torch.set_grad_enabled(True)
     torch.set_default_device(None)
     torch.use_deterministic_algorithms(False)
+    torch.set_autocast_enabled("cpu", False)
 
 
 def alone(user: str) -> np.ndarray:
@@ -248,6 +253,7 @@ DATA = {
     "NaN": bad_data(inputs=torch.full((1, 5), torch.nan)),
     "infinite": bad_data(inputs=torch.full((1, 5), torch.inf)),
     "huge": bad_data(inputs=torch.full((1, 5), 1e30)),
+    "sparse": bad_data(inputs=torch.ones(1, 5).to_sparse()),
     "two rows": bad_data(inputs=torch.ones(2, 5)),
     "wrong shape": bad_data(inputs=torch.ones(1, 6)),
     "another dtype": bad_data(inputs=torch.ones(1, 5, dtype=torch.float64)),

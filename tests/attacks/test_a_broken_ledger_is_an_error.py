@@ -1,0 +1,71 @@
+"""Invariant: of a ledger that is damaged or edited, `verify` says that; it neither proves anything nor falls over."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcgd.cli import app
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+PLAN = Plan(
+    mechanism=LambdaCGD(0.5),
+    participation=Participation(rounds=4, min_separation=1),
+    clip_norm=1.0,
+    noise_multiplier=2.0,
+    delta=1e-5,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with Ledger.open(tmp_path / "run.db", plan=PLAN, configuration={}, key=NoiseKey.simulation(0)) as ledger:
+        ledger.record_aggregated(0, ledger.plan_round(0, ["ann"]), nonce=1)
+        ledger.record_released(0, 0, b"model")
+    return tmp_path / "run.db"
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        ("UPDATE attempts SET users = x'00'", "a cohort on record cannot be read"),
+        ("UPDATE run SET plan = '{}'", "this describes no plan"),
+        ("UPDATE run SET plan = '{'", "Expecting property name"),
+        ("UPDATE run SET plan = '[]'", "this describes no plan"),
+    ],
+)
+@pytest.mark.parametrize("command", ["verify", "show", "export", "compose"])
+def test_edited_records(path: Path, edit: str, words: str, command: str) -> None:
+    """Exit code 2, not the 1 of a traceback, which is that of records that contradict each other."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(edit)
+    result = CliRunner().invoke(app, ["ledger", command, str(path)])
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+
+
+def test_a_model_that_cannot_be_written(path: Path) -> None:
+    result = CliRunner().invoke(app, ["ledger", "model", str(path), str(path / "no" / "folder.npz")])
+    assert result.exit_code == 2, result.output
+
+
+def test_the_file_of_the_keys_runs_is_no_ledger(tmp_path: Path) -> None:
+    """Each of the two waited for the other's lock, for a minute."""
+    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    with pytest.raises(ValueError, match="the ledger is a file of its own"):
+        Ledger.open(tmp_path / "noise.key.runs", plan=PLAN, configuration={}, key=key)
+
+
+def test_a_key_file_of_raw_bytes_is_not_quoted(tmp_path: Path) -> None:
+    """The error used to carry the key: `UnicodeDecodeError.object`."""
+    (tmp_path / "noise.key").write_bytes(bytes(range(120, 152)))
+    (tmp_path / "noise.key").chmod(0o600)
+    with pytest.raises(ValueError, match="64 hexadecimal digits") as refused:
+        NoiseKey.from_file(tmp_path / "noise.key")
+    assert not isinstance(refused.value, UnicodeError)
