@@ -48,6 +48,7 @@ OURS = "fedcgd"
 NAMES = ("FedAvg", PEER, "Flower DP, adaptive clipping", OURS)
 MIB = 2**20
 
+logging.getLogger("flwr").setLevel(logging.ERROR)
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks for them
 
 
@@ -66,7 +67,7 @@ def strategy_of(name: str, nodes: int, ledger: Path) -> Strategy:
         noise_multiplier=1.0,
         delta=1e-5,
     )
-    return CorrelatedNoise(inner, plan, key=NoiseKey.simulation(1), ledger=ledger, identity="authenticated")
+    return CorrelatedNoise(inner, plan, key=NoiseKey.generate(), ledger=ledger, identity="authenticated")
 
 
 class Server:
@@ -145,12 +146,18 @@ def resident_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / MIB
 
 
+def peak_mib() -> float:
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
+
+
 def alone(name: str, args: argparse.Namespace, folder: str) -> dict[str, float]:
     server = Server(name, args, folder)
     held = resident_mib()
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of making the replies
     server.last = True
     server.run()
-    return {"held": held, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    return {"held": held, "peak": peak_mib()}
 
 
 def memory(name: str, args: argparse.Namespace) -> dict[str, float]:
@@ -162,27 +169,15 @@ def memory(name: str, args: argparse.Namespace) -> dict[str, float]:
     return result
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--nodes", type=int, default=10)
-    options.add_argument("--parameters", type=int, default=10_000_000)
-    options.add_argument("--arrays", type=int, default=60)
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--json", type=Path, default=None)
-    options.add_argument("--alone", choices=NAMES, default=None, help=argparse.SUPPRESS)
-    args = options.parse_args()
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    if args.alone:
-        with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(alone(args.alone, args, folder)))
-        return
+def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The table, by strategy; printed too."""
     memories = {name: memory(name, args) for name in NAMES}
     with tempfile.TemporaryDirectory() as folder:
         servers = {name: Server(name, args, folder) for name in NAMES}
         for server in servers.values():
             server.run()
         times = [{name: server.run() for name, server in servers.items()} for _ in range(args.rounds)]
-    results = {}
+    results: dict[str, dict[str, Any]] = {}
     print(f"{args.nodes} nodes, {args.parameters} parameters in {args.arrays} arrays; {args.rounds} rounds in turn")
     print(f"{'':30} {'configure':>9} {'aggregate':>9} {'processor':>9} {'ratio (spread)':>20} {'peak':>9} {'held':>9}")
     for name in NAMES:
@@ -201,10 +196,26 @@ def main() -> None:
             f"{name:30} {configure:7.3f} s {aggregate:7.3f} s {configure + aggregate:7.3f} s {spread:>20} "
             f"{memories[name]['peak']:5.0f} MiB {memories[name]['held']:5.0f} MiB"
         )
+    return results
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--nodes", type=int, default=10)
+    options.add_argument("--parameters", type=int, default=10_000_000)
+    options.add_argument("--arrays", type=int, default=60)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--json", type=Path, default=None)
+    options.add_argument("--alone", choices=NAMES, default=None, help=argparse.SUPPRESS)
+    args = options.parse_args()
+    if args.alone:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(alone(args.alone, args, folder)))
+        return
+    results = measure(args)
     if args.json:
-        args.json.write_text(
-            json.dumps({"options": {k: v for k, v in vars(args).items() if k != "json"}, "strategies": results})
-        )
+        sizes = {name: getattr(args, name) for name in ("nodes", "parameters", "arrays", "rounds")}
+        args.json.write_text(json.dumps({"options": sizes, "strategies": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import FedAvg, FedAvgM
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, export, verify
+from fedcgd.ledger.statement import privacy_statement, statement_markdown
 from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.noise.quantisation import Grid
 from fedcgd.participation import Participation
@@ -346,6 +347,10 @@ def test_the_record_and_the_log_tell_the_norms(tmp_path: Path, caplog: pytest.Lo
     assert export(path)["run"]["configuration"]["adaptive_clipping"] == COUNTED.to_description()
     assert "clip norm 1 → 1 (share within: 0.50)" in caplog.text
     assert "the clip norm adapts to the 0.5 quantile" in caplog.text
+    statement = statement_markdown(privacy_statement(path))
+    assert "1, then a quantile of norms" in statement
+    assert "is scaled to L2 norm at most ζ = 1 " in statement  # of the vectors, which is true
+    assert "**adaptive clipping**" in statement
     with pytest.raises(ValueError, match="ledger of another run: its configuration"):
         make(plan(rounds=2), 4, None, ledger=path).start(FakeGrid({}), record(np.zeros(SIZE)))
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedcgd.accounting import PastRun, compose
 from fedcgd.keys import NoiseKey
-from fedcgd.ledger import Ledger, joint, verify
+from fedcgd.ledger import JointBudget, Ledger, joint, verify
 from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
@@ -359,6 +359,8 @@ def test_what_cannot_work_is_refused_at_once() -> None:
         make(evaluation(every=1))
     with pytest.raises(ValueError, match="forward_client_metrics"):
         make(evaluation(), forward_client_metrics=True)
+    with pytest.raises(ValueError, match="joint budget does not count"):
+        make(evaluation(), budget=JointBudget(epsilon=1, delta=1e-5, after=[]))
     with pytest.raises(TypeError, match="PrivateEvaluation"):
         make(training())
     with pytest.raises(ValueError, match="clip_norm 1"):

@@ -24,13 +24,17 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
     record, verification = export(path), verify(path)
     plan = Plan.from_description(record["run"]["plan"])
     whole = verification.whole
+    adaptive = record["run"]["configuration"].get("adaptive_clipping")
     steps = explain(
         plan.mechanism,
         plan.participation,
-        clip_norm=plan.clip_norm,
+        clip_norm=plan.clip_norm if adaptive is None else 1.0,
         delta=plan.delta,
         noise_multiplier=plan.noise_multiplier,
     )
+    reasoning = [{"title": step.title, "statement": step.statement} for step in steps]
+    if adaptive is not None:
+        reasoning.insert(0, {"title": "adaptive clipping", "statement": _ADAPTIVE})
     return {
         "statement": sentence(whole, simulated=verification.simulated, sound=not verification.problems),
         "private": not (verification.simulated or verification.problems),
@@ -42,12 +46,22 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
         "whole_run": whole.to_description(),
         "so_far": None if verification.guarantee is None else verification.guarantee.to_description(),
         "plan": record["run"]["plan"],
-        "reasoning": [{"title": step.title, "statement": step.statement} for step in steps],
+        "adaptive_clipping": adaptive,
+        "reasoning": reasoning,
         "begun": record["run"]["created"],
         "sealed": record["run"]["sealed"],
         "configuration_hash": record["run"]["configuration_hash"],
         "written_with": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
     }
+
+
+_ADAPTIVE = (
+    "The norm to which updates are clipped follows a quantile of the users' norms, and is computed from earlier releases alone. "
+    "What is summed and noised, and called update below, is a vector of norm at most 1 whatever that norm is: a user's clipped "
+    "update divided by it, and whether the update was within the norm (Andrew et al., 2021, arXiv:1905.03871). The division is "
+    "undone after the noise. That the vectors depend on earlier releases, as updates always do, costs nothing (Denisov et al., "
+    "2022, arXiv:2202.08312)."
+)
 
 
 def sentence(whole: Guarantee, *, simulated: bool, sound: bool) -> str:
@@ -103,7 +117,7 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
         ("rounds released", rounds),
         ("a user takes part", _participation(participation)),
         ("mechanism", _mechanism(plan["mechanism"])),
-        ("clip norm ζ", f"{plan['clip_norm']:g}"),
+        ("clip norm ζ", f"{plan['clip_norm']:g}{', then a quantile of norms' * bool(statement['adaptive_clipping'])}"),
         ("noise multiplier σ", f"{plan['noise_multiplier']:.6g}"),
     ]
     if whole["sensitivity"] is not None:

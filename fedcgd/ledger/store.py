@@ -76,7 +76,7 @@ CREATE TABLE artifacts (
 ) STRICT;
 """
 
-_PART = 1 << 26  # bytes of an artifact in one row: SQLite has a limit near 10⁹
+_PART = 1 << 22  # bytes of an artifact in one row: SQLite copies a row two or three times in memory
 
 
 def connect(path: Path | str) -> sqlite3.Connection:

@@ -9,9 +9,10 @@ from flwr.serverapp import Grid
 NODE_LOST = 5
 """Flower's code for a node that is not there (any more)."""
 
-# A simulated node answers within milliseconds and a deployed one within seconds; asking often costs the SuperLink little.
-_FIRST_WAIT = 0.02
-_LONGEST_WAIT = 1.0
+# Seconds between looks. A simulated node answers within milliseconds and a deployed one within seconds or hours: replies are seen
+# at most a tenth later than they came, as long as that is less than a second.
+_FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0
+_LATE = 0.1
 
 
 def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message | None]:
@@ -22,8 +23,8 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) ->
     """
     replies: dict[str, Message | None] = {reply.metadata.reply_to_message_id: reply for reply in push(grid, messages)}
     waiting = {message.metadata.message_id for message in messages} - replies.keys()
-    deadline = time.monotonic() + timeout
-    wait = _FIRST_WAIT
+    sent = time.monotonic()
+    deadline = sent + timeout
     while waiting:
         looked = time.monotonic()
         for message_id in sorted(waiting):
@@ -38,9 +39,9 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) ->
         now = time.monotonic()
         if not waiting or now >= deadline:
             break
+        wait = min(max(_LATE * (now - sent), _FIRST_WAIT), _LONGEST_WAIT)
         # Looking at many messages takes the SuperLink's time: at most half of it.
         time.sleep(min(max(wait, now - looked), max(deadline - now, 0)))
-        wait = min(1.5 * wait, _LONGEST_WAIT)
     return [replies.get(message.metadata.message_id) for message in messages]
 
 

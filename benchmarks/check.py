@@ -1,0 +1,49 @@
+"""Whether fedcgd is still as fast, next to its peers, as when benchmarks/results/performance.json was written.
+
+python benchmarks/check.py [--write]
+
+Measures again what that file holds, and exits with 1 if a ratio of processor times is 20 % worse, or a peak of memory. With
+`--write`, writes the file instead. Takes about three minutes; no part of the test suite.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import noise
+import server_round
+
+COMMITTED = Path(__file__).parent / "results" / "performance.json"
+WORSE = 1.2
+
+
+def measure() -> dict[str, float]:
+    sizes = argparse.Namespace(nodes=10, parameters=10_000_000, arrays=60, rounds=5)
+    strategies = server_round.measure(sizes)
+    ours, fedavg = strategies[server_round.OURS], strategies["FedAvg"]
+    models = (ours["peak_mib"] - fedavg["peak_mib"]) * server_round.MIB / (4 * sizes.parameters)
+    return {
+        "server round / Flower DP with fixed clipping": ours["ratio"],
+        "server's peak above FedAvg's, in models": models,
+        "noise of two rounds / normal_": noise.measure(size=25_000_000, threads=2, repeats=9)["ratio"],
+    }
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--write", action="store_true", help="write the file instead of comparing with it")
+    write = options.parse_args().write
+    now = measure()
+    if write:
+        COMMITTED.write_text(json.dumps(now, indent=1) + "\n")
+        return
+    before = json.loads(COMMITTED.read_text())
+    worse = [name for name in before if now[name] > WORSE * before[name]]
+    for name in before:
+        print(f"{name:50} {before[name]:6.2f} → {now[name]:6.2f}{'   WORSE' if name in worse else ''}")
+    sys.exit(bool(worse))
+
+
+if __name__ == "__main__":
+    main()
