@@ -57,3 +57,24 @@ def test_bands_left_open_are_those_of_least_error(name) -> None:
 def test_what_cannot_be_chosen_is_refused(text) -> None:
     with pytest.raises(ValueError, match=text.partition(":")[0]):
         Plan.calibrated(text, MANY, **BUDGET)
+
+
+def test_a_plan_says_the_noise_on_the_wire_and_is_refused_without_noise() -> None:
+    values = {"mechanism": DPSGD(), "participation": MANY, "clip_norm": 0.5, "noise_multiplier": 3.0, "delta": 1e-5}
+    assert Plan(**values).stddev == 1.5
+    for wrong, message in (
+        ({"clip_norm": 0.0}, "clip_norm must be positive"),
+        ({"clip_norm": float("inf")}, "clip_norm must be positive and finite"),
+        ({"clip_norm": float("nan")}, "clip_norm must be positive and finite"),
+        ({"clip_norm": 0.9e-20}, "between 1e-20 and 1e20"),
+        ({"clip_norm": 1.1e20}, "between 1e-20 and 1e20"),
+        ({"noise_multiplier": 0.0}, "without noise there is no privacy"),
+        ({"noise_multiplier": float("nan")}, "noise_multiplier must be positive and finite"),
+        ({"noise_multiplier": float("inf")}, "noise_multiplier must be positive and finite"),
+        ({"delta": 0.0}, "delta"),
+        ({"delta": 1.0}, "delta"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Plan(**values | wrong)
+    for edge in (1e-20, 1e20):
+        assert Plan(**values | {"clip_norm": edge}).clip_norm == edge

@@ -40,3 +40,16 @@ def test_any_number_of_chunks(size: int, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(module, "_CHUNK", 4)
     np.testing.assert_allclose(clipped_update(trained, model, clip_norm=0.5, grid=grid), whole, atol=1)
     np.testing.assert_allclose(whole, grid.to_steps(clip(trained.astype(float) - model, 0.5)), atol=1)
+
+
+@pytest.mark.parametrize("unit", [0.25, 3.0, 1e6])
+@pytest.mark.parametrize("length", [0.3, 0.7])
+def test_units_and_what_is_counted(unit: float, length: float) -> None:
+    """An update of `length` units, at norm 0.5: within it at first, scaled then."""
+    generator = np.random.default_rng(4)
+    direction = generator.normal(size=9)
+    difference = (length * unit * direction / np.linalg.norm(direction)).astype(np.float32)
+    grid = Grid(2.0**-20)
+    result = clipped_update(difference, np.zeros(9, np.float32), clip_norm=0.5, grid=grid, unit=unit, indicator=77)
+    np.testing.assert_allclose(result[:-1], grid.to_steps(clip(difference / np.float64(unit), 0.5)), atol=1)
+    assert result[-1] == (77 if length < 0.5 else -77)

@@ -161,6 +161,10 @@ class CorrelatedNoise(Strategy):
                 raise TypeError(f"evaluation must be a PrivateEvaluation(…) or None, got {evaluation!r}")
             if forward_client_metrics:
                 raise ValueError("evaluation= is private and forward_client_metrics=True is not: choose one")
+            if budget is not None:
+                raise ValueError(
+                    "a joint budget does not count the evaluations of the run that it is for: leave out evaluation= or budget="
+                )
             needed(evaluation, plan.participation.rounds)
         self.evaluation = evaluation
         self.plan = plan
