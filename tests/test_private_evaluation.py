@@ -16,13 +16,20 @@ from hypothesis import strategies as st
 
 from fedcgd.accounting import PastRun, compose
 from fedcgd.keys import NoiseKey
-from fedcgd.ledger import JointBudget, Ledger, joint, verify
+from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd_flower import CorrelatedNoise, PrivateEvaluation, clipped_update_mod, host_users, one_by_one
+from fedcgd_flower import (
+    AdaptiveClipping,
+    CorrelatedNoise,
+    PrivateEvaluation,
+    clipped_update_mod,
+    host_users,
+    one_by_one,
+)
 from fedcgd_flower.evaluation import answer
 
 KEY = NoiseKey.simulation(11)
@@ -370,3 +377,48 @@ def test_what_cannot_work_is_refused_at_once() -> None:
             evaluation(**wrong)
     with pytest.raises(ValueError, match="bounds must name"):
         PrivateEvaluation(plan=training(), bounds={})
+
+
+def test_the_two_ledgers_are_sealed_one_after_the_other(tmp_path: Path) -> None:
+    path, key_file = tmp_path / "run.db", tmp_path / "noise.key"
+    key = NoiseKey.from_file(key_file, create=True)
+    start(make(evaluation(), ledger=path, key=key), FakeGrid({1: pool(names())}))
+    with pytest.raises(ValueError, match=r"run\.db\.evaluation"):
+        seal(path, key_file)
+    seal(path.with_name("run.db.evaluation"), None)
+    seal(path, key_file)
+    assert not key_file.exists()
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"sampling": "poisson", "sampling_rate": 0.5}, {"sampling": "balls-in-bins", "min_separation": 3}]
+)
+def test_rounds_and_evaluations_of_secret_samplings(sampling) -> None:
+    """With an adaptive norm too: everything runs, and ε together is below that without amplification."""
+    plan = Plan(
+        mechanism=DPSGD(),
+        participation=Participation(rounds=6, **sampling),
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        delta=1e-5,
+    )
+    strategy = CorrelatedNoise(
+        FedAvg(),
+        plan,
+        key=KEY,
+        cohort_size=4,
+        patience=0.0,
+        adaptive_clipping=AdaptiveClipping(count_noise=0.5),
+        evaluation=PrivateEvaluation(plan=plan, bounds=BOUNDS),
+    )
+    result = start(strategy, FakeGrid({1: pool(names())}))
+    assert result.complete
+    assert sorted(result.evaluate_metrics_clientapp) == [1, 2, 3, 4, 5, 6]
+    known = PastRun(
+        mechanism=DPSGD(),
+        participation=Participation(rounds=6, min_separation=plan.participation.min_separation),
+        noise_multiplier=1.0,
+    )
+    together = result.evaluate_metrics_clientapp[6]["epsilon-with-training"]
+    assert plan.guarantee().epsilon < together < compose([known, known], delta=1e-5).epsilon
+    assert strategy.clip_norm != 1.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +47,7 @@ class Run:
     """What the model's arrays are, as `record_released` was told."""
 
 
-@dataclass(frozen=True)
-class _User:
+class _User(NamedTuple):  # made by the ten thousand: four times as fast as a frozen dataclass
     id: int
     participations: int
     last_round: int
@@ -277,11 +276,11 @@ class Ledger:
             )
         connection = self._connection
         connection.execute("DELETE FROM asked")
-        connection.executemany("INSERT INTO asked VALUES (?)", ((user,) for user in users))
+        connection.executemany("INSERT INTO asked VALUES (?)", zip(sorted(users), strict=True))
         rows = connection.execute(
             "SELECT user, id, participations, last_round FROM asked CROSS JOIN users USING (user)"
         )
-        return {user: _User(*values) for user, *values in rows}
+        return {row[0]: _User._make(row[1:]) for row in rows}
 
     def _count(self, round: int, users: Collection[str]) -> NDArray[np.int64]:
         """Count `users` in `round`, once however often it is tried, and return their numbers in the table of users."""
