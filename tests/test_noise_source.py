@@ -77,6 +77,24 @@ def test_the_mechanism_chooses_what_is_less_work() -> None:
     }
 
 
+def test_replay_makes_the_bands_again_and_buffers_make_one_vector() -> None:
+    class Recorded(GridNormals):
+        def add(self, total, terms, stddev) -> None:
+            made.append([round for round, _, _ in terms])
+            super().add(total, terms, stddev)
+
+        def vector(self, total, round, nonce):
+            made.append([round])
+            return super().vector(total, round, nonce)
+
+    for mode, expected_rounds in (("replay", [[0], [1, 0], [2, 1]]), ("buffer", [[0], [1], [2]])):
+        made: list = []
+        noise = NoiseSource(LambdaCGD(0.8), ROUNDS, Recorded(STREAM, Grid(STEP)), mode)
+        for t in range(3):
+            noise.add(np.zeros(SIZE, np.int64), NONCES[: t + 1], 1.5)
+        assert made == expected_rounds
+
+
 def test_the_parts_that_a_generator_makes_are_not_the_same(monkeypatch) -> None:
     monkeypatch.setattr(module, "_PART", 8)
     total = torch.zeros(20)
