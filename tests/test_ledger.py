@@ -48,6 +48,18 @@ def path(tmp_path):
     return tmp_path / "run.ledger"
 
 
+def test_what_was_measured_is_there_when_the_run_goes_on(path):
+    with opened(path) as ledger:
+        ledger.record_metrics("evaluate", 2, {"accuracy": 0.5})
+        ledger.record_metrics("evaluate", 1, {"accuracy": 0.25})
+        ledger.record_metrics("train", 1, {"epsilon": 1.0})
+        ledger.record_metrics("evaluate", 2, {"accuracy": 0.75})
+    with opened(path) as ledger:
+        assert ledger.metrics("evaluate") == {1: {"accuracy": 0.25}, 2: {"accuracy": 0.75}}
+        assert ledger.metrics("train") == {1: {"epsilon": 1.0}}
+        assert ledger.metrics("other") == {}
+
+
 @pytest.mark.parametrize("where", ["file", "memory"])
 def test_a_run_from_the_first_round_to_the_last(where, path):
     with opened(path if where == "file" else ":memory:") as ledger:
