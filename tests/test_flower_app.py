@@ -77,12 +77,12 @@ def nodes(app: ClientApp, count: int = 4) -> FakeGrid:
     )
 
 
-def strategy(inner=None, *, rounds: int = 2, **options) -> CorrelatedNoise:
+def strategy(inner=None, *, rounds: int = 2, noise_multiplier: float = 1e-3, **options) -> CorrelatedNoise:
     plan = Plan(
         mechanism=LambdaCGD(0.5),
         participation=Participation(rounds=rounds, min_separation=1),
         clip_norm=0.5,
-        noise_multiplier=1e-3,
+        noise_multiplier=noise_multiplier,
         delta=1e-5,
     )
     defaults = {"key": NoiseKey.simulation(1), "cohort_size": 4, "patience": 0.0, "min_answers": 4, "expected_users": 4}
@@ -154,9 +154,16 @@ def test_batch_norm_is_refused_with_the_remedy_before_anything_is_sent() -> None
         strategy(trainable=["body"]).start(grid, ArrayRecord(make_net("group").state_dict()))
 
 
+def test_the_plan_of_a_strategy_is_the_one_it_was_made_with() -> None:
+    """ε was said for a plan that was put in later, and the noise was still that of the first."""
+    run = strategy()
+    with pytest.raises(AttributeError):
+        run.plan = Plan(**{**vars(run.plan), "noise_multiplier": 100.0})
+    assert run.plan.noise_multiplier == 1e-3
+
+
 def test_a_running_variance_is_never_negative() -> None:
-    run = strategy(rounds=1, trainable=TRAINABLE, batch_norm="private")
-    run.plan = Plan(**{**vars(run.plan), "noise_multiplier": 100.0})
+    run = strategy(rounds=1, noise_multiplier=100.0, trainable=TRAINABLE, batch_norm="private")
     seen: list = []
     final = run.start(
         nodes(ordinary_app("batch", seen, mods=[clipped_update_mod])), ArrayRecord(make_net().state_dict())
@@ -244,8 +251,7 @@ def test_half_precision_is_no_update() -> None:
                 model.head.bias += 0.25
             return Message(RecordDict({"arrays": arrays_of(model)}), reply_to=message)
 
-        run = strategy(rounds=2)
-        run.plan = Plan(**{**vars(run.plan), "noise_multiplier": 0.01})
+        run = strategy(rounds=2, noise_multiplier=0.01)
         final = run.start(nodes(app), arrays_of(model)).arrays
         assert not run.dropped
         moved = {

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedcgd.noise import NoiseStream, for_each_chunk
+from fedcgd.noise import NoiseStream, box_muller, for_each_chunk
 from fedcgd.noise.box_muller import BYTES, Workspace
 from fedcgd.noise.compiled import kernels
 from fedcgd.noise.quantisation import Grid, add_noise
@@ -78,3 +78,13 @@ def test_extreme_words_have_the_same_bits() -> None:
     radius, cosine, sine = work.polar(columns)
     expected = np.multiply(radius, np.stack([cosine, sine]), dtype=np.float64) * 0.37
     np.testing.assert_array_equal(total.view(np.int64), expected.ravel().view(np.int64))
+
+
+def test_machine_code_that_differs_from_numpy_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a constant has changed, and Numba's cache on disk still holds the code with the old one."""
+    kernels.cache_clear()
+    monkeypatch.setattr(box_muller, "FRACTION", np.float32(2.0**-31 * (1 + 2.0**-20)))
+    try:
+        assert kernels() is None
+    finally:
+        kernels.cache_clear()

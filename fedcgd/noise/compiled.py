@@ -7,6 +7,7 @@ it is not (`fastmath` is off).
 
 from collections.abc import Callable
 from functools import cache
+from hashlib import shake_256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,16 +26,32 @@ class Kernels(NamedTuple):
 
 @cache
 def kernels() -> Kernels | None:
-    """None without Numba, or where it does not work."""
+    """None without Numba, or where it does not work or gives other bits than NumPy."""
     try:
         import numba
 
         compiled = Kernels(*(numba.njit(nogil=True, cache=True)(work) for work in (_weighted, _add_rounded)))
-        compiled.weighted(np.ones(2, "<i8"), np.ones(1, "<i4"), np.ones(2, "<i4"), 1.0, True, np.zeros(4))
-        compiled.add_rounded(np.zeros(1), np.zeros(1, "<i4"), 1.0, np.zeros(1, np.int64))
+        return compiled if _same_bits(compiled) else None
     except Exception:  # whatever a compiler can raise on a machine that it does not know
         return None
-    return compiled
+
+
+def _same_bits(compiled: Kernels) -> bool:
+    """Whether a thousand numbers are those of NumPy. Numba's cache on disk, for one, does not see that a constant has changed."""
+    columns = 256
+    work = bm.Workspace(columns)
+    work.keystream[: bm.BYTES * columns] = shake_256(b"numbers to compare").digest(bm.BYTES * columns)
+    total, steps = np.empty(4 * columns), np.zeros(4 * columns, np.int64)
+    k, v, a = work.words(columns)
+    words = np.tile(a, 2)
+    compiled.weighted(k, v, a, -0.9, True, total)
+    compiled.weighted(k, v, a, 1.7, False, total)
+    compiled.add_rounded(total, words, 1e-6, steps)
+    radius, cosine, sine = work.polar(columns)
+    z = np.multiply(radius, np.stack([cosine, sine]), dtype=np.float64).reshape(-1)
+    expected = z * -0.9 + z * 1.7
+    rounded = np.rint(expected).astype(np.int64) + np.rint(words * 1e-6).astype(np.int64)
+    return total.tobytes() == expected.tobytes() and np.array_equal(steps, rounded)
 
 
 _A0, _A1, _A2, _A3 = bm.ATANH

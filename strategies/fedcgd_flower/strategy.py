@@ -165,7 +165,7 @@ class CorrelatedNoise(Strategy):
                 )
             needed(evaluation, plan.participation.rounds)
         self.evaluation = evaluation
-        self.plan = plan
+        self._plan = plan
         self.adaptive_clipping = adaptive_clipping
         self.clip_norm = plan.clip_norm
         """The norm of the next round: the plan's, unless it adapts."""
@@ -269,6 +269,11 @@ class CorrelatedNoise(Strategy):
         inner_state.restore(self.inner, self._inner_state)
         last = self._ledger.metrics("train").get(self.releases)
         self.clip_norm = self.plan.clip_norm if last is None else last.get("next-clip-norm", self.plan.clip_norm)
+
+    @property
+    def plan(self) -> Plan:
+        """What runs and what is accounted for. It cannot be set: the noise is that of the plan given at first."""
+        return self._plan
 
     @property
     def _ledger(self) -> Ledger:
