@@ -22,10 +22,10 @@ from fedcgd.ledger import JointBudget, Ledger, Run
 from fedcgd.noise.quantisation import Grid as IntegerGrid
 from fedcgd.noise.quantisation import Integers
 from fedcgd.noise.source import NoiseSource, grid_of, grid_source
-from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
+from fedcgd_flower.cohort_choice import CohortChoice
 from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation, needed
 from fedcgd_flower.inner import check_inner, inner_config, inner_step, planned_cohort
 from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten, view
@@ -45,13 +45,11 @@ from fedcgd_flower.progress import RoundReport, config_text, epsilon_text, metri
 from fedcgd_flower.result import IncompleteRunError, RunResult
 from fedcgd_flower.roster import Identity, Roster
 from fedcgd_flower.send_and_receive import send_and_receive
-from fedcgd_flower.turns import can_replace, too_few, users_needed
+from fedcgd_flower.turns import users_needed
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 _CHUNK = 2**16  # numbers at once: what a core's cache holds
-_POLL = 1.0  # seconds between looks at who is there
-_PATIENCE_WITH_USERS = 2  # tries of a round: replacing a user at once would cost another one's turn
 _MOST_FAILURES = 10  # tries in a row without a release before a run gives up
 
 
@@ -180,17 +178,15 @@ class CorrelatedNoise(Strategy):
             users_needed(plan.participation, self.cohort_size) if expected_users is None else expected_users
         )
         self.min_answers = min_answers
-        self.patience = patience
         self.trainable = trainable
         self.batch_norm: BatchNorm = batch_norm
         self.forward_client_metrics = forward_client_metrics
         self.dropped: Counter[Cause] = Counter()
         """Replies dropped so far, by cause, and users that nodes left out. It tells about users: for the operator's eyes only."""
-        self.over_budget = 0
-        """How many of the users that are there may not take part, because earlier runs have used up the joint budget."""
         self._budget = budget
-        self._refused: frozenset[str] = frozenset()
-        self._told_budget = False
+        self._choice = CohortChoice(
+            plan.participation, self.cohort_size, expected_users=self.expected_users, patience=patience, budget=budget
+        )
         self._identity: Identity = identity
         self._hosts = hosts
         secret = sampled or (evaluation is not None and evaluation.plan.participation.sampling != "none")
@@ -206,8 +202,6 @@ class CorrelatedNoise(Strategy):
         self._asked: _Asked | None = None
         self._hinted: set[Cause] = set()
         self._begun = False
-        self._silent: Counter[str] = Counter()
-        self._silent_in = 0
         self._report = RoundReport(0, plan.participation.rounds)
 
     def __enter__(self) -> Self:
@@ -237,7 +231,7 @@ class CorrelatedNoise(Strategy):
         path = ":memory:" if self._ledger_path is None else self._ledger_path
         if self._budget is not None:
             admission = self._budget.admission(self.plan, key=self._key, ledger=path)
-            self._refused = admission.refused
+            self._choice.refused = admission.refused
             configuration |= admission.configuration
         ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self._key)
         try:
@@ -291,6 +285,11 @@ class CorrelatedNoise(Strategy):
     def _roster(self) -> Roster:
         assert self._opened is not None  # it is made when the ledger is opened
         return self._opened[1]
+
+    @property
+    def over_budget(self) -> int:
+        """How many of the users that are there may not take part, because earlier runs have used up the joint budget."""
+        return self._choice.over_budget
 
     @property
     def releases(self) -> int:
@@ -391,67 +390,14 @@ class CorrelatedNoise(Strategy):
         return [message for message, _ in requests]
 
     def _choose(self, round: int, grid: Grid) -> dict[str, int] | None:
-        """Users of the round and the node of each; None if too few are there within `patience` seconds."""
-        deadline = time.monotonic() + self.patience
-        if round != self._silent_in:
-            self._silent, self._silent_in = Counter(), round
-        participation, key = self.plan.participation, self._key.choices_of(self._ledger.stream_id)
-        sampled = participation.sampling != "none"  # then who takes part is drawn, and stays as it was drawn
-        while True:
-            nodes = self._within_budget(self._roster.refresh(grid))
-            history = self._ledger.history(list(nodes))
-            enough = round > 0 or len(nodes) >= self.expected_users
-            # Whoever was asked twice in this very round, in vain, is replaced if others can be spared.
-            silent = {user for user, times in self._silent.items() if times >= _PATIENCE_WITH_USERS}
-            choices = [nodes.keys()] if sampled else [nodes.keys() - silent, nodes.keys()]
-            for available in choices if enough else []:
-                users = cohort(participation, round, available, history, cohort_size=self.cohort_size, key=key)
-                if users is not None and (
-                    len(available) == len(nodes) or can_replace(participation, round, users, nodes, history)
-                ):
-                    return {user: nodes[user] for user in users}
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(min(_POLL, self.patience))
-        if not enough:
-            unsaid = self._roster.silent
-            refused = f"; {unsaid} nodes have not said which users they host (see above)" if unsaid else ""
-            refused += f"; {self.over_budget} more have no budget left after earlier runs" * bool(self.over_budget)
-            raise ValueError(
-                f"{len(nodes)} users are there after {self.patience:.0f} s, and {self.expected_users} are expected{refused}. "
-                f"With {self.cohort_size} users a round, each at most {participation.participations} times and "
-                f"{participation.min_separation} rounds apart, the {participation.rounds} rounds need "
-                f"{users_needed(participation, self.cohort_size)} users: lower cohort_size or the plan's min_separation, or say "
-                "expected_users to begin with fewer, if others join later"
-            )
-        self._report.failure = too_few(
-            participation,
-            round,
-            self.cohort_size,
-            nodes,
-            history,
-            self._roster.silent,
-            sum(self._roster.refused.values()),
-            self.over_budget,
-        )
-        self._ledger.skip(round, "too few users that may take part were reachable")
-        return None
-
-    def _within_budget(self, nodes: Mapping[str, int]) -> Mapping[str, int]:
-        """Those of the users that the joint budget admits. That depends on earlier ledgers alone, never on what is drawn."""
-        refused = nodes.keys() & self._refused
-        self.over_budget = len(refused)
-        if refused and self._budget is not None and not self._told_budget:
-            self._told_budget = True
-            log(
-                WARNING,
-                "fedcgd: %d users that are there are refused: the earlier runs they were in, and this plan, cost more than the "
-                "joint budget of ε = %g at δ = %g. Plan a smaller ε for this run, raise the budget, or find other users",
-                len(refused),
-                self._budget.epsilon,
-                self._budget.delta,
-            )
-        return {user: node for user, node in nodes.items() if user not in refused} if refused else nodes
+        """Users of the round and the node of each; None if too few are there."""
+        ledger = self._ledger  # first: it raises for a strategy that is not open
+        chosen = self._choice.wait_for(round, grid, self._roster, ledger, self._key)
+        if isinstance(chosen, str):
+            self._report.failure = chosen
+            ledger.skip(round, "too few users that may take part were reachable")
+            return None
+        return chosen
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -477,7 +423,7 @@ class CorrelatedNoise(Strategy):
             report.answered += answered
             if answered < len(task.users):
                 report.lost[cause] += len(task.users) - answered
-                self._silent.update(task.users)  # which of them, the node does not say
+                self._choice.note_silence(asked.round, task.users)  # which of them, the node does not say
         self.dropped += Counter()  # without zeros
         for lost in report.lost.keys() & HINTS.keys() - self._hinted:
             self._hinted.add(lost)

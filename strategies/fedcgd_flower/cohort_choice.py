@@ -1,0 +1,120 @@
+"""Who is asked in a round: waits until enough users are there who may take part, or says why there are not."""
+
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from logging import WARNING
+
+from flwr.serverapp import Grid
+from flwr.supercore import log
+
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import JointBudget, Ledger
+from fedcgd.participation import Participation
+from fedcgd.participation.cohorts import cohort
+from fedcgd_flower.roster import Roster
+from fedcgd_flower.turns import can_replace, too_few, users_needed
+
+_POLL = 1.0  # seconds between looks at who is there
+_PATIENCE_WITH_USERS = 2  # tries of a round: replacing a user at once would cost another one's turn
+
+
+class CohortChoice:
+    """Draws the cohorts of `cohort_size` users of a run from those who are there, and remembers who is silent in a round."""
+
+    def __init__(
+        self,
+        participation: Participation,
+        cohort_size: int,
+        *,
+        expected_users: int,
+        patience: float,
+        budget: JointBudget | None,
+    ) -> None:
+        self.refused: frozenset[str] = frozenset()
+        """Users whose earlier runs leave too little of `budget`."""
+        self.over_budget = 0
+        """How many of them were there at the last look."""
+        self._participation = participation
+        self._cohort_size = cohort_size
+        self._expected_users = expected_users
+        self._patience = patience
+        self._budget = budget
+        self._told_budget = False
+        self._silent: Counter[str] = Counter()
+        self._silent_in = 0
+
+    def note_silence(self, round: int, users: Collection[str]) -> None:
+        """Some of `users`, which one node hosts, did not answer in a try of `round`."""
+        self._forget_before(round)
+        self._silent.update(users)
+
+    def wait_for(self, round: int, grid: Grid, roster: Roster, ledger: Ledger, key: NoiseKey) -> dict[str, int] | str:
+        """Users of the round and the node of each, or the reason if too few are there within `patience` seconds.
+
+        Raises ValueError if fewer users than expected are there before the first round.
+        """
+        deadline = time.monotonic() + self._patience
+        self._forget_before(round)
+        participation, choices_key = self._participation, key.choices_of(ledger.stream_id)
+        sampled = participation.sampling != "none"  # then who takes part is drawn, and stays as it was drawn
+        while True:
+            nodes = self._within_budget(roster.refresh(grid))
+            history = ledger.history(list(nodes))
+            enough = round > 0 or len(nodes) >= self._expected_users
+            # Whoever was asked twice in this very round, in vain, is replaced if others can be spared.
+            silent = {user for user, times in self._silent.items() if times >= _PATIENCE_WITH_USERS}
+            choices = [nodes.keys()] if sampled else [nodes.keys() - silent, nodes.keys()]
+            for available in choices if enough else []:
+                users = cohort(participation, round, available, history, cohort_size=self._cohort_size, key=choices_key)
+                if users is not None and (
+                    len(available) == len(nodes) or can_replace(participation, round, users, nodes, history)
+                ):
+                    return {user: nodes[user] for user in users}
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(min(_POLL, self._patience))
+        if not enough:
+            raise ValueError(self._too_few_to_begin(len(nodes), roster.silent))
+        return too_few(
+            participation,
+            round,
+            self._cohort_size,
+            nodes,
+            history,
+            roster.silent,
+            sum(roster.refused.values()),
+            self.over_budget,
+        )
+
+    def _forget_before(self, round: int) -> None:
+        if round != self._silent_in:
+            self._silent, self._silent_in = Counter(), round
+
+    def _too_few_to_begin(self, users: int, unsaid: int) -> str:
+        participation = self._participation
+        refused = f"; {unsaid} nodes have not said which users they host (see above)" if unsaid else ""
+        refused += f"; {self.over_budget} more have no budget left after earlier runs" * bool(self.over_budget)
+        return (
+            f"{users} users are there after {self._patience:.0f} s, and {self._expected_users} are expected{refused}. "
+            f"With {self._cohort_size} users a round, each at most {participation.participations} times and "
+            f"{participation.min_separation} rounds apart, the {participation.rounds} rounds need "
+            f"{users_needed(participation, self._cohort_size)} users: lower cohort_size or the plan's min_separation, or say "
+            "expected_users to begin with fewer, if others join later"
+        )
+
+    def _within_budget(self, nodes: Mapping[str, int]) -> Mapping[str, int]:
+        """Those of the users that the joint budget admits. That depends on earlier ledgers alone, never on what is drawn."""
+        refused = nodes.keys() & self.refused
+        self.over_budget = len(refused)
+        if refused and self._budget is not None and not self._told_budget:
+            self._told_budget = True
+            log(
+                WARNING,
+                "fedcgd: %d users that are there are refused: the earlier runs they were in, and this plan, cost more than the "
+                "joint budget of ε = %g at δ = %g. Plan a smaller ε for this run, raise the budget, or find other users",
+                len(refused),
+                self._budget.epsilon,
+                self._budget.delta,
+            )
+        return {user: node for user, node in nodes.items() if user not in refused} if refused else nodes
