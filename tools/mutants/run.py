@@ -15,6 +15,7 @@ import collections
 import hashlib
 import json
 import multiprocessing
+import signal
 import sys
 import tempfile
 import time
@@ -164,6 +165,7 @@ def main() -> int:
     parser.add_argument("--survivors", action="store_true", help="run those again that survived, and no new ones")
     parser.add_argument("--report", action="store_true", help="run nothing: print the score and what survived")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was forked ends too
     warnings.simplefilter("ignore")  # of mutants that compile with a warning
     deadline = time.time() + 60 * options.minutes
     rows = targets(options.files)
