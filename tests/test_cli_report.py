@@ -3,6 +3,7 @@
 import json
 import re
 import sqlite3
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -143,7 +144,7 @@ def test_a_statement_has_the_promise_and_no_counts_of_users(path, tmp_path):
 @pytest.mark.parametrize("name", ["report.html", "statement.md", "statement.json"])
 def test_a_run_whose_records_contradict_the_plan_is_promised_nothing(path, tmp_path, name):
     run(path)
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE users SET participations = 1 WHERE id = 1")
     connection.close()
     done = report(path, tmp_path / name)

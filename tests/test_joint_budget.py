@@ -5,6 +5,7 @@ import logging
 import math
 import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -189,7 +190,7 @@ def test_a_sampled_run_after_others_is_joint_with_those_it_admitted_alone(tmp_pa
 def test_the_new_ledger_says_what_was_counted(tmp_path: Path) -> None:
     one, two = recorded(tmp_path / "A.db", names(0, 8)), tmp_path / "B.db"
     run(two, names(8, 16), budget=budget(9.5, one))
-    with sqlite3.connect(one) as connection:
+    with closing(sqlite3.connect(one)) as connection, connection:
         (stream,) = connection.execute("SELECT stream_id FROM run").fetchone()
     kept = verify(two).budget
     assert kept == {"epsilon": 9.5, "delta": DELTA, "after": {stream: PLAN.to_description()}}
@@ -243,10 +244,10 @@ def test_earlier_ledgers_that_cannot_count_are_refused_before_anything_is_done(t
     (tmp_path / "text.db").write_text("no ledger")
     old = tmp_path / "old.db"
     recorded(old, ["ann"])
-    with sqlite3.connect(old) as connection:
+    with closing(sqlite3.connect(old)) as connection, connection:
         connection.execute("UPDATE run SET format = 1")
     wrong = recorded(tmp_path / "W.db", ["ann"])
-    with sqlite3.connect(wrong) as connection:
+    with closing(sqlite3.connect(wrong)) as connection, connection:
         connection.execute("UPDATE users SET participations = 2")
     copy = tmp_path / "copy.db"
     copy.write_bytes(good.read_bytes())

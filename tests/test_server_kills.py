@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -113,7 +114,7 @@ def run_without_kills(killed: KilledRun, folder: Path, monkeypatch: pytest.Monke
     """(model, users asked) of each round, when the coins fall as they did for the releases of the killed run."""
     (folder / "key").touch(mode=0o600)
     (folder / "key").write_bytes((killed.folder / "key").read_bytes())
-    with sqlite3.connect(killed.folder / "ledger") as connection:
+    with closing(sqlite3.connect(killed.folder / "ledger")) as connection, connection:
         rows = connection.execute("SELECT nonce FROM attempts WHERE state = 'released' ORDER BY round").fetchall()
     nonces = iter([int.from_bytes(nonce, "big") for (nonce,) in rows])
     models = []
