@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from central_training import train_central
 from torch.nn import functional
 
 from fedcgd.gradients import clipped_gradient_sum, example_loss
@@ -12,7 +13,6 @@ from fedcgd.noise.quantisation import Grid
 from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd_simulations.central import train_central
 from fedcgd_simulations.tasks import get_task
 
 KEY = bytes(range(32))

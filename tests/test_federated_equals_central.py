@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from central_training import train_central
 from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvgM
@@ -16,7 +17,6 @@ from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise
-from fedcgd_simulations.central import train_central
 from fedcgd_simulations.client_app import app as client_app
 from fedcgd_simulations.flower_runs import local_superlink, run_app
 from fedcgd_simulations.tasks import get_task

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from central_training import train_central
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -16,7 +17,6 @@ from fedcgd_experiments.__main__ import app
 from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, identity, run_point
 from fedcgd_experiments.plots import best_lambda
 from fedcgd_experiments.sweep import ResultsFile, on_ray, one_by_one, sweep, to_point, tuned
-from fedcgd_simulations.central import train_central
 from fedcgd_simulations.task import evaluate
 from fedcgd_simulations.tasks import get_task
 

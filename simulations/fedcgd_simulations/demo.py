@@ -21,7 +21,8 @@ def table(runs: list[dict[str, Any]]) -> Table:
     promise = f"{budget}, adjacency: {first['adjacency']}, sampling: {first['sampling']}"
     result = Table(title=f"{first['task']}, {first['users']} users, {first['cohort']} a round\n{promise}")
     for column in ("mechanism", "noise multiplier", "RMSE of the noise", "rounds", "test accuracy", "seconds"):
-        result.add_column(column, justify="left" if column == "mechanism" else "right")
+        first_column = column == "mechanism"
+        result.add_column(column, justify="left" if first_column else "right", no_wrap=first_column)
     for run in runs:
         result.add_row(
             run["label"],

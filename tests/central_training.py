@@ -1,4 +1,4 @@
-"""Central training: what the federated app does, in one process, with Opacus' per-example gradients."""
+"""The reference that federated runs are held against: what the app does, in one process, with Opacus' per-example gradients."""
 
 import warnings
 from collections.abc import Callable, Iterable
