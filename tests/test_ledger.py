@@ -282,7 +282,9 @@ def test_a_user_stays_in_its_bin(path, sampling):
 TAMPERINGS = {
     "UPDATE run SET configuration = '{}'": "the configuration is not the one whose hash is on record",
     "UPDATE users SET participations = 0 WHERE user = 'a'": "1 users have counters that differ",
+    "UPDATE users SET participations = 2 WHERE user = 'b'": "1 users have counters that differ",
     "UPDATE users SET last_round = 9 WHERE user = 'a'": "1 users have counters that differ",
+    "UPDATE users SET last_round = last_round - 1 WHERE user = 'd'": "1 users have counters that differ",
     "DELETE FROM users WHERE user = 'd'": "1 participants are not in the table of users",
     "DELETE FROM attempts WHERE round = 0": "the released rounds are not 0 … 1, once each",
     "UPDATE attempts SET nonce = NULL WHERE round = 1": "1 released rounds have no nonce",

@@ -94,6 +94,9 @@ def test_what_cannot_be_composed_is_refused(tmp_path: Path) -> None:
         joint([one, one])
     with pytest.raises(ValueError, match="there is no ledger"):
         joint([one, tmp_path / "C.db"])
+    empty = [recorded(tmp_path / f"{name}.db", []) for name in "DE"]
+    with pytest.raises(ValueError, match="nobody was asked"):
+        joint(empty)
 
 
 def test_the_command_says_the_worst_and_no_ids(tmp_path: Path) -> None:

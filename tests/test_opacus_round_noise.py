@@ -35,3 +35,11 @@ def test_the_coefficients_of_a_fingerprint_have_all_their_bits() -> None:
     for sign in (coefficients < -(2**30), coefficients > 2**30):
         assert 0.1 < sign.mean() < 0.4  # a quarter, if they are uniform in −2³¹ … 2³¹
     assert len(np.unique(coefficients)) == 256
+
+
+def test_a_fingerprint_depends_on_the_key() -> None:
+    """Else whoever knows the code could look for sums that share one, and with it noise."""
+    steps = torch.arange(64, dtype=torch.float64)
+    one, other, again = (_fingerprint(steps, bytes([key]) * 32) for key in (1, 2, 1))
+    assert (one != other).any()
+    assert (one == again).all()
