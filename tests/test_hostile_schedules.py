@@ -147,11 +147,14 @@ def check_schedule(schedule: list[dict], path: Path, dropped: Counter) -> None:
             result = error.result
             assert released == 4
 
-        moved, answered, causes = 0.0, 0, Counter()
+        moved, answered, attempt, causes = 0.0, 0, None, Counter()
         for message in grid.sent[sent:]:
             if not is_training(message):
                 continue
             users = message.content["fedcgd"]["users"]
+            if message.content["fedcgd"]["attempt"] != attempt:  # the last round of the plan is tried until it succeeds
+                assert answered < MIN_ANSWERS
+                moved, answered, attempt = 0.0, 0, message.content["fedcgd"]["attempt"]
             assert not (step["impostor"] and step["nodes"][0] != "away" and set(users) & set(hosted[0]))
             for user in users:
                 taken[user].add(message.content["fedcgd"]["round"])
