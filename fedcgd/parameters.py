@@ -43,12 +43,3 @@ def unflatten(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
         raise ValueError(f"a flat model of this layout has shape ({layout.size},), got {tuple(flat.shape)}")
     parts = torch.split(flat, layout.sizes)
     return {name: part.reshape(shape) for name, part, shape in zip(layout.names, parts, layout.shapes, strict=True)}
-
-
-def load_flat(model: nn.Module, flat: Tensor) -> None:
-    """Write a flat vector of shape (layout(model).size,) into the trained parameters of `model`, in place."""
-    parts = unflatten(flat, layout(model))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in parts:
-                parameter.copy_(parts[name])

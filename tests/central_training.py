@@ -13,7 +13,7 @@ from fedcgd.gradients import clip_rows, sum_in_steps
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
-from fedcgd.parameters import flatten, load_flat
+from fedcgd.parameters import flatten, layout, unflatten
 from fedcgd.plan import Plan
 from fedcgd_simulations.task import Examples, Task
 
@@ -74,3 +74,12 @@ def gradient_sum(sampled: GradSampleModule, task: Task, examples: Examples, clip
     clipped, _ = clip_rows(rows, clip_norm)
     sampled.zero_grad()
     return sum_in_steps(clipped, grid)
+
+
+def load_flat(model: nn.Module, flat: Tensor) -> None:
+    """Write a flat vector of shape (layout(model).size,) into the trained parameters of `model`, in place."""
+    parts = unflatten(flat, layout(model))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in parts:
+                parameter.copy_(parts[name])

@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from central_training import load_flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
 from fedcgd.clipping import ROUNDING, clip
-from fedcgd.parameters import flatten, layout, load_flat, unflatten
+from fedcgd.parameters import flatten, layout, unflatten
 
 everything = st.floats(width=32, allow_nan=True, allow_infinity=True)
 

@@ -4,15 +4,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
 from fedcgd_flower.evaluation import answer, bounds_of, is_private_evaluation
-from fedcgd_flower.layout import as_trained_from, flatten, unflatten
+from fedcgd_flower.layout import Flat, as_trained_from, flatten, unflatten
 from fedcgd_flower.messages import (
     LOCAL_FAILURE,
     NOT_FINITE,
     PROBLEMS,
+    TrainTask,
     failed_reply,
     is_users_query,
     read_train_message,
@@ -69,9 +70,7 @@ clipped_update_mod = ClippedUpdateMod()
 
 def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     model, config, task = read_train_message(message)
-    if len(task.users) != 1:
-        raise ValueError(f"a node with clipped_update_mod is one user, and {len(task.users)} were asked for")
-    message.content = RecordDict({"arrays": unflatten(model, task.layout), "config": config})
+    _show_model(message, model, config, task)
     try:
         reply = call_next(message, context)
         if reply.has_error():
@@ -94,9 +93,7 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
 def _evaluate(message: Message, context: Context, call_next: CallNext) -> Message:
     model, config, task = read_train_message(message)
     bounds = bounds_of(message)
-    if len(task.users) != 1:
-        raise ValueError(f"a node with clipped_update_mod is one user, and {len(task.users)} were asked for")
-    message.content = RecordDict({"arrays": unflatten(model, task.layout), "config": config})
+    _show_model(message, model, config, task)
     try:
         reply = call_next(message, context)
         if reply.has_error():
@@ -106,6 +103,13 @@ def _evaluate(message: Message, context: Context, call_next: CallNext) -> Messag
     except Exception as error:
         return failed_reply(message, error)
     return train_reply(message, task, total, 1)
+
+
+def _show_model(message: Message, model: Flat, config: ConfigRecord, task: TrainTask) -> None:
+    """Give `message` the content that the app's own function expects. Raises ValueError if it is not for one user."""
+    if len(task.users) != 1:
+        raise ValueError(f"a node with clipped_update_mod is one user, and {len(task.users)} were asked for")
+    message.content = RecordDict({"arrays": unflatten(model, task.layout), "config": config})
 
 
 def _mods_inside(call_next: CallNext) -> Iterator[Any]:
