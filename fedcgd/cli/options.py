@@ -125,7 +125,7 @@ class RunOptions(WhenOptions):
         typer.Option(
             "--mechanism",
             autocompletion=mechanism_names,
-            help=f"One of {SPELLINGS}; behind it :normalized gives C unit columns. "
+            help=f"One of {SPELLINGS}; behind it :normalized gives C unit columns. Or file:PATH, as `fedcgd curve` writes. "
             "λ and p may be left out where there is a budget: they are then chosen.",
         ),
     ] = "lambda-cgd"

@@ -30,8 +30,8 @@ Record = dict[str, Any]
 class Setup:
     """What the noise depends on: points that share it share a calibration. `steps` is rounds per epoch.
 
-    `mechanism` is spelled as on the command line: "dp-sgd", "lambda-cgd:0.9", "bisr:16:normalized". Raises ValueError if it is
-    misspelled.
+    `mechanism` is spelled as on the command line: "dp-sgd", "lambda-cgd:0.9", "bisr:16:normalized", "file:curve.json". Raises
+    ValueError if it is misspelled, or a file that is read (to calibrate, or to count the groups of a sampling) is not there.
     """
 
     mechanism: str
@@ -42,7 +42,8 @@ class Setup:
     epochs: int
 
     def __post_init__(self) -> None:
-        Spelling.parse(self.mechanism)
+        if not self.in_file:  # records are read where the file may be gone; their calibration holds what it said
+            Spelling.parse(self.mechanism)
 
     def participation(self) -> Participation:
         """An epoch is `steps` rounds; cyclic Poisson sampling has as many groups as the mechanism has bands."""
@@ -62,9 +63,14 @@ class Setup:
         return Spelling.parse(self.mechanism)
 
     @property
+    def in_file(self) -> bool:
+        """Whether the mechanism is what a file says."""
+        return self.mechanism.startswith("file:")
+
+    @property
     def name(self) -> str:
-        """The mechanism without its number."""
-        return self.spelling.row.name
+        """The mechanism without its number; the whole spelling of one in a file."""
+        return self.mechanism if self.in_file else self.spelling.row.name
 
     @property
     def lam(self) -> float:
