@@ -17,7 +17,7 @@ PACKAGES = {
 LAYERS: list[set[str]] = [
     {"fedcgd.clipping", "fedcgd.parameters", "fedcgd.participation", "fedcgd.noise", "fedcgd.keys", "fedcgd.passes"},
     {"fedcgd.gradients", "fedcgd.mechanisms", "fedcgd.noise.quantisation"},
-    {"fedcgd.optimisation"},
+    {"fedcgd.optimisation", "fedcgd.curvature"},
     {"fedcgd.accounting"},
     {"fedcgd.plan"},
     {"fedcgd.ledger", "fedcgd.noise.source"},

@@ -1,13 +1,15 @@
-"""The table of mechanisms, and their one spelling: `NAME`, `NAME:VALUE`, and either with `:normalized` behind it.
+"""The table of mechanisms, and their one spelling: `NAME`, `NAME:VALUE`, either with `:normalized` behind it, or `file:PATH`.
 
 Command line, run configurations, sweeps, ledgers and docs read this table. To add a mechanism, write its class and add its row.
 """
 
 import base64
+import json
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from fedcgd.mechanisms import (
     SquareRootToeplitz,
     Toeplitz,
 )
+from fedcgd.mechanisms.mechanism import bandwidth
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
 from fedcgd.optimisation.cache import cached
@@ -110,24 +113,34 @@ TABLE: dict[str, Row] = {
 }  # fmt: skip
 
 _NORMALIZED = "normalized"
+_FILE = "file"
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """What a text asks for: a row of the table, the number it takes (None if that is left open), and unit columns or not."""
+    """What a text asks for: a row of the table, the number it takes (None if that is left open), and unit columns or not.
+
+    Of a mechanism that was read from a file `path` is where, and `made` what: the rest says the same about it.
+    """
 
     row: Row
     value: float | None = None
     normalized: bool = False
+    path: str | None = None
+    made: Mechanism | None = None
 
     @staticmethod
     def parse(text: str) -> "Spelling":
-        """The meaning of `NAME`, `NAME:VALUE`, `NAME:normalized` or `NAME:VALUE:normalized`. Raises ValueError for another text.
+        """The meaning of `NAME`, `NAME:VALUE`, `NAME:normalized`, `NAME:VALUE:normalized` or `file:PATH`.
+
+        Raises ValueError for another text, and for a file that holds no mechanism.
 
         >>> Spelling.parse("lambda-cgd:0.9").value
         0.9
         """
         name, *parts = text.split(":")
+        if name == _FILE:
+            return _from_file(text.partition(":")[2])
         row = row_of(name)
         normalized = parts[-1:] == [_NORMALIZED]
         values = parts[: len(parts) - normalized]
@@ -142,6 +155,8 @@ class Spelling:
             raise ValueError(f"{row.parameter.symbol} of {name} must be {what}, got {text!r}") from None
 
     def __str__(self) -> str:
+        if self.path is not None:
+            return f"{_FILE}:{self.path}"
         value = "" if self.value is None else f":{self.value}"
         return f"{self.row.name}{value}{f':{_NORMALIZED}' if self.normalized else ''}"
 
@@ -153,13 +168,21 @@ class Spelling:
     @property
     def is_open(self) -> bool:
         """Whether the mechanism takes a number that is not given."""
-        return self.row.parameter is not None and self.value is None
+        return self.made is None and self.row.parameter is not None and self.value is None
+
+
+def _from_file(path: str) -> Spelling:
+    made = read_mechanism(path)
+    plain = made.mechanism if isinstance(made, Normalized) else made
+    row = row_of(plain.name)
+    value = None if row.parameter is None else row.parameter.of(plain)
+    return Spelling(row, value, plain is not made, path, made)
 
 
 def row_of(name: str) -> Row:
     """The row of a mechanism. Raises ValueError for an unknown name."""
     if name not in TABLE:
-        raise ValueError(f"unknown mechanism {name!r}; the mechanisms are {', '.join(TABLE)}")
+        raise ValueError(f"unknown mechanism {name!r}; the mechanisms are {', '.join(TABLE)}, and {_FILE}:PATH")
     return TABLE[name]
 
 
@@ -182,6 +205,9 @@ def mechanism(
     """
     asked = Spelling.parse(spelling) if isinstance(spelling, str) else spelling
     row, optimise = asked.row, asked.row.optimise
+    if asked.made is not None:
+        bandwidth(asked.made, participation.rounds)  # refuses another number of rounds than a matrix was made for
+        return asked.made
     if asked.is_open:
         assert row.parameter is not None
         raise ValueError(f"{row.name} needs {row.parameter.symbol}, {row.parameter.meaning}: write {row.spelling}")
@@ -237,6 +263,28 @@ def from_description(description: dict[str, Any]) -> Mechanism:
     else:
         mechanism = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in numbers.items()})
     return _normalized(mechanism) if normalize else mechanism
+
+
+def write_mechanism(mechanism: Mechanism, path: Path | str) -> None:
+    """Write what `describe` says of `mechanism` as JSON, so that it is spelled `file:PATH`."""
+    Path(path).write_text(json.dumps(describe(mechanism)) + "\n", encoding="utf-8")
+
+
+def read_mechanism(path: Path | str) -> Mechanism:
+    """The mechanism that `write_mechanism` wrote. Raises ValueError, which names the file, if there is none in it.
+
+    A file is trusted to be what was wanted, not to be private: its noise is calibrated like that of any other mechanism.
+    """
+    try:
+        return from_description(json.loads(Path(path).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ValueError(
+            f"{_FILE}:{path} cannot be read: {error.strerror}; write {_FILE}: and the path of a file"
+        ) from error
+    except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+        raise ValueError(
+            f"{path} describes no mechanism ({error!r}); `write_mechanism` and `fedcgd curve` write such files"
+        ) from error
 
 
 def _normalized(mechanism: Mechanism) -> Normalized:

@@ -30,8 +30,8 @@ Record = dict[str, Any]
 class Setup:
     """What the noise depends on: points that share it share a calibration. `steps` is rounds per epoch.
 
-    `mechanism` is spelled as on the command line: "dp-sgd", "lambda-cgd:0.9", "bisr:16:normalized". Raises ValueError if it is
-    misspelled.
+    `mechanism` is spelled as on the command line: "dp-sgd", "lambda-cgd:0.9", "bisr:16:normalized", "file:curve.json". Raises
+    ValueError if it is misspelled, or a file that is read (to calibrate, or to count the groups of a sampling) is not there.
     """
 
     mechanism: str
@@ -42,7 +42,8 @@ class Setup:
     epochs: int
 
     def __post_init__(self) -> None:
-        Spelling.parse(self.mechanism)
+        if not self.in_file:  # records are read where the file may be gone; their calibration holds what it said
+            Spelling.parse(self.mechanism)
 
     def participation(self) -> Participation:
         """An epoch is `steps` rounds; cyclic Poisson sampling has as many groups as the mechanism has bands."""
@@ -62,9 +63,14 @@ class Setup:
         return Spelling.parse(self.mechanism)
 
     @property
+    def in_file(self) -> bool:
+        """Whether the mechanism is what a file says."""
+        return self.mechanism.startswith("file:")
+
+    @property
     def name(self) -> str:
-        """The mechanism without its number."""
-        return self.spelling.row.name
+        """The mechanism without its number; the whole spelling of one in a file."""
+        return self.mechanism if self.in_file else self.spelling.row.name
 
     @property
     def lam(self) -> float:
@@ -139,7 +145,7 @@ def run_point(point: Point, calibration: Record, *, data_dir: str | None = None,
     )
     module, optimizer, criterion, batches = CorrelatedPrivacyEngine(NoiseKey.simulation(point.seed)).make_private(
         module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=point.learning_rate),
+        optimizer=torch.optim.SGD(model.parameters(), lr=point.learning_rate, maximize=True),
         criterion=_PerExample(task.loss),
         data_loader=loader,
         plan=plan,
@@ -166,14 +172,18 @@ def run_point(point: Point, calibration: Record, *, data_dir: str | None = None,
 
 
 class _PerExample:
-    """A loss in the form that Opacus wants: with a `reduction` that it sets to "none" before each call."""
+    """Minus a loss, in the form that Opacus wants: with a `reduction` that it sets to "none" before each call.
+
+    Minus, because a user's update is minus its gradient: noise that is added to updates has the other sign in the model than the
+    same noise added to gradients, and a federated run with the point's seed shall release the same models.
+    """
 
     def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.reduction = "mean"
         self._loss = loss
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self._loss(outputs, targets)
+        return -self._loss(outputs, targets)
 
 
 @lru_cache(maxsize=1)

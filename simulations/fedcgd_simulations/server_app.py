@@ -1,5 +1,6 @@
 """The server: DP-λCGD, or any other mechanism, around federated averaging; writes its figures when it is done."""
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     A run that does not release every planned round raises, and leaves ….failed.json in place of the results.
     """
     settings = Settings.read(context.run_config)  # refuses what it does not understand, before any work
-    name = f"{settings.task}-{settings.mechanism.replace(':', '-')}-{context.run_id}"
+    name = f"{settings.task}-{re.sub('[:/]+', '-', settings.mechanism)}-{context.run_id}"
     path = Path(settings.results or f"results/{name}.json").resolve()
     failed = path.with_suffix(".failed.json")
     for old in (path, failed):  # what is there when this run ends is this run's
