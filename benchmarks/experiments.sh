@@ -38,7 +38,8 @@ amplified() {
 
 stage() {
     case "$1" in
-        digits) plain digits "0.25 0.5 1 2 4 8 16" "${more[*]} ${slow[*]}" "${digits[@]}" ;;
+        digits) plain digits "0.25 0.5 1 2 4 8 16" "${more[*]}" "${digits[@]}" ;;
+        digits-slow) sweep digits "0.25 0.5 1 2 4 8 16" "${slow[*]}" "${digits[@]}" ;;
         digits-amplified) amplified digits "0.25 0.5 1 2 4 8 16 32" "${digits[@]}" ;;
         tweets) plain tweets "0.5 1 2 4 8 16 32" "${more[*]}" "${tweets[@]}" ;;
         tweets-amplified) amplified tweets "0.5 1 2 4 8 16 32 64" "${tweets[@]}" ;;

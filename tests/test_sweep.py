@@ -149,7 +149,7 @@ def test_a_schedule_lowers_the_rate_from_round_to_round(schedule, factors):
         before = parameter.item()
         optimizer.step()
         scheduler.step()
-        moved.append((before - parameter.item()) / 2)
+        moved.append((parameter.item() - before) / 2)  # up: the gradient is that of minus the loss
     assert moved == pytest.approx(factors, abs=1e-5)
 
 

@@ -77,9 +77,10 @@ def load(name: str) -> Command:
 app = typer.Typer(
     cls=_CommandsOnDemand,
     help="Noise, ε and errors of mechanisms for differentially private training. Every ε is an upper bound.",
+    epilog="Exit codes: 0 done, and nothing speaks against the claim; 1 refuted, or a record contradicts itself; 2 the input is "
+    "wrong.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.options import (
     DeltaOption,
     EpsilonOption,
@@ -21,7 +22,17 @@ from fedcgd.cli.options import (
     takes,
     workload_of,
 )
-from fedcgd.cli.report import check_plot, complaints, console, explained_errors, key_value_table, number, print_json
+from fedcgd.cli.report import (
+    check_plot,
+    complaints,
+    console,
+    explained_errors,
+    key_value_table,
+    number,
+    print_json,
+    when_text,
+)
+from fedcgd.cli.report import when as when_figures
 from fedcgd.optimisation.catalogue import BANDS, Spelling
 
 if TYPE_CHECKING:
@@ -76,13 +87,16 @@ def select_lambda_command(
     if plot is not None:
         draw(plot, found)
     if json:
-        print_json(asdict(found))
+        budget = {"epsilon": epsilon, "delta": delta, "adjacency": ADJACENCY}
+        print_json(asdict(found) | {"normalized": normalized} | when_figures(participation) | budget)
         return
     rows = [
         ("λ", number(found.lam)),
         ("1/(1 − λ)", number(1 / (1 - found.lam))),
         ("error", f"{number(found.value)} per unit of clip norm"),
         ("error of λ = 0", number(found.values[0])),
+        ("participation", when_text(participation)),
+        ("budget", f"ε = {epsilon:g} at δ = {delta:g}; {ADJACENCY}; sampling: {when.sampling.value}"),
     ]
     console.print(key_value_table(f"λ by {found.objective}, {rounds} rounds, sampling {when.sampling.value}", rows))
 
@@ -105,7 +119,7 @@ def select_bands_command(
     Tries p = 1, 2, 4, … and the longest. Under cyclic-poisson without --separation each p has its own p groups, and k =
     --participations; otherwise p is at most --separation.
 
-    Example: fedcgd select-bands --sampling cyclic-poisson --rounds 1024 --participations 8 --epsilon 2 --delta 1e-8
+    Example: fedcgd select-bands --sampling cyclic-poisson --rounds 128 --participations 8 --epsilon 2 --delta 1e-8
     """
     with explained_errors():
         from fedcgd.accounting.selection import select_bands
@@ -117,6 +131,11 @@ def select_bands_command(
             )
         longest = when.separation
         if when.sampling == SamplingName.CYCLIC_POISSON and when.separation == 1:
+            if when.sampling_rate is not None:
+                raise ValueError(
+                    "--sampling-rate is of a group of users, and each number of bands has groups of its own: give "
+                    "--participations, or --separation for one number of groups"
+                )
             longest = max(1, rounds // (when.participations or rounds))
         with nullcontext() if json else complaints.status("searching") as status:
             found = select_bands(
@@ -130,11 +149,15 @@ def select_bands_command(
                 progress=None if status is None else lambda text: status.update(f"calibrating {text}"),
             )
     if json:
-        print_json({"bands": found.bandwidth, "noise_multiplier": found.noise_multiplier, "errors": found.errors})
+        budget = {"epsilon": epsilon, "delta": delta, "adjacency": ADJACENCY}
+        chosen = {"bands": found.bandwidth, "noise_multiplier": found.noise_multiplier, "errors": found.errors}
+        print_json(chosen | {"error": error.value} | when_figures(when.participation(rounds, found.bandwidth)) | budget)
         return
     rows = [(f"p = {p}", f"{error.value} {number(value)}") for p, value in found.errors]
     rows.append(("least", f"{replace(asked, value=found.bandwidth)}, σ = {number(found.noise_multiplier)}"))
-    console.print(key_value_table(f"{mechanism}, {rounds} rounds, sampling {when.sampling.value}", rows))
+    rows.append(("participation", when_text(when.participation(rounds, found.bandwidth))))
+    rows.append(("budget", f"ε = {epsilon:g} at δ = {delta:g}; {ADJACENCY}; sampling: {when.sampling.value}"))
+    console.print(key_value_table(f"{mechanism}, {rounds} rounds", rows))
 
 
 def draw(path: Path, found: "LambdaSelection") -> None:

@@ -50,7 +50,8 @@ def descent(
 ) -> tuple[optim.Optimizer, optim.lr_scheduler.LambdaLR]:
     """One optimiser for all `parameters`, and its schedule, to be stepped once a round; `parameters[i]` move as `ways[i]` says.
 
-    Raises ValueError unless the ways differ by their learning rate alone.
+    It goes up: the gradients are to be those of minus the loss, as a user's update is in federated training, so that noise
+    that is added to them has the same sign in the model. Raises ValueError unless the ways differ by their learning rate alone.
     """
     how = ways[0]
     if any(replace(way, learning_rate=how.learning_rate) != how for way in ways):
@@ -58,10 +59,10 @@ def descent(
     groups = [{"params": list(rows), "lr": way.learning_rate} for way, rows in zip(ways, parameters, strict=True)]
     optimizer: optim.Optimizer
     if how.optimizer == "sgd":
-        optimizer = optim.SGD(groups, lr=how.learning_rate, momentum=how.momentum)
+        optimizer = optim.SGD(groups, lr=how.learning_rate, momentum=how.momentum, maximize=True)
     elif how.optimizer == "adam":
-        optimizer = optim.Adam(groups, lr=how.learning_rate)
+        optimizer = optim.Adam(groups, lr=how.learning_rate, maximize=True)
     else:
-        optimizer = optim.Adagrad(groups, lr=how.learning_rate)
+        optimizer = optim.Adagrad(groups, lr=how.learning_rate, maximize=True)
     factor = _FACTORS[how.schedule]
     return optimizer, optim.lr_scheduler.LambdaLR(optimizer, lambda round: factor(round / rounds))

@@ -241,14 +241,18 @@ def train_engine(point: Point, task: Task, train: Examples, plan: Plan, *, physi
 
 
 class _PerExample:
-    """A loss in the form that Opacus wants: with a `reduction` that it sets to "none" before each call."""
+    """Minus a loss, in the form that Opacus wants: with a `reduction` that it sets to "none" before each call.
+
+    Minus, because a user's update is minus its gradient: noise that is added to updates has the other sign in the model than the
+    same noise added to gradients, and a federated run with the point's seed shall release the same models.
+    """
 
     def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.reduction = "mean"
         self._loss = loss
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self._loss(outputs, targets)
+        return -self._loss(outputs, targets)
 
 
 @lru_cache(maxsize=1)

@@ -33,7 +33,7 @@ def train_softmax(
     """Flat parameters, shape (len(how), d), float32: `model` trained once in each way of `how`, all on the same rounds.
 
     The batches, the noise and its grid are the engine's: only the sums of the clipped gradients are made otherwise, from
-    ‖g_i‖ = ‖softmax − onehot‖·√(‖x_i‖² + 1), in float32. Up to that rounding each row is what the engine trains. As the key is a
+    ‖g_i‖ = ‖onehot − softmax‖·√(‖x_i‖² + 1), in float32. Up to that rounding each row is what the engine trains. As the key is a
     simulation's, its noise does not depend on the sum, so that one round's noise serves them all. Raises ValueError for another
     key.
     """
@@ -56,8 +56,8 @@ def train_softmax(
         x, y = inputs[batch], train.targets[batch]
         with torch.no_grad():
             logits = torch.addmm(models[:, weights:].reshape(-1), x, models[:, :weights].reshape(-1, x.shape[1]).T)
-            residuals = logits.view(len(x), len(how), classes).softmax(dim=2)
-            residuals -= functional.one_hot(y, classes)[:, None, :]
+            residuals = -logits.view(len(x), len(how), classes).softmax(dim=2)
+            residuals += functional.one_hot(y, classes)[:, None, :]
             norms = residuals.norm(dim=2) * lengths[batch][:, None]
             residuals *= (aim / norms).clamp(max=1.0)[:, :, None]
             flat = residuals.view(len(x), -1)
