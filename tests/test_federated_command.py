@@ -18,7 +18,7 @@ from fedcgd.opacus.batches import RoundBatches
 from fedcgd.parameters import flatten
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd_experiments import __main__, experiment
-from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, run_points, shared_identity
+from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, identity, run_points, shared_identity
 from fedcgd_simulations import client_app, server_app
 from fedcgd_simulations.tasks import get_task
 
@@ -76,7 +76,7 @@ def central(point: Point, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
         return 0.0
 
     monkeypatch.setattr(experiment, "evaluate", keep)
-    run_points([point], calibrate_setup(point.setup))
+    run_points([point], {identity(point.setup): calibrate_setup(point.setup)})
     return trained[0]
 
 
