@@ -154,13 +154,16 @@ def federated_command(
     gpus: Annotated[float, typer.Option(help="GPUs of one node; 0.25 lets four share one")] = 0,
     data_dir: Annotated[str | None, typer.Option(help="folder of the task's files")] = None,
 ) -> None:
-    """For each tuned point the `flwr run` command that trains the same federated, one user per example."""
+    """For each tuned point the `flwr run` command that trains the same federated, one user per example.
+
+    Where the steps divide the examples, without sampling or with Balls-in-Bins, it releases the same models.
+    """
     sizes: dict[tuple[str, str | None], int] = {}
     for point in tuned(ResultsFile(results).runs().values()):
         kind = (point.task, point.model)
         if kind not in sizes:
             sizes[kind] = len(get_task(point.task, model=point.model, data_dir=data_dir).load().train)
-        typer.echo(flower_command(point, users=sizes[kind], gpus=gpus))
+        typer.echo(flower_command(point, users=sizes[kind], gpus=gpus, data_dir=data_dir))
 
 
 def _draw(path: Path, draw: Callable[[], Figure]) -> list[Path]:

@@ -145,7 +145,7 @@ def run_point(point: Point, calibration: Record, *, data_dir: str | None = None,
     )
     module, optimizer, criterion, batches = CorrelatedPrivacyEngine(NoiseKey.simulation(point.seed)).make_private(
         module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=point.learning_rate),
+        optimizer=torch.optim.SGD(model.parameters(), lr=point.learning_rate, maximize=True),
         criterion=_PerExample(task.loss),
         data_loader=loader,
         plan=plan,
@@ -172,14 +172,18 @@ def run_point(point: Point, calibration: Record, *, data_dir: str | None = None,
 
 
 class _PerExample:
-    """A loss in the form that Opacus wants: with a `reduction` that it sets to "none" before each call."""
+    """Minus a loss, in the form that Opacus wants: with a `reduction` that it sets to "none" before each call.
+
+    Minus, because a user's update is minus its gradient: noise that is added to updates has the other sign in the model than the
+    same noise added to gradients, and a federated run with the point's seed shall release the same models.
+    """
 
     def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.reduction = "mean"
         self._loss = loss
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self._loss(outputs, targets)
+        return -self._loss(outputs, targets)
 
 
 @lru_cache(maxsize=1)
