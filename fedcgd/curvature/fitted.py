@@ -13,9 +13,9 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from fedcgd.curvature.factor import thin_factor
+from fedcgd.curvature.loss import final_loss
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import BLT, BandedToeplitz, BandInvMF, LambdaCGD, Mechanism, NuDPFTRL
-from fedcgd.mechanisms.adjoint import transposed_inverse
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.optimisation import Progress
 from fedcgd.optimisation.toeplitz import LogError, least_band_inv_mf, least_banded_toeplitz, least_blt
@@ -53,9 +53,7 @@ def banded_toeplitz(
     return least_banded_toeplitz(bandwidth, participation, _series_error(quadratic, participation.rounds), progress)
 
 
-def blt(
-    degree: int, participation: Participation, *, quadratic: Quadratic, progress: Progress | None = None
-) -> BLT:
+def blt(degree: int, participation: Participation, *, quadratic: Quadratic, progress: Progress | None = None) -> BLT:
     """The BLT with `degree` buffers of least loss at equal privacy."""
     return least_blt(degree, participation, _series_error(quadratic, participation.rounds), progress)
 
@@ -81,8 +79,8 @@ def _search(
 
 
 def _log_error(mechanism: Mechanism, participation: Participation, quadratic: Quadratic) -> float:
-    kept = transposed_inverse(mechanism, participation.rounds, thin_factor(quadratic, participation.rounds))
-    return math.log(float(np.vdot(kept, kept))) + 2 * math.log(sensitivity(mechanism, participation).value)
+    loss = final_loss(mechanism, participation.rounds, quadratic)
+    return math.log(loss) + 2 * math.log(sensitivity(mechanism, participation).value)
 
 
 def _series_error(quadratic: Quadratic, rounds: int) -> LogError:

@@ -42,7 +42,9 @@ def noise_curve(
     if not 1 <= p <= n or (p > b and participation.participations > 1):
         raise ValueError(f"bandwidth of noise-curve must be between 1 and min_separation = {b}, got {p}")
     if n * p > _MOST_ENTRIES:
-        raise ValueError(f"noise-curve with {n} rounds and {p} bands has too many entries to optimise; use banded-toeplitz")
+        raise ValueError(
+            f"noise-curve with {n} rounds and {p} bands has too many entries to optimise; use banded-toeplitz"
+        )
     form = thin_factor(quadratic, n)
     inside = torch.from_numpy(np.add.outer(np.arange(n), np.arange(p)) < n)
 

@@ -22,9 +22,9 @@ _FAR = 1e3  # above any log of an error
 def problem_p1(bandwidth: int, form: Matrix, progress: Progress | None = None) -> Matrix:
     """The band X[j, j + l] at [j, l], shape (n, p), of the X that minimises Tr(L·Lᵀ·X⁻¹) and the barrier.
 
-    L = `form` has shape (n, r), and X is positive definite with `bandwidth` bands and X[j, j] = 1. The diagonal is no free number,
-    which is the projection onto the unit diagonal; a step beyond positive definite matrices counts as far away, and the line search
-    comes back. O(n²·p) a step, for small n.
+    L = `form` has shape (n, r), and X is positive definite with `bandwidth` bands and X[j, j] = 1. The diagonal is no free
+    number, which is the projection onto the unit diagonal; a step beyond positive definite matrices counts as far away, and the
+    line search comes back. O(n²·p) a step, for small n.
     """
     n, p = len(form), bandwidth
     inside = np.add.outer(np.arange(n), np.arange(1, p)) < n
@@ -100,7 +100,9 @@ def causal_factor(gram: Matrix) -> Matrix:
     backwards = np.zeros((p, n))  # X[n − 1 − i, n − 1 − i − l], the lower band of X backwards
     for lag in range(p):
         backwards[lag, : n - lag] = gram[: n - lag, lag][::-1]
-    factor = cholesky_banded(backwards, lower=True)  # factor[l, i] = F[i + l, i]; C[j + l, j] = F[n − 1 − j, n − 1 − j − l]
+    factor = cholesky_banded(
+        backwards, lower=True
+    )  # factor[l, i] = F[i + l, i]; C[j + l, j] = F[n − 1 − j, n − 1 − j − l]
     result = np.zeros((n, p))
     for lag in range(p):
         result[: n - lag, lag] = factor[lag, : n - lag][::-1]

@@ -21,7 +21,8 @@ def minimise(
 ) -> tuple[Tensor, float]:
     """(argument, value) of a local minimum of `objective` near `start`, whichever of all seen arguments was best.
 
-    `history` is how many steps the curvature is estimated from. Ends when 20 iterations gain less than `tolerance`, relatively, or after `iterations`.
+    `history` is how many steps the second derivatives are estimated from. Ends when 20 iterations gain less than
+    `tolerance`, relatively, or after `iterations`.
     """
     x = start.detach().clone().double().requires_grad_()
     best, best_value = x.detach().clone(), objective(x.detach()).item()

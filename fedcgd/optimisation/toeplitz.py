@@ -36,7 +36,9 @@ def banded_toeplitz(
     c[l] = c[l−1]·sigmoid(θ_l), so that C is positive and non-increasing, and its sensitivity exact. Its column-normalised form,
     `Normalized`, is hardly ever worse for one participation.
     """
-    return least_banded_toeplitz(bandwidth, participation, _running_error(workload, error, participation.rounds), progress)
+    return least_banded_toeplitz(
+        bandwidth, participation, _running_error(workload, error, participation.rounds), progress
+    )
 
 
 def least_banded_toeplitz(
@@ -119,9 +121,7 @@ def blt(
     return least_blt(degree, participation, _running_error(workload, error, participation.rounds), progress)
 
 
-def least_blt(
-    degree: int, participation: Participation, log_error: LogError, progress: Progress | None = None
-) -> BLT:
+def least_blt(degree: int, participation: Participation, log_error: LogError, progress: Progress | None = None) -> BLT:
     """As `blt`, for an error of any kind."""
     if degree < 1:
         raise ValueError(f"degree must be at least 1, got {degree}; 4 is usual")
@@ -179,7 +179,10 @@ def _polynomials(scales: Tensor, decays: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _running_error(workload: Workload, error: Objective, rounds: int) -> LogError:
-    """The error in the model, in which noise is filtered by 1/((1 − x)(1 − βx)). Raises ValueError for a learning-rate schedule."""
+    """The error in the model, in which noise is summed up as 1/((1 − x)(1 − βx)).
+
+    Raises ValueError for a learning-rate schedule.
+    """
     if workload.learning_rates:
         raise ValueError(
             "a learning-rate schedule is no Toeplitz workload; optimise for a constant rate, or use band-mf"
