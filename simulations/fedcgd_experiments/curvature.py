@@ -5,6 +5,7 @@ fitted to a spectrum, banded matrices that are best for prefix sums, and those f
 ones depend on the learning rate, so each is found again for each rate that is tried. The spectrum is that of `fedcgd curve`.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -23,15 +24,15 @@ from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import write_mechanism
-from fedcgd_experiments.experiment import Point, Record, Setup
-from fedcgd_experiments.sweep import ResultsFile, one_by_one, sweep, to_point
+from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup
+from fedcgd_experiments.significance import holm
+from fedcgd_experiments.sweep import ResultsFile, here, sweep, to_point
 from fedcgd_simulations.tasks import get_task
 
 DP_SGD, PRACTICAL, FITTED_LAMBDA = "dp-sgd", "λ-CGD, practical λ", "λ-CGD, fitted λ"
 BAND_MF, NOISE_CURVE = "band-mf", "NoiseCurve"
 ARMS = (DP_SGD, PRACTICAL, FITTED_LAMBDA, BAND_MF, NOISE_CURVE)
 FILES = {FITTED_LAMBDA: "lambda", NOISE_CURVE: "noise-curve"}
-TEST_SEEDS = 1000  # seeds below tune, from here on they test
 
 COMPARISONS = (
     (NOISE_CURVE, BAND_MF),
@@ -132,6 +133,8 @@ class Comparison:
     """Of all ways to deal the accuracies out to the two arms, the share with a difference of the means at least as large."""
     p_paired: float
     """Of the paired t-test, one-sided."""
+    corrected: float
+    """`p_permutation` after Holm's correction over all comparisons."""
 
 
 def test_accuracies(runs: Iterable[Record]) -> dict[tuple[str, float], dict[int, float]]:
@@ -171,9 +174,11 @@ def compare(runs: Iterable[Record]) -> list[Comparison]:
                     difference=float((x - y).mean()),
                     p_permutation=float(test.pvalue),
                     p_paired=float(ttest_rel(x, y, alternative="greater").pvalue),
+                    corrected=math.nan,
                 )
             )
-    return found
+    corrected = holm([row.p_permutation for row in found])
+    return [replace(row, corrected=p) for row, p in zip(found, corrected, strict=True)]
 
 
 @app.command("run")
@@ -205,15 +210,15 @@ def run_command(
         design.point(each, budget, rate, seed)
         for budget in epsilon or [1.0, 2.0, 4.0, 8.0]
         for each in arm or ARMS
-        for rate in learning_rate or [0.25, 0.5, 1.0, 2.0]
+        for rate in learning_rate or [0.125, 0.25, 0.5, 1.0, 2.0]
         for seed in range(tuning_seeds)
     ]
     results = ResultsFile(output)
-    failures = sweep(points, results, one_by_one, data_dir=None, console=console)
+    failures = sweep(points, results, here, data_dir=None, console=console)
     if not failures:
         best = best_points(points, results.runs().values())
         tests = [replace(one, seed=TEST_SEEDS + seed, split="test") for one in best for seed in range(seeds)]
-        failures = sweep(tests, results, one_by_one, data_dir=None, console=console)
+        failures = sweep(tests, results, here, data_dir=None, console=console)
     for line in failures:
         console.print(line, style="red", markup=False)
     if failures:
@@ -233,11 +238,11 @@ def compare_command(results: Annotated[list[Path], typer.Argument(help="files th
             cells = [list(accuracies.get((each, epsilon), {}).values()) for epsilon in epsilons]
             table.add_row(each, *(f"{100 * fmean(v):.2f} ± {100 * stdev(v):.2f}" if len(v) > 1 else "–" for v in cells))
         console.print(table)
-        table = Table("ε", "noise", "against", "difference", "p (permutation)", "p (paired t)", "seeds")
+        table = Table("ε", "noise", "against", "difference", "p (permutation)", "Holm", "p (paired t)", "seeds")
         for row in compare(own):
             table.add_row(
                 f"{row.epsilon:g}", row.better, row.than, f"{100 * row.difference:+.2f}", f"{row.p_permutation:.2g}",
-                f"{row.p_paired:.2g}", str(row.seeds),
+                f"{row.corrected:.2g}", f"{row.p_paired:.2g}", str(row.seeds),
             )  # fmt: skip
         console.print(table)
 
