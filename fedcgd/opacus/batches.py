@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from fedcgd.opacus.rounds import Rounds
 from fedcgd.participation import Participation
+from fedcgd.participation.cohorts import bin_of, place
 
 Indices = NDArray[np.intp]
 
@@ -23,6 +24,7 @@ class RoundBatches(Sampler[list[int]]):
 
     - none: a fixed split in a random order, the same in every epoch.
     - balls-in-bins: each example in one bin, drawn once.
+      (Both as a server draws users that are called "0", "1", …: `fedcgd.participation.cohorts`.)
     - poisson, cyclic-poisson: drawn anew in each round, for cyclic from the round's group of a fixed random split.
 
     All draws are pure functions of the secret that `key()` returns; it may change when a checkpoint is loaded.
@@ -83,10 +85,11 @@ class RoundBatches(Sampler[list[int]]):
 
     def _split(self) -> list[Indices]:
         groups = self._steps if self._participation.sampling == "none" else self._participation.min_separation
+        key, examples = self._key(), range(self._examples)
         if self._participation.sampling == "balls-in-bins":
-            bins = self._uniform("bins", self._examples) % np.uint64(groups)
+            bins = np.array([bin_of(str(i), groups, key) for i in examples])
             return [np.flatnonzero(bins == j) for j in range(groups)]
-        order = np.argsort(self._uniform("order", self._examples), kind="stable")
+        order = np.argsort(np.array([place(str(i), key) for i in examples], np.uint64), kind="stable")
         return [np.sort(part) for part in np.array_split(order, groups)]
 
     def _uniform(self, purpose: str, count: int) -> NDArray[np.uint64]:
