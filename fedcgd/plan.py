@@ -6,6 +6,7 @@ from typing import Any
 from fedcgd.accounting import Accountant, Guarantee, accountant, calibrate
 from fedcgd.accounting.guarantee import check_delta, check_noise_multiplier
 from fedcgd.accounting.selection import select_mechanism
+from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import Mechanism
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
@@ -43,13 +44,20 @@ class Plan:
 
     @staticmethod
     def calibrated(
-        mechanism: Mechanism | str, participation: Participation, *, clip_norm: float, epsilon: float, delta: float
+        mechanism: Mechanism | str,
+        participation: Participation,
+        *,
+        clip_norm: float,
+        epsilon: float,
+        delta: float,
+        curvature: Quadratic | None = None,
     ) -> "Plan":
         """The plan with the smallest σ that keeps the whole run within (ε, δ) if one user is added or removed.
 
         `mechanism` is a value, or a text as on the command line: "lambda-cgd:0.9", "bisr:16", or "lambda-cgd" alone, which
-        chooses λ for this participation and budget (`fedcgd.accounting.selection.select_mechanism`). Raises ValueError if no σ
-        keeps the budget, or the text names no mechanism.
+        chooses λ for this participation and budget (`fedcgd.accounting.selection.select_mechanism`). With a `curvature`, which
+        must come from public data, what is spelled is fitted to it: "noise-curve:8", "blt:2", "lambda-cgd". Raises ValueError if
+        no σ keeps the budget, or the text names no mechanism.
 
         >>> participation = Participation(rounds=210, min_separation=21)
         >>> plan = Plan.calibrated("lambda-cgd:0.9", participation, clip_norm=1.0, epsilon=8, delta=1e-5)
@@ -57,7 +65,7 @@ class Plan:
         '4.803'
         """
         if isinstance(mechanism, str):
-            mechanism = select_mechanism(mechanism, participation, epsilon=epsilon, delta=delta)
+            mechanism = select_mechanism(mechanism, participation, epsilon=epsilon, delta=delta, curvature=curvature)
         guarantee = calibrate(mechanism, participation, epsilon=epsilon, delta=delta)
         return Plan(
             mechanism=mechanism,
