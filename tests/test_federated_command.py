@@ -1,5 +1,6 @@
 """The command that `federated` prints releases the models of the central run that it stands for."""
 
+import json
 import shlex
 import tomllib
 from dataclasses import replace
@@ -17,7 +18,7 @@ from fedcgd.opacus.batches import RoundBatches
 from fedcgd.parameters import flatten
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd_experiments import __main__, experiment
-from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, identity, run_point
+from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, run_points, shared_identity
 from fedcgd_simulations import client_app, server_app
 from fedcgd_simulations.tasks import get_task
 
@@ -25,7 +26,7 @@ DEFAULTS = tomllib.loads((Path(__file__).parents[1] / "simulations" / "pyproject
     "app"
 ]["config"]
 SETUP = Setup(mechanism="lambda-cgd:0.8", epsilon=1.0, delta=1e-5, steps=21, epochs=1)
-POINT = Point(setup=SETUP, task="digits", clip_norm=0.5, learning_rate=1.5, seed=3)
+POINT = Point(setup=SETUP, task="digits", clip_norm=0.5, learning_rate=1.5, seed=1000, split="test")
 
 ROUNDING = 2e-3
 """Of the way that the model went: a federated user rounds its update towards zero on the grid, central training each sum."""
@@ -39,7 +40,9 @@ def apart(there: np.ndarray, here: np.ndarray, start: np.ndarray) -> float:
 def printed(point: Point, folder: Path) -> dict:
     """The run configuration in the command that `federated` prints for `point`."""
     runs = folder / "runs.jsonl"
-    runs.write_text(f'{{"kind": "run", "point": {identity(point)}, "accuracy": 0.5}}\n')
+    tuning = replace(point, seed=0, split="validation")
+    record = {"kind": "runs", "point": json.loads(shared_identity(tuning)), "accuracies": [0.5]}
+    runs.write_text(json.dumps(record | {"learning_rates": [point.learning_rate]}) + "\n")
     done = CliRunner().invoke(__main__.app, ["federated", str(runs), "--data-dir", str(folder)])
     assert done.exit_code == 0, done.output
     words = shlex.split(done.output)
@@ -73,7 +76,7 @@ def central(point: Point, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
         return 0.0
 
     monkeypatch.setattr(experiment, "evaluate", keep)
-    run_point(point, calibrate_setup(point.setup))
+    run_points([point], calibrate_setup(point.setup))
     return trained[0]
 
 
@@ -81,20 +84,20 @@ def central(point: Point, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 def test_the_same_models(sampling, tmp_path, monkeypatch) -> None:
     point = replace(POINT, setup=replace(SETUP, sampling=sampling))
     there, here = federated(printed(point, tmp_path), tmp_path, monkeypatch), central(point, monkeypatch)
-    start = flatten(get_task("digits").model(3)).numpy()
+    start = flatten(get_task("digits").model(1000)).numpy()
     assert apart(there, here, start) < ROUNDING
 
 
 def test_with_poisson_sampling_only_the_draws_are_others(tmp_path, monkeypatch) -> None:
     point = replace(POINT, setup=replace(SETUP, mechanism="dp-sgd", sampling="poisson"))
     there = federated(printed(point, tmp_path), tmp_path, monkeypatch)
-    start = flatten(get_task("digits").model(3)).numpy()
+    start = flatten(get_task("digits").model(1000)).numpy()
     assert apart(there, central(point, monkeypatch), start) > 20 * ROUNDING
 
     def drawn(self, round: int) -> np.ndarray:
         users = cohort(
             point.setup.participation(), round, [str(i) for i in range(1260)], History(),
-            cohort_size=60, key=NoiseKey.simulation(3).choices,
+            cohort_size=60, key=NoiseKey.simulation(1000).choices,
         )  # fmt: skip
         assert users is not None
         return np.array(sorted(int(user) for user in users))
