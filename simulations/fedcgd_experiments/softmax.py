@@ -66,7 +66,8 @@ def train_softmax(
     optimizer, scheduler = descent(list(ways.values()), [[part] for part in parts], rounds)
 
     noise = _Noise([runs[i][0] for i in order], key, models.shape[1])
-    batches = RoundBatches(plan.participation, len(train), steps, lambda: key.choices_of(""), Rounds(plan, ""))
+    choices, none = (lambda: key.choices_of("")), Rounds(plan, "", 1 / steps)
+    batches = RoundBatches(plan.participation, len(train), steps, choices, none)
     aim, expected = plan.clip_norm * (1 - MARGIN), len(train) / steps
     for round in range(rounds):
         batch = torch.from_numpy(batches.batch(round))
