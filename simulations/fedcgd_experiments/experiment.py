@@ -226,21 +226,24 @@ def _plan(point: Point, calibration: Record) -> Plan:
     )
 
 
-def train_engine(point: Point, task: Task, train: Examples, plan: Plan, *, physical_batch: int) -> nn.Module:
-    """The model that `CorrelatedPrivacyEngine` trains as `point` says, with ghost clipping, on a GPU if there is one."""
+def train_engine(
+    point: Point, task: Task, train: Examples, plan: Plan, *, physical_batch: int, grad_sample_mode: str = "ghost"
+) -> nn.Module:
+    """The model that `CorrelatedPrivacyEngine` trains as `point` says, on a GPU if there is one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, setup = task.model(point.seed).to(device), point.setup
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer, scheduler = descent([point.descent], [parameters], plan.participation.rounds)
     engine = CorrelatedPrivacyEngine(NoiseKey.simulation(point.seed))
-    module, private, criterion, batches = engine.make_private(
+    module, private, *criterion, batches = engine.make_private(
         module=model,
         optimizer=optimizer,
         criterion=_PerExample(task.loss),
         data_loader=DataLoader(TensorDataset(train.inputs, train.targets), batch_size=-(-len(train) // setup.steps)),
         plan=plan,
-        grad_sample_mode="ghost",
+        grad_sample_mode=grad_sample_mode,
     )
+    loss = criterion[0] if criterion else lambda outputs, targets: -task.loss(outputs, targets).mean()
     rounds = engine.accountant
     assert rounds is not None
     inputs, targets = train.inputs.to(device), train.targets.to(device)
@@ -251,7 +254,7 @@ def train_engine(point: Point, task: Task, train: Examples, plan: Plan, *, physi
             # The rows by index: the loader would collate them one by one.
             for rows in physical.batch_sampler:
                 private.zero_grad()
-                criterion(module(inputs[rows]), targets[rows]).backward()
+                loss(module(inputs[rows]), targets[rows]).backward()
                 before = rounds.released
                 private.step()
                 if rounds.released > before:  # the last part of a batch

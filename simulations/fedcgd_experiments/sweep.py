@@ -226,7 +226,8 @@ def tune(
             for rate in beyond.get(_same_budget(point.setup), ())
             for extended in [replace(point, learning_rate=rate)]
         }
-        points = [*points, *(point for name, point in more.items() if name not in results.runs())]
+        known = results.runs()
+        points = [*points, *(point for name, point in more.items() if name not in known)]
         failures = sweep(points, results, mapper, **options)
     return failures
 
