@@ -14,7 +14,7 @@ from rich.table import Table
 from fedcgd.optimisation.catalogue import Spelling
 from fedcgd.participation import Sampling
 from fedcgd_experiments import plots
-from fedcgd_experiments.descent import Optimizer, Schedule
+from fedcgd_experiments.descent import Optimizer
 from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, identity
 from fedcgd_experiments.flower_command import flower_command
 from fedcgd_experiments.rules import RULES, budgets, chosen_lambdas, rule_points, rule_record
@@ -32,6 +32,7 @@ from fedcgd_experiments.sweep import (
     tuned,
 )
 from fedcgd_experiments.tables import fill
+from fedcgd_simulations.server_optimizer import Schedule
 from fedcgd_simulations.tasks import get_task
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
