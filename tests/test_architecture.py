@@ -29,7 +29,7 @@ LAYERS: list[set[str]] = [
 
 # The frameworks, and the only places that may know them.
 FRAMEWORKS = {
-    "flwr": {"fedcgd_flower", "fedcgd_simulations"},
+    "flwr": {"fedcgd_flower", "fedcgd_simulations", "fedcgd_experiments"},
     "ray": {"fedcgd_simulations", "fedcgd_experiments"},
     "opacus": {"fedcgd.opacus", "fedcgd_simulations", "fedcgd_experiments"},
     "sklearn": {"fedcgd_simulations"},

@@ -64,15 +64,16 @@ def fail(message: str) -> NoReturn:
 
 def print_json(value: Any) -> None:
     """`value` as JSON on standard output, and nothing else. JSON has no infinity: it becomes the text "inf"."""
-    typer.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+    typer.echo(json.dumps(finite(value), indent=2, allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """`value` with texts ("inf", "nan") in place of the numbers that JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+        return {name: finite(part) for name, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def check_plot(path: Path | None) -> None:

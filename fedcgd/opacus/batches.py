@@ -17,7 +17,7 @@ Indices = NDArray[np.intp]
 
 
 class RoundBatches(Sampler[list[int]]):
-    """The batches of one epoch of `steps` rounds, from the first round that has not been released yet.
+    """The batches of one epoch of `steps` rounds, from the first round that has not been released yet, each in `parts` parts.
 
     An epoch that was left early goes on where it stopped. A batch is given out only when the one before it has been released, and
     to the loop that began last (see `Rounds`). After the last round RuntimeError is raised.
@@ -31,19 +31,26 @@ class RoundBatches(Sampler[list[int]]):
     """
 
     def __init__(
-        self, participation: Participation, examples: int, steps: int, key: Callable[[], bytes], rounds: Rounds
+        self,
+        participation: Participation,
+        examples: int,
+        steps: int,
+        key: Callable[[], bytes],
+        rounds: Rounds,
+        parts: int = 1,
     ) -> None:
         self._participation = participation
         self._examples = examples
         self._steps = steps
         self._key = key
         self.rounds = rounds
+        self.parts = parts
         self._groups: tuple[bytes, list[Indices]] | None = None
         self.ahead: deque[int] | None = None
         """Set by a `RoundLoader` that hands out rounds itself: the sizes of batches that this sampler prepared for it."""
 
     def __len__(self) -> int:
-        return self._steps
+        return self._steps * self.parts
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._epoch(self.rounds.enter(), self.rounds.released, self.ahead)
@@ -51,12 +58,12 @@ class RoundBatches(Sampler[list[int]]):
     def _epoch(self, loop: int, start: int, ahead: deque[int] | None) -> Iterator[list[int]]:
         end = min((start // self._steps + 1) * self._steps, self._participation.rounds)
         for round in range(start, end):
-            batch = self.batch(round).tolist()
-            if ahead is None:
-                self.rounds.hand_out(loop, round, len(batch))
-            else:
-                ahead.append(len(batch))
-            yield batch
+            for i, part in enumerate(np.array_split(self.batch(round), self.parts)):
+                if ahead is None:
+                    self.rounds.hand_out(loop, round, len(part), part=i, parts=self.parts)
+                else:
+                    ahead.append(len(part))
+                yield part.tolist()
 
     def batch(self, round: int) -> Indices:
         """The examples of one round, in increasing order."""
@@ -106,6 +113,8 @@ class RoundLoader(DataLoader[Any]):
         return self._in_turn(prepared, ahead, batches.rounds.loop, batches.rounds.released)
 
     def _in_turn(self, prepared: Iterator[Any], ahead: deque[int], loop: int, first: int) -> Iterator[Any]:
-        for round, batch in enumerate(prepared, start=first):
-            self.batch_sampler.rounds.hand_out(loop, round, ahead.popleft())
+        batches = self.batch_sampler
+        for i, batch in enumerate(prepared):
+            round, part = first + i // batches.parts, i % batches.parts
+            batches.rounds.hand_out(loop, round, ahead.popleft(), part=part, parts=batches.parts)
             yield batch

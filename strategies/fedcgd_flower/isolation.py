@@ -55,14 +55,12 @@ def each_apart(
 
     What a user draws from the random generators of Python, NumPy and torch depends on `model` and its own id alone.
     """
-    seeds = hashlib.blake2b(np.ascontiguousarray(model).data, digest_size=8)
+    seed_of = user_seeds(model)
     for user in users:
-        seed = seeds.copy()
-        seed.update(user.encode())
         result: T | None = None
         try:
             with _settings_kept(), _alarm(time_limit):
-                _seed(int.from_bytes(seed.digest()))
+                _seed(seed_of(user))
                 result = work(user, copy.deepcopy(config), copy.deepcopy(context))
         except _OutOfTimeError:
             log(WARNING, "fedcgd: a user's local training took longer than %g s, and was ended", time_limit)
@@ -71,6 +69,18 @@ def each_apart(
         except BaseException as error:  # also those that libraries cancel tasks with; its text may tell about the user
             log(WARNING, "fedcgd: a user's local training failed with %s", type(error).__name__)
         yield result
+
+
+def user_seeds(model: Flat) -> Callable[[str], int]:
+    """user → the seed of its random numbers in the round that begins from `model`."""
+    begun = hashlib.blake2b(np.ascontiguousarray(model).data, digest_size=8)
+
+    def seed_of(user: str) -> int:
+        seed = begun.copy()
+        seed.update(user.encode())
+        return int.from_bytes(seed.digest())
+
+    return seed_of
 
 
 def _seed(seed: int) -> None:

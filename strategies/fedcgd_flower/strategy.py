@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
+from fedcgd.accounting.guarantee import NO_NOISE
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger, Run
 from fedcgd.noise.quantisation import Grid as IntegerGrid
@@ -300,6 +301,12 @@ class CorrelatedNoise(Strategy):
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
         plan = self.plan
+        if plan.noiseless:
+            log(
+                WARNING,
+                "fedcgd: %s. Clipping is as in the real run; give the plan a noise_multiplier for that",
+                NO_NOISE,
+            )
         log(INFO, "\t├──> fedcgd: %s, σ = %.4g, clip norm %g", plan.mechanism, plan.noise_multiplier, plan.clip_norm)
         if self.adaptive_clipping is not None:
             log(
