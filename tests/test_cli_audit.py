@@ -29,7 +29,8 @@ def test_the_noise_of_this_installation_passes() -> None:
     assert 1.8 < found["epsilon_lower"] < 2
     assert set(found) == {
         "passed", "epsilon_lower", "claimed_epsilon", "delta", "confidence", "method", "trials", "bounds",
-        "adjacency", "sampling", "claim",
+        "adjacency", "sampling", "claim", "mechanism", "participation",
+        "rounds", "participations", "min_separation", "sampling_rate", "noise_multiplier",
     }  # fmt: skip
     assert (found["adjacency"], found["sampling"]) == ("add or remove one user", "none")
     assert "exact Gaussian mechanism" in found["claim"]
@@ -87,7 +88,7 @@ def test_a_file_without_scores_is_refused_in_one_line(tmp_path: Path, content: s
         (CLAIM, "one of the two"),
         ([*RUN, "--scores", "x.json"], "one of the two"),
         ([*RUN, "--trials", "5"], "trials must be at least 1000"),
-        ([*RUN, "--noise-multiplier", "0"], "noise_multiplier must be positive"),
+        ([*RUN, "--noise-multiplier", "0"], "--noise-multiplier must be positive"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words: list[str], message: str) -> None:

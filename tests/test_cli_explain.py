@@ -48,7 +48,7 @@ def test_plot_draws_the_trade_off(tmp_path: Path) -> None:
 def test_bad_input_is_one_line_and_exit_code_2() -> None:
     result = invoke()
     assert result.exit_code == 2
-    assert "give epsilon or noise_multiplier" in result.stderr
+    assert "give --epsilon or --noise-multiplier: one of the two" in result.stderr
 
 
 def test_help_has_an_example() -> None:

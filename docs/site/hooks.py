@@ -19,14 +19,19 @@ KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "languag
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEADING = """# Command line
 
-Every command explains itself with `--help`; this page is made from the same text. With
-`--json`, a command prints JSON on standard output and nothing else.
+Every command explains itself with `--help`; this page is made from the same text, and a test runs every example on it. With
+`--json`, a command prints JSON on standard output and nothing else: the figures, and all that the claim rests on (rounds, k, b,
+q, sampling, adjacency, method, whether the sensitivity is exact). Without it, progress and complaints are on standard error.
 
 | exit code | meaning |
 |---|---|
 | 0 | done, and nothing speaks against the claim |
-| 1 | an audit refutes the claim, or the records of a ledger contradict each other or the plan |
-| 2 | the input is wrong; one line on standard error says what and why |
+| 1 | an audit refutes the claim, or the records of a ledger contradict each other or the plan; with a Python traceback, a bug |
+| 2 | the input is wrong; standard error says what is wrong and why, and standard output is empty |
+| 130 | interrupted (Ctrl-C) |
+
+`fedcgd --install-completion` makes the shell (Bash, Zsh, Fish, PowerShell) complete commands, options, samplings and mechanisms,
+after it is opened again; `fedcgd --show-completion` prints what that would install.
 
 """
 

@@ -11,12 +11,22 @@ import numpy as np
 import typer
 
 from fedcgd.accounting import calibrate
-from fedcgd.accounting.guarantee import ADJACENCY
+from fedcgd.accounting.guarantee import ADJACENCY, check_noise_multiplier
 from fedcgd.audit.audit import AuditResult, Release, audit_canaries, audit_plan
 from fedcgd.audit.paths import audit_key, server_release
 from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption, RunOptions, takes
-from fedcgd.cli.report import complaints, console, explained_errors, key_value_table, number, print_json
+from fedcgd.cli.report import (
+    complaints,
+    console,
+    explained_errors,
+    key_value_table,
+    number,
+    print_json,
+    when,
+    when_text,
+)
 from fedcgd.mechanisms.mechanism import Matrix
+from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
@@ -67,6 +77,7 @@ def audit_command(
             raise ValueError("give --rounds and a mechanism, or --scores of a run: one of the two")
         if scores is not None:
             promise = {"adjacency": ADJACENCY, "sampling": "that of the run", "claim": "that of the run"}
+            figures: dict[str, Any] = {}
             included, held_out = read_scores(scores)
             result = audit_canaries(included, held_out, epsilon=epsilon, delta=delta, confidence=confidence)
         else:
@@ -76,6 +87,7 @@ def audit_command(
             sigma = noise_multiplier
             if sigma is None:
                 sigma = calibrate(chosen, participation, epsilon=epsilon, delta=delta).noise_multiplier
+            check_noise_multiplier(sigma)
             plan = Plan(
                 mechanism=chosen, participation=participation, clip_norm=1.0, noise_multiplier=sigma, delta=delta
             )
@@ -89,11 +101,17 @@ def audit_command(
                 "adjacency": ADJACENCY,
                 "sampling": assumed,
                 "claim": f"σ = {sigma:.6g}, {plan.guarantee().method}",
+                "mechanism": spelling_of(chosen),
+                "participation": when_text(participation),
             }
+            figures = when(plan.participation) | {"sampling": assumed, "noise_multiplier": sigma}
             with nullcontext() if json else complaints.status("simulating"):
                 release = RELEASES[path](plan, seed)
                 result = audit_plan(plan, release, epsilon=claim, seed=seed, trials=trials, confidence=confidence)
-    show(result, promise, json)
+    if json:
+        print_json(asdict(result) | figures | promise)
+    else:
+        show(result, promise)
     if not result.passed:
         raise typer.Exit(EXIT_REFUTED)
 
@@ -130,11 +148,8 @@ def read_scores(path: Path) -> tuple[list[float], list[float]]:
         ) from None
 
 
-def show(result: AuditResult, promise: dict[str, str], json: bool) -> None:
+def show(result: AuditResult, promise: dict[str, str]) -> None:
     """The verdict, and what it rests on; `promise` says what the claim assumes and where it comes from."""
-    if json:
-        print_json(asdict(result) | promise)
-        return
     verdict = "not refuted" if result.passed else "REFUTED"
     rows = [
         ("claim", f"ε ≤ {number(result.claimed_epsilon)} at δ = {number(result.delta)}: {verdict}"),

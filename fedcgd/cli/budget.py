@@ -16,12 +16,24 @@ from fedcgd.cli.options import (
     ReleasedOption,
     RoundsOption,
     RunOptions,
+    SamplingName,
     takes,
     workload_of,
 )
-from fedcgd.cli.report import console, explained_errors, figures, key_value_table, number, print_json, status
+from fedcgd.cli.report import (
+    console,
+    explained_errors,
+    figures,
+    key_value_table,
+    number,
+    print_json,
+    sensitivity_text,
+    status,
+    when_text,
+)
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.optimisation.catalogue import spelling_of
+from fedcgd.participation import Participation
 
 if TYPE_CHECKING:
     from fedcgd.accounting import Accountant, Guarantee
@@ -45,27 +57,30 @@ class BudgetOptions(RunOptions):
         *,
         epsilon: float | None = None,
         delta: float = 0.0,
-        released: int | None = None,
     ) -> None:
         """Print what `ask` gets from the accountant of the run, and the errors that its noise causes.
 
-        What the mechanism's spelling leaves open is chosen for the budget (`epsilon`, `delta`), if there is one. `released` says
-        how many rounds count, in the commands that take it.
+        What the mechanism's spelling leaves open is chosen for the budget (`epsilon`, `delta`), if there is one.
         """
         with explained_errors():
             from fedcgd.accounting import accountant
 
+            if self.method is not None and self.sampling != SamplingName.BALLS_IN_BINS:
+                raise ValueError(
+                    f"--method {self.method.value} is a way to bound balls-in-bins, and --sampling is {self.sampling.value}: "
+                    "leave --method out"
+                )
             participation, workload = self.run(self.rounds), workload_of(self.momentum)
             with status(self.json) as say:
                 mechanism = self.chosen(
                     participation, epsilon=epsilon, delta=delta, error=self.error, workload=workload, progress=say
                 )
                 guarantee = ask(accountant(mechanism, participation, self.method.value if self.method else None), say)
-            values = figures(mechanism, guarantee, workload)
+            values = figures(mechanism, participation, guarantee, workload, self.quadratic())
         if self.json:
-            print_json(values if released is None else values | {"released": released})
+            print_json(values)
         else:
-            show(mechanism, guarantee, values)
+            show(mechanism, participation, guarantee, values)
 
 
 @takes(BudgetOptions)
@@ -92,8 +107,7 @@ def epsilon_command(
     run.report(
         lambda accountant, say: accountant.epsilon(
             noise_multiplier=noise_multiplier, delta=delta, released=released, progress=say
-        ),
-        released=run.rounds if released is None else released,
+        )
     )
 
 
@@ -108,12 +122,11 @@ def delta_command(
     run.report(
         lambda accountant, say: accountant.delta(
             noise_multiplier=noise_multiplier, epsilon=epsilon, released=released, progress=say
-        ),
-        released=run.rounds if released is None else released,
+        )
     )
 
 
-def show(mechanism: Mechanism, guarantee: "Guarantee", values: dict[str, Any]) -> None:
+def show(mechanism: Mechanism, participation: Participation, guarantee: "Guarantee", values: dict[str, Any]) -> None:
     """One guarantee and the errors of its noise, as a table."""
     from fedcgd.accounting.guarantee import rounded_up
 
@@ -121,8 +134,11 @@ def show(mechanism: Mechanism, guarantee: "Guarantee", values: dict[str, Any]) -
     rows = [
         ("guarantee", str(guarantee)),
         ("noise multiplier σ", rounded_up(guarantee.noise_multiplier, 6)),
-        ("sensitivity", number(guarantee.sensitivity)),
+        ("participation", when_text(participation)),
+        ("sensitivity of C", sensitivity_text(values) + " (exact)" * bool(values["sensitivity_exact"])),
         ("RMSE" + of_what, number(values["rmse"])),
         ("MaxSE" + of_what, number(values["max_se"])),
     ]
+    if "loss" in values:
+        rows.append(("loss" + of_what, f"{number(values['loss'])} · (clip norm / cohort)², at the end"))
     console.print(key_value_table(f"{spelling_of(mechanism)}, {guarantee.rounds} rounds", rows))

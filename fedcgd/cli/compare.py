@@ -12,15 +12,26 @@ from fedcgd.cli.options import (
     EpsilonOption,
     ErrorName,
     ErrorOption,
+    FitOptions,
     JsonOption,
     MomentumOption,
     RoundsOption,
     RunOptions,
-    WhenOptions,
+    mechanism_names,
     takes,
     workload_of,
 )
-from fedcgd.cli.report import check_plot, complaints, console, explained_errors, figures, number, print_json, progress
+from fedcgd.cli.report import (
+    check_plot,
+    complaints,
+    console,
+    explained_errors,
+    figures,
+    number,
+    print_json,
+    progress,
+    sensitivity_text,
+)
 from fedcgd.optimisation.catalogue import TABLE, spelling_of
 
 _COLUMNS = ("noise_multiplier", "sensitivity", "rmse", "max_se")
@@ -38,16 +49,17 @@ def default_mechanisms(separation: int, rounds: int) -> list[str]:
     return [*names, "blt:4"] if rounds > 1 else names
 
 
-@takes(WhenOptions)
+@takes(FitOptions)
 def compare_command(
-    when: WhenOptions,
+    when: FitOptions,
     rounds: RoundsOption,
     epsilon: EpsilonOption,
     delta: DeltaOption,
     mechanism: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME, NAME:VALUE, and either with :normalized behind it; repeat it. Default: the rows of Table 4."
+            autocompletion=mechanism_names,
+            help="NAME, NAME:VALUE, and either with :normalized behind it; repeat it. Default: the rows of Table 4.",
         ),
     ] = None,
     momentum: MomentumOption = 0.0,
@@ -57,18 +69,17 @@ def compare_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare mechanisms: σ, sensitivity and errors at one budget, best RMSE first.
+    """Compare mechanisms: σ, sensitivity and errors at one budget, best RMSE first; with --curvature, least loss first.
 
     A mechanism that the sampling does not cover is listed with the reason. λ or p left out is chosen for the budget.
 
-    Example: fedcgd compare --mechanism dp-sgd --mechanism lambda-cgd:0.9 --mechanism bisr:16 --rounds 3900 --participations 10
-    --separation 390 --epsilon 8 --delta 1e-5
+    Example: fedcgd compare --mechanism dp-sgd --mechanism bisr:16 --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
     """
     with explained_errors():
         from fedcgd.accounting import calibrate
 
         check_plot(plot)
-        workload = workload_of(momentum)
+        workload, curvature = workload_of(momentum), when.quadratic()
         texts = mechanism or default_mechanisms(when.separation, rounds)
         asked = [(text, RunOptions(**vars(when), mechanism=text)) for text in texts]
         for _, one in asked:
@@ -82,12 +93,12 @@ def compare_command(
                     made = one.chosen(participation, epsilon=epsilon, delta=delta, error=error, workload=workload)
                     guarantee = calibrate(made, participation, epsilon=epsilon, delta=delta)
                     label = f"{text} → {spelling_of(made)}" if one.spelling().is_open else text
-                    rows.append({"label": label, **figures(made, guarantee, workload)})
+                    rows.append({"label": label, **figures(made, participation, guarantee, workload, curvature)})
                 except ValueError as reason:
                     if len(asked) == 1:
                         raise
                     rows.append({"label": text, "error": str(reason)})
-    rows.sort(key=lambda row: row.get("rmse", float("inf")))
+    rows.sort(key=lambda row: row.get("loss", row.get("rmse", float("inf"))))
     if plot is not None:
         draw(plot, rows)
     if json:
@@ -104,25 +115,40 @@ compare_command.epilog = "\n\n".join(  # type: ignore[attr-defined]
 def show(rows: list[dict[str, Any]]) -> None:
     """The rows as a table whose title says what holds for all of them."""
     done = [row for row in rows if "error" not in row]
+    own = len({_participation(row) for row in done}) > 1  # groups of their own, with cyclic Poisson sampling
     title = "no mechanism could be calibrated"
     if done:
         first = done[0]
         title = (
             f"ε ≤ {number(first['epsilon'])} at δ = {number(first['delta'])}; adjacency: {first['adjacency']}; "
-            f"sampling: {first['sampling']}; {' or '.join(dict.fromkeys(row['method'] for row in done))}"
+            f"sampling: {first['sampling']}; {' or '.join(dict.fromkeys(row['method'] for row in done))}; n = {first['rounds']}"
+            + ("" if own else f", {_participation(first)}")
         )
         if unsure := max(row["failure_probability"] for row in done):
             title += f"; δ includes {number(unsure)} for draws that mislead"
-    table = Table(title=title, caption="RMSE and MaxSE include σ; per unit of clip norm")
+    caption = "RMSE and MaxSE include σ; per unit of clip norm. The sensitivity of C is exact, or an upper bound where it has ≤"
+    if done and "loss" in done[0]:
+        caption += "; loss is what the noise adds at the end, per (clip norm / cohort)²"
+    table = Table(title=title, caption=caption)
     table.add_column("mechanism", no_wrap=True)
-    for column in _COLUMNS:
+    if own:
+        table.add_column("participation")
+    columns = _COLUMNS + (("loss",) if done and "loss" in done[0] else ())
+    for column in columns:
         table.add_column(column.replace("_", " "), justify="right")
     for row in done:
-        table.add_row(row["label"], *(number(row[column]) for column in _COLUMNS))
+        shown = {column: number(row[column]) for column in columns} | {"sensitivity": sensitivity_text(row)}
+        table.add_row(row["label"], *([_participation(row)] if own else []), *shown.values())
     console.print(table)
     for row in rows:
         if "error" in row:
             complaints.print(f"{escape(row['label'])}: {escape(row['error'])}", soft_wrap=True, highlight=False)
+
+
+def _participation(row: dict[str, Any]) -> str:
+    """k and b of a row, or q and b."""
+    often = f"k ≤ {row['participations']}" if row["sampling_rate"] is None else f"q = {row['sampling_rate']:.6g}"
+    return f"{often}, b = {row['min_separation']}"
 
 
 def draw(path: Path, rows: list[dict[str, Any]]) -> None:

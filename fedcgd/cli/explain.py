@@ -33,6 +33,8 @@ def explain_command(
         from fedcgd.accounting.explain import explain
 
         check_plot(plot)
+        if (epsilon is None) == (noise_multiplier is None):
+            raise ValueError("give --epsilon or --noise-multiplier: one of the two")
         participation = run.run(rounds)
         chosen = run.chosen(participation, epsilon=epsilon, delta=delta)
         steps = explain(

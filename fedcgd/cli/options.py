@@ -4,10 +4,14 @@ import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
 from enum import StrEnum
+from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from fedcgd.curvature import Spectrum
+from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload, momentum_workload
 from fedcgd.optimisation.catalogue import TABLE, Spelling, mechanism
@@ -39,6 +43,12 @@ class MethodName(StrEnum):
 
 SPELLINGS = ", ".join(row.spelling for row in TABLE.values())
 
+
+def mechanism_names() -> list[str]:
+    """What a shell completes after --mechanism."""
+    return list(TABLE)
+
+
 MomentumOption = Annotated[float, typer.Option("--momentum", help="Momentum of the workload whose error is reported.")]
 ErrorOption = Annotated[ErrorName, typer.Option("--error", help="What optimised mechanisms minimise.")]
 RoundsOption = Annotated[int, typer.Option("--rounds", help="Number of releases n.")]
@@ -66,6 +76,14 @@ JsonOption = Annotated[
 ]
 
 
+def rate(text: str | float) -> float:
+    """A probability written as a number or a fraction, such as 128/50000. Raises typer.BadParameter for anything else."""
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise typer.BadParameter(f"a number or a fraction such as 128/50000, got {text!r}") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class WhenOptions:
     """Who takes part when: all but the number of rounds."""
@@ -77,6 +95,16 @@ class WhenOptions:
             help="A user takes part at most k times (Poisson: in expectation). Default: ⌈rounds / separation⌉.",
         ),
     ] = None
+    sampling_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--sampling-rate",
+            parser=rate,
+            metavar="Q",
+            help="Poisson: the probability q with which a user (cyclic-poisson: of the round's group) takes part in a round, as "
+            "a number or like 128/50000; in place of --participations.",
+        ),
+    ] = None
     separation: Annotated[
         int, typer.Option("--separation", help="Any two participations of a user are at least b rounds apart.")
     ] = 1
@@ -86,18 +114,46 @@ class WhenOptions:
 
     def participation(self, rounds: int, bands: int | None = None) -> Participation:
         """The participation that the options describe, for a mechanism with so many bands (None: it has no such number)."""
-        return participation_of(self.sampling.value, rounds, self.separation, self.participations, bands)
+        return participation_of(
+            self.sampling.value, rounds, self.separation, self.participations, bands, rate=self.sampling_rate
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(WhenOptions):
+class FitOptions(WhenOptions):
+    """Who takes part when, and what mechanisms are fitted to."""
+
+    curvature: Annotated[
+        Path | None,
+        typer.Option(
+            "--curvature",
+            help="A spectrum of public data, as `fedcgd curve` writes it, with --learning-rate: what is optimised "
+            "loses least on it, and so do λ and ν that are left out.",
+        ),
+    ] = None
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", help="η of the descent that --curvature is about; below 2/‖H‖.")
+    ] = None
+
+    def quadratic(self) -> Quadratic | None:
+        """What is fitted to, if anything. Raises ValueError, before any work, for one of the two options alone."""
+        if self.curvature is None and self.learning_rate is None:
+            return None
+        if self.curvature is None or self.learning_rate is None:
+            raise ValueError("--curvature and --learning-rate belong together: give both, or none")
+        return Quadratic(Spectrum.load(self.curvature), self.learning_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(FitOptions):
     """A mechanism, and who takes part when."""
 
     mechanism: Annotated[
         str,
         typer.Option(
             "--mechanism",
-            help=f"One of {SPELLINGS}; behind it :normalized gives C unit columns. "
+            autocompletion=mechanism_names,
+            help=f"One of {SPELLINGS}; behind it :normalized gives C unit columns. Or file:PATH, as `fedcgd curve` writes. "
             "λ and p may be left out where there is a budget: they are then chosen.",
         ),
     ] = "lambda-cgd"
@@ -122,7 +178,9 @@ class RunOptions(WhenOptions):
     ) -> Mechanism:
         """The mechanism; a number that is left open is chosen for the budget. Raises ValueError if there is none."""
         if epsilon is None or not self.spelling().is_open:
-            return mechanism(self.mechanism, participation, error=error.value, workload=workload)
+            return mechanism(
+                self.mechanism, participation, error=error.value, workload=workload, curvature=self.quadratic()
+            )
         from fedcgd.accounting.selection import select_mechanism
 
         return select_mechanism(
@@ -132,6 +190,7 @@ class RunOptions(WhenOptions):
             delta=delta,
             error=error.value,
             workload=workload,
+            curvature=self.quadratic(),
             progress=progress,
         )
 
@@ -164,24 +223,39 @@ def _parameter(field: "Field[Any]", annotation: Any) -> inspect.Parameter:
 
 
 def participation_of(
-    sampling: Sampling, rounds: int, separation: int, participations: int | None, bands: int | None
+    sampling: Sampling,
+    rounds: int,
+    separation: int,
+    participations: int | None,
+    bands: int | None,
+    *,
+    rate: float | None = None,
 ) -> Participation:
     """The participation that the options describe.
 
-    For Poisson sampling k = `participations` is a user's expected number, so q = k/n; with p groups (cyclic) a user is in the
-    drawn group in n/p rounds, so q = p·k/n.
+    For Poisson sampling q is `rate`, or k = `participations` is a user's expected number, so q = k/n; with p groups (cyclic) a
+    user is in the drawn group in n/p rounds, so q = p·k/n.
     """
     if sampling in ("none", "balls-in-bins"):
+        if rate is not None:
+            raise ValueError(
+                f"--sampling-rate is for poisson and cyclic-poisson sampling, not for {sampling}; leave it out"
+            )
         return Participation(
             rounds=rounds, min_separation=separation, max_participations=participations, sampling=sampling
         )
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
-    if participations is None:
-        raise ValueError(f"{sampling} sampling needs --participations, the expected number of a user's participations")
+    if (participations is None) == (rate is None):
+        raise ValueError(
+            f"{sampling} sampling needs --sampling-rate (q), or --participations, the expected number of a user's "
+            "participations: one of the two"
+        )
     if separation != 1 and sampling == "poisson":
         raise ValueError(f"poisson sampling has no separation, got {separation}; leave --separation out")
     groups = 1 if sampling == "poisson" else (separation if separation > 1 else bands or 1)
+    if participations is None:
+        return Participation(rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=rate)
     if not 1 <= participations <= rounds // groups:
         most = f"{rounds // groups}, the rounds" + (f" of each of the {groups} groups" if groups > 1 else "")
         raise ValueError(f"participations must be in 1 … {most}; got {participations}")

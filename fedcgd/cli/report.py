@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +14,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation.catalogue import describe
+from fedcgd.participation import Participation
 
 if TYPE_CHECKING:
     from fedcgd.accounting import Guarantee
@@ -26,13 +29,32 @@ console = Console()
 complaints = Console(stderr=True)
 
 
+# What a message of the library calls a setting, and the option that sets it.
+_OPTIONS = {
+    "max_participations": "--participations",
+    "min_separation": "--separation",
+    "noise_multiplier": "--noise-multiplier",
+    "sampling_rate": "--sampling-rate",
+    "clip_norm": "--clip-norm",
+}
+_NAME = re.compile(rf"\b({'|'.join(_OPTIONS)})\b")
+_SUBJECT = re.compile(r"^(epsilon|delta|rounds|released|participations|trials|confidence)(?= must be)")
+
+
 @contextmanager
 def explained_errors() -> Iterator[None]:
     """A ValueError inside, or a file that cannot be used, becomes one line on standard error, and exit code 2."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except ValueError as error:
+        fail(in_options(str(error)))
+    except OSError as error:
         fail(str(error))
+
+
+def in_options(message: str) -> str:
+    """A message of the library, with the names of options in place of those of Python's arguments."""
+    return _SUBJECT.sub(r"--\1", _NAME.sub(lambda found: _OPTIONS[found[0]], message))
 
 
 def fail(message: str) -> NoReturn:
@@ -43,15 +65,16 @@ def fail(message: str) -> NoReturn:
 
 def print_json(value: Any) -> None:
     """`value` as JSON on standard output, and nothing else. JSON has no infinity: it becomes the text "inf"."""
-    typer.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+    typer.echo(json.dumps(finite(value), indent=2, allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """`value` with texts ("inf", "nan") in place of the numbers that JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+        return {name: finite(part) for name, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def check_plot(path: Path | None) -> None:
@@ -64,8 +87,39 @@ def check_plot(path: Path | None) -> None:
         raise ValueError(f"there is no folder {path.parent} for the plot {path.name}; make it first")
 
 
-def figures(mechanism: Mechanism, guarantee: "Guarantee", workload: Workload = PREFIX_SUMS) -> dict[str, Any]:
-    """The figures that `calibrate`, `epsilon` and `compare` report, with the keys that their JSON has."""
+def when(participation: Participation) -> dict[str, Any]:
+    """n, k, b and q as the JSON of the commands has them; k is None where only coins bound it, q where there are none."""
+    poisson = participation.sampling_rate is not None
+    return {
+        "rounds": participation.rounds,
+        "participations": None if poisson else participation.participations,
+        "min_separation": participation.min_separation,
+        "sampling": str(participation.sampling),
+        "sampling_rate": participation.sampling_rate,
+    }
+
+
+def when_text(participation: Participation) -> str:
+    """The same in words."""
+    n, b, q = participation.rounds, participation.min_separation, participation.sampling_rate
+    if q is None:
+        return f"n = {n} rounds, a user in at most k = {participation.participations} of them, at least b = {b} apart"
+    groups = f", users in {b} groups that take turns" if participation.sampling == "cyclic-poisson" else ""
+    return f"n = {n} rounds{groups}, a user in each with probability q = {q:.6g}"
+
+
+def figures(
+    mechanism: Mechanism,
+    participation: Participation,
+    guarantee: "Guarantee",
+    workload: Workload = PREFIX_SUMS,
+    curvature: Quadratic | None = None,
+) -> dict[str, Any]:
+    """The figures that `calibrate`, `epsilon` and `compare` report, with the keys that their JSON has.
+
+    With a `curvature` among them is "loss": what the noise adds to it at the end, per (clip norm / cohort)².
+    """
+    from fedcgd.curvature.loss import final_loss
     from fedcgd.mechanisms.error import error_norms
 
     norms = error_norms(mechanism, guarantee.rounds, workload)
@@ -76,16 +130,39 @@ def figures(mechanism: Mechanism, guarantee: "Guarantee", workload: Workload = P
         "parameters": numbers,
         "noise_multiplier": sigma,
         "sensitivity": guarantee.sensitivity,
+        "sensitivity_exact": _sensitivity_exact(mechanism, participation, guarantee),
         "rmse": norms.rmse(sigma),
         "max_se": norms.max_se(sigma),
+        **({} if curvature is None else {"loss": final_loss(mechanism, guarantee.rounds, curvature, stddev=sigma)}),
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
         "adjacency": guarantee.adjacency,
-        "sampling": guarantee.sampling,
+        **when(participation),
+        "released": guarantee.released,
         "method": guarantee.method,
+        "exact": guarantee.exact,
         "failure_probability": guarantee.failure_probability,
         "condition": guarantee.condition,
     }
+
+
+def _sensitivity_exact(mechanism: Mechanism, participation: Participation, guarantee: "Guarantee") -> bool | None:
+    """Whether the guarantee's sensitivity is that of C, or an upper bound; None where the method has none."""
+    if guarantee.sensitivity is None:
+        return None
+    if participation.sampling_rate is None:
+        return guarantee.exact  # the Gaussian mechanism is exact itself
+    from fedcgd.mechanisms.sensitivity import sensitivity
+
+    n = participation.rounds  # one participation: the largest column
+    return sensitivity(mechanism, Participation(rounds=n, min_separation=n)).exact
+
+
+def sensitivity_text(values: dict[str, Any]) -> str:
+    """The sensitivity of `figures`, with ≤ before it where it is an upper bound."""
+    if values["sensitivity"] is None:
+        return "–"
+    return f"{'' if values['sensitivity_exact'] else '≤ '}{number(values['sensitivity'])}"
 
 
 def key_value_table(title: str, rows: Sequence[tuple[str, str]]) -> Table:

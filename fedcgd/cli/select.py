@@ -8,20 +8,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.options import (
     DeltaOption,
     EpsilonOption,
     ErrorName,
     ErrorOption,
+    FitOptions,
     JsonOption,
     MomentumOption,
     RoundsOption,
     SamplingName,
-    WhenOptions,
     takes,
     workload_of,
 )
-from fedcgd.cli.report import check_plot, complaints, console, explained_errors, key_value_table, number, print_json
+from fedcgd.cli.report import (
+    check_plot,
+    complaints,
+    console,
+    explained_errors,
+    key_value_table,
+    number,
+    print_json,
+    when_text,
+)
+from fedcgd.cli.report import when as when_figures
 from fedcgd.optimisation.catalogue import BANDS, Spelling
 
 if TYPE_CHECKING:
@@ -35,20 +46,22 @@ class ObjectiveName(StrEnum):
     MAX_SE = "max-se"
     AMPLIFIED_RMSE = "amplified-rmse"
     PRACTICAL = "practical"
+    CURVATURE = "curvature"
 
 
-@takes(WhenOptions)
+@takes(FitOptions)
 def select_lambda_command(
-    when: WhenOptions,
+    when: FitOptions,
     rounds: RoundsOption,
     epsilon: EpsilonOption,
     delta: DeltaOption,
     objective: Annotated[
-        ObjectiveName,
+        ObjectiveName | None,
         typer.Option(
-            help="rmse and max-se ignore the sampling; amplified-rmse counts it in; practical is a third of that on 1/(1 − λ)."
+            help="rmse and max-se ignore the sampling; amplified-rmse counts it in; practical is a third of that on 1/(1 − λ); "
+            "curvature is the root of the loss on --curvature. Default: practical, or curvature if there is one."
         ),
-    ] = ObjectiveName.PRACTICAL,
+    ] = None,
     normalized: Annotated[bool, typer.Option("--normalized", help="Of C_λ with unit columns.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw the objective over 1/(1 − λ) into this PNG file.")
@@ -63,33 +76,38 @@ def select_lambda_command(
         from fedcgd.accounting.selection import select_lambda
 
         check_plot(plot)
-        participation = when.participation(rounds)
+        participation, curvature = when.participation(rounds), when.quadratic()
+        chosen = objective or (ObjectiveName.PRACTICAL if curvature is None else ObjectiveName.CURVATURE)
         with nullcontext() if json else complaints.status("searching") as status:
             found = select_lambda(
                 participation,
-                objective=objective.value,
+                objective=chosen.value,
                 epsilon=epsilon,
                 delta=delta,
                 normalize=normalized,
+                curvature=curvature,
                 progress=None if status is None else lambda text: status.update(f"calibrating {text}"),
             )
     if plot is not None:
         draw(plot, found)
     if json:
-        print_json(asdict(found))
+        budget = {"epsilon": epsilon, "delta": delta, "adjacency": ADJACENCY}
+        print_json(asdict(found) | {"normalized": normalized} | when_figures(participation) | budget)
         return
     rows = [
         ("λ", number(found.lam)),
         ("1/(1 − λ)", number(1 / (1 - found.lam))),
         ("error", f"{number(found.value)} per unit of clip norm"),
         ("error of λ = 0", number(found.values[0])),
+        ("participation", when_text(participation)),
+        ("budget", f"ε = {epsilon:g} at δ = {delta:g}; {ADJACENCY}; sampling: {when.sampling.value}"),
     ]
     console.print(key_value_table(f"λ by {found.objective}, {rounds} rounds, sampling {when.sampling.value}", rows))
 
 
-@takes(WhenOptions)
+@takes(FitOptions)
 def select_bands_command(
-    when: WhenOptions,
+    when: FitOptions,
     rounds: RoundsOption,
     epsilon: EpsilonOption,
     delta: DeltaOption,
@@ -105,18 +123,23 @@ def select_bands_command(
     Tries p = 1, 2, 4, … and the longest. Under cyclic-poisson without --separation each p has its own p groups, and k =
     --participations; otherwise p is at most --separation.
 
-    Example: fedcgd select-bands --sampling cyclic-poisson --rounds 1024 --participations 8 --epsilon 2 --delta 1e-8
+    Example: fedcgd select-bands --sampling cyclic-poisson --rounds 128 --participations 8 --epsilon 2 --delta 1e-8
     """
     with explained_errors():
         from fedcgd.accounting.selection import select_bands
 
-        asked, workload = Spelling.parse(mechanism), workload_of(momentum)
+        asked, workload, curvature = Spelling.parse(mechanism), workload_of(momentum), when.quadratic()
         if asked.row.parameter != BANDS or asked.bands is not None:
             raise ValueError(
                 f"give a mechanism with bands, without their number, such as banded-toeplitz; got {mechanism!r}"
             )
         longest = when.separation
         if when.sampling == SamplingName.CYCLIC_POISSON and when.separation == 1:
+            if when.sampling_rate is not None:
+                raise ValueError(
+                    "--sampling-rate is of a group of users, and each number of bands has groups of its own: give "
+                    "--participations, or --separation for one number of groups"
+                )
             longest = max(1, rounds // (when.participations or rounds))
         with nullcontext() if json else complaints.status("searching") as status:
             found = select_bands(
@@ -127,14 +150,20 @@ def select_bands_command(
                 delta=delta,
                 error=error.value,
                 workload=workload,
+                curvature=curvature,
                 progress=None if status is None else lambda text: status.update(f"calibrating {text}"),
             )
     if json:
-        print_json({"bands": found.bandwidth, "noise_multiplier": found.noise_multiplier, "errors": found.errors})
+        budget = {"epsilon": epsilon, "delta": delta, "adjacency": ADJACENCY}
+        chosen = {"bands": found.bandwidth, "noise_multiplier": found.noise_multiplier, "errors": found.errors}
+        print_json(chosen | {"error": error.value} | when_figures(when.participation(rounds, found.bandwidth)) | budget)
         return
-    rows = [(f"p = {p}", f"{error.value} {number(value)}") for p, value in found.errors]
+    what = error.value if curvature is None else "loss"
+    rows = [(f"p = {p}", f"{what} {number(value)}") for p, value in found.errors]
     rows.append(("least", f"{replace(asked, value=found.bandwidth)}, σ = {number(found.noise_multiplier)}"))
-    console.print(key_value_table(f"{mechanism}, {rounds} rounds, sampling {when.sampling.value}", rows))
+    rows.append(("participation", when_text(when.participation(rounds, found.bandwidth))))
+    rows.append(("budget", f"ε = {epsilon:g} at δ = {delta:g}; {ADJACENCY}; sampling: {when.sampling.value}"))
+    console.print(key_value_table(f"{mechanism}, {rounds} rounds", rows))
 
 
 def draw(path: Path, found: "LambdaSelection") -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.signal import lfilter
 
 from fedcgd.mechanisms.mechanism import Mechanism, Toeplitz, Vector
-from fedcgd.mechanisms.streaming import State, correlate, noise_mode
+from fedcgd.mechanisms.streaming import inverse_rows
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 
 
@@ -68,16 +68,9 @@ def _by_rows(mechanism: Mechanism, rounds: int, workload: Workload) -> ErrorNorm
     rates = workload.rates(rounds)
     velocity, position = np.zeros(rounds), np.zeros(rounds)
     total, largest = 0.0, 0.0
-    buffered, state = noise_mode(mechanism, rounds) == "buffer", State()
-    for t in range(rounds):
+    for t, (first, row) in enumerate(inverse_rows(mechanism, rounds)):
         velocity *= workload.momentum
-        if buffered:
-            # Row t of C⁻¹ is the noise of round t if Z_t is the unit vector t.
-            row, state = correlate(mechanism, rounds, np.eye(1, rounds, t)[0], state)
-            velocity += row
-        else:
-            weights = mechanism.inverse_row(t, rounds)
-            velocity[t + 1 - len(weights) : t + 1] += weights[::-1]
+        velocity[first : t + 1] += row
         position += rates[t] * velocity
         square = float(np.dot(position[: t + 1], position[: t + 1]))
         total += square

@@ -1,10 +1,12 @@
 """C⁻¹Z round by round, with as few vectors in memory as the mechanism needs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedcgd.mechanisms.mechanism import Mechanism
+import numpy as np
+
+from fedcgd.mechanisms.mechanism import Mechanism, Vector
 
 
 @dataclass(frozen=True)
@@ -39,3 +41,19 @@ def state_before(mechanism: Mechanism, rounds: int, round: int, z_of: Callable[[
 def noise_mode(mechanism: Mechanism, rounds: int) -> Literal["replay", "buffer"]:
     """`buffer` if the mechanism keeps fewer vectors than the rounds that a replay goes back, else `replay`."""
     return "buffer" if mechanism.kept(rounds) < mechanism.replayed(rounds) - 1 else "replay"
+
+
+def inverse_rows(mechanism: Mechanism, rounds: int) -> Iterator[tuple[int, Vector]]:
+    """Row t of C⁻¹ for t = 0, 1, …, as (first, entries): C⁻¹[t, first : t + 1], all before being zero; O(n·p) memory at most.
+
+    In buffer mode the row is what `correlate` makes of unit vectors, with the p vectors that the mechanism keeps.
+    """
+    buffered, state = noise_mode(mechanism, rounds) == "buffer", State()
+    for t in range(rounds):
+        if buffered:
+            # Row t of C⁻¹ is the noise of round t if Z_t is the unit vector t.
+            row, state = correlate(mechanism, rounds, np.eye(1, rounds, t)[0], state)
+            yield 0, row[: t + 1]
+        else:
+            weights = mechanism.inverse_row(t, rounds)
+            yield t + 1 - len(weights), weights[::-1]

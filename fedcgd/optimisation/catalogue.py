@@ -1,17 +1,21 @@
-"""The table of mechanisms, and their one spelling: `NAME`, `NAME:VALUE`, and either with `:normalized` behind it.
+"""The table of mechanisms, and their one spelling: `NAME`, `NAME:VALUE`, either with `:normalized` behind it, or `file:PATH`.
 
 Command line, run configurations, sweeps, ledgers and docs read this table. To add a mechanism, write its class and add its row.
 """
 
 import base64
+import json
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import (
     BISR,
     BLT,
@@ -29,6 +33,7 @@ from fedcgd.mechanisms import (
     SquareRootToeplitz,
     Toeplitz,
 )
+from fedcgd.mechanisms.mechanism import bandwidth
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
 from fedcgd.optimisation.cache import cached
@@ -63,7 +68,9 @@ class Row:
     """A mechanism of the table: its name, its class, a line of help, and the number it takes, if any.
 
     Without `optimise` the number makes the mechanism: `cls(0.9)`. With it, the mechanism is found for a run:
-    `optimise(number, participation, error=…, workload=…, progress=…)`, without the number if there is none.
+    `optimise(number, participation, error=…, workload=…, progress=…)`, without the number if there is none. Where a curvature is
+    known the mechanism is found for it by `fit(number, participation, quadratic=…, progress=…)`; a number that is no count (λ, ν)
+    is what is found then, if it is left open.
     """
 
     name: str
@@ -71,6 +78,12 @@ class Row:
     help: str
     parameter: Parameter | None = None
     optimise: Callable[..., Mechanism] | None = None
+    fit: Callable[..., Mechanism] | None = None
+
+    @property
+    def finds_number(self) -> bool:
+        """Whether `fit` finds the number."""
+        return self.fit is not None and self.parameter is not None and self.parameter.type is float
 
     @property
     def spelling(self) -> str:
@@ -89,20 +102,29 @@ def _later(module: str, function: str) -> Callable[..., Mechanism]:
 
 
 _TOEPLITZ, _BANDED = "fedcgd.optimisation.toeplitz", "fedcgd.optimisation.banded"
+_FITTED, _NOISE_CURVE = "fedcgd.curvature.fitted", "fedcgd.curvature.noise_curve"
+
+
+def _both(function: str) -> tuple[Callable[..., Mechanism], Callable[..., Mechanism]]:
+    """What optimises a Toeplitz mechanism, and what fits it to a curvature: functions of one name."""
+    return _later(_TOEPLITZ, function), _later(_FITTED, function)
+
 
 TABLE: dict[str, Row] = {
     row.name: row
     for row in (
         Row("dp-sgd", DPSGD, "independent noise"),
-        Row("lambda-cgd", LambdaCGD, "cancels the part λ of the noise of the round before", LAMBDA),
+        Row("lambda-cgd", LambdaCGD, "cancels the part λ of the noise of the round before", LAMBDA,
+            fit=_later(_FITTED, "lambda_cgd")),
         Row("bisr", BISR, "the inverse square root, cut to p bands", BANDS),
-        Row("band-inv-mf", BandInvMF, "an inverse of p bands, optimised", BANDS, _later(_TOEPLITZ, "band_inv_mf")),
+        Row("band-inv-mf", BandInvMF, "an inverse of p bands, optimised", BANDS, *_both("band_inv_mf")),
         Row("bsr", BSR, "the square root, cut to p bands", BANDS),
         Row("band-mf", Dense, "p bands, every entry optimised", BANDS, _later(_BANDED, "band_mf")),
-        Row("banded-toeplitz", BandedToeplitz, "p constant bands, optimised", BANDS, _later(_TOEPLITZ, "banded_toeplitz")),
-        Row("blt", BLT, "a sum of d exponentials, optimised; keeps d buffers", BUFFERS, _later(_TOEPLITZ, "blt")),
+        Row("noise-curve", Dense, "p bands, every entry fitted to a curvature", BANDS, fit=_later(_NOISE_CURVE, "noise_curve")),
+        Row("banded-toeplitz", BandedToeplitz, "p constant bands, optimised", BANDS, *_both("banded_toeplitz")),
+        Row("blt", BLT, "a sum of d exponentials, optimised; keeps d buffers", BUFFERS, *_both("blt")),
         Row("toeplitz", SquareRootToeplitz, "the square root of the prefix sum"),
-        Row("nu-dp-ftrl", NuDPFTRL, "the square root, damped by ν", NU),
+        Row("nu-dp-ftrl", NuDPFTRL, "the square root, damped by ν", NU, fit=_later(_FITTED, "nu_dp_ftrl")),
         Row("tree", BinaryTree, "binary-tree aggregation"),
         Row("dense", Dense, "all entries optimised, for at most 2048 rounds", None, _later(_BANDED, "dense")),
         Row("diagonal", Diagonal, "independent noise that falls from round to round"),
@@ -110,24 +132,34 @@ TABLE: dict[str, Row] = {
 }  # fmt: skip
 
 _NORMALIZED = "normalized"
+_FILE = "file"
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """What a text asks for: a row of the table, the number it takes (None if that is left open), and unit columns or not."""
+    """What a text asks for: a row of the table, the number it takes (None if that is left open), and unit columns or not.
+
+    Of a mechanism that was read from a file `path` is where, and `made` what: the rest says the same about it.
+    """
 
     row: Row
     value: float | None = None
     normalized: bool = False
+    path: str | None = None
+    made: Mechanism | None = None
 
     @staticmethod
     def parse(text: str) -> "Spelling":
-        """The meaning of `NAME`, `NAME:VALUE`, `NAME:normalized` or `NAME:VALUE:normalized`. Raises ValueError for another text.
+        """The meaning of `NAME`, `NAME:VALUE`, `NAME:normalized`, `NAME:VALUE:normalized` or `file:PATH`.
+
+        Raises ValueError for another text, and for a file that holds no mechanism.
 
         >>> Spelling.parse("lambda-cgd:0.9").value
         0.9
         """
         name, *parts = text.split(":")
+        if name == _FILE:
+            return _from_file(text.partition(":")[2])
         row = row_of(name)
         normalized = parts[-1:] == [_NORMALIZED]
         values = parts[: len(parts) - normalized]
@@ -142,6 +174,8 @@ class Spelling:
             raise ValueError(f"{row.parameter.symbol} of {name} must be {what}, got {text!r}") from None
 
     def __str__(self) -> str:
+        if self.path is not None:
+            return f"{_FILE}:{self.path}"
         value = "" if self.value is None else f":{self.value}"
         return f"{self.row.name}{value}{f':{_NORMALIZED}' if self.normalized else ''}"
 
@@ -153,13 +187,21 @@ class Spelling:
     @property
     def is_open(self) -> bool:
         """Whether the mechanism takes a number that is not given."""
-        return self.row.parameter is not None and self.value is None
+        return self.made is None and self.row.parameter is not None and self.value is None
+
+
+def _from_file(path: str) -> Spelling:
+    made = read_mechanism(path)
+    plain = made.mechanism if isinstance(made, Normalized) else made
+    row = row_of(plain.name)
+    value = None if row.parameter is None else row.parameter.of(plain)
+    return Spelling(row, value, plain is not made, path, made)
 
 
 def row_of(name: str) -> Row:
     """The row of a mechanism. Raises ValueError for an unknown name."""
     if name not in TABLE:
-        raise ValueError(f"unknown mechanism {name!r}; the mechanisms are {', '.join(TABLE)}")
+        raise ValueError(f"unknown mechanism {name!r}; the mechanisms are {', '.join(TABLE)}, and {_FILE}:PATH")
     return TABLE[name]
 
 
@@ -169,10 +211,13 @@ def mechanism(
     *,
     error: Objective = "rmse",
     workload: Workload = PREFIX_SUMS,
+    curvature: Quadratic | None = None,
     progress: Progress | None = None,
 ) -> Mechanism:
     """The mechanism that is spelled, for runs of `participation`; `error` and `workload` say what an optimised one is best at.
 
+    With a `curvature` those rows that have a fit are best at its loss instead: `noise-curve:p`, which needs one; `band-inv-mf:p`,
+    `banded-toeplitz:p` and `blt:d`; `lambda-cgd` and `nu-dp-ftrl` without a number. It must come from public data.
     Optimised mechanisms are kept in the cache folder (`fedcgd.optimisation.cache`). `progress` is called every 20 iterations.
     Raises ValueError for an unknown name, for a number that is missing or impossible, and for a normalisation that would not keep
     C⁻¹Z cheap.
@@ -182,22 +227,39 @@ def mechanism(
     """
     asked = Spelling.parse(spelling) if isinstance(spelling, str) else spelling
     row, optimise = asked.row, asked.row.optimise
-    if asked.is_open:
+    if asked.made is not None:
+        bandwidth(asked.made, participation.rounds)  # refuses another number of rounds than a matrix was made for
+        return asked.made
+    fit = row.fit if curvature is not None and (asked.value is None or not row.finds_number) else None
+    if asked.is_open and not (fit and row.finds_number):
         assert row.parameter is not None
         raise ValueError(f"{row.name} needs {row.parameter.symbol}, {row.parameter.meaning}: write {row.spelling}")
+    if row.fit and not fit and not optimise and not row.finds_number:
+        raise ValueError(
+            f"{row.name} is fitted to a curvature, and none is given: give a spectrum and a learning rate (--curvature and "
+            "--learning-rate), or file:PATH of one that was fitted"
+        )
     values = [] if asked.value is None else [asked.value]
-    if optimise is None:
-        found: Mechanism = row.cls(*values)
+    request: dict[str, Any] = {
+        "name": row.name,
+        "parameter": asked.value,
+        "participation": (participation.rounds, participation.min_separation, participation.participations),
+    }
+    if fit and curvature is not None:
+        if error != "rmse" or workload != PREFIX_SUMS:
+            raise ValueError(
+                f"{row.name} is fitted to the loss on a quadratic, of descent without momentum: leave the error (got {error}) "
+                "and the workload out"
+            )
+        request["spectrum"], request["learning_rate"] = curvature.spectrum.digest, curvature.learning_rate
+        make: Callable[[], Mechanism] = partial(fit, *values, participation, quadratic=curvature, progress=progress)
+    elif optimise:
+        request["error"], request["workload"] = error, asdict(workload)
+        make = partial(optimise, *values, participation, error=error, workload=workload, progress=progress)
     else:
-        request = {
-            "name": row.name,
-            "parameter": asked.value,
-            "participation": (participation.rounds, participation.min_separation, participation.participations),
-            "error": error,
-            "workload": asdict(workload),
-        }
-        options = {"error": error, "workload": workload, "progress": progress}
-        found = from_description(cached(request, lambda: describe(optimise(*values, participation, **options))))
+        made: Mechanism = row.cls(*values)
+        return _normalized(made) if asked.normalized else made
+    found = from_description(cached(request, lambda: describe(make())))
     return _normalized(found) if asked.normalized else found
 
 
@@ -237,6 +299,28 @@ def from_description(description: dict[str, Any]) -> Mechanism:
     else:
         mechanism = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in numbers.items()})
     return _normalized(mechanism) if normalize else mechanism
+
+
+def write_mechanism(mechanism: Mechanism, path: Path | str) -> None:
+    """Write what `describe` says of `mechanism` as JSON, so that it is spelled `file:PATH`."""
+    Path(path).write_text(json.dumps(describe(mechanism)) + "\n", encoding="utf-8")
+
+
+def read_mechanism(path: Path | str) -> Mechanism:
+    """The mechanism that `write_mechanism` wrote. Raises ValueError, which names the file, if there is none in it.
+
+    A file is trusted to be what was wanted, not to be private: its noise is calibrated like that of any other mechanism.
+    """
+    try:
+        return from_description(json.loads(Path(path).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ValueError(
+            f"{_FILE}:{path} cannot be read: {error.strerror}; write {_FILE}: and the path of a file"
+        ) from error
+    except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+        raise ValueError(
+            f"{path} describes no mechanism ({error!r}); `write_mechanism` and `fedcgd curve` write such files"
+        ) from error
 
 
 def _normalized(mechanism: Mechanism) -> Normalized:

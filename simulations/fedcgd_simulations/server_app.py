@@ -1,5 +1,6 @@
 """The server: DP-λCGD, or any other mechanism, around federated averaging; writes its figures when it is done."""
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     A run that does not release every planned round raises, and leaves ….failed.json in place of the results.
     """
     settings = Settings.read(context.run_config)  # refuses what it does not understand, before any work
-    name = f"{settings.task}-{settings.mechanism.replace(':', '-')}-{context.run_id}"
+    name = f"{settings.task}-{re.sub('[:/]+', '-', settings.mechanism)}-{context.run_id}"
     path = Path(settings.results or f"results/{name}.json").resolve()
     failed = path.with_suffix(".failed.json")
     for old in (path, failed):  # what is there when this run ends is this run's
@@ -54,6 +55,19 @@ def main(grid: Grid, context: Context) -> None:
     print(f"Results: {path}\nPlot: {plot}", flush=True)
 
 
+def strategy_of(settings: Settings, plan: Plan, users: int) -> CorrelatedNoise:
+    """The strategy that carries out `plan` over `users` users."""
+    return CorrelatedNoise(
+        FedAvgM(min_train_nodes=1, min_available_nodes=1, server_learning_rate=settings.learning_rate),
+        plan,
+        cohort_size=settings.cohort,
+        key=settings.key(),
+        ledger=settings.ledger(),
+        expected_users=users,
+        trusted_nodes=settings.trusted_nodes,
+    )
+
+
 def train(settings: Settings, grid: Grid) -> dict[str, Any]:
     """The figures of a run, all of whose rounds are released. Raises IncompleteRunError otherwise."""
     task = get_task(settings.task, model=settings.model or None, data_dir=settings.data_dir)
@@ -68,15 +82,7 @@ def train(settings: Settings, grid: Grid) -> dict[str, Any]:
         delta=settings.delta,
     )
     model = task.model(settings.seed)
-    strategy = CorrelatedNoise(
-        FedAvgM(min_train_nodes=1, min_available_nodes=1, server_learning_rate=settings.learning_rate),
-        plan,
-        cohort_size=settings.cohort,
-        key=settings.key(),
-        ledger=settings.ledger(),
-        expected_users=users,
-        trusted_nodes=settings.trusted_nodes,
-    )
+    strategy = strategy_of(settings, plan, users)
 
     def evaluate_released(release: int, arrays: ArrayRecord) -> MetricRecord:
         load_arrays(model, arrays)

@@ -1,0 +1,32 @@
+"""The problem that errors are measured on: gradient descent on a quadratic whose spectrum is known."""
+
+import math
+from dataclasses import dataclass
+
+from fedcgd.curvature.spectrum import Spectrum
+from fedcgd.mechanisms.mechanism import Vector
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """½(w − d)ᵀH(w − d) for an H with this `spectrum`, descended with a constant learning rate η.
+
+    Raises ValueError for a learning rate that is not in (0, 2/‖H‖₂), with which descent without any noise diverges.
+    """
+
+    spectrum: Spectrum
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        rate, largest = self.learning_rate, self.spectrum.largest
+        limit = 2 / largest if largest > 0 else math.inf
+        if not 0 < rate < limit or not math.isfinite(rate):
+            raise ValueError(
+                f"learning_rate must be positive and below 2/μ = {limit:.6g} for the largest eigenvalue μ = {largest:.6g}, got "
+                f"{rate}: beyond, gradient descent diverges without any noise"
+            )
+
+    def contractions(self) -> tuple[Vector, Vector, Vector]:
+        """(a, μ, counts) of the directions that are not flat, a = 1 − ημ in (−1, 1)."""
+        values, counts = self.spectrum.arrays()
+        return 1 - self.learning_rate * values, values, counts

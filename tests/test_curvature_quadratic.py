@@ -1,0 +1,136 @@
+"""The loss that noise adds on a quadratic, against dense matrices and descent on unit vectors."""
+
+import numpy as np
+import oracles_curvature as oracle
+import pytest
+
+from fedcgd.curvature import Spectrum
+from fedcgd.curvature.loss import final_loss, gradient_norm, losses
+from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.mechanisms import (
+    BISR,
+    BLT,
+    BSR,
+    DPSGD,
+    BandedToeplitz,
+    BandInvMF,
+    BinaryTree,
+    Dense,
+    LambdaCGD,
+    Normalized,
+    NuDPFTRL,
+    SquareRootToeplitz,
+    inverse_matrix,
+    matrix,
+)
+from fedcgd.mechanisms.adjoint import transposed_inverse
+from fedcgd.mechanisms.dense import Diagonal
+
+N = 45
+EIGENVALUES = [1.9, 1.0, 1.0, 0.3, 0.05, 0.0]
+RATE = 0.8
+
+
+def random_band(n: int, p: int) -> Dense:
+    band = np.random.default_rng(5).uniform(-0.4, 0.5, size=(n, p))
+    band[:, 0] = np.random.default_rng(6).uniform(0.6, 1.4, size=n)
+    band[np.add.outer(np.arange(n), np.arange(p)) >= n] = 0
+    return Dense("band-mf", band)
+
+
+MECHANISMS = [
+    DPSGD(),
+    LambdaCGD(0.7),
+    BISR(4),
+    BISR(40),
+    BSR(4),
+    BSR(40),
+    BandedToeplitz((1.0, 0.6, 0.4)),
+    BandInvMF((1.0, -0.6, 0.1)),
+    BLT((0.3, 0.2), (0.9, 0.4)),
+    SquareRootToeplitz(),
+    NuDPFTRL(0.05),
+    BinaryTree(),
+    Diagonal(),
+    random_band(N, 4),
+    random_band(N, N),
+    Normalized(LambdaCGD(0.7)),
+    Normalized(BISR(4)),
+    Normalized(BSR(40)),
+    Normalized(BLT((0.3, 0.2), (0.9, 0.4))),
+    Normalized(SquareRootToeplitz()),
+]
+
+
+def name(mechanism) -> str:
+    return f"{type(mechanism).__name__}-{mechanism.name}"
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=name)
+def test_products_with_the_transposed_inverse(mechanism) -> None:
+    v = np.random.default_rng(7).normal(size=(N, 3))
+    np.testing.assert_allclose(
+        transposed_inverse(mechanism, N, v), inverse_matrix(mechanism, N).T @ v, atol=1e-12, rtol=1e-10
+    )
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=name)
+def test_losses_are_those_of_descent_on_unit_vectors(mechanism) -> None:
+    quadratic = Quadratic(Spectrum.of(EIGENVALUES), RATE)
+    c = matrix(mechanism, N)
+    last = final_loss(mechanism, N, quadratic, stddev=1.5)
+    assert last == pytest.approx(1.5**2 * oracle.loss(c, EIGENVALUES, RATE), rel=1e-10)
+    assert last == pytest.approx(1.5**2 * oracle.trace_formula(c, EIGENVALUES, RATE), rel=1e-8)
+    every = losses(mechanism, N, quadratic)
+    assert every[-1] == pytest.approx(last / 1.5**2, rel=1e-10)
+    for rounds in (1, 2, 20):
+        assert every[rounds - 1] == pytest.approx(oracle.loss(c, EIGENVALUES, RATE, rounds), rel=1e-10)
+    assert gradient_norm(mechanism, N, quadratic, stddev=1.5) == pytest.approx(
+        1.5**2 * oracle.mean_gradient_norm(c, EIGENVALUES, RATE), rel=1e-10
+    )
+
+
+def test_the_second_criterion_is_not_the_one_that_is_printed() -> None:
+    """T = 30, μ = (1, 0.3, 0.05), η = 0.5, λ = 0.7: 40 000 runs of the training loop gave 0.2890 ± 0.0011."""
+    n, eigenvalues, rate = 30, np.array([1.0, 0.3, 0.05]), 0.5
+    mechanism = LambdaCGD(0.7)
+    found = gradient_norm(mechanism, n, Quadratic(Spectrum.of(eigenvalues), rate))
+    assert found == pytest.approx(0.2879, abs=5e-5)
+    c = matrix(mechanism, n)
+    last = np.maximum.outer(np.arange(n), np.arange(n))
+    v = (1 - rate * eigenvalues)[:, None] ** (n - 1 - np.arange(n))
+    printed = (n - last) / n * (v.T @ np.diag(eigenvalues**2) @ v)
+    assert rate**2 * np.trace(np.linalg.inv(c.T @ c) @ printed) == pytest.approx(0.0152, abs=5e-5)
+    # The closed form of the docstring.
+    a = 1 - rate * eigenvalues
+    lag = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    right = sum(mu**2 * x**lag * (1 - x ** (2 * (n - last))) / (1 - x**2) for mu, x in zip(eigenvalues, a, strict=True))
+    assert rate**2 * np.trace(np.linalg.inv(c.T @ c) @ right) / n == pytest.approx(found, rel=1e-12)
+
+
+def test_counts_are_directions() -> None:
+    mechanism = BISR(3)
+    together = Quadratic(Spectrum((1.0, 0.2), (2.0, 5.0)), 0.5)
+    apart = [Quadratic(Spectrum.of([mu]), 0.5) for mu in [1.0] * 2 + [0.2] * 5]
+    assert final_loss(mechanism, N, together) == pytest.approx(sum(final_loss(mechanism, N, one) for one in apart))
+    assert gradient_norm(mechanism, N, together) == pytest.approx(
+        sum(gradient_norm(mechanism, N, one) for one in apart)
+    )
+
+
+def test_many_eigenvalues_are_taken_a_few_at_a_time() -> None:
+    values = np.geomspace(1e-5, 1, 3000)
+    quadratic = Quadratic(Spectrum.of(values), 1.0)
+    n = 700  # 3000 · 700 entries are more than one chunk
+    a = 1 - values
+    inverse = np.eye(n) - 0.5 * np.eye(n, k=-1)
+    left = (a[:, None] ** np.arange(n - 1, -1, -1)) @ inverse
+    expected = 0.5 * float(values @ (left**2).sum(axis=1))
+    assert final_loss(LambdaCGD(0.5), n, quadratic) == pytest.approx(expected, rel=1e-10)
+    assert losses(LambdaCGD(0.5), n, quadratic)[-1] == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.0, 1.5, float("nan"), float("inf")])
+def test_a_learning_rate_that_diverges_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="below 2/μ = 1 "):
+        Quadratic(Spectrum.of([2.0, 0.1]), rate)

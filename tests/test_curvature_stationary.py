@@ -1,0 +1,167 @@
+"""The stationary loss: closed forms of one dimension, sums over a circle, long runs, and the bounds in d and d_eff."""
+
+import math
+
+import numpy as np
+import oracles_curvature as oracle
+import pytest
+from scipy.special import ellipk
+
+from fedcgd.curvature import Spectrum
+from fedcgd.curvature.loss import final_loss
+from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.curvature.stationary import (
+    best_lambda,
+    best_nu,
+    bounds,
+    optimal_coefficients,
+    optimal_error,
+    stationary_error,
+    stationary_loss,
+    stationary_sensitivity,
+)
+from fedcgd.mechanisms import (
+    BISR,
+    BLT,
+    BSR,
+    DPSGD,
+    BandedToeplitz,
+    BandInvMF,
+    BinaryTree,
+    LambdaCGD,
+    Normalized,
+    NuDPFTRL,
+    SquareRootToeplitz,
+)
+
+WIDE = [1.0, 0.4, 0.1, 0.1, 0.02]
+RATE = 0.5
+SERIES = [
+    DPSGD(),
+    LambdaCGD(0.7),
+    NuDPFTRL(0.05),
+    BISR(4),
+    BSR(6),
+    BSR(40),
+    BandedToeplitz((1.0, 0.6, 0.4)),
+    BandInvMF((1.0, -0.6, 0.1)),
+    BLT((0.3, 0.2), (0.9, 0.4)),
+]
+
+
+def mean_estimation(rate: float) -> Quadratic:
+    """One dimension, H = 1; its error is E[δ²], twice the loss."""
+    return Quadratic(Spectrum.of([1.0]), rate)
+
+
+def test_one_dimension_in_closed_form() -> None:
+    """η²/(1 − a²) for DP-SGD, η²/√(1 − a²) for the best λ, η²(2K(a²)/π)² for the best noise, times 1/2ρ."""
+    eta, a = 0.1, 0.9
+    one = mean_estimation(eta)
+    assert 2 * stationary_error(DPSGD(), one) == pytest.approx(0.05263, abs=5e-6)
+    assert 2 * stationary_error(best_lambda(one), one) == pytest.approx(0.02294, abs=5e-6)
+    assert 2 * optimal_error(one) == pytest.approx(0.02108, abs=5e-6)
+    assert best_lambda(one).lam == pytest.approx((1 - math.sqrt(1 - a**2)) / a, rel=1e-12)
+    # ν = η attains the optimum.
+    assert stationary_error(NuDPFTRL(eta), one) == pytest.approx(optimal_error(one), rel=1e-9)
+    assert best_nu(one).nu == pytest.approx(eta, rel=0.01)
+
+
+@pytest.mark.parametrize("eta", [1e-6, 1e-3, 0.5, 1.0, 1.7])
+def test_one_dimension_at_any_learning_rate(eta: float) -> None:
+    one, a = mean_estimation(eta), 1 - eta
+    gap = eta * (2 - eta)  # 1 − a²
+    assert 2 * stationary_error(DPSGD(), one) == pytest.approx(eta**2 / gap, rel=1e-9)
+    assert 2 * optimal_error(one) == pytest.approx(eta**2 * (2 / math.pi * ellipk(a**2)) ** 2, rel=1e-7)
+    expected = eta**2 / (math.sqrt(gap) if a > 0 else gap)
+    assert 2 * stationary_error(best_lambda(one), one) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("mechanism", SERIES, ids=lambda m: f"{type(m).__name__}-{m.name}")
+def test_the_integrals_are_sums_over_a_circle(mechanism) -> None:
+    quadratic = Quadratic(Spectrum.of(WIDE), RATE)
+    loss, square = oracle.stationary(mechanism.inverse_coefficients(400), WIDE, RATE, points=4000)
+    # 400 coefficients of the inverse leave out less than 1e-4 of it.
+    assert stationary_loss(mechanism, quadratic) == pytest.approx(loss, rel=1e-4)
+    assert stationary_sensitivity(mechanism) ** 2 == pytest.approx(square, rel=1e-4)
+    assert stationary_error(mechanism, quadratic) == pytest.approx(loss * square, rel=2e-4)
+
+
+@pytest.mark.parametrize("mechanism", SERIES, ids=lambda m: f"{type(m).__name__}-{m.name}")
+def test_long_runs_become_stationary(mechanism) -> None:
+    """The loss after n rounds tends to the stationary one, the faster the larger the least η·μ = 0.01 is."""
+    quadratic = Quadratic(Spectrum.of(WIDE), RATE)
+    limit = stationary_loss(mechanism, quadratic, stddev=2.0)
+    gaps = [abs(final_loss(mechanism, n, quadratic, stddev=2.0) / limit - 1) for n in (30, 300, 3000)]
+    assert gaps[2] < 1e-9
+    assert gaps[1] < gaps[0]
+    norm = np.linalg.norm(mechanism.coefficients(3000))
+    assert norm == pytest.approx(stationary_sensitivity(mechanism), rel=1e-9)
+
+
+def test_the_optimum_is_attained_by_its_coefficients_and_by_nothing_less() -> None:
+    quadratic = Quadratic(Spectrum.of(WIDE), RATE)
+    beta = optimal_coefficients(quadratic, 2000)
+    loss, square = oracle.stationary(np.concatenate([[1.0], -beta[:1000]]), WIDE, RATE, points=4000)
+    best = optimal_error(quadratic)
+    assert loss * square == pytest.approx(best, rel=1e-3)
+    for mechanism in [*SERIES, best_lambda(quadratic), best_nu(quadratic)]:
+        assert stationary_error(mechanism, quadratic) > best * (1 + 1e-3)
+    assert np.all(beta > 0)
+
+
+def test_the_optimal_coefficients_of_one_dimension_are_those_of_a_square_root() -> None:
+    """(1 − a·x)^(1/2), from binomials; and t^(−3/2)·a^t/(2√π) for large t."""
+    beta = optimal_coefficients(mean_estimation(0.1), 50)
+    exact = [-math.prod((0.5 - i) / (i + 1) for i in range(t)) * (-0.9) ** t for t in range(1, 51)]
+    np.testing.assert_allclose(beta, exact, rtol=1e-9)
+    assert beta[-1] == pytest.approx(50**-1.5 * 0.9**50 / (2 * math.sqrt(math.pi)), rel=0.02)
+
+
+@pytest.mark.parametrize("values", [[1.0], WIDE, np.geomspace(1e-4, 1, 300), [1.0] + [1e-3] * 1000])
+@pytest.mark.parametrize("rate", [0.02, 0.5, 1.0])
+def test_bounds_hold_what_they_bound(values, rate: float) -> None:
+    quadratic = Quadratic(Spectrum.of(values), rate)
+    found = bounds(quadratic)
+    low, high = found.independent
+    assert low <= stationary_error(DPSGD(), quadratic) <= high * (1 + 1e-9)
+    assert found.any_noise <= optimal_error(quadratic)
+    assert stationary_error(NuDPFTRL(min(found.nu, 0.999)), quadratic) <= found.damped * (1 + 1e-9)
+    assert found.any_noise == pytest.approx(rate**2 * quadratic.spectrum.effective_dimension / 2)  # ‖H‖ = 1
+
+
+def test_best_lambda_and_best_nu_are_minima_and_geometric_means() -> None:
+    quadratic = Quadratic(Spectrum((1.0, 1e-3), (1.0, 1000.0)), 0.01)
+    best = stationary_error(best_lambda(quadratic), quadratic)
+    for lam in np.linspace(0, 0.999, 200):
+        assert stationary_error(LambdaCGD(lam), quadratic) >= best * (1 - 1e-12)
+    d, trace = quadratic.spectrum.dimension, quadratic.spectrum.trace
+    assert best == pytest.approx(0.01**1.5 / 2 * math.sqrt(d * trace / 2), rel=0.01)
+    least = stationary_error(best_nu(quadratic), quadratic)
+    for nu in np.geomspace(1e-8, 0.9, 60):
+        assert stationary_error(NuDPFTRL(nu), quadratic) >= least * (1 - 1e-5)
+
+
+def test_undamped_cancelling_has_no_end() -> None:
+    """Anti-PGD is λ → 1: the loss stays, the sensitivity grows without bound. So it is for the undamped square root."""
+    one = mean_estimation(0.1)
+    errors = [stationary_error(LambdaCGD(1 - 10.0**-digits), one) for digits in (2, 4, 6)]
+    assert errors[1] == pytest.approx(100 * errors[0], rel=0.1)
+    assert errors[2] == pytest.approx(100 * errors[1], rel=0.01)
+    assert stationary_error(SquareRootToeplitz(), one) == math.inf
+    assert stationary_error(NuDPFTRL(0.0), one) == math.inf
+
+
+@pytest.mark.parametrize("mechanism", [BinaryTree(), Normalized(LambdaCGD(0.5))])
+def test_what_is_made_for_some_rounds_has_no_stationary_loss(mechanism) -> None:
+    with pytest.raises(ValueError, match="no stationary noise"):
+        stationary_loss(mechanism, mean_estimation(0.1))
+
+
+def test_what_cannot_be_answered_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing is lost on a plane"):
+        optimal_error(Quadratic(Spectrum.of([0.0]), 0.1))
+    with pytest.raises(ValueError, match=r"at most 1, got 1\.5; learning rates up to 1 "):
+        bounds(mean_estimation(1.5))
+    with pytest.raises(ValueError, match="must be at least"):
+        optimal_coefficients(Quadratic(Spectrum.of([1.0, 1e-9]), 0.1), 10)

@@ -1,0 +1,132 @@
+"""A mechanism in a file: the same one in every place that takes a mechanism, and nothing else passes for one."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, FakeNode
+from flwr.app import Context, RecordDict
+from test_server_app import DEFAULTS
+from typer.testing import CliRunner
+
+from fedcgd.cli import app as command_line
+from fedcgd.ledger import verify
+from fedcgd.mechanisms import BISR, BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized
+from fedcgd.optimisation import catalogue
+from fedcgd.optimisation.catalogue import Spelling, describe, read_mechanism, write_mechanism
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_experiments.experiment import Setup, calibrate_setup
+from fedcgd_simulations import server_app
+from fedcgd_simulations.client_app import app as client_app
+
+RUN = Participation(rounds=6, min_separation=3)
+BAND = np.array([[1.0, 0.5], [0.9, 0.1], [0.8, -0.2], [1.0, 0.3], [1.0, 0.4], [1.0, 0.0]])
+MADE = [
+    Dense("band-mf", BAND),
+    BandInvMF((1.0, -0.7, -0.1)),
+    BLT((0.3, 0.1), (0.95, 0.6)),
+    Normalized(BISR(2)),
+    LambdaCGD(1 / 3),
+]
+
+
+@pytest.mark.parametrize("mechanism", MADE, ids=lambda m: m.name)
+def test_what_is_written_is_read_and_spelled(mechanism: Mechanism, tmp_path: Path) -> None:
+    path = tmp_path / "noise:1.json"
+    write_mechanism(mechanism, path)
+    assert read_mechanism(path) == mechanism
+    spelling = Spelling.parse(f"file:{path}")
+    assert str(spelling) == f"file:{path}"
+    assert (spelling.row.name, spelling.normalized, spelling.is_open) == (
+        mechanism.name, isinstance(mechanism, Normalized), False,
+    )  # fmt: skip
+    assert catalogue.mechanism(spelling, RUN) == mechanism
+    budget = {"clip_norm": 1.0, "epsilon": 2.0, "delta": 1e-5}
+    assert Plan.calibrated(f"file:{path}", RUN, **budget) == Plan.calibrated(mechanism, RUN, **budget)
+
+
+def test_bands_of_a_file_make_the_groups_of_cyclic_poisson(tmp_path: Path) -> None:
+    write_mechanism(Dense("band-mf", BAND), tmp_path / "bands.json")
+    setup = Setup(
+        mechanism=f"file:{tmp_path / 'bands.json'}",
+        sampling="cyclic-poisson", epsilon=2.0, delta=1e-5, steps=3, epochs=2,
+    )  # fmt: skip
+    assert setup.participation() == Participation(
+        rounds=6, min_separation=2, sampling="cyclic-poisson", sampling_rate=2 / 3
+    )
+
+
+def test_results_of_a_sweep_can_be_read_where_the_file_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "lambda-cgd.json"
+    write_mechanism(LambdaCGD(0.5), path)
+    setup = Setup(mechanism=f"file:{path}", epsilon=2.0, delta=1e-5, steps=3, epochs=2)
+    record = calibrate_setup(setup)
+    path.unlink()
+    again = Setup(**record["setup"])
+    assert (again.name, again.family, again.lam) == (f"file:{path}", f"file:{path}", 0.0)
+    assert record["mechanism"] == describe(LambdaCGD(0.5))
+    with pytest.raises(ValueError, match=r"lambda-cgd.json cannot be read: No such file"):
+        calibrate_setup(again)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "3",
+        "{}",
+        '{"name": "unknown"}',
+        '{"name": ["lambda-cgd"]}',
+        '{"name": "lambda-cgd"}',
+        '{"name": "lambda-cgd", "lam": 1.5}',
+        '{"name": "lambda-cgd", "lam": "0.5"}',
+        '{"name": "lambda-cgd", "lam": 0.5, "nu": 1}',
+        '{"name": "band-mf", "shape": [1, 1], "band": "AAAA"}',
+        json.dumps(describe(Dense("band-mf", BAND)) | {"shape": [5, 2]}),
+        "\udcff",
+    ],
+)
+def test_anything_else_in_a_file_is_refused_by_its_name(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.json"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=r"odd.json describes no mechanism .* write such files"):
+        Spelling.parse(f"file:{path}")
+
+
+def test_a_matrix_is_for_its_own_number_of_rounds(tmp_path: Path) -> None:
+    write_mechanism(Dense("band-mf", BAND), tmp_path / "six.json")
+    with pytest.raises(ValueError, match="is for 6 rounds, not 7"):
+        catalogue.mechanism(f"file:{tmp_path / 'six.json'}", Participation(rounds=7, min_separation=3))
+
+
+def test_the_command_line_takes_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "third.json"
+    write_mechanism(LambdaCGD(1 / 3), path)
+    options = ["--rounds", "30", "--separation", "10", "--epsilon", "2", "--delta", "1e-5", "--json"]
+    found, spelled = (
+        CliRunner().invoke(command_line, ["calibrate", "--mechanism", text, *options])
+        for text in (f"file:{path}", f"lambda-cgd:{1 / 3}")
+    )
+    assert found.exit_code == 0
+    assert found.stdout == spelled.stdout
+    missing = CliRunner().invoke(command_line, ["calibrate", "--mechanism", f"file:{tmp_path}", *options])
+    assert missing.exit_code == 2
+    assert "cannot be read: Is a directory" in missing.stderr.replace("\n", " ")
+
+
+def test_a_flower_run_takes_a_file_and_its_ledger_keeps_what_it_said(tmp_path: Path) -> None:
+    path = tmp_path / "curve.json"
+    write_mechanism(BandInvMF((1.0, -0.6)), path)
+    changes = {"rounds": 2, "mechanism": f"file:{path}", "ledger": str(tmp_path / "run.db")}
+    config = DEFAULTS | changes | {"results": str(tmp_path / "run.json")}
+    hosts = {i + 1: FakeNode(client_app, {"partition-id": i, "num-partitions": 2}) for i in range(2)}
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
+    server_app.main(FakeGrid(hosts, config), context)
+    path.unlink()
+    assert verify(tmp_path / "run.db").problems == ()
+    described = json.loads((tmp_path / "run.json").read_text())["mechanism"]
+    assert catalogue.from_description(described) == BandInvMF((1.0, -0.6))
+    assert str(path).encode() not in (tmp_path / "run.db").read_bytes()
