@@ -39,7 +39,7 @@ LARGEST_SIGMA = 1e100  # beyond it amplification is left out: squares would over
 Draw = Callable[[int, Seed], Sample]  # (count, seed)
 
 _PILOT = 4096  # draws of one step of the search
-_FEWEST, _MOST = 2**16, 2**21  # draws of a confirmation; the last step of the search takes half
+_FEWEST, _MOST = 2**16, 2**21  # draws of a confirmation; the last step of the search takes a quarter
 _WORK = 1.5e8  # numbers drawn at most in one confirmation, where the matrix product is cheap
 _PRECISION = 0.1  # of δ, that more draws should not be spent on; about 0.5 % of σ
 _TRIES = 8
