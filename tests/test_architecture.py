@@ -16,7 +16,7 @@ PACKAGES = {
 # Each module may import from its own row and from the rows above it.
 LAYERS: list[set[str]] = [
     {"fedcgd.clipping", "fedcgd.parameters", "fedcgd.participation", "fedcgd.noise", "fedcgd.keys"},
-    {"fedcgd.gradients", "fedcgd.mechanisms", "fedcgd.noise.quantisation"},
+    {"fedcgd.gradients", "fedcgd.mechanisms", "fedcgd.noise.quantisation", "fedcgd.noise.tensors"},
     {"fedcgd.optimisation", "fedcgd.curvature"},
     {"fedcgd.accounting"},
     {"fedcgd.plan"},

@@ -99,7 +99,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
         moving = [p for p in inner.parameters() if p.requires_grad]
-        made_noise = RoundNoise(plan, self._key, sum(p.numel() for p in moving), moving[0].device, noise)
+        made_noise = RoundNoise(plan, self._key, sum(p.numel() for p in moving), noise)
         wrapped = self._wrapped(module, grad_sample_mode, batch_first, loss_reduction, wrap_model)
         loss = None
         if grad_sample_mode == "ghost":
