@@ -142,14 +142,17 @@ def _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES: tl.constexpr, 
 
 
 @triton.jit
-def _put(total, noise, word, width, tile, start, stop, ROUND: tl.constexpr, i: tl.constexpr):
+def _add(total, noise, word, width, tile, start, stop, i: tl.constexpr):
     at, there = _at(tile, start, stop, i)
-    if ROUND:
-        steps = noise + word.to(tl.float64) * width
-        steps = (steps + _ROUNDING) - _ROUNDING
-        tl.store(total + at, tl.load(total + at, mask=there, other=0.0) + steps, mask=there)
-    else:
-        tl.store(total + at, noise.to(tl.float32), mask=there)
+    steps = noise + word.to(tl.float64) * width
+    steps = (steps + _ROUNDING) - _ROUNDING
+    tl.store(total + at, tl.load(total + at, mask=there, other=0.0) + steps, mask=there)
+
+
+@triton.jit
+def _set(out, noise, tile, start, stop, i: tl.constexpr):
+    at, there = _at(tile, start, stop, i)
+    tl.store(out + at, noise.to(tl.float32), mask=there)
 
 
 @triton.jit
@@ -176,20 +179,34 @@ def _noise(total, values, keys, numbers, terms, first_tile, start, stop, HAS_VAL
         n0, n1, n2, n3, n4, n5 = n0 + z0, n1 + z1, n2 + z2, n3 + z3, n4 + z4, n5 + z5
         z0, z1, z2, z3, z4, z5 = _group(w8, w9, w10, w11, w12, w13, w14, w15, weight)
         n6, n7, n8, n9, n10, n11 = n6 + z0, n7 + z1, n8 + z2, n9 + z3, n10 + z4, n11 + z5
-    width = tl.load(numbers + terms)
-    w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, _, _, _, _ = _blocks(keys + 8 * terms, tile)
-    _put(total, n0, w0, width, tile, start, stop, ROUND, 0)
-    _put(total, n1, w1, width, tile, start, stop, ROUND, 1)
-    _put(total, n2, w2, width, tile, start, stop, ROUND, 2)
-    _put(total, n3, w3, width, tile, start, stop, ROUND, 3)
-    _put(total, n4, w4, width, tile, start, stop, ROUND, 4)
-    _put(total, n5, w5, width, tile, start, stop, ROUND, 5)
-    _put(total, n6, w6, width, tile, start, stop, ROUND, 6)
-    _put(total, n7, w7, width, tile, start, stop, ROUND, 7)
-    _put(total, n8, w8, width, tile, start, stop, ROUND, 8)
-    _put(total, n9, w9, width, tile, start, stop, ROUND, 9)
-    _put(total, n10, w10, width, tile, start, stop, ROUND, 10)
-    _put(total, n11, w11, width, tile, start, stop, ROUND, 11)
+    if ROUND:
+        width = tl.load(numbers + terms)
+        w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, _, _, _, _ = _blocks(keys + 8 * terms, tile)
+        _add(total, n0, w0, width, tile, start, stop, 0)
+        _add(total, n1, w1, width, tile, start, stop, 1)
+        _add(total, n2, w2, width, tile, start, stop, 2)
+        _add(total, n3, w3, width, tile, start, stop, 3)
+        _add(total, n4, w4, width, tile, start, stop, 4)
+        _add(total, n5, w5, width, tile, start, stop, 5)
+        _add(total, n6, w6, width, tile, start, stop, 6)
+        _add(total, n7, w7, width, tile, start, stop, 7)
+        _add(total, n8, w8, width, tile, start, stop, 8)
+        _add(total, n9, w9, width, tile, start, stop, 9)
+        _add(total, n10, w10, width, tile, start, stop, 10)
+        _add(total, n11, w11, width, tile, start, stop, 11)
+    else:
+        _set(total, n0, tile, start, stop, 0)
+        _set(total, n1, tile, start, stop, 1)
+        _set(total, n2, tile, start, stop, 2)
+        _set(total, n3, tile, start, stop, 3)
+        _set(total, n4, tile, start, stop, 4)
+        _set(total, n5, tile, start, stop, 5)
+        _set(total, n6, tile, start, stop, 6)
+        _set(total, n7, tile, start, stop, 7)
+        _set(total, n8, tile, start, stop, 8)
+        _set(total, n9, tile, start, stop, 9)
+        _set(total, n10, tile, start, stop, 10)
+        _set(total, n11, tile, start, stop, 11)
 
 
 def add_to_grid(total: Tensor, start: int, keys: Any, weights: Any, smoothing: Any, width: float) -> None:
@@ -204,7 +221,7 @@ def add_values_to_grid(total: Tensor, start: int, values: Tensor, scale: float, 
 
 def fill_normals(out: Tensor, start: int, key: Any) -> None:
     """out = Z, float32."""
-    _launch(out, out, start, [key, key], [1.0, 0.0, 0.0], HAS_VALUES=False, ROUND=False)
+    _launch(out, out, start, [key, key], [1.0, 0.0, 0.0], HAS_VALUES=False, ROUND=False)  # the second is not used
 
 
 def _launch(out: Tensor, values: Tensor, start: int, keys: list[Any], numbers: list[float], **constants: bool) -> None:
