@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcgd.accounting import Accountant, Guarantee, accountant, calibrate
-from fedcgd.accounting.guarantee import check_delta
+from fedcgd.accounting.guarantee import check_delta, check_noise_multiplier
 from fedcgd.accounting.selection import select_mechanism
+from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import Mechanism
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
@@ -15,7 +16,8 @@ from fedcgd.participation import Participation
 class Plan:
     """A whole run: n releases x̂_t = x_t + ζσ·(C⁻¹Z)_t of sums of updates clipped to ζ = `clip_norm`, at failure probability δ.
 
-    `noise_multiplier` is σ. Make one with `calibrated` (σ from a budget), or give σ and read ε from `guarantee`.
+    `noise_multiplier` is σ. Make one with `calibrated` (σ from a budget), or give σ and read ε from `guarantee`. Given as 0 it is
+    a plan for debugging, `noiseless`: updates are clipped and summed, no noise is added, ε = ∞, and every record says so.
     """
 
     mechanism: Mechanism
@@ -31,21 +33,31 @@ class Plan:
             raise ValueError(
                 f"clip_norm must be between 1e-20 and 1e20, got {self.clip_norm}: beyond, float32 cannot hold the updates"
             )
-        if not 0 < self.noise_multiplier < float("inf"):
-            raise ValueError(
-                f"noise_multiplier must be positive and finite, got {self.noise_multiplier}; without noise there is no privacy"
-            )
         check_delta(self.delta)
+        if self.noiseless:
+            return
+        check_noise_multiplier(self.noise_multiplier)
+        if not self.stddev:  # the product can vanish where its factors do not
+            raise ValueError(
+                f"clip_norm · noise_multiplier must not vanish, got {self.clip_norm} · {self.noise_multiplier}; take a smaller ε"
+            )
 
     @staticmethod
     def calibrated(
-        mechanism: Mechanism | str, participation: Participation, *, clip_norm: float, epsilon: float, delta: float
+        mechanism: Mechanism | str,
+        participation: Participation,
+        *,
+        clip_norm: float,
+        epsilon: float,
+        delta: float,
+        curvature: Quadratic | None = None,
     ) -> "Plan":
         """The plan with the smallest σ that keeps the whole run within (ε, δ) if one user is added or removed.
 
         `mechanism` is a value, or a text as on the command line: "lambda-cgd:0.9", "bisr:16", or "lambda-cgd" alone, which
-        chooses λ for this participation and budget (`fedcgd.accounting.selection.select_mechanism`). Raises ValueError if no σ
-        keeps the budget, or the text names no mechanism.
+        chooses λ for this participation and budget (`fedcgd.accounting.selection.select_mechanism`). With a `curvature`, which
+        must come from public data, what is spelled is fitted to it: "noise-curve:8", "blt:2", "lambda-cgd". Raises ValueError if
+        no σ keeps the budget, or the text names no mechanism.
 
         >>> participation = Participation(rounds=210, min_separation=21)
         >>> plan = Plan.calibrated("lambda-cgd:0.9", participation, clip_norm=1.0, epsilon=8, delta=1e-5)
@@ -53,7 +65,7 @@ class Plan:
         '4.803'
         """
         if isinstance(mechanism, str):
-            mechanism = select_mechanism(mechanism, participation, epsilon=epsilon, delta=delta)
+            mechanism = select_mechanism(mechanism, participation, epsilon=epsilon, delta=delta, curvature=curvature)
         guarantee = calibrate(mechanism, participation, epsilon=epsilon, delta=delta)
         return Plan(
             mechanism=mechanism,
@@ -62,6 +74,11 @@ class Plan:
             noise_multiplier=guarantee.noise_multiplier,
             delta=delta,
         )
+
+    @property
+    def noiseless(self) -> bool:
+        """Whether σ is 0: a run for debugging, in which nothing is private."""
+        return self.noise_multiplier == 0
 
     @property
     def stddev(self) -> float:
@@ -76,14 +93,30 @@ class Plan:
     def guarantee(self, *, released: int | None = None) -> Guarantee:
         """An upper bound on ε, for the whole run or for its first `released` rounds; adjacency is add or remove one user.
 
-        That of a part of a run holds under its `condition` only; where that may be false, that of the whole run holds.
+        That of a part of a run holds under its `condition` only; where that may be false, that of the whole run holds. Without
+        noise ε is ∞.
         """
+        if self.noiseless:
+            return self._nothing_promised(self.participation.rounds_released(released))
         return self.accountant.epsilon(noise_multiplier=self.noise_multiplier, delta=self.delta, released=released)
 
     def quick_guarantee(self, *, released: int) -> Guarantee:
         """As `guarantee`, in no time once that of the whole run is known, and less tight: for what is said in every round."""
+        if self.noiseless:
+            return self.guarantee(released=released)
         return self.accountant.quick_epsilon(
             noise_multiplier=self.noise_multiplier, delta=self.delta, released=released
+        )
+
+    def _nothing_promised(self, released: int) -> Guarantee:
+        return Guarantee(
+            epsilon=float("inf"),
+            delta=self.delta,
+            noise_multiplier=0.0,
+            sampling=self.participation.sampling,
+            method="no noise is added",
+            rounds=self.participation.rounds,
+            released=released,
         )
 
     def to_description(self) -> dict[str, Any]:

@@ -38,17 +38,19 @@ class Run:
         key=None,
         rate=0.01,
         everything=False,
+        accumulation=1,
+        noise_multiplier=1.0,
         **options,
     ):
         torch.manual_seed(0)
         self.data = examples(size) if data is None else data
         self.model = nn.Linear(6, 3) if model is None else model
-        self.steps = -(-len(self.data) // batch)
+        self.steps = -(-len(self.data) // batch) // accumulation
         self.plan = Plan(
             mechanism=LambdaCGD(0.8),
             participation=Participation(rounds=epochs * self.steps, min_separation=self.steps),
             clip_norm=clip_norm,
-            noise_multiplier=1.0,
+            noise_multiplier=noise_multiplier,
             delta=1e-5,
         )
         self.base = torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad or everything], lr=rate)
@@ -59,6 +61,7 @@ class Run:
             data_loader=DataLoader(self.data, batch_size=batch),
             plan=self.plan,
             grad_sample_mode=mode,
+            accumulation_steps=accumulation,
             **options,
         )
         self.module, self.optimizer, self.loader = private[0], private[1], private[-1]

@@ -15,7 +15,15 @@ PACKAGES = {
 
 # Each module may import from its own row and from the rows above it.
 LAYERS: list[set[str]] = [
-    {"fedcgd.clipping", "fedcgd.parameters", "fedcgd.participation", "fedcgd.noise", "fedcgd.keys"},
+    {
+        "fedcgd.clipping",
+        "fedcgd.parameters",
+        "fedcgd.participation",
+        "fedcgd.noise",
+        "fedcgd.keys",
+        "fedcgd.passes",
+        "fedcgd.layerwise",
+    },
     {"fedcgd.gradients", "fedcgd.mechanisms", "fedcgd.noise.quantisation", "fedcgd.noise.tensors"},
     {"fedcgd.optimisation", "fedcgd.curvature"},
     {"fedcgd.accounting"},
@@ -29,7 +37,7 @@ LAYERS: list[set[str]] = [
 
 # The frameworks, and the only places that may know them.
 FRAMEWORKS = {
-    "flwr": {"fedcgd_flower", "fedcgd_simulations"},
+    "flwr": {"fedcgd_flower", "fedcgd_simulations", "fedcgd_experiments"},
     "ray": {"fedcgd_simulations", "fedcgd_experiments"},
     "opacus": {"fedcgd.opacus", "fedcgd_simulations", "fedcgd_experiments"},
     "sklearn": {"fedcgd_simulations"},

@@ -67,7 +67,7 @@ def test_the_result_depends_on_the_set_of_users_and_the_key_alone():
     others = [cohort(participation, 3, USERS, History(), cohort_size=4, key=bytes([i]) * 32) for i in range(20)]
     assert len({tuple(other) for other in others}) > 10
     rounds = [cohort(participation, t, USERS, History(), cohort_size=4, key=KEY) for t in range(10)]
-    assert len({tuple(users) for users in rounds}) > 5
+    assert len({tuple(users) for users in rounds}) == 1  # the order is drawn once for a run
 
 
 def test_a_fixed_population_is_used_up_evenly_to_the_last_round():

@@ -5,7 +5,8 @@ import oracles_curvature as oracle
 import pytest
 
 from fedcgd.curvature import Spectrum
-from fedcgd.curvature.quadratic import Quadratic, final_loss, gradient_norm, losses
+from fedcgd.curvature.loss import final_loss, gradient_norm, losses
+from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import (
     BISR,
     BLT,

@@ -8,7 +8,8 @@ import pytest
 from scipy.special import ellipk
 
 from fedcgd.curvature import Spectrum
-from fedcgd.curvature.quadratic import Quadratic, final_loss
+from fedcgd.curvature.loss import final_loss
+from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import (
     best_lambda,
     best_nu,

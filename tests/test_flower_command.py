@@ -1,5 +1,6 @@
 """The federated counterpart of a point has the point's plan."""
 
+import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcgd_experiments.__main__ import app
-from fedcgd_experiments.experiment import Point, Setup, identity
+from fedcgd_experiments.experiment import Point, Setup, shared_identity
 from fedcgd_experiments.flower_command import flower_command, run_config
 from fedcgd_simulations.settings import Settings
 
@@ -67,7 +68,8 @@ def test_steps_that_the_app_cannot_make_are_refused():
 
 def test_tuned_points_become_commands(tmp_path):
     path = tmp_path / "runs.jsonl"
-    path.write_text(f'{{"kind": "run", "point": {identity(POINT)}, "accuracy": 0.5}}\n')
+    record = {"kind": "runs", "point": json.loads(shared_identity(POINT)), "learning_rates": [3.0], "accuracies": [0.5]}
+    path.write_text(json.dumps(record) + "\n")
     done = CliRunner().invoke(app, ["federated", str(path)])
     assert done.exit_code == 0, done.output
-    assert done.output.strip() == flower_command(replace(POINT, split="test"), users=1260, gpus=0)
+    assert done.output.strip() == flower_command(replace(POINT, split="test", seed=1000), users=1260, gpus=0)

@@ -17,7 +17,7 @@ from fedcgd_flower.messages import (
     read_train_message,
     read_train_reply,
     read_users_reply,
-    sum_of,
+    sum_of_replies,
     train_message,
     train_reply,
     users_query,
@@ -57,7 +57,6 @@ def test_honest_reply_is_read_as_sent() -> None:
     result = read_train_reply(train_reply(request(), TASK, update, 2), TASK)
     assert isinstance(result, NodeSum)
     assert result.answered == 2
-    assert result.update.dtype == TASK.dtype  # as it came: sums of them have 64 bits
     np.testing.assert_array_equal(result.update, update)
 
 
@@ -127,16 +126,54 @@ def test_64_bit_sums_whose_squares_overflow_integers_are_clipped() -> None:
         assert 2.0**-40 * np.linalg.norm(result.update.astype(float)) <= 2 * 2.0**-10
 
 
-def test_sums_are_exact() -> None:
+def test_a_sum_holds_each_reply_as_it_is_read_alone_and_nothing_of_those_that_are_dropped() -> None:
     generator = np.random.default_rng(1)
-    size = 2**16 + 3
-    updates = [
-        generator.integers(-(2**31), 2**31, size).astype(dtype) for dtype in (np.int32, np.int64, np.int32, np.int32)
+    size = 2 * 2**16 + 3  # more than is worked on at once
+    task = replace(TASK, layout=Layout(("w",), ((size,),), ("float32",)))
+    fine = replace(task, grid=Grid(2.0**-40))
+    within, beyond = (generator.integers(-most, most, size, np.int32) for most in (2**10, 2**31 - 1))
+    counted = replace(task, layout=Layout(("w",), ((size - 1,),), ("float32",)), indicator=9)
+    replies = [
+        (reply_with(within), task),
+        (None, task),
+        (reply_with(beyond), task),
+        (reply_with(beyond, task={"checksum": int(beyond.sum(dtype=np.int64)) + 1}), task),
+        (reply_with(within.astype(np.int64) << 20), fine),
+        (reply_with(generator.integers(-(2**63), 2**63 - 1, size), task={"checksum": 3}), fine),
+        (reply_with(np.full(size, -(2**63))), fine),
+        (reply_with(generator.normal(size=size)), replace(task, users=("ann",))),
+        (reply_with(np.full(size, np.nan)), replace(task, users=("ann",))),
+        (reply_with(np.append(within[1:], 18).astype(np.int32)), counted),
+        (reply_with(np.append(within[1:], -19).astype(np.int32)), counted),
     ]
-    total = sum_of(updates, size)
-    assert total.dtype == np.int64
-    np.testing.assert_array_equal(total, sum(update.astype(np.int64) for update in updates))
-    np.testing.assert_array_equal(sum_of([], 3), [0, 0, 0])
+    total, results = sum_of_replies(replies, size)
+    alone = [read_train_reply(reply, task) for reply, task in replies]
+    assert results == [each.answered if isinstance(each, NodeSum) else each for each in alone]
+    assert results == [
+        1,
+        "no answer",
+        1,
+        "changed after clipping",
+        1,
+        "changed after clipping",
+        1,
+        1,
+        "not finite",
+        1,
+        1,
+    ]
+    np.testing.assert_array_equal(total, sum(each.update for each in alone if isinstance(each, NodeSum)))
+    np.testing.assert_array_equal(alone[0].update, within)
+    assert [int(each.update[-1]) for each in alone[-2:]] == [18, -18]
+    np.testing.assert_array_equal(sum_of_replies([], 3)[0], [0, 0, 0])
+
+
+@pytest.mark.parametrize("checksum", ["6", 6.5, [6], None])
+def test_a_checksum_of_another_kind_is_no_checksum(checksum: object) -> None:
+    update = np.array([1, 2, 3, 0, 0], np.int32)
+    task = {} if checksum is None else {"checksum": checksum}
+    result = read_train_reply(reply_with(update, task=task), TASK)
+    assert isinstance(result, NodeSum) if checksum is None else result == "changed after clipping"
 
 
 def test_the_requests_of_all_nodes_share_one_copy_of_the_model() -> None:
@@ -272,3 +309,15 @@ def test_a_message_of_another_strategy_is_refused_clearly() -> None:
     )
     with pytest.raises(ValueError, match="CorrelatedNoise"):
         read_train_message(other)
+
+
+def test_a_model_is_made_of_the_arrays_that_it_came_in_where_they_are_the_same() -> None:
+    layout = Layout(("a", "b", "c", "bn.running_var"), ((2,),) * 4, ("float32", "float64", "float32", "float32"))
+    third = Array("float32", (2,), "numpy.ndarray", Array(np.array([5.0, 1 / 3])).data)  # its bytes are of float64
+    values = {name: np.array([1 / 3, -2.0], np.float32) for name in layout.names}
+    arrays = {name: Array(value) for name, value in values.items()} | {"b": Array(np.array([1 / 3, 1.0])), "c": third}
+    flat = flatten(arrays, layout)
+    back = unflatten(flat, layout, same=arrays)
+    assert back == unflatten(flat, layout)  # as a run that is resumed makes it
+    assert [back[name].data is arrays[name].data for name in layout.names] == [True, False, False, False]
+    assert (back["bn.running_var"].numpy() >= 0).all()

@@ -38,7 +38,7 @@ def dying(after: int, function):
     return run
 
 
-POINTS = ["send_and_receive", "inner_step", "train_message", "read_train_reply"]
+POINTS = ["send_and_receive", "inner_step", "train_message", "sum_of_replies"]
 LEDGER_POINTS = ["plan_round", "record_aggregated", "record_released", "history", "record_metrics"]
 
 

@@ -361,7 +361,7 @@ def test_inner_strategies_see_the_noised_mean(inner) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"noise_multiplier": 0.0}, "noise_multiplier must be positive"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier must be positive"),
         ({"noise_multiplier": float("inf")}, "noise_multiplier must be positive"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1.0}, "delta"),

@@ -512,7 +512,10 @@ def test_mechanisms_with_buffers_train_as_the_plain_loop(mechanism):
         ({"sampling": "cyclic-poisson", "groups": 6}, "between 1 and the 5 steps of an epoch, got 6"),
         ({"sampling": "none", "poisson_sampling": True}, "contradicts sampling 'none'"),
         ({"sampling": "shuffle"}, "no other sampling is accounted for"),
-        ({"noise_generator": torch.Generator()}, "the noise comes from the engine's key"),
+        ({"max_grad_norm": [1.0, 2.0]}, "max_grad_norm must be one number"),
+        ({"rand_on_empty": True}, "rand_on_empty must be False"),
+        ({"accumulation_steps": 2}, "divide the 5 batches of an epoch, got 2"),
+        ({"accumulation_steps": 0}, "accumulation_steps must be at least 1"),
         ({"grad_sample_mode": "no_op"}, "must be hooks, functorch, ew or ghost, got 'no_op'"),
     ],
 )

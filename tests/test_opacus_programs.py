@@ -70,7 +70,7 @@ def test_gradients_accumulated_over_the_parts_of_a_batch(mode, monkeypatch):
 
 def test_gradients_accumulated_over_batches_get_an_error_that_names_the_remedy(monkeypatch):
     run = Run(monkeypatch)
-    with pytest.raises(RuntimeError, match="take larger batches and BatchMemoryManager"):
+    with pytest.raises(RuntimeError, match="give make_private accumulation_steps"):
         run.train(run.backward)
 
 

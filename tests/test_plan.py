@@ -59,7 +59,7 @@ def test_what_cannot_be_chosen_is_refused(text) -> None:
         Plan.calibrated(text, MANY, **BUDGET)
 
 
-def test_a_plan_says_the_noise_on_the_wire_and_is_refused_without_noise() -> None:
+def test_a_plan_says_the_noise_on_the_wire_and_refuses_what_is_no_plan() -> None:
     values = {"mechanism": DPSGD(), "participation": MANY, "clip_norm": 0.5, "noise_multiplier": 3.0, "delta": 1e-5}
     assert Plan(**values).stddev == 1.5
     for wrong, message in (
@@ -68,7 +68,8 @@ def test_a_plan_says_the_noise_on_the_wire_and_is_refused_without_noise() -> Non
         ({"clip_norm": float("nan")}, "clip_norm must be positive and finite"),
         ({"clip_norm": 0.9e-20}, "between 1e-20 and 1e20"),
         ({"clip_norm": 1.1e20}, "between 1e-20 and 1e20"),
-        ({"noise_multiplier": 0.0}, "without noise there is no privacy"),
+        ({"noise_multiplier": -1.0}, "without noise there is no privacy"),
+        ({"noise_multiplier": 1e-310, "clip_norm": 1e-20}, r"clip_norm · noise_multiplier must not vanish"),
         ({"noise_multiplier": float("nan")}, "noise_multiplier must be positive and finite"),
         ({"noise_multiplier": float("inf")}, "noise_multiplier must be positive and finite"),
         ({"delta": 0.0}, "delta"),

@@ -2,10 +2,13 @@
 
 import json
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
+from fedcgd.optimisation.catalogue import TABLE
+from fedcgd.participation import Sampling
 from fedcgd_experiments import plots
 from fedcgd_experiments.experiment import Point, Setup, identity
 
@@ -15,6 +18,7 @@ SETUPS += [replace(setup, epsilon=8.0) for setup in SETUPS]
 
 
 def run(setup, accuracy, seed, split, rate=1.0):
+    seed += 1000 * (split == "test") + 1
     point = Point(setup=setup, task="digits", clip_norm=1.0, learning_rate=rate, seed=seed, split=split)
     return {"kind": "run", "point": json.loads(identity(point)), "accuracy": accuracy}
 
@@ -36,7 +40,7 @@ def points(axes):
 
 
 def test_accuracy_against_lambda_has_a_panel_for_each_budget():
-    figure = plots.accuracy_against_lambda(RUNS, CALIBRATIONS)
+    figure = plots.accuracy_against_lambda(RUNS, {})
     assert [axes.get_title() for axes in figure.axes] == ["ε = 4, δ = 1e-05", "ε = 8, δ = 1e-05"]
     (curve,) = points(figure.axes[0])
     assert list(curve.get_xdata()) == [0, 0.5, 0.9]
@@ -47,10 +51,10 @@ def test_a_sampling_looks_the_same_in_every_panel():
     """Balls-in-Bins at ε = 8 only; no amplification at both."""
     amplified = [run(replace(SETUPS[3], sampling="balls-in-bins"), 0.8, 0, "validation")]
     poisson = [run(replace(BASE, sampling="poisson"), 0.8, 0, "validation")]  # has no λ
-    figure = plots.accuracy_against_lambda(poisson + amplified + RUNS, CALIBRATIONS)
+    figure = plots.accuracy_against_lambda(poisson + amplified + RUNS, {})
     first, second = (points(axes) for axes in figure.axes)
     assert len(first) == 1
-    assert {line.get_marker() for line in first} < {line.get_marker() for line in second}
+    assert {line.get_linestyle() for line in first} < {line.get_linestyle() for line in second}
     (legend,) = figure.legends
     assert [text.get_text().split(",")[0] for text in legend.get_texts()] == ["no amplification", "balls-in-bins"]
     assert all(axes.get_xlim()[1] > 0.9 for axes in figure.axes)
@@ -68,16 +72,12 @@ def test_the_optimal_lambdas_are_those_of_the_closed_forms():
     assert rmse < max_se
 
 
-def test_the_amplified_optimum_is_the_swept_lambda_with_the_least_error():
-    amplified = {
-        identity(setup): {"setup": json.loads(identity(setup)), "rmse": rmse}
-        for setup, rmse in [
-            (replace(SETUPS[1], sampling="balls-in-bins"), 3.0),
-            (replace(SETUPS[2], sampling="balls-in-bins"), 3.5),
-        ]
-    }
-    assert plots.amplified_optimum(amplified, SETUPS[0]) == 0.5
-    assert plots.amplified_optimum(CALIBRATIONS, SETUPS[0]) is None
+def test_what_the_rules_chose_is_marked():
+    figure = plots.accuracy_against_lambda(RUNS, {BASE: {"practical": 0.61}})
+    marked = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in figure.axes]
+    assert "practical, none: 0.61" in marked[0]
+    assert [label.split(":")[0] for label in marked[1]] == ["max-se", "rmse"]  # nothing was recorded at ε = 8
+    assert any(list(line.get_xdata()) == [0.61, 0.61] for line in figure.axes[0].lines)
 
 
 def test_accuracy_against_epsilon_shows_the_lambda_chosen_by_validation():
@@ -106,26 +106,38 @@ def test_test_accuracy_is_at_the_learning_rate_that_validation_chose():
     assert plots.by_setup(RUNS + better, "test")[BASE] == (0.99, 0.0)
 
 
-def test_a_panel_for_each_sampling():
+def test_all_amplification_is_on_one_axis():
     amplified = [
         run(replace(setup, sampling="balls-in-bins"), 0.8, 0, split)
         for setup in SETUPS
         for split in ("test", "validation")
     ]
+    amplified += [run(replace(SETUPS[0], sampling="poisson"), 0.7, 0, split) for split in ("test", "validation")]
     figure = plots.accuracy_against_epsilon(RUNS + amplified)
     titles = [axes.get_title() for axes in figure.axes]
-    assert titles == ["no amplification, 10 epochs of 9 steps", "balls-in-bins, 10 epochs of 9 steps"]
+    assert titles == ["no amplification, 10 epochs of 9 steps", "with amplification, 10 epochs of 9 steps"]
     assert list(points(figure.axes[0])[1].get_ydata()) == pytest.approx([0.7, 1.0])
-    assert list(points(figure.axes[1])[1].get_ydata()) == pytest.approx([0.8, 0.8])
+    labels = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
+    assert labels == ["dp-sgd, balls-in-bins", "dp-sgd, poisson", "lambda-cgd, balls-in-bins"]
+    assert [list(line.get_ydata()) for line in points(figure.axes[1])] == [[0.8, 0.8], [0.7], [0.8, 0.8]]
 
 
-def test_a_mechanism_looks_the_same_in_every_panel():
+def test_a_mechanism_looks_the_same_in_every_figure():
     bisr = replace(BASE, mechanism="bisr:4")
     amplified = replace(SETUPS[1], sampling="balls-in-bins")
     runs = [run(setup, 0.8, 0, split) for setup in (bisr, SETUPS[1], amplified) for split in ("test", "validation")]
     first, second = (points(axes) for axes in plots.accuracy_against_epsilon(runs).axes)
-    assert len({line.get_marker() for line in first}) == 2
-    assert [line.get_marker() for line in second] == [first[1].get_marker()]
+    alone = points(plots.accuracy_against_epsilon(runs[2:]).axes[0])
+    looks = [[(line.get_color(), line.get_marker()) for line in lines] for lines in (first, second, alone)]
+    assert looks[0][0] == looks[1][0] == looks[2][0]  # DP-λCGD
+    assert looks[0][1] != looks[0][0]
+    assert first[0].get_linestyle() != second[0].get_linestyle()
+
+
+def test_every_mechanism_of_the_table_has_a_look_of_its_own():
+    assert set(plots.MARKS) == set(TABLE)
+    assert len(set(plots.MARKS.values())) == len({marker for _, marker in plots.MARKS.values()}) == len(TABLE)
+    assert set(plots.LINES) == set(get_args(Sampling))
 
 
 def test_error_ratios_are_over_dp_sgd_at_the_same_budget():
@@ -139,7 +151,7 @@ def test_error_ratios_are_over_dp_sgd_at_the_same_budget():
 def test_error_ratios_leave_out_what_was_only_tuned():
     bisr = replace(BASE, mechanism="bisr:4")
     known = CALIBRATIONS | {identity(bisr): {"setup": json.loads(identity(bisr)), "rmse": 3.0}}
-    for split, labels in (("validation", ["lambda-cgd"]), ("test", ["bisr:4", "lambda-cgd"])):
+    for split, labels in (("validation", ["lambda-cgd"]), ("test", ["lambda-cgd", "bisr"])):
         runs = [*RUNS, run(bisr, 0.7, 0, "validation"), run(bisr, 0.7, 0, split)]
         axes = plots.error_ratios(runs, known).axes[0]
         assert [text.get_text() for text in axes.get_legend().get_texts()] == labels

@@ -11,13 +11,30 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedcgd.accounting import calibrate
+from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD
+from fedcgd.opacus.batches import RoundBatches
+from fedcgd.opacus.rounds import Rounds
+from fedcgd.optimisation import catalogue
+from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
+from fedcgd.plan import Plan
 from fedcgd_experiments.__main__ import app
-from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, identity, run_point
-from fedcgd_experiments.plots import best_lambda
-from fedcgd_experiments.sweep import ResultsFile, on_ray, one_by_one, sweep, to_point, tuned
-from fedcgd_simulations.task import evaluate
+from fedcgd_experiments.descent import Descent, descent
+from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, identity, run_points, train_engine
+from fedcgd_experiments.softmax import train_softmax
+from fedcgd_experiments.sweep import (
+    ResultsFile,
+    best_of_families,
+    edges,
+    here,
+    on_ray,
+    runs_of,
+    sweep,
+    to_point,
+    tune,
+    tuned,
+)
 from fedcgd_simulations.tasks import get_task
 
 SETUP = Setup(mechanism="lambda-cgd:0.8", epsilon=4.0, delta=1e-5, steps=9, epochs=2)
@@ -34,50 +51,114 @@ def test_a_calibration_is_the_accountings():
     assert record["adjacency"] == "add or remove one user"
 
 
+def plan_of(setup, noise_multiplier=3.0):
+    return Plan(
+        mechanism=catalogue.mechanism(setup.mechanism, setup.participation()), participation=setup.participation(),
+        clip_norm=1.0, noise_multiplier=noise_multiplier, delta=1e-5,
+    )  # fmt: skip
+
+
 def test_a_point_trains_what_central_training_trains():
-    """The engine's batches and noise, put through the other implementation of per-example gradients."""
-    from fedcgd.keys import NoiseKey
-    from fedcgd.opacus.batches import RoundBatches
-    from fedcgd.plan import Plan
-
-    calibration = calibrate_setup(SETUP) | {"noise_multiplier": 3.0}
+    """The engine's batches, put through the other implementation of per-example gradients."""
     task, key = get_task("digits"), NoiseKey.simulation(0)
-    data, participation = task.load(), SETUP.participation()
-    plan = Plan(mechanism=LambdaCGD(0.8), participation=participation, clip_norm=1.0, noise_multiplier=3.0, delta=1e-5)
-    batches = RoundBatches(participation, 1260, 9, lambda: key.choices, lambda: 0)
-    seen = {}
+    data, plan = task.load(), plan_of(SETUP, 1e-9)
+    batches = RoundBatches(plan.participation, 1260, 9, lambda: key.choices, Rounds(plan, "", 1 / 9))
+    expected = train_central(
+        task, data.train, plan, [batches.batch(t) for t in range(18)],
+        key=key.noise, learning_rate=2.0, planned_cohort=140, seed=0,
+    )  # fmt: skip
+    trained = flatten(train_engine(POINT, task, data.train, plan, physical_batch=50))
+    # Central training rounds each coordinate of each gradient to a grid of step 2^-15: 18 rounds · 140 examples · 2^-15 ·
+    # 2/140 is 1.1e-3 at most.
+    assert torch.allclose(trained, flatten(expected), atol=1.1e-3)
+    assert trained.abs().max() > 0.3
+    noisy = flatten(train_engine(POINT, task, data.train, plan_of(SETUP, 3.0), physical_batch=50))
+    assert (noisy - trained).abs().max() > 0.05
 
-    def watch(module, _task, examples, **_):
-        seen["model"] = [p.detach().clone() for p in module.parameters()]
-        return evaluate(module, task, examples)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedcgd_experiments.experiment.evaluate", watch)
-        record = run_point(POINT, calibration)
-        minus = train_central(
-            task, data.train, replace(plan), [batches.batch(t) for t in range(18)],
-            key=key.noise, learning_rate=2.0, planned_cohort=140, seed=0,
-        )  # fmt: skip
-        noiseless = train_central(
-            task, data.train, replace(plan, noise_multiplier=1e-9), [batches.batch(t) for t in range(18)],
-            key=key.noise, learning_rate=2.0, planned_cohort=140, seed=0,
-        )  # fmt: skip
-        run_point(POINT, calibration | {"noise_multiplier": 1e-9})
-        # Central training rounds each coordinate of each gradient to a grid of step 2^-15: 18 rounds · 140 examples · 2^-15 ·
-        # 2/140 is 1.1e-3 at most.
-        assert all(
-            torch.allclose(a, b, atol=1.1e-3) for a, b in zip(seen["model"], noiseless.parameters(), strict=True)
+WAYS = [
+    {},
+    {"momentum": 0.9, "schedule": "cosine"},
+    {"optimizer": "adam", "schedule": "linear"},
+    {"optimizer": "adagrad"},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())) or "sgd")
+@pytest.mark.parametrize(
+    ("mechanism", "sampling"), [("lambda-cgd:0.8", "none"), ("blt:2", "balls-in-bins"), ("dp-sgd", "poisson")]
+)
+def test_softmax_is_trained_as_the_engine_trains_it(way, mechanism, sampling):
+    """Several learning rates at once, and each as if it were alone."""
+    task = get_task("digits")
+    data, plan = task.load(), plan_of(replace(SETUP, mechanism=mechanism, sampling=sampling), 2.0)
+    points = [replace(POINT, learning_rate=rate, **way) for rate in (0.1, 0.5)]
+    key = NoiseKey.simulation(0)
+    together = train_softmax(task.model(0), data.train, plan, [p.descent for p in points], key=key, steps=9)
+    assert together.shape == (2, 650)
+    assert (together[0] - together[1]).abs().max() > 0.05
+    for point, flat in zip(points, together, strict=True):
+        engine = flatten(train_engine(point, task, data.train, plan, physical_batch=512))
+        assert torch.allclose(flat, engine, atol=2e-5)
+
+
+def test_runs_that_share_their_noise_have_a_simulations_key():
+    task = get_task("digits")
+    with pytest.raises(ValueError, match="a secret key forbids"):
+        train_softmax(
+            task.model(0), task.load().train, plan_of(SETUP), [POINT.descent], key=NoiseKey(bytes(32)), steps=9
         )
-    assert record["accuracy"] > 0.3
-    assert not torch.allclose(next(iter(minus.parameters())), next(iter(noiseless.parameters())), atol=1e-2)
+
+
+def test_points_that_differ_by_more_than_the_rate_are_not_trained_together():
+    with pytest.raises(ValueError, match="may differ by the learning rate alone"):
+        run_points([POINT, replace(POINT, seed=1)], calibrate_setup(SETUP))
+
+
+def test_no_seed_both_tunes_and_tests():
+    with pytest.raises(ValueError, match=r"seeds for tests are 1000 and more, got 3"):
+        replace(POINT, seed=3, split="test")
+    with pytest.raises(ValueError, match=r"seeds for tuning are 0 … 999, got 1000"):
+        replace(POINT, seed=1000)
+    assert replace(POINT, seed=1000, split="test").seed == 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": "lion"}, "optimizer must be one of sgd, adam, adagrad, got 'lion'"),
+        ({"schedule": "steps"}, "schedule must be one of constant, linear, cosine, got 'steps'"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
+        ({"momentum": 0.5, "optimizer": "adam"}, "0 with an optimizer other than sgd, got 0.5 with adam"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive"),
+    ],
+)
+def test_ways_to_descend_are_checked(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(POINT, **change)
+
+
+@pytest.mark.parametrize(("schedule", "factors"), [("constant", [1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25]),
+                                                   ("cosine", [1, 0.853553, 0.5, 0.146447])])  # fmt: skip
+def test_a_schedule_lowers_the_rate_from_round_to_round(schedule, factors):
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer, scheduler = descent([Descent(learning_rate=2.0, schedule=schedule)], [[parameter]], rounds=4)
+    moved = []
+    for _ in range(4):
+        parameter.grad = torch.ones(1)
+        before = parameter.item()
+        optimizer.step()
+        scheduler.step()
+        moved.append((parameter.item() - before) / 2)  # up: the gradient is that of minus the loss
+    assert moved == pytest.approx(factors, abs=1e-5)
 
 
 def test_results_are_kept_and_not_made_again(tmp_path):
     points = [replace(POINT, seed=seed) for seed in range(2)]
     path = tmp_path / "deep" / "results.jsonl"
-    assert sweep(points, ResultsFile(path), one_by_one, data_dir=None, console=QUIET) == []
+    assert sweep(points, ResultsFile(path), here, data_dir=None, console=QUIET) == []
     first = path.read_text()
-    assert [json.loads(line)["kind"] for line in first.splitlines()] == ["calibration", "run", "run"]
+    assert [json.loads(line)["kind"] for line in first.splitlines()] == ["calibration", "runs", "runs"]
 
     def never(work, items):
         raise AssertionError(f"run again: {items}")
@@ -86,28 +167,30 @@ def test_results_are_kept_and_not_made_again(tmp_path):
     path.write_text(first + '{"kind": "run", "po')  # the sweep was killed while it wrote
     again = ResultsFile(path)
     assert len(again.records) == 3
-    sweep([replace(POINT, seed=2)], again, one_by_one, data_dir=None, console=QUIET)
+    sweep([replace(POINT, seed=2)], again, here, data_dir=None, console=QUIET)
     assert len(ResultsFile(path).runs()) == 3
-    assert to_point(ResultsFile(path).records[-1]) == replace(POINT, seed=2)
+    assert to_point(runs_of(ResultsFile(path).records)[-1]) == replace(POINT, seed=2)
 
 
 def test_the_same_point_gives_the_same_accuracy():
     calibration = calibrate_setup(SETUP)
-    first, second = (run_point(POINT, calibration)["accuracy"] for _ in range(2))
+    first, second = (run_points([POINT], calibration)["accuracies"] for _ in range(2))
     assert first == second
+    assert first[0] > 0.3
 
 
 def test_a_failure_is_told_and_the_others_run(tmp_path):
     results = ResultsFile(tmp_path / "results.jsonl")
     points = [replace(POINT, model="none"), POINT]
-    failures = sweep(points, results, one_by_one, data_dir=None, console=QUIET)
+    failures = sweep(points, results, here, data_dir=None, console=QUIET)
     assert len(failures) == 1
     assert "unknown model 'none'" in failures[0]
     assert list(results.runs()) == [identity(POINT)]
 
 
-def record(accuracy, *, split="validation", lam=0.8, **changes):
-    point = replace(POINT, setup=replace(SETUP, mechanism=f"lambda-cgd:{lam}"), split=split, **changes)
+def record(accuracy, *, split="validation", mechanism="lambda-cgd:0.8", seed=0, **changes):
+    seed += 1000 * (split == "test")
+    point = replace(POINT, setup=replace(SETUP, mechanism=mechanism), split=split, seed=seed, **changes)
     return {"kind": "run", "point": json.loads(identity(point)), "accuracy": accuracy}
 
 
@@ -119,25 +202,61 @@ def test_tuning_takes_the_best_mean_of_validation():
         record(0.6, learning_rate=2.0, seed=1),
         record(1.0, learning_rate=3.0, seed=0, split="test"),
     ]
-    chosen = tuned(runs)
+    chosen = tuned(runs, 3)
     assert {point.learning_rate for point in chosen} == {2.0}
     assert {point.split for point in chosen} == {"test"}
-    assert [point.seed for point in chosen] == [0, 1]
-    assert [(point.seed, point.learning_rate) for point in tuned(runs, range(3))] == [(0, 2.0), (1, 2.0), (2, 2.0)]
+    assert [point.seed for point in chosen] == [1000, 1001, 1002]
 
 
 def test_of_equal_learning_rates_the_smaller_one_is_taken():
-    assert tuned([record(0.5, learning_rate=4.0), record(0.5, learning_rate=1.0)])[0].learning_rate == 1.0
+    assert tuned([record(0.5, learning_rate=4.0), record(0.5, learning_rate=1.0)], 1)[0].learning_rate == 1.0
 
 
-def test_lambda_is_chosen_by_validation_not_by_test():
+@pytest.mark.parametrize("family", ["lambda-cgd", "nu-dp-ftrl"])
+def test_the_number_of_a_mechanism_is_chosen_by_validation_not_by_test(family):
     runs = [
-        record(0.7, lam=0.5),
-        record(0.8, lam=0.9),
-        record(0.99, lam=0.5, split="test"),
-        record(0.1, lam=0.9, split="test"),
+        record(0.7, mechanism=f"{family}:0.5"),
+        record(0.8, mechanism=f"{family}:0.9"),
+        record(0.99, mechanism=f"{family}:0.5", split="test"),
+        record(0.1, mechanism=f"{family}:0.9", split="test"),
+        record(0.3, mechanism="blt:2"),
+        record(0.2, mechanism="blt:3"),
     ]
-    assert [setup.lam for setup in best_lambda(runs)] == [0.9]
+    assert {setup.mechanism for setup in best_of_families(runs)} == {f"{family}:0.9", "blt:2"}
+
+
+def test_an_optimum_at_the_edge_asks_for_another_rate():
+    inside = [record(value, learning_rate=rate) for rate, value in ((1.0, 0.5), (2.0, 0.6), (4.0, 0.5))]
+    assert edges(inside) == {}
+    budget = replace(SETUP, mechanism="dp-sgd")
+    rising = [record(value, learning_rate=rate, mechanism="blt:2") for rate, value in ((1.0, 0.5), (4.0, 0.6))]
+    assert edges([*inside, *rising]) == {budget: (1.0, 8.0)}
+    falling = [record(value, learning_rate=rate, mechanism="dp-sgd") for rate, value in ((1.0, 0.5), (4.0, 0.4))]
+    assert edges([*inside, *falling]) == {budget: (0.5, 4.0)}
+    assert edges([*inside, *falling, *rising]) == {budget: (0.5, 8.0)}
+    tested = record(0.9, learning_rate=4.0, split="test")
+    assert edges([*inside, tested]) == {}
+
+
+def test_tuning_extends_the_grid_for_all_until_the_best_rate_is_inside(tmp_path):
+    points = [
+        replace(POINT, setup=replace(SETUP, mechanism=mechanism), learning_rate=rate)
+        for mechanism in ("dp-sgd", "lambda-cgd:0.8")
+        for rate in (0.25, 0.5)
+    ]
+    results = ResultsFile(tmp_path / "results.jsonl")
+    assert tune(points, results, here, extensions=8, data_dir=None, console=QUIET) == []
+    runs = list(results.runs().values())
+    assert edges(runs) == {}
+    tried = {m: {to_point(r).learning_rate for r in runs if to_point(r).setup.mechanism == m}
+             for m in ("dp-sgd", "lambda-cgd:0.8")}  # fmt: skip
+    assert tried["dp-sgd"] == tried["lambda-cgd:0.8"] > {0.25, 0.5}
+
+
+def test_an_optimum_that_stays_at_the_edge_is_said(tmp_path):
+    points = [replace(POINT, learning_rate=rate) for rate in (0.01, 0.02)]
+    (line,) = tune(points, ResultsFile(tmp_path / "x.jsonl"), here, extensions=1, data_dir=None, console=QUIET)
+    assert line.startswith("an optimum is at the edge of the learning rates at {")
 
 
 def test_a_setup_knows_its_mechanism_by_its_spelling() -> None:
@@ -145,7 +264,7 @@ def test_a_setup_knows_its_mechanism_by_its_spelling() -> None:
     setup = Setup(mechanism="lambda-cgd:0.5:normalized", **rest)
     assert (setup.name, setup.lam, setup.family) == ("lambda-cgd", 0.5, "lambda-cgd:normalized")
     setup = Setup(mechanism="bisr:16", **rest)
-    assert (setup.name, setup.lam, setup.family) == ("bisr", 0.0, "bisr:16")
+    assert (setup.name, setup.lam, setup.family) == ("bisr", 0.0, "bisr")
     assert replace(setup, mechanism="bisr:2", sampling="cyclic-poisson").participation().min_separation == 2
     with pytest.raises(ValueError, match="p of bisr must be a whole number"):
         Setup(mechanism="bisr:p=16", **rest)
@@ -158,22 +277,26 @@ def test_a_setup_knows_its_mechanism_by_its_spelling() -> None:
 def test_ray_gives_what_one_process_gives(tmp_path):
     files = [ResultsFile(tmp_path / name) for name in ("ray", "plain")]
     assert sweep([POINT], files[0], on_ray(None, cpus=1, gpus=0), data_dir=None, console=QUIET) == []
-    assert sweep([POINT], files[1], one_by_one, data_dir=None, console=QUIET) == []
-    assert [file.records[-1]["accuracy"] for file in files] == [files[0].records[-1]["accuracy"]] * 2
+    assert sweep([POINT], files[1], here, data_dir=None, console=QUIET) == []
+    assert [file.records[-1]["accuracies"] for file in files] == [files[0].records[-1]["accuracies"]] * 2
 
 
-def test_the_command_tunes_tests_and_plots(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedcgd_experiments.__main__.on_ray", lambda address, *, cpus, gpus: one_by_one)
+def test_the_command_tunes_tests_and_plots(tmp_path):
     output = tmp_path / "sweep.jsonl"
-    command = ["sweep", "--output", str(output), "--batch", "140", "--epochs", "1", "--seeds", "2"]
+    command = ["sweep", "--output", str(output), "--batch", "140", "--epochs", "1", "--tuning-seeds", "2"]
     command += ["--mechanism", "dp-sgd", "--mechanism", "lambda-cgd:0.5", "--mechanism", "lambda-cgd:0.9"]
-    command += ["--epsilon", "4", "--epsilon", "8", "--learning-rate", "1", "--learning-rate", "4"]
+    command += ["--epsilon", "4", "--epsilon", "8", "--address", "here"]
+    for rate in (0.25, 0.5, 1, 2, 4, 8, 16, 32):
+        command += ["--learning-rate", str(rate)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     runs = ResultsFile(output).runs()
-    # DP-SGD and 2 λ, 2 budgets, 2 seeds and 2 learning rates for validation; for test DP-SGD and the better λ, at the better rate
-    assert len(runs) == 3 * 2 * 2 * 2 + 2 * 2 * 2
+    # DP-SGD and 2 λ, 2 budgets, 2 seeds and 8 rates for validation; for test DP-SGD and the better λ with 10 other seeds
+    assert len(runs) == 3 * 2 * 2 * 8 + 2 * 2 * 10
     assert len(ResultsFile(output).calibrations()) == 6
+    seeds = {split: {to_point(run).seed for run in runs.values() if to_point(run).split == split}
+             for split in ("validation", "test")}  # fmt: skip
+    assert seeds == {"validation": {0, 1}, "test": set(range(1000, 1010))}
     for words in ([], ["--format", "svg"]):
         drawn = CliRunner().invoke(app, ["plot", str(output), "--output", str(tmp_path / "plots"), *words])
         assert drawn.exit_code == 0, drawn.output
@@ -182,9 +305,8 @@ def test_the_command_tunes_tests_and_plots(tmp_path, monkeypatch):
     assert names == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
 
 
-def test_the_command_says_what_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedcgd_experiments.__main__.on_ray", lambda address, *, cpus, gpus: one_by_one)
-    command = ["sweep", "--output", str(tmp_path / "x.jsonl"), "--epsilon", "-1", "--epochs", "1"]
+def test_the_command_says_what_failed(tmp_path):
+    command = ["sweep", "--output", str(tmp_path / "x.jsonl"), "--epsilon", "-1", "--epochs", "1", "--address", "here"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 1
     assert "got -1.0" in done.output

@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedcgd.clipping import clip
 from fedcgd.noise.quantisation import Grid
-from fedcgd_flower import update as module
+from fedcgd.passes import CHUNK
 from fedcgd_flower.update import clipped_update
 
 VECTORS = arrays(np.float32, 7, elements=st.floats(width=32))
@@ -31,15 +31,29 @@ def test_it_is_the_clipped_and_rounded_difference(trained, model, clip_norm) -> 
     assert (np.abs(result) * grid.step <= np.abs(difference)).all()
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 8, 9])
-def test_any_number_of_chunks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = np.random.default_rng(size)
-    trained, model = generator.normal(size=(2, size)).astype(np.float32)
+@pytest.mark.parametrize("cuts", [[], [1], [3, 3, 5], [CHUNK], [7, CHUNK + 7], [2 * CHUNK, 2 * CHUNK + 1]])
+@pytest.mark.parametrize("size", [5, 2 * CHUNK + 5])
+def test_pieces_are_what_the_whole_is(cuts: list[int], size: int) -> None:
+    trained, model = np.random.default_rng(size).normal(size=(2, size)).astype(np.float32)
     grid = Grid(2.0**-20)
-    whole = clipped_update(trained, model, clip_norm=0.5, grid=grid)
-    monkeypatch.setattr(module, "_CHUNK", 4)
-    np.testing.assert_allclose(clipped_update(trained, model, clip_norm=0.5, grid=grid), whole, atol=1)
-    np.testing.assert_allclose(whole, grid.to_steps(clip(trained.astype(float) - model, 0.5)), atol=1)
+    expected = grid.to_steps(clip(trained.astype(float) - model, 0.5))
+    for clip_norm, tolerance in ((0.5, 1), (1e6, 0)):  # within the norm, no factor is in play
+        whole = clipped_update(trained, model, clip_norm=clip_norm, grid=grid)
+        pieces = clipped_update(np.split(trained, cuts), model, clip_norm=clip_norm, grid=grid, dtype=np.int64)
+        np.testing.assert_allclose(pieces, whole, atol=tolerance)
+    np.testing.assert_allclose(clipped_update(trained, model, clip_norm=0.5, grid=grid), expected, atol=1)
+    narrow = clipped_update(np.split(trained, cuts), model, clip_norm=0.5, grid=grid, dtype=np.int32)
+    assert narrow.dtype == np.int32
+    assert grid.step * np.linalg.norm(narrow.astype(float)) <= 0.5
+    np.testing.assert_allclose(narrow, expected, atol=1)
+
+
+def test_a_piece_that_is_not_finite_is_none_wherever_it_is() -> None:
+    model = np.zeros(CHUNK + 9, np.float32)
+    for place in (0, 6, CHUNK + 8):
+        trained = np.ones(CHUNK + 9, np.float32)
+        trained[place] = np.nan
+        assert clipped_update(np.split(trained, [7]), model, clip_norm=1.0, grid=Grid(2.0**-20)) is None
 
 
 @pytest.mark.parametrize("unit", [0.25, 3.0, 1e6])

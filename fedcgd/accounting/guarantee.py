@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 ADJACENCY = "add or remove one user"
+NO_NOISE = "NO NOISE (σ = 0, for debugging): nothing here is private"
 CONDITION = "true only if the decision to stop there did not depend on a released model"
 
 LEAST_DELTA = 1e-300
@@ -40,6 +41,11 @@ class Guarantee:
         return None if self.released == self.rounds else CONDITION
 
     def __str__(self) -> str:
+        if not self.noise_multiplier:
+            return (
+                f"{NO_NOISE}: ε = ∞ at δ = {rounded_up(self.delta, 6)} ({self.adjacency}; sampling: {self.sampling}; "
+                f"{self.method})"
+            )
         part = f" after {self.released} of {self.rounds} rounds, {self.condition}" if self.condition else ""
         terms = [self.adjacency, f"sampling: {self.sampling}", self.method]
         if self.failure_probability:

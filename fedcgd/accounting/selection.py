@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import expm1, log, log1p
+from math import expm1, log, log1p, sqrt
 from typing import Literal, get_args
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 
 from fedcgd.accounting import calibrate
+from fedcgd.curvature.loss import final_loss
+from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -18,7 +20,7 @@ from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.bands import BandChoice, best_bandwidth, power_bandwidths
 from fedcgd.participation import Participation
 
-Objective = Literal["rmse", "max-se", "amplified-rmse", "practical"]
+Objective = Literal["rmse", "max-se", "amplified-rmse", "practical", "curvature"]
 
 PRACTICAL_DIVISOR = 3.0
 """The best accuracy was seen at 1/(1 − λ) 2–4 times below the amplified-RMSE value (Section 5.1): take the middle."""
@@ -49,6 +51,7 @@ def select_lambda(
     epsilon: float,
     delta: float,
     normalize: bool = False,
+    curvature: Quadratic | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> LambdaSelection:
     """argmin over λ in [0, 1) of the objective, searched on the scale 1/(1 − λ); 0 (DP-SGD) if nothing is better.
@@ -58,6 +61,8 @@ def select_lambda(
     - `amplified-rmse`: ‖B‖_F/√n·σ with σ calibrated under the sampling. Without a sampling it is the same as `rmse`. Found to
       about 10 % on the scale 1/(1 − λ), over which the error itself hardly changes, in about 12 calibrations.
     - `practical`: 1/(1 − λ) a third of the amplified-RMSE one, and λ = 0 if that is below 1.
+    - `curvature`: the root of the loss that noise of σ, calibrated under the sampling, adds on a quadratic with this `curvature`
+      (`fedcgd.curvature.loss.final_loss`). It must come from public data.
 
     `normalize` is for C_λ with unit columns. `progress` hears what comes next. Raises ValueError for an unknown objective,
     a target that no σ reaches, and the Poisson samplings, where λ > 0 is not accounted for.
@@ -69,21 +74,27 @@ def select_lambda(
             f"there is no λ to select under {participation.sampling} sampling: it covers only λ = 0 (dp-sgd), because C_λ is not "
             "banded; use sampling none or balls-in-bins"
         )
+    if (objective == "curvature") != (curvature is not None):
+        raise ValueError("the objective curvature needs a curvature, and no other takes one")
     rounds = participation.rounds
     unit = calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=delta).noise_multiplier
 
-    def closed_form(lam: float) -> float:
-        mechanism = _mechanism(lam, normalize)
-        sigma = sensitivity(mechanism, participation).value * unit
+    def error(mechanism: Mechanism, sigma: float) -> float:
+        if curvature is not None:
+            return sqrt(final_loss(mechanism, rounds, curvature, stddev=sigma))
         norms = error_norms(mechanism, rounds)
         return norms.max_se(sigma) if objective == "max-se" else norms.rmse(sigma)
+
+    def closed_form(lam: float) -> float:
+        mechanism = _mechanism(lam, normalize)
+        return error(mechanism, sensitivity(mechanism, participation).value * unit)
 
     def amplified(lam: float) -> float:
         if progress is not None:
             progress(f"λ = {lam:.4f}")
         mechanism = _mechanism(lam, normalize)
         sigma = calibrate(mechanism, participation, epsilon=epsilon, delta=delta).noise_multiplier
-        return error_norms(mechanism, rounds).rmse(sigma)
+        return error(mechanism, sigma)
 
     # With one participation the best 1/(1 − λ) is near √n, with more it is smaller; 4n leaves room for any.
     limit = log(4.0 * rounds + 4.0)
@@ -110,12 +121,14 @@ def select_mechanism(
     delta: float,
     error: ErrorKind = "rmse",
     workload: Workload = PREFIX_SUMS,
+    curvature: Quadratic | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Mechanism:
     """The mechanism that is spelled; a number that is left open is chosen for the participation and the budget.
 
-    - `lambda-cgd`: λ by the practical rule of `select_lambda`.
-    - A mechanism with bands: of p = 1, 2, 4, … and b (min_separation) the one of least error at (ε, δ).
+    - `lambda-cgd`: λ by the practical rule of `select_lambda`, or for the `curvature` if there is one.
+    - A mechanism with bands: of p = 1, 2, 4, … and b (min_separation) the one of least error at (ε, δ), or of least loss.
+    - `nu-dp-ftrl`, where there is a curvature: ν for its loss.
 
     A function of public numbers alone: the choice costs no privacy. Raises ValueError for an unknown name, a number that is
     impossible or has no rule, and a budget that no σ reaches.
@@ -124,10 +137,11 @@ def select_mechanism(
     if asked.is_open and asked.row.parameter == catalogue.LAMBDA:
         chosen = select_lambda(
             participation,
-            objective="practical",
+            objective="practical" if curvature is None else "curvature",
             epsilon=epsilon,
             delta=delta,
             normalize=asked.normalized,
+            curvature=curvature,
             progress=progress,
         )
         return _mechanism(chosen.lam, asked.normalized)
@@ -140,9 +154,10 @@ def select_mechanism(
             delta=delta,
             error=error,
             workload=workload,
+            curvature=curvature,
             progress=progress,
         ).mechanism
-    return catalogue.mechanism(asked, participation, error=error, workload=workload)
+    return catalogue.mechanism(asked, participation, error=error, workload=workload, curvature=curvature)
 
 
 def select_bands(
@@ -154,6 +169,7 @@ def select_bands(
     delta: float,
     error: ErrorKind = "rmse",
     workload: Workload = PREFIX_SUMS,
+    curvature: Quadratic | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> BandChoice:
     """The number of bands p = 1, 2, 4, … and `longest` of least error at (ε, δ), for a mechanism with bands.
@@ -164,11 +180,15 @@ def select_bands(
     def candidate(p: int) -> tuple[Mechanism, float]:
         if progress is not None:
             progress(f"p = {p}")
-        made = catalogue.mechanism(replace(spelling, value=p), participation(p), error=error, workload=workload)
+        made = catalogue.mechanism(
+            replace(spelling, value=p), participation(p), error=error, workload=workload, curvature=curvature
+        )
         return made, calibrate(made, participation(p), epsilon=epsilon, delta=delta).noise_multiplier
 
     rounds = participation(1).rounds
-    return best_bandwidth(candidate, power_bandwidths(longest, 1), rounds=rounds, error=error, workload=workload)
+    return best_bandwidth(
+        candidate, power_bandwidths(longest, 1), rounds=rounds, error=error, workload=workload, curvature=curvature
+    )
 
 
 def _mechanism(lam: float, normalize: bool) -> Mechanism:

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from fedcgd.accounting import calibrate
-from fedcgd.accounting.guarantee import ADJACENCY
+from fedcgd.accounting.guarantee import ADJACENCY, check_noise_multiplier
 from fedcgd.audit.audit import AuditResult, Release, audit_canaries, audit_plan
 from fedcgd.audit.paths import audit_key, server_release
 from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption, RunOptions, takes
@@ -87,6 +87,7 @@ def audit_command(
             sigma = noise_multiplier
             if sigma is None:
                 sigma = calibrate(chosen, participation, epsilon=epsilon, delta=delta).noise_multiplier
+            check_noise_multiplier(sigma)
             plan = Plan(
                 mechanism=chosen, participation=participation, clip_norm=1.0, noise_multiplier=sigma, delta=delta
             )

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedcgd import ledger
-from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
 from fedcgd.cli.report import console, explained_errors, key_value_table, print_json, status
 
 EXIT_PROBLEMS = 1
@@ -38,7 +38,7 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
         ("whole run, as planned", str(verification.whole)),
         ("released so far", str(verification.guarantee or "nothing is released")),
         ("mechanism", str(run["plan"]["mechanism"]["name"])),
-        ("key", f"fingerprint {run['key_fingerprint']}{_simulated(verification)}"),
+        ("key", f"fingerprint {run['key_fingerprint']}{_not_private(verification)}"),
         ("sealed", str(run["sealed"] or "no")),
         ("attempts not released", str(sum(a["state"] != "released" for a in record["attempts"]))),
         ("rounds skipped", str(len(record["skips"]))),
@@ -64,7 +64,7 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
     if json:
         print_json(record)
     else:
-        console.print(f"whole run, as planned: {verification.whole}{_simulated(verification)}", soft_wrap=True)
+        console.print(f"whole run, as planned: {verification.whole}{_not_private(verification)}", soft_wrap=True)
         console.print(f"released so far: {verification.guarantee or 'nothing is released'}", soft_wrap=True)
         if verification.budget is not None:
             earlier = verification.budget["after"]
@@ -173,5 +173,8 @@ def seal(
     )
 
 
-def _simulated(verification: ledger.Verification) -> str:
-    return " — SIMULATION: the key comes from a seed, and nothing here is private" if verification.simulated else ""
+def _not_private(verification: ledger.Verification) -> str:
+    noiseless = f" — {NO_NOISE}" if verification.noiseless else ""
+    return noiseless + (
+        " — SIMULATION: the key comes from a seed, and nothing here is private" if verification.simulated else ""
+    )

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation.catalogue import describe
@@ -64,15 +65,16 @@ def fail(message: str) -> NoReturn:
 
 def print_json(value: Any) -> None:
     """`value` as JSON on standard output, and nothing else. JSON has no infinity: it becomes the text "inf"."""
-    typer.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+    typer.echo(json.dumps(finite(value), indent=2, allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """`value` with texts ("inf", "nan") in place of the numbers that JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+        return {name: finite(part) for name, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def check_plot(path: Path | None) -> None:
@@ -107,9 +109,17 @@ def when_text(participation: Participation) -> str:
 
 
 def figures(
-    mechanism: Mechanism, participation: Participation, guarantee: "Guarantee", workload: Workload = PREFIX_SUMS
+    mechanism: Mechanism,
+    participation: Participation,
+    guarantee: "Guarantee",
+    workload: Workload = PREFIX_SUMS,
+    curvature: Quadratic | None = None,
 ) -> dict[str, Any]:
-    """The figures that `calibrate`, `epsilon` and `compare` report, with the keys that their JSON has."""
+    """The figures that `calibrate`, `epsilon` and `compare` report, with the keys that their JSON has.
+
+    With a `curvature` among them is "loss": what the noise adds to it at the end, per (clip norm / cohort)².
+    """
+    from fedcgd.curvature.loss import final_loss
     from fedcgd.mechanisms.error import error_norms
 
     norms = error_norms(mechanism, guarantee.rounds, workload)
@@ -123,6 +133,7 @@ def figures(
         "sensitivity_exact": _sensitivity_exact(mechanism, participation, guarantee),
         "rmse": norms.rmse(sigma),
         "max_se": norms.max_se(sigma),
+        **({} if curvature is None else {"loss": final_loss(mechanism, guarantee.rounds, curvature, stddev=sigma)}),
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
         "adjacency": guarantee.adjacency,

@@ -15,7 +15,7 @@ import typer
 from fedcgd import ledger
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.ledger import EXIT_PROBLEMS, LedgerArgument
-from fedcgd.cli.report import console, explained_errors, status
+from fedcgd.cli.report import console, explained_errors, finite, status
 from fedcgd.ledger.statement import facts, privacy_statement, statement_markdown
 from fedcgd.mechanisms import inverse_matrix
 from fedcgd.plan import Plan
@@ -98,7 +98,7 @@ def report_command(
             case ".md":
                 text = statement_markdown(statement)
             case _:
-                text = json_module.dumps(statement, indent=2, ensure_ascii=False) + "\n"
+                text = json_module.dumps(finite(statement), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         try:
             output.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -138,7 +138,9 @@ def _section(title: str, body: str) -> str:
 
 def _promise(statement: dict[str, Any]) -> str:
     whole, so_far = statement["whole_run"], statement["so_far"]
-    if statement["simulated"]:
+    if statement["noiseless"]:
+        kind, verdict = "bad", "NO NOISE: the noise multiplier is 0, for debugging, and nothing here is private."
+    elif statement["simulated"]:
         kind, verdict = "bad", "SIMULATION: the key comes from a seed, and nothing here is private."
     elif not statement["sound"]:
         kind, verdict = (

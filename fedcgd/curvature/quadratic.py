@@ -1,22 +1,10 @@
-"""Gradient descent on a quadratic: how much of the noise of every round is left in the loss, after any number of rounds.
-
-In the direction of an eigenvalue μ, noise that enters with a step of length η shrinks by a = 1 − ημ in each later step.
-So the noise in the model after t rounds is −η·Σ_{j<t} a^(t−1−j)·(C⁻¹Z)_j, and everything here is a weighted sum of squares of
-that. Theorem 4.1 of Gu et al., "Correlating Cross-Iteration Noise for DP-SGD using Model Curvature", 2026, arXiv:2510.05416.
-"""
+"""The problem that errors are measured on: gradient descent on a quadratic whose spectrum is known."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedcgd.curvature.spectrum import Spectrum
-from fedcgd.mechanisms.adjoint import transposed_inverse
-from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Toeplitz, Vector
-from fedcgd.mechanisms.streaming import inverse_rows
-
-_CHUNK_ENTRIES = 2**20  # of an array with a column for each eigenvalue: 8 MiB
+from fedcgd.mechanisms.mechanism import Vector
 
 
 @dataclass(frozen=True)
@@ -42,62 +30,3 @@ class Quadratic:
         """(a, μ, counts) of the directions that are not flat, a = 1 − ημ in (−1, 1)."""
         values, counts = self.spectrum.arrays()
         return 1 - self.learning_rate * values, values, counts
-
-
-def final_loss(mechanism: Mechanism, rounds: int, quadratic: Quadratic, *, stddev: float = 1.0) -> float:
-    """E[L(w̃_n)] − L(w_n) = η²s²/2·Tr((CᵀC)⁻¹·VᵀMV), V[i, j] = (1 − ημ_i)^(n−1−j): eq. 1 of Theorem 4.1, exact.
-
-    The expected loss that the noise s·C⁻¹Z adds after n = `rounds` steps; s = `stddev` is in units of the gradient that is
-    stepped along: ζσ divided by the planned cohort. By `transposed_inverse`, for each eigenvalue.
-    """
-    total = 0.0
-    for a, weights in _chunks(quadratic, rounds, power=1):
-        kept = transposed_inverse(mechanism, rounds, _powers(a, rounds)[::-1])
-        total += float(np.einsum("ij,ij,j->", kept, kept, weights))
-    return quadratic.learning_rate**2 * stddev**2 / 2 * total
-
-
-def losses(mechanism: Mechanism, rounds: int, quadratic: Quadratic, *, stddev: float = 1.0) -> Vector:
-    """E[L(w̃_t)] − L(w_t) after t = 1 … n steps, shape (rounds,); the last is `final_loss`."""
-    return quadratic.learning_rate**2 * stddev**2 / 2 * _energies(mechanism, rounds, quadratic, power=1)
-
-
-def gradient_norm(mechanism: Mechanism, rounds: int, quadratic: Quadratic, *, stddev: float = 1.0) -> float:
-    """1/n·Σ_{t=1}^n (E‖∇L(w̃_t)‖² − ‖∇L(w_t)‖²): the part of the noise in the usual criterion of convergence.
-
-    It is η²s²·Tr((CᵀC)⁻¹W) with W[j, k] = 1/n·Σ_i μ_i²·a_i^|j−k|·(1 + a_i² + … + a_i^(2(n−1−max(j, k)))), the mean over t of what
-    eq. 1 of Theorem 4.1 says with M² for M and t for n. Eq. 2 of that theorem as printed, ((n − max(j, k))/n)·(VᵀM²V)[j, k] with
-    V of the last round for every t, is another number: what counts after t rounds is how far t is from j, not how far n is.
-    """
-    return quadratic.learning_rate**2 * stddev**2 * float(np.mean(_energies(mechanism, rounds, quadratic, power=2)))
-
-
-def _energies(mechanism: Mechanism, rounds: int, quadratic: Quadratic, power: int) -> Vector:
-    """Σ_i μ_i^power·‖Σ_{j<t} a_i^(t−1−j)·C⁻¹[j]‖² for t = 1 … n."""
-    total = np.zeros(rounds)
-    for a, weights in _chunks(quadratic, rounds, power):
-        if isinstance(mechanism, Toeplitz):
-            # Noise of s rounds before the last counts the same whichever round is the last.
-            kept = transposed_inverse(mechanism, rounds, _powers(a, rounds)[::-1])[::-1]
-            total += np.cumsum(kept**2 @ weights)
-            continue
-        position = np.zeros((len(a), rounds))
-        for t, (first, row) in enumerate(inverse_rows(mechanism, rounds)):
-            position *= a[:, None]
-            position[:, first : t + 1] += row
-            total[t] += float(weights @ np.einsum("ij,ij->i", position[:, : t + 1], position[:, : t + 1]))
-    return total
-
-
-def _chunks(quadratic: Quadratic, rounds: int, power: int) -> Iterator[tuple[Vector, Vector]]:
-    """(a, counts·μ^power) of a few eigenvalues at a time."""
-    a, values, counts = quadratic.contractions()
-    step = max(1, _CHUNK_ENTRIES // rounds)
-    for start in range(0, len(a), step):
-        part = slice(start, start + step)
-        yield a[part], counts[part] * values[part] ** power
-
-
-def _powers(a: Vector, rounds: int) -> Matrix:
-    """a_i^s for s = 0 … n − 1, shape (rounds, len(a))."""
-    return np.asarray(a[None, :] ** np.arange(rounds)[:, None])

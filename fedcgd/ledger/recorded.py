@@ -1,6 +1,7 @@
 """Recorded runs as what they may cost the people in them: who was in which, and ε of any of them together."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -134,7 +135,7 @@ class Together:
 
     def epsilon(self, inside: Sequence[int], delta: float) -> float:
         """ε at `delta` of the runs `inside` as planned; of one alone, its own, which no composition makes less tight."""
-        if len(inside) > 1:
+        if len(inside) > 1 or self.runs[inside[0]].plan.noiseless:
             return self.guarantee(inside, delta).epsilon
         (past,) = (self._past[i] for i in inside)
         key = past, delta
@@ -154,6 +155,15 @@ class Together:
         past = [self._past[i] for i in inside]
         if released:
             past = [replace(one, released=self.runs[i].released) for one, i in zip(past, inside, strict=True)]
+        if any(self.runs[i].plan.noiseless for i in inside):
+            return JointGuarantee(
+                epsilon=math.inf,
+                delta=delta,
+                runs=len(past),
+                released=sum(one.rounds_released for one in past),
+                method="a run without noise (σ = 0, for debugging) promises nothing",
+                exact=True,
+            )
         key = (frozenset(Counter(past).items()), delta)
         if key not in self._found:
             self._found[key] = compose(past, delta=delta)

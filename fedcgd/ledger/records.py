@@ -31,6 +31,11 @@ class Verification:
     """The joint ε and δ that the run was begun with, and under `after` the plans of the earlier runs that it counts, by their
     streams. Who was in those, their ledgers say: `joint` of them all checks the budget."""
 
+    @property
+    def noiseless(self) -> bool:
+        """The plan is one for debugging, without noise: nothing in the run is private."""
+        return self.whole.noise_multiplier == 0
+
 
 def verify(path: Path | str) -> Verification:
     """The ε of the run recorded at `path`, derived again from the records; ValueError if there is no ledger.
@@ -153,6 +158,7 @@ def export(path: Path | str) -> dict[str, Any]:
         | {
             "whole": verification.whole.to_description(),
             "guarantee": verification.guarantee and verification.guarantee.to_description(),
+            "noiseless": verification.noiseless,
         },
         "attempts": attempts,
         "releases": releases,

@@ -25,20 +25,24 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
     plan = Plan.from_description(record["run"]["plan"])
     whole = verification.whole
     adaptive = record["run"]["configuration"].get("adaptive_clipping")
-    steps = explain(
-        plan.mechanism,
-        plan.participation,
-        clip_norm=plan.clip_norm if adaptive is None else 1.0,
-        delta=plan.delta,
-        noise_multiplier=plan.noise_multiplier,
-    )
-    reasoning = [{"title": step.title, "statement": step.statement} for step in steps]
+    if plan.noiseless:
+        reasoning = [{"title": "no noise", "statement": f"{_WITHOUT_NOISE} There is nothing to derive."}]
+    else:
+        steps = explain(
+            plan.mechanism,
+            plan.participation,
+            clip_norm=plan.clip_norm if adaptive is None else 1.0,
+            delta=plan.delta,
+            noise_multiplier=plan.noise_multiplier,
+        )
+        reasoning = [{"title": step.title, "statement": step.statement} for step in steps]
     if adaptive is not None:
         reasoning.insert(0, {"title": "adaptive clipping", "statement": _ADAPTIVE})
     return {
         "statement": sentence(whole, simulated=verification.simulated, sound=not verification.problems),
-        "private": not (verification.simulated or verification.problems),
+        "private": not (verification.simulated or verification.noiseless or verification.problems),
         "simulated": verification.simulated,
+        "noiseless": verification.noiseless,
         "sound": not verification.problems,
         "problems": list(verification.problems),
         "rounds_planned": verification.planned,
@@ -55,6 +59,11 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
     }
 
 
+_WITHOUT_NOISE = (
+    "This run has NO NOISE: its noise multiplier is 0, which is for debugging. Updates were clipped and summed, and released as "
+    "they are: ε = ∞, and nothing about it is private."
+)
+
 _ADAPTIVE = (
     "The norm to which updates are clipped follows a quantile of the users' norms, and is computed from earlier releases alone. "
     "What is summed and noised, and called update below, is a vector of norm at most 1 whatever that norm is: a user's clipped "
@@ -66,6 +75,8 @@ _ADAPTIVE = (
 
 def sentence(whole: Guarantee, *, simulated: bool, sound: bool) -> str:
     """The promise in one or two sentences, or that there is none."""
+    if not whole.noise_multiplier:
+        return _WITHOUT_NOISE
     if simulated:
         return (
             "This run is a SIMULATION: its noise comes from a seed that anybody can guess. Nothing about it is private, "

@@ -11,37 +11,46 @@ from torch.utils.data import DataLoader, Sampler
 
 from fedcgd.opacus.rounds import Rounds
 from fedcgd.participation import Participation
+from fedcgd.participation.cohorts import bin_of, place
 
 Indices = NDArray[np.intp]
 
 
 class RoundBatches(Sampler[list[int]]):
-    """The batches of one epoch of `steps` rounds, from the first round that has not been released yet.
+    """The batches of one epoch of `steps` rounds, from the first round that has not been released yet, each in `parts` parts.
 
     An epoch that was left early goes on where it stopped. A batch is given out only when the one before it has been released, and
     to the loop that began last (see `Rounds`). After the last round RuntimeError is raised.
 
     - none: a fixed split in a random order, the same in every epoch.
     - balls-in-bins: each example in one bin, drawn once.
+      (Both as a server draws users that are called "0", "1", …: `fedcgd.participation.cohorts`.)
     - poisson, cyclic-poisson: drawn anew in each round, for cyclic from the round's group of a fixed random split.
 
     All draws are pure functions of the secret that `key()` returns; it may change when a checkpoint is loaded.
     """
 
     def __init__(
-        self, participation: Participation, examples: int, steps: int, key: Callable[[], bytes], rounds: Rounds
+        self,
+        participation: Participation,
+        examples: int,
+        steps: int,
+        key: Callable[[], bytes],
+        rounds: Rounds,
+        parts: int = 1,
     ) -> None:
         self._participation = participation
         self._examples = examples
         self._steps = steps
         self._key = key
         self.rounds = rounds
+        self.parts = parts
         self._groups: tuple[bytes, list[Indices]] | None = None
         self.ahead: deque[int] | None = None
         """Set by a `RoundLoader` that hands out rounds itself: the sizes of batches that this sampler prepared for it."""
 
     def __len__(self) -> int:
-        return self._steps
+        return self._steps * self.parts
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._epoch(self.rounds.enter(), self.rounds.released, self.ahead)
@@ -49,12 +58,12 @@ class RoundBatches(Sampler[list[int]]):
     def _epoch(self, loop: int, start: int, ahead: deque[int] | None) -> Iterator[list[int]]:
         end = min((start // self._steps + 1) * self._steps, self._participation.rounds)
         for round in range(start, end):
-            batch = self.batch(round).tolist()
-            if ahead is None:
-                self.rounds.hand_out(loop, round, len(batch))
-            else:
-                ahead.append(len(batch))
-            yield batch
+            for i, part in enumerate(np.array_split(self.batch(round), self.parts)):
+                if ahead is None:
+                    self.rounds.hand_out(loop, round, len(part), part=i, parts=self.parts)
+                else:
+                    ahead.append(len(part))
+                yield part.tolist()
 
     def batch(self, round: int) -> Indices:
         """The examples of one round, in increasing order."""
@@ -76,10 +85,11 @@ class RoundBatches(Sampler[list[int]]):
 
     def _split(self) -> list[Indices]:
         groups = self._steps if self._participation.sampling == "none" else self._participation.min_separation
+        key, examples = self._key(), range(self._examples)
         if self._participation.sampling == "balls-in-bins":
-            bins = self._uniform("bins", self._examples) % np.uint64(groups)
+            bins = np.array([bin_of(str(i), groups, key) for i in examples])
             return [np.flatnonzero(bins == j) for j in range(groups)]
-        order = np.argsort(self._uniform("order", self._examples), kind="stable")
+        order = np.argsort(np.array([place(str(i), key) for i in examples], np.uint64), kind="stable")
         return [np.sort(part) for part in np.array_split(order, groups)]
 
     def _uniform(self, purpose: str, count: int) -> NDArray[np.uint64]:
@@ -103,6 +113,8 @@ class RoundLoader(DataLoader[Any]):
         return self._in_turn(prepared, ahead, batches.rounds.loop, batches.rounds.released)
 
     def _in_turn(self, prepared: Iterator[Any], ahead: deque[int], loop: int, first: int) -> Iterator[Any]:
-        for round, batch in enumerate(prepared, start=first):
-            self.batch_sampler.rounds.hand_out(loop, round, ahead.popleft())
+        batches = self.batch_sampler
+        for i, batch in enumerate(prepared):
+            round, part = first + i // batches.parts, i % batches.parts
+            batches.rounds.hand_out(loop, round, ahead.popleft(), part=part, parts=batches.parts)
             yield batch

@@ -1,6 +1,5 @@
 """`opacus.PrivacyEngine` with correlated noise."""
 
-import math
 import secrets
 import warnings
 from collections.abc import Mapping
@@ -8,29 +7,25 @@ from typing import Any, Literal
 
 import torch
 from opacus import PrivacyEngine
+from opacus.accountants import create_accountant
 from opacus.data_loader import wrap_collate_with_empty
 from opacus.grad_sample import AbstractGradSampleModule, get_gsm_class
 from opacus.optimizers import DPOptimizer
 from torch import nn, optim
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-)
+from torch.utils.data import DataLoader
 
-from fedcgd.gradients import refuse_batch_statistics
+from fedcgd.accounting.guarantee import NO_NOISE
 from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import Mechanism
 from fedcgd.noise.source import NoiseMode
 from fedcgd.opacus.batches import RoundBatches, RoundLoader
+from fedcgd.opacus.checks import check_fits, check_loader, check_module, refuse_schedulers
 from fedcgd.opacus.ghost import GhostHooks, GhostLoss, GhostModule
 from fedcgd.opacus.independence import Independence
 from fedcgd.opacus.optimizer import CorrelatedOptimizer, RoundNoise
-from fedcgd.opacus.rounds import Rounds
-from fedcgd.participation import Participation, Sampling
+from fedcgd.opacus.planning import check_clipping, chosen_sampling, plan_for_budget, plan_with_noise
+from fedcgd.opacus.rounds import NothingYet, Rounds
+from fedcgd.participation import Sampling
 from fedcgd.plan import Plan
 
 Private = tuple[Any, ...]
@@ -56,15 +51,31 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     Guarantee: a step releases, once, the gradients of exactly the examples that the loader gave out for its round, each clipped
     to the plan's norm over exactly the parameters that move (see `Rounds` and `fedcgd.opacus.clipping`); anything else that it
     can see raises before noise is drawn. It cannot see whether the loss of an example depends on others (docs/central.md lists
-    what is up to the program). Batches are divided by their expected size. `get_epsilon` and `save_checkpoint` are as in Opacus.
+    what is up to the program, and where arguments and answers differ from Opacus'). Batches are divided by their expected size.
+
+    `accountant` and `secure_mode` are Opacus': ε is always found by the accountant of the plan, whichever is named, and on a CPU
+    noise is cryptographic and on a grid in any case; with secure_mode=True whatever is not is refused: another device, a
+    simulation key, a `noise_generator`.
     """
 
-    def __init__(self, key: NoiseKey) -> None:
+    def __init__(self, key: NoiseKey, *, accountant: str = "prv", secure_mode: bool = False) -> None:
         # PrivacyEngine.__init__ would make an accountant of independent noise, and warn about noise that is not used.
-        self.secure_mode, self.secure_rng, self.dataset = False, None, None
+        create_accountant(accountant)  # only to raise for an unknown name what Opacus raises
+        if accountant != "prv":
+            warnings.warn(
+                f"accountant={accountant!r} is not used: ε is an upper bound by the accountant of the plan",
+                stacklevel=2,
+            )
+        if secure_mode and key.simulated:
+            raise ValueError("Passing seed is prohibited in secure mode, and the key is that of a simulation seed")
+        self.secure_mode, self.secure_rng, self.dataset = secure_mode, None, None
         self._key = key
-        self.accountant: Rounds | None = None
-        """The rounds of the run; None before there is one."""
+        self._rounds: Rounds | None = None
+
+    @property
+    def accountant(self) -> Rounds | NothingYet:
+        """The rounds of the run, where Opacus has its accountant; before `make_private`, of none."""
+        return NothingYet() if self._rounds is None else self._rounds
 
     def make_private(
         self,
@@ -73,38 +84,77 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         optimizer: optim.Optimizer,
         criterion: Any = None,
         data_loader: DataLoader[Any],
-        plan: Plan,
+        plan: Plan | None = None,
+        mechanism: Mechanism | str | None = None,
+        noise_multiplier: float | None = None,
+        max_grad_norm: float | None = None,
+        epochs: int | None = None,
+        target_delta: float | None = None,
+        sampling: Sampling | None = None,
+        groups: int | None = None,
         noise: NoiseMode | None = None,
         batch_first: bool = True,
         loss_reduction: Literal["mean", "sum"] = "mean",
+        poisson_sampling: bool | None = None,
+        clipping: str = "flat",
+        noise_generator: torch.Generator | None = None,
         grad_sample_mode: str = "hooks",
         wrap_model: bool = True,
+        rand_on_empty: bool = False,
+        accumulation_steps: int = 1,
     ) -> Private:
         """The private counterparts, for the rounds of `plan`.
 
+        In place of a plan, Opacus' `noise_multiplier` (σ) and `max_grad_norm` (ζ) will do, with what they leave open:
+        `mechanism`, `epochs`, `target_delta`, and `sampling` as in `make_private_with_epsilon`. With `accumulation_steps` = m
+        a round's batch comes from the loader in m parts, and is released once, after the last of them.
+
         `noise` is `replay` (made again from the key), `buffer` (kept beside the model) or `cpu-buffer`; by default
         whichever of the first two the mechanism does with less. With the `grad_sample_mode` "ghost" linear and embedding layers
-        make no per-example gradients, and the criterion is returned too. `batch_first`, `loss_reduction` and `wrap_model` are
-        as in Opacus.
+        make no per-example gradients, and the criterion is returned too. `noise_generator` seeds a simulation, for tests.
+        `batch_first`, `loss_reduction` and `wrap_model` are as in Opacus; `clipping` and `rand_on_empty` have one value each.
         Raises ValueError if the plan and the loader do not fit each other, and for what is not accounted for.
         """
-        if self.accountant is not None:
+        if self._rounds is not None:
             raise RuntimeError("this engine has made a run private already; make another engine for another run")
-        if not isinstance(plan, Plan):
-            raise TypeError(f"plan must be a fedcgd.plan.Plan, got {type(plan).__name__}; Plan.calibrated makes one")
-        examples, steps = _check_loader(data_loader)
-        _check_fits(plan.participation, steps)
+        check_clipping(clipping, max_grad_norm)
+        if rand_on_empty:
+            raise ValueError("rand_on_empty must be False: rows of no example are not accounted for")
+        examples, steps = check_loader(data_loader, accumulation_steps)
+        if plan is None:
+            plan = self._plan(
+                steps,
+                mechanism,
+                noise_multiplier,
+                max_grad_norm,
+                epochs,
+                target_delta,
+                sampling,
+                poisson_sampling,
+                groups,
+            )
+        else:
+            _check_only_the_plan(
+                plan,
+                {"noise_multiplier": noise_multiplier, "max_grad_norm": max_grad_norm, "target_delta": target_delta},
+                mechanism=mechanism, epochs=epochs, sampling=sampling, poisson_sampling=poisson_sampling, groups=groups,
+            )  # fmt: skip
+        check_fits(plan.participation, steps)
         inner = module._module if isinstance(module, AbstractGradSampleModule) else module
-        _check_module(inner, optimizer)
+        self.validate(module=inner, optimizer=None, data_loader=None)
+        check_module(inner, optimizer)
+        moving = [p for p in inner.parameters() if p.requires_grad]
+        self._key = self._run_key(noise_generator, moving[0].device)
+        if plan.noiseless:
+            warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=2)
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
-        moving = [p for p in inner.parameters() if p.requires_grad]
         made_noise = RoundNoise(plan, self._key, sum(p.numel() for p in moving), noise)
         wrapped = self._wrapped(module, grad_sample_mode, batch_first, loss_reduction, wrap_model)
         loss = None
         if grad_sample_mode == "ghost":
             loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)
-        rounds = Rounds(plan, "" if self._key.simulated else secrets.token_hex(16))
+        rounds = Rounds(plan, "" if self._key.simulated else secrets.token_hex(16), 1 / steps)
         if isinstance(optimizer, CorrelatedOptimizer):
             optimizer.retire()
         private = CorrelatedOptimizer(
@@ -117,10 +167,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             expanded=wrapped if grad_sample_mode == "ew" else None,
         )
         Independence(inner, wrapped if grad_sample_mode == "ew" else inner, batch_first)
-        loader = self._loader(
-            data_loader, RoundBatches(plan.participation, examples, steps, self._choices, rounds), batch_first
-        )
-        self.accountant = rounds
+        batches = RoundBatches(plan.participation, examples, steps, self._choices, rounds, accumulation_steps)
+        loader = self._loader(data_loader, batches, batch_first)
+        self._rounds = rounds
         return (wrapped, private, loader) if loss is None else (wrapped, private, loss, loader)
 
     def make_private_with_epsilon(
@@ -130,7 +179,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         optimizer: optim.Optimizer,
         criterion: Any = None,
         data_loader: DataLoader[Any],
-        mechanism: Any,
+        mechanism: Mechanism | str,
         target_epsilon: float,
         target_delta: float,
         epochs: int,
@@ -139,55 +188,46 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         groups: int | None = None,
         poisson_sampling: bool | None = None,
         clipping: str = "flat",
-        noise_generator: None = None,
+        accumulation_steps: int = 1,
         **options: Any,
     ) -> Private:
         """`make_private` with the plan that has the smallest σ for `epochs` epochs within (`target_epsilon`, `target_delta`).
 
         `mechanism` is what `Plan.calibrated` takes; `sampling` is one of those named above, with `groups` for "cyclic-poisson".
         As in Opacus, the default is Poisson sampling, and poisson_sampling=False is "none". Poisson sampling is accounted for
-        with independent noise (DP-SGD) only: a mechanism with correlated noise needs another one.
-        `clipping` and `noise_generator` are there for callers of Opacus and have one value each; `options` are `make_private`'s.
+        with independent noise (DP-SGD) only: a mechanism with correlated noise needs another one. `options` are `make_private`'s.
         Raises ValueError for what is not accounted for.
         """
-        if clipping != "flat":
-            raise ValueError(f"clipping must be flat, got {clipping!r}: the sensitivity of no other is accounted for")
-        if noise_generator is not None:
-            raise ValueError("noise_generator cannot be given: the noise comes from the engine's key")
-        if sampling is not None and poisson_sampling is not None and poisson_sampling != (sampling == "poisson"):
-            raise ValueError(f"poisson_sampling={poisson_sampling} contradicts sampling {sampling!r}; give one of them")
-        _, steps = _check_loader(data_loader)
-
-        def plan(sampling: Sampling) -> Plan:
-            return Plan.calibrated(
-                mechanism=mechanism,
-                participation=_participation(steps, epochs, sampling, groups),
-                clip_norm=max_grad_norm,
-                epsilon=target_epsilon,
-                delta=target_delta,
-            )
-
-        if sampling is None and poisson_sampling is not None:
-            sampling = "poisson" if poisson_sampling else "none"
-        try:
-            chosen = plan(sampling or "poisson")
-        except ValueError as error:
-            if sampling is not None:
-                raise
-            raise ValueError(_choose_a_sampling(plan, error)) from None
+        check_clipping(clipping, max_grad_norm)
+        plan = plan_for_budget(
+            check_loader(data_loader, accumulation_steps)[1],
+            mechanism=mechanism,
+            sampling=chosen_sampling(sampling, poisson_sampling),
+            groups=groups,
+            epochs=epochs,
+            clip_norm=max_grad_norm,
+            epsilon=target_epsilon,
+            delta=target_delta,
+        )
         return self.make_private(
-            module=module, optimizer=optimizer, criterion=criterion, data_loader=data_loader, plan=chosen, **options
+            module=module,
+            optimizer=optimizer,
+            criterion=criterion,
+            data_loader=data_loader,
+            plan=plan,
+            accumulation_steps=accumulation_steps,
+            **options,
         )
 
     def get_epsilon(self, delta: float) -> float:
         """An upper bound on ε of the rounds so far, at `delta`; adjacency is add or remove one example."""
-        return 0.0 if self.accountant is None else self.accountant.get_epsilon(delta)
+        return self.accountant.get_epsilon(delta)
 
     def save_checkpoint(
         self, *, noise_scheduler: None = None, grad_clip_scheduler: None = None, **arguments: Any
     ) -> None:
         """`opacus.PrivacyEngine.save_checkpoint`; there are no schedulers of noise or clip norm."""
-        _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         super().save_checkpoint(**arguments)
 
     def load_checkpoint(
@@ -206,12 +246,12 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         Only tensors and plain values are read, never code. Raises ValueError, before anything is changed, if the checkpoint is of
         another plan, or if this engine has released rounds that the checkpoint does not know.
         """
-        _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
-        if self.accountant is None:
+        refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        if self._rounds is None:
             raise RuntimeError("call make_private first, with the plan of the checkpoint")
         options = {**(torch_load_kwargs or {}), "weights_only": True}
         checkpoint: dict[str, Any] = torch.load(path, **options)
-        self.accountant.load_state_dict(checkpoint["privacy_accountant_state_dict"])
+        self._rounds.load_state_dict(checkpoint["privacy_accountant_state_dict"])
         module.load_state_dict(checkpoint["module_state_dict"], **(module_load_dict_kwargs or {}))
         state = checkpoint.pop("optimizer_state_dict", {})
         if optimizer is not None and state:
@@ -223,8 +263,59 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         return checkpoint
 
     def _choices(self) -> bytes:
-        assert self.accountant is not None
-        return self._key.choices_of(self.accountant.run)
+        assert self._rounds is not None
+        return self._key.choices_of(self._rounds.run)
+
+    def _plan(
+        self,
+        steps: int,
+        mechanism: Mechanism | str | None,
+        noise_multiplier: float | None,
+        clip_norm: float | None,
+        epochs: int | None,
+        delta: float | None,
+        sampling: Sampling | None,
+        poisson_sampling: bool | None,
+        groups: int | None,
+    ) -> Plan:
+        if mechanism is None or noise_multiplier is None or clip_norm is None or epochs is None or delta is None:
+            given = {
+                "mechanism": mechanism, "noise_multiplier": noise_multiplier, "max_grad_norm": clip_norm, "epochs": epochs,
+                "target_delta": delta,
+            }  # fmt: skip
+            missing = ", ".join(name for name, value in given.items() if value is None)
+            raise ValueError(
+                f"give plan= (Plan.calibrated makes one), or in its place also {missing}: what is accounted for is a whole run "
+                "of one mechanism, and not each step by itself as in Opacus"
+            )
+        return plan_with_noise(
+            steps,
+            mechanism=mechanism,
+            sampling=chosen_sampling(sampling, poisson_sampling),
+            groups=groups,
+            epochs=epochs,
+            clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+        )
+
+    def _run_key(self, noise_generator: torch.Generator | None, device: torch.device) -> NoiseKey:
+        """The key of the run. Raises ValueError for a seed that would make a private run a simulation."""
+        if self.secure_mode and device.type != "cpu":
+            raise ValueError(
+                f"secure_mode is for parameters on the CPU, and these are on {device}, where noise is of the device's generator"
+            )
+        if noise_generator is None:
+            return self._key
+        if self.secure_mode:
+            raise ValueError("Passing seed is prohibited in secure mode")
+        if not self._key.simulated:
+            raise ValueError(
+                "noise_generator is a seed, and the noise comes from the engine's key: for a test make the engine with "
+                "NoiseKey.simulation(seed), a simulation, and leave noise_generator out or give it as well"
+            )
+        seed = torch.randint(2**62, (1,), generator=noise_generator, device=noise_generator.device)
+        return NoiseKey.simulation(int(seed))
 
     def _wrapped(self, module: nn.Module, mode: str, batch_first: bool, loss_reduction: str, wrap_model: bool) -> Any:
         if mode not in ("hooks", "functorch", "ew", "ghost"):
@@ -274,140 +365,13 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         )
 
 
-def _check_loader(data_loader: DataLoader[Any]) -> tuple[int, int]:
-    """(examples, steps of an epoch). Raises for a loader that picks examples in a way of its own."""
-    if isinstance(data_loader.dataset, IterableDataset):
-        raise TypeError("the data set must have a length and indices, so that the engine can pick its batches")
-    if not isinstance(data_loader, RoundLoader) and (
-        type(data_loader.batch_sampler) is not BatchSampler
-        or type(data_loader.sampler) not in (SequentialSampler, RandomSampler)
-    ):
-        raise ValueError(
-            f"the data loader has a sampler of its own ({type(data_loader.sampler).__name__}), and the engine picks the batches "
-            "from the whole data set: give it a plain DataLoader, over a torch.utils.data.Subset if not all examples shall be "
-            "used"
-        )
-    repeated = _repeated(data_loader.dataset)
-    if repeated:
-        raise ValueError(
-            f"the data set has example {repeated[0]} and {len(repeated) - 1} others more than once (a Subset with repeated "
-            "indices, or the same data set twice in a ConcatDataset): ε counts an example once in its round. To weigh examples, "
-            "weigh their losses"
-        )
-    return len(data_loader.dataset), len(data_loader)  # type: ignore[arg-type]
-
-
-def _repeated(dataset: Any) -> list[int]:
-    """Which examples of `dataset` are one example of the data sets that it was made from, again."""
-    if not isinstance(dataset, Subset | ConcatDataset):
-        return []
-    origins = _origins(dataset)
-    last = {origin: i for i, origin in enumerate(origins)}
-    return [i for i, origin in enumerate(origins) if last[origin] != i]  # the earlier ones
-
-
-def _origins(dataset: Any) -> list[tuple[int, int]]:
-    """For each example: (which data set without parts, its index there)."""
-    if isinstance(dataset, ConcatDataset):
-        return [origin for part in dataset.datasets for origin in _origins(part)]
-    if isinstance(dataset, Subset):
-        whole = _origins(dataset.dataset)
-        return [whole[int(i)] for i in dataset.indices]
-    return [(id(dataset), i) for i in range(len(dataset))]
-
-
-def _check_fits(participation: Participation, steps: int) -> None:
-    """Raise ValueError unless batches of a loader with `steps` steps an epoch keep the promise of `participation`."""
-    rounds, separation = participation.rounds, participation.min_separation
-    if rounds % steps:
-        raise ValueError(
-            f"the plan has {rounds} rounds, and an epoch of the data loader {steps} steps: plan for a multiple of {steps} "
-            "rounds, epochs · len(data_loader)"
-        )
-    rate = participation.sampling_rate
-    if rate is not None:
-        if not math.isclose(rate * steps, separation, rel_tol=1e-9):
-            raise ValueError(
-                f"the plan's sampling_rate is {rate}, and a data loader with {steps} steps an epoch has batches of "
-                f"{separation}/{steps} of the examples of a round's group: plan with sampling_rate={separation / steps}"
-            )
-        if separation > steps:
-            raise ValueError(f"the plan has {separation} groups, and the data loader only {steps} steps an epoch")
-    elif participation.sampling == "balls-in-bins" and separation != steps:
-        raise ValueError(
-            f"the plan has {separation} bins (min_separation), and the data loader {steps} steps an epoch; they must be equal"
-        )
-    elif separation > steps or participation.participations < rounds // steps:
-        raise ValueError(
-            f"the plan says at most {participation.participations} participations, {separation} rounds apart; with this data "
-            f"loader each example takes part {rounds // steps} times, {steps} rounds apart"
-        )
-
-
-def _check_module(module: nn.Module, optimizer: optim.Optimizer) -> None:
-    """Raise unless the parameters that can move are those that are clipped, and nothing else carries data away."""
-    if isinstance(module, nn.parallel.DistributedDataParallel):
-        raise TypeError("DistributedDataParallel is not supported: each process would add its own noise")
-    known = set(module.parameters())
-    given = dict.fromkeys(p for group in optimizer.param_groups for p in group["params"])  # in order
-    if any(p not in known for p in given):
-        raise ValueError("the optimizer has parameters that are not the module's; make it from module.parameters()")
-    missing = [name for name, p in module.named_parameters() if p.requires_grad and p not in given]
-    if missing:
-        raise ValueError(
-            f"{missing[0]} and {len(missing) - 1} other parameters of the module need gradients but are not in the optimizer: "
-            "freeze them with requires_grad_(False), or give them to the optimizer"
-        )
-    moving = [p for p in given if p.requires_grad]
-    if not moving:
-        raise ValueError("no parameter of the optimizer needs a gradient: there is nothing to train")
-    if len({p.device for p in moving}) > 1:
-        raise ValueError("the parameters must all be on one device")
-    if isinstance(optimizer, optim.LBFGS):
-        raise TypeError(
-            "LBFGS computes gradients several times a step, and a round is released once; take another optimizer"
-        )
-    refuse_batch_statistics(module)
-    for name, layer in module.named_modules():
-        if getattr(layer, "max_norm", None) is not None:
-            raise ValueError(
-                f"{name!r} has max_norm: it changes the embeddings of the tokens that it sees, without clipping or noise"
-            )
-
-
-def _participation(steps: int, epochs: int, sampling: Sampling, groups: int | None) -> Participation:
-    """What `epochs` epochs of `steps` steps are."""
-    if epochs < 1:
-        raise ValueError(f"epochs must be at least 1, got {epochs}")
-    if (groups is not None) != (sampling == "cyclic-poisson"):
-        raise ValueError(f"groups goes with cyclic-poisson sampling, got groups={groups} and sampling {sampling!r}")
-    rounds = epochs * steps
-    if sampling == "poisson":
-        return Participation(rounds=rounds, sampling=sampling, sampling_rate=1 / steps)
-    if groups is None:
-        return Participation(rounds=rounds, min_separation=steps, sampling=sampling)
-    if not 1 <= groups <= steps:
-        raise ValueError(f"groups must be between 1 and the {steps} steps of an epoch, got {groups}")
-    return Participation(rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=groups / steps)
-
-
-def _choose_a_sampling(plan: Any, error: ValueError) -> str:
-    """What to tell who left the sampling to Opacus' default, which `error` refused."""
-    try:
-        sigma = f"noise_multiplier {plan('none').noise_multiplier:.4g}"
-    except ValueError as refused:
-        sigma = str(refused)
-    return (
-        f"the default of Opacus is Poisson sampling, and here that cannot be: {error}. Say which sampling to use:\n"
-        f"  sampling='none' (also poisson_sampling=False), a fixed split, which anybody may know: {sigma}\n"
-        "  sampling='balls-in-bins', each example in one secret random batch of each epoch: less noise, found in seconds to "
-        "minutes\n"
-        "  sampling='cyclic-poisson' with groups=, for banded mechanisms; sampling='poisson' for DP-SGD"
-    )
-
-
-def _refuse_schedulers(noise_scheduler: Any, grad_clip_scheduler: Any) -> None:
-    if noise_scheduler is not None or grad_clip_scheduler is not None:
-        raise ValueError(
-            "noise and clip norm are the plan's, the same in every round: there is no noise_scheduler or grad_clip_scheduler"
-        )
+def _check_only_the_plan(plan: Any, same: Mapping[str, float | None], **others: Any) -> None:
+    """Raise unless `plan` is a plan, what is given beside it says the same, and `others` are not given."""
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a fedcgd.plan.Plan, got {type(plan).__name__}; Plan.calibrated makes one")
+    planned = {"noise_multiplier": plan.noise_multiplier, "max_grad_norm": plan.clip_norm, "target_delta": plan.delta}
+    for name, value in same.items():
+        if value not in (None, planned[name]):
+            raise ValueError(f"{name}={value} contradicts the plan, which has {planned[name]}; leave it out")
+    if given := [name for name, value in others.items() if value is not None]:
+        raise ValueError(f"the plan says {', '.join(given)} already; leave out the one or the other")

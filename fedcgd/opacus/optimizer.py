@@ -66,9 +66,9 @@ def _fingerprint(steps: Tensor, key: bytes) -> Any:
 class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     """`opacus.optimizers.DPOptimizer` with correlated noise, for one engine's module, loader and plan.
 
-    A step after a part of a batch (`BatchMemoryManager`) adds its clipped gradients to the round's sum; the last one releases the
-    sum. An example whose gradient is not finite adds zero. A step that fails abandons the round. Gradients are used up by the
-    step, so that any `zero_grad`, or none, will do.
+    A step after a part of a batch (`BatchMemoryManager`, or the engine's `accumulation_steps`) adds its clipped gradients to the
+    round's sum; the last one releases the sum. An example whose gradient is not finite adds zero. A step that fails abandons the
+    round. Gradients are used up by the step, so that any `zero_grad`, or none, will do.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._rows: int | None = None
         """With expanded weights: of how many rows the forward passes since the last step were."""
         self._before: dict[str, tuple[int, int | None]] = {}
-        rounds.on_hand_out = self._begin
+        rounds.on_hand_out, rounds.on_more = self._begin, self._absorb
 
     @property
     def max_grad_norm(self) -> float:
@@ -153,7 +153,8 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             flight = self._rounds.flight
             self._check_parameters()
             self._clip()
-            if flight.skips and flight.skips.pop(0):
+            skipped = bool(flight.skips) and flight.skips.pop(0)
+            if skipped or flight.parts_left:
                 return False
             self._release()
         except BaseException:
@@ -185,7 +186,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         """Leave the wrapped optimizer to another engine; this one makes no more steps."""
         for handle in self._handles:
             handle.remove()
-        self._rounds.on_hand_out = None
+        self._rounds.on_hand_out = self._rounds.on_more = None
         self._known = ()
 
     def _check_rows(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -200,6 +201,12 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 "gradients of all of them, row by row. Use grad_sample_mode 'hooks', or rows of the same examples in each pass"
             )
         self._rows = rows
+
+    def _absorb(self) -> None:
+        """Clip and add what backward passes have left, if they have, before another part of the round's batch."""
+        if any(_passes(p) for p in self._moving):
+            self._check_parameters()
+            self._clip()
 
     def _clip(self) -> None:
         """Use up the gradients of the backward passes since the last step."""

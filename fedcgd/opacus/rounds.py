@@ -1,11 +1,11 @@
 """The rounds of a run: which were released, and what may still happen to the one that is under way."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from opacus.accountants import IAccountant
 from torch import Tensor
 
-from fedcgd.accounting import compute_epsilon
 from fedcgd.plan import Plan
 
 _AGAIN = "enter the loop over the loader again: the round starts afresh, with the same batch"
@@ -17,6 +17,8 @@ class Flight:
 
     examples: int
     """How many the loader handed out."""
+    parts_left: int = 0
+    """How many more parts the batch comes in, with gradient accumulation."""
     clipped: int = 0
     """The gradients of how many are in the sum."""
     length: int = 1
@@ -27,16 +29,45 @@ class Flight:
     """For each part of the batch that `BatchMemoryManager` made, whether the step after it only adds to the sum."""
 
 
-class Rounds:
+class NothingYet(IAccountant):  # type: ignore[misc]
+    """What an engine answers before it has made a run private."""
+
+    def __init__(self) -> None:
+        self.history: list[tuple[float, float, int]] = []
+
+    def __len__(self) -> int:
+        return 0
+
+    @classmethod
+    def mechanism(cls) -> str:
+        """The accountant's name."""
+        return "fedcgd"
+
+    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
+        """Raises RuntimeError."""
+        raise RuntimeError("there is no run: call make_private first")
+
+    def get_epsilon(self, delta: float, **_: Any) -> float:
+        """0: nothing is released."""
+        return 0.0
+
+    def state_dict(self, destination: Any = None) -> Any:
+        """Raises RuntimeError."""
+        raise RuntimeError("there is no run to save: call make_private first")
+
+
+class Rounds(IAccountant):  # type: ignore[misc]
     """The one rule: a release consumes, once, the clipped gradients of exactly the examples handed out for its round.
 
-    Stands where Opacus keeps its accountant. A round goes through `hand_out`, `flight` (as often as the batch has parts),
-    `complete` and `record`; what comes in another order raises before there is noise. Whoever leaves the loop and enters it again
-    starts the round under way afresh.
+    Stands where Opacus keeps its accountant, and answers as one. A round goes through `hand_out` and `flight` (as often as the
+    batch has parts), `complete` and `record`; what comes in another order raises before there is noise. Whoever leaves the loop
+    and enters it again starts the round under way afresh.
     """
 
-    def __init__(self, plan: Plan, run: str) -> None:
+    def __init__(self, plan: Plan, run: str, sample_rate: float) -> None:
+        """`sample_rate` is the part of the examples that a round takes on average."""
         self.plan = plan
+        self.sample_rate = sample_rate
         self.run = run
         """Names the run among all with its key: no two share noise or batches. Empty with a simulation key."""
         self.nonces: list[int] = []
@@ -46,11 +77,30 @@ class Rounds:
         """The number of the loop over the loader that began last: only it is given batches."""
         self.on_hand_out: Any = None
         """Called, without arguments, when a round starts: whatever is left of the one before it has to go."""
+        self.on_more: Any = None
+        """Called, without arguments, before another part of a round's batch goes out: it clips and adds what is there."""
 
     @property
     def released(self) -> int:
         """How many rounds have been released."""
         return len(self.nonces)
+
+    @property
+    def history(self) -> list[tuple[float, float, int]]:
+        """(noise multiplier, sample rate, rounds released), as Opacus' accountants have it; empty before the first release."""
+        return [(self.plan.noise_multiplier, self.sample_rate, self.released)] if self.nonces else []
+
+    def __len__(self) -> int:
+        return self.released
+
+    @classmethod
+    def mechanism(cls) -> str:
+        """The accountant's name, which no accountant of Opacus has: their checkpoints and these do not mix."""
+        return "fedcgd"
+
+    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
+        """Raises RuntimeError: a step that nobody took cannot be counted."""
+        raise RuntimeError("rounds are counted when the private optimizer releases them, and in no other way")
 
     def enter(self) -> int:
         """A number for a loop over the loader that begins now; older loops end. Raises RuntimeError after the last round."""
@@ -66,8 +116,8 @@ class Rounds:
                 f"all {rounds} rounds of the plan have been released; plan for more epochs, and make another engine, to train on"
             )
 
-    def hand_out(self, loop: int, round: int, examples: int) -> None:
-        """Begin `round`, whose batch of `examples` examples goes to `loop`."""
+    def hand_out(self, loop: int, round: int, examples: int, *, part: int = 0, parts: int = 1) -> None:
+        """Begin `round` with `examples` examples, which go to `loop`; or go on with it, after the first of its `parts`."""
         if loop != self.loop:
             self.abandon()
             raise RuntimeError(
@@ -79,12 +129,27 @@ class Rounds:
             raise RuntimeError(
                 f"the batch of round {round} was asked for when {self.released} rounds had been released: take one "
                 "optimizer step for each batch (an empty or spoilt batch too); with BatchMemoryManager use num_workers=0. To "
-                f"accumulate gradients over batches, take larger batches and BatchMemoryManager. To go on, {_AGAIN}"
+                f"accumulate gradients over batches, give make_private accumulation_steps. To go on, {_AGAIN}"
             )
+        if part:
+            self._go_on(examples, parts - 1 - part)
+            return
         self._flight = None  # while what an interrupted round has left is cleared away
         if self.on_hand_out is not None:
             self.on_hand_out()
-        self._flight = Flight(examples)
+        self._flight = Flight(examples, parts_left=parts - 1)
+
+    def _go_on(self, examples: int, parts_left: int) -> None:
+        """Another part of the batch: the gradients of those before it are clipped and added to the sum now."""
+        try:
+            if self.flight.parts_left != parts_left + 1:
+                raise RuntimeError(f"a part of the batch is missing; {_AGAIN}")
+            if self.on_more is not None:
+                self.on_more()
+        except BaseException:
+            self.abandon()
+            raise
+        self._flight = replace(self.flight, examples=self.flight.examples + examples, parts_left=parts_left)
 
     @property
     def flight(self) -> Flight:
@@ -119,28 +184,24 @@ class Rounds:
         """Forget the round under way: what was added to its sum is never released."""
         self._flight = None
 
-    def get_epsilon(self, delta: float) -> float:
+    def get_epsilon(self, delta: float, *, alphas: Any = None, eps_error: Any = None, delta_error: Any = None) -> float:
         """An upper bound on ε of the rounds so far; adjacency is add or remove one example.
 
-        Their number must not depend on what they released. Under Balls-in-Bins this takes seconds, each time.
+        Their number must not depend on what they released. Under Balls-in-Bins this takes seconds, each time. Opacus' `alphas`
+        (orders to search) and errors (how coarse an answer may be) change nothing: there is no order, and the bound holds.
         """
         if self.released == 0:
             return 0.0
-        return compute_epsilon(
-            self.plan.mechanism,
-            self.plan.participation,
-            noise_multiplier=self.plan.noise_multiplier,
-            delta=delta,
-            released=self.released,
-        ).epsilon
+        return replace(self.plan, delta=delta).guarantee(released=self.released).epsilon
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to hold so that the noise goes on in the right round."""
-        return {
-            "plan": self.plan.to_description(),
-            "run": self.run,
-            "nonces": [f"{nonce:032x}" for nonce in self.nonces],
-        }
+    def state_dict(self, destination: Any = None) -> dict[str, Any]:
+        """What a checkpoint has to hold so that the noise goes on in the right round; put into `destination` if there is one."""
+        state: dict[str, Any] = {} if destination is None else destination
+        state["plan"] = self.plan.to_description()
+        state["run"] = self.run
+        state["nonces"] = [f"{nonce:032x}" for nonce in self.nonces]
+        state["history"], state["mechanism"] = self.history, self.mechanism()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`; the round under way starts afresh.
@@ -148,6 +209,8 @@ class Rounds:
         Raises ValueError if it is another plan's, or if this object has released rounds that the state does not know:
         they would be released twice.
         """
+        if "plan" not in state:
+            raise ValueError("the checkpoint is not of a fedcgd engine: it has no plan, and nobody knows its noise")
         plan, run, nonces = state["plan"], str(state["run"]), [int(nonce, 16) for nonce in state["nonces"]]
         if plan != self.plan.to_description():
             raise ValueError(f"the checkpoint is of another plan: {plan}, not {self.plan.to_description()}")

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from fedcgd.curvature.loss import final_loss
+from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
@@ -30,15 +32,20 @@ def best_bandwidth(
     rounds: int,
     error: Objective = "rmse",
     workload: Workload = PREFIX_SUMS,
+    curvature: Quadratic | None = None,
 ) -> BandChoice:
     """The number of bands p whose mechanism has the least error at equal privacy, by trying all.
 
     `candidate(p)` gives the mechanism with p bands and the σ that the privacy budget needs for it, amplified by whatever sampling
-    p allows (`cyclic_plan`). Ties go to the fewest bands. Raises ValueError if there is nothing to try.
+    p allows (`cyclic_plan`). With a `curvature` its loss counts, in place of `error` and `workload`. Ties go to the fewest bands.
+    Raises ValueError if there is nothing to try.
     """
     found: dict[int, tuple[float, Mechanism, float]] = {}
     for p in sorted(set(bandwidths)):
         mechanism, sigma = candidate(p)
+        if curvature is not None:
+            found[p] = (final_loss(mechanism, rounds, curvature, stddev=sigma), mechanism, sigma)
+            continue
         norms = error_norms(mechanism, rounds, workload)
         found[p] = (norms.rmse(sigma) if error == "rmse" else norms.max_se(sigma), mechanism, sigma)
     if not found:

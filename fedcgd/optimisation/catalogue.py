@@ -8,12 +8,14 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import (
     BISR,
     BLT,
@@ -66,7 +68,9 @@ class Row:
     """A mechanism of the table: its name, its class, a line of help, and the number it takes, if any.
 
     Without `optimise` the number makes the mechanism: `cls(0.9)`. With it, the mechanism is found for a run:
-    `optimise(number, participation, error=…, workload=…, progress=…)`, without the number if there is none.
+    `optimise(number, participation, error=…, workload=…, progress=…)`, without the number if there is none. Where a curvature is
+    known the mechanism is found for it by `fit(number, participation, quadratic=…, progress=…)`; a number that is no count (λ, ν)
+    is what is found then, if it is left open.
     """
 
     name: str
@@ -74,6 +78,12 @@ class Row:
     help: str
     parameter: Parameter | None = None
     optimise: Callable[..., Mechanism] | None = None
+    fit: Callable[..., Mechanism] | None = None
+
+    @property
+    def finds_number(self) -> bool:
+        """Whether `fit` finds the number."""
+        return self.fit is not None and self.parameter is not None and self.parameter.type is float
 
     @property
     def spelling(self) -> str:
@@ -92,20 +102,29 @@ def _later(module: str, function: str) -> Callable[..., Mechanism]:
 
 
 _TOEPLITZ, _BANDED = "fedcgd.optimisation.toeplitz", "fedcgd.optimisation.banded"
+_FITTED, _NOISE_CURVE = "fedcgd.curvature.fitted", "fedcgd.curvature.noise_curve"
+
+
+def _both(function: str) -> tuple[Callable[..., Mechanism], Callable[..., Mechanism]]:
+    """What optimises a Toeplitz mechanism, and what fits it to a curvature: functions of one name."""
+    return _later(_TOEPLITZ, function), _later(_FITTED, function)
+
 
 TABLE: dict[str, Row] = {
     row.name: row
     for row in (
         Row("dp-sgd", DPSGD, "independent noise"),
-        Row("lambda-cgd", LambdaCGD, "cancels the part λ of the noise of the round before", LAMBDA),
+        Row("lambda-cgd", LambdaCGD, "cancels the part λ of the noise of the round before", LAMBDA,
+            fit=_later(_FITTED, "lambda_cgd")),
         Row("bisr", BISR, "the inverse square root, cut to p bands", BANDS),
-        Row("band-inv-mf", BandInvMF, "an inverse of p bands, optimised", BANDS, _later(_TOEPLITZ, "band_inv_mf")),
+        Row("band-inv-mf", BandInvMF, "an inverse of p bands, optimised", BANDS, *_both("band_inv_mf")),
         Row("bsr", BSR, "the square root, cut to p bands", BANDS),
         Row("band-mf", Dense, "p bands, every entry optimised", BANDS, _later(_BANDED, "band_mf")),
-        Row("banded-toeplitz", BandedToeplitz, "p constant bands, optimised", BANDS, _later(_TOEPLITZ, "banded_toeplitz")),
-        Row("blt", BLT, "a sum of d exponentials, optimised; keeps d buffers", BUFFERS, _later(_TOEPLITZ, "blt")),
+        Row("noise-curve", Dense, "p bands, every entry fitted to a curvature", BANDS, fit=_later(_NOISE_CURVE, "noise_curve")),
+        Row("banded-toeplitz", BandedToeplitz, "p constant bands, optimised", BANDS, *_both("banded_toeplitz")),
+        Row("blt", BLT, "a sum of d exponentials, optimised; keeps d buffers", BUFFERS, *_both("blt")),
         Row("toeplitz", SquareRootToeplitz, "the square root of the prefix sum"),
-        Row("nu-dp-ftrl", NuDPFTRL, "the square root, damped by ν", NU),
+        Row("nu-dp-ftrl", NuDPFTRL, "the square root, damped by ν", NU, fit=_later(_FITTED, "nu_dp_ftrl")),
         Row("tree", BinaryTree, "binary-tree aggregation"),
         Row("dense", Dense, "all entries optimised, for at most 2048 rounds", None, _later(_BANDED, "dense")),
         Row("diagonal", Diagonal, "independent noise that falls from round to round"),
@@ -192,10 +211,13 @@ def mechanism(
     *,
     error: Objective = "rmse",
     workload: Workload = PREFIX_SUMS,
+    curvature: Quadratic | None = None,
     progress: Progress | None = None,
 ) -> Mechanism:
     """The mechanism that is spelled, for runs of `participation`; `error` and `workload` say what an optimised one is best at.
 
+    With a `curvature` those rows that have a fit are best at its loss instead: `noise-curve:p`, which needs one; `band-inv-mf:p`,
+    `banded-toeplitz:p` and `blt:d`; `lambda-cgd` and `nu-dp-ftrl` without a number. It must come from public data.
     Optimised mechanisms are kept in the cache folder (`fedcgd.optimisation.cache`). `progress` is called every 20 iterations.
     Raises ValueError for an unknown name, for a number that is missing or impossible, and for a normalisation that would not keep
     C⁻¹Z cheap.
@@ -208,22 +230,36 @@ def mechanism(
     if asked.made is not None:
         bandwidth(asked.made, participation.rounds)  # refuses another number of rounds than a matrix was made for
         return asked.made
-    if asked.is_open:
+    fit = row.fit if curvature is not None and (asked.value is None or not row.finds_number) else None
+    if asked.is_open and not (fit and row.finds_number):
         assert row.parameter is not None
         raise ValueError(f"{row.name} needs {row.parameter.symbol}, {row.parameter.meaning}: write {row.spelling}")
+    if row.fit and not fit and not optimise and not row.finds_number:
+        raise ValueError(
+            f"{row.name} is fitted to a curvature, and none is given: give a spectrum and a learning rate (--curvature and "
+            "--learning-rate), or file:PATH of one that was fitted"
+        )
     values = [] if asked.value is None else [asked.value]
-    if optimise is None:
-        found: Mechanism = row.cls(*values)
+    request: dict[str, Any] = {
+        "name": row.name,
+        "parameter": asked.value,
+        "participation": (participation.rounds, participation.min_separation, participation.participations),
+    }
+    if fit and curvature is not None:
+        if error != "rmse" or workload != PREFIX_SUMS:
+            raise ValueError(
+                f"{row.name} is fitted to the loss on a quadratic, of descent without momentum: leave the error (got {error}) "
+                "and the workload out"
+            )
+        request["spectrum"], request["learning_rate"] = curvature.spectrum.digest, curvature.learning_rate
+        make: Callable[[], Mechanism] = partial(fit, *values, participation, quadratic=curvature, progress=progress)
+    elif optimise:
+        request["error"], request["workload"] = error, asdict(workload)
+        make = partial(optimise, *values, participation, error=error, workload=workload, progress=progress)
     else:
-        request = {
-            "name": row.name,
-            "parameter": asked.value,
-            "participation": (participation.rounds, participation.min_separation, participation.participations),
-            "error": error,
-            "workload": asdict(workload),
-        }
-        options = {"error": error, "workload": workload, "progress": progress}
-        found = from_description(cached(request, lambda: describe(optimise(*values, participation, **options))))
+        made: Mechanism = row.cls(*values)
+        return _normalized(made) if asked.normalized else made
+    found = from_description(cached(request, lambda: describe(make())))
     return _normalized(found) if asked.normalized else found
 
 

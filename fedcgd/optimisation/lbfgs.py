@@ -16,18 +16,20 @@ def minimise(
     *,
     iterations: int = 2000,
     tolerance: float = 1e-9,
+    history: int = 20,
     progress: Progress | None = None,
 ) -> tuple[Tensor, float]:
     """(argument, value) of a local minimum of `objective` near `start`, whichever of all seen arguments was best.
 
-    Ends when 20 iterations gain less than `tolerance`, relatively, or after `iterations`.
+    `history` is how many steps the second derivatives are estimated from. Ends when 20 iterations gain less than
+    `tolerance`, relatively, or after `iterations`.
     """
     x = start.detach().clone().double().requires_grad_()
     best, best_value = x.detach().clone(), objective(x.detach()).item()
     if not len(x):
         return best, best_value
     optimizer = torch.optim.LBFGS(
-        [x], max_iter=_ROUND, history_size=20, line_search_fn="strong_wolfe", tolerance_change=0.0
+        [x], max_iter=_ROUND, history_size=history, line_search_fn="strong_wolfe", tolerance_change=0.0
     )
 
     def closure() -> Tensor:

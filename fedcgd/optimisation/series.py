@@ -18,10 +18,12 @@ class _Quotient(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor]:
         c, y = ctx.saved_tensors
         # The adjoint of the solve is the same solve on reversed sequences.
         w = np.asarray(lfilter([1.0], c.numpy(), gradients[0].numpy()[::-1]))[::-1].copy()
+        if not ctx.needs_input_grad[0]:
+            return None, torch.from_numpy(w)
         n, p = len(y), len(c)
         correlation = fftconvolve(w, y.numpy()[::-1])[n - 1 : n - 1 + p]  # Σ_t w[t]·y[t − l]
         return torch.from_numpy(-correlation), torch.from_numpy(w)

@@ -5,6 +5,7 @@ exact where C is non-increasing (Theorem 1 of arXiv:2601.22334), else a bound on
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from fedcgd.optimisation import Progress
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.optimisation.series import quotient, sum_of_leftmost
 from fedcgd.participation import Participation
+
+LogError = Callable[[Tensor], Tensor]
+"""log of the squared error of noise with these coefficients of C⁻¹, shape (rounds,), differentiable."""
 
 
 def banded_toeplitz(
@@ -32,15 +36,24 @@ def banded_toeplitz(
     c[l] = c[l−1]·sigmoid(θ_l), so that C is positive and non-increasing, and its sensitivity exact. Its column-normalised form,
     `Normalized`, is hardly ever worse for one participation.
     """
+    return least_banded_toeplitz(
+        bandwidth, participation, _running_error(workload, error, participation.rounds), progress
+    )
+
+
+def least_banded_toeplitz(
+    bandwidth: int, participation: Participation, log_error: LogError, progress: Progress | None = None
+) -> BandedToeplitz:
+    """As `banded_toeplitz`, for an error of any kind."""
     n, p = participation.rounds, _check(bandwidth, participation)
-    sums = _sums(workload, n)
+    impulse = torch.eye(1, n, dtype=torch.float64)[0]
 
     def coefficients(theta: Tensor) -> Tensor:
         return torch.cat([torch.ones(1, dtype=torch.float64), torch.cumprod(torch.sigmoid(theta), dim=0)])
 
     def objective(theta: Tensor) -> Tensor:
         c = coefficients(theta)
-        return _log_error(quotient(c, sums), error) + _log_sensitivity(c, participation)
+        return log_error(quotient(c, impulse)) + _log_sensitivity(c, participation)
 
     ratios = torch.arange(1, p, dtype=torch.float64)
     theta, _ = minimise(objective, torch.logit((ratios - 0.5) / ratios), progress=progress)
@@ -60,8 +73,14 @@ def band_inv_mf(
     Were the leftmost columns taken for the sensitivity, as if C were monotone, the optimum would have negative Gram entries, and
     an error far larger than it seems.
     """
+    return least_band_inv_mf(bandwidth, participation, _running_error(workload, error, participation.rounds), progress)
+
+
+def least_band_inv_mf(
+    bandwidth: int, participation: Participation, log_error: LogError, progress: Progress | None = None
+) -> BandInvMF:
+    """As `band_inv_mf`, for an error of any kind."""
     n, p = participation.rounds, _check(bandwidth, participation)
-    sums = _sums(workload, n)
     impulse = torch.eye(1, n, dtype=torch.float64)[0]
 
     def inverse(free: Tensor) -> Tensor:
@@ -72,11 +91,8 @@ def band_inv_mf(
         c = quotient(w, impulse)
         if not bool(c.detach().abs().max() < _DIVERGED):
             return _FAR + (free**2).sum()  # the line search left the stable region: 0, which is DP-SGD, lies inside
-        # Σ_l w[l]·sums[t − l]: the product of two series, of which one is short.
-        noise = torch.nn.functional.conv1d(
-            torch.nn.functional.pad(sums, (p - 1, 0))[None, None], w.flip(0)[None, None]
-        ).reshape(-1)
-        return _log_error(noise, error) + _log_sensitivity_by_lags(c.abs(), participation)
+        noise = torch.nn.functional.pad(w, (0, n - p))
+        return log_error(noise) + _log_sensitivity_by_lags(c.abs(), participation)
 
     starts = [torch.from_numpy(root_coefficients(p, +1, 1 - damping)[1:].copy()) for damping in _DAMPINGS]
     start = min(starts, key=lambda free: float(objective(free)))
@@ -102,19 +118,19 @@ def blt(
     Each new buffer is tried with several decays: a start with all buffers at once ends where two of them have the same decay.
     Decays are sigmoids, and the scales are positive with a sum of at most 1, so that C is positive and non-increasing.
     """
+    return least_blt(degree, participation, _running_error(workload, error, participation.rounds), progress)
+
+
+def least_blt(degree: int, participation: Participation, log_error: LogError, progress: Progress | None = None) -> BLT:
+    """As `blt`, for an error of any kind."""
     if degree < 1:
         raise ValueError(f"degree must be at least 1, got {degree}; 4 is usual")
     n = participation.rounds
-    sums = _sums(workload, n)
 
     def objective(x: Tensor) -> Tensor:
-        scales, decays = _buffers(x)
-        p, q = _polynomials(scales, decays)
-        c = quotient(q, torch.nn.functional.pad(p, (0, n))[:n])
-        filtered = torch.nn.functional.conv1d(
-            torch.nn.functional.pad(sums, (len(decays), 0))[None, None], q.flip(0)[None, None]
-        ).reshape(-1)
-        return _log_error(quotient(p, filtered), error) + _log_sensitivity(c, participation)
+        p, q = _polynomials(*_buffers(x))
+        longer_p, longer_q = (torch.nn.functional.pad(series, (0, n))[:n] for series in (p, q))
+        return log_error(quotient(p, longer_q)) + _log_sensitivity(quotient(q, longer_p), participation)
 
     x = torch.tensor([-1.0], dtype=torch.float64)
     for _ in range(degree):
@@ -162,15 +178,18 @@ def _polynomials(scales: Tensor, decays: Tensor) -> tuple[Tensor, Tensor]:
     return q + torch.nn.functional.pad(lower, (1, 0)), q
 
 
-def _sums(workload: Workload, rounds: int) -> Tensor:
-    """Coefficients of the workload's series: 1/((1 − x)(1 − βx)). Raises ValueError for a learning-rate schedule."""
+def _running_error(workload: Workload, error: Objective, rounds: int) -> LogError:
+    """The error in the model, in which noise is summed up as 1/((1 − x)(1 − βx)).
+
+    Raises ValueError for a learning-rate schedule.
+    """
     if workload.learning_rates:
         raise ValueError(
             "a learning-rate schedule is no Toeplitz workload; optimise for a constant rate, or use band-mf"
         )
-    impulse = torch.eye(1, rounds, dtype=torch.float64)[0]
     beta = workload.momentum
-    return quotient(torch.tensor([1.0, -1.0 - beta, beta], dtype=torch.float64)[: min(3, rounds)], impulse)
+    steps = torch.tensor([1.0, -1.0 - beta, beta], dtype=torch.float64)[: min(3, rounds)]
+    return lambda inverse: _log_error(quotient(steps, inverse), error)
 
 
 def _log_error(noise: Tensor, error: Objective) -> Tensor:

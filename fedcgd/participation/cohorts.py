@@ -55,8 +55,9 @@ def cohort(
 
     A pure function of its arguments, not of their order; `key` (a secret of at most 64 bytes) stands for all coin
     flips. Without sampling, `cohort_size` users are drawn from those eligible: first those already counted in this
-    round, then those with the fewest participations, at random among equals. So nobody's participations run out before
-    everybody's do. With sampling the rule alone decides:
+    round, then those with the fewest participations, and among equals in a random order that stays the same for the run. So
+    nobody's participations run out before everybody's do, and if all users are always there and cohorts divide them, the first
+    rounds split them as central training splits its examples (`place`). With sampling the rule alone decides:
 
     - Balls-in-Bins: all of bin `round` mod b. A user's bin is secret, uniform, and the same in every epoch.
     - Poisson: each user with probability q. Cyclic Poisson: each user of group `round` mod b with probability q.
@@ -75,7 +76,7 @@ def cohort(
 
             def order(user: str) -> tuple[bool, int, int, str]:
                 fresh = history.last_rounds.get(user) != round
-                return fresh, history.counts.get(user, 0), _draw(key, f"round {round}", user), user
+                return fresh, history.counts.get(user, 0), place(user, key), user
 
             return sorted(heapq.nsmallest(cohort_size, candidates, key=order))
         case "balls-in-bins":
@@ -95,6 +96,11 @@ def cohort(
 def bin_of(user: str, bins: int, key: bytes) -> int:
     """The bin or group of `user`, uniform in 0 … `bins` − 1 to whoever does not know `key`."""
     return _draw(key, "bin", user) * bins // _DRAWS
+
+
+def place(user: str, key: bytes) -> int:
+    """Where `user` stands in the random order of a run without sampling: 64 bits, compared."""
+    return _draw(key, "order", user)
 
 
 def check_round(participation: Participation, round: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from itertools import product
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast, get_args
 
 import typer
 from matplotlib.figure import Figure
@@ -14,10 +14,23 @@ from rich.table import Table
 from fedcgd.optimisation.catalogue import Spelling
 from fedcgd.participation import Sampling
 from fedcgd_experiments import plots
-from fedcgd_experiments.experiment import Point, Record, Setup, identity
+from fedcgd_experiments.descent import Optimizer, Schedule
+from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, identity
 from fedcgd_experiments.flower_command import flower_command
+from fedcgd_experiments.rules import RULES, budgets, chosen_lambdas, rule_points, rule_record
 from fedcgd_experiments.significance import compare_paired
-from fedcgd_experiments.sweep import ResultsFile, on_ray, sweep, tuned
+from fedcgd_experiments.sweep import (
+    ResultsFile,
+    best_of_families,
+    gather,
+    here,
+    named,
+    on_ray,
+    runs_of,
+    sweep,
+    tune,
+    tuned,
+)
 from fedcgd_simulations.tasks import get_task
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
@@ -41,49 +54,79 @@ def sweep_command(
         typer.Option(help="as for `fedcgd compare`: dp-sgd, lambda-cgd:0.9, bisr:16:normalized; repeat it"),
     ] = None,
     epsilon: Annotated[list[float] | None, typer.Option()] = None,
-    learning_rate: Annotated[list[float] | None, typer.Option()] = None,
-    seeds: Annotated[int, typer.Option(min=1)] = 3,
-    tuning_seeds: Annotated[
-        int | None, typer.Option(min=1, help="seeds for tuning, if fewer than for the test")
+    learning_rate: Annotated[
+        list[float] | None, typer.Option(help="those tried first, the same for all mechanisms")
     ] = None,
+    extensions: Annotated[
+        int,
+        typer.Option(min=0, help="how often the rates are extended by 2 where the best one is the first or the last"),
+    ] = 4,
+    seeds: Annotated[int, typer.Option(min=1, help="for the test; none of them tunes")] = 10,
+    tuning_seeds: Annotated[int, typer.Option(min=1, max=TEST_SEEDS, help="for tuning; none of them tests")] = 3,
     batch: Annotated[int, typer.Option(min=1, help="expected examples in a step")] = 500,
     epochs: Annotated[int, typer.Option(min=1)] = 10,
     clip_norm: Annotated[float, typer.Option()] = 1.0,
+    optimizer: Annotated[str, typer.Option(help=", ".join(get_args(Optimizer)))] = "sgd",
+    momentum: Annotated[float, typer.Option(help="of sgd")] = 0.0,
+    schedule: Annotated[str, typer.Option(help=f"of the learning rate: {', '.join(get_args(Schedule))}")] = "constant",
     delta: Annotated[float, typer.Option()] = 1e-5,
     sampling: Annotated[str, typer.Option(help="none, balls-in-bins, poisson, cyclic-poisson")] = "none",
     data_dir: Annotated[str | None, typer.Option(help="folder of the task's files")] = None,
-    address: Annotated[str | None, typer.Option(help="a Ray cluster; this machine alone if not given")] = None,
+    physical_batch: Annotated[
+        int, typer.Option(min=1, help="per-example gradients at a time; changes the memory, not the result")
+    ] = 512,
+    address: Annotated[
+        str | None,
+        typer.Option(help="a Ray cluster; this machine alone if not given; `here`: this process, without Ray"),
+    ] = None,
     cpus: Annotated[float, typer.Option(help="CPUs of one run")] = 1,
     gpus: Annotated[float, typer.Option(help="GPUs of one run; 0.25 lets four share one")] = 0,
     test: Annotated[bool, typer.Option(help="judge the tuned points by the test examples at the end")] = True,
 ) -> None:
-    """Tune learning rate and λ of every (mechanism, ε) on validation examples, then judge the best by test examples."""
+    """Tune learning rate and number of every (mechanism, ε) on validation examples, then judge the best by test examples.
+
+    Example: sweep --output digits.jsonl --batch 60 --epsilon 1 --mechanism dp-sgd --mechanism blt:2 --mechanism blt:4
+    """
     train = get_task(task, model=model, data_dir=data_dir).load().train
     steps = -(-len(train) // batch)
-    points = [
-        Point(setup=setup, task=task, model=model, clip_norm=clip_norm, learning_rate=rate, seed=seed)
-        for setup in (
-            Setup(
-                mechanism=str(Spelling.parse(text)),
-                sampling=cast(Sampling, sampling),
-                epsilon=budget,
-                delta=delta,
-                steps=steps,
-                epochs=epochs,
+    try:
+        points = [
+            Point(
+                setup=setup,
+                task=task,
+                model=model,
+                clip_norm=clip_norm,
+                learning_rate=rate,
+                optimizer=cast(Optimizer, optimizer),
+                momentum=momentum,
+                schedule=cast(Schedule, schedule),
+                seed=seed,
             )
-            for budget in epsilon or [1.0, 2.0, 4.0, 8.0]
-            for text in mechanism or ["dp-sgd", "lambda-cgd:0.5", "lambda-cgd:0.7", "lambda-cgd:0.9"]
-        )
-        for rate, seed in product(learning_rate or [0.5, 1.0, 2.0, 4.0], range(tuning_seeds or seeds))
-    ]
+            for setup in (
+                Setup(
+                    mechanism=str(Spelling.parse(text)),
+                    sampling=cast(Sampling, sampling),
+                    epsilon=budget,
+                    delta=delta,
+                    steps=steps,
+                    epochs=epochs,
+                )
+                for budget in epsilon or [1.0, 2.0, 4.0, 8.0]
+                for text in mechanism or ["dp-sgd", "lambda-cgd:0.5", "lambda-cgd:0.7", "lambda-cgd:0.9"]
+            )
+            for rate, seed in product(learning_rate or [0.5, 1.0, 2.0, 4.0], range(tuning_seeds))
+        ]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     results = ResultsFile(output)
-    mapper = on_ray(address, cpus=cpus, gpus=gpus)
-    failures = sweep(points, results, mapper, data_dir=data_dir, console=console)
+    mapper = here if address == "here" else on_ray(address, cpus=cpus, gpus=gpus)
+    options: dict[str, Any] = {"data_dir": data_dir, "console": console, "physical_batch": physical_batch}
+    failures = tune(points, results, mapper, extensions=extensions, **options)
     if test and not failures:
         runs = list(results.runs().values())
-        wanted = {point.setup for point in points} & plots.best_lambda(runs)
-        chosen = [point for point in tuned(runs, range(seeds)) if point.setup in wanted]
-        failures = sweep(chosen, results, mapper, data_dir=data_dir, console=console)
+        wanted = {point.setup for point in points} & best_of_families(runs)
+        chosen = [point for point in tuned(runs, seeds) if point.setup in wanted]
+        failures = sweep(chosen, results, mapper, **options)
     for line in failures:
         console.print(line, style="red", markup=False)
     console.print(f"{len(results.records)} records in {output}")
@@ -101,16 +144,17 @@ def plot_command(
 ) -> None:
     """Draw all plots that the results have figures for."""
     records = [record for path in results for record in ResultsFile(path).records]
-    kinds: dict[str, list[Record]] = {kind: [] for kind in ("run", "calibration", "runtime")}
+    kinds: dict[str, list[Record]] = {kind: [] for kind in ("calibration", "runtime")}
     for record in records:
-        kinds[record["kind"]].append(record)
+        kinds.setdefault(record["kind"], []).append(record)
+    all_runs = runs_of(records)
     calibrations = {identity(Setup(**record["setup"])): record for record in kinds["calibration"]}
-    tasks = {str(record["point"]["task"]): None for record in kinds["run"]}
+    tasks = {named(record): None for record in all_runs}
     drawn: list[Path] = []
     for task in tasks:
-        runs = [record for record in kinds["run"] if record["point"]["task"] == task]
+        runs = [record for record in all_runs if named(record) == task]
         for name, draw in (
-            ("accuracy-lambda", lambda runs=runs: plots.accuracy_against_lambda(runs, calibrations)),
+            ("accuracy-lambda", lambda runs=runs: plots.accuracy_against_lambda(runs, {})),
             ("accuracy-epsilon", lambda runs=runs: plots.accuracy_against_epsilon(runs)),
             ("rmse-ratios", lambda runs=runs: plots.error_ratios(runs, calibrations)),
         ):
@@ -126,15 +170,32 @@ def plot_command(
 @app.command("compare")
 def compare_command(
     results: Annotated[list[Path], typer.Argument(help="files that `sweep` wrote", exists=True)],
-    baseline: Annotated[str, typer.Option(help="the mechanism to compare with")] = "dp-sgd",
+    baseline: Annotated[str, typer.Option(help="the mechanism to compare with, without its number")] = "dp-sgd",
+    under: Annotated[
+        str | None, typer.Option(help="sampling of the baseline (poisson, …); that of the other if not given")
+    ] = None,
 ) -> None:
-    """Test accuracy of each mechanism against that of `baseline` on the same seeds, with a paired t-test."""
+    """Test accuracy of each mechanism against that of `baseline` on the same seeds: paired t-tests.
+
+    p (Holm) is corrected for the number of tests in the table.
+    """
     runs = [record for path in results for record in ResultsFile(path).runs().values()]
-    for task in dict.fromkeys(str(record["point"]["task"]) for record in runs):
+    for task in dict.fromkeys(map(named, runs)):
         table = Table(title=f"{task}: test accuracy")
-        for heading in ("sampling", "ε", "mechanism", "accuracy", baseline, "difference", "p (paired t)", "seeds"):
+        headings = (
+            "sampling",
+            "ε",
+            "mechanism",
+            "accuracy",
+            baseline,
+            "difference",
+            "p (paired t)",
+            "p (Holm)",
+            "seeds",
+        )
+        for heading in headings:
             table.add_column(heading)
-        for row in compare_paired([record for record in runs if record["point"]["task"] == task], baseline):
+        for row in compare_paired([record for record in runs if named(record) == task], baseline, under=under):
             table.add_row(
                 row.setup.sampling,
                 f"{row.setup.epsilon:g}",
@@ -143,9 +204,42 @@ def compare_command(
                 f"{row.baseline:.4f}",
                 f"{row.difference:+.4f}",
                 f"{row.p_value:.2g}",
+                f"{row.corrected:.2g}",
                 str(row.seeds),
             )
         console.print(table)
+
+
+@app.command("rules")
+def rules_command(
+    results: Annotated[Path, typer.Argument(help="a file that `sweep` wrote, with DP-λCGD in it", exists=True)],
+    output: Annotated[Path, typer.Option(help="JSON lines; what is there already is not run again")],
+    seeds: Annotated[int, typer.Option(min=1, help="for the test, as in the sweep")] = 10,
+    extensions: Annotated[int, typer.Option(min=0, help="as of `sweep`")] = 4,
+    data_dir: Annotated[str | None, typer.Option(help="folder of the task's files")] = None,
+    physical_batch: Annotated[int, typer.Option(min=1, help="as of `sweep`")] = 512,
+    address: Annotated[str | None, typer.Option(help="as of `sweep`")] = None,
+    cpus: Annotated[float, typer.Option(help="CPUs of one run")] = 1,
+    gpus: Annotated[float, typer.Option(help="GPUs of one run")] = 0,
+) -> None:
+    """Train DP-λCGD at the λ of each rule, at every budget of `results`, with the learning rate tuned as there.
+
+    Example: rules digits.jsonl --output digits-rules.jsonl
+    """
+    runs, ruled = list(ResultsFile(results).runs().values()), ResultsFile(output)
+    mapper = here if address == "here" else on_ray(address, cpus=cpus, gpus=gpus)
+    known = {budget: set(lams) for budget, lams in chosen_lambdas(ruled.records).items()}
+    missing = [(rule, setup) for setup in budgets(runs) for rule in RULES if rule not in known.get(setup, ())]
+    failures = gather("choose λ", rule_record, missing, ruled, mapper, console)
+    options: dict[str, Any] = {"data_dir": data_dir, "console": console, "physical_batch": physical_batch}
+    points = rule_points(runs, ruled.records)
+    failures += tune(points, ruled, mapper, extensions=extensions, **options)
+    if not failures:
+        failures = sweep(tuned(ruled.runs().values(), seeds), ruled, mapper, **options)
+    for line in failures:
+        console.print(line, style="red", markup=False)
+    if failures:
+        raise typer.Exit(1)
 
 
 @app.command("federated")
@@ -154,13 +248,16 @@ def federated_command(
     gpus: Annotated[float, typer.Option(help="GPUs of one node; 0.25 lets four share one")] = 0,
     data_dir: Annotated[str | None, typer.Option(help="folder of the task's files")] = None,
 ) -> None:
-    """For each tuned point the `flwr run` command that trains the same federated, one user per example."""
+    """For each tuned point the `flwr run` command that trains the same federated, one user per example.
+
+    Where the steps divide the examples, without sampling or with Balls-in-Bins, it releases the same models.
+    """
     sizes: dict[tuple[str, str | None], int] = {}
-    for point in tuned(ResultsFile(results).runs().values()):
+    for point in tuned(ResultsFile(results).runs().values(), seeds=1):
         kind = (point.task, point.model)
         if kind not in sizes:
             sizes[kind] = len(get_task(point.task, model=point.model, data_dir=data_dir).load().train)
-        typer.echo(flower_command(point, users=sizes[kind], gpus=gpus))
+        typer.echo(flower_command(point, users=sizes[kind], gpus=gpus, data_dir=data_dir))
 
 
 def _draw(path: Path, draw: Callable[[], Figure]) -> list[Path]:

@@ -2,14 +2,14 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.accounting import calibrate
@@ -20,7 +20,9 @@ from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import Spelling, describe, from_description
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
-from fedcgd_simulations.task import Data, evaluate
+from fedcgd_experiments.descent import Descent, Optimizer, Schedule, descent
+from fedcgd_experiments.softmax import is_softmax, train_softmax
+from fedcgd_simulations.task import Data, Examples, Task, evaluate
 from fedcgd_simulations.tasks import get_task
 
 Record = dict[str, Any]
@@ -79,21 +81,48 @@ class Setup:
 
     @property
     def family(self) -> str:
-        """What is compared: the mechanism, but DP-λCGD without its λ, which is tuned."""
-        return str(replace(self.spelling, value=None)) if self.name == "lambda-cgd" else self.mechanism
+        """What is compared: the mechanism without its number (λ, bands, buffers, ν), which is tuned."""
+        return self.mechanism if self.in_file else str(replace(self.spelling, value=None))
+
+
+TEST_SEEDS = 1000
+"""Seeds below tune, seeds from here on test: no run that chose anything is among those that judge the choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A training run: its setup, its data and model, how it learns, its seed, and which examples judge it."""
+    """A training run: its setup, its data and model, how it learns, its seed, and which examples judge it.
+
+    Raises ValueError for a seed that is not one of its split's (`TEST_SEEDS`), and as `Descent` does.
+    """
 
     setup: Setup
     task: str
     model: str | None = None
     clip_norm: float
     learning_rate: float
+    optimizer: Optimizer = "sgd"
+    momentum: float = 0.0
+    schedule: Schedule = "constant"
     seed: int
     split: Literal["validation", "test"] = "validation"
+
+    def __post_init__(self) -> None:
+        if self.split == "validation" and not 0 <= self.seed < TEST_SEEDS:
+            raise ValueError(f"seeds for tuning are 0 … {TEST_SEEDS - 1}, got {self.seed}; those above are for tests")
+        if self.split == "test" and self.seed < TEST_SEEDS:
+            raise ValueError(f"seeds for tests are {TEST_SEEDS} and more, got {self.seed}; those below are for tuning")
+        self.descent  # noqa: B018
+
+    @property
+    def descent(self) -> Descent:
+        """How the model moves."""
+        return Descent(
+            learning_rate=self.learning_rate,
+            optimizer=self.optimizer,
+            momentum=self.momentum,
+            schedule=self.schedule,
+        )
 
 
 def identity(value: Setup | Point) -> str:
@@ -101,10 +130,17 @@ def identity(value: Setup | Point) -> str:
     return json.dumps(asdict(value), sort_keys=True)
 
 
+def shared_identity(point: Point) -> str:
+    """`identity` without the learning rate: equal for the points that `run_points` trains together."""
+    shared = asdict(point)
+    del shared["learning_rate"]
+    return json.dumps(shared, sort_keys=True)
+
+
 def calibrate_setup(setup: Setup) -> Record:
     """The mechanism and σ of `setup`, and what they promise, as a JSON-able record."""
     participation = setup.participation()
-    started = time.perf_counter()
+    started = time.process_time()
     mechanism = catalogue.mechanism(setup.mechanism, participation)
     guarantee = calibrate(mechanism, participation, epsilon=setup.epsilon, delta=setup.delta)
     norms = error_norms(mechanism, participation.rounds)
@@ -117,25 +153,31 @@ def calibrate_setup(setup: Setup) -> Record:
         "max_se": norms.max_se(guarantee.noise_multiplier),
         "adjacency": guarantee.adjacency,
         "method": guarantee.method,
-        "seconds": round(time.perf_counter() - started, 3),
+        "seconds": round(time.process_time() - started, 3),
     }
 
 
-def run_point(point: Point, calibration: Record, *, data_dir: str | None = None, physical_batch: int = 512) -> Record:
-    """Train `point` with the noise of `calibration`; a record with its `accuracy` on its split.
+def run_points(
+    points: Sequence[Point], calibration: Record, *, data_dir: str | None = None, physical_batch: int = 512
+) -> Record:
+    """Train `points`, which differ by their learning rate alone, with the noise of `calibration`; a record of their accuracies.
 
-    The seed decides the initial model, the batches and the noise, so that mechanisms are compared on the same batches.
+    The seed decides the initial model, the batches and the noise, so that mechanisms are compared on the same batches. Softmax
+    regression is trained at all rates together (`train_softmax`), other models through the engine, one after the other, with at
+    most `physical_batch` per-example gradients at a time. `seconds` in the record is processor time.
     """
     torch.set_num_threads(1)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    started = time.perf_counter()
+    started = time.process_time()
+    point = points[0]
+    if len({shared_identity(one) for one in points}) > 1:
+        raise ValueError(f"points that are trained together may differ by the learning rate alone, got {points}")
     task = get_task(point.task, model=point.model, data_dir=data_dir)
     data = _load(point.task, point.model, data_dir)
-    setup, model = point.setup, task.model(point.seed).to(device)
+    setup = point.setup
     batch = -(-len(data.train) // setup.steps)
-    loader = DataLoader(TensorDataset(data.train.inputs, data.train.targets), batch_size=batch)
-    if len(loader) != setup.steps:
-        raise ValueError(f"{len(data.train)} examples cannot make {setup.steps} steps; {len(loader)} steps would do")
+    if -(-len(data.train) // batch) != setup.steps:
+        would = -(-len(data.train) // batch)
+        raise ValueError(f"{len(data.train)} examples cannot make {setup.steps} steps; {would} steps would do")
     plan = Plan(
         mechanism=from_description(calibration["mechanism"]),
         participation=setup.participation(),
@@ -143,43 +185,74 @@ def run_point(point: Point, calibration: Record, *, data_dir: str | None = None,
         noise_multiplier=calibration["noise_multiplier"],
         delta=setup.delta,
     )
-    module, optimizer, criterion, batches = CorrelatedPrivacyEngine(NoiseKey.simulation(point.seed)).make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=point.learning_rate),
-        criterion=_PerExample(task.loss),
-        data_loader=loader,
-        plan=plan,
-        grad_sample_mode="ghost",
-    )
-    inputs, targets = data.train.inputs.to(device), data.train.targets.to(device)
-    module.train()
-    for _ in range(setup.epochs):
-        manager = BatchMemoryManager(data_loader=batches, max_physical_batch_size=physical_batch, optimizer=optimizer)
-        with manager as physical:
-            # The rows by index: the loader would collate them one by one.
-            for rows in physical.batch_sampler:
-                optimizer.zero_grad()
-                criterion(module(inputs[rows]), targets[rows]).backward()
-                optimizer.step()
     judged = data.validation if point.split == "validation" else data.test
+    model, key = task.model(point.seed), NoiseKey.simulation(point.seed)
+    if is_softmax(model, task.loss):
+        ways = [one.descent for one in points]
+        accuracies = []
+        for flat in train_softmax(model, data.train, plan, ways, key=key, steps=setup.steps):
+            nn.utils.vector_to_parameters(flat, model.parameters())
+            accuracies.append(evaluate(model, task, judged))
+    else:
+        accuracies = [
+            evaluate(train_engine(one, task, data.train, plan, physical_batch=physical_batch), task, judged)
+            for one in points
+        ]
     return {
-        "kind": "run",
-        "point": asdict(point),
-        "label": setup.mechanism,
-        "accuracy": evaluate(model, task, judged),
-        "seconds": round(time.perf_counter() - started, 3),
+        "kind": "runs",
+        "point": json.loads(shared_identity(point)),
+        "learning_rates": [one.learning_rate for one in points],
+        "accuracies": accuracies,
+        "seconds": round(time.process_time() - started, 3),
     }
 
 
+def train_engine(point: Point, task: Task, train: Examples, plan: Plan, *, physical_batch: int) -> nn.Module:
+    """The model that `CorrelatedPrivacyEngine` trains as `point` says, with ghost clipping, on a GPU if there is one."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, setup = task.model(point.seed).to(device), point.setup
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer, scheduler = descent([point.descent], [parameters], plan.participation.rounds)
+    engine = CorrelatedPrivacyEngine(NoiseKey.simulation(point.seed))
+    module, private, criterion, batches = engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        criterion=_PerExample(task.loss),
+        data_loader=DataLoader(TensorDataset(train.inputs, train.targets), batch_size=-(-len(train) // setup.steps)),
+        plan=plan,
+        grad_sample_mode="ghost",
+    )
+    rounds = engine.accountant
+    assert rounds is not None
+    inputs, targets = train.inputs.to(device), train.targets.to(device)
+    module.train()
+    for _ in range(setup.epochs):
+        manager = BatchMemoryManager(data_loader=batches, max_physical_batch_size=physical_batch, optimizer=private)
+        with manager as physical:
+            # The rows by index: the loader would collate them one by one.
+            for rows in physical.batch_sampler:
+                private.zero_grad()
+                criterion(module(inputs[rows]), targets[rows]).backward()
+                before = rounds.released
+                private.step()
+                if rounds.released > before:  # the last part of a batch
+                    scheduler.step()
+    return model
+
+
 class _PerExample:
-    """A loss in the form that Opacus wants: with a `reduction` that it sets to "none" before each call."""
+    """Minus a loss, in the form that Opacus wants: with a `reduction` that it sets to "none" before each call.
+
+    Minus, because a user's update is minus its gradient: noise that is added to updates has the other sign in the model than the
+    same noise added to gradients, and a federated run with the point's seed shall release the same models.
+    """
 
     def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.reduction = "mean"
         self._loss = loss
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self._loss(outputs, targets)
+        return -self._loss(outputs, targets)
 
 
 @lru_cache(maxsize=1)

@@ -1,13 +1,20 @@
-"""The federated counterpart of a central training run: the same task, plan and learning rate as a `flwr run` command."""
+"""The federated counterpart of a central training run, as a `flwr run` command.
+
+Where the steps divide the examples, and without sampling or with Balls-in-Bins, it releases the same models as the central run,
+up to rounding: the same examples are in the same rounds, under the same noise. Otherwise other draws say who takes part.
+"""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from fedcgd_experiments.experiment import Point
 
 
-def run_config(point: Point, *, users: int) -> dict[str, Any]:
+def run_config(point: Point, *, users: int, data_dir: str | None = None) -> dict[str, Any]:
     """The app's settings under which `users` users, one per training example, are trained as `point` trains.
+
+    `data_dir` is the folder of the task's files, if it is not one of the usual ones.
 
     Raises ValueError if the app's rounds per epoch, ⌊users / cohort⌋, cannot be the point's steps.
     """
@@ -21,6 +28,9 @@ def run_config(point: Point, *, users: int) -> dict[str, Any]:
     return {
         "task": point.task,
         "model": point.model or "",
+        "data-dir": "" if data_dir is None else str(Path(data_dir).resolve()),  # the app runs in another folder
+        "users": "examples",
+        "local-epochs": 0,
         "mechanism": setup.mechanism,
         "sampling": setup.sampling,
         "epsilon": setup.epsilon,
@@ -33,8 +43,9 @@ def run_config(point: Point, *, users: int) -> dict[str, Any]:
     }
 
 
-def flower_command(point: Point, *, users: int, gpus: float) -> str:
+def flower_command(point: Point, *, users: int, gpus: float, data_dir: str | None = None) -> str:
     """`flwr run` with the settings of `run_config`, and so much of a GPU for each node."""
-    settings = " ".join(f"{name}={json.dumps(value)}" for name, value in run_config(point, users=users).items())
+    config = run_config(point, users=users, data_dir=data_dir)
+    settings = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
     resources = f" --federation-config 'client-resources-num-gpus={gpus:g}'" if gpus else ""
     return f"flwr run simulations --stream{resources} --run-config '{settings}'"

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, TypeVar
@@ -18,11 +17,29 @@ from matplotlib.figure import Figure
 
 from fedcgd.accounting.selection import select_lambda
 from fedcgd_experiments.experiment import Record, Setup, identity
-from fedcgd_experiments.sweep import best_rates, to_point
+from fedcgd_experiments.sweep import best_of_families, best_rates, to_point
 
 matplotlib.rcParams["svg.hashsalt"] = "fedcgd"  # the same figures give the same file
 
-STYLES = [(line, marker) for line, marker in zip(["-", "--", "-.", ":"] * 3, "osD^vP*Xph<>", strict=True)]
+MARKS: dict[str, tuple[str, str]] = {
+    "dp-sgd": ("0.0", "o"),
+    "lambda-cgd": ("C0", "s"),
+    "bisr": ("C1", "D"),
+    "band-inv-mf": ("C2", "^"),
+    "blt": ("C3", "v"),
+    "banded-toeplitz": ("C4", "P"),
+    "band-mf": ("C5", "*"),
+    "bsr": ("C6", "X"),
+    "toeplitz": ("C7", "p"),
+    "nu-dp-ftrl": ("C8", "h"),
+    "tree": ("C9", "<"),
+    "dense": ("0.45", ">"),
+    "diagonal": ("0.65", "d"),
+}
+"""Colour and marker of each mechanism, in every figure; the line says the sampling."""
+
+LINES: dict[str, str] = {"none": "-", "balls-in-bins": "--", "poisson": ":", "cyclic-poisson": "-."}
+
 ERRORS: tuple[Literal["rmse", "max-se"], ...] = ("rmse", "max-se")
 
 Summary = tuple[float, float]
@@ -58,21 +75,23 @@ def optimal_lambdas(setup: Setup) -> tuple[float, float]:
     return rmse, max_se
 
 
-def amplified_optimum(calibrations: Mapping[str, Record], like: Setup) -> float | None:
-    """The swept λ with the least RMSE under Balls-in-Bins at the budget of `like`; None if none was swept."""
-    errors = {}
-    for record in calibrations.values():
-        setup = Setup(**record["setup"])
-        if setup.family == "lambda-cgd" and plain(setup) == replace(plain(like), sampling="balls-in-bins"):
-            errors[setup.lam] = record["rmse"]
-    return min(errors, key=lambda lam: errors[lam]) if errors else None
+def style(mechanism: str, sampling: str) -> dict[str, Any]:
+    """How the curve of a mechanism (a family, or a file's name) under a sampling is drawn."""
+    color, marker = MARKS.get(mechanism.split(":")[0], ("C8", "8"))
+    return {
+        "color": color,
+        "marker": marker,
+        "linestyle": LINES[sampling],
+        "fillstyle": "none" if mechanism.endswith(":normalized") else "full",
+    }
 
 
 def accuracy_against_lambda(
-    runs: Sequence[Record], calibrations: Mapping[str, Record], *, split: str = "validation"
+    runs: Sequence[Record], rules: Mapping[Setup, Mapping[str, float]], *, split: str = "validation"
 ) -> Figure:
-    """One panel per ε: accuracy of DP-λCGD against λ (0 is DP-SGD), with the error-optimal λ as vertical lines.
+    """One panel per ε: accuracy of DP-λCGD against λ (0 is DP-SGD), with what each rule chooses as vertical lines.
 
+    `rules` has for DP-SGD's setup at a budget the λ of each rule; of a budget that is not there the closed forms are shown.
     Without amplification and with Balls-in-Bins: other samplings have no λ but 0.
     """
     summaries = {
@@ -83,73 +102,71 @@ def accuracy_against_lambda(
     if not summaries:
         raise ValueError(f"no dp-sgd or lambda-cgd runs judged by {split} examples are in these results")
     curves: dict[float, dict[str, dict[float, Summary]]] = defaultdict(lambda: defaultdict(dict))
+    looks: dict[str, dict[str, Any]] = {}
     for setup, value in sorted(summaries.items(), key=lambda item: (item[0].epsilon, item[0].lam)):
-        name = _training(setup) + (", normalized" if setup.spelling.normalized else "")
+        normalized = ":normalized" if setup.spelling.normalized else ""
+        name = _training(setup) + normalized.replace(":", ", ")
+        looks[name] = style(f"lambda-cgd{normalized}", setup.sampling)
         curves[setup.epsilon][name][setup.lam] = value
     lams = {setup.lam for setup in summaries}
-    styles = dict(
-        zip(sorted({name for panel in curves.values() for name in panel}, reverse=True), STYLES, strict=False)
-    )
     figure, panels = plt.subplots(
         1, len(curves), figsize=(3.6 * len(curves) + 0.6, 4.0), layout="constrained", squeeze=False, sharey=True
     )
     for axes, (budget, panel) in zip(panels[0], curves.items(), strict=True):
         for name, curve in panel.items():
             means, spreads = zip(*curve.values(), strict=True)
-            axes.errorbar(
-                list(curve), means, yerr=spreads, fmt="".join(styles[name]), color="black", capsize=3, label=name
-            )
-        first = next(setup for setup in summaries if setup.epsilon == budget)
-        rmse, max_se = optimal_lambdas(first)
-        lines = [("RMSE", rmse, "--"), ("MaxSE", max_se, ":")]
-        amplified = amplified_optimum(calibrations, first)
-        if amplified is not None:
-            lines.append(("amplified RMSE tried", amplified, "-."))
+            axes.errorbar(list(curve), means, yerr=spreads, capsize=3, label=name, **looks[name])
+        at_budget = [setup for setup in summaries if setup.epsilon == budget]
+        lines: dict[str, float] = {}
+        for setup in {plain(setup): setup for setup in at_budget}:
+            rmse, max_se = optimal_lambdas(setup)
+            chosen = {"rmse": rmse, "max-se": max_se} | dict(rules.get(setup, {}))
+            for rule, lam in chosen.items():
+                shared = rule in ("rmse", "max-se")  # the same for all samplings
+                lines[rule if shared else f"{rule}, {setup.sampling}"] = lam
+        shades = ("-", "--", "-.", ":", (0, (1, 4)), (0, (6, 4)), (0, (8, 2, 1, 2)))
         marks = [
-            axes.axvline(lam, color="0.45", linestyle=line, label=f"least {error}: {lam:.3g}")
-            for error, lam, line in lines
+            axes.axvline(lam, color="0.45", linewidth=1, linestyle=shades[i % len(shades)], label=f"{rule}: {lam:.3g}")
+            for i, (rule, lam) in enumerate(sorted(lines.items()))
         ]
-        axes.set(xlabel="λ (0 is DP-SGD)", title=f"ε = {budget:g}, δ = {first.delta:g}")
+        axes.set(xlabel="λ (0 is DP-SGD)", title=f"ε = {budget:g}, δ = {at_budget[0].delta:g}")
         axes.set_xscale("function", functions=(_inverse_gap, _from_inverse_gap))
-        axes.set_xlim(-0.1, _from_inverse_gap(_inverse_gap(max(*(lam for _, lam, _ in lines), *lams)) + 0.3))
+        axes.set_xlim(-0.1, _from_inverse_gap(_inverse_gap(max(*lines.values(), *lams)) + 0.3))
         axes.set_xticks([0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95], ["0", ".3", ".5", ".7", ".8", ".9", ".95"])
-        axes.legend(handles=marks, fontsize=7)
+        axes.legend(handles=marks, fontsize=6)
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel(f"{split} accuracy")
     shown = {str(mark.get_label()): mark for axes in panels[0] for mark in axes.containers}
-    figure.legend([shown[name] for name in styles], list(styles), loc="outside lower center", ncols=2, fontsize=8)
+    figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 
 def accuracy_against_epsilon(runs: Sequence[Record]) -> Figure:
-    """A panel per sampling: test accuracy of each mechanism against ε; of DP-λCGD the λ that was best on validation."""
+    """A panel without amplification and one with: test accuracy of each mechanism against ε, its number chosen on validation.
+
+    All samplings that amplify are in one panel, so that Poisson and Balls-in-Bins can be compared.
+    """
     curves = _by_family(runs, by_setup(runs, "test"))
     if not curves:
         raise ValueError("no runs judged by test examples are in these results; sweep without --no-test")
     figure, panels = _panels(len(curves))
-    styles = _styles(curves)
-    for axes, (training, families) in zip(panels, curves.items(), strict=True):
-        for place, (label, curve) in enumerate(families.items()):
+    for axes, (title, families) in zip(panels, curves.items(), strict=True):
+        for place, ((family, sampling), curve) in enumerate(families.items()):
             means, spreads = zip(*curve.values(), strict=True)
-            apart = 1.02 ** (place - (len(families) - 1) / 2)  # so that error bars do not hide each other
-            axes.errorbar([e * apart for e in curve], means, yerr=spreads, capsize=3, label=label, **styles[label])
-        _epsilon_axis(axes, training, families)
+            apart = 1.012 ** (place - (len(families) - 1) / 2)  # so that error bars do not hide each other
+            axes.errorbar(
+                [e * apart for e in curve], means, yerr=spreads, capsize=3, label=_label(family, sampling),
+                **style(family, sampling),
+            )  # fmt: skip
+        _epsilon_axis(axes, title, [e for curve in families.values() for e in curve])
     panels[0].set_ylabel("test accuracy (mean and standard deviation)")
     return figure
 
 
-def best_lambda(runs: Sequence[Record]) -> set[Setup]:
-    """All setups, but of DP-λCGD at each budget only the one with the best mean validation accuracy."""
-    groups: dict[str, dict[Setup, float]] = defaultdict(dict)
-    for setup, (mean, _) in by_setup(runs, "validation").items():
-        groups[identity(replace(setup, mechanism=setup.family))][setup] = mean
-    return {max(sorted(group, key=identity), key=lambda setup: group[setup]) for group in groups.values()}
-
-
 def error_ratios(runs: Sequence[Record], calibrations: Mapping[str, Record]) -> Figure:
-    """A panel per sampling: RMSE of each mechanism that was tested over that of DP-SGD, against ε.
+    """A panel without amplification and one with: RMSE of each mechanism over that of DP-SGD with the same sampling, against ε.
 
-    Of DP-λCGD the λ that was best on validation.
+    Of each mechanism that was tested, with the number that was best on validation.
     """
     errors = {
         setup: float(calibrations[identity(setup)]["rmse"])
@@ -161,13 +178,12 @@ def error_ratios(runs: Sequence[Record], calibrations: Mapping[str, Record]) -> 
     if not curves:
         raise ValueError("RMSE ratios need dp-sgd and another mechanism tested at the same budget")
     figure, panels = _panels(len(curves))
-    styles = _styles(curves)
-    for axes, (training, families) in zip(panels, curves.items(), strict=True):
-        for label, curve in families.items():
-            axes.plot(list(curve), list(curve.values()), label=label, **styles[label])
+    for axes, (title, families) in zip(panels, curves.items(), strict=True):
+        for (family, sampling), curve in families.items():
+            axes.plot(list(curve), list(curve.values()), label=_label(family, sampling), **style(family, sampling))
         axes.axhline(1, color="0.35", linewidth=0.8)
         axes.set_ylim(bottom=0)
-        _epsilon_axis(axes, training, families)
+        _epsilon_axis(axes, title, [e for curve in families.values() for e in curve])
     panels[0].set_ylabel("RMSE over that of DP-SGD")
     return figure
 
@@ -201,27 +217,30 @@ def plain(setup: Setup) -> Setup:
     return replace(setup, mechanism="dp-sgd")
 
 
-def _by_family(runs: Sequence[Record], values: Mapping[Setup, Value]) -> dict[str, dict[str, dict[float, Value]]]:
-    """Training → mechanism → ε → value, each sorted; DP-SGD comes first, of DP-λCGD only the best λ is left."""
-    chosen = best_lambda(runs)
-    curves: dict[str, dict[str, dict[float, Value]]] = defaultdict(lambda: defaultdict(dict))
+Curves = dict[str, dict[tuple[str, str], dict[float, Value]]]
+"""Title of a panel → (family, sampling) → ε → value."""
+
+
+def _by_family(runs: Sequence[Record], values: Mapping[Setup, Value]) -> Curves[Value]:
+    """`values` of the best setup of each family, sorted; DP-SGD comes first, and no amplification."""
+    chosen = best_of_families(runs)
+    curves: Curves[Value] = defaultdict(lambda: defaultdict(dict))
     for setup in sorted(values, key=_order):
         if setup in chosen:
-            curves[_training(setup)][setup.family][setup.epsilon] = values[setup]
+            amplification = "no amplification" if setup.sampling == "none" else "with amplification"
+            title = f"{amplification}, {setup.epochs} epochs of {setup.steps} steps"
+            curves[title][setup.family, setup.sampling][setup.epsilon] = values[setup]
     return curves
 
 
-def _styles(curves: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """How each mechanism is drawn, the same in every panel."""
-    labels = dict.fromkeys(label for families in curves.values() for label in families)
-    return {
-        label: {"linestyle": line, "marker": marker, "color": f"C{place}"}
-        for place, (label, (line, marker)) in enumerate(zip(labels, cycle(STYLES), strict=False))
-    }
-
-
 def _order(setup: Setup) -> tuple[Any, ...]:
-    return setup.sampling != "none", setup.mechanism != "dp-sgd", setup.family, setup.epsilon
+    known = list(MARKS)
+    place = known.index(setup.name) if setup.name in MARKS else len(known)
+    return setup.sampling != "none", place, setup.family, setup.sampling, setup.epsilon
+
+
+def _label(family: str, sampling: str) -> str:
+    return family if sampling == "none" else f"{family}, {sampling}"
 
 
 def _inverse_gap(lam: Any) -> Any:
@@ -245,11 +264,11 @@ def _training(setup: Setup) -> str:
     return f"{sampling}, {setup.epochs} epochs of {setup.steps} steps"
 
 
-def _epsilon_axis(axes: Axes, training: str, families: Mapping[str, Mapping[float, Any]]) -> None:
-    budgets = sorted({budget for curve in families.values() for budget in curve})
+def _epsilon_axis(axes: Axes, title: str, epsilons: Sequence[float]) -> None:
+    budgets = sorted(set(epsilons))
     axes.set_xscale("log")
     axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
     axes.minorticks_off()
-    axes.set(xlabel="ε (add or remove one example)", title=training)
+    axes.set(xlabel="ε (add or remove one example)", title=title)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=7, ncols=1 + (len(axes.get_legend_handles_labels()[1]) > 7))

@@ -14,7 +14,16 @@ import ray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedcgd_experiments.experiment import Point, Record, Setup, calibrate_setup, identity, run_point
+from fedcgd_experiments.experiment import (
+    TEST_SEEDS,
+    Point,
+    Record,
+    Setup,
+    calibrate_setup,
+    identity,
+    run_points,
+    shared_identity,
+)
 
 Item = TypeVar("Item")
 Work = Callable[[Item], Record]
@@ -50,22 +59,23 @@ class ResultsFile:
         return {identity(Setup(**r["setup"])): r for r in self.records if r["kind"] == "calibration"}
 
     def runs(self) -> dict[str, Record]:
-        """The run of each point."""
-        return {identity(to_point(r)): r for r in self.records if r["kind"] == "run"}
+        """The run of each point, with its `point` and `accuracy`."""
+        return {identity(to_point(run)): run for run in runs_of(self.records)}
+
+
+def runs_of(records: Iterable[Record]) -> list[Record]:
+    """A record of kind "run" for each learning rate of the records of kind "runs"; other kinds are left out."""
+    return [
+        {"kind": "run", "point": record["point"] | {"learning_rate": rate}, "accuracy": accuracy}
+        for record in records
+        if record["kind"] == "runs"
+        for rate, accuracy in zip(record["learning_rates"], record["accuracies"], strict=True)
+    ]
 
 
 def to_point(record: Record) -> Point:
     """The point that a run's record is of."""
     return Point(**record["point"] | {"setup": Setup(**record["point"]["setup"])})
-
-
-def one_by_one(work: Work[Any], items: Sequence[Any]) -> Iterator[tuple[Any, Record | Exception]]:
-    """In this process, in order."""
-    for item in items:
-        try:
-            yield item, work(item)
-        except Exception as error:  # one point's failure must not end the sweep
-            yield item, error
 
 
 def on_ray(address: str | None, *, cpus: float, gpus: float) -> Mapper:
@@ -102,25 +112,102 @@ def on_ray(address: str | None, *, cpus: float, gpus: float) -> Mapper:
     return run
 
 
+def here(work: Work[Any], items: Sequence[Any]) -> Iterator[tuple[Any, Record | Exception]]:
+    """In this process, one by one, in order."""
+    for item in items:
+        try:
+            yield item, work(item)
+        except Exception as error:  # one item's failure must not end the sweep
+            yield item, error
+
+
 def sweep(
-    points: Sequence[Point], results: ResultsFile, mapper: Mapper, *, data_dir: str | None, console: Console
+    points: Sequence[Point],
+    results: ResultsFile,
+    mapper: Mapper,
+    *,
+    data_dir: str | None,
+    console: Console,
+    physical_batch: int = 512,
 ) -> list[str]:
     """Calibrate and run what `results` does not hold yet. Returns a line for each failure; call again to retry."""
     setups = {identity(point.setup): point.setup for point in points}
     missing = [setup for name, setup in setups.items() if name not in results.calibrations()]
-    failures = _run_all("calibrate", calibrate_setup, missing, results, mapper, console)
+    failures = gather("calibrate", calibrate_setup, missing, results, mapper, console)
     calibrations, runs = results.calibrations(), results.runs()
 
-    def train(point: Point) -> Record:
-        return run_point(point, calibrations[identity(point.setup)], data_dir=data_dir)
+    def train(together: Sequence[Point]) -> Record:
+        calibration = calibrations[identity(together[0].setup)]
+        return run_points(together, calibration, data_dir=data_dir, physical_batch=physical_batch)
 
-    ready = [p for p in points if identity(p) not in runs and identity(p.setup) in calibrations]
-    return failures + _run_all("train", train, ready, results, mapper, console)
+    groups: dict[str, list[Point]] = defaultdict(list)
+    for point in points:
+        if identity(point) not in runs and identity(point.setup) in calibrations:
+            groups[shared_identity(point)].append(point)
+    return failures + gather("train", train, list(groups.values()), results, mapper, console)
 
 
-def _run_all(
+def _same_budget(setup: Setup) -> Setup:
+    return replace(setup, mechanism="dp-sgd")
+
+
+def edges(runs: Iterable[Record]) -> dict[Setup, tuple[float, float]]:
+    """For each budget (as the setup of DP-SGD there) whose grid of learning rates has an optimum at an edge: the rates beyond.
+
+    One more is asked for below or above by a factor of two, and for all mechanisms at that budget; where only one side needs
+    it, the other entry is what is there already.
+    """
+    best = best_rates(runs)
+    grids: dict[Setup, set[float]] = defaultdict(set)
+    for point in map(to_point, runs):
+        if point.split == "validation":
+            grids[_same_budget(point.setup)].add(point.learning_rate)
+    wanted: dict[Setup, tuple[float, float]] = {}
+    for setup, rate in best.items():
+        grid = grids[_same_budget(setup)]
+        low, high = wanted.get(_same_budget(setup), (min(grid), max(grid)))
+        if rate in (min(grid), max(grid)):
+            low, high = (min(grid) / 2, high) if rate == min(grid) else (low, max(grid) * 2)
+            wanted[_same_budget(setup)] = low, high
+    return wanted
+
+
+def tune(
+    points: Sequence[Point],
+    results: ResultsFile,
+    mapper: Mapper,
+    *,
+    extensions: int,
+    **options: Any,
+) -> list[str]:
+    """`sweep`, and again with more learning rates at the budgets where an optimum is at the edge of those tried, for all there.
+
+    Returns a line for each failure, and for each budget whose optimum is still at an edge after so many `extensions`.
+    """
+    failures = sweep(points, results, mapper, **options)
+    for left in range(extensions, -1, -1):
+        mine = {point.setup for point in points}
+        runs = [run for run in results.runs().values() if to_point(run).setup in mine]
+        beyond = edges(runs)
+        if failures or not beyond:
+            return failures
+        if not left:
+            return [f"an optimum is at the edge of the learning rates at {identity(setup)}" for setup in beyond]
+        more = {
+            identity(extended): extended
+            for point in points
+            for rate in beyond.get(_same_budget(point.setup), ())
+            for extended in [replace(point, learning_rate=rate)]
+        }
+        points = [*points, *(point for name, point in more.items() if name not in results.runs())]
+        failures = sweep(points, results, mapper, **options)
+    return failures
+
+
+def gather(
     title: str, work: Work[Any], items: Sequence[Any], results: ResultsFile, mapper: Mapper, console: Console
 ) -> list[str]:
+    """Append the record that `work` makes of each item to `results`, with a progress bar; returns a line for each failure."""
     failures: list[str] = []
     if not items:
         return failures
@@ -129,11 +216,23 @@ def _run_all(
         bar = progress.add_task(title, total=len(items))
         for item, outcome in mapper(work, items):
             if isinstance(outcome, Exception):
-                failures.append(f"{title} {identity(item)}: {type(outcome).__name__}: {outcome}")
+                failures.append(f"{title} {_name(item)}: {type(outcome).__name__}: {outcome}")
             else:
                 results.append(outcome)
             progress.advance(bar)
     return failures
+
+
+def _name(item: Setup | Sequence[Any]) -> str:
+    if isinstance(item, Setup):
+        return identity(item)
+    return shared_identity(item[0]) if isinstance(item[0], Point) else str(item)
+
+
+def named(run: Record) -> str:
+    """What is shown together: the task, with the model where one was named."""
+    point = run["point"]
+    return str(point["task"]) + (f"-{point['model']}" if point["model"] else "")
 
 
 def best_rates(runs: Iterable[Record]) -> dict[Setup, float]:
@@ -150,21 +249,28 @@ def best_rates(runs: Iterable[Record]) -> dict[Setup, float]:
     return {setup: max(rates, key=rates.__getitem__) for setup, rates in means.items()}
 
 
-def tuned(runs: Iterable[Record], seeds: Iterable[int] | None = None) -> list[Point]:
-    """For each setup and each of `seeds` the point at the setup's best learning rate, to be judged by the test examples.
+def best_of_families(runs: Iterable[Record]) -> set[Setup]:
+    """Of each family (a mechanism whose number is tuned) at each budget the setup with the best mean validation accuracy."""
+    runs = list(runs)
+    rates = best_rates(runs)
+    values: dict[Setup, list[float]] = defaultdict(list)
+    for record in runs:
+        point = to_point(record)
+        if point.split == "validation" and point.learning_rate == rates[point.setup]:
+            values[point.setup].append(record["accuracy"])
+    groups: dict[tuple[Setup, str], dict[Setup, float]] = defaultdict(dict)
+    for setup, accuracies in values.items():
+        groups[_same_budget(setup), setup.family][setup] = fmean(accuracies)
+    return {max(sorted(group, key=identity), key=group.__getitem__) for group in groups.values()}
 
-    Without `seeds`, those of the validation records at that rate.
-    """
+
+def tuned(runs: Iterable[Record], seeds: int) -> list[Point]:
+    """For each setup, at its best learning rate, the points of so many test seeds, to be judged by the test examples."""
     records = list(runs)
     rates = best_rates(records)
-    best = [
-        point
-        for point in map(to_point, records)
-        if point.split == "validation" and point.learning_rate == rates[point.setup]
+    likes = {point.setup: point for point in map(to_point, records) if point.split == "validation"}
+    return [
+        replace(likes[setup], learning_rate=rate, seed=TEST_SEEDS + seed, split="test")
+        for setup, rate in rates.items()
+        for seed in range(seeds)
     ]
-    wanted = None if seeds is None else list(seeds)
-    chosen: list[Point] = []
-    for setup in rates:
-        points = sorted((point for point in best if point.setup == setup), key=lambda point: point.seed)
-        chosen += [replace(points[0], seed=seed, split="test") for seed in wanted or [point.seed for point in points]]
-    return chosen

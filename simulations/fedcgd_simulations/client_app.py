@@ -1,7 +1,8 @@
 """The node: hosts its share of the users, and answers with the sum of their clipped updates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
@@ -9,8 +10,10 @@ from flwr.clientapp import ClientApp
 
 from fedcgd.gradients import ExampleLoss, example_loss
 from fedcgd.noise.quantisation import Integers
-from fedcgd_flower import LocalTask, arrays_of, host_users, load_arrays, one_by_one, one_gradient_step
+from fedcgd_flower import LocalTask, host_users, one_by_one, one_gradient_step
+from fedcgd_simulations.local_training import LocalTraining, Part, train_many, train_one, vectorises
 from fedcgd_simulations.partitions import Indices, partition
+from fedcgd_simulations.settings import Settings
 from fedcgd_simulations.task import Examples, Task
 from fedcgd_simulations.tasks import get_task
 
@@ -35,49 +38,49 @@ def _parts(task_name: str, model: str, data_dir: str, users: str, seed: int) -> 
     return partition(users, Examples(examples.inputs, examples.targets.cpu(), examples.users), seed=seed)
 
 
-def _named(context: Context) -> tuple[str, str, str]:
-    config = context.run_config
+def _named(config: Mapping[str, Any]) -> tuple[str, str, str]:
     return str(config["task"]), str(config["model"]), str(config["data-dir"])
 
 
-def _parts_of(context: Context) -> list[Indices]:
-    config = context.run_config
-    return _parts(*_named(context), str(config["users"]), int(config["seed"]))
+def _parts_of(config: Mapping[str, Any]) -> list[Indices]:
+    return _parts(*_named(config), str(config["users"]), int(config["seed"]))
+
+
+def examples_of(config: Mapping[str, Any]) -> tuple[Examples, Part]:
+    """All training examples under a run configuration, and the rows of each user."""
+    parts = _parts_of(config)
+    return _material(*_named(config))[1], lambda user: parts[int(user)]
 
 
 def _hosted(context: Context) -> Sequence[str]:
     """User i owns part i of the training examples; node p of P hosts the users p, p + P, …"""
     first, step = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-    return [str(user) for user in range(first, len(_parts_of(context)), step)]
+    return [str(user) for user in range(first, len(_parts_of(context.run_config)), step)]
 
 
 def _data(users: Sequence[str], context: Context) -> tuple[torch.Tensor, ...]:
-    _, examples, _ = _material(*_named(context))
+    _, examples, _ = _material(*_named(context.run_config))
     rows = torch.tensor([int(user) for user in users], dtype=torch.long, device=examples.inputs.device)
     return examples.inputs[rows], examples.targets[rows]
 
 
+def _local(context: Context) -> LocalTraining:
+    return Settings.read(context.run_config).local
+
+
 def _local_training(model: ArrayRecord, user: str, config: ConfigRecord, context: Context) -> ArrayRecord:
-    """The model after `local-epochs` passes of SGD over the user's own examples, in batches of `local-batch`."""
-    task, examples, _ = _material(*_named(context))
-    settings = context.run_config
-    mine = examples.take(_parts_of(context)[int(user)])
-    local = task.model(0).to(mine.inputs.device)
-    load_arrays(local, model)
-    rate = float(settings["local-learning-rate"])
-    optimizer = torch.optim.SGD((p for p in local.parameters() if p.requires_grad), lr=rate)
-    for _ in range(int(settings["local-epochs"])):
-        for rows in torch.split(torch.randperm(len(mine)), int(settings["local-batch"])):
-            optimizer.zero_grad()
-            task.loss(local(mine.inputs[rows]), mine.targets[rows]).mean().backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-    return arrays_of(local)
+    task, (examples, part) = _material(*_named(context.run_config))[0], examples_of(context.run_config)
+    return train_one(task, model, examples.take(part(user)), _local(context))
 
 
 def _clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
-    if int(context.run_config["local-epochs"]):
-        return one_by_one(_local_training)(work, context)
-    return one_gradient_step(_material(*_named(context))[2], _data)(work, context)
+    """With local epochs all users at once where the model allows, else one by one; without, one gradient step of each."""
+    task, _, loss = _material(*_named(context.run_config))
+    if not int(context.run_config["local-epochs"]):
+        return one_gradient_step(loss, _data)(work, context)
+    if vectorises(task.model(0)):
+        return train_many(task, work, *examples_of(context.run_config), _local(context))
+    return one_by_one(_local_training)(work, context)
 
 
 host_users(app, _hosted, _clipped_sum)

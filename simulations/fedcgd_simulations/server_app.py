@@ -55,6 +55,19 @@ def main(grid: Grid, context: Context) -> None:
     print(f"Results: {path}\nPlot: {plot}", flush=True)
 
 
+def strategy_of(settings: Settings, plan: Plan, users: int) -> CorrelatedNoise:
+    """The strategy that carries out `plan` over `users` users."""
+    return CorrelatedNoise(
+        FedAvgM(min_train_nodes=1, min_available_nodes=1, server_learning_rate=settings.learning_rate),
+        plan,
+        cohort_size=settings.cohort,
+        key=settings.key(),
+        ledger=settings.ledger(),
+        expected_users=users,
+        trusted_nodes=settings.trusted_nodes,
+    )
+
+
 def train(settings: Settings, grid: Grid) -> dict[str, Any]:
     """The figures of a run, all of whose rounds are released. Raises IncompleteRunError otherwise."""
     task = get_task(settings.task, model=settings.model or None, data_dir=settings.data_dir)
@@ -69,15 +82,7 @@ def train(settings: Settings, grid: Grid) -> dict[str, Any]:
         delta=settings.delta,
     )
     model = task.model(settings.seed)
-    strategy = CorrelatedNoise(
-        FedAvgM(min_train_nodes=1, min_available_nodes=1, server_learning_rate=settings.learning_rate),
-        plan,
-        cohort_size=settings.cohort,
-        key=settings.key(),
-        ledger=settings.ledger(),
-        expected_users=users,
-        trusted_nodes=settings.trusted_nodes,
-    )
+    strategy = strategy_of(settings, plan, users)
 
     def evaluate_released(release: int, arrays: ArrayRecord) -> MetricRecord:
         load_arrays(model, arrays)

@@ -9,6 +9,7 @@ from typing import Any
 from fedcgd.keys import NoiseKey
 from fedcgd.optimisation.catalogue import Spelling
 from fedcgd.participation import Participation, Sampling
+from fedcgd_simulations.local_training import LocalTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class Settings:
     local_epochs: int
     local_batch: int
     local_learning_rate: float
+    proximal: float
     mechanism: str
     sampling: Sampling
     epsilon: float
@@ -42,20 +44,26 @@ class Settings:
         """The settings in a Flower run configuration. Raises ValueError if the mechanism is misspelled."""
         renamed = {"ledger_file": "ledger"}
         values = {f.name: config[renamed.get(f.name, f.name.replace("_", "-"))] for f in fields(Settings)}
-        for name in ("epsilon", "delta", "clip_norm", "learning_rate", "local_learning_rate"):
+        for name in ("epsilon", "delta", "clip_norm", "learning_rate", "local_learning_rate", "proximal"):
             values[name] = float(values[name])  # TOML reads 4 as an integer
         Spelling.parse(values["mechanism"])
         settings = Settings(**values)
-        if settings.local_epochs < 0 or settings.local_batch < 1 or not settings.local_learning_rate > 0:
-            raise ValueError(
-                "local-epochs must be at least 0, local-batch at least 1 and local-learning-rate positive, got "
-                f"{settings.local_epochs}, {settings.local_batch} and {settings.local_learning_rate}"
-            )
-        if settings.users != "examples" and not settings.local_epochs:
+        local = settings.local  # refuses what makes no sense
+        if settings.users != "examples" and not local.epochs:
             raise ValueError(
                 f"users = {settings.users!r} have many examples each: say with local-epochs how often a user goes through them"
             )
         return settings
+
+    @property
+    def local(self) -> LocalTraining:
+        """How a user with many examples trains. Raises ValueError for numbers that make no sense."""
+        return LocalTraining(
+            epochs=self.local_epochs,
+            batch=self.local_batch,
+            learning_rate=self.local_learning_rate,
+            proximal=self.proximal,
+        )
 
     def participation(self, users: int) -> Participation:
         """Cohorts of `cohort` out of `users`, each user at most `participations` times, in as many rounds as that takes.

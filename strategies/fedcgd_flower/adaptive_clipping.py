@@ -56,8 +56,14 @@ class AdaptiveClipping:
     def indicator_norm(self, noise_multiplier: float, cohort_size: int) -> float:
         """β/2: what the share takes of a user's norm, which is 1 altogether.
 
-        Raises ValueError if that is more than half of the squared sensitivity, for then the cohort is too small for the noise.
+        Raises ValueError if that is more than half of the squared sensitivity, for then the cohort is too small for the noise,
+        and without noise, which it is in proportion to.
         """
+        if not noise_multiplier:
+            raise ValueError(
+                "adaptive clipping measures the share of users within the norm as finely as the noise allows, and σ = 0 allows "
+                "anything: to debug it take a noise_multiplier of 1e-3"
+            )
         half = noise_multiplier / (self.count_noise * cohort_size) / 2
         if half**2 > LARGEST_PART:
             least = noise_multiplier / (2 * math.sqrt(LARGEST_PART))

@@ -59,6 +59,11 @@ class PrivateEvaluation:
     def __post_init__(self) -> None:
         if not isinstance(self.plan, Plan):
             raise TypeError(f"plan must be a fedcgd Plan, for example Plan.calibrated(…); got {self.plan!r}")
+        if self.plan.noiseless:
+            raise ValueError(
+                "the plan of a private evaluation needs noise (noise_multiplier above 0); forward_client_metrics=True of the "
+                "strategy tells metrics as they are"
+            )
         if self.plan.clip_norm != 1:
             raise ValueError(f"the plan of an evaluation has clip_norm 1, what a user adds; got {self.plan.clip_norm}")
         if not self.bounds:

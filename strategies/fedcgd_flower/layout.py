@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any, Literal
@@ -136,27 +136,32 @@ def flatten(arrays: Mapping[str, Array], layout: Layout) -> Flat:
 
     Raises ValueError if an array is missing, has another shape, or does not hold real numbers.
     """
+    return np.concatenate([np.empty(0, np.float32), *pieces(arrays, layout)])
+
+
+def pieces(arrays: Mapping[str, Array], layout: Layout) -> list[Flat]:
+    """`flatten`, one vector an array; a copy is made only of what is not float32 in memory as it is."""
     if missing := [name for name in layout.names if name not in arrays]:
         raise ValueError(f"expected arrays {list(layout.names)}, and {missing} are missing from {list(arrays)}")
-    flat = np.empty(layout.size, np.float32)
-    start = 0
+    found = []
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         value = view(arrays[name])
         if value.shape != shape:
             raise ValueError(f"array {name!r} must have shape {shape}, got {value.shape}")
         if value.dtype.kind not in "fiub":
             raise ValueError(f"array {name!r} must hold real numbers, got {value.dtype}")
-        stop = start + value.size
         with np.errstate(over="ignore"):  # beyond float32 is ∞, and such an update is dropped
-            flat[start:stop] = value.ravel()
-        start = stop
-    return flat
+            found.append(value.ravel().astype(np.float32, copy=False))
+    return found
 
 
-def unflatten(flat: Flat, layout: Layout, *, carried: bool = True) -> ArrayRecord:
+def unflatten(
+    flat: Flat, layout: Layout, *, carried: bool = True, same: Mapping[str, Array] | None = None
+) -> ArrayRecord:
     """The named arrays of a flat vector of shape (layout.size,), each with its own shape and dtype.
 
-    With `carried`, the whole model, in its own order. A running variance is at least 0, whatever the noise made of it.
+    With `carried`, the whole model, in its own order. A running variance is at least 0, whatever the noise made of it. `same` are
+    the arrays that `flat` was made of: those that a copy would be equal to are taken as they are.
     """
     if flat.shape != (layout.size,):
         raise ValueError(f"a flat model of this layout has shape ({layout.size},), got {flat.shape}")
@@ -165,16 +170,24 @@ def unflatten(flat: Flat, layout: Layout, *, carried: bool = True) -> ArrayRecor
     for name, shape, dtype in zip(layout.names, layout.shapes, layout.dtypes, strict=True):
         stop = start + math.prod(shape)
         value = flat[start:stop].reshape(shape)
+        start = stop
+        if same is not None and _is_float32(same[name]) and dtype == "float32" and not _is_statistic(name):
+            arrays.append((name, same[name]))
+            continue
         if name.rpartition(".")[2] == "running_var":
             value = np.maximum(value, 0)
         arrays.append((name, array_of(value.astype(dtype, copy=False))))
-        start = stop
     for part in layout.carried if carried else ():
         arrays.insert(part.position, (part.name, part.array))
     return ArrayRecord(dict(arrays))
 
 
-def as_trained_from(model: Flat, trained: Flat, layout: Layout) -> Flat:
+def _is_float32(array: Array) -> bool:
+    """Whether it is, in its bytes too."""
+    return (array.dtype, array.stype) == ("float32", _STYPE) and view(array).dtype == np.float32
+
+
+def as_trained_from(model: Flat, trained: Sequence[Flat], layout: Layout) -> Flat:
     """`model` as a node saw it that replied `trained`: rounded as the node rounded it, so that rounding is no update.
 
     Numbers that all fit 16 bits were trained in 16 bits, whatever type they travel in (no message carries bfloat16).
@@ -182,7 +195,9 @@ def as_trained_from(model: Flat, trained: Flat, layout: Layout) -> Flat:
     if set(layout.dtypes) - {"float32", "float64"}:
         model = flatten(unflatten(model, layout, carried=False), layout)
     for half in (torch.bfloat16, torch.float16):
-        if all(np.array_equal(_rounded(part, half), part) for part in (trained[:1024], trained)):
+        if all(
+            np.array_equal(_rounded(part, half), part) for few in (1024, None) for part in (p[:few] for p in trained)
+        ):
             return _rounded(model, half)
     return model
 

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from logging import ERROR
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from fedcgd.clipping import ROUNDING, clip
 from fedcgd.noise.quantisation import Grid, Integers
+from fedcgd.passes import CHUNK, LANES, Lanes, passes, read_only, sum_of_lanes
 from fedcgd_flower.layout import Carried, Flat, Layout, array_of, view
-
-Steps = NDArray[np.int32] | NDArray[np.int64]
+from fedcgd_flower.update import Steps
 
 MODEL = "model"
 UPDATE = "update"
@@ -29,7 +29,7 @@ FLAT = "flat"
 CARRIED = "carried"
 CONFIG = "config"
 TASK = "fedcgd"
-_CHUNK = 2**16  # numbers at once: what a core's cache holds
+_CHECKSUM = "checksum"
 _FAILED = 2  # Flower's code for a ClientApp that raised
 LOCAL_FAILURE, NOT_FINITE = "local training failed", "the update is not finite"  # all that a failing node says
 
@@ -97,9 +97,9 @@ class TrainTask:
 
 @dataclass(frozen=True)
 class NodeSum:
-    """A well-formed reply: the sum of the clipped updates of `answered` users, in steps, in the integers that it came in."""
+    """An accepted reply: the sum of the clipped updates of `answered` users, in steps."""
 
-    update: Steps
+    update: Integers
     answered: int
 
 
@@ -154,7 +154,7 @@ def _read_carried(content: RecordDict) -> tuple[Carried, ...]:
 
 
 def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]:
-    """The flat model, the configuration and the task of a request, on the node.
+    """The flat model (read-only), the configuration and the task of a request, on the node.
 
     Raises ValueError if the message was not made by `train_message`.
     """
@@ -174,22 +174,18 @@ def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]
         unit=cast(float, description["unit"]),
         indicator=cast(int, description["indicator"]),
     )
-    return content.array_records[MODEL][FLAT].numpy(), content.config_records[CONFIG], task
+    return view(content.array_records[MODEL][FLAT]), content.config_records[CONFIG], task
 
 
-def train_reply(request: Message, task: TrainTask, update: Integers, answered: int) -> Message:
+def train_reply(request: Message, task: TrainTask, update: Steps, answered: int) -> Message:
     """The reply to `request`: the sum of the clipped updates of `answered` of the task's users, each in whole steps."""
+    checksum = int(update.sum(dtype=np.int64))  # it tells of changes by mistake; it keeps nobody from changing both
     description = ConfigRecord(
-        {"round": task.round, "attempt": task.attempt, "answered": answered, "checksum": _checksum(update)}
+        {"round": task.round, "attempt": task.attempt, "answered": answered, _CHECKSUM: checksum}
     )
     arrays = ArrayRecord({FLAT: array_of(update.astype(task.dtype, copy=False))})
     content = RecordDict({UPDATE: arrays, TASK: description})
     return Message(content, reply_to=request)
-
-
-def _checksum(update: NDArray[Any]) -> int:
-    """Tells whether something changed an update on its way by mistake; it keeps nobody from changing both."""
-    return int(update.sum(dtype=np.int64))
 
 
 def failed_reply(request: Message, error: Exception) -> Message:
@@ -209,6 +205,79 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
     may also come as floats, clipped or not: it is clipped and rounded here.
     Guarantee: whatever the reply holds, this returns, and a returned update has that norm.
     """
+    total, [result] = sum_of_replies([(reply, task)], task.size)
+    return NodeSum(total, result) if isinstance(result, int) else result
+
+
+def sum_of_replies(
+    replies: Sequence[tuple[Message | None, TrainTask]], size: int
+) -> tuple[Integers, list[int | Cause]]:
+    """(Σ updates, each as `read_train_reply` gives it, shape (size,); how many users are in each, or why it was dropped).
+
+    All replies are added stretch by stretch, with their norms and checksums in the same pass, so that each is read once and the
+    sum goes through memory once. One that turns out to be wrong is subtracted again, which for integers is exact.
+    """
+    total, lanes = np.zeros(size, np.int64), np.empty(LANES)
+    received = [_received(reply, task) for reply, task in replies]
+    addends = [part for part in received if isinstance(part, _Addend)]
+    for start in range(0, size, CHUNK):
+        for addend in addends:
+            addend.add_to(total, start, lanes)
+    results: list[int | Cause] = []
+    for part in received:
+        if not isinstance(part, _Addend):
+            results.append(part)
+        elif part.is_changed():
+            total -= part.update
+            results.append("changed after clipping")
+        else:
+            if not part.is_within():
+                total -= part.update
+                total += _bounded(part.update, part.task)
+            results.append(part.answered)
+    return total, results
+
+
+class _Addend:
+    """A well-formed reply, whose numbers nobody has checked yet; and what is found out about them while they are added."""
+
+    def __init__(self, update: Steps, task: TrainTask, answered: int, checksum: object) -> None:
+        self.update, self.task, self.answered = read_only(update), task, answered
+        self._claimed = checksum  # what the node says that the numbers add up to; None if it says nothing
+        self._sum, self._squares = 0, 0.0
+        self._passes = passes(len(update))
+
+    def add_to(self, total: Integers, start: int, lanes: Lanes) -> None:
+        """Add the stretch of the update that begins at `start` to `total`."""
+        end = min(start + CHUNK, len(self.update))
+        model = max(start, min(end, self.task.layout.size))  # after these, what is counted: no part of the norm
+        if model > start:
+            self._sum += self._passes.add(self.update[start:model], total[start:model], lanes)
+            self._squares += sum_of_lanes(lanes)
+        if end > model:
+            self._sum += self._passes.add(self.update[model:end], total[model:end], lanes)
+
+    def is_changed(self) -> bool:
+        """Whether the numbers are not those whose sum, modulo 2⁶⁴, the node sent along."""
+        return self._claimed is not None and self._claimed != (self._sum + 2**63) % 2**64 - 2**63
+
+    def is_within(self) -> bool:
+        """True only if the update's norm is at most bound = users·clip_norm, and always if it is at most (1 − `ROUNDING`)·bound;
+        and only if what is counted is within its bounds.
+
+        In float64, with u = 2⁻⁵³: a number that became a float is off by a factor 1 ± u, its square by (1 ± u)³, and a sum of
+        n ≤ 2¹⁶ squares, whatever the order, by (1 ± u)ⁿ⁻¹ more, as are the sums of at most 2²⁴ of these by (1 ± u)^(2²⁴). All
+        terms are positive, so up to 2⁴⁰ numbers the result is at least (1 − 2⁻²⁷) times the true square of the norm: if it is at
+        most (1 − 2⁻²³)·bound², as computed (another 2⁻⁴⁹), the true one is below bound². Nothing overflows: the sum stays below
+        2⁴⁰·2¹²⁶. An honest sum, clipped to (1 − `ROUNDING`)·bound with `ROUNDING` = 2⁻²², passes.
+        """
+        task, users = self.task, len(self.task.users)
+        counted, most = self.update[task.layout.size :], users * task.indicator
+        bound = users * task.clip_norm / task.grid.step
+        return self._squares <= (1 - ROUNDING / 2) * bound**2 and bool(((counted <= most) & (counted >= -most)).all())
+
+
+def _received(reply: Message | None, task: TrainTask) -> _Addend | Cause:
     if reply is None:
         return "no answer"
     if reply.has_error():
@@ -235,13 +304,11 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
     if len(task.users) == 1 and value.dtype in (np.float32, np.float64) and len(value) == task.layout.size:
         if not np.isfinite(value).all():
             return "not finite"
-        if "checksum" in description:
+        if _CHECKSUM in description:
             return "changed after clipping"  # it left fedcgd's code as integers
-        return NodeSum(_clipped_and_rounded(value.astype(np.float64), task), answered)
+        return _Addend(_clipped_and_rounded(value.astype(np.float64), task), task, answered, None)
     if value.dtype == task.dtype and len(value) == task.size:
-        if "checksum" in description and description["checksum"] != _checksum(value):
-            return "changed after clipping"
-        return NodeSum(_bounded(value, task), answered)
+        return _Addend(np.ascontiguousarray(value), task, answered, description.get(_CHECKSUM))
     return "wrong shape or dtype"
 
 
@@ -254,46 +321,13 @@ def _clipped_and_rounded(update: NDArray[np.float64], task: TrainTask) -> Intege
     return np.append(steps, task.indicator if np.array_equal(clipped, update) else -task.indicator)
 
 
-def _bounded(total: Steps, task: TrainTask) -> Steps:
-    """`total`, made no longer than sums of so many users' vectors are: the update, and what is counted, each by itself.
-
-    As it came if it is no longer, as honest sums are.
-    """
+def _bounded(total: Steps, task: TrainTask) -> Integers:
+    """`total`, made no longer than sums of so many users' vectors are: the update, and what is counted, each by itself."""
     users, size = len(task.users), task.layout.size
     update, counted = total[:size], total[size:].astype(np.int64)
-    most = users * task.indicator
-    if _within(update, users * task.clip_norm / task.grid.step) and (np.clip(counted, -most, most) == counted).all():
-        return total
     bounded = task.grid.to_steps(clip(task.grid.from_steps(update), users * task.clip_norm))
+    most = users * task.indicator
     return np.append(bounded, np.clip(counted, -most, most)) if task.indicator else bounded
-
-
-def _within(steps: Steps, bound: float) -> bool:
-    """True only if the norm of `steps` is at most `bound`, and always if it is at most (1 − `ROUNDING`)·`bound`.
-
-    In float64, with u = 2⁻⁵³: a number that became a float is off by a factor 1 ± u, its square by (1 ± u)³, and a sum of n ≤ 2¹⁶
-    squares, whatever the order, by (1 ± u)ⁿ⁻¹ more, as are the sums of at most 2²⁴ of these by (1 ± u)^(2²⁴). All terms are
-    positive, so up to 2⁴⁰ numbers the result is at least (1 − 2⁻²⁷) times the true square of the norm: if it is at most
-    (1 − 2⁻²³)·bound², as computed (another 2⁻⁴⁹), the true one is below bound². Nothing overflows: the sum stays below 2⁴⁰·2¹²⁶.
-    An honest sum, clipped to (1 − `ROUNDING`)·bound with `ROUNDING` = 2⁻²², passes.
-    """
-    floats = np.empty(min(_CHUNK, len(steps)))
-    squares = 0.0
-    for start in range(0, len(steps), _CHUNK):
-        part = floats[: len(steps) - start]
-        np.copyto(part, steps[start : start + _CHUNK])
-        squares += float(part @ part)
-    return squares <= (1 - ROUNDING / 2) * bound**2
-
-
-def sum_of(updates: Sequence[Steps], size: int) -> Integers:
-    """Σ `updates`, shape (size,): all of them chunk by chunk, so that the sum goes through memory once."""
-    total = np.zeros(size, np.int64)
-    for start in range(0, size, _CHUNK):
-        part = total[start : start + _CHUNK]
-        for update in updates:
-            np.add(part, update[start : start + _CHUNK], out=part)
-    return total
 
 
 def _cause_of(error: Error) -> Cause:

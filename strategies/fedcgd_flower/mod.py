@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
 from fedcgd_flower.evaluation import answer, bounds_of, is_private_evaluation
-from fedcgd_flower.layout import Flat, as_trained_from, flatten, unflatten
+from fedcgd_flower.layout import Flat, as_trained_from, pieces, unflatten
 from fedcgd_flower.messages import (
     LOCAL_FAILURE,
     NOT_FINITE,
@@ -78,12 +78,18 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
         trained = next(iter(reply.content.array_records.values()), None)
         if trained is None:
             raise ValueError("the train function's reply holds no ArrayRecord; reply with the trained model's arrays")
-        new = flatten(trained, task.layout)
+        new = pieces(trained, task.layout)
     except Exception as error:
         return failed_reply(message, error)
     seen = as_trained_from(model, new, task.layout)
     update = clipped_update(
-        new, seen, clip_norm=task.clip_norm, grid=task.grid, unit=task.unit, indicator=task.indicator
+        new,
+        seen,
+        clip_norm=task.clip_norm,
+        grid=task.grid,
+        unit=task.unit,
+        indicator=task.indicator,
+        dtype=task.dtype,
     )
     if update is None:
         return Message(Error(code=0, reason=NOT_FINITE), reply_to=message)

@@ -15,7 +15,7 @@ from fedcgd_flower.evaluation import answer, bounds_of
 from fedcgd_flower.isolation import TIME_LIMIT, each_apart
 from fedcgd_flower.layout import Flat, Layout, as_trained_from, flatten, unflatten
 from fedcgd_flower.messages import failed_reply, is_users_query, read_train_message, train_reply, users_reply
-from fedcgd_flower.update import clipped_update
+from fedcgd_flower.update import Steps, clipped_update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,11 @@ class LocalTask:
         """Coordinates of the sum: those of the model, and with adaptive clipping one more."""
         return self.layout.size + bool(self.indicator)
 
-    def clipped(self, trained: Flat) -> Integers | None:
+    def clipped(self, trained: Flat) -> Steps | None:
         """What a user whose training ended at `trained` adds to the sum, shape (size,); None if it is not finite."""
         return clipped_update(
             trained,
-            as_trained_from(self.model, trained, self.layout),
+            as_trained_from(self.model, [trained], self.layout),
             clip_norm=self.clip_norm,
             grid=self.grid,
             unit=self.unit,
@@ -85,7 +85,7 @@ def host_users(
         hosted = set(users(context))
         asked = tuple(user for user in task.users if user in hosted)
         work = LocalTask(
-            model=model,
+            model=model.copy(),  # the message's own cannot be written to, which torch.from_numpy warns about
             layout=task.layout,
             users=asked,
             clip_norm=task.clip_norm,

@@ -1,10 +1,12 @@
 """What the operator reads: one line a round, in Flower's manner. Counts of users are for the operator's log only."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, MetricRecord
 
+from fedcgd.accounting.guarantee import NO_NOISE
 from fedcgd.plan import Plan
 from fedcgd_flower.messages import Cause
 
@@ -39,7 +41,8 @@ class RoundReport:
         if self.failure:
             parts.append(f"not released: {self.failure}")
         else:
-            parts.append(f"ε ≤ {self.epsilon:.4g} so far at δ = {self.delta:g}")
+            spent = NO_NOISE if math.isinf(self.epsilon) else f"ε ≤ {self.epsilon:.4g} so far at δ = {self.delta:g}"
+            parts.append(spent)
             if self.clipping:
                 parts.append(self.clipping)
         return f"[ROUND {self.round + 1}/{self.rounds}] " + " | ".join(parts + self.evaluated)
@@ -63,7 +66,7 @@ def config_text(config: ConfigRecord | None) -> str:
 def epsilon_text(plan: Plan, released: int) -> str:
     """ε of the planned run and, of a part of it, also the smaller one and the condition under which that holds."""
     whole = plan.guarantee()
-    if released >= plan.participation.rounds:
+    if released >= plan.participation.rounds or plan.noiseless:
         return str(whole)
     if not released:
         return f"nothing is released; the planned run: {whole}"

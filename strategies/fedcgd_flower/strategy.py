@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
+from fedcgd.accounting.guarantee import NO_NOISE
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger, Run
 from fedcgd.noise.quantisation import Grid as IntegerGrid
@@ -34,11 +35,9 @@ from fedcgd_flower.messages import (
     HINTS,
     MODEL,
     Cause,
-    NodeSum,
     TrainTask,
     model_records,
-    read_train_reply,
-    sum_of,
+    sum_of_replies,
     train_message,
 )
 from fedcgd_flower.progress import RoundReport, config_text, epsilon_text, metrics_text
@@ -302,6 +301,12 @@ class CorrelatedNoise(Strategy):
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
         plan = self.plan
+        if plan.noiseless:
+            log(
+                WARNING,
+                "fedcgd: %s. Clipping is as in the real run; give the plan a noise_multiplier for that",
+                NO_NOISE,
+            )
         log(INFO, "\t├──> fedcgd: %s, σ = %.4g, clip norm %g", plan.mechanism, plan.noise_multiplier, plan.clip_norm)
         if self.adaptive_clipping is not None:
             log(
@@ -407,15 +412,15 @@ class CorrelatedNoise(Strategy):
         if asked is None:
             return None, None
         answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        updates = []
         report = self._report
-        for message, task in asked.requests:
-            result = read_train_reply(answers.get(message.metadata.message_id), task)
+        tasks = [task for _, task in asked.requests]
+        matched = [(answers.get(message.metadata.message_id), task) for message, task in asked.requests]
+        total, results = sum_of_replies(matched, asked.layout.size + (asked.scale is not None))
+        for task, result in zip(tasks, results, strict=True):
             cause: Cause = "left out by its node"
             answered = 0
-            if isinstance(result, NodeSum):
-                updates.append(result.update)
-                answered = result.answered
+            if isinstance(result, int):
+                answered = result
                 self.dropped[cause] += len(task.users) - answered
             else:
                 cause = result
@@ -431,20 +436,21 @@ class CorrelatedNoise(Strategy):
         if report.answered < self.min_answers:
             self._give_up(f"at least {self.min_answers} users must answer")
             return None, None
-        total = sum_of(updates, asked.layout.size + (asked.scale is not None))
         nonce = self._key.nonce_of(self._ledger.stream_id, total, earlier=self._nonces, attempt=asked.attempt)
         try:
             self._ledger.record_aggregated(asked.round, asked.attempt, nonce)
             noised, metrics, following = self._noised(asked, total, nonce)
-            del total, updates  # the inner strategy needs room
-            released = self._release(asked, noised, metrics, following)
+            del total  # the inner strategy needs room
+            stepped = inner_step(self.inner, asked.round + 1, noised)
+            del noised
+            released = self._release(asked, stepped, metrics, following)
         except BaseException:
             self._give_up("it could not be released")
             raise
         self._begun, self._asked = False, None
         self._nonces.append(nonce)
         report.epsilon, report.delta = cast(float, metrics["epsilon"]), self.plan.delta
-        return unflatten(released, asked.layout), metrics
+        return released, metrics
 
     def _metrics(self, release: int) -> MetricRecord:
         """What is told of a release: ε of the whole plan, and of the rounds until then."""
@@ -467,7 +473,7 @@ class CorrelatedNoise(Strategy):
     def _noised(self, asked: _Asked, total: Integers, nonce: int) -> tuple[ArrayRecord, MetricRecord, float]:
         """The model plus the noised mean of the updates whose sum is `total`; what is told with it; the next round's clip norm.
 
-        The noise is in `total` then.
+        `total` holds nothing of use then: the noise is added in it, and the model is made in its memory.
         """
         if self._noise is None:
             self._noise = grid_source(self._on_the_wire, self._key, self._ledger.stream_id, asked.grid)
@@ -480,15 +486,14 @@ class CorrelatedNoise(Strategy):
             following = next_norm(self.clip_norm, share, self.adaptive_clipping)
             self._report.clipping = f"clip norm {self.clip_norm:.4g} → {following:.4g} (share within: {share:.2f})"
             metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": following})
-        noised = np.empty(asked.layout.size, np.float32)
+        noised = total.view(np.float32)[: asked.layout.size]  # what is written lies before what is still to be read
         for start in range(0, len(noised), _CHUNK):  # in float64, of which no whole vector is made
             part = slice(start, min(start + _CHUNK, len(noised)))
             noised[part] = asked.model[part] + asked.grid.from_steps(total[part]) * unit / self.cohort_size
         return unflatten(noised, asked.layout, carried=False), metrics, following
 
-    def _release(self, asked: _Asked, noised: ArrayRecord, metrics: MetricRecord, following: float) -> Flat:
-        """The model of the round in flight, from the noised mean; it is in the ledger when this returns."""
-        stepped = inner_step(self.inner, asked.round + 1, noised)
+    def _release(self, asked: _Asked, stepped: ArrayRecord, metrics: MetricRecord, following: float) -> ArrayRecord:
+        """The model of the round in flight, as the inner strategy made it; it is in the ledger when this returns."""
         released = flatten(stepped, asked.layout)
         changed = dict(inner_state.fingerprint(self.inner).items() ^ asked.unsaved.items())
         if changed:
@@ -501,7 +506,7 @@ class CorrelatedNoise(Strategy):
         # Durable first: what has left the process can then never be followed by another release under this noise.
         self._ledger.record_released(asked.round, asked.attempt, released.data, state, asked.layout.to_json(), metrics)
         self._inner_state, self.clip_norm = state, following
-        return released
+        return unflatten(released, asked.layout, same=stepped)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -1,43 +1,57 @@
 """A user's update, clipped and on the grid, in two passes over the model: one for the norm, one for the numbers."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcgd.clipping import ROUNDING
-from fedcgd.noise.quantisation import Grid, Integers
+from fedcgd.noise.quantisation import Grid
+from fedcgd.passes import CHUNK, passes, read_only, squared_distance
 from fedcgd_flower.layout import Flat
 
-_CHUNK = 2**16  # entries at once: what a core's cache holds
+Steps = NDArray[np.signedinteger[Any]]
+"""32-bit or 64-bit integers."""
 
 
 def clipped_update(
-    trained: Flat, model: Flat, *, clip_norm: float, grid: Grid, unit: float = 1.0, indicator: int = 0
-) -> Integers | None:
+    trained: Flat | Sequence[Flat],
+    model: Flat,
+    *,
+    clip_norm: float,
+    grid: Grid,
+    unit: float = 1.0,
+    indicator: int = 0,
+    dtype: type[np.signedinteger[Any]] = np.int64,
+) -> Steps | None:
     """(`trained` − `model`) / `unit` scaled to L2 norm at most `clip_norm`, in steps of `grid`, rounded towards zero; shape (d,).
 
-    With an `indicator`, one entry more says whether the update was within the norm: `indicator` if it was, −`indicator` if it
-    was scaled. None if the update is not finite. Guarantee: step times the result has norm at most `clip_norm` (without its
-    last entry), for every input.
+    `trained` may come in consecutive pieces, as a model's arrays are. `dtype` must hold clip_norm / step and `indicator`. With an
+    `indicator`, one entry more says whether the update was within the norm: `indicator` if it was, −`indicator` if it was scaled.
+    None if the update is not finite. Guarantee: step times the result has norm at most `clip_norm` (without its last entry), for
+    every input: the norm is off by at most 2⁻²⁹ of itself, the factor aims 2⁻²² below the bound, and rounding towards zero makes
+    no entry larger.
     """
-    difference = np.empty(min(_CHUNK, len(model)))
-    squares = 0.0
-    with np.errstate(invalid="ignore"):  # ∞ − ∞ is NaN, and then so is the sum
-        for start in range(0, len(model), _CHUNK):
-            part = difference[: len(model) - start]
-            np.subtract(trained[start : start + _CHUNK], model[start : start + _CHUNK], out=part, dtype=np.float64)
-            squares += float(part @ part)  # of float32 numbers: it cannot overflow
+    pieces = [trained] if isinstance(trained, np.ndarray) else trained
+    stretches, start = [], 0
+    for piece in pieces:
+        stretches.append((start, start + len(piece), read_only(piece)))
+        start += len(piece)
+    model = read_only(model)
+    squares = sum(squared_distance(piece, model[start:stop]) for start, stop, piece in stretches)
     if not math.isfinite(squares):
         return None
     norm = math.sqrt(squares) / unit
     factor = min(1.0, clip_norm * (1 - ROUNDING) / norm) if norm > 0 else 1.0
-    steps = np.empty(len(model) + bool(indicator), np.int64)
+    steps: Steps = np.empty(len(model) + bool(indicator), dtype)
     if indicator:
         steps[-1] = indicator if factor == 1 else -indicator
-    for start in range(0, len(model), _CHUNK):
-        part = difference[: len(model) - start]
-        np.subtract(trained[start : start + _CHUNK], model[start : start + _CHUNK], out=part, dtype=np.float64)
-        part *= factor / unit
-        part *= 1 / grid.step  # exact: the step is a power of two
-        np.copyto(steps[start : start + len(part)], part, casting="unsafe")  # towards zero
+    work = passes(len(model))
+    for start, stop, piece in stretches:
+        for first in range(start, stop, CHUNK):
+            last = min(first + CHUNK, stop)
+            part = piece[first - start : last - start]
+            work.steps(part, model[first:last], factor / unit, 1 / grid.step, steps[first:last])
     return steps

@@ -107,7 +107,7 @@ def test_a_node_that_ignores_the_question_for_its_users_costs_no_round_its_wait(
     assert time.monotonic() - started < 1.5  # half a second once, not in each of 6 rounds
 
 
-@pytest.mark.parametrize("point", ["inner_step", "read_train_reply", "send_and_receive", "train_message"])
+@pytest.mark.parametrize("point", ["inner_step", "sum_of_replies", "send_and_receive", "train_message"])
 def test_ctrl_c_leaves_no_attempt_in_flight(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.db"
 

@@ -6,13 +6,15 @@ import torch
 from sklearn.datasets import load_digits
 
 from fedcgd_simulations.models import choose
+from fedcgd_simulations.models.digits_cnn import digits_cnn
 from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.task import Data, Examples, Task, classification, split
 
 
 def task(model: str | None, data_dir: Path | None) -> Task:
-    """1260 training, 180 validation and 357 test examples; softmax regression."""
-    return classification("digits", load, choose("digits", model, {"softmax": lambda: softmax_regression(64, 10)}))
+    """1260 training, 180 validation and 357 test examples; softmax regression, or a small CNN (`tanh-cnn`)."""
+    factories = {"softmax": lambda: softmax_regression(64, 10), "tanh-cnn": digits_cnn}
+    return classification("digits", load, choose("digits", model, factories))
 
 
 def load() -> Data:

@@ -1,0 +1,109 @@
+"""Whether a Hessian measured once bounds the Hessians met later: the dominance certificate ρ, on public data."""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.linalg import eigh
+from torch import Tensor
+
+from fedcgd.curvature.hessian import Hessian
+from fedcgd.curvature.lanczos import largest_eigenpairs
+
+Matrix = NDArray[np.float64]
+
+
+class CurvatureWarning(UserWarning):
+    """A Hessian is not bounded by the one that the noise was fitted to."""
+
+
+def dominance(hessian: Matrix, bound: Matrix, *, tolerance: float = 1e-10) -> float:
+    """ρ(H, Ĥ) = max over v of vᵀHv / vᵀĤv with 0/0 = 0, for symmetric H and a Ĥ that has no negative eigenvalues.
+
+    H ⪯ Ĥ exactly if ρ ≤ 1 (Theorem 5.1 of Gu et al., 2026, arXiv:2510.05416). Infinite where H curves upwards in a direction in
+    which Ĥ is flat, as it nearly always is for a network: `Reference` has the measure for those. Eigenvalues of Ĥ within
+    `tolerance` of the largest entry count as 0. Raises ValueError if Ĥ has a negative one.
+    """
+    scale = max(float(np.abs(bound).max()), float(np.abs(hessian).max()))
+    if scale == 0:
+        return 0.0
+    values, vectors = eigh(bound)
+    if values[0] < -tolerance * scale * len(values):
+        raise ValueError(f"the bound must have no negative eigenvalues, got {values[0]:.3g}; set them to 0")
+    curved = values > tolerance * scale * len(values)
+    flat, steep = vectors[:, ~curved], vectors[:, curved]
+    across = steep.T @ hessian @ flat
+    along_flat = flat.T @ hessian @ flat
+    inner = steep.T @ hessian @ steep
+    if flat.shape[1]:
+        sizes, directions = eigh(along_flat)
+        zero = np.abs(sizes) <= tolerance * scale * len(values)
+        if sizes[-1] > tolerance * scale * len(values):
+            return float("inf")
+        if np.abs(across @ directions[:, zero]).max(initial=0.0) > tolerance * scale * len(values):
+            return float("inf")  # a little of the flat direction makes vᵀĤv as small, against vᵀHv, as one likes
+        down = across @ directions[:, ~zero]
+        inner = inner - down @ np.diag(1 / sizes[~zero]) @ down.T
+    if not curved.any():
+        return 0.0
+    root = np.sqrt(values[curved])
+    return float(eigh(inner / np.outer(root, root), eigvals_only=True)[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """The bound Ĥ = Σ_i μ_i·u_i·u_iᵀ + `damping`·I, from the largest eigenpairs of a Hessian on public data.
+
+    `values` has shape (k,), `vectors` (d, k). The damping is that of the eigenvalues that are not known, which are all below it:
+    the smallest of the known ones, unless another is wanted.
+    """
+
+    values: NDArray[np.float64]
+    vectors: Tensor
+    damping: float
+
+    @staticmethod
+    def of(hessian: Hessian, *, eigenvalues: int = 20, damping: float | None = None, seed: int = 0) -> "Reference":
+        """From the largest `eigenvalues` of `hessian`, of which at least one must be positive; keeps k·d numbers."""
+        values, vectors = largest_eigenpairs(
+            hessian.product, hessian.dimension, eigenvalues, dtype=hessian.dtype, vectors=True, seed=seed
+        )
+        assert vectors is not None
+        positive = values > 0
+        if not positive.any():
+            raise ValueError(f"the largest eigenvalue is {values[0]:.3g}: a Hessian that curves nowhere bounds nothing")
+        least = float(values[positive][-1]) if damping is None else damping
+        if not least > 0:
+            raise ValueError(f"damping must be positive, got {damping}")
+        columns = torch.from_numpy(np.ascontiguousarray(vectors[:, positive])).to(hessian.device)
+        return Reference(values[positive], columns, least)
+
+    def dominance(self, hessian: Hessian, *, warn: bool = True, seed: int = 0) -> float:
+        """ρ(H, Ĥ) of `hessian` against this bound: how much Ĥ would have to be scaled up to bound H. ρ ≤ 1: it does.
+
+        `hessian` must be of public data too. The model may be a private run's, as soon as it is released; examples may not: a ρ
+        of private data tells about them and is covered by no ε. Warns with a `CurvatureWarning` if ρ > 1, unless `warn` is False.
+        """
+        if hessian.dimension != len(self.vectors):
+            raise ValueError(f"the bound is for {len(self.vectors)} parameters, and the model has {hessian.dimension}")
+        weights = torch.as_tensor((self.values + self.damping) ** -0.5 - self.damping**-0.5).to(self.vectors)
+
+        def scaled(vector: Tensor) -> Tensor:
+            vector = vector.to(self.vectors)
+            result: Tensor = self.damping**-0.5 * vector + self.vectors @ (weights * (self.vectors.T @ vector))
+            return result
+
+        values, _ = largest_eigenpairs(
+            lambda v: scaled(hessian.product(scaled(v))), hessian.dimension, 1, dtype=hessian.dtype, seed=seed
+        )
+        rho = max(float(values[0]), 0.0)
+        if warn and rho > 1:
+            warnings.warn(
+                f"the Hessian is up to {rho:.3g} times what the noise was fitted to (ρ > 1): fit it to a spectrum that is scaled "
+                f"by {rho:.3g}, or lower the learning rate",
+                CurvatureWarning,
+                stacklevel=2,
+            )
+        return rho

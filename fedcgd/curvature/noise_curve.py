@@ -1,0 +1,105 @@
+"""NoiseCurve: banded C with unit columns whose noise adds least to the loss on a quadratic.
+
+Problem P1 of Gu et al., "Correlating Cross-Iteration Noise for DP-SGD using Model Curvature", 2026, arXiv:2510.05416.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.linalg import solve_banded
+from torch import Tensor
+
+from fedcgd.curvature.factor import thin_factor
+from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.mechanisms import Dense
+from fedcgd.mechanisms.mechanism import Matrix
+from fedcgd.mechanisms.toeplitz import root_coefficients
+from fedcgd.optimisation import Progress
+from fedcgd.optimisation.lbfgs import minimise
+from fedcgd.participation import Participation
+
+_MOST_ENTRIES = 2**26
+
+BARRIER = 0.01
+"""Weight of −log det(CᵀC)/n beside the loss, over that of the start: it costs at most 1 % of the start's loss.
+
+Without it the problem can have no solution: the loss may fall for ever while C becomes singular, and the noise of a round, which
+the quadratic forgets, and a network does not, grows without bound. The same barrier is what interior-point methods use.
+"""
+
+
+def noise_curve(
+    bandwidth: int, participation: Participation, *, quadratic: Quadratic, progress: Progress | None = None
+) -> Dense:
+    """The p-banded C with unit columns of least `final_loss` (and `BARRIER`) for participations at least p apart, by L-BFGS.
+
+    With p ≤ b the columns of different participations do not overlap, so that the sensitivity is √k, whatever C is. The free
+    numbers are the columns before they are divided by their norms, at first BSR's; O(n·p·r) a step, with r some dozens
+    (`thin_factor`). The optimum is that of the convex `problem_p1`. Raises ValueError for a larger bandwidth.
+    """
+    n, b, p = participation.rounds, participation.min_separation, bandwidth
+    if not 1 <= p <= n or (p > b and participation.participations > 1):
+        raise ValueError(f"bandwidth of noise-curve must be between 1 and min_separation = {b}, got {p}")
+    if n * p > _MOST_ENTRIES:
+        raise ValueError(
+            f"noise-curve with {n} rounds and {p} bands has too many entries to optimise; use banded-toeplitz"
+        )
+    form = thin_factor(quadratic, n)
+    inside = torch.from_numpy(np.add.outer(np.arange(n), np.arange(p)) < n)
+
+    def band(x: Tensor) -> Tensor:
+        free = x.reshape(n, p)
+        entries = torch.where(inside, torch.cat([torch.exp(free[:, :1]), free[:, 1:]], dim=1), 0.0)
+        norms: Tensor = torch.linalg.vector_norm(entries, dim=1, keepdim=True)
+        return entries / norms
+
+    def error(x: Tensor) -> Tensor:
+        result: Tensor = _Error.apply(band(x), form)
+        return result
+
+    columns = start_band(n, p)
+    start = torch.from_numpy(np.column_stack([np.zeros(n), columns[:, 1:] / columns[:, :1]]).reshape(-1))
+    unit = float(error(start))
+
+    def objective(x: Tensor) -> Tensor:
+        # log det CᵀC is twice the sum of the logs of the diagonal.
+        return error(x) / unit - BARRIER * 2 * torch.log(band(x)[:, 0]).mean()
+
+    x, _ = minimise(objective, start, tolerance=1e-6, history=60, progress=progress)
+    return Dense("noise-curve", band(x).numpy())
+
+
+def start_band(rounds: int, bandwidth: int) -> Matrix:
+    """The band of BSR's C with unit columns, shape (rounds, bandwidth)."""
+    inside = np.add.outer(np.arange(rounds), np.arange(bandwidth)) < rounds
+    band = np.where(inside, root_coefficients(bandwidth, -1), 0.0)
+    return np.asarray(band / np.linalg.norm(band, axis=1, keepdims=True))
+
+
+class _Error(torch.autograd.Function):
+    """‖C⁻ᵀL‖² of a band C[j + l, j] = band[j, l] and L of shape (n, r), and its gradient.
+
+    With X = C⁻ᵀL and U = C⁻¹X the derivative of ‖X‖² by C[i, j] is −2·⟨X[i], U[j]⟩.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, band: Tensor, form: Matrix) -> Tensor:
+        entries = band.detach().numpy()
+        n, p = entries.shape
+        upper = np.zeros((p, n))  # Cᵀ, as LAPACK wants it
+        for lag in range(p):
+            upper[p - 1 - lag, lag:] = entries[: n - lag, lag]
+        x = solve_banded((0, p - 1), upper, form, check_finite=False)
+        u = solve_banded((p - 1, 0), np.ascontiguousarray(entries.T), x, check_finite=False)
+        total = float(np.vdot(x, x))
+        gradient = np.zeros((n, p))
+        for lag in range(p):
+            gradient[: n - lag, lag] = -2 * np.einsum("ij,ij->i", x[lag:], u[: n - lag])
+        ctx.save_for_backward(torch.from_numpy(gradient))
+        return torch.tensor(total, dtype=torch.float64)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradients[0] * gradient, None

@@ -1,0 +1,136 @@
+"""What the Opacus engine refuses before any work: loaders, models and optimizers whose releases no plan would cover."""
+
+import math
+from typing import Any
+
+from torch import nn, optim
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
+
+from fedcgd.gradients import refuse_batch_statistics
+from fedcgd.opacus.batches import RoundLoader
+from fedcgd.participation import Participation
+
+
+def check_loader(data_loader: DataLoader[Any], accumulation_steps: int) -> tuple[int, int]:
+    """(examples, steps of an epoch) when a step takes so many batches. Raises for a loader that picks examples its own way."""
+    if isinstance(data_loader.dataset, IterableDataset):
+        raise TypeError("the data set must have a length and indices, so that the engine can pick its batches")
+    if not isinstance(data_loader, RoundLoader) and (
+        type(data_loader.batch_sampler) is not BatchSampler
+        or type(data_loader.sampler) not in (SequentialSampler, RandomSampler)
+    ):
+        raise ValueError(
+            f"the data loader has a sampler of its own ({type(data_loader.sampler).__name__}), and the engine picks the batches "
+            "from the whole data set: give it a plain DataLoader, over a torch.utils.data.Subset if not all examples shall be "
+            "used"
+        )
+    repeated = _repeated(data_loader.dataset)
+    if repeated:
+        raise ValueError(
+            f"the data set has example {repeated[0]} and {len(repeated) - 1} others more than once (a Subset with repeated "
+            "indices, or the same data set twice in a ConcatDataset): ε counts an example once in its round. To weigh examples, "
+            "weigh their losses"
+        )
+    batches = len(data_loader)
+    if accumulation_steps < 1 or batches % accumulation_steps:
+        raise ValueError(
+            f"accumulation_steps must be at least 1 and divide the {batches} batches of an epoch, got {accumulation_steps}: "
+            "choose the batch size accordingly"
+        )
+    return len(data_loader.dataset), batches // accumulation_steps  # type: ignore[arg-type]
+
+
+def _repeated(dataset: Any) -> list[int]:
+    """Which examples of `dataset` are one example of the data sets that it was made from, again."""
+    if not isinstance(dataset, Subset | ConcatDataset):
+        return []
+    origins = _origins(dataset)
+    last = {origin: i for i, origin in enumerate(origins)}
+    return [i for i, origin in enumerate(origins) if last[origin] != i]  # the earlier ones
+
+
+def _origins(dataset: Any) -> list[tuple[int, int]]:
+    """For each example: (which data set without parts, its index there)."""
+    if isinstance(dataset, ConcatDataset):
+        return [origin for part in dataset.datasets for origin in _origins(part)]
+    if isinstance(dataset, Subset):
+        whole = _origins(dataset.dataset)
+        return [whole[int(i)] for i in dataset.indices]
+    return [(id(dataset), i) for i in range(len(dataset))]
+
+
+def check_fits(participation: Participation, steps: int) -> None:
+    """Raise ValueError unless batches of a loader with `steps` steps an epoch keep the promise of `participation`."""
+    rounds, separation = participation.rounds, participation.min_separation
+    if rounds % steps:
+        raise ValueError(
+            f"the plan has {rounds} rounds, and an epoch of the data loader {steps} steps: plan for a multiple of {steps} "
+            "rounds, epochs · len(data_loader)"
+        )
+    rate = participation.sampling_rate
+    if rate is not None:
+        if not math.isclose(rate * steps, separation, rel_tol=1e-9):
+            raise ValueError(
+                f"the plan's sampling_rate is {rate}, and a data loader with {steps} steps an epoch has batches of "
+                f"{separation}/{steps} of the examples of a round's group: plan with sampling_rate={separation / steps}"
+            )
+        if separation > steps:
+            raise ValueError(f"the plan has {separation} groups, and the data loader only {steps} steps an epoch")
+    elif participation.sampling == "balls-in-bins" and separation != steps:
+        raise ValueError(
+            f"the plan has {separation} bins (min_separation), and the data loader {steps} steps an epoch; they must be equal"
+        )
+    elif separation > steps or participation.participations < rounds // steps:
+        raise ValueError(
+            f"the plan says at most {participation.participations} participations, {separation} rounds apart; with this data "
+            f"loader each example takes part {rounds // steps} times, {steps} rounds apart"
+        )
+
+
+def check_module(module: nn.Module, optimizer: optim.Optimizer) -> None:
+    """Raise unless the parameters that can move are those that are clipped, and nothing else carries data away."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        raise TypeError("DistributedDataParallel is not supported: each process would add its own noise")
+    known = set(module.parameters())
+    given = dict.fromkeys(p for group in optimizer.param_groups for p in group["params"])  # in order
+    if any(p not in known for p in given):
+        raise ValueError(
+            "Module parameters are different than optimizer Parameters: the optimizer has some that are not the module's; make "
+            "it from module.parameters()"
+        )
+    missing = [name for name, p in module.named_parameters() if p.requires_grad and p not in given]
+    if missing:
+        raise ValueError(
+            f"{missing[0]} and {len(missing) - 1} other parameters of the module need gradients but are not in the optimizer: "
+            "freeze them with requires_grad_(False), or give them to the optimizer"
+        )
+    moving = [p for p in given if p.requires_grad]
+    if not moving:
+        raise ValueError("no parameter of the optimizer needs a gradient: there is nothing to train")
+    if len({p.device for p in moving}) > 1:
+        raise ValueError("the parameters must all be on one device")
+    if isinstance(optimizer, optim.LBFGS):
+        raise TypeError(
+            "LBFGS computes gradients several times a step, and a round is released once; take another optimizer"
+        )
+    refuse_batch_statistics(module)
+    for name, layer in module.named_modules():
+        if getattr(layer, "max_norm", None) is not None:
+            raise ValueError(
+                f"{name!r} has max_norm: it changes the embeddings of the tokens that it sees, without clipping or noise"
+            )
+
+
+def refuse_schedulers(noise_scheduler: Any, grad_clip_scheduler: Any) -> None:
+    if noise_scheduler is not None or grad_clip_scheduler is not None:
+        raise ValueError(
+            "noise and clip norm are the plan's, the same in every round: there is no noise_scheduler or grad_clip_scheduler"
+        )

@@ -1,0 +1,68 @@
+"""How a private gradient moves the model: the optimiser, its momentum, and what becomes of the learning rate."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from torch import nn, optim
+
+Optimizer = Literal["sgd", "adam", "adagrad"]
+Schedule = Literal["constant", "linear", "cosine"]
+
+_FACTORS: dict[Schedule, Callable[[float], float]] = {
+    "constant": lambda _: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: (1.0 + math.cos(math.pi * done)) / 2.0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """An optimiser with its first learning rate; `schedule` lowers that rate to zero over the rounds, or not at all.
+
+    All of it works on what was released, so it costs no privacy. Raises ValueError for an unknown name, and for momentum
+    that is not in [0, 1) or not SGD's.
+    """
+
+    learning_rate: float
+    optimizer: Optimizer = "sgd"
+    momentum: float = 0.0
+    schedule: Schedule = "constant"
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("optimizer", self.optimizer, get_args(Optimizer)),
+            ("schedule", self.schedule, get_args(Schedule)),
+        ):
+            if value not in known:
+                raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}")
+        if not 0 <= self.momentum < 1 or (self.momentum and self.optimizer != "sgd"):
+            raise ValueError(
+                f"momentum must be in [0, 1), and 0 with an optimizer other than sgd, got {self.momentum} with {self.optimizer}"
+            )
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
+
+
+def descent(
+    ways: Sequence[Descent], parameters: Sequence[Sequence[nn.Parameter]], rounds: int
+) -> tuple[optim.Optimizer, optim.lr_scheduler.LambdaLR]:
+    """One optimiser for all `parameters`, and its schedule, to be stepped once a round; `parameters[i]` move as `ways[i]` says.
+
+    It goes up: the gradients are to be those of minus the loss, as a user's update is in federated training, so that noise
+    that is added to them has the same sign in the model. Raises ValueError unless the ways differ by their learning rate alone.
+    """
+    how = ways[0]
+    if any(replace(way, learning_rate=how.learning_rate) != how for way in ways):
+        raise ValueError(f"ways to descend may differ by the learning rate alone, got {ways}")
+    groups = [{"params": list(rows), "lr": way.learning_rate} for way, rows in zip(ways, parameters, strict=True)]
+    optimizer: optim.Optimizer
+    if how.optimizer == "sgd":
+        optimizer = optim.SGD(groups, lr=how.learning_rate, momentum=how.momentum, maximize=True)
+    elif how.optimizer == "adam":
+        optimizer = optim.Adam(groups, lr=how.learning_rate, maximize=True)
+    else:
+        optimizer = optim.Adagrad(groups, lr=how.learning_rate, maximize=True)
+    factor = _FACTORS[how.schedule]
+    return optimizer, optim.lr_scheduler.LambdaLR(optimizer, lambda round: factor(round / rounds))

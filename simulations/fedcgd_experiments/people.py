@@ -1,0 +1,210 @@
+"""Users who are people: studies of accuracy at a user's (ε, δ), as sweeps that go on where they stopped.
+
+    python -m fedcgd_experiments.people run --output results/people.jsonl --study epsilon --minutes 10
+    python -m fedcgd_experiments.people report results/people.jsonl --output results/plots
+
+Each arm (a mechanism, or one of Flower's own strategies) has the same number of candidates at each setting. They are tried on
+validation examples with seeds of their own; the best is then judged by the test examples with other seeds.
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedcgd_experiments.experiment import Record
+from fedcgd_experiments.people_run import FLOWER_ADAPTIVE, FLOWER_FIXED, PeoplePoint, run_people
+from fedcgd_experiments.sweep import ResultsFile
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app.callback()(lambda: None)
+console = Console()
+
+TUNING_SEEDS = (100,)
+TEST_SEEDS = tuple(range(8))
+Candidate = Mapping[str, Any]
+
+
+def _sized(name: str, sizes: Sequence[float], rates: Sequence[float]) -> list[Candidate]:
+    return [{"mechanism": f"{name}:{size:g}", "learning_rate": rate} for size in sizes for rate in rates]
+
+
+RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
+_FINER = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)
+ARMS: dict[str, list[Candidate]] = {
+    "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in _FINER],
+    "DP-λCGD": _sized("lambda-cgd", (0.5, 0.8), RATES),
+    "BISR": _sized("bisr", (4, 16), RATES),
+    "BLT": _sized("blt", (2, 4), RATES),
+    "banded Toeplitz": _sized("banded-toeplitz", (4, 16), RATES),
+    "tree": [{"mechanism": "tree", "learning_rate": rate} for rate in _FINER],
+    "Flower, fixed clipping": [{"mechanism": FLOWER_FIXED, "clip_norm": norm} for norm in _FINER],
+    "Flower, adaptive clipping": [
+        {"mechanism": FLOWER_ADAPTIVE, "clip_norm": norm, "quantile": quantile}
+        for quantile in (0.5, 0.8)
+        for norm in (0.1, 0.3, 1.0, 3.0, 10.0)
+    ],
+}
+"""What each arm may choose from: ten candidates."""
+
+_THREE = ("DP-FedAvg", "DP-λCGD", "BLT")
+
+
+def _coarse(arm: str) -> list[Candidate]:
+    """Five candidates: of mechanisms with a size, the smaller one for BLT and the larger λ."""
+    size = {"DP-FedAvg": "dp-sgd", "DP-λCGD": "lambda-cgd:0.8", "BLT": "blt:2"}[arm]
+    return [{"mechanism": size, "learning_rate": rate} for rate in RATES]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """`arms` at each of `settings` (what differs from `base`), each tuned among its candidates."""
+
+    base: Mapping[str, Any]
+    settings: tuple[Mapping[str, Any], ...]
+    arms: Mapping[str, Sequence[Candidate]]
+    seeds: tuple[int, ...] = TEST_SEEDS
+    tuning: tuple[int, ...] = TUNING_SEEDS
+
+    def points(self, arm: str, setting: Mapping[str, Any]) -> list[PeoplePoint]:
+        """The candidates of `arm` at `setting`, with the first tuning seed."""
+        return [
+            PeoplePoint(**{**self.base, **setting, **candidate, "seed": self.tuning[0]}) for candidate in self.arms[arm]
+        ]
+
+
+_FASHION = {
+    "task": "fashion-mnist", "users": "dirichlet:1:2500", "cohort": 100, "participations": 2, "epsilon": 1.0,
+    "clip_norm": 1.0, "local_learning_rate": 3.0,
+}  # fmt: skip
+_TWEETS = _FASHION | {"task": "tweets", "users": "dirichlet:1:2000", "clip_norm": 1.0}
+STUDIES: dict[str, Study] = {
+    "epsilon": Study(base=_FASHION, settings=tuple({"epsilon": e} for e in (0.5, 1.0, 4.0)), arms=ARMS),
+    "tweets": Study(base=_TWEETS, settings=({"epsilon": 1.0},), arms=ARMS),
+    "cohort": Study(
+        base=_FASHION,
+        settings=tuple({"cohort": c} for c in (100, 250, 500)),
+        arms={arm: _coarse(arm) for arm in _THREE},
+        seeds=TEST_SEEDS[:5],
+    ),
+    "skew": Study(
+        base=_FASHION,
+        settings=tuple({"users": u} for u in ("dirichlet:0.1:2500", "dirichlet:1:2500", "iid:2500")),
+        arms={arm: _coarse(arm) for arm in _THREE},
+        seeds=TEST_SEEDS[:5],
+    ),
+    "population": Study(
+        base=_FASHION | {"epsilon": 0.5},
+        settings=tuple({"population": p} for p in (0, 100_000, 1_000_000)),
+        arms={arm: _coarse(arm) for arm in _THREE},
+        seeds=TEST_SEEDS[:5],
+    ),
+    "proximal": Study(
+        base=_FASHION | {"users": "dirichlet:0.1:2500"},
+        settings=tuple({"proximal": mu} for mu in (0.0, 0.1, 1.0)),
+        arms={"DP-λCGD": _coarse("DP-λCGD")},
+        seeds=TEST_SEEDS[:5],
+    ),
+    "tanh-cnn": Study(
+        base=_FASHION | {"model": "tanh-cnn", "participations": 1, "local_learning_rate": 0.3},
+        settings=({"epsilon": 4.0},),
+        arms={arm: _coarse(arm)[1:4] for arm in _THREE[:2]},
+        seeds=TEST_SEEDS[:5],
+    ),
+}
+
+
+def name_of(point: PeoplePoint) -> str:
+    """A text that is equal exactly for equal points."""
+    return json.dumps(asdict(point), sort_keys=True)
+
+
+def point_of(record: Record) -> PeoplePoint:
+    """What a record is of."""
+    return PeoplePoint(**record["point"])
+
+
+def by_point(records: Iterable[Record]) -> dict[str, Record]:
+    """The record of each point."""
+    return {name_of(point_of(record)): record for record in records if record["kind"] == "people"}
+
+
+def best(study: Study, arm: str, setting: Mapping[str, Any], known: Mapping[str, Record]) -> PeoplePoint | None:
+    """The candidate with the highest mean accuracy on validation; of equals the first. None if some have not been run."""
+    means = []
+    for point in study.points(arm, setting):
+        found = [known.get(name_of(replace(point, seed=seed))) for seed in study.tuning]
+        if None in found:
+            return None
+        means.append((fmean(record["accuracy"] for record in found if record), point))
+    return max(means, key=lambda pair: pair[0])[1]
+
+
+def missing(study: Study, known: Mapping[str, Record]) -> list[PeoplePoint]:
+    """What there is to run now: candidates, and for arms whose candidates are all there, the tests of the best."""
+    wanted: list[PeoplePoint] = []
+    for setting in study.settings:
+        for arm in study.arms:
+            chosen = best(study, arm, setting, known)
+            if chosen is None:
+                wanted += [replace(p, seed=seed) for p in study.points(arm, setting) for seed in study.tuning]
+            else:
+                wanted += [replace(chosen, seed=seed, split="test") for seed in study.seeds]
+    return [point for point in dict.fromkeys(wanted) if name_of(point) not in known]
+
+
+@app.command("run")
+def run_command(
+    output: Annotated[Path, typer.Option(help="JSON lines; what is there already is not run again")],
+    study: Annotated[list[str] | None, typer.Option(help="one of the studies; repeat it; all if not given")] = None,
+    minutes: Annotated[float, typer.Option(help="stop after so many minutes; call again to go on")] = 60.0,
+    data_dir: Annotated[str, typer.Option(help="folder of the task's files")] = "",
+) -> None:
+    """Run what is missing of the studies, one training after the other, and say what is left."""
+    unknown = set(study or ()) - set(STUDIES)
+    if unknown:
+        raise typer.BadParameter(f"unknown study {', '.join(sorted(unknown))}; the studies are {', '.join(STUDIES)}")
+    results, deadline = ResultsFile(output), time.monotonic() + 60 * minutes
+    names = study or list(STUDIES)
+    seconds = [record["cpu_seconds"] for record in results.records]
+    for name in names:
+        while todo := missing(STUDIES[name], by_point(results.records)):
+            for i, point in enumerate(todo):
+                if time.monotonic() > deadline:
+                    console.print(f"{name}: {len(todo) - i} trainings or more are left; call again to go on")
+                    raise typer.Exit(3)
+                record = run_people(point, data_dir=data_dir)
+                results.append(record)
+                seconds.append(record["cpu_seconds"])
+                left = f"{len(todo) - i - 1} left, {fmean(seconds[-20:]):.1f} s each"
+                console.print(f"{name}: {point.mechanism} {record['accuracy']:.4f} ({left})", highlight=False)
+    console.print(f"nothing is missing; {sum(seconds) / 60:.1f} processor minutes in {output}")
+
+
+def grouped(records: Iterable[Record]) -> dict[str, dict[str, list[tuple[str, PeoplePoint, list[Record]]]]]:
+    """study → its settings as text → (arm, chosen point, its test records), for what has been tuned and tested."""
+    known = by_point(records)
+    found: dict[str, dict[str, list[tuple[str, PeoplePoint, list[Record]]]]] = defaultdict(lambda: defaultdict(list))
+    for name, study in STUDIES.items():
+        for setting in study.settings:
+            for arm in study.arms:
+                chosen = best(study, arm, setting, known)
+                if chosen is None:
+                    continue
+                names = [name_of(replace(chosen, seed=seed, split="test")) for seed in study.seeds]
+                tests = [known[n] for n in names if n in known]
+                if tests:
+                    label = ", ".join(f"{key} {value}" for key, value in setting.items())
+                    found[name][label].append((arm, chosen, tests))
+    return found
+
+
+if __name__ == "__main__":
+    app()

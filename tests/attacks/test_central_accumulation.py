@@ -1,0 +1,192 @@
+"""Gradients accumulated over batches are one clipped sum, released once: no part is left out, and none counts twice."""
+
+import pytest
+import torch
+from central_runs import MODES, Run
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+
+PARTS = 3
+
+
+def run(monkeypatch, **options):
+    """Two rounds an epoch of 6 examples each, in three parts of 2."""
+    return Run(monkeypatch, **{"size": 12, "batch": 2, "accumulation": PARTS} | options)
+
+
+def whole(monkeypatch, **options):
+    """The same rounds, each in one part."""
+    return Run(monkeypatch, size=12, batch=6, **options)
+
+
+def every_part(run):
+    """A step after every part, as with BatchMemoryManager."""
+    for batch in run.loader:
+        run.step(batch)
+
+
+def only_the_last(run):
+    """Backward passes add up, and one step follows, as programs without BatchMemoryManager do it."""
+    for i, batch in enumerate(run.loader):
+        run.backward(batch)
+        if (i + 1) % PARTS == 0:
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+
+
+def zero_first(run):
+    """As some programs have it: zero_grad at the top of the loop, and a step after the last part."""
+    for i, batch in enumerate(run.loader):
+        run.optimizer.zero_grad()
+        run.backward(batch)
+        if (i + 1) % PARTS == 0:
+            run.optimizer.step()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loop", [every_part, only_the_last, zero_first])
+def test_the_sums_are_those_of_whole_batches(loop, mode, monkeypatch):
+    expected = whole(monkeypatch, mode=mode)
+    for _ in range(2):
+        expected.train()
+    accumulated = run(monkeypatch, mode=mode)
+    for _ in range(2):
+        loop(accumulated)
+    assert accumulated.released == expected.released == 4
+    assert len(accumulated.sums) == len(expected.sums) == 4
+    for one, other in zip(accumulated.sums, expected.sums, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-3)
+    assert max(accumulated.norms()) <= 6
+    for mine, its in zip(accumulated.model.parameters(), expected.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, its, rtol=0, atol=1e-4)
+
+
+def test_workers_may_prepare_parts_ahead(monkeypatch):
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    expected, accumulated = whole(monkeypatch), run(monkeypatch)
+    expected.train()
+    batches = accumulated.loader
+    batches.num_workers, batches.prefetch_factor = 1, 2
+    only_the_last(accumulated)
+    assert [round(x, 3) for x in accumulated.norms()] == [round(x, 3) for x in expected.norms()]
+
+
+def test_a_step_before_the_last_part_moves_nothing_and_releases_nothing(monkeypatch):
+    accumulated = run(monkeypatch)
+    before = accumulated.model.weight.detach().clone()
+    parts = iter(accumulated.loader)
+    for released in (0, 0, 1):
+        batch = next(parts)
+        accumulated.step(batch)
+        assert accumulated.released == released
+        assert bool((accumulated.model.weight == before).all()) is (released == 0)
+    with pytest.raises(RuntimeError, match="no batch from the loader"):
+        accumulated.optimizer.step()
+    assert len(accumulated.sums) == 1
+
+
+@pytest.mark.parametrize("left_out", [0, 1, 2])
+def test_a_part_that_is_left_out_stops_the_round(left_out, monkeypatch):
+    accumulated = run(monkeypatch)
+
+    def loop():
+        for i, batch in enumerate(accumulated.loader):
+            if i % PARTS != left_out:
+                accumulated.backward(batch)
+            if i % PARTS == PARTS - 1:
+                accumulated.optimizer.step()
+
+    with pytest.raises(RuntimeError, match=r"fewer rows than the loader handed out|no gradients of examples"):
+        loop()
+    assert (accumulated.released, accumulated.sums) == (0, [])
+
+
+def test_gradients_thrown_away_between_parts_stop_the_round(monkeypatch):
+    accumulated = run(monkeypatch)
+
+    def loop():
+        for i, batch in enumerate(accumulated.loader):
+            accumulated.backward(batch)
+            if i == 0:
+                accumulated.optimizer.zero_grad()
+            if i % PARTS == PARTS - 1:
+                accumulated.optimizer.step()
+
+    with pytest.raises(RuntimeError, match="fewer rows than the loader handed out"):
+        loop()
+    assert accumulated.sums == []
+
+
+@pytest.mark.parametrize("twice", [0, 1, 2])
+def test_a_part_that_is_used_twice_stops_the_round(twice, monkeypatch):
+    accumulated = run(monkeypatch)
+
+    def loop():
+        for i, batch in enumerate(accumulated.loader):
+            accumulated.backward(batch)
+            if i % PARTS == twice:
+                accumulated.backward(batch)
+            if i % PARTS == PARTS - 1:
+                accumulated.optimizer.step()
+
+    with pytest.raises(RuntimeError, match="more rows than the loader handed out"):
+        loop()
+    assert accumulated.sums == []
+
+
+def test_a_part_of_an_earlier_round_does_not_count_in_the_next(monkeypatch):
+    accumulated = run(monkeypatch)
+    only_the_last(accumulated)
+    kept = None
+    with pytest.raises(RuntimeError, match="more rows than the loader handed out"):  # noqa: PT012
+        for i, batch in enumerate(accumulated.loader):
+            kept = batch if kept is None else kept
+            accumulated.backward(batch)
+            if i == PARTS:
+                accumulated.backward(kept)
+            if i % PARTS == PARTS - 1:
+                accumulated.optimizer.step()
+    assert accumulated.released == 3
+
+
+def test_who_leaves_between_parts_and_comes_back_starts_the_round_afresh(monkeypatch):
+    expected, accumulated = whole(monkeypatch), run(monkeypatch)
+    expected.train()
+    for i, batch in enumerate(accumulated.loader):
+        accumulated.backward(batch)
+        if i == 1:
+            break
+    only_the_last(accumulated)
+    assert [round(x, 3) for x in accumulated.norms()] == [round(x, 3) for x in expected.norms()]
+
+
+def test_two_loops_do_not_share_a_round(monkeypatch):
+    accumulated = run(monkeypatch)
+    first = iter(accumulated.loader)
+    accumulated.step(next(first))
+    second = iter(accumulated.loader)
+    next(second)
+    with pytest.raises(RuntimeError, match="another loop over the loader has begun"):
+        next(first)
+    assert accumulated.sums == []
+
+
+def test_a_frozen_layer_between_parts_is_noticed(monkeypatch):
+    accumulated = run(monkeypatch)
+    parts = iter(accumulated.loader)
+    accumulated.backward(next(parts))
+    accumulated.model.bias.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="not those that were made private"):
+        next(parts)
+    assert accumulated.sums == []
+
+
+def test_parts_of_parts(monkeypatch):
+    expected, accumulated = whole(monkeypatch), run(monkeypatch)
+    expected.train()
+    with BatchMemoryManager(
+        data_loader=accumulated.loader, max_physical_batch_size=1, optimizer=accumulated.optimizer
+    ) as single:
+        for batch in single:
+            accumulated.step(batch)
+    assert accumulated.released == 2
+    assert [round(x, 3) for x in accumulated.norms()] == [round(x, 3) for x in expected.norms()]

@@ -1,0 +1,249 @@
+"""Mechanisms fitted to a curvature: against dense matrices, each other, closed forms, and the best of a grid."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import oracles_curvature as oracle
+import pytest
+
+from fedcgd.accounting import calibrate
+from fedcgd.accounting.selection import select_lambda
+from fedcgd.curvature import Spectrum, fitted
+from fedcgd.curvature.factor import thin_factor
+from fedcgd.curvature.loss import final_loss
+from fedcgd.curvature.noise_curve import BARRIER, noise_curve
+from fedcgd.curvature.problem_p1 import causal_factor, problem_p1
+from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.curvature.stationary import best_lambda, best_nu, optimal_error
+from fedcgd.mechanisms import BLT, BandInvMF, Dense, LambdaCGD, Mechanism, NuDPFTRL, matrix
+from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.optimisation import cache, catalogue
+from fedcgd.optimisation.catalogue import describe, from_description
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+SOME = Quadratic(Spectrum.of([1.0, 0.5, 0.2, 0.2, 0.05, 0.01]), 0.8)
+MANY = Participation(rounds=60, min_separation=12)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+
+
+def error(mechanism: Mechanism, participation: Participation = MANY, quadratic: Quadratic = SOME) -> float:
+    """At equal privacy."""
+    return final_loss(mechanism, participation.rounds, quadratic) * sensitivity(mechanism, participation).value ** 2
+
+
+def form(quadratic: Quadratic, n: int) -> np.ndarray:
+    values = np.repeat(quadratic.spectrum.eigenvalues, np.array(quadratic.spectrum.counts, int))
+    v = (1 - quadratic.learning_rate * values)[:, None] ** (n - 1 - np.arange(n))
+    return v.T @ np.diag(values) @ v
+
+
+@pytest.mark.parametrize(
+    "quadratic",
+    [SOME, Quadratic(Spectrum.of([1.9, 1.0, 0.3]), 1.0), Quadratic(Spectrum.of(np.geomspace(1e-5, 1, 500)), 1.0)],
+)
+def test_the_thin_factor_is_one_of_the_whole_form(quadratic: Quadratic) -> None:
+    n = 200
+    factor = thin_factor(quadratic, n)
+    assert factor.shape[1] < 40
+    whole = form(quadratic, n)
+    np.testing.assert_allclose(factor @ factor.T, whole, atol=1e-12 * whole.max())
+
+
+def random_gram(n: int, p: int) -> np.ndarray:
+    """A banded positive definite X with unit diagonal, dense, and its band."""
+    rng = np.random.default_rng(8)
+    lags = np.subtract.outer(np.arange(n), np.arange(n))
+    c = np.where((lags >= 0) & (lags < p), rng.normal(size=(n, n)), 0.0) + 2 * np.eye(n)
+    c /= np.linalg.norm(c, axis=0)
+    return c.T @ c
+
+
+def band_of(x: np.ndarray, p: int) -> np.ndarray:
+    return np.array([[x[j, j + lag] if j + lag < len(x) else 0.0 for lag in range(p)] for j in range(len(x))])
+
+
+def test_the_causal_factor_is_not_that_of_cholesky() -> None:
+    n, p = 17, 4
+    x = random_gram(n, p)
+    c = matrix(Dense("noise-curve", causal_factor(band_of(x, p))), n)
+    np.testing.assert_allclose(c.T @ c, x, atol=1e-12)
+    np.testing.assert_array_equal(c, np.tril(c))
+    np.testing.assert_allclose(np.linalg.norm(c, axis=0), 1, rtol=1e-12)
+    # Trap: the lower factor that libraries give belongs to C·Cᵀ = X. Its columns are not of length 1.
+    lower = np.linalg.cholesky(x)
+    assert np.abs(lower.T @ lower - x).max() > 0.01
+    assert np.linalg.norm(lower, axis=0).max() > 1.01
+    with pytest.raises(np.linalg.LinAlgError):
+        causal_factor(band_of(x - 2 * np.eye(n), p))
+
+
+def objective(x: np.ndarray, quadratic: Quadratic, unit: float) -> float:
+    n = len(x)
+    return np.trace(form(quadratic, n) @ np.linalg.inv(x)) / unit - BARRIER / n * np.linalg.slogdet(x)[1]
+
+
+@pytest.mark.parametrize(("n", "p"), [(20, 3), (9, 9), (12, 1)])
+def test_both_ways_to_solve_problem_p1_agree(n: int, p: int) -> None:
+    x = problem_p1(p, thin_factor(SOME, n))
+    found = noise_curve(p, Participation(rounds=n, min_separation=n), quadratic=SOME)
+    by_gram = final_loss(Dense("noise-curve", causal_factor(x)), n, SOME)
+    assert final_loss(found, n, SOME) == pytest.approx(by_gram, rel=1e-4)
+    c = matrix(found, n)
+    np.testing.assert_allclose(np.linalg.norm(c, axis=0), 1, rtol=1e-12)
+    # It is a minimum of a convex problem: nothing near it is better, in any direction that keeps the band and the diagonal.
+    dense = c.T @ c
+    rng = np.random.default_rng(9)
+    lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    unit = 2 / SOME.learning_rate**2 * by_gram
+    here = objective(dense, SOME, unit)
+    for _ in range(20):
+        step = np.where((lags > 0) & (lags < p), rng.normal(size=(n, n)), 0.0)
+        step = (step + step.T) * 1e-3
+        assert objective(dense + step, SOME, unit) > here - 1e-6
+        assert objective(dense - step, SOME, unit) > here - 1e-6
+
+
+def test_noise_curve_is_private_as_band_mf_is_and_loses_less() -> None:
+    participation = Participation(rounds=60, min_separation=6)
+    found = noise_curve(6, participation, quadratic=SOME)
+    prefix = catalogue.mechanism("band-mf:6", participation)
+    assert sensitivity(found, participation).value == pytest.approx(math.sqrt(10), rel=1e-12)
+    assert sensitivity(found, participation).exact
+    assert error(found, participation) < 0.96 * error(prefix, participation)
+    cyclic = Participation(rounds=60, min_separation=6, sampling="cyclic-poisson", sampling_rate=0.1)
+    bins = Participation(rounds=60, min_separation=6, sampling="balls-in-bins")
+    sigmas = [
+        [calibrate(m, how, epsilon=4, delta=1e-5).noise_multiplier for m in (found, prefix)] for how in (cyclic, bins)
+    ]
+    assert sigmas[0][0] == pytest.approx(sigmas[0][1], rel=1e-9)
+    assert sigmas[1][0] < calibrate(found, participation, epsilon=4, delta=1e-5).noise_multiplier
+    with pytest.raises(ValueError, match="between 1 and min_separation = 6, got 7"):
+        noise_curve(7, participation, quadratic=SOME)
+
+
+@pytest.mark.parametrize("participation", [MANY, Participation(rounds=60, min_separation=60)])
+def test_the_best_lambda_is_the_best_of_a_grid_of_dense_matrices(participation: Participation) -> None:
+    values = [1.0, 0.5, 0.2, 0.2, 0.05, 0.01]
+    found = fitted.lambda_cgd(participation, quadratic=SOME)
+
+    def slow(lam: float) -> float:
+        c = np.array([[lam ** (i - j) if i >= j else 0.0 for j in range(60)] for i in range(60)])
+        b, k = participation.min_separation, participation.participations
+        return oracle.loss(c, values, 0.8) * np.linalg.norm(c[:, ::b][:, :k].sum(axis=1)) ** 2
+
+    assert error(found, participation) == pytest.approx(slow(found.lam), rel=1e-9)
+    assert slow(found.lam) <= min(slow(lam) for lam in np.linspace(0, 0.99, 100)) * (1 + 1e-9)
+    assert 0 < found.lam < 1
+
+
+def test_where_independent_noise_is_best_lambda_is_zero() -> None:
+    """η·μ = 1: the noise of a round before is forgotten, and cancelling it is of no use."""
+    forgetful = Quadratic(Spectrum.of([1.0]), 1.0)
+    assert fitted.lambda_cgd(MANY, quadratic=forgetful).lam == 0
+
+
+def test_long_runs_with_one_participation_have_the_stationary_optima() -> None:
+    once = Participation(rounds=2000, min_separation=2000)
+    quadratic = Quadratic(Spectrum.of([1.0, 0.2, 0.05]), 0.5)
+    assert fitted.lambda_cgd(once, quadratic=quadratic).lam == pytest.approx(best_lambda(quadratic).lam, rel=1e-3)
+    assert fitted.nu_dp_ftrl(once, quadratic=quadratic).nu == pytest.approx(best_nu(quadratic).nu, rel=0.05)
+    least = optimal_error(quadratic)
+    for mechanism in (
+        fitted.blt(2, once, quadratic=quadratic),
+        fitted.banded_toeplitz(16, once, quadratic=quadratic),
+        fitted.band_inv_mf(16, once, quadratic=quadratic),
+    ):
+        assert least * (1 - 1e-6) < error(mechanism, once, quadratic) < 1.02 * least
+
+
+def test_more_freedom_never_hurts() -> None:
+    lam = error(fitted.lambda_cgd(MANY, quadratic=SOME))
+    inverse = [error(fitted.band_inv_mf(p, MANY, quadratic=SOME)) for p in (1, 2, 4)]
+    assert inverse[0] == pytest.approx(error(LambdaCGD(0.0)), rel=1e-9)
+    assert inverse[1] == pytest.approx(lam, rel=1e-6)
+    assert inverse[2] <= inverse[1] * (1 + 1e-9)
+    # One buffer: c_t = scale·decay^(t−1) has λ^t in it.
+    buffers = [error(fitted.blt(d, MANY, quadratic=SOME)) for d in (1, 2)]
+    assert buffers[1] <= buffers[0] * (1 + 1e-6) <= lam * (1 + 1e-5)
+    bands = [error(fitted.banded_toeplitz(p, MANY, quadratic=SOME)) for p in (2, 4, 12)]
+    assert sorted(bands, reverse=True) == bands
+    assert error(noise_curve(12, MANY, quadratic=SOME)) < bands[2]
+
+
+@pytest.mark.parametrize("text", ["band-inv-mf:3", "banded-toeplitz:4", "blt:2"])
+def test_what_is_fitted_loses_less_than_what_is_best_for_sums(text: str) -> None:
+    fit = catalogue.mechanism(text, MANY, curvature=SOME)
+    assert error(fit) < 0.9 * error(catalogue.mechanism(text, MANY))
+
+
+def test_the_table_fits_what_is_left_open_and_keeps_what_is_given() -> None:
+    assert catalogue.mechanism("lambda-cgd", MANY, curvature=SOME) == fitted.lambda_cgd(MANY, quadratic=SOME)
+    assert catalogue.mechanism("lambda-cgd:0.9", MANY, curvature=SOME) == LambdaCGD(0.9)
+    assert catalogue.mechanism("nu-dp-ftrl:0.2", MANY, curvature=SOME) == NuDPFTRL(0.2)
+    assert isinstance(catalogue.mechanism("blt:1", MANY, curvature=SOME), BLT)
+    assert isinstance(catalogue.mechanism("band-inv-mf:2", MANY, curvature=SOME), BandInvMF)
+    curve = catalogue.mechanism("noise-curve:4", MANY, curvature=SOME)
+    assert catalogue.spelling_of(curve) == "noise-curve:4"
+    assert from_description(json.loads(json.dumps(describe(curve)))) == curve
+
+
+def test_a_curvature_is_part_of_what_is_cached(tmp_path: Path) -> None:
+    other = Quadratic(SOME.spectrum, 0.4)
+    found = [catalogue.mechanism("noise-curve:3", MANY, curvature=one) for one in (SOME, other, SOME)]
+    assert found[0] == found[2] != found[1]
+    assert len(list(tmp_path.glob("noise-curve-*.json"))) == 2
+
+
+def test_requests_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match="is fitted to a curvature, and none is given"):
+        catalogue.mechanism("noise-curve:3", MANY)
+    with pytest.raises(ValueError, match="noise-curve needs p"):
+        catalogue.mechanism("noise-curve", MANY, curvature=SOME)
+    with pytest.raises(ValueError, match="lambda-cgd needs λ"):
+        catalogue.mechanism("lambda-cgd", MANY)
+    with pytest.raises(ValueError, match="leave the error"):
+        catalogue.mechanism("blt:2", MANY, curvature=SOME, error="max-se")
+
+
+def test_lambda_for_a_budget_counts_the_sampling_in() -> None:
+    """Without a sampling it is the λ of the table; in secret bins it is the best of a grid of calibrated runs."""
+    budget = {"epsilon": 4.0, "delta": 1e-5}
+    plain = select_lambda(MANY, objective="curvature", curvature=SOME, **budget)
+    assert plain.lam == pytest.approx(fitted.lambda_cgd(MANY, quadratic=SOME).lam, abs=1e-3)
+    assert plain.value**2 == pytest.approx(
+        error(LambdaCGD(plain.lam)) * calibrate(LambdaCGD(0.0), Participation(rounds=1), **budget).noise_multiplier ** 2
+    )
+    bins = Participation(rounds=60, min_separation=12, sampling="balls-in-bins")
+    found = select_lambda(bins, objective="curvature", curvature=SOME, **budget)
+
+    def loss(lam: float) -> float:
+        sigma = calibrate(LambdaCGD(lam), bins, **budget).noise_multiplier
+        return final_loss(LambdaCGD(lam), 60, SOME, stddev=sigma)
+
+    assert loss(found.lam) <= 1.01 * min(loss(lam) for lam in (0.0, 0.3, 0.7))
+    assert found.lam < plain.lam
+    with pytest.raises(ValueError, match="needs a curvature"):
+        select_lambda(MANY, objective="curvature", **budget)
+    with pytest.raises(ValueError, match="no other takes one"):
+        select_lambda(MANY, objective="practical", curvature=SOME, **budget)
+
+
+def test_a_plan_is_fitted_and_bands_are_chosen_for_the_loss() -> None:
+    options = {"clip_norm": 1.0, "epsilon": 4.0, "delta": 1e-5}
+    plan = Plan.calibrated("noise-curve:4", MANY, curvature=SOME, **options)
+    assert plan.mechanism == catalogue.mechanism("noise-curve:4", MANY, curvature=SOME)
+    assert Plan.from_description(json.loads(json.dumps(plan.to_description()))) == plan
+    assert plan.guarantee().epsilon <= 4.0 + 1e-9
+    open_plan = Plan.calibrated("noise-curve", MANY, curvature=SOME, **options)
+    losses = {}
+    for p in (1, 2, 4, 8, 12):
+        one = Plan.calibrated(f"noise-curve:{p}", MANY, curvature=SOME, **options)
+        losses[p] = final_loss(one.mechanism, 60, SOME, stddev=one.noise_multiplier)
+    assert catalogue.spelling_of(open_plan.mechanism) == f"noise-curve:{min(losses, key=losses.__getitem__)}"

@@ -1,0 +1,128 @@
+"""One pass gives the same bits as machine code and with NumPy, and its sums are those of their definition."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from fedcgd import passes as module
+from fedcgd.passes import CHUNK, LANES, NUMPY, compiled, passes, read_only, squared_distance, sum_of_lanes
+
+FORMS = {"numpy": NUMPY, "numba": compiled()}
+LENGTHS = [0, 1, LANES - 1, LANES, LANES + 1, 5 * LANES + 3, CHUNK - 1, CHUNK]
+EXTREMES = np.array([0.0, -0.0, 1e-45, -1e-45, 3.4e38, -3.4e38, 1.0, np.inf, -np.inf, np.nan], np.float32)
+
+
+def vectors(length: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(length)
+    x, y = generator.normal(size=(2, length)).astype(np.float32) * np.float32(2.0) ** generator.integers(
+        -60, 60, length
+    )
+    return read_only(x.astype(np.float32)), read_only(y.astype(np.float32))
+
+
+def test_numba_is_there_for_these_tests() -> None:
+    assert FORMS["numba"] is not None
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_both_forms_give_the_same_bits(length: int) -> None:
+    x, y = vectors(length)
+    integers = []
+    for kind in (np.int32, np.int64):
+        limits = np.iinfo(kind)
+        integers.append(np.random.default_rng(2).integers(limits.min, limits.max, length, kind))
+    found = {}
+    for name, form in FORMS.items():
+        lanes = np.full(LANES, np.nan)
+        form.difference(x, y, lanes)
+        bits = [lanes.tobytes()]
+        for kind in (np.int32, np.int64):
+            out = np.empty(length, kind)
+            checksum = form.steps(x, y, 2.0**-62 / 3, 2.0**20, out)
+            assert checksum == int(out.sum(dtype=np.int64))
+            bits.append(out.tobytes())
+        for scale in (2.0**20, 2.0**70):
+            total = np.arange(length)
+            form.squares(x, lanes)
+            form.accumulate(x, 1e-20 / 3, scale, total)
+            bits.append(lanes.tobytes() + total.tobytes())
+        for values in integers:
+            total = np.arange(length)
+            checksum = form.add(read_only(values), total, lanes)
+            assert checksum == int(values.sum(dtype=np.int64))
+            bits += [total.tobytes(), lanes.tobytes()]
+        found[name] = bits
+    assert found["numpy"] == found["numba"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_lanes_add_up_to_the_squares(form: str) -> None:
+    x, y = vectors(3 * LANES + 5)
+    lanes = np.empty(LANES)
+    FORMS[form].difference(x, y, lanes)
+    terms = (x.astype(np.float64) - y) ** 2
+    assert lanes[7] == ((terms[7] + terms[7 + LANES]) + terms[7 + 2 * LANES])
+    assert lanes[3] == ((terms[3] + terms[3 + LANES]) + terms[3 + 2 * LANES]) + terms[3 + 3 * LANES]
+    FORMS[form].squares(x, lanes)
+    assert lanes[7] == sum(np.float64(x[7 + i * LANES]) ** 2 for i in range(3))
+    total = np.zeros(len(x), np.int64)
+    values = np.arange(len(x)) - 100
+    FORMS[form].add(read_only(values), total, lanes)
+    assert sum_of_lanes(lanes) == (values**2).sum()
+    np.testing.assert_array_equal(total, values)
+
+
+def test_rounding_is_towards_zero() -> None:
+    x = read_only(np.array([1.75, -1.75, 0.99, -0.99], np.float32))
+    for form in FORMS.values():
+        out = np.empty(4, np.int32)
+        assert form.steps(x, read_only(np.zeros(4, np.float32)), 1.0, 2.0, out) == 0
+        np.testing.assert_array_equal(out, [3, -3, 1, -1])
+        total = np.array([1, 1, 1, -1])
+        form.accumulate(x, 1.0, 2.0, total)
+        np.testing.assert_array_equal(total, [4, -2, 2, -2])
+
+
+@pytest.mark.parametrize("extra", [0, 1, 777])
+def test_squared_distance_of_more_than_a_stretch(extra: int) -> None:
+    x, y = vectors(2 * CHUNK + extra)
+    exact = ((x.astype(np.longdouble) - y.astype(np.longdouble)) ** 2).sum()
+    assert squared_distance(x, y) == pytest.approx(float(exact), rel=1e-14)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_not_finite_never_has_a_finite_distance(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "passes", lambda numbers: FORMS[form])
+    one, two = (each.ravel() for each in np.meshgrid(EXTREMES, EXTREMES))
+    for x, y in zip(one, two, strict=True):
+        for place in (0, CHUNK + 9):
+            a, b = np.ones((2, CHUNK + 10), np.float32)
+            a[place], b[place] = x, y
+            assert np.isfinite(squared_distance(a, b)) == (np.isfinite(x) and np.isfinite(y)), (x, y)
+
+
+def test_numba_is_loaded_when_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_through", 0)
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    assert passes(module._PATIENCE) is NUMPY
+    assert passes(1) is FORMS["numba"]
+
+
+def test_without_numba_it_is_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled.cache_clear()
+    monkeypatch.setitem(sys.modules, "numba", None)
+    try:
+        assert passes(2**40) is NUMPY
+    finally:
+        compiled.cache_clear()
+
+
+def test_machine_code_that_differs_from_numpy_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled.cache_clear()
+    other = NUMPY._replace(steps=lambda x, y, factor, scale, out: NUMPY.steps(x, y, factor, -scale, out))
+    monkeypatch.setattr(module, "NUMPY", other)
+    try:
+        assert compiled() is None
+    finally:
+        compiled.cache_clear()

@@ -1,0 +1,204 @@
+"""σ = 0 is for debugging: everything but the noise is as in the real run, and no record of it can be taken for a private one."""
+
+import json
+import logging
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fake_grid import FakeGrid, FakeNode
+from flwr.app import Array, ArrayRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
+
+from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, Plan, accounting
+from fedcgd.cli import app
+from fedcgd.ledger import JointBudget, export, joint, verify
+from fedcgd.ledger.statement import privacy_statement
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd_flower import AdaptiveClipping, CorrelatedNoise, PrivateEvaluation, host_users, one_by_one
+
+KEY = NoiseKey(bytes(range(32)))
+NOISELESS = Plan(
+    mechanism=LambdaCGD(0.8),
+    participation=Participation(rounds=4, min_separation=2),
+    clip_norm=0.5,
+    noise_multiplier=0,
+    delta=1e-5,
+)
+NOISY = replace(NOISELESS, noise_multiplier=2.0)
+SIZE = 6
+
+
+def record(values) -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.asarray(values, np.float32))})
+
+
+def grid() -> FakeGrid:
+    """Four users at one node, whose updates are 1 in every coordinate, and so longer than the clip norm."""
+    node = ClientApp()
+    host_users(
+        node,
+        lambda context: list("abcd"),
+        one_by_one(lambda model, user, *_: record(model["w"].numpy() + np.float32(1))),
+    )
+    return FakeGrid({1: FakeNode(node)})
+
+
+def start(plan: Plan, ledger: Path | None = None, **options):
+    strategy = CorrelatedNoise(
+        FedAvg(), plan, key=KEY, cohort_size=2, patience=0.0, ledger=ledger, trusted_nodes=True, **options
+    )
+    return strategy.start(grid(), record(np.zeros(SIZE)), **({"num_rounds": 2} if ledger else {}))
+
+
+def test_the_plan_promises_nothing_in_every_form() -> None:
+    for plan in (NOISELESS, Plan.from_description(json.loads(json.dumps(NOISELESS.to_description())))):
+        assert plan.noiseless
+        for guarantee in (plan.guarantee(), plan.guarantee(released=2), plan.quick_guarantee(released=3)):
+            assert guarantee.epsilon == math.inf
+            for part in ("NO NOISE", "nothing here is private", "ε = ∞ at δ = 1e-05", "add or remove one user", "none"):
+                assert part in str(guarantee)
+    assert not NOISY.noiseless
+    assert NOISY.guarantee().epsilon < math.inf
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 8.0, 1e15])
+def test_no_budget_leads_to_a_plan_without_noise(epsilon: float) -> None:
+    plan = Plan.calibrated("dp-sgd", NOISY.participation, clip_norm=1.0, epsilon=epsilon, delta=1e-5)
+    assert plan.noise_multiplier > 0
+    assert not plan.noiseless
+
+
+def test_a_federated_run_clips_adds_nothing_and_says_so_in_every_round(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        result = start(NOISELESS)
+    step = np.floor(0.5 / np.sqrt(SIZE) * 2**13) / 2**13  # clipped to the norm 0.5, on the grid
+    np.testing.assert_allclose(result.arrays["w"].numpy(), np.full(SIZE, 4 * step), atol=1e-6)
+    warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert any("NO NOISE (σ = 0, for debugging)" in text for text in warned)
+    rounds = [one.getMessage() for one in caplog.records if "[ROUND" in one.getMessage()]
+    assert len(rounds) == 4
+    assert all("NO NOISE" in text and "ε ≤" not in text for text in rounds)
+    assert {metrics["epsilon"] for metrics in result.train_metrics_clientapp.values()} == {math.inf}
+
+
+def test_every_record_of_the_run_is_marked(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    start(NOISELESS, path)
+    assert verify(path).noiseless
+    assert verify(path).problems == ()
+    assert export(path)["verification"]["noiseless"]
+    statement = privacy_statement(path)
+    assert (statement["private"], statement["noiseless"]) == (False, True)
+
+    def printed(*words: str) -> str:
+        result = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    for words in (["ledger", "show"], ["ledger", "verify"]):
+        assert "NO NOISE" in printed(*words, str(path))
+        assert json.loads(printed(*words, str(path), "--json"))
+    assert "a run without noise (σ = 0, for debugging) promises nothing" in printed("ledger", "compose", str(path))
+    assert json.loads(printed("ledger", "compose", str(path), "--json"))["groups"][0]["planned"]["epsilon"] == "inf"
+    assert json.loads(printed("ledger", "export", str(path)))["verification"]["whole"]["epsilon"] == "inf"
+    for name in ("report.html", "statement.md", "statement.json"):
+        printed("report", str(path), "-o", str(tmp_path / name))
+        text = (tmp_path / name).read_text()
+        assert "NO NOISE" in text
+        assert "learns little" not in text
+        assert "Verified" not in text
+    assert json.loads((tmp_path / "statement.json").read_text())["whole_run"]["epsilon"] == "inf"
+
+
+@pytest.mark.parametrize(("first", "second"), [(NOISELESS, NOISY), (NOISY, NOISELESS)])
+def test_a_run_that_began_without_noise_does_not_go_on_with_it_nor_the_other_way(
+    first: Plan, second: Plan, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.db"
+    start(first, path)
+    with pytest.raises(ValueError, match="plan"):
+        start(second, path)
+    assert verify(path).released == 2
+
+
+def test_together_with_other_runs_it_costs_everything(tmp_path: Path) -> None:
+    path = tmp_path / "debug.db"
+    with Ledger.open(path, plan=NOISELESS, configuration={}, key=KEY) as ledger:
+        for t in range(4):
+            attempt = ledger.plan_round(t, ["ann" if t % 2 else "bob"])
+            nonce = KEY.nonce_of(ledger.stream_id, np.zeros(3), earlier=ledger.resume().nonces, attempt=attempt)
+            ledger.record_aggregated(t, attempt, nonce)
+            ledger.record_released(t, attempt, b"model")
+    assert joint([path]).worst.planned.epsilon == math.inf
+    budget = JointBudget(epsilon=100.0, delta=1e-5, after=[path])
+    assert budget.admission(NOISY, key=KEY).refused == {"ann", "bob"}
+    with pytest.raises(ValueError, match="nobody may take part"):
+        JointBudget(epsilon=100.0, delta=1e-5, after=[]).admission(NOISELESS, key=KEY)
+
+
+def test_what_needs_noise_refuses_to_go_without() -> None:
+    for question in (accounting.compute_epsilon, accounting.compute_delta):
+        rest = {"delta": 1e-5} if question is accounting.compute_epsilon else {"epsilon": 1.0}
+        with pytest.raises(ValueError, match="noise_multiplier must be positive"):
+            question(DPSGD(), NOISY.participation, noise_multiplier=0.0, **rest)
+    with pytest.raises(ValueError, match="the plan of a private evaluation needs noise"):
+        PrivateEvaluation(plan=replace(NOISELESS, clip_norm=1.0), bounds={"accuracy": 1.0})
+    with pytest.raises(ValueError, match="adaptive clipping measures"):
+        start(NOISELESS, adaptive_clipping=AdaptiveClipping())
+    words = ["explain", "--rounds", "4", "--delta", "1e-5", "--noise-multiplier", "0"]
+    assert CliRunner().invoke(app, words).exit_code == 2
+
+
+def private(plan: Plan):
+    torch.manual_seed(0)
+    inputs = 100 * torch.randn(12, 4)
+    model = nn.Linear(4, 2)
+    engine = CorrelatedPrivacyEngine(KEY)
+    made = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        data_loader=DataLoader(TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=6),
+        plan=plan,
+    )
+    return engine, made
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_central_training_clips_adds_nothing_and_warns() -> None:
+    with pytest.warns(UserWarning, match="NO NOISE.*nothing here is private"):
+        engine, (module, optimizer, loader) = private(NOISELESS)
+    inputs, targets = next(iter(loader))
+    expected = [torch.zeros_like(p) for p in module.parameters()]
+    for one, target in zip(inputs, targets, strict=True):
+        loss = nn.functional.cross_entropy(nn.functional.linear(one[None], *module.parameters()), target[None])
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        norm = float(torch.cat([g.flatten() for g in gradients]).norm())
+        for total, g in zip(expected, gradients, strict=True):
+            total += g * min(1.0, 0.5 / max(norm, 1e-9)) / 6
+    before = [p.detach().clone() for p in module.parameters()]
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(module(inputs), targets).backward()
+    optimizer.step()
+    for start_, p, total in zip(before, module.parameters(), expected, strict=True):
+        torch.testing.assert_close(start_ - p.detach(), total, rtol=1e-3, atol=1e-3)
+    assert engine.get_epsilon(1e-5) == math.inf
+    assert engine.accountant.history == [(0, 0.5, 1)]
+
+
+def test_a_private_optimizer_never_loses_its_noise(tmp_path: Path) -> None:
+    engine, (module, optimizer, _) = private(NOISY)
+    with pytest.raises(ValueError, match=r"noise_multiplier cannot be changed from 2\.0 to 0"):
+        optimizer.noise_multiplier = 0
+    engine.save_checkpoint(path=tmp_path / "private.pt", module=module)
+    with pytest.warns(UserWarning, match="NO NOISE"):
+        debugging, (other, _, _) = private(NOISELESS)
+    with pytest.raises(ValueError, match="of another plan"):
+        debugging.load_checkpoint(path=tmp_path / "private.pt", module=other)
