@@ -23,7 +23,7 @@ on_tweets=("${more[@]}" {banded-toeplitz,bsr}:{4,8,16,32,56})
 on_fashion=(banded-toeplitz:{4,8,16,32,64})
 digits=(--task digits --batch 60 --tuning-seeds 5 --seeds 20)
 tweets=(--task tweets --batch 500 --tuning-seeds 3 --seeds 20)
-fashion=(--task fashion-mnist --batch 500 --tuning-seeds 2 --seeds 10)
+fashion=(--task fashion-mnist --batch 500 --tuning-seeds 1 --seeds 10)
 
 # sweep FILE "RATE RATE …" "MECHANISM …" OPTION…
 sweep() {
@@ -49,8 +49,8 @@ stage() {
         tweets) sweep tweets "0.5 1 2 4 8 16 32" "dp-sgd ${tuned[*]} ${on_tweets[*]}" "${tweets[@]}" ;;
         tweets-amplified) amplify tweets "1 2 4 8 16 32" "${amplified[*]}" "${tweets[@]}" ;;
         tweets-rules) judge tweets --seeds 20 ;;
-        fashion-mnist) sweep fashion-mnist "0.5 1 2 4 8 16 32" "dp-sgd ${tuned[*]} ${on_fashion[*]}" "${fashion[@]}" ;;
-        fashion-mnist-amplified) amplify fashion-mnist "1 2 4 8 16 32" "${amplified[*]:0:5}" "${fashion[@]}" ;;
+        fashion-mnist) sweep fashion-mnist "1 2 4 8 16" "dp-sgd ${tuned[*]} ${on_fashion[*]}" "${fashion[@]}" ;;
+        fashion-mnist-amplified) amplify fashion-mnist "2 4 8 16" "${amplified[*]:0:5}" "${fashion[@]}" ;;
         fashion-mnist-rules) judge fashion-mnist --seeds 10 ;;
         *) echo "unknown stage $1" >&2; return 2 ;;
     esac

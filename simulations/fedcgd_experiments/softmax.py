@@ -12,7 +12,7 @@ from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.streaming import inverse_rows
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import SMOOTHING, Grid, add_smoothing
+from fedcgd.noise.quantisation import SMOOTHING, Grid, add_values
 from fedcgd.opacus.batches import RoundBatches
 from fedcgd.opacus.clipping import MARGIN
 from fedcgd.opacus.optimizer import RoundNoise
@@ -24,7 +24,7 @@ from fedcgd_simulations.models.softmax import UnitNorm
 from fedcgd_simulations.task import Examples, cross_entropy
 
 _WORDS = 2.0**31 / SMOOTHING
-"""The standard deviation, in steps of the grid, whose smoothing noise is the words of the keystream themselves."""
+"""The standard deviation, in steps of the grid, whose smoothing is the words of the keystream themselves."""
 
 
 def is_softmax(model: nn.Module, loss: object) -> bool:
@@ -95,12 +95,12 @@ class _Noise:
 
     def __init__(self, plans: Sequence[Plan], key: NoiseKey, size: int) -> None:
         rounds = plans[0].participation.rounds
-        self._step = RoundNoise(plans[0], key, size, torch.device("cpu"), None).grid.step
+        self._step = RoundNoise(plans[0], key, size, None).grid.step
         stream = NoiseStream(key.noise_of(""))
         z = np.stack([stream.normal(round, 0, 0, size) for round in range(rounds)])
         self._words = np.zeros((rounds, size), np.int64)
         for round in range(rounds):
-            add_smoothing(self._words[round], stream, round, 0, _WORDS, Grid(1.0))
+            add_values(self._words[round], np.zeros(size), stream, (round, 0, 1.0), _WORDS, Grid(1.0))
         kinds: dict[str, Mechanism] = {repr(_described(plan)): plan.mechanism for plan in plans}
         self._correlated = np.stack([_inverse(mechanism, rounds) @ z for mechanism in kinds.values()], axis=1)
         pairs = [(list(kinds).index(repr(_described(plan))), plan.stddev) for plan in plans]
@@ -112,8 +112,7 @@ class _Noise:
     def added(self, sums: Tensor, round: int) -> Tensor:
         """`sums` (one row a plan, float64) on the grid, plus each plan's noise of `round`."""
         spread = self._stddev / self._step
-        noise = np.rint(self._correlated[round][self._kind] * spread)
-        noise += np.rint(self._words[round] * (spread / _WORDS))
+        noise = np.rint(self._correlated[round][self._kind] * spread + self._words[round] * (spread / _WORDS))
         return sums.div_(self._step).round_().add_(torch.from_numpy(noise)[self._of_row]).mul_(self._step)
 
 
