@@ -28,7 +28,7 @@ app.callback()(lambda: None)
 console = Console()
 
 TUNING_SEEDS = (100,)
-TEST_SEEDS = tuple(range(8))
+TEST_SEEDS = tuple(range(6))
 Candidate = Mapping[str, Any]
 
 
@@ -36,31 +36,30 @@ def _sized(name: str, sizes: Sequence[float], rates: Sequence[float]) -> list[Ca
     return [{"mechanism": f"{name}:{size:g}", "learning_rate": rate} for size in sizes for rate in rates]
 
 
-RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
-_FINER = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)
-ARMS: dict[str, list[Candidate]] = {
-    "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in _FINER],
-    "DP-λCGD": _sized("lambda-cgd", (0.5, 0.8), RATES),
-    "BISR": _sized("bisr", (4, 16), RATES),
-    "BLT": _sized("blt", (2, 4), RATES),
-    "banded Toeplitz": _sized("banded-toeplitz", (4, 16), RATES),
-    "tree": [{"mechanism": "tree", "learning_rate": rate} for rate in _FINER],
-    "Flower, fixed clipping": [{"mechanism": FLOWER_FIXED, "clip_norm": norm} for norm in _FINER],
-    "Flower, adaptive clipping": [
-        {"mechanism": FLOWER_ADAPTIVE, "clip_norm": norm, "quantile": quantile}
-        for quantile in (0.5, 0.8)
-        for norm in (0.1, 0.3, 1.0, 3.0, 10.0)
-    ],
+def _arms(rates: Sequence[float], finer: Sequence[float], norms: Sequence[float]) -> dict[str, list[Candidate]]:
+    """What each arm may choose from, as many for all: two sizes and some rates, or twice as many rates (or clip norms)."""
+    return {
+        "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in finer],
+        "DP-λCGD": _sized("lambda-cgd", (0.5, 0.8), rates),
+        "BISR": _sized("bisr", (4, 16), rates),
+        "BLT": _sized("blt", (2, 4), rates),
+        "banded Toeplitz": _sized("banded-toeplitz", (4, 16), rates),
+        "tree": [{"mechanism": "tree", "learning_rate": rate} for rate in finer],
+        "Flower, fixed clipping": [{"mechanism": FLOWER_FIXED, "clip_norm": norm} for norm in finer],
+        "Flower, adaptive clipping": [
+            {"mechanism": FLOWER_ADAPTIVE, "clip_norm": norm, "quantile": quantile}
+            for quantile in (0.5, 0.8)
+            for norm in norms
+        ],
+    }
+
+
+TEN = _arms((0.5, 1.0, 2.0, 4.0, 8.0), (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0), (0.1, 0.3, 1.0, 3.0, 10.0))
+SIX = _arms((2.0, 4.0, 8.0), (1.0, 1.4, 2.0, 2.8, 4.0, 5.6), (0.3, 1.0, 3.0))
+_TWO = {
+    "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in (1.0, 2.0, 4.0)],
+    "DP-λCGD": _sized("lambda-cgd", (0.8,), (2.0, 4.0, 8.0)),
 }
-"""What each arm may choose from: ten candidates."""
-
-_THREE = ("DP-FedAvg", "DP-λCGD", "BLT")
-
-
-def _coarse(arm: str) -> list[Candidate]:
-    """Five candidates: of mechanisms with a size, the smaller one for BLT and the larger λ."""
-    size = {"DP-FedAvg": "dp-sgd", "DP-λCGD": "lambda-cgd:0.8", "BLT": "blt:2"}[arm]
-    return [{"mechanism": size, "learning_rate": rate} for rate in RATES]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,44 +80,33 @@ class Study:
 
 
 _FASHION = {
-    "task": "fashion-mnist", "users": "dirichlet:1:2500", "cohort": 100, "participations": 2, "epsilon": 1.0,
+    "task": "fashion-mnist", "users": "dirichlet:1:2500", "cohort": 100, "participations": 2, "epsilon": 0.5,
     "clip_norm": 1.0, "local_learning_rate": 3.0,
 }  # fmt: skip
-_TWEETS = _FASHION | {"task": "tweets", "users": "dirichlet:1:2000", "clip_norm": 1.0}
+_TWEETS = _FASHION | {"task": "tweets", "users": "dirichlet:1:2000"}
 STUDIES: dict[str, Study] = {
-    "epsilon": Study(base=_FASHION, settings=tuple({"epsilon": e} for e in (0.5, 1.0, 4.0)), arms=ARMS),
-    "tweets": Study(base=_TWEETS, settings=({"epsilon": 1.0},), arms=ARMS),
-    "cohort": Study(
-        base=_FASHION,
-        settings=tuple({"cohort": c} for c in (100, 250, 500)),
-        arms={arm: _coarse(arm) for arm in _THREE},
-        seeds=TEST_SEEDS[:5],
-    ),
+    "tweets": Study(base=_TWEETS, settings=({"epsilon": 1.0},), arms=TEN),
+    "epsilon": Study(base=_FASHION, settings=tuple({"epsilon": e} for e in (0.5, 2.0)), arms=SIX),
     "skew": Study(
         base=_FASHION,
-        settings=tuple({"users": u} for u in ("dirichlet:0.1:2500", "dirichlet:1:2500", "iid:2500")),
-        arms={arm: _coarse(arm) for arm in _THREE},
-        seeds=TEST_SEEDS[:5],
+        settings=tuple({"users": f"{u}:2500"} for u in ("dirichlet:0.1", "dirichlet:1", "iid")),
+        arms=_TWO,
     ),
-    "population": Study(
-        base=_FASHION | {"epsilon": 0.5},
-        settings=tuple({"population": p} for p in (0, 100_000, 1_000_000)),
-        arms={arm: _coarse(arm) for arm in _THREE},
-        seeds=TEST_SEEDS[:5],
-    ),
+    "cohort": Study(base=_FASHION, settings=tuple({"cohort": c} for c in (100, 250, 500)), arms=_TWO),
+    "population": Study(base=_FASHION, settings=tuple({"population": p} for p in (0, 100_000, 1_000_000)), arms=_TWO),
     "proximal": Study(
         base=_FASHION | {"users": "dirichlet:0.1:2500"},
         settings=tuple({"proximal": mu} for mu in (0.0, 0.1, 1.0)),
-        arms={"DP-λCGD": _coarse("DP-λCGD")},
-        seeds=TEST_SEEDS[:5],
+        arms={"DP-λCGD": _TWO["DP-λCGD"]},
     ),
     "tanh-cnn": Study(
-        base=_FASHION | {"model": "tanh-cnn", "participations": 1, "local_learning_rate": 0.3},
+        base=_FASHION | {"model": "tanh-cnn", "participations": 1, "local_learning_rate": 0.3, "epsilon": 4.0},
         settings=({"epsilon": 4.0},),
-        arms={arm: _coarse(arm)[1:4] for arm in _THREE[:2]},
-        seeds=TEST_SEEDS[:5],
+        arms=_TWO,
     ),
 }
+_SCALED = ("learning_rate", "clip_norm")
+_MOST_EXTENSIONS = 3
 
 
 def name_of(point: PeoplePoint) -> str:
@@ -136,15 +124,42 @@ def by_point(records: Iterable[Record]) -> dict[str, Record]:
     return {name_of(point_of(record)): record for record in records if record["kind"] == "people"}
 
 
+def candidates(study: Study, arm: str, setting: Mapping[str, Any], known: Mapping[str, Record]) -> list[PeoplePoint]:
+    """The candidates of `arm`, and as long as the best is at the edge of its rates (or norms), the next one beyond."""
+    points = study.points(arm, setting)
+    varied = next(name for name in _SCALED if len({getattr(point, name) for point in points}) > 1)
+    for _ in range(_MOST_EXTENSIONS):
+        scores = _scores(study, points, known)
+        if None in scores:
+            break
+        chosen = points[scores.index(max(scores, key=float))]  # type: ignore[arg-type]
+        alike = [getattr(p, varied) for p in points if _moved(p, varied, 1.0) == _moved(chosen, varied, 1.0)]
+        at = getattr(chosen, varied)
+        if at not in (min(alike), max(alike)):
+            break
+        points.append(_moved(chosen, varied, at * 2 if at == max(alike) else at / 2))
+    return points
+
+
+def _moved(point: PeoplePoint, name: str, value: float) -> PeoplePoint:
+    change: dict[str, Any] = {name: value}
+    return replace(point, **change)
+
+
+def _scores(study: Study, points: Sequence[PeoplePoint], known: Mapping[str, Record]) -> list[float | None]:
+    """The mean accuracy on validation of each point; None where some seed has not been run."""
+    scores: list[float | None] = []
+    for point in points:
+        found = [known.get(name_of(replace(point, seed=seed))) for seed in study.tuning]
+        scores.append(None if None in found else fmean(record["accuracy"] for record in found if record))
+    return scores
+
+
 def best(study: Study, arm: str, setting: Mapping[str, Any], known: Mapping[str, Record]) -> PeoplePoint | None:
     """The candidate with the highest mean accuracy on validation; of equals the first. None if some have not been run."""
-    means = []
-    for point in study.points(arm, setting):
-        found = [known.get(name_of(replace(point, seed=seed))) for seed in study.tuning]
-        if None in found:
-            return None
-        means.append((fmean(record["accuracy"] for record in found if record), point))
-    return max(means, key=lambda pair: pair[0])[1]
+    points = candidates(study, arm, setting, known)
+    scores = _scores(study, points, known)
+    return None if None in scores else points[scores.index(max(scores, key=float))]  # type: ignore[arg-type]
 
 
 def missing(study: Study, known: Mapping[str, Record]) -> list[PeoplePoint]:
@@ -154,7 +169,8 @@ def missing(study: Study, known: Mapping[str, Record]) -> list[PeoplePoint]:
         for arm in study.arms:
             chosen = best(study, arm, setting, known)
             if chosen is None:
-                wanted += [replace(p, seed=seed) for p in study.points(arm, setting) for seed in study.tuning]
+                points = candidates(study, arm, setting, known)
+                wanted += [replace(p, seed=seed) for p in points for seed in study.tuning]
             else:
                 wanted += [replace(chosen, seed=seed, split="test") for seed in study.seeds]
     return [point for point in dict.fromkeys(wanted) if name_of(point) not in known]

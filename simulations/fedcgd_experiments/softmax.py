@@ -48,7 +48,9 @@ def train_softmax(
     rows = [nn.Parameter(row) for row in models]  # views: what moves a row moves `models`
     optimizer, scheduler = descent(how, [[row] for row in rows], plan.participation.rounds)
     noise = RoundNoise(plan, key, models.shape[1], models.device, None)
-    batches = RoundBatches(plan.participation, len(train), steps, lambda: key.choices_of(""), Rounds(plan, "", 1 / steps))
+    batches = RoundBatches(
+        plan.participation, len(train), steps, lambda: key.choices_of(""), Rounds(plan, "", 1 / steps)
+    )
     aim, expected = plan.clip_norm * (1 - MARGIN), len(train) / steps
     nonces: list[int] = []
     for round in range(plan.participation.rounds):
