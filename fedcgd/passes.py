@@ -34,6 +34,10 @@ class Passes(NamedTuple):
     """(x, y, lanes): lanes = those of (x − y)², in float64."""
     steps: Callable[..., int]
     """(x, y, factor, scale, out): out = (x − y)·factor·scale, rounded towards zero; it must fit `out`. The result is Σ out."""
+    squares: Callable[..., None]
+    """(x, lanes): lanes = those of x², in float64, of a vector of any length."""
+    accumulate: Callable[..., None]
+    """(x, factor, scale, total): total += x·factor·scale, each rounded towards zero to an int64; of any length."""
     add: Callable[..., int]
     """(x, total, lanes): total += x; lanes = those of x²; the result is Σ x. Sums of integers are modulo 2⁶⁴."""
 
@@ -84,6 +88,17 @@ def _steps(x: Any, y: Any, factor: float, scale: float, out: Any) -> int:
     return int(out.sum(dtype=np.int64))
 
 
+def _squares(x: Any, lanes: Any) -> None:
+    _to_lanes(np.square(x, dtype=np.float64), lanes)
+
+
+def _accumulate(x: Any, factor: float, scale: float, total: Any) -> None:
+    for start in range(0, len(x), CHUNK):
+        part = np.multiply(x[start : start + CHUNK], factor, dtype=np.float64)
+        part *= scale
+        total[start : start + CHUNK] += part.astype(np.int64)
+
+
 def _add(x: Any, total: Any, lanes: Any) -> int:
     squares = x.astype(np.float64)
     _to_lanes(np.multiply(squares, squares, out=squares), lanes)
@@ -97,7 +112,7 @@ def _to_lanes(terms: Any, lanes: Any) -> None:
     lanes[: len(terms) - whole] += terms[whole:]
 
 
-NUMPY = Passes(_difference, _steps, _add)
+NUMPY = Passes(_difference, _steps, _squares, _accumulate, _add)
 
 
 def _compiled_difference(x: Any, y: Any, lanes: Any) -> None:
@@ -116,6 +131,20 @@ def _compiled_steps(x: Any, y: Any, factor: float, scale: float, out: Any) -> An
         out[i] = (np.float64(x[i]) - np.float64(y[i])) * factor * scale
         total += np.int64(out[i])
     return total
+
+
+def _compiled_squares(x: Any, lanes: Any) -> None:
+    lanes[:] = 0.0
+    for begin in range(0, len(x), LANES):
+        size = min(LANES, len(x) - begin)
+        values = x[begin : begin + size]
+        for j in range(size):
+            lanes[j] += np.float64(values[j]) * np.float64(values[j])
+
+
+def _compiled_accumulate(x: Any, factor: float, scale: float, total: Any) -> None:
+    for i in range(len(x)):
+        total[i] += np.int64(np.float64(x[i]) * factor * scale)
 
 
 def _compiled_add(x: Any, total: Any, lanes: Any) -> Any:
@@ -149,7 +178,13 @@ def compiled() -> Passes | None:
         import numba
 
         compile = numba.njit(nogil=True, cache=True)
-        made = Passes(compile(_compiled_difference), compile(_compiled_steps), compile(_compiled_add))
+        made = Passes(
+            difference=compile(_compiled_difference),
+            steps=compile(_compiled_steps),
+            squares=compile(_compiled_squares),
+            accumulate=compile(_compiled_accumulate),
+            add=compile(_compiled_add),
+        )
         return made if _same_bits(made) else None
     except Exception:  # whatever a compiler can raise on a machine that it does not know
         return None
@@ -165,6 +200,10 @@ def _same_bits(made: Passes) -> bool:
         lanes = np.full(LANES, 0.5)
         form.difference(x, y, lanes)
         result = [lanes.tobytes()]
+        form.squares(x, lanes)
+        total = np.arange(size)
+        form.accumulate(x, 0.3, 2.0**40, total)
+        result.append(lanes.tobytes() + total.tobytes())
         for dtype in (np.int32, np.int64):
             out: NDArray[Any] = np.empty(size, dtype)
             total = np.arange(size)

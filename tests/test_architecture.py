@@ -15,7 +15,15 @@ PACKAGES = {
 
 # Each module may import from its own row and from the rows above it.
 LAYERS: list[set[str]] = [
-    {"fedcgd.clipping", "fedcgd.parameters", "fedcgd.participation", "fedcgd.noise", "fedcgd.keys", "fedcgd.passes"},
+    {
+        "fedcgd.clipping",
+        "fedcgd.parameters",
+        "fedcgd.participation",
+        "fedcgd.noise",
+        "fedcgd.keys",
+        "fedcgd.passes",
+        "fedcgd.layerwise",
+    },
     {"fedcgd.gradients", "fedcgd.mechanisms", "fedcgd.noise.quantisation"},
     {"fedcgd.optimisation", "fedcgd.curvature"},
     {"fedcgd.accounting"},

@@ -75,8 +75,9 @@ def test_clipped_examples_count_less(chunk: int) -> None:
     assert torch.allclose(factors, (1.4 / norms).clamp(max=1))
     assert 0 < int((factors < 1).sum()) < 40
     expected = by_autograd(module, inputs, targets, factors)
-    hessian = Public(module, per_example, inputs, targets=targets).hessian(clip_norm=1.4, chunk=chunk)
-    assert np.allclose(hessian.matrix().numpy(), expected, atol=1e-13)
+    for loss in (per_example, functional.cross_entropy):
+        hessian = Public(module, loss, inputs, targets=targets).hessian(clip_norm=1.4, chunk=chunk)
+        assert np.allclose(hessian.matrix().numpy(), expected, atol=1e-13)
 
 
 def test_frozen_parameters_are_left_out_and_buffers_kept() -> None:
@@ -141,11 +142,8 @@ def test_losses_that_make_no_sense() -> None:
     odd = Hessian(module, lambda o, t: o, inputs, targets)
     with pytest.raises(ValueError, match=r"or their mean, got shape \(40, 3\)"):
         odd.product(torch.ones(53))
-    weighed = Hessian(module, functional.cross_entropy, inputs, targets, weights=torch.ones(40))
-    with pytest.raises(ValueError, match=r"reduction='none'\), got shape \(\)"):
-        weighed.product(torch.ones(53))
     with pytest.raises(ValueError, match=r"53 × 53, got a vector of shape \(52,\)"):
-        weighed.product(torch.ones(52))
+        odd.product(torch.ones(52))
 
 
 def matrix_with(values: np.ndarray, seed: int = 0) -> torch.Tensor:

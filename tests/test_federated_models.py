@@ -36,7 +36,12 @@ def models(task: str) -> list[str]:
 MODELS = [(task, model) for task in NAMES for model in models(task)]
 HEAVY = {"wideresnet-40"}
 FEATURES = {"imdb": 4096, "tweets": 2048}
-PIXELS = {"digits": (64,), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
+PIXELS = {
+    "digits": (64,),
+    "fashion-mnist": (1, 28, 28),
+    "fashion-mnist-6000": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+}
 
 
 def inputs(task: str, model: str) -> torch.Tensor:

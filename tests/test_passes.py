@@ -42,6 +42,11 @@ def test_both_forms_give_the_same_bits(length: int) -> None:
             checksum = form.steps(x, y, 2.0**-62 / 3, 2.0**20, out)
             assert checksum == int(out.sum(dtype=np.int64))
             bits.append(out.tobytes())
+        for scale in (2.0**20, 2.0**70):
+            total = np.arange(length)
+            form.squares(x, lanes)
+            form.accumulate(x, 1e-20 / 3, scale, total)
+            bits.append(lanes.tobytes() + total.tobytes())
         for values in integers:
             total = np.arange(length)
             checksum = form.add(read_only(values), total, lanes)
@@ -59,6 +64,8 @@ def test_lanes_add_up_to_the_squares(form: str) -> None:
     terms = (x.astype(np.float64) - y) ** 2
     assert lanes[7] == ((terms[7] + terms[7 + LANES]) + terms[7 + 2 * LANES])
     assert lanes[3] == ((terms[3] + terms[3 + LANES]) + terms[3 + 2 * LANES]) + terms[3 + 3 * LANES]
+    FORMS[form].squares(x, lanes)
+    assert lanes[7] == sum(np.float64(x[7 + i * LANES]) ** 2 for i in range(3))
     total = np.zeros(len(x), np.int64)
     values = np.arange(len(x)) - 100
     FORMS[form].add(read_only(values), total, lanes)
@@ -72,6 +79,9 @@ def test_rounding_is_towards_zero() -> None:
         out = np.empty(4, np.int32)
         assert form.steps(x, read_only(np.zeros(4, np.float32)), 1.0, 2.0, out) == 0
         np.testing.assert_array_equal(out, [3, -3, 1, -1])
+        total = np.array([1, 1, 1, -1])
+        form.accumulate(x, 1.0, 2.0, total)
+        np.testing.assert_array_equal(total, [4, -2, 2, -2])
 
 
 @pytest.mark.parametrize("extra", [0, 1, 777])

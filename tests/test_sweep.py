@@ -62,7 +62,7 @@ def test_a_point_trains_what_central_training_trains():
     """The engine's batches, put through the other implementation of per-example gradients."""
     task, key = get_task("digits"), NoiseKey.simulation(0)
     data, plan = task.load(), plan_of(SETUP, 1e-9)
-    batches = RoundBatches(plan.participation, 1260, 9, lambda: key.choices, Rounds(plan, ""))
+    batches = RoundBatches(plan.participation, 1260, 9, lambda: key.choices, Rounds(plan, "", 1 / 9))
     expected = train_central(
         task, data.train, plan, [batches.batch(t) for t in range(18)],
         key=key.noise, learning_rate=2.0, planned_cohort=140, seed=0,

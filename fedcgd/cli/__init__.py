@@ -33,6 +33,10 @@ COMMANDS = {
         "fedcgd.cli.select:select_bands_command",
         "Choose the number of bands p of a mechanism: more cancel more noise, fewer leave more privacy to sampling.",
     ),
+    "curve": (
+        "fedcgd.cli.curve:curve_command",
+        "Measure the curvature of a model's loss on public examples, and fit noise to it.",
+    ),
     "explain": (
         "fedcgd.cli.explain:explain_command",
         "Print the chain of reasoning behind ε, in words and numbers, with what each assumption demands of a deployment.",

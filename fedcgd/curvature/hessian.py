@@ -119,13 +119,15 @@ class Hessian:
         def part_of_mean_loss(flat: Tensor) -> Tensor:
             outputs = functional_call(self._module, unflatten(flat, self._layout), (inputs,))
             losses = self._loss(outputs, targets)
-            if not losses.dim() and weights is None:
-                return losses * share
+            if not losses.dim():
+                if weights is None:
+                    return losses * share
+                ones = (slice(i, i + 1) for i in range(len(inputs)))
+                losses = torch.stack([self._loss(outputs[one], targets[one]) for one in ones])
             if losses.shape != (len(inputs),):
                 raise ValueError(
-                    f"the loss must give one number for each of {len(inputs)} examples"
-                    + (", or their mean," if weights is None else " where they have weights (reduction='none'),")
-                    + f" got shape {tuple(losses.shape)}"
+                    f"the loss must give one number for each of {len(inputs)} examples, or their mean, got shape "
+                    f"{tuple(losses.shape)}"
                 )
             return (losses if weights is None else losses * weights).mean() * share
 

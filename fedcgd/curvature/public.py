@@ -54,7 +54,7 @@ class Public:
 def pretrained(
     public: Public,
     *,
-    epochs: int = 5,
+    epochs: int = 20,
     learning_rate: float = 0.1,
     batch: int = 50,
     seed: int = 0,

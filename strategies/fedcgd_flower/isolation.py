@@ -56,10 +56,11 @@ def each_apart(
     What a user draws from the random generators of Python, NumPy and torch depends on `model` and its own id alone.
     """
     seed_of = user_seeds(model)
+    settings = _settings()  # of all users: after each they are what they were before it
     for user in users:
         result: T | None = None
         try:
-            with _settings_kept(), _alarm(time_limit):
+            with _settings_kept(settings), _alarm(time_limit):
                 _seed(seed_of(user))
                 result = work(user, copy.deepcopy(config), copy.deepcopy(context))
         except _OutOfTimeError:
@@ -91,9 +92,12 @@ def _seed(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
-def _settings() -> list[tuple[Callable[[Any], object], Any]]:
+_Settings = list[tuple[Callable[[Any], object], Any]]
+
+
+def _settings() -> _Settings:
     """The process's settings that training code may change, as (how to set it, what it is now)."""
-    settings: list[tuple[Callable[[Any], object], Any]] = [
+    settings: _Settings = [
         (random.setstate, random.getstate()),
         (np.random.set_state, np.random.get_state()),
         (torch.default_generator.set_state, torch.default_generator.get_state()),
@@ -133,8 +137,7 @@ def _set_environment(kept: dict[str, str]) -> None:
 
 
 @contextmanager
-def _settings_kept() -> Iterator[None]:
-    settings = _settings()
+def _settings_kept(settings: _Settings) -> Iterator[None]:
     default_device = torch.get_default_device()
     try:
         with warnings.catch_warnings():

@@ -1,0 +1,269 @@
+"""`fedcgd curve`: from a model and public examples to its spectrum, and to noise that is fitted to it."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.markup import escape
+
+from fedcgd.cli.options import JsonOption, WhenOptions, takes
+from fedcgd.cli.report import check_plot, complaints, console, explained_errors, key_value_table, number, print_json
+from fedcgd.optimisation.catalogue import Spelling, spelling_of
+
+if TYPE_CHECKING:
+    from fedcgd.curvature import Spectrum
+    from fedcgd.curvature.public import Public
+    from fedcgd.mechanisms import Mechanism
+    from fedcgd.participation import Participation
+
+TASKS = "fedcgd_simulations.public:public_examples"  # in the repository, and not in the wheel
+
+
+@takes(WhenOptions)
+def curve_command(
+    when: WhenOptions,
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODULE:FUNCTION]",
+            help="A function without arguments that returns a fedcgd.curvature.public.Public: your model, its loss and public "
+            "examples. The module is looked for in this folder too.",
+        ),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="In place of a function: a task of the repository's simulations.")
+    ] = None,
+    spectrum: Annotated[
+        Path | None, typer.Option(help="In place of a function: what an earlier call wrote; nothing is measured.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the spectrum to this JSON file.")] = None,
+    model: Annotated[str | None, typer.Option(help="With --task: one of its models.")] = None,
+    public: Annotated[
+        str, typer.Option(help="With --task: `held-out`, its validation images, or another task's, made to fit.")
+    ] = "held-out",
+    examples: Annotated[int, typer.Option(min=1, help="With --task: how many public examples.")] = 1000,
+    eigenvalues: Annotated[
+        int, typer.Option(min=2, help="How many of the largest to compute; the others are estimated from above.")
+    ] = 100,
+    pretraining_epochs: Annotated[
+        int, typer.Option(min=0, help="Of training on random labels before; 0 for the model as it is.")
+    ] = 20,
+    pretraining_rate: Annotated[float, typer.Option(help="Learning rate of that training.")] = 0.1,
+    clip_norm: Annotated[
+        float | None, typer.Option(help="ζ of the private training: examples that will be clipped count less.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random labels and vectors.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw the eigenvalues, computed and estimated, into this image file.")
+    ] = None,
+    mechanism: Annotated[
+        str | None,
+        typer.Option(
+            "--mechanism",
+            help="Then fit this noise to the spectrum: noise-curve:p, lambda-cgd, band-inv-mf:p, blt:d, …",
+        ),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="With --mechanism: the number of releases n.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="With --mechanism: η, what a mean of clipped updates is multiplied by.")
+    ] = None,
+    mechanism_file: Annotated[
+        Path | None, typer.Option(help="With --mechanism: write it to this JSON file, which is then spelled file:PATH.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure the curvature of a model's loss on public examples, and fit noise to it.
+
+    The labels are random, and the model learns them first: that makes it unsure, and its loss as curved as it will be. Nothing
+    private is looked at, so it costs no ε; see to it that the examples are public.
+
+    Example: fedcgd curve --task digits --model tanh-cnn --clip-norm 1 --eigenvalues 20 -o spectrum.json --mechanism noise-curve:8
+    --rounds 100 --separation 20 --learning-rate 0.5 --mechanism-file noise.json
+    """
+    with explained_errors():
+        check_plot(plot)
+        if sum(each is not None for each in (source, task, spectrum)) != 1:
+            raise ValueError("say whose curvature: one of MODULE:FUNCTION, --task and --spectrum")
+        run = _run(mechanism, rounds, learning_rate, mechanism_file, when)
+        if spectrum is None:
+            found = (
+                _load(TASKS, task=task, model=model, public=public, examples=examples) if task else _load(str(source))
+            )
+            origin = {"task": task, "model": model, "public": public} if task else {"source": source}
+            settings = {"pretraining_epochs": pretraining_epochs, "pretraining_rate": pretraining_rate}
+            measured = _measure(
+                found, origin | settings, eigenvalues=eigenvalues, clip_norm=clip_norm, seed=seed, quiet=json
+            )
+        else:
+            from fedcgd.curvature import Spectrum
+
+            measured = Spectrum.load(spectrum)
+        if output is not None:
+            measured.save(output)
+        if plot is not None:
+            draw(plot, measured)
+        fitted = None
+        if run is not None:
+            assert mechanism is not None
+            assert learning_rate is not None
+            fitted = _fit(measured, mechanism, run, learning_rate, quiet=json)
+            if mechanism_file is not None:
+                from fedcgd.optimisation.catalogue import write_mechanism
+
+                write_mechanism(fitted, mechanism_file)
+    show(measured, output, fitted, mechanism_file, json=json)
+
+
+def _run(
+    mechanism: str | None,
+    rounds: int | None,
+    learning_rate: float | None,
+    mechanism_file: Path | None,
+    when: WhenOptions,
+) -> "Participation | None":
+    """Who takes part in the run that noise is fitted for; None if none is to be fitted."""
+    if mechanism is None:
+        if rounds is not None or learning_rate is not None or mechanism_file is not None:
+            raise ValueError(
+                "--rounds, --learning-rate and --mechanism-file are for a --mechanism to be fitted; give one"
+            )
+        return None
+    if rounds is None or learning_rate is None:
+        raise ValueError("noise is fitted to a run: give its --rounds and its --learning-rate")
+    return when.participation(rounds, Spelling.parse(mechanism).bands)
+
+
+def _measure(
+    public: "Public",
+    origin: dict[str, Any],
+    *,
+    eigenvalues: int,
+    clip_norm: float | None,
+    seed: int,
+    quiet: bool,
+) -> "Spectrum":
+    from fedcgd.curvature.measure import measure_spectrum
+    from fedcgd.curvature.public import pretrained
+
+    with _line(quiet) as say:
+        trained = pretrained(
+            public, epochs=origin["pretraining_epochs"], learning_rate=origin["pretraining_rate"], seed=seed, report=say
+        )
+        say("products with the Hessian")
+        labels = {"labels": "random" if public.targets is None else "given", "clip_norm": clip_norm}
+        return measure_spectrum(
+            trained.hessian(clip_norm=clip_norm, seed=seed),
+            eigenvalues=eigenvalues,
+            seed=seed,
+            measured_on=origin | labels,
+            report=lambda effort: say(str(effort)),
+        ).spectrum
+
+
+def _fit(
+    spectrum: "Spectrum", spelling: str, participation: "Participation", learning_rate: float, *, quiet: bool
+) -> "Mechanism":
+    from fedcgd.curvature.quadratic import Quadratic
+    from fedcgd.optimisation import catalogue
+
+    quadratic = Quadratic(spectrum, learning_rate)
+    with _line(quiet) as say:
+        say(f"fitting {spelling}")
+        return catalogue.mechanism(spelling, participation, curvature=quadratic)
+
+
+def show(
+    spectrum: "Spectrum", output: Path | None, fitted: "Mechanism | None", mechanism_file: Path | None, *, json: bool
+) -> None:
+    """What was measured, in a few numbers, and what was fitted to it."""
+    facts = spectrum.measured_on
+    written = mechanism_file and str(mechanism_file)
+    if json:
+        figures = {"dimension": spectrum.dimension, "effective_dimension": spectrum.effective_dimension}
+        sizes = {"largest": spectrum.largest, "trace": spectrum.trace, "measured_on": dict(facts)}
+        files = {"file": output and str(output), "mechanism_file": written}
+        print_json(figures | sizes | files | {"mechanism": fitted and spelling_of(fitted)})
+        return
+    tail, quadrature = facts.get("tail"), facts.get("quadrature")
+    rows = [
+        ("parameters", f"{spectrum.dimension:,}"),
+        ("largest eigenvalue", number(spectrum.largest)),
+        ("trace", number(spectrum.trace)),
+        ("effective dimension", f"{number(spectrum.effective_dimension)} (trace / largest)"),
+    ]
+    rows += [(name.replace("_", " "), str(facts[name])) for name in ("examples", "method") if name in facts]
+    if tail and quadrature:
+        rows.append(("tail: power law", f"sums to {number(tail['sum'])}"))
+        spread = f"{number(quadrature['sum'])} ± {number(quadrature['sum_standard_error'])}"
+        rows.append(("tail: quadrature", f"sums to {spread}"))
+    if "products" in facts:
+        took = f"{facts['products']} products, {facts['processor_seconds']} s of processor time"
+        rows.append(("took", f"{took}, {facts['memory_bytes'] / 2**30:.1f} GiB at most"))
+    if output is not None:
+        rows.append(("written to", str(output)))
+    if fitted is not None:
+        rows.append(
+            ("fitted", spelling_of(fitted) + (f", written to {written}: --mechanism file:{written}" if written else ""))
+        )
+    console.print(key_value_table("Spectrum of the Hessian on public examples", rows))
+
+
+def draw(path: Path, spectrum: "Spectrum") -> None:
+    """Eigenvalues against their positions, both logarithmic: computed, the power law through them, and what is used."""
+    from matplotlib.figure import Figure
+
+    from fedcgd.curvature.tail import PowerLaw
+
+    values, counts = spectrum.arrays()
+    ends = np.cumsum(counts)
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot(xscale="log", yscale="log", xlabel="position", ylabel="eigenvalue")
+    axes.step(ends, values, where="pre", color="black", label="used")
+    largest = spectrum.measured_on.get("largest")
+    if largest:
+        axes.plot(np.arange(1, len(largest) + 1), largest, ".", color="black", label="computed")
+    tail = spectrum.measured_on.get("tail")
+    if tail:
+        law = PowerLaw(**{name: tail[name] for name in ("scale", "exponent", "count", "smallest")})
+        positions = np.unique(np.geomspace(1, law.count, 200).round())
+        axes.plot(positions, law(positions), "--", color="0.5", label="power law through them")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def _load(source: str, **options: Any) -> "Public":
+    from fedcgd.curvature.public import Public
+
+    module_name, _, name = source.partition(":")
+    if not module_name or not name:
+        raise ValueError(f"a function is written MODULE:FUNCTION, got {source!r}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: the user's module lies where the command is called
+    try:
+        function: Callable[..., Any] = getattr(import_module(module_name), name)
+    except ModuleNotFoundError as error:
+        hint = " it is in the repository's folder simulations, which must be in PYTHONPATH" if source == TASKS else ""
+        raise ValueError(f"there is no module {error.name} for {source};{hint or ' see PYTHONPATH'}") from error
+    except AttributeError as error:
+        raise ValueError(f"{module_name} has no {name!r}") from error
+    found = function(**options)
+    if not isinstance(found, Public):
+        raise ValueError(  # noqa: TRY004 — what is typed on the command line is a value
+            f"{source} returned a {type(found).__name__}, not a fedcgd.curvature.public.Public"
+        )
+    return found
+
+
+@contextmanager
+def _line(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A line on standard error that the yielded function rewrites; none if `quiet`."""
+    if quiet:
+        yield lambda text: None
+        return
+    with complaints.status("loading") as line:
+        yield lambda text: line.update(escape(text))

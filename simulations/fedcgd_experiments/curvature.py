@@ -1,0 +1,251 @@
+"""`python -m fedcgd_experiments.curvature`: does noise that is fitted to a model's curvature train better models?
+
+Five kinds of noise at the same budgets, on the same batches: independent, λ-CGD with the λ of the practical rule and with the λ
+fitted to a spectrum, banded matrices that are best for prefix sums, and those fitted to the spectrum (NoiseCurve). The fitted
+ones depend on the learning rate, so each is found again for each rate that is tried. The spectrum is that of `fedcgd curve`.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import permutation_test, ttest_rel
+
+from fedcgd.accounting.selection import select_lambda
+from fedcgd.curvature import Spectrum
+from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.optimisation import catalogue
+from fedcgd.optimisation.catalogue import write_mechanism
+from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup
+from fedcgd_experiments.significance import holm
+from fedcgd_experiments.sweep import ResultsFile, here, sweep, to_point
+from fedcgd_simulations.tasks import get_task
+
+DP_SGD, PRACTICAL, FITTED_LAMBDA = "dp-sgd", "λ-CGD, practical λ", "λ-CGD, fitted λ"
+BAND_MF, NOISE_CURVE = "band-mf", "NoiseCurve"
+ARMS = (DP_SGD, PRACTICAL, FITTED_LAMBDA, BAND_MF, NOISE_CURVE)
+FILES = {FITTED_LAMBDA: "lambda", NOISE_CURVE: "noise-curve"}
+
+COMPARISONS = (
+    (NOISE_CURVE, BAND_MF),
+    (FITTED_LAMBDA, PRACTICAL),
+    (NOISE_CURVE, DP_SGD),
+    (FITTED_LAMBDA, DP_SGD),
+    (BAND_MF, DP_SGD),
+    (NOISE_CURVE, FITTED_LAMBDA),
+)
+"""(what should be better, than what): those whose p-values are reported."""
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+console = Console()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """What is common to all runs: the task, the batches, the bands, and what the fitted noise is fitted to."""
+
+    task: str
+    model: str
+    steps: int
+    epochs: int
+    bands: int
+    clip_norm: float
+    delta: float
+    spectrum: Spectrum
+    folder: Path
+    """Where fitted mechanisms are kept: found once for each rate, since the budget has no part in them."""
+
+    def point(self, arm: str, epsilon: float, rate: float, seed: int) -> Point:
+        """A run of `arm` at this budget and learning rate that is judged by validation examples."""
+        setup = Setup(mechanism="dp-sgd", epsilon=epsilon, delta=self.delta, steps=self.steps, epochs=self.epochs)
+        setup = replace(setup, mechanism=self.spelling(arm, setup, rate))
+        return Point(
+            setup=setup, task=self.task, model=self.model, clip_norm=self.clip_norm, learning_rate=rate, seed=seed
+        )
+
+    def spelling(self, arm: str, setup: Setup, rate: float) -> str:
+        """How the mechanism of `arm` is written for this budget and learning rate."""
+        if arm == PRACTICAL:
+            chosen = select_lambda(
+                setup.participation(), objective="practical", epsilon=setup.epsilon, delta=setup.delta
+            )
+            return f"lambda-cgd:{chosen.lam:.4g}"
+        if arm not in (FITTED_LAMBDA, NOISE_CURVE):
+            return {DP_SGD: "dp-sgd", BAND_MF: f"band-mf:{self.bands}"}[arm]
+        path = self.folder / f"{self.task}-{FILES[arm]}-rate-{rate:g}.json"
+        if not path.exists():
+            quadratic = Quadratic(tamed(self.spectrum, rate), rate)
+            asked = "lambda-cgd" if arm == FITTED_LAMBDA else f"noise-curve:{self.bands}"
+            write_mechanism(catalogue.mechanism(asked, setup.participation(), curvature=quadratic), path)
+        return f"file:{path}"
+
+
+def tamed(spectrum: Spectrum, rate: float) -> Spectrum:
+    """`spectrum` with what is above 1/η put at 1/η: a clipped step does not overshoot as a step down a quadratic would."""
+    values = np.minimum(np.array(spectrum.eigenvalues), 1 / rate)
+    return Spectrum.of(values, np.array(spectrum.counts), measured_on=spectrum.measured_on)
+
+
+def arm_of(setup: Setup) -> str:
+    """What a record's setup is a run of."""
+    if setup.mechanism.startswith("file:"):
+        return next(arm for arm, name in FILES.items() if f"-{name}-rate-" in setup.mechanism)
+    return {"dp-sgd": DP_SGD, "band-mf": BAND_MF, "lambda-cgd": PRACTICAL}[setup.name]
+
+
+def best_points(points: Iterable[Point], runs: Iterable[Record]) -> list[Point]:
+    """Of `points` with any seed, for each arm and budget those at the learning rate of highest mean validation accuracy.
+
+    Of equal rates the smaller; one point for each (arm, budget). Records judged by test examples are not looked at.
+    """
+    values: dict[tuple[str, float], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in runs:
+        point = to_point(record)
+        if point.split == "validation":
+            values[arm_of(point.setup), point.setup.epsilon][point.learning_rate].append(record["accuracy"])
+    found: dict[tuple[str, float], Point] = {}
+    for point in points:
+        key = (arm_of(point.setup), point.setup.epsilon)
+        rates = {rate: fmean(accuracies) for rate, accuracies in sorted(values[key].items())}
+        if point.learning_rate == max(rates, key=rates.__getitem__):
+            found.setdefault(key, point)
+    return list(found.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Test accuracies of two arms at one budget, on the same seeds: means, and p-values of `better` being no better."""
+
+    epsilon: float
+    better: str
+    than: str
+    seeds: int
+    difference: float
+    p_permutation: float
+    """Of all ways to deal the accuracies out to the two arms, the share with a difference of the means at least as large."""
+    p_paired: float
+    """Of the paired t-test, one-sided."""
+    corrected: float
+    """`p_permutation` after Holm's correction over all comparisons."""
+
+
+def test_accuracies(runs: Iterable[Record]) -> dict[tuple[str, float], dict[int, float]]:
+    """(arm, budget) → seed → accuracy on the test examples."""
+    found: dict[tuple[str, float], dict[int, float]] = defaultdict(dict)
+    for record in runs:
+        point = to_point(record)
+        if point.split == "test":
+            found[arm_of(point.setup), point.setup.epsilon][point.seed] = record["accuracy"]
+    return dict(found)
+
+
+def compare(runs: Iterable[Record]) -> list[Comparison]:
+    """Every comparison of `COMPARISONS` at every budget for which both arms have the same test seeds, at least two.
+
+    The permutation test is the exact one of two samples (appendix A.3 of Gu et al., 2026, arXiv:2510.05416): with ten seeds each
+    there are 184,756 ways, and 1/184,756 is the least that p can be.
+    """
+    accuracies, found = test_accuracies(runs), []
+    for epsilon in sorted({epsilon for _, epsilon in accuracies}):
+        for better, than in COMPARISONS:
+            first, second = accuracies.get((better, epsilon), {}), accuracies.get((than, epsilon), {})
+            seeds = sorted(first.keys() & second.keys())
+            if len(seeds) < 2:
+                continue
+            x, y = (np.array([part[seed] for seed in seeds]) for part in (first, second))
+            test = permutation_test(
+                (x, y), lambda a, b, axis: a.mean(axis) - b.mean(axis), vectorized=True,
+                n_resamples=10**6, alternative="greater",
+            )  # fmt: skip
+            found.append(
+                Comparison(
+                    epsilon=epsilon,
+                    better=better,
+                    than=than,
+                    seeds=len(seeds),
+                    difference=float((x - y).mean()),
+                    p_permutation=float(test.pvalue),
+                    p_paired=float(ttest_rel(x, y, alternative="greater").pvalue),
+                    corrected=math.nan,
+                )
+            )
+    corrected = holm([row.p_permutation for row in found])
+    return [replace(row, corrected=p) for row, p in zip(found, corrected, strict=True)]
+
+
+@app.command("run")
+def run_command(
+    output: Annotated[Path, typer.Option(help="JSON lines; what is there already is not run again")],
+    spectrum: Annotated[Path, typer.Option(help="what `fedcgd curve` measured")],
+    folder: Annotated[Path, typer.Option(help="of the fitted mechanisms")],
+    task: Annotated[str, typer.Option()] = "digits",
+    model: Annotated[str, typer.Option()] = "tanh-cnn",
+    batch: Annotated[int, typer.Option(min=1)] = 60,
+    epochs: Annotated[int, typer.Option(min=1)] = 10,
+    bands: Annotated[int, typer.Option(min=1, help="of band-mf and NoiseCurve")] = 16,
+    arm: Annotated[list[str] | None, typer.Option(help=f"of {', '.join(ARMS)}; all if not given")] = None,
+    epsilon: Annotated[list[float] | None, typer.Option()] = None,
+    learning_rate: Annotated[list[float] | None, typer.Option()] = None,
+    tuning_seeds: Annotated[int, typer.Option(min=1)] = 2,
+    seeds: Annotated[int, typer.Option(min=2, help="for the test")] = 10,
+    clip_norm: Annotated[float, typer.Option()] = 1.0,
+    delta: Annotated[float, typer.Option()] = 1e-5,
+) -> None:
+    """Tune the learning rate of each kind of noise at each ε by validation examples, then judge it by the test's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    examples = len(get_task(task, model=model).load().train)
+    design = Design(
+        task=task, model=model, steps=-(-examples // batch), epochs=epochs, bands=bands, clip_norm=clip_norm,
+        delta=delta, spectrum=Spectrum.load(spectrum), folder=folder,
+    )  # fmt: skip
+    points = [
+        design.point(each, budget, rate, seed)
+        for budget in epsilon or [1.0, 2.0, 4.0, 8.0]
+        for each in arm or ARMS
+        for rate in learning_rate or [0.125, 0.25, 0.5, 1.0, 2.0]
+        for seed in range(tuning_seeds)
+    ]
+    results = ResultsFile(output)
+    failures = sweep(points, results, here, data_dir=None, console=console)
+    if not failures:
+        best = best_points(points, results.runs().values())
+        tests = [replace(one, seed=TEST_SEEDS + seed, split="test") for one in best for seed in range(seeds)]
+        failures = sweep(tests, results, here, data_dir=None, console=console)
+    for line in failures:
+        console.print(line, style="red", markup=False)
+    if failures:
+        raise typer.Exit(1)
+
+
+@app.command("compare")
+def compare_command(results: Annotated[list[Path], typer.Argument(help="files that `run` wrote", exists=True)]) -> None:
+    """Mean test accuracy of each kind of noise at each ε, and the tests of which is better."""
+    runs = [record for path in results for record in ResultsFile(path).runs().values()]
+    for task in dict.fromkeys(str(record["point"]["task"]) for record in runs):
+        own = [record for record in runs if record["point"]["task"] == task]
+        accuracies = test_accuracies(own)
+        epsilons = sorted({epsilon for _, epsilon in accuracies})
+        table = Table("noise", *(f"ε = {epsilon:g}" for epsilon in epsilons), title=f"{task}: test accuracy")
+        for each in ARMS:
+            cells = [list(accuracies.get((each, epsilon), {}).values()) for epsilon in epsilons]
+            table.add_row(each, *(f"{100 * fmean(v):.2f} ± {100 * stdev(v):.2f}" if len(v) > 1 else "–" for v in cells))
+        console.print(table)
+        table = Table("ε", "noise", "against", "difference", "p (permutation)", "Holm", "p (paired t)", "seeds")
+        for row in compare(own):
+            table.add_row(
+                f"{row.epsilon:g}", row.better, row.than, f"{100 * row.difference:+.2f}", f"{row.p_permutation:.2g}",
+                f"{row.corrected:.2g}", f"{row.p_paired:.2g}", str(row.seeds),
+            )  # fmt: skip
+        console.print(table)
+
+
+if __name__ == "__main__":
+    app()
