@@ -47,7 +47,7 @@ def train_softmax(
     models = flatten(model).repeat(len(how), 1)
     rows = [nn.Parameter(row) for row in models]  # views: what moves a row moves `models`
     optimizer, scheduler = descent(how, [[row] for row in rows], plan.participation.rounds)
-    noise = RoundNoise(plan, key, models.shape[1], models.device, None)
+    noise = RoundNoise(plan, key, models.shape[1], None)
     batches = RoundBatches(
         plan.participation, len(train), steps, lambda: key.choices_of(""), Rounds(plan, "", 1 / steps)
     )
