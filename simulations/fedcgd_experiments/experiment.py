@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import Tensor, nn
@@ -158,13 +159,19 @@ def calibrate_setup(setup: Setup) -> Record:
 
 
 def run_points(
-    points: Sequence[Point], calibration: Record, *, data_dir: str | None = None, physical_batch: int = 512
+    points: Sequence[Point],
+    calibration: Record,
+    *,
+    data_dir: str | None = None,
+    physical_batch: int = 512,
+    examples: int | None = None,
 ) -> Record:
     """Train `points`, which differ by their learning rate alone, with the noise of `calibration`; a record of their accuracies.
 
     The seed decides the initial model, the batches and the noise, so that mechanisms are compared on the same batches. Softmax
     regression is trained at all rates together (`train_softmax`), other models through the engine, one after the other, with at
-    most `physical_batch` per-example gradients at a time. `seconds` in the record is processor time.
+    most `physical_batch` per-example gradients at a time. `seconds` in the record is processor time. With `examples`, the first
+    so many are all there are: to measure what a step costs.
     """
     torch.set_num_threads(1)
     started = time.process_time()
@@ -173,6 +180,8 @@ def run_points(
         raise ValueError(f"points that are trained together may differ by the learning rate alone, got {points}")
     task = get_task(point.task, model=point.model, data_dir=data_dir)
     data = _load(point.task, point.model, data_dir)
+    if examples is not None:
+        data = replace(data, train=data.train.take(np.arange(examples)))
     setup = point.setup
     batch = -(-len(data.train) // setup.steps)
     if -(-len(data.train) // batch) != setup.steps:
