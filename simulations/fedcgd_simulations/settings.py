@@ -33,6 +33,7 @@ class Settings:
     participations: int
     rounds: int
     learning_rate: float
+    test_examples: int
     seed: int
     key_file: str
     trusted_nodes: bool
@@ -48,6 +49,8 @@ class Settings:
             values[name] = float(values[name])  # TOML reads 4 as an integer
         Spelling.parse(values["mechanism"])
         settings = Settings(**values)
+        if settings.test_examples < 0:
+            raise ValueError(f"test-examples must be at least 0 (0: all of them), got {settings.test_examples}")
         local = settings.local  # refuses what makes no sense
         if settings.users != "examples" and not local.epochs:
             raise ValueError(
