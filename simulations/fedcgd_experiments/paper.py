@@ -26,7 +26,7 @@ from rich.table import Table
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.optimisation.catalogue import describe
 from fedcgd_experiments import __main__ as experiments
-from fedcgd_experiments.experiment import Point, Setup, run_points
+from fedcgd_experiments.experiment import Point, Setup, identity, run_points
 from fedcgd_experiments.sweep import ResultsFile
 from fedcgd_simulations.report import write_json
 from fedcgd_simulations.tasks import get_task
@@ -156,7 +156,9 @@ def _train(task: str, model: str, batch: int, steps: int, data_dir: str, physica
     point = Point(setup=setup, task=task, model=model, clip_norm=1.0, learning_rate=0.01, seed=0)
     calibration = {"mechanism": describe(LambdaCGD(0.9)), "noise_multiplier": 1.0}
     started = time.perf_counter()
-    run_points([point], calibration, data_dir=data_dir, physical_batch=physical_batch, examples=batch)
+    run_points(
+        [point], {identity(setup): calibration}, data_dir=data_dir, physical_batch=physical_batch, examples=batch
+    )
     return time.perf_counter() - started
 
 

@@ -251,8 +251,8 @@ def epochs_and_lambda(
             plan = Plan.calibrated(LambdaCGD(lam), participation, clip_norm=1.0, epsilon=epsilon, delta=1e-5)
             scores = []
             for seed in seeds:
-                ways = [Descent(learning_rate=rate) for rate in rates]
-                trained = train_softmax(start, data.train, plan, ways, key=NoiseKey.simulation(seed), steps=steps)
+                runs = [(plan, Descent(learning_rate=rate)) for rate in rates]
+                trained = train_softmax(start, data.train, runs, key=NoiseKey.simulation(seed), steps=steps)
                 scores.append([_score(model, flat, lambda: evaluate(model, task, data.validation)) for flat in trained])
             means = np.mean(scores, axis=0)
             at = int(np.argmax(means))
@@ -305,8 +305,8 @@ def error_and_learning(
             )
             validation, test = [], []
             for seed in seeds:
-                ways = [Descent(learning_rate=rate, optimizer=optimizer) for rate in rates]
-                trained = train_softmax(start, data.train, plan, ways, key=NoiseKey.simulation(seed), steps=steps)
+                runs = [(plan, Descent(learning_rate=rate, optimizer=optimizer)) for rate in rates]
+                trained = train_softmax(start, data.train, runs, key=NoiseKey.simulation(seed), steps=steps)
                 validation.append([_score(model, flat, lambda: cross_entropy(data.validation)) for flat in trained])
                 test.append([_score(model, flat, lambda: cross_entropy(data.test)) for flat in trained])
             at = int(np.argmin(np.mean(validation, axis=0)))
