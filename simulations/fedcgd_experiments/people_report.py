@@ -27,7 +27,7 @@ TITLES = {
     "proximal": "Fashion-MNIST, FedProx",
     "tanh-cnn": "Fashion-MNIST, tanh-CNN",
 }
-_MARKS = {
+MARKED = {
     "DP-FedAvg": MARKS["dp-sgd"],
     "DP-λCGD": MARKS["lambda-cgd"],
     "BISR": MARKS["bisr"],
@@ -177,7 +177,7 @@ def plot(found: Sequence[Row], study: str) -> Figure:
     for i, arm in enumerate(arms):
         mine = [row for row in found if row.arm == arm]
         places = [labels.index(setting_text(row.setting)) + (i - len(arms) / 2) * 0.04 for row in mine]
-        color, marker = _MARKS[arm]
+        color, marker = MARKED[arm]
         axes.errorbar(
             places,
             [fmean(row.accuracies) for row in mine],
