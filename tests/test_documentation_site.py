@@ -130,12 +130,14 @@ BACKGROUNDS = {"default": ("#ffffff", "#f5f5f5"), "slate": ("#1e2129", "#272b35"
 @pytest.mark.parametrize("scheme", BACKGROUNDS)
 def test_the_colours_of_the_site_can_be_read(scheme: str) -> None:
     style = (DOCS / "site" / "extra.css").read_text()
-    block = style.partition(f'[data-md-color-scheme="{scheme}"] {{')[2].partition("}")[0]
-    colours = dict(re.findall(r"--md-([\w-]+): (#[0-9a-f]{6,8})", block))
+    rules = re.findall(rf'^\[data-md-color-scheme="{scheme}"\]\S* {{(.*)}}$', style, re.MULTILINE)
+    colours = dict(re.findall(r"--md-([\w-]+): (#[0-9a-f]{6,8})", " ".join(rules)))
     assert len(colours) >= 3
     page, code = BACKGROUNDS[scheme]
     low = {n: c for n, c in colours.items() if contrast(c, code if n.startswith("code-") else page) < 4.5}
     assert low == {}
+    if scheme == "slate":  # links are in code as well
+        assert contrast(colours["typeset-a-color"], code) >= 4.5
 
 
 def test_the_colours_of_pictures_and_of_the_report_can_be_read() -> None:
