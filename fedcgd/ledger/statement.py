@@ -138,8 +138,8 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(
             (
                 "joint budget of each user",
-                f"ε ≤ {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'], 6)}, with {_runs(budget['earlier_runs'])} "
-                "(whoever had too little left was not asked)",
+                f"ε ≤ {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'], 6)}, with "
+                f"{_runs(budget['earlier_runs'])} (whoever had too little left was not asked)",
             )
         )
     if whole["sensitivity"] is not None:
