@@ -2,10 +2,10 @@
 
 python benchmarks/noise.py [--size 25000000] [--threads 2] [--repeats 9] [--json FILE]
 
-The noise step is what the server does: two vectors and the smoothing, rounded to the integer grid and added to the sum. Beside it:
-its parts, the keystream alone as `cryptography` makes it (of this cipher, and of AES-256 in counter mode), and what Flower's
-differential privacy draws (float64, NumPy, one vector). All take turns; times are processor time (user and system, all
-threads), ratios those within a turn. Results are in docs/performance.md.
+The noise step is what the server does: two vectors and the smoothing, rounded to the integer grid and added to the sum. Beside
+it: its parts, the keystream alone as `cryptography` makes it (of this cipher, and of AES-256 in counter mode), and what
+Flower's differential privacy draws (float64, NumPy, one vector). All take turns; times are processor time (user and system,
+all threads), ratios those within a turn. Results are in docs/performance.md.
 """
 
 import argparse
@@ -85,7 +85,12 @@ def measure(*, size: int, threads: int, repeats: int) -> dict[str, Any]:
     for name in peers:
         ratios = sorted(turn[name] / turn[NORMAL] for turn in turns)
         ms = 1e3 * median(turn[name] for turn in turns)
-        rows[name] = {"ms": ms, "ratio": median(ratios), "ratio_spread": [ratios[0], ratios[-1]], "extra_mib": extra[name]}
+        rows[name] = {
+            "ms": ms,
+            "ratio": median(ratios),
+            "ratio_spread": [ratios[0], ratios[-1]],
+            "extra_mib": extra[name],
+        }
         print(f"{name:40} {ms:8.1f} ms   {median(ratios):5.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
     print(f"extra memory at the peak: {extra[OURS]:.0f} MiB")
     return {"ratio": rows[OURS]["ratio"], "rows": rows}
