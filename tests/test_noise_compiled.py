@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedcgd.noise import NoiseStream, box_muller, compiled, correlated_noise
-from fedcgd.noise import compiled
 from fedcgd.noise.compiled import WORTHWHILE, kernels, kernels_for
 from fedcgd.noise.correlated import add_rounded
 from fedcgd.noise.quantisation import Grid, add_noise
@@ -36,12 +35,6 @@ def without_numba(monkeypatch: pytest.MonkeyPatch):
 def test_numba_is_there_for_these_tests() -> None:
     assert kernels_for(SIZE) is not None
     assert kernels_for(WORTHWHILE - 1) is None
-
-
-def test_who_goes_on_making_little_noise_gets_machine_code_too(monkeypatch) -> None:
-    monkeypatch.setattr(compiled._Small, "numbers", 0)
-    monkeypatch.setattr(compiled, "PATIENCE", 3000)
-    assert [kernels_for(1000) is not None for _ in range(4)] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("start", STARTS)

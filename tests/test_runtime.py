@@ -26,7 +26,6 @@ def test_a_record_has_a_row_for_each_variant(monkeypatch, mode):
         return model
 
     monkeypatch.setitem(runtime.MODELS, "cnn", counted)
-    monkeypatch.setattr(runtime, "PATIENCE", 0)  # nothing to load
     variants = [("dp-sgd", 1), ("replay", 2), ("cpu-buffer", 4)]
     record = runtime.measure("cnn", batch=4, physical=2, turns=2, steps=1, mode=mode, variants=variants)
     assert [(row["noise"], row["bands"]) for row in record["rows"]] == [("opacus", 1), *variants]

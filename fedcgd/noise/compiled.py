@@ -7,10 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-WORTHWHILE = 2**19  # numbers; below, NumPy is done before Numba is loaded
-PATIENCE = (
-    2**28
-)  # numbers that NumPy made in small calls: about as long as Numba takes to load, or to compile where it never did
+WORTHWHILE = 2**18  # numbers; below, NumPy makes them in a few milliseconds, and Numba takes a second to load
 
 
 class Kernels(NamedTuple):
@@ -24,22 +21,9 @@ class Kernels(NamedTuple):
     """(out, start, key): out = Z, float32."""
 
 
-class _Small:
-    """What this process has asked for in calls below `WORTHWHILE`."""
-
-    numbers = 0
-
-
 def kernels_for(size: int) -> Kernels | None:
-    """The kernels for noise of `size` numbers, None where NumPy has to make it or is as quick.
-
-    A process that goes on making little noise gets them in the end; the bits are the same.
-    """
-    if size < WORTHWHILE:
-        _Small.numbers += size
-        if _Small.numbers < PATIENCE:
-            return None
-    return kernels()
+    """The kernels for noise of `size` numbers, None where NumPy has to make it or is as quick."""
+    return kernels() if size >= WORTHWHILE else None
 
 
 @cache

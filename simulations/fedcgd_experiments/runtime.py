@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.mechanism import Matrix, Vector
-from fedcgd.noise.compiled import PATIENCE, kernels_for
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.parameters import layout
 from fedcgd.participation import Participation
@@ -154,7 +153,6 @@ def measure(
     There are never more than two models at once: a variant takes turns with Opacus alone, and is forgotten before the next.
     `load` is the machine's load average over the last minute, at the end.
     """
-    kernels_for(PATIENCE)  # a run that lasts has them in any case
 
     def prepared(variant: tuple[str, int]) -> Callable[[], None]:
         noise, bands = variant
