@@ -110,8 +110,8 @@ def test_a_run_can_move_between_devices(answers) -> None:
             np.testing.assert_allclose(found, total.numpy(), rtol=0, atol=0 if mode == "replay" else 2)
 
 
-def compiled(*, rounded: bool, fused: bool = False) -> dict[str, Any]:
-    """What Triton makes of the kernel for compute capability 9.0: needs no device."""
+def compiled(*, rounded: bool, fused: bool = False, ones: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What Triton makes of the kernel for compute capability 9.0: needs no device. Arguments of value 1 are constants to it."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -121,7 +121,9 @@ def compiled(*, rounded: bool, fused: bool = False) -> dict[str, Any]:
     sums = "*fp64" if rounded else "*fp32"
     types = {"total": sums, "values": sums, "keys": "*i32", "numbers": "*fp64", "terms": "i32", "first_tile": "i32"}
     types |= {"start": "i32", "stop": "i64", "HAS_VALUES": "constexpr", "ROUND": "constexpr"}
-    source = ASTSource(gpu_code._noise, types, {"HAS_VALUES": False, "ROUND": rounded})
+    types |= dict.fromkeys(ones, "constexpr")
+    constants = {"HAS_VALUES": False, "ROUND": rounded} | dict.fromkeys(ones, 1)
+    source = ASTSource(gpu_code._noise, types, constants)
     options = gpu_code.OPTIONS | ({"enable_fp_fusion": True} if fused else {})
     asm: dict[str, Any] = triton.compile(source, GPUTarget("cuda", 90, 32), options).asm
     return asm
@@ -136,11 +138,12 @@ def _no_cache_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
-@pytest.mark.parametrize("rounded", [True, False])
-def test_compiled_arithmetic_is_rounded_after_every_operation(rounded: bool) -> None:
-    floats = Counter(
-        {o: n for o, n in instructions(compiled(rounded=rounded)["ptx"]).items() if re.search(r"\.f(32|64)", o)}
-    )
+@pytest.mark.parametrize(
+    ("rounded", "ones"), [(True, ()), (False, ("terms",)), (True, ("terms", "first_tile", "start"))]
+)
+def test_compiled_arithmetic_is_rounded_after_every_operation(rounded: bool, ones: tuple[str, ...]) -> None:
+    ptx = compiled(rounded=rounded, ones=ones)["ptx"]
+    floats = Counter({o: n for o, n in instructions(ptx).items() if re.search(r"\.f(32|64)", o)})
     assert {o.partition(".")[0] for o in floats} <= {"add", "sub", "mul", "div", "sqrt", "cvt", "mov", "selp", "neg"}
     rounds = {o for o in floats if o.partition(".")[0] in ("add", "sub", "mul", "div", "sqrt")}
     assert {o.partition(".")[2] for o in rounds} == {"rn.f32", "rn.f64"}  # not .approx, .full, .ftz or another rounding
