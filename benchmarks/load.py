@@ -1,17 +1,17 @@
 """Rounds under load, by real `flwr run`s with the ledger on: seconds a round, where they go, memory.
 
-python benchmarks/load.py [--rounds 5] [--json FILE]
+python benchmarks/load.py [--rounds 5] [--only TEXT] [--json FILE]
 
 Three loads: 10,000 users in a round, hosted by 4 nodes, which are processes of their own on the loopback interface; the same
 with simulated nodes; and 500 simulated nodes of one user each, all of them in every round. Each user is one made-up example of
 64 numbers, and trains a network of 4810 parameters, which takes 0.1 ms: any real training makes the ledger's share smaller. The
 first round, in which nodes start and say whom they host, is left out of the averages.
 
-On 2 virtual cores of an AMD EPYC, shared with other work (load 4), in seconds and MiB:
+On 2 virtual cores of an AMD EPYC, shared with other work (load 4; the second row: load 14), in seconds and MiB:
 
                                     round    nodes  choosing   ledger   share    server       all
 10,000 users, 4 SuperNodes          24.94    24.17     0.128    0.571     2.3       699      4113
-10,000 users, 4 simulated nodes      1.22     0.91     0.049    0.243    19.8       746      2444
+10,000 users, 4 simulated nodes     13.71    13.25     0.217    0.205     1.5       745      2497
 500 simulated nodes of one user      9.63     9.29     0.002    0.018     0.2       785      2155
 """
 
@@ -204,10 +204,11 @@ def table(measured: list[Measured]) -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--only", default="", metavar="TEXT", help="the loads whose name holds it")
     options.add_argument("--json", type=Path, default=None)
     args = options.parse_args()
     measured = []
-    for load in LOADS:
+    for load in (load for load in LOADS if args.only in load.name):
         begin = time.monotonic()
         measured.append(measure(load, args.rounds))
         print(f"{load.name}: {time.monotonic() - begin:.0f} s in all, {measured[-1].first_round:.1f} s for round 1")

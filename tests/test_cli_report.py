@@ -185,3 +185,64 @@ def test_mistakes_are_one_line_and_leave_no_file(path, tmp_path):
         assert message in " ".join(done.output.split())
         assert not output.exists()
     assert path.read_bytes() == before
+
+
+def measured_run(path: Path) -> None:
+    """A run with an adaptive clip norm, a joint budget, and everything that can be measured of its releases."""
+    budget = {"epsilon": 6.0, "delta": 1e-5, "after": {"an earlier stream": PLAN.to_description()}}
+    configuration = {"cohort_size": 1, "adaptive_clipping": {"quantile": 0.5}, "budget": budget}
+    with Ledger.open(path, plan=PLAN, configuration=configuration, key=KEY) as ledger:
+        for t in range(3):
+            attempt = ledger.plan_round(t, [f"secret-{t}"])
+            nonce = KEY.nonce_of(ledger.stream_id, np.zeros(3), earlier=ledger.resume().nonces, attempt=attempt)
+            ledger.record_aggregated(t, attempt, nonce)
+            ledger.record_released(t, attempt, b"model", metrics={"epsilon": 1.0, "clip-norm": 0.5 + t})
+            ledger.record_metrics("evaluate", t + 1, {"accuracy": 0.6 + t / 10})
+            ledger.record_metrics("evaluate on clients", t + 1, {"their_loss": 2.5 - t})
+    with Ledger.open(
+        path.with_name(f"{path.name}.evaluation"), plan=PLAN, configuration={}, key=KEY, purpose="evaluation"
+    ) as ledger:
+        attempt = ledger.plan_round(0, ["secret-1"])
+        nonce = KEY.nonce_of(ledger.stream_id, np.zeros(3), earlier=(), attempt=attempt)
+        ledger.record_aggregated(0, attempt, nonce)
+        found = {"release": 3, "epsilon-with-training": 7.125, "private_accuracy": 0.71}
+        ledger.record_released(0, attempt, b"", metrics=found)
+
+
+def test_the_page_draws_the_clip_norm_and_the_evaluations(path, tmp_path):
+    measured_run(path)
+    output = tmp_path / "report.html"
+    assert report(path, output).exit_code == 0
+    page = Page(output.read_text())
+    assert page.open == []
+    drawings = [value for name, value in page.attributes if name == "aria-label"]
+    for curve in (
+        "Plot of clip norm against releases, from 0.5 after 1 to 2.5 after 3.",
+        "Plot of accuracy against releases, from 0.6 after 1 to 0.8 after 3.",
+        "Plot of their_loss against releases, from 2.5 after 1 to 0.5 after 3.",
+        "Plot of private_accuracy against releases, from 0.71 after 3 to 0.71 after 3.",
+    ):
+        assert curve in drawings
+    assert "NOT differentially private, and not in any ε on this page" in page.text
+    own = PLAN.guarantee()
+    assert f"for all evaluations that are planned ({own.adjacency}; sampling: none; {own.method})" in page.text
+    assert "ε ≤ 7.13 together with the training" in page.text
+    assert "secret-" not in output.read_text()
+
+
+def test_page_and_statement_say_the_joint_budget(path, tmp_path):
+    measured_run(path)
+    for name in ("report.html", "statement.md", "statement.json"):
+        report(path, tmp_path / name)
+    assert "ε ≤ 6 at δ = 1e-05, with 1 earlier runs" in Page((tmp_path / "report.html").read_text()).text
+    assert "ε ≤ 6 at δ = 1e-05, with 1 earlier runs" in (tmp_path / "statement.md").read_text()
+    statement = json.loads((tmp_path / "statement.json").read_text())
+    assert statement["joint_budget"] == {"epsilon": 6.0, "delta": 1e-5, "earlier_runs": 1}
+    assert "accuracy" not in (tmp_path / "statement.md").read_text()
+
+
+def test_a_run_without_measurements_has_no_section_for_them(path, tmp_path):
+    run(path)
+    report(path, tmp_path / "report.html")
+    assert "What was measured" not in (tmp_path / "report.html").read_text()
+    assert "joint budget" not in (tmp_path / "report.html").read_text()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, export, seal, verify
+from fedcgd.ledger import run as run_module
 from fedcgd.ledger.store import pack_ids, unpack_ids
 from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.participation import Participation
@@ -434,3 +435,39 @@ def test_sealing_leaves_a_foreign_database_as_it_is(tmp_path):
 def test_a_path_called_memory_is_refused():
     with pytest.raises(ValueError, match="is the text"):
         Ledger.open(Path(":memory:"), plan=PLAN, configuration={}, key=NoiseKey.generate())
+
+
+@pytest.mark.parametrize("most_seen", [0, 2, 1_000_000])
+def test_what_is_remembered_of_users_is_what_is_on_record(path, most_seen, monkeypatch):
+    """Through failures in the middle, tries again, and more users than are remembered."""
+    monkeypatch.setattr(run_module, "_MOST_SEEN", most_seen)
+    users = [f"user-{i}" for i in range(6)]
+
+    def on_record(ledger: Ledger) -> History:
+        rows = ledger._connection.execute("SELECT user, participations, last_round FROM users ORDER BY user").fetchall()
+        return History({row[0]: row[1] for row in rows}, {row[0]: row[2] for row in rows})
+
+    def fail(*_):
+        raise OSError("the disk is full")
+
+    with opened(path) as ledger:
+        for t in range(6):
+            asked = users[: 2 + t % 2] if t % 2 else users[3:]
+            assert ledger.history(users) == on_record(ledger)
+            with monkeypatch.context() as patched:
+                patched.setattr(run_module, "pack_ids", fail)
+                with pytest.raises(OSError, match="disk is full"):
+                    ledger.plan_round(t, asked) if t < 4 else fail()
+            assert ledger.history(users) == on_record(ledger)
+            if t >= 4:
+                with pytest.raises(ValueError, match="more than 2 times"):
+                    ledger.plan_round(t, asked)
+                asked = []
+            ledger.plan_round(t, asked)
+            ledger.skip(t, "tried again")
+            release(ledger, t, asked)
+            assert ledger.history(users) == on_record(ledger)
+    with opened(path) as ledger:
+        assert ledger.history(users) == on_record(ledger)
+        assert ledger.history(users).counts == dict.fromkeys(["user-0", "user-1", "user-2", *users[3:]], 2)
+    assert verify(path).problems == ()

@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvgM
 
+import fedcgd_flower.cohort_choice as choice_module
 import fedcgd_flower.strategy as strategy_module
 from fedcgd.gradients import example_loss
 from fedcgd.keys import NoiseKey
@@ -97,7 +98,7 @@ def main(grid: Grid, context: Context) -> None:
     for step in LEDGER_STEPS:
         clock.watch(Ledger, step, "ledger")
     clock.watch(strategy_module, "send_and_receive", "nodes")
-    clock.watch(strategy_module, "cohort", "choosing")
+    clock.watch(choice_module, "cohort", "choosing")
     plan = Plan(
         mechanism=LambdaCGD(0.9),
         participation=Participation(rounds=rounds, min_separation=users // cohort),

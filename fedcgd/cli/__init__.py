@@ -37,6 +37,10 @@ COMMANDS = {
         "fedcgd.cli.curve:curve_command",
         "Measure the curvature of a model's loss on public examples, and fit noise to it.",
     ),
+    "theory": (
+        "fedcgd.cli.theory:theory_command",
+        "Show what the noise of each mechanism adds to the loss on a quadratic with a given spectrum, least first.",
+    ),
     "explain": (
         "fedcgd.cli.explain:explain_command",
         "Print the chain of reasoning behind ε, in words and numbers, with what each assumption demands of a deployment.",

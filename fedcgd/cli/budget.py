@@ -76,7 +76,7 @@ class BudgetOptions(RunOptions):
                     participation, epsilon=epsilon, delta=delta, error=self.error, workload=workload, progress=say
                 )
                 guarantee = ask(accountant(mechanism, participation, self.method.value if self.method else None), say)
-            values = figures(mechanism, participation, guarantee, workload)
+            values = figures(mechanism, participation, guarantee, workload, self.quadratic())
         if self.json:
             print_json(values)
         else:
@@ -139,4 +139,6 @@ def show(mechanism: Mechanism, participation: Participation, guarantee: "Guarant
         ("RMSE" + of_what, number(values["rmse"])),
         ("MaxSE" + of_what, number(values["max_se"])),
     ]
+    if "loss" in values:
+        rows.append(("loss" + of_what, f"{number(values['loss'])} · (clip norm / cohort)², at the end"))
     console.print(key_value_table(f"{spelling_of(mechanism)}, {guarantee.rounds} rounds", rows))

@@ -12,11 +12,11 @@ from fedcgd.cli.options import (
     EpsilonOption,
     ErrorName,
     ErrorOption,
+    FitOptions,
     JsonOption,
     MomentumOption,
     RoundsOption,
     RunOptions,
-    WhenOptions,
     mechanism_names,
     takes,
     workload_of,
@@ -49,9 +49,9 @@ def default_mechanisms(separation: int, rounds: int) -> list[str]:
     return [*names, "blt:4"] if rounds > 1 else names
 
 
-@takes(WhenOptions)
+@takes(FitOptions)
 def compare_command(
-    when: WhenOptions,
+    when: FitOptions,
     rounds: RoundsOption,
     epsilon: EpsilonOption,
     delta: DeltaOption,
@@ -69,7 +69,7 @@ def compare_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare mechanisms: σ, sensitivity and errors at one budget, best RMSE first.
+    """Compare mechanisms: σ, sensitivity and errors at one budget, best RMSE first; with --curvature, least loss first.
 
     A mechanism that the sampling does not cover is listed with the reason. λ or p left out is chosen for the budget.
 
@@ -79,7 +79,7 @@ def compare_command(
         from fedcgd.accounting import calibrate
 
         check_plot(plot)
-        workload = workload_of(momentum)
+        workload, curvature = workload_of(momentum), when.quadratic()
         texts = mechanism or default_mechanisms(when.separation, rounds)
         asked = [(text, RunOptions(**vars(when), mechanism=text)) for text in texts]
         for _, one in asked:
@@ -93,12 +93,12 @@ def compare_command(
                     made = one.chosen(participation, epsilon=epsilon, delta=delta, error=error, workload=workload)
                     guarantee = calibrate(made, participation, epsilon=epsilon, delta=delta)
                     label = f"{text} → {spelling_of(made)}" if one.spelling().is_open else text
-                    rows.append({"label": label, **figures(made, participation, guarantee, workload)})
+                    rows.append({"label": label, **figures(made, participation, guarantee, workload, curvature)})
                 except ValueError as reason:
                     if len(asked) == 1:
                         raise
                     rows.append({"label": text, "error": str(reason)})
-    rows.sort(key=lambda row: row.get("rmse", float("inf")))
+    rows.sort(key=lambda row: row.get("loss", row.get("rmse", float("inf"))))
     if plot is not None:
         draw(plot, rows)
     if json:
@@ -127,14 +127,17 @@ def show(rows: list[dict[str, Any]]) -> None:
         if unsure := max(row["failure_probability"] for row in done):
             title += f"; δ includes {number(unsure)} for draws that mislead"
     caption = "RMSE and MaxSE include σ; per unit of clip norm. The sensitivity of C is exact, or an upper bound where it has ≤"
+    if done and "loss" in done[0]:
+        caption += "; loss is what the noise adds at the end, per (clip norm / cohort)²"
     table = Table(title=title, caption=caption)
     table.add_column("mechanism", no_wrap=True)
     if own:
         table.add_column("participation")
-    for column in _COLUMNS:
+    columns = _COLUMNS + (("loss",) if done and "loss" in done[0] else ())
+    for column in columns:
         table.add_column(column.replace("_", " "), justify="right")
     for row in done:
-        shown = {column: number(row[column]) for column in _COLUMNS} | {"sensitivity": sensitivity_text(row)}
+        shown = {column: number(row[column]) for column in columns} | {"sensitivity": sensitivity_text(row)}
         table.add_row(row["label"], *([_participation(row)] if own else []), *shown.values())
     console.print(table)
     for row in rows:

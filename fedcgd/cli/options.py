@@ -5,10 +5,13 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
 from enum import StrEnum
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from fedcgd.curvature import Spectrum
+from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload, momentum_workload
 from fedcgd.optimisation.catalogue import TABLE, Spelling, mechanism
@@ -117,7 +120,32 @@ class WhenOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(WhenOptions):
+class FitOptions(WhenOptions):
+    """Who takes part when, and what mechanisms are fitted to."""
+
+    curvature: Annotated[
+        Path | None,
+        typer.Option(
+            "--curvature",
+            help="A spectrum of public data, as `fedcgd curve` writes it, with --learning-rate: what is optimised "
+            "loses least on it, and so do λ and ν that are left out.",
+        ),
+    ] = None
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", help="η of the descent that --curvature is about; below 2/‖H‖.")
+    ] = None
+
+    def quadratic(self) -> Quadratic | None:
+        """What is fitted to, if anything. Raises ValueError, before any work, for one of the two options alone."""
+        if self.curvature is None and self.learning_rate is None:
+            return None
+        if self.curvature is None or self.learning_rate is None:
+            raise ValueError("--curvature and --learning-rate belong together: give both, or none")
+        return Quadratic(Spectrum.load(self.curvature), self.learning_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(FitOptions):
     """A mechanism, and who takes part when."""
 
     mechanism: Annotated[
@@ -150,7 +178,9 @@ class RunOptions(WhenOptions):
     ) -> Mechanism:
         """The mechanism; a number that is left open is chosen for the budget. Raises ValueError if there is none."""
         if epsilon is None or not self.spelling().is_open:
-            return mechanism(self.mechanism, participation, error=error.value, workload=workload)
+            return mechanism(
+                self.mechanism, participation, error=error.value, workload=workload, curvature=self.quadratic()
+            )
         from fedcgd.accounting.selection import select_mechanism
 
         return select_mechanism(
@@ -160,6 +190,7 @@ class RunOptions(WhenOptions):
             delta=delta,
             error=error.value,
             workload=workload,
+            curvature=self.quadratic(),
             progress=progress,
         )
 

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation.catalogue import describe
@@ -108,9 +109,17 @@ def when_text(participation: Participation) -> str:
 
 
 def figures(
-    mechanism: Mechanism, participation: Participation, guarantee: "Guarantee", workload: Workload = PREFIX_SUMS
+    mechanism: Mechanism,
+    participation: Participation,
+    guarantee: "Guarantee",
+    workload: Workload = PREFIX_SUMS,
+    curvature: Quadratic | None = None,
 ) -> dict[str, Any]:
-    """The figures that `calibrate`, `epsilon` and `compare` report, with the keys that their JSON has."""
+    """The figures that `calibrate`, `epsilon` and `compare` report, with the keys that their JSON has.
+
+    With a `curvature` among them is "loss": what the noise adds to it at the end, per (clip norm / cohort)².
+    """
+    from fedcgd.curvature.loss import final_loss
     from fedcgd.mechanisms.error import error_norms
 
     norms = error_norms(mechanism, guarantee.rounds, workload)
@@ -124,6 +133,7 @@ def figures(
         "sensitivity_exact": _sensitivity_exact(mechanism, participation, guarantee),
         "rmse": norms.rmse(sigma),
         "max_se": norms.max_se(sigma),
+        **({} if curvature is None else {"loss": final_loss(mechanism, guarantee.rounds, curvature, stddev=sigma)}),
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
         "adjacency": guarantee.adjacency,

@@ -1,6 +1,5 @@
 """`fedcgd report`: one page about a run for whoever has to sign it, or the privacy statement that goes with its model."""
 
-import io
 import json as json_module
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from fedcgd import ledger
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.ledger import EXIT_PROBLEMS, LedgerArgument
 from fedcgd.cli.report import console, explained_errors, finite, status
+from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html
 from fedcgd.ledger.statement import facts, privacy_statement, statement_markdown
 from fedcgd.mechanisms import inverse_matrix
 from fedcgd.plan import Plan
@@ -33,41 +33,6 @@ NOT_COVERED = (
     "A node that hosts many users and clips falsely, or answers in their name.",
     "Copies of this ledger that were restored or run side by side.",
 )
-
-STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c1e26; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.8rem; margin: 0; }
-h2 { font-size: 1.25rem; margin: 2.2rem 0 .5rem; border-bottom: 1px solid #c9cdd8; }
-.promise { font-size: 1.1rem; }
-.small, figcaption { color: #4c515e; font-size: .9rem; }
-.verdict { padding: .7rem 1rem; border-left: .4rem solid; margin: 1rem 0; }
-.good { border-color: #1a7f37; background: #eef8f0; }
-.bad { border-color: #b3261e; background: #fdf0ef; }
-.figures { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1rem 0; }
-.figures div { flex: 1 1 9rem; border: 1px solid #c9cdd8; border-radius: .4rem; padding: .6rem .9rem; }
-.figures strong { display: block; font-size: 1.6rem; font-variant-numeric: tabular-nums; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid #dfe2ea; }
-thead th { border-bottom: 2px solid #8a8f9c; }
-tbody th { font-weight: 600; width: 15rem; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
-td { overflow-wrap: anywhere; }
-figure { margin: 1rem 0; }
-figure svg { width: 100%; height: auto; }
-code, pre { font: .88em ui-monospace, monospace; }
-pre { background: #f3f4f8; padding: .7rem; white-space: pre-wrap; overflow-wrap: anywhere; }
-li { margin: .35rem 0; }
-@media (max-width: 30rem) { tbody th { width: 8rem; } }
-@media print {
-  body { margin: 0; max-width: none; font-size: 11px; }
-  details { display: none; }
-  figure, tr, li, .figures div { break-inside: avoid; }
-  h2 { break-after: avoid; }
-  .verdict, .figures div { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-  @page { margin: 16mm; }
-}
-"""
 
 
 def report_command(
@@ -94,7 +59,10 @@ def report_command(
         statement = privacy_statement(path)
         match output.suffix:
             case ".html":
-                text = page(path.name, statement, ledger.export(path))
+                beside = path.with_name(f"{path.name}.evaluation")
+                text = page(
+                    path.name, statement, ledger.export(path), ledger.export(beside) if beside.exists() else None
+                )
             case ".md":
                 text = statement_markdown(statement)
             case _:
@@ -108,24 +76,25 @@ def report_command(
         raise typer.Exit(EXIT_PROBLEMS)
 
 
-def page(name: str, statement: dict[str, Any], record: dict[str, Any]) -> str:
-    """The whole page: HTML that needs no other file and no network."""
+def page(name: str, statement: dict[str, Any], record: dict[str, Any], evaluation: dict[str, Any] | None = None) -> str:
+    """The whole page: HTML that needs no other file and no network; `evaluation` is the record of the private evaluation."""
     plan = Plan.from_description(statement["plan"])
     sections = (
         _promise(statement),
-        _section("The claim", _table(facts(statement))),
+        _section("The claim", table_html(facts(statement))),
         _section("Why, and under which assumptions", _reasoning(statement)),
         _section("ε and noise against rounds", _plots(plan, statement["rounds_released"])),
+        *([_section("What was measured", body)] if (body := _measured(record, evaluation)) else []),
         _section("Who took part how often", _participations(record, plan)),
         _section("Rounds and retries", _rounds(record, statement)),
-        _section("Not covered by ε", _list(NOT_COVERED)),
+        _section("Not covered by ε", list_html(NOT_COVERED)),
         _section("Settings and versions", _settings(record, statement)),
         _section("Check it yourself", _check(name)),
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>Privacy report: {escape(name)}</title><style>{STYLE}</style></head>\n<body><main>\n"
-        f"<h1>Privacy report</h1>\n<p class='small'>Ledger {escape(name)}, begun {_day(statement['begun'])}; report of "
+        f"<h1>Privacy report</h1>\n<p class='small'>Ledger {escape(name)}, begun {day(statement['begun'])}; report of "
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC. For reviewers: counts on this page are not differentially private.</p>\n"
         + "\n".join(sections)
         + "\n</main></body></html>\n"
@@ -149,7 +118,7 @@ def _promise(statement: dict[str, Any]) -> str:
         )
     else:
         kind, verdict = "good", "Verified: the records agree with each other and with the plan."
-    extra = "" if statement["sound"] or not statement["simulated"] else _list(statement["problems"])
+    extra = "" if statement["sound"] or not statement["simulated"] else list_html(statement["problems"])
     boxes = [("ε of the whole run", f"≤ {rounded_up(whole['epsilon'])}"), ("δ", f"{whole['delta']:g}")]
     boxes.append(("ε so far", "–" if so_far is None else f"≤ {rounded_up(so_far['epsilon'])}"))
     boxes.append(("rounds released", f"{statement['rounds_released']} of {statement['rounds_planned']}"))
@@ -173,12 +142,74 @@ def _reasoning(statement: dict[str, Any]) -> str:
     return f"<ol>{''.join(steps)}</ol>"
 
 
+MEASURED = {
+    "evaluate": "The server's own evaluation. It costs nothing, if no user's data are in it.",
+    "evaluate on clients": "Metrics of nodes, forwarded as they are: NOT differentially private, and not in any ε on this page.",
+}
+
+
+def _measured(record: dict[str, Any], evaluation: dict[str, Any] | None) -> str:
+    """Curves over the releases: of the clip norm, if it adapts, and of what was measured of the models."""
+    parts = []
+    norms = [(row["release"], {"clip norm": row["clip-norm"]}) for row in record["releases"] if "clip-norm" in row]
+    if norms:
+        parts.append(
+            _curves(norms, "The clip norm, which follows a quantile of the users' norms; part of the ε of the run.")
+        )
+    for kind, meaning in MEASURED.items():
+        rows = [(row["release"], _numbers(row)) for row in record["measured"] if row["kind"] == kind]
+        if rows:
+            parts.append(_curves(rows, meaning))
+    if evaluation is not None and evaluation["releases"]:
+        rows = [(row["release"], _numbers(row)) for row in evaluation["releases"]]  # of the training
+        own = evaluation["verification"]["whole"]
+        together = max(row.get("epsilon-with-training", 0.0) for row in evaluation["releases"])
+        problems = evaluation["verification"]["problems"]
+        parts.append(
+            _curves(
+                rows,
+                f"Users' own data, as noised sums: ε ≤ {rounded_up(own['epsilon'])} at δ = {rounded_up(own['delta'], 6)} for all "
+                f"evaluations that are planned ({own['adjacency']}; sampling: {own['sampling']}; {own['method']}), and ε ≤ "
+                f"{rounded_up(together)} together with the training.",
+            )
+            + (f"<p class='verdict bad'>{escape('; '.join(problems))}</p>" if problems else "")
+        )
+    return "".join(parts)
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, float]:
+    """What of a row is a measured number."""
+    return {
+        name: value
+        for name, value in row.items()
+        if isinstance(value, int | float) and name not in ("release", "epsilon-with-training")
+    }
+
+
+def _curves(rows: Sequence[tuple[int, dict[str, float]]], meaning: str) -> str:
+    """One small plot for each number, over the releases, and all of them as a table."""
+    names = list(dict.fromkeys(name for _, values in rows for name in values))
+    drawn = []
+    for name in names:
+        at = [(release, values[name]) for release, values in rows if name in values]
+        figure, axes = axes_of(2.2)
+        axes.plot(*zip(*at, strict=True), color="#2257c9", marker="." if len(at) <= POINTS else None)
+        axes.set(xlabel="release", ylabel=name)
+        axes.get_xaxis().get_major_locator().set_params(integer=True)
+        (first, start), (last, end) = at[0], at[-1]
+        label = f"Plot of {name} against releases, from {start:.4g} after {first} to {end:.4g} after {last}."
+        drawn.append(figure_html(figure, label, f"{name}: {end:.4g} after release {last}."))
+    cells = [(str(release), *(f"{values[n]:.6g}" if n in values else "–" for n in names)) for release, values in rows]
+    table = grid_html(("release", *names), cells, numbers=range(len(names) + 1))
+    return f"<p>{escape(meaning)}</p>{''.join(drawn)}<details><summary>As a table</summary>{table}</details>"
+
+
 def _participations(record: dict[str, Any], plan: Plan) -> str:
     histogram = {int(times): int(users) for times, users in record["users_by_participations"].items()}
     if not histogram:
         return "<p>No user has been asked yet.</p>"
     most = max(histogram)
-    figure, axes = _axes(3.0)
+    figure, axes = axes_of(3.0)
     axes.bar(list(histogram), list(histogram.values()), color="#2257c9", width=0.7)
     text = f"{sum(histogram.values())} users were asked at least once; one user at most {most} times."
     end = most
@@ -190,8 +221,8 @@ def _participations(record: dict[str, Any], plan: Plan) -> str:
     for axis in (axes.xaxis, axes.yaxis):
         axis.get_major_locator().set_params(integer=True)
     rows = [(str(times), str(users)) for times, users in sorted(histogram.items())]
-    table = _grid(("rounds", "users"), rows, numbers=(0, 1))
-    drawn = _figure(figure, f"Histogram: users by the number of rounds they were asked in. {text}", text)
+    table = grid_html(("rounds", "users"), rows, numbers=(0, 1))
+    drawn = figure_html(figure, f"Histogram: users by the number of rounds they were asked in. {text}", text)
     return f"{drawn}<details><summary>As a table</summary>{table}</details>"
 
 
@@ -207,17 +238,19 @@ def _rounds(record: dict[str, Any], statement: dict[str, Any]) -> str:
         ("rounds skipped for the time being", str(len(skips))),
         (
             "first and last",
-            f"{_day(attempts[0]['planned'])} to {_day(attempts[-1]['ended'] or attempts[-1]['planned'])}"
+            f"{day(attempts[0]['planned'])} to {day(attempts[-1]['ended'] or attempts[-1]['planned'])}"
             if attempts
             else "–",
         ),
     ]
     reasons = Counter(skip["reason"] for skip in skips).most_common(20)
-    body = _table(rows) + (
-        _grid(("reason for skipping", "times"), [(why, str(n)) for why, n in reasons], numbers=(1,)) if reasons else ""
+    body = table_html(rows) + (
+        grid_html(("reason for skipping", "times"), [(why, str(n)) for why, n in reasons], numbers=(1,))
+        if reasons
+        else ""
     )
     listed = [
-        (str(a["round"]), str(a["attempt"]), a["state"], str(a["users"]), _day(a["planned"]))
+        (str(a["round"]), str(a["attempt"]), a["state"], str(a["users"]), day(a["planned"]))
         for a in attempts[:SHOWN_ATTEMPTS]
     ]
     note = (
@@ -225,15 +258,15 @@ def _rounds(record: dict[str, Any], statement: dict[str, Any]) -> str:
         if len(attempts) <= SHOWN_ATTEMPTS
         else f"<p>The first {SHOWN_ATTEMPTS}; <code>fedcgd ledger export</code> has all.</p>"
     )
-    table = _grid(("round", "attempt", "state", "users asked", "begun"), listed, numbers=(0, 1, 3))
+    table = grid_html(("round", "attempt", "state", "users asked", "begun"), listed, numbers=(0, 1, 3))
     return body + f"<details><summary>Every attempt</summary>{note}<div class='wide'>{table}</div></details>"
 
 
 def _settings(record: dict[str, Any], statement: dict[str, Any]) -> str:
     run = record["run"]
     rows = [
-        ("begun", _day(run["created"])),
-        ("sealed", _day(run["sealed"]) if run["sealed"] else "no: the run may go on, and its key may still exist"),
+        ("begun", day(run["created"])),
+        ("sealed", day(run["sealed"]) if run["sealed"] else "no: the run may go on, and its key may still exist"),
         ("key", f"fingerprint {run['key_fingerprint']}" + (", SIMULATION" if run["simulated"] else "")),
         ("hash of the configuration", run["configuration_hash"]),
         ("report written with", ", ".join(f"{name} {number}" for name, number in statement["written_with"].items())),
@@ -241,7 +274,7 @@ def _settings(record: dict[str, Any], statement: dict[str, Any]) -> str:
     settings = json_module.dumps(
         {"plan": run["plan"], "configuration": run["configuration"]}, indent=2, ensure_ascii=False
     )
-    return _table(rows) + f"<pre>{escape(_shortened(settings))}</pre>"
+    return table_html(rows) + f"<pre>{escape(_shortened(settings))}</pre>"
 
 
 def _shortened(text: str) -> str:
@@ -259,10 +292,12 @@ def _check(name: str) -> str:
 
 
 def _plots(plan: Plan, released: int) -> str:
+    if plan.noiseless:
+        return "<p>There is no noise, and ε is ∞ from the first release on.</p>"
     rounds = plan.participation.rounds
     at = sorted({round(t) for t in np.linspace(1, rounds, min(POINTS, rounds))} | ({released} if released else set()))
     spent = [plan.quick_guarantee(released=t).epsilon for t in at]
-    figure, axes = _axes(3.2)
+    figure, axes = axes_of(3.2)
     axes.plot(at, spent, color="#2257c9", drawstyle="steps-post" if rounds <= POINTS else "default")
     axes.axhline(plan.guarantee().epsilon, color="#4c515e", ls="--", lw=1)
     if released:
@@ -274,7 +309,7 @@ def _plots(plan: Plan, released: int) -> str:
     )
     if plan.participation.sampling == "balls-in-bins":
         text += " A quick bound: the smaller of the whole run's and that without amplification."
-    body = _figure(
+    body = figure_html(
         figure,
         f"Plot of ε against rounds, from {rounded_up(spent[0])} after {at[0]} to {rounded_up(spent[-1])} after {at[-1]}.",
         text,
@@ -284,57 +319,13 @@ def _plots(plan: Plan, released: int) -> str:
     inverse = inverse_matrix(plan.mechanism, rounds)
     alone = plan.stddev * np.linalg.norm(inverse, axis=1)
     carried = plan.stddev * np.linalg.norm(np.cumsum(inverse, axis=0), axis=1)
-    figure, axes = _axes(3.2)
+    figure, axes = axes_of(3.2)
     steps = np.arange(1, rounds + 1)
     axes.plot(steps, alone, color="#c4500a", label="in the release of the round")
     axes.plot(steps, carried, color="#2257c9", label="in the sum of all releases so far")
     axes.set(xlabel="round", ylabel="standard deviation", ylim=(0, None))
     axes.legend(frameon=False)
     text = "Noise in one coordinate of the sum of updates, in units of the update."
-    return body + _figure(
+    return body + figure_html(
         figure, f"Plot of the noise: {alone[-1]:.4g} in the last release, {carried[-1]:.4g} in the sum of all.", text
     )
-
-
-def _axes(height: float) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure  # takes a second, and only this page needs it
-
-    figure = Figure(figsize=(7.5, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _figure(figure: Any, meaning: str, caption: str) -> str:
-    import matplotlib as mpl
-
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": meaning, "svg.fonttype": "path"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-    drawn = buffer.getvalue()
-    svg = drawn[drawn.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{escape(meaning)}"', 1)
-    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def _table(rows: Sequence[tuple[str, str]]) -> str:
-    body = "".join(f"<tr><th scope='row'>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
-    return f"<table><tbody>{body}</tbody></table>"
-
-
-def _grid(titles: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> str:
-    def cell(tag: str, column: int, value: str) -> str:
-        scope = " scope='col'" if tag == "th" else ""
-        return f"<{tag}{scope}{' class=number' if column in numbers else ''}>{escape(value)}</{tag}>"
-
-    head = "".join(cell("th", column, title) for column, title in enumerate(titles))
-    body = "".join("<tr>" + "".join(cell("td", column, v) for column, v in enumerate(row)) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _list(items: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
-
-
-def _day(moment: str | None) -> str:
-    """2026-11-21 23:59:59 from the ledger's ISO text, which is UTC."""
-    return escape((moment or "–").replace("T", " ")[:19])

@@ -14,11 +14,11 @@ from fedcgd.cli.options import (
     EpsilonOption,
     ErrorName,
     ErrorOption,
+    FitOptions,
     JsonOption,
     MomentumOption,
     RoundsOption,
     SamplingName,
-    WhenOptions,
     takes,
     workload_of,
 )
@@ -46,20 +46,22 @@ class ObjectiveName(StrEnum):
     MAX_SE = "max-se"
     AMPLIFIED_RMSE = "amplified-rmse"
     PRACTICAL = "practical"
+    CURVATURE = "curvature"
 
 
-@takes(WhenOptions)
+@takes(FitOptions)
 def select_lambda_command(
-    when: WhenOptions,
+    when: FitOptions,
     rounds: RoundsOption,
     epsilon: EpsilonOption,
     delta: DeltaOption,
     objective: Annotated[
-        ObjectiveName,
+        ObjectiveName | None,
         typer.Option(
-            help="rmse and max-se ignore the sampling; amplified-rmse counts it in; practical is a third of that on 1/(1 − λ)."
+            help="rmse and max-se ignore the sampling; amplified-rmse counts it in; practical is a third of that on 1/(1 − λ); "
+            "curvature is the root of the loss on --curvature. Default: practical, or curvature if there is one."
         ),
-    ] = ObjectiveName.PRACTICAL,
+    ] = None,
     normalized: Annotated[bool, typer.Option("--normalized", help="Of C_λ with unit columns.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw the objective over 1/(1 − λ) into this PNG file.")
@@ -74,14 +76,16 @@ def select_lambda_command(
         from fedcgd.accounting.selection import select_lambda
 
         check_plot(plot)
-        participation = when.participation(rounds)
+        participation, curvature = when.participation(rounds), when.quadratic()
+        chosen = objective or (ObjectiveName.PRACTICAL if curvature is None else ObjectiveName.CURVATURE)
         with nullcontext() if json else complaints.status("searching") as status:
             found = select_lambda(
                 participation,
-                objective=objective.value,
+                objective=chosen.value,
                 epsilon=epsilon,
                 delta=delta,
                 normalize=normalized,
+                curvature=curvature,
                 progress=None if status is None else lambda text: status.update(f"calibrating {text}"),
             )
     if plot is not None:
@@ -101,9 +105,9 @@ def select_lambda_command(
     console.print(key_value_table(f"λ by {found.objective}, {rounds} rounds, sampling {when.sampling.value}", rows))
 
 
-@takes(WhenOptions)
+@takes(FitOptions)
 def select_bands_command(
-    when: WhenOptions,
+    when: FitOptions,
     rounds: RoundsOption,
     epsilon: EpsilonOption,
     delta: DeltaOption,
@@ -124,7 +128,7 @@ def select_bands_command(
     with explained_errors():
         from fedcgd.accounting.selection import select_bands
 
-        asked, workload = Spelling.parse(mechanism), workload_of(momentum)
+        asked, workload, curvature = Spelling.parse(mechanism), workload_of(momentum), when.quadratic()
         if asked.row.parameter != BANDS or asked.bands is not None:
             raise ValueError(
                 f"give a mechanism with bands, without their number, such as banded-toeplitz; got {mechanism!r}"
@@ -146,6 +150,7 @@ def select_bands_command(
                 delta=delta,
                 error=error.value,
                 workload=workload,
+                curvature=curvature,
                 progress=None if status is None else lambda text: status.update(f"calibrating {text}"),
             )
     if json:
@@ -153,7 +158,8 @@ def select_bands_command(
         chosen = {"bands": found.bandwidth, "noise_multiplier": found.noise_multiplier, "errors": found.errors}
         print_json(chosen | {"error": error.value} | when_figures(when.participation(rounds, found.bandwidth)) | budget)
         return
-    rows = [(f"p = {p}", f"{error.value} {number(value)}") for p, value in found.errors]
+    what = error.value if curvature is None else "loss"
+    rows = [(f"p = {p}", f"{what} {number(value)}") for p, value in found.errors]
     rows.append(("least", f"{replace(asked, value=found.bandwidth)}, σ = {number(found.noise_multiplier)}"))
     rows.append(("participation", when_text(when.participation(rounds, found.bandwidth))))
     rows.append(("budget", f"ε = {epsilon:g} at δ = {delta:g}; {ADJACENCY}; sampling: {when.sampling.value}"))

@@ -119,8 +119,8 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
 def export(path: Path | str) -> dict[str, Any]:
     """The records at `path` without user ids and models, as JSON-able values; ValueError if there is no ledger.
 
-    `attempts` lists every attempt with the size of its cohort, in order, and `releases` what was told with each model. Cohort
-    sizes are not differentially private.
+    `attempts` lists every attempt with the size of its cohort, in order, `releases` what was told with each model, and `measured`
+    what was measured of it afterwards, of which `kind`. Cohort sizes, and metrics of nodes, are not differentially private.
     """
     with reader(path) as connection:
         columns = "created, plan, configuration, configuration_hash, stream_id, key_fingerprint, simulated, sealed"
@@ -148,6 +148,10 @@ def export(path: Path | str) -> dict[str, Any]:
         ]
         metrics = connection.execute("SELECT release, data FROM metrics WHERE kind = 'train' ORDER BY release")
         releases = [{"release": release} | json.loads(data) for release, data in metrics]
+        others = connection.execute(
+            "SELECT kind, release, data FROM metrics WHERE kind != 'train' ORDER BY kind, release"
+        )
+        measured = [{"kind": kind, "release": release} | json.loads(data) for kind, release, data in others]
         histogram = dict(
             connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
         )
@@ -162,6 +166,7 @@ def export(path: Path | str) -> dict[str, Any]:
         },
         "attempts": attempts,
         "releases": releases,
+        "measured": measured,
         "skips": skips,
         "users_by_participations": histogram,
     }

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedcgd.keys import NoiseKey, delete_key_file, runs_file
 from fedcgd.ledger.model import LAYOUT
@@ -47,6 +46,9 @@ class Run:
     """What the model's arrays are, as `record_released` was told."""
 
 
+_MOST_SEEN = 1_000_000  # users whose records are kept in memory
+
+
 class _User(NamedTuple):  # made by the ten thousand: four times as fast as a frozen dataclass
     id: int
     participations: int
@@ -73,6 +75,7 @@ class Ledger:
         self._registry = registry
         self._plan = plan
         self._owner = owner
+        self._seen: dict[str, _User | None] = {}  # as recorded: nobody else may write while this process is the owner
         self.stream_id = stream_id
         """Names this run's part of the key: `key.noise_of(stream_id)`, `key.choices_of(stream_id)`."""
         self.simulated = simulated
@@ -162,13 +165,14 @@ class Ledger:
         with self._write():
             connection = self._connection
             self._check_turn(round)
-            ids = self._count(round, users)
+            counted = self._count(round, users)
             tries = "SELECT count(*) FROM attempts WHERE round = ?"
             attempt: int = connection.execute(tries, (round,)).fetchone()[0]
             connection.execute(
                 "INSERT INTO attempts (round, attempt, state, users, planned) VALUES (?, ?, 'planned', ?, ?)",
-                (round, attempt, pack_ids(ids), now()),
+                (round, attempt, pack_ids(np.array([user.id for user in counted.values()], np.int64)), now()),
             )
+        self._seen.update(counted)  # only now, when it is on record
         return attempt
 
     def record_aggregated(self, round: int, attempt: int, nonce: int) -> None:
@@ -274,16 +278,23 @@ class Ledger:
             raise ValueError(
                 f"{len(users) - len(set(users))} users are named twice; a user has one id, and takes part once"
             )
-        connection = self._connection
-        connection.execute("DELETE FROM asked")
-        connection.executemany("INSERT INTO asked VALUES (?)", zip(sorted(users), strict=True))
-        rows = connection.execute(
-            "SELECT user, id, participations, last_round FROM asked CROSS JOIN users USING (user)"
-        )
-        return {row[0]: _User._make(row[1:]) for row in rows}
+        unseen = sorted(user for user in users if user not in self._seen)
+        if unseen:
+            if len(self._seen) > _MOST_SEEN:
+                self._seen.clear()
+                unseen = sorted(users)
+            self._connection.execute("DELETE FROM asked")
+            self._connection.executemany("INSERT INTO asked VALUES (?)", zip(unseen, strict=True))
+            rows = self._connection.execute(
+                "SELECT user, id, participations, last_round FROM asked CROSS JOIN users USING (user)"
+            )
+            self._seen.update(dict.fromkeys(unseen))
+            self._seen.update((row[0], _User._make(row[1:])) for row in rows)
+        seen = self._seen
+        return {user: record for user in users if (record := seen[user]) is not None}
 
-    def _count(self, round: int, users: Collection[str]) -> NDArray[np.int64]:
-        """Count `users` in `round`, once however often it is tried, and return their numbers in the table of users."""
+    def _count(self, round: int, users: Collection[str]) -> dict[str, _User]:
+        """Count `users` in `round`, once however often it is tried, and return their records."""
         known = self._known(users)
         k, b = self._plan.participation.participations, self._plan.participation.min_separation
         again = [user for user in known.values() if user.last_round != round]
@@ -310,7 +321,11 @@ class Ledger:
             "INSERT INTO users (id, user, participations, last_round) VALUES (?, ?, 1, ?)",
             ((id, user, round) for id, user in zip(ids, new, strict=True)),
         )
-        return np.array([*(user.id for user in known.values()), *ids], np.int64)
+        counted = {
+            name: user if user.last_round == round else _User(user.id, user.participations + 1, round)
+            for name, user in known.items()
+        }
+        return counted | {user: _User(id, 1, round) for id, user in zip(ids, new, strict=True)}
 
     def _check_turn(self, round: int) -> None:
         released, in_flight = self._connection.execute(

@@ -51,6 +51,9 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
         "so_far": None if verification.guarantee is None else verification.guarantee.to_description(),
         "plan": record["run"]["plan"],
         "adaptive_clipping": adaptive,
+        "joint_budget": verification.budget
+        and {name: verification.budget[name] for name in ("epsilon", "delta")}
+        | {"earlier_runs": len(verification.budget["after"])},
         "reasoning": reasoning,
         "begun": record["run"]["created"],
         "sealed": record["run"]["sealed"],
@@ -131,6 +134,14 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
         ("clip norm ζ", f"{plan['clip_norm']:g}{', then a quantile of norms' * bool(statement['adaptive_clipping'])}"),
         ("noise multiplier σ", f"{plan['noise_multiplier']:.6g}"),
     ]
+    if (budget := statement["joint_budget"]) is not None:
+        found.append(
+            (
+                "joint budget of each user",
+                f"ε ≤ {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'], 6)}, with {budget['earlier_runs']} "
+                "earlier runs (whoever had too little left was not asked)",
+            )
+        )
     if whole["sensitivity"] is not None:
         found.append(("sensitivity of C", f"{whole['sensitivity']:.6g}"))
     return found

@@ -142,6 +142,10 @@ class Evaluator:
         path: Path | None,
         training_stream: str,
     ) -> None:
+        if training.noiseless:
+            raise ValueError(
+                "a private evaluation goes with a training that has noise: leave evaluation= out while σ = 0"
+            )
         self.settings = settings
         self.cohort_size = settings.cohort_size or cohort_size
         self._training = training

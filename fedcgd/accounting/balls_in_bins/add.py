@@ -1,17 +1,20 @@
-"""δ of adding a user under Balls-in-Bins: E_Q[(1 − a·S)₊], with S as in `balls_in_bins_remove`.
+"""δ of adding a user under Balls-in-Bins: E_Q[(1 − a·S)₊], with S as in `remove`.
 
 Without drawing anything, two upper bounds:
 - Jensen's inequality: log S ≥ ℓ − Ḡ/2 with ℓ = mean y_j ~ N(0, |ū|²) and Ḡ = mean G_jj, so that δ is at most a Gaussian
   integral.
-- ψ(h) = E e^(−hS) has −ψ'(h) = mean_j E[V_j·e^(−hS)] = mean_j E[e^(−h(S + D_j))] with D_j = mean_i (e^(G_ij) − 1)·V_i, by
-  shifting x by u_j. As G ≥ 0, y is associated, so that this is at least ψ(h)·mean_j E[e^(−hD_j)] ≥ ψ(h)·mean_j e^(−h·d_j),
-  d_j = E D_j; hence log ψ(h) ≤ −mean_j (1 − e^(−h·d_j))/d_j (Janson's inequality for log-normal sums), and (1 − aS)₊ ≤
-  a/(he)·e^(h/a − hS).
+- ψ(h) = E e^(−hS) has −ψ'(h) = mean_j E[V_j·e^(−hS)] = mean_j E[Π_i exp(−z·e^(G_ij)·V_i)], z = h/b, by shifting x by u_j.
+  As G ≥ 0, y is associated: means of products of decreasing functions are at least the products of their means. So the
+  factors Π_{i≠j} exp(−z·(e^(G_ij) − 1)·V_i) are taken out, whose mean is at least exp(−z·d_j) with d_j = Σ_{i≠j} (e^(G_ij) − 1),
+  by Jensen's inequality. Given V_j, the mean of what the other bins leave decreases with V_j; so Chebyshev's inequality, for
+  the measure with density ∝ exp(−z·V_j), gives −ψ'(h) ≥ ψ(h)·mean_j exp(−z·d_j)·L_j(z·e^(G_jj))/L_j(z), L_j(z) = E exp(−z·V_j).
+  That is an equality for independent bins. Last, (1 − aS)₊ ≤ a/(he)·e^(h/a − hS).
 
 The draws integrate ℓ by the trapezoid rule with a random start, and draw only the rest.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from scipy.optimize import bisect
@@ -24,6 +27,8 @@ _REACH, _STEP = 10.0, 0.75
 _LEFT_OUT = 2e-23  # at least P(|t| > 10), t standard normal
 _ROUNDING = 1e-4  # relative: single precision in y changes S by less
 _EXPONENTS = np.geomspace(1e-2, 1e7, 1000)  # h
+_LARGEST_EXPONENT = 300.0
+_KINDS = 8
 _SHIFTS = np.concatenate([[0.0], np.geomspace(0.01, 1e4, 100)])
 
 
@@ -64,9 +69,34 @@ def _largest_draw(gram: Matrix, epsilon: float) -> float:
 
 def _log_laplace(gram: Matrix) -> Vector:
     """An upper bound on log E e^(−hS) for each h of `_EXPONENTS`."""
-    d = np.expm1(np.minimum(gram, 300.0)).mean(axis=0)
-    levels, counts = np.unique(np.exp(np.floor(np.log(d) * 1000) / 1000 + 1e-3), return_counts=True)  # rounded up
-    result: Vector = np.expm1(-np.outer(_EXPONENTS, levels)) @ (counts / levels) / len(gram)
+    own, powers = np.diag(gram), np.expm1(np.minimum(gram, _LARGEST_EXPONENT))
+    others = powers.sum(axis=0) - np.diag(powers)
+    # Bins that are nearly alike are counted together: the variance of each is in [low, high], and its d_j at most `most`.
+    high, most = (_rounded_up(part) for part in (own, others))
+    low = np.maximum(high - (float(own.max()) - float(own.min())) / _KINDS, 0.0)
+    rates = np.zeros_like(_EXPONENTS)  # −ψ'/ψ is at least this
+    z = _EXPONENTS / len(gram)
+    kinds, counts = np.unique([low, high, most], axis=1, return_counts=True)
+    for (least, largest, rest), count in zip(kinds.T, counts, strict=True):
+        moved = _laplace(least, z * math.exp(min(largest, _LARGEST_EXPONENT)))
+        rates += count * np.maximum(moved - 1e-12, 0.0) / (_laplace(largest, z) + 1e-12) * np.exp(-z * rest)
+    # It falls with h, because log ψ is convex.
+    return -np.cumsum(np.diff(_EXPONENTS, prepend=0.0) * rates) / len(gram)
+
+
+def _rounded_up(values: Vector) -> Vector:
+    """`values`, rounded up to one of some that are evenly spaced."""
+    least, gap = float(values.min()), float(values.max() - values.min()) / _KINDS
+    result: Vector = least + gap * np.ceil((values - least) / gap * (1 - 1e-12)) if gap else values
+    return result
+
+
+def _laplace(variance: float, z: Vector) -> Vector:
+    """E e^(−zV) for V = exp(N(−variance/2, variance)), to 1e-13 or so."""
+    step = 0.1 / max(1.0, math.sqrt(variance))
+    t = np.arange(-9.0, 9.0 + step, step)
+    weights = np.exp(-(t**2) / 2) * (step / math.sqrt(2 * math.pi))
+    result: Vector = np.exp(-np.outer(z, np.exp(math.sqrt(variance) * t - variance / 2))) @ weights
     return result
 
 
@@ -85,21 +115,24 @@ def _square_bound(gram: Matrix, epsilon: float) -> float:
 def sample_add(bins: Bins, sigma: float, epsilon: float, count: int, seed: Seed) -> Sample:
     """`count` draws with mean δ_add."""
     gram = bins.gram / sigma**2
-    b, half = len(gram), np.diag(gram) / 2
-    length = math.sqrt(float(gram.mean()))
+    b, length = len(gram), math.sqrt(float(gram.mean()))
     slope = gram.mean(axis=0) / length  # how y moves with t = ℓ/|ū|
-    growth = np.exp(_STEP * slope)
+    # What falls out of single precision makes S smaller, and the draw larger; nothing must overflow.
+    precision: type[Any] = np.float32 if 2 * _REACH * float(slope.max()) < 40 else np.float64
+    slope, half = slope.astype(precision), (np.diag(gram) / 2).astype(precision)
+    growth = np.exp(precision(_STEP) * slope)
 
     def draw(generator: np.random.Generator, size: int) -> Vector:
-        y = bins.noise(generator, size).astype(np.float64) / sigma
+        y: Any = bins.noise(generator, size).astype(precision, copy=False)
+        y /= precision(sigma)
         start = -_REACH + _STEP * generator.random(size)
-        y += (start - y.mean(axis=1) / length)[:, None] * slope
+        y += (start - y.mean(axis=1, dtype=float) / length).astype(precision)[:, None] * slope
         y -= half
         highest = y.max(axis=1)
         v = np.exp(y - highest[:, None], out=y)
         values = np.zeros(size)
         for step in range(round(2 * _REACH / _STEP)):
-            log_ratio = np.log(v.mean(axis=1)) + highest + epsilon  # log a·S
+            log_ratio = np.log(v.mean(axis=1)).astype(float) + highest + epsilon  # log a·S
             density = np.exp(-((start + step * _STEP) ** 2) / 2)
             values += density * -np.expm1(np.minimum(log_ratio - _ROUNDING, 0.0))
             v *= growth
@@ -107,6 +140,6 @@ def sample_add(bins: Bins, sigma: float, epsilon: float, count: int, seed: Seed)
 
     rounding = 1 + _ROUNDING
     most = _largest_draw(gram, epsilon - 2 * _ROUNDING) * rounding + _LEFT_OUT
-    values = run_in_blocks(draw, count, b, seed) * rounding + _LEFT_OUT
+    values = np.concatenate(run_in_blocks(draw, count, b, seed)) * rounding + _LEFT_OUT
     square = _square_bound(gram, epsilon - 2 * _ROUNDING) * rounding**2 + 3 * _LEFT_OUT
     return Sample(np.minimum(values, most), most, square)

@@ -1,4 +1,4 @@
-"""Balls-in-Bins without drawing anything: σ, ε and δ from the upper bounds of `balls_in_bins_chain` and `balls_in_bins_add`."""
+"""Balls-in-Bins without drawing anything: σ, ε and δ from the upper bounds of `markov_chain` and `add`."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from fedcgd.accounting.balls_in_bins.markov_chain import (
     chains_of,
 )
 from fedcgd.accounting.balls_in_bins.monte_carlo import LARGEST_SIGMA, LEAST_EPSILON
-from fedcgd.accounting.balls_in_bins.remove import order_and_bound
+from fedcgd.accounting.balls_in_bins.remove import remove_bound
 from fedcgd.accounting.base import Progress
 from fedcgd.accounting.guarantee import LEAST_DELTA
 from fedcgd.mechanisms.mechanism import Matrix
@@ -82,7 +82,7 @@ def _both(
         bound = chain_bound(chain, sigma=sigma, epsilon=epsilon, ignore=ignore, fineness=fineness, adding=True)
         adding = min(adding, bound)
     removing = chain_bound(chain, sigma=sigma, epsilon=epsilon, ignore=ignore, fineness=fineness, adding=False)
-    return max(adding, min(removing, math.exp(min(0.0, order_and_bound(gram / sigma**2, epsilon)[1]))))
+    return max(adding, min(removing, math.exp(min(0.0, remove_bound(gram / sigma**2, epsilon)))))
 
 
 def _least(

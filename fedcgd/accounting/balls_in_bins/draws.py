@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +13,22 @@ from threadpoolctl import threadpool_limits
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 Single = NDArray[np.float32]
+Drawn = TypeVar("Drawn")
 Seed = tuple[int, int]  # of a question, and the number of its draws
 
-_CHUNK = 2**16  # numbers in one block of draws, so that they stay in the cache
+_CHUNK = 2**17  # numbers in one block of draws, so that they stay in the cache
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Independent draws in [0, `range`] with the mean that is asked for; the mean of their squares is at most `square`."""
+    """What is asked for is the product of the means of two sets of independent draws."""
 
     values: Vector
+    """In [0, `range`]; the mean of their squares is at most `square`."""
     range: float
     square: float
+    shares: Vector | None = None
+    """In [0, 1]; None stands for 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +52,7 @@ class Bins:
         return np.asarray(normal @ self.root)
 
 
-def run_in_blocks(draw: Callable[[np.random.Generator, int], Vector], count: int, width: int, seed: Seed) -> Vector:
+def run_in_blocks(draw: Callable[[np.random.Generator, int], Drawn], count: int, width: int, seed: Seed) -> list[Drawn]:
     """`count` draws in blocks, each with its own generator: the same for any number of threads."""
     size = max(1, min(count, max(128, _CHUNK // width)))
     sizes = [min(size, count - start) for start in range(0, count, size)]
@@ -57,4 +62,4 @@ def run_in_blocks(draw: Callable[[np.random.Generator, int], Vector], count: int
         blocks = pool.map(
             lambda pair: draw(np.random.Generator(np.random.SFC64(pair[0])), pair[1]), zip(seeds, sizes, strict=True)
         )
-        return np.concatenate(list(blocks))
+        return list(blocks)

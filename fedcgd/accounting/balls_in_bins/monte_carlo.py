@@ -23,10 +23,11 @@ import numpy as np
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.balls_in_bins.add import add_bound, sample_add
 from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, Seed
-from fedcgd.accounting.balls_in_bins.remove import order_and_bound, sample_remove
+from fedcgd.accounting.balls_in_bins.remove import SHARES, remove_bound, sample_remove
 from fedcgd.accounting.base import Bound, Progress
 from fedcgd.accounting.confidence import moment_radius, radius, stake, upper_bound
 from fedcgd.accounting.guarantee import LEAST_DELTA
+from fedcgd.mechanisms.mechanism import Vector
 
 METHOD = (
     "Monte Carlo over the privacy loss with an upper confidence bound, both directions, seed derived from the question"
@@ -35,9 +36,11 @@ METHOD = (
 LEAST_EPSILON = 1e-6  # nobody asks for less
 LARGEST_SIGMA = 1e100  # beyond it amplification is left out: squares would overflow
 
+Draw = Callable[[int, Seed], Sample]  # (count, seed)
+
 _PILOT = 4096  # draws of one step of the search
-_FEWEST, _MOST = 2**15, 2**21  # draws of a confirmation; the last step of the search takes half
-_WORK = 3e8  # numbers drawn at most in one confirmation, where the matrix product is cheap
+_FEWEST, _MOST = 2**16, 2**21  # draws of a confirmation; the last step of the search takes a quarter
+_WORK = 1.5e8  # numbers drawn at most in one confirmation, where the matrix product is cheap
 _PRECISION = 0.1  # of δ, that more draws should not be spent on; about 0.5 % of σ
 _TRIES = 8
 _FLATTEST, _STEEPEST = 2.0, 25.0  # −log δ over log σ or log ε, about
@@ -49,48 +52,89 @@ def failure_probability(delta: float) -> float:
 
 
 @dataclass(frozen=True)
+class Moments:
+    """Of some draws."""
+
+    mean: float
+    variance: float
+    count: int
+
+    @staticmethod
+    def of(draws: Vector) -> "Moments":
+        """Of these."""
+        return Moments(float(draws.mean()), float(draws.var()), len(draws))
+
+
+@dataclass(frozen=True)
 class Direction:
     """What a pilot found about δ of removing or of adding a user at some (σ, ε)."""
 
-    draw: Callable[[int, Seed], Sample]  # (count, seed)
-    mean: float
-    variance: float
+    draw: Draw
+    values: Moments
+    shares: Moments | None
     range: float
     square: float
-    draws: int
     failure: float  # of a confirmation
+
+    @property
+    def mean(self) -> float:
+        """About δ."""
+        return self.values.mean * self._share
 
     def bound(self, count: int) -> float:
         """About what `confirm` will return."""
-        return self.mean + self._radius(count)
+        return (self.values.mean + self._radius(count)) * (self._share + self._radius_of_share(count))
 
     def doubt(self, count: int) -> float:
         """A standard deviation of what `confirm` will return."""
-        return math.sqrt(self.variance / self.draws + self.variance / count)
+        return math.sqrt(self.values.variance * (1 / self.values.count + 1 / count)) * self._share
 
     def confirm(self, count: int, seed: Seed) -> float:
         """An upper bound on δ of this direction, wrong with probability at most `failure`."""
         sample = self.draw(count, seed)
-        if self._by_moment(count):
-            return float(sample.values.mean()) + moment_radius(sample.square, count, self.failure)
-        bet = stake(self.variance, sample.range, count, self.failure)
-        return min(1.0, upper_bound(sample.values, sample.range, bet, self.failure))
+        drawn, failure = len(sample.values), self._failure_of_one
+        if self._by_moment(drawn):
+            mean = float(sample.values.mean()) + moment_radius(sample.square, drawn, failure)
+        else:
+            bet = stake(self.values.variance, sample.range, drawn, failure)
+            mean = upper_bound(sample.values, sample.range, bet, failure)
+        if self.shares is not None and sample.shares is not None:
+            bet = stake(self.shares.variance, 1.0, len(sample.shares), failure)
+            mean *= upper_bound(sample.shares, 1.0, bet, failure)
+        return min(1.0, mean)
 
     def draws_for(self, delta: float, b: int) -> int:
         """How many draws: enough that the radius is a small part of δ, or of what is left to δ, within `_WORK`."""
         most = min(_MOST, max(_FEWEST, int(_WORK * (1 + b / 1000) / b)))
-        room = delta - self.mean - 3 * math.sqrt(self.variance / self.draws)
+        room = delta - self.mean - 3 * self._share * math.sqrt(self.values.variance / self.values.count)
         count = _FEWEST
-        while count < most and self._radius(count) > max(_PRECISION * delta, room / 2):
-            count *= 2
+        while count < most and self.bound(count) - self.mean > max(_PRECISION * delta, 0.8 * room):
+            count += count // 4
         return min(count, most)
 
+    @property
+    def _share(self) -> float:
+        return 1.0 if self.shares is None else self.shares.mean
+
+    @property
+    def _failure_of_one(self) -> float:
+        """Of the bound on one of the two means."""
+        return self.failure if self.shares is None else self.failure / 2
+
     def _radius(self, count: int) -> float:
-        betting = radius(self.variance, self.range, count, self.failure)
-        return moment_radius(self.square, count, self.failure) if self._by_moment(count) else betting
+        if self._by_moment(count):
+            return moment_radius(self.square, count, self._failure_of_one)
+        return radius(self.values.variance, self.range, count, self._failure_of_one)
+
+    def _radius_of_share(self, count: int) -> float:
+        if self.shares is None:
+            return 0.0
+        drawn = max(1, min(SHARES, int(count * self.shares.count / self.values.count)))
+        return min(1 - self._share, radius(self.shares.variance, 1.0, drawn, self._failure_of_one))
 
     def _by_moment(self, count: int) -> bool:
-        return moment_radius(self.square, count, self.failure) < radius(self.variance, self.range, count, self.failure)
+        betting = radius(self.values.variance, self.range, count, self._failure_of_one)
+        return moment_radius(self.square, count, self._failure_of_one) < betting
 
 
 def calibrate(bins: Bins, *, epsilon: float, delta: float, progress: Progress) -> Bound:
@@ -117,7 +161,7 @@ def delta(bins: Bins, *, sigma: float, epsilon: float) -> Bound:
     if len(bins.gram) == 1 or highest <= LEAST_DELTA or sigma > LARGEST_SIGMA or _is_hopeless(bins, sigma):
         return Bound(highest, METHOD)
     seed = _seed("delta", bins, sigma, epsilon)
-    pilots = _directions(bins, sigma, epsilon, 0.0, 1.0, seed)
+    pilots = [_pilot(draw, _PILOT, seed, 1.0) for draw in _samplers(bins, sigma, epsilon, 0.0).values()]
     # As small as the answer is expected to be asks; the draws that confirm it know nothing of the pilot's.
     failure = failure_probability(max(max(pilot.mean for pilot in pilots), LEAST_DELTA))
     found = 0.0
@@ -150,7 +194,7 @@ def _reach(bins: Bins) -> float:
 
 def _is_hopeless(bins: Bins, sigma: float) -> bool:
     """Whether so little noise makes the draws overflow."""
-    return order_and_bound(bins.gram / sigma**2, 0.0)[1] == math.inf
+    return remove_bound(bins.gram / sigma**2, 0.0) == math.inf
 
 
 @dataclass(frozen=True)
@@ -165,14 +209,15 @@ class _Search:
 
     def least(self, at: Callable[[float], tuple[float, float]], *, raise_by: float, lowest: float = 0.0) -> Bound:
         """About the least x, or `lowest`, that is confirmed at (σ, ε) = at(x); `highest` if none is found below."""
-        x = self._proposed(at, lowest)
+        x, pilots = self._proposed(at, lowest)
         last: tuple[float, float] | None = None  # x, and how far log δ was above
         for attempt in range(_TRIES):
             if x >= self.highest:
                 break
             self.progress(f"{x:.6g}: to be confirmed")
             excess = -math.inf
-            for i, direction in enumerate(self._directions(at(x))):
+            for i, (name, draw) in enumerate(_samplers(self.bins, *at(x), self._goal).items()):
+                direction = replace(pilots[name], draw=draw) if name in pilots else self._pilot(draw, _PILOT)
                 count = direction.draws_for(self._goal, len(self.bins.gram))
                 found = direction.confirm(count, (self.seed, 1 + 2 * attempt + i))
                 excess = max(excess, math.log(max(found, 1e-320) / self._goal))
@@ -191,8 +236,11 @@ class _Search:
     def _goal(self) -> float:
         return self.delta - failure_probability(self.delta)
 
-    def _proposed(self, at: Callable[[float], tuple[float, float]], lowest: float) -> float:
-        """About the least x, or `lowest`, whose confirmation at (σ, ε) = at(x) is likely."""
+    def _proposed(
+        self, at: Callable[[float], tuple[float, float]], lowest: float
+    ) -> tuple[float, dict[str, Direction]]:
+        """About the least x, or `lowest`, whose confirmation at (σ, ε) = at(x) is likely; and pilots for it."""
+        pilots: dict[str, Direction] = {}
 
         def log_excess(x: float, *, fine: bool = False) -> float:
             """How far what `confirm` will return is above δ: about, or, if `fine`, probably no more."""
@@ -200,11 +248,13 @@ class _Search:
                 return math.inf
             self.progress(f"{x:.6g}: tried")
             largest = -math.inf
-            for direction in self._directions(at(x)):
+            for name, draw in _samplers(self.bins, *at(x), self._goal).items():
+                direction = self._pilot(draw, _PILOT)
                 count = direction.draws_for(self._goal, len(self.bins.gram))
                 if fine:
-                    direction = _pilot(direction.draw, count // 2, self.seed, direction.failure)
-                doubt = direction.doubt(count) if fine else 0.0
+                    direction = pilots[name] = self._pilot(draw, count // 4)
+                    count = direction.draws_for(self._goal, len(self.bins.gram))
+                doubt = 1.5 * direction.doubt(count) if fine else 0.0
                 largest = max(largest, math.log((direction.bound(count) + doubt) / self._goal))
             return largest
 
@@ -212,8 +262,8 @@ class _Search:
         while log_excess(low) <= 0:
             low, high = low * 0.7, low
             if low < lowest:
-                return high
-        while high / low > 1.003:
+                return high, pilots
+        while high / low > 1.01:
             middle = math.sqrt(low * high)
             if log_excess(middle) <= 0:
                 high = middle
@@ -221,22 +271,25 @@ class _Search:
                 low = middle
         # One step of Newton's method, with the slope that the same few draws show.
         slope = (log_excess(high * 1.02) - log_excess(high / 1.02)) / (2 * math.log(1.02))
-        return min(self.highest, high * math.exp(min(log_excess(high, fine=True) / max(-slope, 3.0), 0.1)))
+        step = min(log_excess(high, fine=True) / max(-slope, 3.0), 0.1)
+        return min(self.highest, high * math.exp(step)), pilots
 
-    def _directions(self, at: tuple[float, float]) -> list[Direction]:
-        failure = failure_probability(self.delta) / (2 * _TRIES)  # of each direction of each try
-        return _directions(self.bins, *at, self._goal, failure, self.seed)
-
-
-def _directions(bins: Bins, sigma: float, epsilon: float, delta: float, failure: float, seed: int) -> list[Direction]:
-    """A pilot for each direction that may exceed δ."""
-    samplers: list[Callable[[int, Seed], Sample]] = [partial(sample_remove, bins, sigma, epsilon)]
-    if add_bound(bins.gram / sigma**2, epsilon) > delta:
-        samplers.append(partial(sample_add, bins, sigma, epsilon))
-    return [_pilot(draw, _PILOT, seed, failure) for draw in samplers]
+    def _pilot(self, draw: Draw, count: int) -> Direction:
+        return _pilot(draw, count, self.seed, failure_probability(self.delta) / (2 * _TRIES))
 
 
-def _pilot(draw: Callable[[int, Seed], Sample], draws: int, seed: int, failure: float) -> Direction:
+def _samplers(bins: Bins, sigma: float, epsilon: float, delta: float) -> dict[str, Draw]:
+    """What draws for each direction that may exceed δ."""
+    gram = bins.gram / sigma**2
+    samplers: dict[str, Draw] = {}
+    if not delta or remove_bound(gram, epsilon) > math.log(delta):
+        samplers["remove"] = partial(sample_remove, bins, sigma, epsilon)
+    if add_bound(gram, epsilon) > delta:
+        samplers["add"] = partial(sample_add, bins, sigma, epsilon)
+    return samplers
+
+
+def _pilot(draw: Draw, draws: int, seed: int, failure: float) -> Direction:
     sample = draw(draws, (seed, 0))
-    mean, variance = float(sample.values.mean()), float(sample.values.var())
-    return Direction(draw, mean, variance, sample.range, sample.square, draws, failure)
+    shares = None if sample.shares is None else Moments.of(sample.shares)
+    return Direction(draw, Moments.of(sample.values), shares, sample.range, sample.square, failure)

@@ -2,124 +2,144 @@
 
 Q = N(0, I), u_j = m_j/σ, y_j = ⟨u_j, x⟩ with covariance G, V_j = exp(y_j − G_jj/2), S = dP/dQ = mean_j V_j, a = e^ε. The
 draws have a density ∝ q(x)·S^r, which is where (S − a)₊ weighs most. For an integer r, S^r = b^(−r)·Σ over (J_1 … J_r) of Π_a
-V_{J_a}, and so this is a mixture of N(Σ_a u_{J_a}, I) with weights ∝ exp(Σ_{a<c} G[J_a, J_c]). The J_a are drawn one after
-the other, J_c with probability ∝ exp(Σ_{a<c} G[J_a, ·]); what that differs from the weights is W = Π_c s_c, s_c = mean_j
-exp(Σ_{a<c} G[J_a, j]), and
+V_{J_a}, and so this is a mixture of N(Σ_a u_{J_a}, I) with weights ∝ exp(Σ_{a<c} G[J_a, J_c]), whose mean over all (J_1 … J_r)
+is E[S^r]. They are drawn exactly, by rejection (`stars`): what is proposed is accepted with a mean probability of E[S^r]/N, and
+N is known. So
 
-    δ_remove = E[W·g(S)],   g(S) = S^(1−r)·(1 − a/S)₊ ≤ a^(1−r)·(r − 1)^(r−1)/r^r.
+    δ_remove = N·E[probability to be accepted]·E[g(S) | accepted],   g(S) = S^(1−r)·(1 − a/S)₊ ≤ a^(1−r)·(r − 1)^(r−1)/r^r.
 
-By Hölder's inequality s_c is at most max_i mean_j exp((c − 1)·G_ij). So every draw is bounded: rare events cannot hide. What
-a draw does along Σ_a u_{J_a} is integrated by the trapezoid rule with a random start, whose mean is right; |t| > 6 is added
-as a bound.
+Both means are of bounded draws: rare events cannot hide. With an upper bound on each that fails with probability at most β/2,
+their product is one that fails with probability at most β. What a draw does along Σ_a u_{J_a} is integrated by the trapezoid
+rule with a random start, whose mean is right; |t| > 6 is added as a bound. r is chosen for speed, by few draws of its own: it
+decides how close the bound is, never whether it holds.
 """
 
 import math
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, Seed, run_in_blocks
+from fedcgd.accounting.balls_in_bins.stars import Stars
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _REACH, _STEP = 6.0, 0.75
-_LEFT_OUT = 2e-9  # at least P(|t| > 6), t standard normal
+_LEFT_OUT = 5e-9  # at least P(|t| > 6), t standard normal, and what tables of 53 bits may miss
 _ROUNDING = 2e-5  # relative: single precision changes S by less
 _LOWEST = -80.0  # log of what still counts in single precision
 _LARGEST_EXPONENT = 300.0
 _LARGEST_ORDER = 128
-_NEARLY = 0.5  # log of what a larger order may cost in range: its draws vary less
+SHARES = 2**20  # probabilities that are kept: their mean is soon known well enough
+_TRIED = 1024  # stars for the choice of r
+_LEAST_ACCEPTED = 0.02
 
 
-def order_and_bound(gram: Matrix, epsilon: float) -> tuple[int, float]:
-    """(r, log of the largest value of a draw) for the largest r whose bound is nearly the least; `gram` is G.
+def remove_bound(gram: Matrix, epsilon: float) -> float:
+    """log of an upper bound on δ_remove, without drawing anything; `gram` is G. Infinite if G is too large for floating point.
 
-    The bound is also one on δ_remove itself, without drawing anything. (2, inf) if G is too large for floating point.
+    By Hölder's inequality E[S^r] ≤ Π_{c<r} max_i mean_j exp(c·G_ij).
     """
     powers = np.exp(np.minimum(gram, _LARGEST_EXPONENT))
     top = float(np.diag(gram).max())
     product = np.ones_like(gram)
-    log_weight, bounds = 0.0, {}
+    log_moment, least = 0.0, math.inf
     for r in range(2, _LARGEST_ORDER + 1):
         if r * top > _LARGEST_EXPONENT:
             break
         product *= powers  # exp((r − 1)·G)
-        log_weight += math.log(float(product.mean(axis=0).max()))
-        bounds[r] = log_weight - (r - 1) * epsilon + (r - 1) * math.log(r - 1) - r * math.log(r)
-        if bounds[r] > min(bounds.values()) + 5:
+        log_moment += math.log(float(product.mean(axis=0).max()))
+        bound = log_moment + _log_largest(r, epsilon)
+        least = min(least, bound)
+        if bound > least + 5:
             break
-    if not bounds:
-        return 2, math.inf
-    order = max(r for r, bound in bounds.items() if bound <= min(bounds.values()) + _NEARLY)
-    return order, bounds[order]
+    return least
+
+
+def _log_largest(order: int, epsilon: float) -> float:
+    """log of the maximum of g(S)."""
+    return (order - 1) * (math.log(order - 1) - epsilon) - order * math.log(order)
+
+
+@lru_cache(maxsize=2)
+def _proposal(bins: Bins, sigma: float, epsilon: float) -> tuple[Stars, float]:
+    """The stars of the r that is about the quickest, and how often they are accepted, about.
+
+    Raises ValueError if G = (⟨u_i, u_j⟩) is too large for floating point.
+    """
+    gram = bins.gram / sigma**2
+    top, b = float(np.diag(gram).max()), len(gram)
+    best: tuple[float, Stars, float] | None = None
+    order = 2
+    while order <= _LARGEST_ORDER and order * top <= _LARGEST_EXPONENT:
+        stars = Stars.of(gram, order)
+        _, shares = stars.draw(np.random.default_rng(0), max(128, min(_TRIED, 16 * _TRIED // order)))
+        accepted = float(shares.mean())
+        # Draws needed, times the time of one: both in proportion, as measured.
+        draws = stars.log_total + math.log(accepted) + _log_largest(order, epsilon)
+        cost = draws + math.log(b * 2.5e-8 + b**2 * 5e-11 + (order * 1e-7 + order**2 * 7e-9) / accepted)
+        if accepted >= _LEAST_ACCEPTED and (best is None or cost < best[0]):
+            best = cost, stars, accepted
+        elif best is not None and cost > best[0] + 1:
+            break
+        order += max(1, order // 8)
+    if best is None:
+        raise ValueError(f"noise multiplier {sigma:g} is too small beside the columns of C")
+    return best[1], best[2]
 
 
 def sample_remove(bins: Bins, sigma: float, epsilon: float, count: int, seed: Seed) -> Sample:
-    """`count` draws with mean δ_remove. Raises ValueError if G = (⟨u_i, u_j⟩) is too large for floating point."""
-    gram = bins.gram / sigma**2
-    order, log_most = order_and_bound(gram, epsilon)
-    if log_most == math.inf:
-        raise ValueError(f"noise multiplier {sigma:g} is too small beside the columns of C")
-    b, half = len(gram), np.diag(gram) / 2
-    width = math.isqrt(b)  # of a block of bins
-    powers = np.zeros((b, -(-b // width) * width))
-    powers[:, :b] = np.exp(gram)
-    # From −6 to 6, one V_j grows by at most e^(12·√top) beside another, so that those below e^(−80) of the largest never matter.
-    single = 2 * _REACH * math.sqrt(float(np.diag(gram).max())) < -_LOWEST / 2
-    precision = np.float32 if single else np.float64
+    """About `count` draws, and shares, the product of whose means is δ_remove.
 
-    def draw(generator: np.random.Generator, size: int) -> Vector:
-        rows = np.arange(size)
-        y = bins.noise(generator, size).astype(np.float64)
-        y /= sigma
-        weights = np.ones((size, powers.shape[1]))  # exp(⟨u_j, Σ u_J⟩)
-        weights[:, b:] = 0.0
-        log_w, along, square = (
-            np.zeros(size),
-            np.zeros(size),
-            np.zeros(size),
-        )  # along: ⟨Σ u_J, x⟩ less its mean; |Σ u_J|²
-        for _ in range(order):
-            total, j = _one_of(weights, width, generator.random(size))
-            log_w += np.log(total / b)
-            square += 2 * np.log(weights[rows, j]) + gram[j, j]
-            along += y[rows, j]
-            weights *= powers[j]
-        shift = np.log(weights[:, :b])
-        length = np.sqrt(square)
+    Raises ValueError if G = (⟨u_i, u_j⟩) is too large for floating point.
+    """
+    stars, accepted = _proposal(bins, sigma, epsilon)
+    gram, order = stars.gram, stars.order
+    b, top = len(gram), float(np.diag(gram).max())
+    # From −6 to 6, one V_j grows by at most e^(12·√top) beside another, so that those below e^(−80) of the largest never matter;
+    # and no y that matters is beyond 40.
+    single = 2 * _REACH * math.sqrt(top) + order * top < -_LOWEST / 2
+    precision: type[Any] = np.float32 if single else np.float64
+    rows_of_gram, half = gram.astype(precision), (np.diag(gram) / 2).astype(precision)
+    log_largest = _log_largest(order, epsilon)
+
+    def draw(generator: np.random.Generator, size: int) -> tuple[Vector, Vector]:
+        points, shares = stars.draw(generator, math.ceil(size / accepted))
+        points = points[:, generator.random(len(shares)) < shares]
+        rows = np.arange(points.shape[1])
+        y: Any = bins.noise(generator, len(rows)).astype(precision, copy=False)
+        y /= precision(sigma)
+        shift = np.zeros_like(y)  # ⟨u_j, Σ u_J⟩
+        for j in points:
+            shift += rows_of_gram[j]
+        # ⟨Σ u_J, x⟩ less its mean, and |Σ u_J|
+        along, length = sum(y[rows, j] for j in points), np.sqrt(sum(shift[rows, j] for j in points))
         slope = shift / length[:, None]  # how y moves with t
-        start = -_REACH + _STEP * generator.random(size)
+        start = -_REACH + _STEP * generator.random(len(rows))
         y += shift
         y -= half
-        y += slope * (start - along / length)[:, None]
+        y += slope * (start - along / length).astype(precision)[:, None]
         highest = y.max(axis=1)
         y -= highest[:, None]
-        v = np.exp(np.maximum(y, _LOWEST if single else -math.inf, out=y).astype(precision))
-        growth = np.exp((_STEP * slope).astype(precision))
-        values = np.zeros(size)
+        v = np.exp(np.maximum(y, _LOWEST if single else -math.inf, out=y), out=y)
+        slope *= precision(_STEP)
+        growth = np.exp(slope, out=slope)
+        values = np.zeros(len(rows))
         for step in range(round(2 * _REACH / _STEP)):
-            excess = np.maximum(np.log(v.mean(axis=1)) + highest - epsilon + _ROUNDING, 0.0)  # log S/a
+            excess = np.maximum(np.log(v.mean(axis=1)).astype(float) + highest - epsilon + _ROUNDING, 0.0)  # log S/a
             density = np.exp(-((start + step * _STEP) ** 2) / 2)
             values += density * -np.expm1(-excess) * np.exp((1 - order) * excess)
             v *= growth
         values *= _STEP / math.sqrt(2 * math.pi)
-        return np.asarray(values * np.exp(log_w - (order - 1) * epsilon - log_most))
+        return values * math.exp(-(order - 1) * epsilon - log_largest), shares
 
+    blocks = run_in_blocks(draw, count, b, seed)
     rounding = 1 + 2 * _ROUNDING * order
-    scale = math.exp(min(log_most, 700.0))
+    scale = math.exp(min(stars.log_total + log_largest, 700.0))
     most = (rounding + _LEFT_OUT) * (1 + 1e-9)  # the trapezoid rule gives at most 1 + 1e-14 for the normal density
-    values = run_in_blocks(draw, count, b, seed) * rounding + _LEFT_OUT
-    return Sample(np.minimum(values, most) * scale, most * scale, math.inf)
-
-
-def _one_of(weights: Matrix, width: int, uniform: Vector) -> tuple[Vector, NDArray[np.intp]]:
-    """The sum of each row and a column drawn in proportion to its entries, by blocks of `width`: fewer sums in sequence."""
-    rows = np.arange(len(weights))
-    blocks = (weights.reshape(-1, width) @ np.ones(width)).reshape(len(weights), -1)
-    cumulative = np.cumsum(blocks, axis=1)
-    total = cumulative[:, -1]
-    threshold = uniform * total
-    block = np.minimum((cumulative < threshold[:, None]).sum(axis=1), blocks.shape[1] - 1)
-    threshold -= cumulative[rows, block] - blocks[rows, block]
-    inside = np.cumsum(weights.reshape(len(weights), -1, width)[rows, block], axis=1)
-    last = np.count_nonzero(inside[:, :-1] < np.minimum(threshold, inside[:, -1])[:, None], axis=1)
-    return total, block * width + last
+    values = np.concatenate([np.ones(0), *(values for values, _ in blocks)]) * rounding + _LEFT_OUT
+    if not len(values):
+        values = np.full(1, most)  # nothing was accepted: the worst there is
+    kept = max(1, SHARES // len(blocks[0][1]))  # whole blocks, as each is in order
+    shares = np.minimum(np.concatenate([shares for _, shares in blocks[:kept]]) + _LEFT_OUT, 1.0)
+    return Sample(np.minimum(values, most) * scale, most * scale, math.inf, shares)

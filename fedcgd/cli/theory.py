@@ -1,0 +1,252 @@
+"""`fedcgd theory`: what the noise of each mechanism costs on a quadratic with a given spectrum."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedcgd.cli.options import (
+    DeltaOption,
+    EpsilonOption,
+    JsonOption,
+    RoundsOption,
+    RunOptions,
+    WhenOptions,
+    mechanism_names,
+    takes,
+)
+from fedcgd.cli.report import check_plot, complaints, console, explained_errors, number, print_json, progress
+from fedcgd.cli.report import when as when_figures
+from fedcgd.curvature import Spectrum
+from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.mechanisms.mechanism import Mechanism
+from fedcgd.optimisation.catalogue import LAMBDA, Spelling
+from fedcgd.participation import Participation
+
+if TYPE_CHECKING:
+    from fedcgd.curvature.curves import Curve
+
+_HEADINGS = {"noise_multiplier": "σ", "loss": "loss", "gradient_norm": "gradient norm", "stationary": "stationary"}
+_CURVES = ("dp-sgd", "toeplitz", "bisr:4", "lambda-cgd", "nu-dp-ftrl", "blt:2")
+_CURVE_POINTS = 19  # of the three curves that are drawn point by point
+
+
+def default_mechanisms(separation: int) -> list[str]:
+    """One or two of each kind, with as many bands as the separation allows, and at most 8."""
+    bands = min(8, separation)
+    return [
+        "dp-sgd", "lambda-cgd", "nu-dp-ftrl", "bisr:4", "toeplitz", "tree", "blt:2",
+        f"band-inv-mf:{bands}", f"banded-toeplitz:{bands}",
+        *([f"band-mf:{bands}", f"noise-curve:{bands}"] if bands > 1 else []),
+    ]  # fmt: skip
+
+
+@takes(WhenOptions)
+def theory_command(
+    when: WhenOptions,
+    spectrum: Annotated[Path, typer.Option(help="A spectrum, as `fedcgd curve` writes it (JSON), of public data.")],
+    rounds: RoundsOption,
+    epsilon: EpsilonOption,
+    delta: DeltaOption,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help="η; below 2/‖H‖. Default: 1/‖H‖, where descent on the steepest direction is fastest."),
+    ] = None,
+    mechanism: Annotated[
+        list[str] | None,
+        typer.Option(
+            autocompletion=mechanism_names,
+            help="A mechanism, as everywhere; repeat it. What can be fitted to the spectrum is shown without that, and fitted. "
+            "Default: one or two of each kind.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Also draw losses against rounds, d, d_eff and ν into this PNG or SVG file; takes a minute."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what the noise of each mechanism adds to the loss on a quadratic with a given spectrum, least first.
+
+    Loss: what the noise adds after all rounds. Gradient norm: what it adds to the mean of the squared norm over all rounds: large
+    where noise is large on the way and cancelled at the end. Stationary: the loss of a run without end in which a user takes part
+    once. All per (clip norm / cohort)², at the budget.
+
+    Example: fedcgd theory --spectrum spectrum.json --rounds 1000 --separation 100 --epsilon 8 --delta 1e-5
+    """
+    with explained_errors():
+        check_plot(plot)
+        found = Spectrum.load(spectrum)
+        if found.largest == 0:
+            raise ValueError(f"{spectrum} has no curvature: all its eigenvalues are 0")
+        quadratic = Quadratic(found, 1 / found.largest if learning_rate is None else learning_rate)
+        texts = list(dict.fromkeys(mechanism or default_mechanisms(when.separation)))
+        asked = [RunOptions(**vars(when), mechanism=text) for text in texts]
+        for one in asked:
+            one.spelling()  # refuses what is misspelled before any work
+        plain = Participation(rounds=rounds, min_separation=when.separation, max_participations=when.participations)
+        rows: list[dict[str, Any]] = []
+        curves: list[Curve] = []
+        with progress(len(asked) + (0 if plot is None else _CURVE_POINTS), quiet=json) as step:
+            for one in asked:
+                step(one.mechanism)
+                rows += _rows(one, rounds, quadratic, epsilon, delta)
+            if plot is not None:
+                curves = _curves(plain, quadratic, step)
+        summary = _summary(quadratic, asked[0].run(rounds), epsilon, delta)
+    rows.sort(key=lambda row: row.get("loss", math.inf))
+    if plot is not None:
+        draw(plot, curves)
+    if json:
+        print_json({**summary, "mechanisms": rows, "curves": [asdict(curve) for curve in curves]})
+    else:
+        show(rows, summary)
+
+
+def _rows(run: RunOptions, rounds: int, quadratic: Quadratic, epsilon: float, delta: float) -> list[dict[str, Any]]:
+    """A row for the mechanism as it is without a curvature, and one for it fitted; a row with "error" for what is not covered."""
+    from fedcgd.accounting import calibrate
+    from fedcgd.accounting.selection import select_mechanism
+    from fedcgd.curvature.loss import final_loss, gradient_norm
+
+    spelling, found = run.spelling(), []
+    for fitted in _variants(spelling):
+        label = run.mechanism + (", fitted" if fitted else "")
+        try:
+            participation = run.run(rounds)
+            made = select_mechanism(
+                run.mechanism, participation, epsilon=epsilon, delta=delta, curvature=quadratic if fitted else None
+            )
+            sigma = calibrate(made, participation, epsilon=epsilon, delta=delta).noise_multiplier
+        except ValueError as reason:
+            found.append({"label": label, "fitted": fitted, "error": str(reason)})
+            continue
+        value = None if spelling.row.parameter is None else spelling.row.parameter.of(getattr(made, "mechanism", made))
+        if spelling.is_open and spelling.row.parameter is not None and value is not None:
+            label += f" → {spelling.row.parameter.symbol} = {value:.4g}"
+        found.append(
+            {
+                "label": label,
+                "fitted": fitted,
+                "mechanism": made.name,
+                "parameter": value,
+                "noise_multiplier": sigma,
+                "loss": final_loss(made, rounds, quadratic, stddev=sigma),
+                "gradient_norm": gradient_norm(made, rounds, quadratic, stddev=sigma),
+                "stationary": _stationary(made, quadratic, epsilon, delta),
+            }
+        )
+    return found
+
+
+def _variants(spelling: Spelling) -> list[bool]:
+    """Whether to show it as it is, fitted, or both."""
+    row = spelling.row
+    if spelling.made is not None or row.fit is None or (row.finds_number and not spelling.is_open):
+        return [False]
+    return [False, True] if row.optimise is not None or row.parameter == LAMBDA else [True]
+
+
+def _stationary(mechanism: Mechanism, quadratic: Quadratic, epsilon: float, delta: float) -> float | None:
+    """At (ε, δ) for a user who takes part once; None for a mechanism that is made for a number of rounds."""
+    from fedcgd.curvature.stationary import stationary_error
+
+    try:
+        return _once(epsilon, delta) ** 2 * stationary_error(mechanism, quadratic)
+    except ValueError:
+        return None
+
+
+def _once(epsilon: float, delta: float) -> float:
+    """σ_{ε,δ}: of sensitivity 1."""
+    from fedcgd.accounting import calibrate
+    from fedcgd.mechanisms import DPSGD
+
+    return calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=delta).noise_multiplier
+
+
+def _summary(quadratic: Quadratic, participation: Participation, epsilon: float, delta: float) -> dict[str, Any]:
+    """What holds for all rows, and the least that stationary noise can cost."""
+    from fedcgd.accounting import ADJACENCY
+    from fedcgd.curvature.stationary import bounds, optimal_error
+
+    spectrum, square = quadratic.spectrum, _once(epsilon, delta) ** 2
+    summary: dict[str, Any] = {
+        "measured_on": dict(spectrum.measured_on),
+        "dimension": spectrum.dimension,
+        "effective_dimension": spectrum.effective_dimension,
+        "largest_eigenvalue": spectrum.largest,
+        "learning_rate": quadratic.learning_rate,
+        "epsilon": epsilon,
+        "delta": delta,
+        "adjacency": ADJACENCY,
+        **when_figures(participation),
+        "stationary_optimum": square * optimal_error(quadratic),
+    }
+    if quadratic.learning_rate * spectrum.largest <= 1:
+        found = bounds(quadratic)
+        summary["stationary_bounds"] = {
+            "independent": [square * bound for bound in found.independent],
+            "any_noise": square * found.any_noise,
+            "damped": square * found.damped,
+            "damped_nu": found.nu,
+        }
+    return summary
+
+
+def _curves(participation: Participation, quadratic: Quadratic, step: "Callable[[str], None]") -> "list[Curve]":
+    """At equal privacy without a sampling, so that every point is found by its sensitivity alone."""
+    from fedcgd.curvature import curves
+
+    return [
+        curves.against_rounds(_CURVES, participation, quadratic, step),
+        curves.against_dimension(_CURVES, participation, quadratic, step),
+        curves.against_effective_dimension(_CURVES, participation, quadratic, step),
+        curves.against_nu(participation, quadratic),
+    ]
+
+
+def show(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """The rows as a table, with the spectrum above and the least possible below."""
+    title = (
+        f"d = {summary['dimension']}, d_eff = {number(summary['effective_dimension'])}, "
+        f"‖H‖ = {number(summary['largest_eigenvalue'])}, η = {number(summary['learning_rate'])}; "
+        f"ε ≤ {summary['epsilon']:g} at δ = {summary['delta']:g}; adjacency: {summary['adjacency']}; "
+        f"sampling: {summary['sampling']}; n = {summary['rounds']}"
+    )
+    caption = (
+        "Loss: after all rounds; gradient norm: mean over rounds; per (clip norm / cohort)². Stationary: a run without end, in "
+        f"which a user takes part once; the least of all Toeplitz noise is {number(summary['stationary_optimum'])}"
+    )
+    table = Table(title=title, caption=caption)
+    table.add_column("mechanism", no_wrap=True)
+    for column in _HEADINGS:
+        table.add_column(_HEADINGS[column], justify="right")
+    done = [row for row in rows if "error" not in row]
+    for row in done:
+        table.add_row(escape(row["label"]), *(number(row[column]) for column in _HEADINGS))
+    console.print(table)
+    for row in rows:
+        if "error" in row:
+            complaints.print(f"{escape(row['label'])}: {escape(row['error'])}", soft_wrap=True, highlight=False)
+
+
+def draw(path: Path, curves: "list[Curve]") -> None:
+    """A panel for each curve."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
+
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    panels = figure.subplots(2, 2)
+    for axes, curve in zip(panels.flat, curves, strict=True):
+        for name, losses in curve.losses.items():
+            axes.plot(curve.x, losses, marker=".", label=name)
+        axes.set(xscale="log", yscale="log", xlabel=curve.what, ylabel="loss at equal privacy")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,148 @@
+"""The draws of Balls-in-Bins: against enumeration and quadrature, and their bounds fail as rarely as they say."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+
+from fedcgd.accounting.balls_in_bins import monte_carlo, remove
+from fedcgd.accounting.balls_in_bins.add import _EXPONENTS, _log_laplace, add_bound
+from fedcgd.accounting.balls_in_bins.draws import Bins, Sample
+from fedcgd.accounting.balls_in_bins.remove import remove_bound, sample_remove
+from fedcgd.accounting.balls_in_bins.stars import Stars
+
+GRAM = np.array([[1.2, 0.5, 0.1], [0.5, 0.9, 0.3], [0.1, 0.3, 1.0]])
+
+
+def weights_by_enumeration(gram: np.ndarray, order: int) -> dict[tuple[int, ...], float]:
+    """exp(Σ_{a<c} G[J_a, J_c]) of every (J_1 … J_r)."""
+    return {
+        points: math.exp(sum(gram[points[a], points[c]] for c in range(order) for a in range(c)))
+        for points in product(range(len(gram)), repeat=order)
+    }
+
+
+@pytest.mark.parametrize("order", [2, 3, 4])
+def test_accepted_stars_have_the_weights_by_enumeration(order: int) -> None:
+    weights = weights_by_enumeration(GRAM, order)
+    stars, generator = Stars.of(GRAM, order), np.random.default_rng(1)
+    points, shares = stars.draw(generator, 200_000)
+    accepted = points[:, generator.random(len(shares)) < shares]
+    total, count = sum(weights.values()), accepted.shape[1]
+    found = Counter(tuple(sorted(column)) for column in accepted.T.tolist())
+    for kind in {tuple(sorted(points)) for points in weights}:
+        expected = sum(weight for points, weight in weights.items() if tuple(sorted(points)) == kind) / total
+        assert found[kind] / count == pytest.approx(expected, abs=5 * math.sqrt(expected / count))
+    moment = math.exp(stars.log_total) * shares.mean()
+    error = math.exp(stars.log_total) * shares.std() / math.sqrt(len(shares))
+    assert moment == pytest.approx(total / 3**order, abs=5 * error + 1e-9)
+
+
+def delta_of_two_bins(overlap: float, sigma: float, epsilon: float) -> float:
+    """δ of removing for two bins of size 1, by a sum over a grid in the plane that they span."""
+    centers = np.linalg.cholesky(np.array([[1.0, overlap], [overlap, 1.0]])) / sigma
+    axis = np.linspace(-8, 12, 1601)
+    x, y = np.meshgrid(axis, axis, indexing="ij")
+    plain, *shifted = (np.exp(-((x - u) ** 2 + (y - v) ** 2) / 2) for u, v in [(0.0, 0.0), *centers])
+    excess = np.maximum(sum(shifted) / 2 - math.exp(epsilon) * plain, 0).sum()
+    return float(excess) * (axis[1] - axis[0]) ** 2 / (2 * math.pi)
+
+
+@pytest.mark.parametrize("order", [2, 3, 5, 9])
+@pytest.mark.parametrize(("overlap", "sigma", "epsilon"), [(0.0, 0.8, 1.0), (0.6, 0.8, 1.0), (0.6, 2.0, 0.5)])
+def test_every_order_has_the_mean_by_quadrature(monkeypatch, order, overlap, sigma, epsilon) -> None:
+    """Also orders that would not be chosen, where few stars are accepted or the draws vary much."""
+    bins = Bins(np.array([[1.0, overlap], [overlap, 1.0]]))
+    monkeypatch.setattr(remove, "_proposal", lambda bins, sigma, _: (Stars.of(bins.gram / sigma**2, order), 0.3))
+    sample = sample_remove(bins, sigma, epsilon, 40_000, (5, order))
+    assert sample.shares is not None
+    mean = sample.values.mean() * sample.shares.mean()
+    error = mean * math.sqrt(sum(x.var() / x.mean() ** 2 / len(x) for x in (sample.values, sample.shares)))
+    truth = delta_of_two_bins(overlap, sigma, epsilon)
+    assert mean >= truth - 4 * error
+    assert mean <= truth * 1.001 + 4 * error or order == 9  # where what is left out may be large
+    assert sample.values.max() <= sample.range
+    assert sample.shares.max() <= 1
+
+
+def test_confirmed_bounds_are_below_the_truth_as_rarely_as_they_say() -> None:
+    """At failure 0.1, of 150 bounds on δ 15 or so may be too small; without a margin half of them are."""
+    bins, sigma, epsilon = Bins(np.array([[1.0, 0.6], [0.6, 1.0]])), 0.8, 1.0
+    truth = delta_of_two_bins(0.6, sigma, epsilon)
+    pilot = monte_carlo._pilot(partial(sample_remove, bins, sigma, epsilon), 4096, 1, 0.1)
+    for failure, most in ((0.1, 26), (1e-3, 2)):
+        direction = replace(pilot, failure=failure)
+        found = [direction.confirm(500, (seed, 7)) for seed in range(150)]
+        assert sum(bound < truth for bound in found) <= most
+    samples = [pilot.draw(500, (seed, 7)) for seed in range(150)]
+    means = [sample.values.mean() * sample.shares.mean() for sample in samples if sample.shares is not None]
+    assert 40 < sum(mean < truth for mean in means) < 110
+
+
+@pytest.mark.parametrize("constant", ["values", "shares"])
+def test_each_of_the_two_means_has_a_margin(constant: str) -> None:
+    """One is known, of the other 3 of 10 draws are 1: at failure 0.2 a tenth of the bounds on that mean may be too small."""
+
+    def draw(count: int, seed: tuple[int, int]) -> Sample:
+        rare = (np.random.default_rng(seed).random(count) < 0.3).astype(float)
+        values, shares = (np.ones(count), rare) if constant == "values" else (rare, np.ones(count))
+        return Sample(values, 1.0, math.inf, shares)
+
+    direction = monte_carlo._pilot(draw, 4096, 1, 0.2)
+    found = [direction.confirm(1000, (seed, 7)) for seed in range(2, 302)]
+    assert sum(bound < 0.3 for bound in found) <= 30 + 3 * math.sqrt(27)
+    assert np.mean(found) < 0.4
+
+
+def test_what_may_fail_is_shared_out(monkeypatch) -> None:
+    """Between the two means of a bound, and between all bounds of a search: together no more than β."""
+    spent: list[float] = []
+
+    def recorded(draws: np.ndarray, largest: float, bet: float, failure: float) -> float:
+        spent.append(failure)
+        return float(draws.mean())  # too small, so that nothing is left to a later try
+
+    monkeypatch.setattr(monte_carlo, "upper_bound", recorded)
+    bins = Bins(GRAM)
+    direction = monte_carlo._pilot(partial(sample_remove, bins, 1.0, 1.0), 4096, 1, 0.1)
+    direction.confirm(1000, (1, 1))
+    assert spent == [0.05, 0.05]
+    spent.clear()
+    monte_carlo.calibrate(bins, epsilon=1.0, delta=1e-5, progress=lambda _: None)
+    assert len(spent) in (2, 3)
+    assert 2 * monte_carlo._TRIES * 2 * max(spent[:2]) <= monte_carlo.failure_probability(1e-5) * (1 + 1e-9)
+
+
+def test_nothing_accepted_is_the_worst_there_is(monkeypatch) -> None:
+    monkeypatch.setattr(remove, "_proposal", lambda bins, sigma, _: (Stars.of(bins.gram, 2), 1e9))
+    monkeypatch.setattr(Stars, "draw", lambda *_: (np.zeros((2, 1), dtype=np.intp), np.zeros(1)))
+    sample = sample_remove(Bins(GRAM), 1.0, 1.0, 10, (1, 1))
+    assert sample.values.tolist() == [sample.range]
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.4])
+def test_bound_on_the_laplace_transform_of_the_sum(overlap: float) -> None:
+    """ψ(h) = E e^(−hS) by quadrature over two bins: exact for independent ones but for the steps of h, above it for others."""
+    gram = np.array([[1.0, overlap], [overlap, 0.7]])
+    t = np.arange(-9, 9.01, 0.04)
+    root, weight = np.linalg.cholesky(gram), np.exp(-(t**2) / 2) * 0.04 / math.sqrt(2 * math.pi)
+    first = np.exp(root[0, 0] * t - 0.5)[:, None]
+    second = np.exp(root[1, 0] * t[:, None] + root[1, 1] * t[None, :] - 0.35)
+    bound = _log_laplace(gram)
+    for i in range(0, 700, 50):
+        truth = math.log(weight @ np.exp(-_EXPONENTS[i] * (first + second) / 2) @ weight)
+        assert truth - 1e-9 <= bound[i]
+        assert i > 300 or bound[i] <= truth * (0.95 if overlap == 0 else 0.6)  # h up to 5
+
+
+@pytest.mark.parametrize(("overlap", "sigma", "epsilon"), [(0.0, 0.8, 1.0), (0.6, 0.8, 1.0), (0.6, 2.0, 0.5)])
+def test_bounds_without_draws_are_above_quadrature(overlap: float, sigma: float, epsilon: float) -> None:
+    gram = np.array([[1.0, overlap], [overlap, 1.0]]) / sigma**2
+    assert math.exp(remove_bound(gram, epsilon)) > delta_of_two_bins(overlap, sigma, epsilon)
+    x = np.random.default_rng(2).standard_normal((400_000, 2)) @ np.linalg.cholesky(gram).T
+    adding = np.maximum(1 - math.exp(epsilon) * np.exp(x - np.diag(gram) / 2).mean(axis=1), 0)
+    assert add_bound(gram, epsilon) > adding.mean() - 4 * adding.std() / math.sqrt(len(adding))
