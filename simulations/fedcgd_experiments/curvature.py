@@ -8,7 +8,7 @@ ones depend on the learning rate, so each is found again for each rate that is t
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated
@@ -18,15 +18,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import permutation_test, ttest_rel
+from torch import nn
 
 from fedcgd.accounting.selection import select_lambda
 from fedcgd.curvature import Spectrum
+from fedcgd.curvature.dominance import Reference
+from fedcgd.curvature.public import pretrained
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import write_mechanism
-from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup
+from fedcgd.optimisation.catalogue import from_description, write_mechanism
+from fedcgd.plan import Plan
+from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, calibrate_setup, train_engine
 from fedcgd_experiments.significance import holm
 from fedcgd_experiments.sweep import ResultsFile, here, sweep, to_point
+from fedcgd_simulations.public import public_examples
 from fedcgd_simulations.tasks import get_task
 
 DP_SGD, PRACTICAL, FITTED_LAMBDA = "dp-sgd", "λ-CGD, practical λ", "λ-CGD, fitted λ"
@@ -44,7 +49,9 @@ COMPARISONS = (
 )
 """(what should be better, than what): those whose p-values are reported."""
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+PRIVATE = "private examples, for the experiment alone: covered by no ε"
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
 
 
@@ -82,6 +89,7 @@ class Design:
             return {DP_SGD: "dp-sgd", BAND_MF: f"band-mf:{self.bands}"}[arm]
         path = self.folder / f"{self.task}-{FILES[arm]}-rate-{rate:g}.json"
         if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
             quadratic = Quadratic(tamed(self.spectrum, rate), rate)
             asked = "lambda-cgd" if arm == FITTED_LAMBDA else f"noise-curve:{self.bands}"
             write_mechanism(catalogue.mechanism(asked, setup.participation(), curvature=quadratic), path)
@@ -200,7 +208,6 @@ def run_command(
     delta: Annotated[float, typer.Option()] = 1e-5,
 ) -> None:
     """Tune the learning rate of each kind of noise at each ε by validation examples, then judge it by the test's."""
-    folder.mkdir(parents=True, exist_ok=True)
     examples = len(get_task(task, model=model).load().train)
     design = Design(
         task=task, model=model, steps=-(-examples // batch), epochs=epochs, bands=bands, clip_norm=clip_norm,
@@ -223,6 +230,73 @@ def run_command(
         console.print(line, style="red", markup=False)
     if failures:
         raise typer.Exit(1)
+
+
+@app.command("certificate")
+def certificate_command(
+    output: Annotated[Path, typer.Option(help="JSON lines, appended")],
+    spectrum: Annotated[Path, typer.Option(help="what `fedcgd curve` measured")],
+    folder: Annotated[Path, typer.Option(help="of the fitted mechanisms")],
+    task: Annotated[str, typer.Option()] = "digits",
+    model: Annotated[str, typer.Option()] = "tanh-cnn",
+    batch: Annotated[int, typer.Option(min=1)] = 60,
+    epochs: Annotated[int, typer.Option(min=1)] = 10,
+    bands: Annotated[int, typer.Option(min=1, help="of band-mf and NoiseCurve")] = 16,
+    arm: Annotated[str, typer.Option(help=f"one of {', '.join(ARMS)}")] = NOISE_CURVE,
+    epsilon: Annotated[float, typer.Option()] = 8.0,
+    learning_rate: Annotated[float, typer.Option()] = 0.5,
+    clip_norm: Annotated[float, typer.Option()] = 1.0,
+    delta: Annotated[float, typer.Option()] = 1e-5,
+    examples: Annotated[int, typer.Option(min=1, help="whose Hessian is looked at")] = 180,
+    eigenvalues: Annotated[int, typer.Option(min=1, help="of the bound")] = 10,
+    seed: Annotated[int, typer.Option(min=0, max=TEST_SEEDS - 1)] = 0,
+    every: Annotated[int, typer.Option(min=1, help="steps between two looks")] = 21,
+    also_private: Annotated[
+        bool, typer.Option("--also-private", help="look at private examples too: for experiments alone, no ε covers it")
+    ] = False,
+) -> None:
+    """Whether the Hessian that noise was fitted to bounds those along a run: ρ, and the ratio of eigenvalues.
+
+    The bound is of public examples at the model that has learned random labels, as `fedcgd curve` has it. The Hessians are of the
+    same examples with labels that the model in training gives them.
+    """
+    whole = get_task(task, model=model)
+    data = whole.load()
+    design = Design(
+        task=task, model=model, steps=-(-len(data.train) // batch), epochs=epochs, bands=bands, clip_norm=clip_norm,
+        delta=delta, spectrum=Spectrum.load(spectrum), folder=folder,
+    )  # fmt: skip
+    point = design.point(arm, epsilon, learning_rate, seed)
+    calibration = calibrate_setup(point.setup)
+    facts = design.spectrum.measured_on
+    public = public_examples(task, model=model, public=facts["public"], examples=examples)
+    unsure = pretrained(
+        public, epochs=facts["pretraining_epochs"], learning_rate=facts["pretraining_rate"], seed=facts["seed"]
+    )
+    bound = Reference.of(unsure.hessian(clip_norm=facts["clip_norm"]), eigenvalues=eigenvalues)
+    plan = Plan(
+        mechanism=from_description(calibration["mechanism"]), participation=point.setup.participation(),
+        clip_norm=clip_norm, noise_multiplier=calibration["noise_multiplier"], delta=delta,
+    )  # fmt: skip
+    results = ResultsFile(output)
+
+    def look(step: int, trained: nn.Module) -> None:
+        if step % every:
+            return
+        looked = {"public": public.at(trained.state_dict()).self_labelled()}
+        if also_private:
+            part = data.train.take(np.arange(min(examples, len(data.train))))
+            private = replace(public, inputs=part.inputs, targets=part.targets, classes=None)
+            looked[PRIVATE] = private.at(trained.state_dict())
+        for on, those in looked.items():
+            hessian = those.hessian(clip_norm=facts["clip_norm"])
+            found = {"ratio": bound.eigenvalue_ratio(hessian), "rho": bound.dominance(hessian, warn=False)}
+            record = {"kind": "certificate", "arm": arm, "point": asdict(point), "step": step, "on": on}
+            results.append(record | {"eigenvalues": eigenvalues} | found)
+            note = "" if found["rho"] <= 1 else "; the bound does not hold"
+            console.print(f"step {step}, {on}: ratio {found['ratio']:.2f}, ρ {found['rho']:.2f}{note}")
+
+    train_engine(point, whole, data.train, plan, physical_batch=512, watch=look)
 
 
 @app.command("compare")

@@ -207,8 +207,19 @@ def run_points(
     }
 
 
-def train_engine(point: Point, task: Task, train: Examples, plan: Plan, *, physical_batch: int) -> nn.Module:
-    """The model that `CorrelatedPrivacyEngine` trains as `point` says, with ghost clipping, on a GPU if there is one."""
+def train_engine(
+    point: Point,
+    task: Task,
+    train: Examples,
+    plan: Plan,
+    *,
+    physical_batch: int,
+    watch: Callable[[int, nn.Module], None] | None = None,
+) -> nn.Module:
+    """The model that `CorrelatedPrivacyEngine` trains as `point` says, with ghost clipping, on a GPU if there is one.
+
+    `watch` is called with the number of steps and the model after each of them.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, setup = task.model(point.seed).to(device), point.setup
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -237,6 +248,8 @@ def train_engine(point: Point, task: Task, train: Examples, plan: Plan, *, physi
                 private.step()
                 if rounds.released > before:  # the last part of a batch
                     scheduler.step()
+                    if watch is not None:
+                        watch(rounds.released, model)
     return model
 
 
