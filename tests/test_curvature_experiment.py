@@ -22,8 +22,9 @@ from fedcgd_experiments.curvature import (
     Design,
     app,
     arm_of,
-    best_points,
+    best_rates,
     compare,
+    judged,
     tamed,
 )
 from fedcgd_experiments.experiment import TEST_SEEDS, Record
@@ -81,11 +82,9 @@ def test_the_rate_is_chosen_by_validation_alone(design: Design) -> None:
         run(design, DP_SGD, 1.0, TEST_SEEDS, 1.0),
         run(design, FITTED_LAMBDA, 0.5, 0, 0.5), run(design, FITTED_LAMBDA, 1.0, 0, 0.6),
     ]  # fmt: skip
-    points = [
-        design.point(arm, 2.0, rate, seed) for arm in (DP_SGD, FITTED_LAMBDA) for rate in (0.5, 1.0) for seed in (0, 1)
-    ]
-    best = {arm_of(point.setup): point.learning_rate for point in best_points(points, runs)}
-    assert best == {DP_SGD: 0.5, FITTED_LAMBDA: 1.0}
+    assert best_rates(runs) == {(DP_SGD, 2.0): 0.5, (FITTED_LAMBDA, 2.0): 1.0}
+    runs.append(run(design, DP_SGD, 0.5, TEST_SEEDS, 0.2))
+    assert judged(runs) == {(DP_SGD, 2.0): {TEST_SEEDS: 0.2}}
 
 
 def test_p_values_are_those_of_all_ways_to_deal_out_the_accuracies(design: Design) -> None:
@@ -96,6 +95,7 @@ def test_p_values_are_those_of_all_ways_to_deal_out_the_accuracies(design: Desig
         for arm, accuracies in values.items()
         for seed, accuracy in enumerate(accuracies)
     ]
+    runs += [run(design, arm, 0.5, 0, 0.5) for arm in values]
     runs.append(run(design, NOISE_CURVE, 0.5, TEST_SEEDS + 3, 0.0))  # no other arm has this seed
     rows = {(row.better, row.than): row for row in compare(runs)}
     assert set(rows) == {pair for pair in COMPARISONS if set(pair) <= set(values)}

@@ -109,23 +109,15 @@ def arm_of(setup: Setup) -> str:
     return {"dp-sgd": DP_SGD, "band-mf": BAND_MF, "lambda-cgd": PRACTICAL}[setup.name]
 
 
-def best_points(points: Iterable[Point], runs: Iterable[Record]) -> list[Point]:
-    """Of `points` with any seed, for each arm and budget those at the learning rate of highest mean validation accuracy.
-
-    Of equal rates the smaller; one point for each (arm, budget). Records judged by test examples are not looked at.
-    """
+def best_rates(runs: Iterable[Record]) -> dict[tuple[str, float], float]:
+    """(arm, budget) → the learning rate of highest mean validation accuracy; of equals the smaller."""
     values: dict[tuple[str, float], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in runs:
         point = to_point(record)
         if point.split == "validation":
             values[arm_of(point.setup), point.setup.epsilon][point.learning_rate].append(record["accuracy"])
-    found: dict[tuple[str, float], Point] = {}
-    for point in points:
-        key = (arm_of(point.setup), point.setup.epsilon)
-        rates = {rate: fmean(accuracies) for rate, accuracies in sorted(values[key].items())}
-        if point.learning_rate == max(rates, key=rates.__getitem__):
-            found.setdefault(key, point)
-    return list(found.values())
+    means = {key: {rate: fmean(v) for rate, v in sorted(rates.items())} for key, rates in values.items()}
+    return {key: max(rates, key=rates.__getitem__) for key, rates in means.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,13 +137,16 @@ class Comparison:
     """`p_permutation` after Holm's correction over all comparisons."""
 
 
-def test_accuracies(runs: Iterable[Record]) -> dict[tuple[str, float], dict[int, float]]:
-    """(arm, budget) → seed → accuracy on the test examples."""
+def judged(runs: Iterable[Record]) -> dict[tuple[str, float], dict[int, float]]:
+    """(arm, budget) → seed → accuracy on the test examples, at the learning rate that was best on validation."""
+    runs = list(runs)
+    rates = best_rates(runs)
     found: dict[tuple[str, float], dict[int, float]] = defaultdict(dict)
     for record in runs:
         point = to_point(record)
-        if point.split == "test":
-            found[arm_of(point.setup), point.setup.epsilon][point.seed] = record["accuracy"]
+        key = (arm_of(point.setup), point.setup.epsilon)
+        if point.split == "test" and point.learning_rate == rates.get(key):
+            found[key][point.seed] = record["accuracy"]
     return dict(found)
 
 
@@ -161,7 +156,7 @@ def compare(runs: Iterable[Record]) -> list[Comparison]:
     The permutation test is the exact one of two samples (appendix A.3 of Gu et al., 2026, arXiv:2510.05416): with ten seeds each
     there are 184,756 ways, and 1/184,756 is the least that p can be.
     """
-    accuracies, found = test_accuracies(runs), []
+    accuracies, found = judged(runs), []
     for epsilon in sorted({epsilon for _, epsilon in accuracies}):
         for better, than in COMPARISONS:
             first, second = accuracies.get((better, epsilon), {}), accuracies.get((than, epsilon), {})
@@ -217,14 +212,19 @@ def run_command(
         design.point(each, budget, rate, seed)
         for budget in epsilon or [1.0, 2.0, 4.0, 8.0]
         for each in arm or ARMS
-        for rate in learning_rate or [0.125, 0.25, 0.5, 1.0, 2.0]
+        for rate in learning_rate or [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0]
         for seed in range(tuning_seeds)
     ]
     results = ResultsFile(output)
     failures = sweep(points, results, here, data_dir=None, console=console)
     if not failures:
-        best = best_points(points, results.runs().values())
-        tests = [replace(one, seed=TEST_SEEDS + seed, split="test") for one in best for seed in range(seeds)]
+        best = best_rates(results.runs().values())
+        first = {
+            (arm_of(point.setup), point.setup.epsilon): point
+            for point in points
+            if point.learning_rate == best[arm_of(point.setup), point.setup.epsilon]
+        }
+        tests = [replace(one, seed=TEST_SEEDS + seed, split="test") for one in first.values() for seed in range(seeds)]
         failures = sweep(tests, results, here, data_dir=None, console=console)
     for line in failures:
         console.print(line, style="red", markup=False)
@@ -305,12 +305,24 @@ def compare_command(results: Annotated[list[Path], typer.Argument(help="files th
     runs = [record for path in results for record in ResultsFile(path).runs().values()]
     for task in dict.fromkeys(str(record["point"]["task"]) for record in runs):
         own = [record for record in runs if record["point"]["task"] == task]
-        accuracies = test_accuracies(own)
+        accuracies, rates = judged(own), best_rates(own)
         epsilons = sorted({epsilon for _, epsilon in accuracies})
-        table = Table("noise", *(f"ε = {epsilon:g}" for epsilon in epsilons), title=f"{task}: test accuracy")
+        table = Table(
+            "noise",
+            *(f"ε = {epsilon:g}" for epsilon in epsilons),
+            title=f"{task}: test accuracy, ± standard deviation, at the tuned η",
+        )
         for each in ARMS:
-            cells = [list(accuracies.get((each, epsilon), {}).values()) for epsilon in epsilons]
-            table.add_row(each, *(f"{100 * fmean(v):.2f} ± {100 * stdev(v):.2f}" if len(v) > 1 else "–" for v in cells))
+            cells = [
+                (list(accuracies.get((each, epsilon), {}).values()), rates.get((each, epsilon))) for epsilon in epsilons
+            ]
+            table.add_row(
+                each,
+                *(
+                    f"{100 * fmean(v):.1f} ± {100 * stdev(v):.1f} (η {rate:g})" if len(v) > 1 else "–"
+                    for v, rate in cells
+                ),
+            )
         console.print(table)
         table = Table("ε", "noise", "against", "difference", "p (permutation)", "Holm", "p (paired t)", "seeds")
         for row in compare(own):
