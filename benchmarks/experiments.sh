@@ -14,13 +14,16 @@ stages=("${@:2}")
 cd "$root/simulations"
 export OMP_NUM_THREADS=1
 
-# Five numbers for each mechanism that has one.
-tuned=(lambda-cgd:{0.3,0.5,0.7,0.8,0.9} bisr:{2,3,4,8,16} band-inv-mf:{2,3,4,8,16} blt:{1,2,3,4,5} banded-toeplitz:{2,4,8,16,32})
-more=(bsr:{2,4,8,16,32} band-mf:{2,4,8,16,32} tree diagonal dense)
-slow=(nu-dp-ftrl:{0.001,0.003,0.01,0.03,0.1} toeplitz) # every round's noise needs that of all rounds before
-digits=(--task digits --batch 60 --tuning-seeds 5)
-tweets=(--task tweets --batch 500 --tuning-seeds 3)
-fashion=(--task fashion-mnist --batch 500 --tuning-seeds 1)
+# Five numbers for each mechanism that has one; bands up to the separation of a user's rounds, where more do not pay.
+tuned=(lambda-cgd:{0.3,0.5,0.7,0.8,0.9} bisr:{2,3,4,8,16} band-inv-mf:{2,3,4,8,16} blt:{1,2,3,4,5})
+amplified=(lambda-cgd:{0.3,0.5,0.7,0.8,0.9} bisr:{2,3,4,8,16} blt:{1,2,3,4,5})
+more=(nu-dp-ftrl:{0.001,0.003,0.01,0.03,0.1} toeplitz tree diagonal)
+on_digits=("${more[@]}" {banded-toeplitz,bsr,band-mf}:{2,4,8,16,21} dense)
+on_tweets=("${more[@]}" {banded-toeplitz,bsr}:{4,8,16,32,56})
+on_fashion=(banded-toeplitz:{4,8,16,32,64})
+digits=(--task digits --batch 60 --tuning-seeds 5 --seeds 20)
+tweets=(--task tweets --batch 500 --tuning-seeds 3 --seeds 20)
+fashion=(--task fashion-mnist --batch 500 --tuning-seeds 1 --seeds 10)
 
 # sweep FILE "RATE RATE …" "MECHANISM …" OPTION…
 sweep() {
@@ -30,21 +33,25 @@ sweep() {
     python -m fedcgd_experiments sweep --output "$results/$1.jsonl" "${words[@]}" "${@:4}"
 }
 
-plain() { sweep "$1" "$2" "dp-sgd ${tuned[*]} ${*:3:1}" "${@:4}"; }
-amplified() {
-    sweep "$1" "$2" "dp-sgd" --sampling poisson "${@:3}"
-    sweep "$1" "$2" "dp-sgd ${tuned[*]:0:5}" --sampling balls-in-bins "${@:3}"
+# amplify FILE "RATE RATE …" "MECHANISM …" OPTION…
+amplify() {
+    sweep "$1" "$2" dp-sgd --sampling poisson "${@:4}"
+    sweep "$1" "$2" "dp-sgd $3" --sampling balls-in-bins "${@:4}"
 }
+
+judge() { python -m fedcgd_experiments rules "$results/$1.jsonl" --output "$results/$1-rules.jsonl" --address here "${@:2}"; }
 
 stage() {
     case "$1" in
-        digits) plain digits "0.25 0.5 1 2 4 8 16" "${more[*]}" "${digits[@]}" ;;
-        digits-slow) sweep digits "0.25 0.5 1 2 4 8 16" "${slow[*]}" "${digits[@]}" ;;
-        digits-amplified) amplified digits "0.25 0.5 1 2 4 8 16 32" "${digits[@]}" ;;
-        tweets) plain tweets "0.5 1 2 4 8 16 32" "${more[*]}" "${tweets[@]}" ;;
-        tweets-amplified) amplified tweets "0.5 1 2 4 8 16 32 64" "${tweets[@]}" ;;
-        fashion-mnist) plain fashion-mnist "0.5 1 2 4 8 16 32" "" "${fashion[@]}" ;;
-        fashion-mnist-amplified) amplified fashion-mnist "0.5 1 2 4 8 16 32" "${fashion[@]}" ;;
+        digits) sweep digits "0.25 0.5 1 2 4 8 16" "dp-sgd ${tuned[*]} ${on_digits[*]}" "${digits[@]}" ;;
+        digits-amplified) amplify digits "0.5 1 2 4 8 16 32" "${amplified[*]}" "${digits[@]}" ;;
+        digits-rules) judge digits --seeds 20 ;;
+        tweets) sweep tweets "0.5 1 2 4 8 16 32" "dp-sgd ${tuned[*]} ${on_tweets[*]}" "${tweets[@]}" ;;
+        tweets-amplified) amplify tweets "1 2 4 8 16 32" "${amplified[*]}" "${tweets[@]}" ;;
+        tweets-rules) judge tweets --seeds 20 ;;
+        fashion-mnist) sweep fashion-mnist "1 2 4 8 16" "dp-sgd ${tuned[*]} ${on_fashion[*]}" "${fashion[@]}" ;;
+        fashion-mnist-amplified) amplify fashion-mnist "2 4 8 16" "${amplified[*]:0:5}" "${fashion[@]}" ;;
+        fashion-mnist-rules) judge fashion-mnist --seeds 10 ;;
         *) echo "unknown stage $1" >&2; return 2 ;;
     esac
 }

@@ -57,7 +57,8 @@ from fedcgd.mechanisms import (
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode
-from fedcgd.noise import NoiseStream, Term, for_each_chunk
+from fedcgd.noise import NoiseStream, Term
+from fedcgd.noise.quantisation import Grid, add_noise
 from fedcgd.participation import Participation
 
 
@@ -116,8 +117,10 @@ def last_round(size: int, rounds: int = 1000) -> None:
         SquareRootToeplitz(),
     ]
 
+    total = np.zeros(size, np.int64)
+
     def replay(terms: list[Term]) -> None:
-        for_each_chunk(lambda begin, noise: None, stream, terms, 1.0, 0, size, threads=1)
+        add_noise(total, stream, terms, 1.0, Grid(2.0**-20), threads=1)
 
     for mechanism in mechanisms:
         weights = mechanism.inverse_row(rounds - 1, rounds)

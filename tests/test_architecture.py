@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
         "fedcgd.passes",
         "fedcgd.layerwise",
     },
-    {"fedcgd.gradients", "fedcgd.mechanisms", "fedcgd.noise.quantisation"},
+    {"fedcgd.gradients", "fedcgd.mechanisms", "fedcgd.noise.quantisation", "fedcgd.noise.tensors"},
     {"fedcgd.optimisation", "fedcgd.curvature"},
     {"fedcgd.accounting"},
     {"fedcgd.plan"},

@@ -42,7 +42,7 @@ def run(mechanism: Mechanism, claim: float, names_each: int = 1) -> tuple[AuditR
         FedAvg(),
         plan,
         cohort_size=len(present) // 4,
-        key=NoiseKey.simulation(11),
+        key=NoiseKey.simulation(13),
         patience=0.0,
     )
     models = []

@@ -18,7 +18,8 @@ from fedcgd.opacus.batches import RoundBatches
 from fedcgd.parameters import flatten
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd_experiments import __main__, experiment
-from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, run_points, shared_identity
+from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, identity, run_points, shared_identity
+from fedcgd_experiments.flower_command import run_config
 from fedcgd_simulations import client_app, server_app
 from fedcgd_simulations.tasks import get_task
 
@@ -76,7 +77,7 @@ def central(point: Point, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
         return 0.0
 
     monkeypatch.setattr(experiment, "evaluate", keep)
-    run_points([point], calibrate_setup(point.setup))
+    run_points([point], {identity(point.setup): calibrate_setup(point.setup)})
     return trained[0]
 
 
@@ -86,6 +87,20 @@ def test_the_same_models(sampling, tmp_path, monkeypatch) -> None:
     there, here = federated(printed(point, tmp_path), tmp_path, monkeypatch), central(point, monkeypatch)
     start = flatten(get_task("digits").model(1000)).numpy()
     assert apart(there, here, start) < ROUNDING
+
+
+def test_the_same_models_with_momentum_and_a_schedule(tmp_path, monkeypatch) -> None:
+    point = replace(POINT, momentum=0.9, schedule="cosine", learning_rate=0.3)
+    there, here = federated(printed(point, tmp_path), tmp_path, monkeypatch), central(point, monkeypatch)
+    start = flatten(get_task("digits").model(1000)).numpy()
+    assert apart(there, here, start) < ROUNDING
+    assert apart(there, central(replace(point, momentum=0.0), monkeypatch), start) > 20 * ROUNDING
+    assert apart(there, central(replace(point, schedule="linear"), monkeypatch), start) > 20 * ROUNDING
+
+
+def test_another_optimiser_has_no_command() -> None:
+    with pytest.raises(ValueError, match="Flower's adam is not PyTorch's"):
+        run_config(replace(POINT, optimizer="adam"), users=1260)
 
 
 def test_with_poisson_sampling_only_the_draws_are_others(tmp_path, monkeypatch) -> None:

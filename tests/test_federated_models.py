@@ -52,8 +52,8 @@ def inputs(task: str, model: str) -> torch.Tensor:
     return torch.randn(USERS, *shape, generator=generator)
 
 
-@pytest.fixture
-def _small_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers of a few thousand weights in the place of all."""
     for name in VIT_SHAPES:
         monkeypatch.setitem(VIT_SHAPES, name, Shape(patch=8, layers=2, heads=2, hidden=16, mlp=32, image=32))
     for name in BERT_SHAPES:
@@ -81,9 +81,9 @@ def one_step(task, examples: Examples, clip_norm: float) -> tuple[np.ndarray, np
 @pytest.mark.parametrize(
     ("task", "model"), [pytest.param(t, m, marks=[pytest.mark.slow] if m in HEAVY else []) for t, m in MODELS]
 )
-@pytest.mark.usefixtures("_small_transformers")
 @pytest.mark.filterwarnings(f"ignore::{RandomWeightsWarning.__module__}.{RandomWeightsWarning.__name__}")
 def test_two_rounds(task: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_transformers(monkeypatch)
     examples = Examples(inputs(task, model), torch.tensor([0, 1, 1, 0]))
     made = partial(tiny, data=Data(examples, examples, examples))
     for module in (server_app, client_app):

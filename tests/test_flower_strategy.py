@@ -40,10 +40,10 @@ UPDATE = STEP * np.floor(np.full(SIZE, 0.5 / np.sqrt(SIZE)) / STEP)  # all ones,
 
 
 def on_the_grid(noise: np.ndarray, rounds_and_attempts) -> np.ndarray:
-    """Rows of ζσ·C⁻¹Z and the smoothing noise of their rounds and attempts, each rounded to the grid, for ζσ = 1."""
+    """Rows of ζσ·C⁻¹Z and the smoothing noise of their rounds and attempts, rounded to the grid, for ζσ = 1."""
     stream = NoiseStream(KEY.noise).derive("smoothing")
     smoothing = np.stack([stream.words(t, a, 0, SIZE) / 2.0**39 for t, a in rounds_and_attempts])
-    return STEP * (np.rint(noise / STEP) + np.rint(smoothing / STEP))
+    return STEP * np.rint((noise + smoothing) / STEP)
 
 
 def record(values) -> ArrayRecord:

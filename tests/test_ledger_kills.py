@@ -95,7 +95,7 @@ def test_the_model_is_what_the_releases_on_record_give(killed_run, world):
     model = momentum = np.zeros(worker.SIZE)
     models = []
     for t, attempt in attempts:
-        noise = rounded(3.0 * (z[t] - 0.9 * z[t - 1] if t else z[0])) + rounded(3.0 / 2**39 * smoothing[t])
+        noise = rounded(3.0 * ((z[t] - 0.9 * z[t - 1] if t else z[0]) + smoothing[t] / 2**39))
         momentum = 0.5 * momentum + grid.from_steps(grid.to_steps(worker.summed(t, users[t, attempt]))) + noise
         model = model + momentum
         models.append(model)

@@ -5,14 +5,16 @@ import sys
 import numpy as np
 import pytest
 
-from fedcgd.noise import NoiseStream, box_muller, for_each_chunk
-from fedcgd.noise.box_muller import BYTES, Workspace
-from fedcgd.noise.compiled import kernels
+from fedcgd.noise import NoiseStream, box_muller, compiled, correlated_noise
+from fedcgd.noise.compiled import WORTHWHILE, kernels, kernels_for
+from fedcgd.noise.correlated import add_rounded
 from fedcgd.noise.quantisation import Grid, add_noise
-from fedcgd.noise.stream import TILE
+from fedcgd.noise.stream import key_words
 
 STREAM = NoiseStream(bytes(range(32)))
 TERMS = [(1, 7, 1.0), (0, 3, -0.9), (2, 0, 0.123456789)]
+SIZE = WORTHWHILE + 1001
+STARTS = [17, 2**32 * 12 - 70_001]  # across the number 2³² of a block, too
 
 
 @pytest.fixture
@@ -21,6 +23,8 @@ def without_numba(monkeypatch: pytest.MonkeyPatch):
 
     def take_away() -> None:
         kernels.cache_clear()
+        monkeypatch.delitem(sys.modules, "fedcgd.noise.machine_code", raising=False)
+        monkeypatch.delattr("fedcgd.noise.machine_code", raising=False)
         monkeypatch.setitem(sys.modules, "numba", None)
         assert kernels() is None
 
@@ -29,61 +33,78 @@ def without_numba(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_numba_is_there_for_these_tests() -> None:
-    assert kernels() is not None
+    assert kernels_for(SIZE) is not None
+    assert kernels_for(WORTHWHILE - 1) is None
 
 
-def noise() -> np.ndarray:
-    out = np.empty(2 * TILE + 1001)
-
-    def keep(begin: int, part: np.ndarray) -> None:
-        out[begin - 17 : begin - 17 + len(part)] = part
-
-    for_each_chunk(keep, STREAM, TERMS, 1.7, 17, 17 + len(out))
-    return out
-
-
-def test_noise_has_the_same_bits(without_numba) -> None:
-    fast = noise()
+@pytest.mark.parametrize("start", STARTS)
+def test_noise_has_the_same_bits(start: int, without_numba) -> None:
+    fast = STREAM.normal(7, 5, start, start + SIZE)
     without_numba()
-    np.testing.assert_array_equal(fast.view(np.int64), noise().view(np.int64))
+    slow = STREAM.normal(7, 5, start, start + SIZE)
+    np.testing.assert_array_equal(fast.view(np.int32), slow.view(np.int32))
+    np.testing.assert_array_equal(
+        slow, correlated_noise(STREAM, [(7, 5, 1.0)], 1.0, start, start + SIZE).astype(np.float32)
+    )
 
 
 @pytest.mark.parametrize("step", [2.0**-12, 2.0**-38])  # below the smoothing's width and far above
-def test_sums_are_the_same(step: float, without_numba) -> None:
+@pytest.mark.parametrize("start", STARTS)
+def test_sums_are_the_same(step: float, start: int, without_numba) -> None:
     sums = []
     for _ in range(2):
-        total = np.arange(2 * TILE + 1001)
-        add_noise(total, STREAM, TERMS, 2.5, Grid(step), start=99)
+        total = np.arange(SIZE)
+        add_noise(total, STREAM, TERMS, 2.5, Grid(step), start=start)
         sums.append(total)
         without_numba()
     np.testing.assert_array_equal(*sums)
 
 
 def test_extreme_words_have_the_same_bits() -> None:
-    """Every combination of the least, the largest and ordinary integers."""
+    """Combinations of the least, the largest and ordinary integers."""
+    from fedcgd.noise import machine_code
+
+    edges = np.array([0, 1, -1, 2, 2**30, -(2**31), 2**31 - 1, -123456789], np.int32)
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        words = edges[generator.integers(0, len(edges), (16, 128))]
+        fast, slow = np.zeros((12, 128)), np.zeros((12, 128))
+        machine_code._add_normals(words, 0.37, np.empty(128, np.float32), fast)
+        box_muller.add_normals(words, 0.37, slow)
+        np.testing.assert_array_equal(fast.view(np.int64), slow.view(np.int64))
+
+
+def test_ties_are_rounded_to_even_by_both() -> None:
+    """Where the noise is a multiple of a half: no term, and a width of one half."""
     fast = kernels()
     assert fast is not None
-    long = [0, 1, -1, 2, 3, 2**62, -(2**63), 2**63 - 1, 2**63 - 513, 123456789012345678, -(2**40)]
-    short = [0, 1, -1, 2, 2**30, -(2**31), 2**31 - 1, -123456789]
-    grid = np.array(np.meshgrid(long, long, short, short, short)).reshape(5, -1)
-    columns = grid.shape[1]
-    work = Workspace(columns)
-    views = work.words(columns)
-    k, v, a = views
-    k[:], v[:], a[:] = grid[:2].ravel(), grid[2], grid[3:].ravel()
-    kept = bytes(work.keystream[: BYTES * columns])
-    total = np.empty(4 * columns)
-    fast.weighted(k, v, a, 0.37, True, total)
-    assert bytes(work.keystream[: BYTES * columns]) == kept
-    radius, cosine, sine = work.polar(columns)
-    expected = np.multiply(radius, np.stack([cosine, sine]), dtype=np.float64) * 0.37
-    np.testing.assert_array_equal(total.view(np.int64), expected.ravel().view(np.int64))
+    key = bytes(range(32))
+    found, expected = np.zeros(5000, np.int64), np.zeros(5000, np.int64)
+    fast.add_to_grid(found, 3, np.zeros((0, 8), np.uint32), np.zeros(0), key_words(key), 0.5)
+    add_rounded(expected, 3, [], key, 0.5)
+    np.testing.assert_array_equal(found, expected)
+    assert (found % 2 == 0).mean() > 0.6  # of all a quarter were ties
 
 
-def test_machine_code_that_differs_from_numpy_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("constant", ["FRACTION", "EXPONENT", "ONE"])
+def test_machine_code_that_differs_from_numpy_is_not_used(constant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a constant has changed, and Numba's cache on disk still holds the code with the old one."""
+    assert kernels() is not None
     kernels.cache_clear()
-    monkeypatch.setattr(box_muller, "FRACTION", np.float32(2.0**-31 * (1 + 2.0**-20)))
+    value = getattr(box_muller, constant)
+    monkeypatch.setattr(box_muller, constant, np.float32(value * (1 + 2.0**-20)))
+    try:
+        assert kernels() is None
+    finally:
+        kernels.cache_clear()
+
+
+def test_a_compiler_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: object) -> bool:
+        raise RuntimeError("no such processor")
+
+    kernels.cache_clear()
+    monkeypatch.setattr(compiled, "_same_bits", fails)
     try:
         assert kernels() is None
     finally:

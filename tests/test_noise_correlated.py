@@ -1,85 +1,54 @@
-"""Σ w_j·Z_j chunk by chunk: right numbers, any chunking and threads, right correlation between rounds."""
+"""Σ w_j·Z_j: right numbers, any split, right correlation between rounds."""
 
-import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise import NoiseStream, for_each_chunk
+from fedcgd.noise import NoiseStream, correlated_noise
 
 STREAM = NoiseStream(bytes(range(32)))
-TILE = 2 * 262144
+TILE = 1536
+PART = 64 * TILE
 TERMS = [(5, 1, 1.0), (4, 0, -0.9), (2, 0, 0.25)]
 
 
-def add_correlated(x, terms, stddev, *, start=0, threads=None):
-    """x[i] += stddev·Σ_j w_j·Z_j[start + i], in place."""
-
-    def add(begin, noise):
-        x[begin - start : begin - start + len(noise)] += noise
-
-    for_each_chunk(add, STREAM, terms, stddev, start, start + len(x), threads=threads)
-
-
-@pytest.mark.parametrize(
-    ("start", "size"), [(0, 1000), (131_002, 100), (393_217, 77), (TILE - 7, 600_000), (131_072, 131_072)]
-)
-def test_adds_the_weighted_sum(start, size):
-    x = np.linspace(-1, 1, size)
-    before = x.copy()
-    add_correlated(x, TERMS, 1.5, start=start)
+@pytest.mark.parametrize(("start", "size"), [(0, 1000), (1000, 100), (TILE - 7, 60_000), (PART - 1, 2), (5, 0)])
+def test_the_weighted_sum(start, size):
     z = [np.float64(STREAM.normal(r, a, start, start + size)) for r, a, _ in TERMS]
-    expected = before + 1.5 * sum(w * row for (_, _, w), row in zip(TERMS, z, strict=True))
-    np.testing.assert_allclose(x, expected, rtol=0, atol=4e-6)
+    expected = 1.5 * sum(w * row for (_, _, w), row in zip(TERMS, z, strict=True))
+    found = correlated_noise(STREAM, TERMS, 1.5, start, start + size)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=4e-6)
 
 
 def test_many_terms_are_added_as_well_as_few():
-    x = np.zeros(10)
-    add_correlated(x, [(t, 0, 0.5) for t in range(200)], 2.0)
-    np.testing.assert_allclose(x, sum(np.float64(STREAM.normal(t, 0, 0, 10)) for t in range(200)), atol=1e-5)
+    found = correlated_noise(STREAM, [(t, 0, 0.5) for t in range(200)], 2.0, 0, 10)
+    np.testing.assert_allclose(found, sum(np.float64(STREAM.normal(t, 0, 0, 10)) for t in range(200)), atol=1e-5)
 
 
-def test_threads_and_splits_do_not_change_a_bit():
-    size = 3 * TILE + 12345
-    whole = np.zeros(size)
-    add_correlated(whole, TERMS, 0.5, threads=1)
-    for threads in (2, 3, 7):
-        again = np.zeros(size)
-        add_correlated(again, TERMS, 0.5, threads=threads)
-        np.testing.assert_array_equal(again, whole)
-    parts = np.zeros(size)
-    for start in range(0, size, 301_001):
-        add_correlated(parts[start : start + 301_001], TERMS, 0.5, start=start, threads=2)
-    np.testing.assert_array_equal(parts, whole)
+def test_splits_do_not_change_a_bit():
+    size = 3 * PART + 12345
+    whole = correlated_noise(STREAM, TERMS, 0.5, 0, size)
+    ends = [*range(0, size, 101_001), size]
+    parts = [correlated_noise(STREAM, TERMS, 0.5, *pair) for pair in pairwise(ends)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
 def test_float64_noise_is_the_exact_product_that_float32_rounds():
-    wide = np.zeros(5000)
-    add_correlated(wide, [(8, 0, 1.0)], 1.0)
+    wide = correlated_noise(STREAM, [(8, 0, 1.0)], 1.0, 0, 5000)
     np.testing.assert_array_equal(wide.astype(np.float32), STREAM.normal(8, 0, 0, 5000))
     assert np.mean(wide == wide.astype(np.float32)) < 0.01
-
-
-def test_noise_chunks_cover_each_coordinate_once():
-    seen = np.zeros(TILE + 500, np.int64)
-
-    def consume(begin, noise):
-        seen[begin - 77 : begin - 77 + len(noise)] += 1
-
-    for_each_chunk(consume, STREAM, TERMS, 1.0, 77, 77 + len(seen), threads=3)
-    assert (seen == 1).all()
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.9])
 def test_rounds_are_correlated_as_the_mechanism_says(lam):
     size, rounds = 200_000, 4
     mechanism = LambdaCGD(lam)
-    noise = np.zeros((rounds, size))
-    for t in range(rounds):
-        weights = mechanism.inverse_row(t, rounds)
-        add_correlated(noise[t], [(t - i, 0, float(w)) for i, w in enumerate(weights)], 3.0)
+    rows = [mechanism.inverse_row(t, rounds) for t in range(rounds)]
+    terms = [[(t - i, 0, float(w)) for i, w in enumerate(row)] for t, row in enumerate(rows)]
+    noise = np.stack([correlated_noise(STREAM, row, 3.0, 0, size) for row in terms])
     scale = 3.0 * np.sqrt(1 + lam**2)
     assert noise[1:].std() == pytest.approx(scale, rel=4 / np.sqrt(2 * 3 * size))
     correlation = np.corrcoef(noise[1:])
@@ -91,31 +60,13 @@ def test_rounds_are_correlated_as_the_mechanism_says(lam):
 
 
 def test_the_replayed_noise_cancels():
-    first, both = np.zeros(10_000), np.zeros(10_000)
-    add_correlated(first, [(0, 0, 1.0)], 2.0)
-    for terms in ([(0, 0, 1.0)], [(1, 0, 1.0), (0, 0, -1.0)]):
-        add_correlated(both, terms, 2.0)
+    both = sum(correlated_noise(STREAM, t, 2.0, 0, 10_000) for t in ([(0, 0, 1.0)], [(1, 0, 1.0), (0, 0, -1.0)]))
     np.testing.assert_allclose(both, 2.0 * np.float64(STREAM.normal(1, 0, 0, 10_000)), rtol=0, atol=2e-6)
 
 
-def test_no_noise_and_no_coordinates_leave_x_alone():
-    x = np.ones(10)
-    add_correlated(x, [], 1.0)
-    add_correlated(x, TERMS, 0.0)
-    add_correlated(x[:0], TERMS, 1.0)
-    np.testing.assert_array_equal(x, np.ones(10))
-
-
-def test_extra_memory_is_at_most_24_mib_with_two_threads():
-    x = np.zeros(6 * TILE)
-    add_correlated(x[:10], TERMS, 1.0)
-    tracemalloc.start()
-    try:
-        add_correlated(x, TERMS, 1.0, threads=2)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert 1 < peak / 2**20 < 24
+def test_no_terms_are_no_noise():
+    np.testing.assert_array_equal(correlated_noise(STREAM, [], 1.0, 0, 10), np.zeros(10))
+    np.testing.assert_array_equal(correlated_noise(STREAM, TERMS, 0.0, 0, 10), np.zeros(10))
 
 
 @pytest.mark.parametrize(
@@ -131,12 +82,10 @@ def test_extra_memory_is_at_most_24_mib_with_two_threads():
         ([(-1, 0, 1.0)], 1.0, {}, "round must be"),
         ([(0, 2**128, 1.0)], 1.0, {}, "nonce must be"),
         ([(0, 0, 1.0)], 1.0, {"start": -1}, "coordinates"),
-        ([(0, 0, 1.0)], 1.0, {"start": 2**40}, "coordinates"),
-        ([(0, 0, 1.0)], 1.0, {"threads": 0}, "threads must be"),
+        ([(0, 0, 1.0)], 1.0, {"stop": 2**40 + 1}, "coordinates"),
+        ([(0, 0, 1.0)], 1.0, {"start": 5}, "coordinates"),
     ],
 )
-def test_bad_arguments_are_refused_before_x_changes(terms, stddev, options, message):
-    x = np.zeros(4)
+def test_bad_arguments_are_refused(terms, stddev, options, message):
     with pytest.raises(ValueError, match=message):
-        add_correlated(x, terms, stddev, **options)
-    assert not x.any()
+        correlated_noise(STREAM, terms, stddev, **{"start": 0, "stop": 4, **options})

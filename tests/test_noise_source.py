@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 
 from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, BinaryTree, Diagonal, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
-from fedcgd.noise import source as module
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import GeneratorNormals, GridNormals, NoiseSource
+from fedcgd.noise.source import GridNormals, NoiseSource
 
 ROUNDS, SIZE, STEP = 12, 50, 2.0**-22
 STREAM = NoiseStream(bytes(range(32)))
@@ -93,13 +91,6 @@ def test_replay_makes_the_bands_again_and_buffers_make_one_vector() -> None:
         for t in range(3):
             noise.add(np.zeros(SIZE, np.int64), NONCES[: t + 1], 1.5)
         assert made == expected_rounds
-
-
-def test_the_parts_that_a_generator_makes_are_not_the_same(monkeypatch) -> None:
-    monkeypatch.setattr(module, "_PART", 8)
-    total = torch.zeros(20)
-    GeneratorNormals(bytes(32), torch.device("cpu")).add(total, [(0, 0, 1.0)], 1.0)
-    assert len(torch.unique(total)) == 20
 
 
 def test_no_noise_after_the_last_round() -> None:

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorData
 
 from fedcgd.accounting import calibrate, compute_epsilon
 from fedcgd.keys import NoiseKey
-from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
+from fedcgd.mechanisms import BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import GeneratorNormals, GridNormals, NoiseSource
+from fedcgd.noise.source import GridNormals, NoiseSource
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipping import MARGIN
 from fedcgd.opacus.optimizer import RoundNoise
@@ -477,44 +477,6 @@ def test_examples_are_drawn_at_the_rate_that_is_accounted_for(sampling, together
     for batch, following in pairwise(batches):
         assert abs(len(batch) - size / 5) < 4 * (size * 0.2 * 0.8) ** 0.5
         assert abs(len(batch & following) - size * together) <= 4 * (size * together) ** 0.5
-
-
-def test_generator_noise_is_the_rounds_own_whatever_came_before():
-    source = GeneratorNormals(KEY.noise, torch.device("cpu"))
-
-    def draw(source, *terms):
-        total = torch.zeros(17)
-        source.add(total, terms, 2.0)
-        return total
-
-    z = [draw(source, (t, 0, 0.5)) for t in range(3)]
-    assert torch.equal(draw(GeneratorNormals(KEY.noise, torch.device("cpu")), (1, 0, 0.5)), z[1])
-    assert torch.equal(source.vector(torch.zeros(17), 1, 0), z[1])
-    assert torch.allclose(draw(source, (2, 0, 1.0), (1, 0, -0.8)), 2 * z[2] - 1.6 * z[1], atol=1e-6)
-    assert not torch.equal(draw(GeneratorNormals(bytes(32), torch.device("cpu")), (1, 0, 0.5)), z[1])
-    assert not torch.equal(draw(source, (1, 7, 0.5)), z[1])
-    assert not torch.equal(draw(source, (1, 2**127, 0.5)), z[1])
-    assert not torch.equal(z[0], z[1])
-
-
-NONCES = [0, 5, 0, 2**128 - 1, 0, 0, 3, 0, 0]
-
-
-@pytest.mark.parametrize(
-    "mechanism", [LambdaCGD(0.8), BISR(3), BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), BinaryTree()], ids=str
-)
-@pytest.mark.parametrize("mode", ["buffer", "cpu-buffer"])
-def test_a_buffer_gives_what_replay_gives_also_after_a_restart(mode, mechanism):
-    normals = GeneratorNormals(KEY.noise, torch.device("cpu"))
-    replay, buffer = NoiseSource(mechanism, 9, normals, "replay"), NoiseSource(mechanism, 9, normals, mode)
-    for t in range(9):
-        if t == 6:
-            buffer = NoiseSource(mechanism, 9, normals, mode)
-        expected, got = torch.ones(11), torch.ones(11)
-        replay.add(expected, NONCES[: t + 1], 3.0)
-        buffer.add(got, NONCES[: t + 1], 3.0)
-        assert torch.allclose(got, expected, atol=2e-5)
-        assert not torch.allclose(got, torch.ones(11), atol=0.1)
 
 
 def test_a_buffer_makes_one_vector_a_round_and_keeps_the_mechanisms_few():

@@ -22,9 +22,9 @@ def noise_of(noise: RoundNoise, run: str) -> np.ndarray:
 
 def test_whatever_run_comes_next_has_noise_of_its_own() -> None:
     key = NoiseKey.simulation(1)
-    shared = RoundNoise(PLAN, key, 500, torch.device("cpu"), None)
+    shared = RoundNoise(PLAN, key, 500, None)
     for run in ("b", "a", "c", ""):  # in no order
-        alone = RoundNoise(PLAN, key, 500, torch.device("cpu"), None)
+        alone = RoundNoise(PLAN, key, 500, None)
         np.testing.assert_array_equal(noise_of(shared, run), noise_of(alone, run))
     assert abs(np.corrcoef(noise_of(shared, "a"), noise_of(shared, "b"))[0, 1]) < 0.2
 

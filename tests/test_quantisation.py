@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats
 
-from fedcgd.noise import NoiseStream
+from fedcgd.noise import NoiseStream, correlated_noise
 from fedcgd.noise.quantisation import (
     SMOOTHING,
     Grid,
@@ -157,6 +157,10 @@ def test_bad_noise_arguments_are_refused_before_the_total_changes():
         add_noise(total, STREAM, TERMS, -1.0, Grid(1.0))
     with pytest.raises(ValueError, match="round must be"):
         add_noise(total, STREAM, [(-1, 0, 1.0)], 1.0, Grid(1.0))
+    with pytest.raises(ValueError, match="coordinates must"):
+        add_noise(total, STREAM, TERMS, 1.0, Grid(1.0), start=2**40)
+    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
+        add_noise(total, STREAM, TERMS, 1.0, Grid(1.0), threads=0)
     for wrong in (np.zeros(3), np.zeros(3, np.int32), np.zeros(6, np.int64)[::2]):
         with pytest.raises(ValueError, match="int64"):
             add_noise(wrong, STREAM, TERMS, 1.0, Grid(1.0))
@@ -180,16 +184,22 @@ def test_noise_that_the_integers_would_not_hold_is_refused_before_anything_start
         Grid.fitting(clip_norm=1.0, size=10**6, stddev=stddev)
 
 
-def test_noise_made_elsewhere_is_rounded_to_the_nearest_step():
-    total = np.array([[10, 0, -3], [0, 0, 0]])
-    add_values(total, np.array([[0.24, 0.26, -0.76], [1.5, -1e6, 0.0]]), Grid(0.5))
-    np.testing.assert_array_equal(total, [[10, 1, -5], [3, -2_000_000, 0]])
-    large = np.zeros(2_500_000, np.int64)
-    noise = np.arange(2_500_000, dtype=np.float32)
-    add_values(large, noise, Grid(2.0**-3))
-    np.testing.assert_array_equal(large, 8 * np.arange(2_500_000))
-    for wrong in (np.full(3, np.nan), np.full(3, np.inf), np.full(3, 2.0**50), np.zeros(2)):
+def test_noise_made_elsewhere_is_scaled_smoothed_and_rounded_to_the_nearest_step():
+    smoothing, newest = STREAM.derive("smoothing"), (3, 9, 1.0)
+    for noise in (np.array([[0.24, 0.26, -0.76], [1.5, -1e6, 0.0]]), np.arange(2_500_000, dtype=np.float32)):
+        total = np.full(noise.shape, 7)
+        add_values(total, noise, STREAM, newest, 3.0, Grid(2.0**-12))
+        s = SMOOTHING * smoothing.words(3, 9, 0, noise.size).reshape(noise.shape) / 2**31
+        np.testing.assert_array_equal(total, 7 + np.rint(2.0**12 * 3.0 * np.float64(noise) + 2.0**12 * 3.0 * s))
+    for wrong in (np.full(3, np.nan), np.full(3, np.inf), np.full(3, 2.0**49), np.zeros(2)):
         total = np.zeros(3, np.int64)
         with pytest.raises(ValueError, match=r"noise must be finite, of shape \(3,\)"):
-            add_values(total, wrong, Grid(1.0))
+            add_values(total, wrong, STREAM, newest, 2.0, Grid(1.0))
         assert not total.any()
+
+
+def test_replayed_noise_and_noise_made_elsewhere_are_the_same():
+    replayed, made = np.zeros(5000, np.int64), np.zeros(5000, np.int64)
+    add_noise(replayed, STREAM, TERMS, 3.0, Grid(2.0**-10))
+    add_values(made, correlated_noise(STREAM, TERMS, 1.0, 0, 5000), STREAM, TERMS[0], 3.0, Grid(2.0**-10))
+    np.testing.assert_array_equal(made, replayed)

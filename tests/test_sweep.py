@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedcgd.accounting import calibrate
 from fedcgd.keys import NoiseKey
-from fedcgd.mechanisms import LambdaCGD
+from fedcgd.mechanisms import BISR, LambdaCGD
 from fedcgd.opacus.batches import RoundBatches
 from fedcgd.opacus.rounds import Rounds
 from fedcgd.optimisation import catalogue
@@ -94,10 +94,12 @@ def test_softmax_is_trained_as_the_engine_trains_it(way, mechanism, sampling):
     data, plan = task.load(), plan_of(replace(SETUP, mechanism=mechanism, sampling=sampling), 2.0)
     points = [replace(POINT, learning_rate=rate, **way) for rate in (0.1, 0.5)]
     key = NoiseKey.simulation(0)
-    together = train_softmax(task.model(0), data.train, plan, [p.descent for p in points], key=key, steps=9)
-    assert together.shape == (2, 650)
-    assert (together[0] - together[1]).abs().max() > 0.05
-    for point, flat in zip(points, together, strict=True):
+    other = replace(plan, mechanism=BISR(3) if mechanism != "dp-sgd" else plan.mechanism, noise_multiplier=5.0)
+    runs = [(plan, points[1].descent), (other, points[0].descent), (plan, points[0].descent)]
+    together = train_softmax(task.model(0), data.train, runs, key=key, steps=9)
+    assert together.shape == (3, 650)
+    for (plan, how), flat in zip(runs, together, strict=True):
+        point = replace(POINT, learning_rate=how.learning_rate, **way)
         engine = flatten(train_engine(point, task, data.train, plan, physical_batch=512))
         assert torch.allclose(flat, engine, atol=2e-5)
 
@@ -106,13 +108,20 @@ def test_runs_that_share_their_noise_have_a_simulations_key():
     task = get_task("digits")
     with pytest.raises(ValueError, match="a secret key forbids"):
         train_softmax(
-            task.model(0), task.load().train, plan_of(SETUP), [POINT.descent], key=NoiseKey(bytes(32)), steps=9
+            task.model(0), task.load().train, [(plan_of(SETUP), POINT.descent)], key=NoiseKey(bytes(32)), steps=9
         )
 
 
-def test_points_that_differ_by_more_than_the_rate_are_not_trained_together():
-    with pytest.raises(ValueError, match="may differ by the learning rate alone"):
-        run_points([POINT, replace(POINT, seed=1)], calibrate_setup(SETUP))
+def test_plans_with_other_batches_are_not_trained_together():
+    task = get_task("digits")
+    runs = [(plan_of(SETUP), POINT.descent), (replace(plan_of(SETUP), clip_norm=2.0), POINT.descent)]
+    with pytest.raises(ValueError, match="may differ by mechanism and noise multiplier alone"):
+        train_softmax(task.model(0), task.load().train, runs, key=NoiseKey.simulation(0), steps=9)
+
+
+def test_points_with_other_batches_are_not_trained_together():
+    with pytest.raises(ValueError, match="must have the same batches"):
+        run_points([POINT, replace(POINT, seed=1)], {identity(SETUP): calibrate_setup(SETUP)})
 
 
 def test_no_seed_both_tunes_and_tests():
@@ -173,8 +182,8 @@ def test_results_are_kept_and_not_made_again(tmp_path):
 
 
 def test_the_same_point_gives_the_same_accuracy():
-    calibration = calibrate_setup(SETUP)
-    first, second = (run_points([POINT], calibration)["accuracies"] for _ in range(2))
+    calibrations = {identity(SETUP): calibrate_setup(SETUP)}
+    first, second = (run_points([POINT], calibrations)[0]["accuracies"] for _ in range(2))
     assert first == second
     assert first[0] > 0.3
 

@@ -123,7 +123,7 @@ def opacus_release(plan: Plan, seed: int) -> Release:
     from fedcgd.opacus.optimizer import RoundNoise
 
     def release(sums: Matrix, repetition: int) -> Matrix:
-        noise = RoundNoise(plan, audit_key(seed, repetition), sums.shape[1], torch.device("cpu"), None)
+        noise = RoundNoise(plan, audit_key(seed, repetition), sums.shape[1], None)
         nonces: list[int] = []
         noised = np.empty_like(sums)
         for t, row in enumerate(sums):

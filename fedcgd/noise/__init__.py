@@ -3,7 +3,7 @@
 Nothing here keeps state: the noise of an earlier round is generated again whenever a later round needs part of it.
 """
 
-from fedcgd.noise.correlated import Term, for_each_chunk
-from fedcgd.noise.stream import NoiseStream
+from fedcgd.noise.correlated import Term, correlated_noise
+from fedcgd.noise.stream import STREAM, NoiseStream
 
-__all__ = ["NoiseStream", "Term", "for_each_chunk"]
+__all__ = ["STREAM", "NoiseStream", "Term", "correlated_noise"]

@@ -10,25 +10,28 @@ step, a power of two:
    X + Z and nothing else, and so exactly as private. What comes out is a multiple of the step whatever X is.
 
 Step 3 holds for a real-valued Z. The Z of `NoiseStream` has steps of its own: it takes about 2⁴⁹ values, and where the
-grid is as fine as for large models, a cell of it holds few of them. So independent noise, `SMOOTHING` times as large, is added
-in the same way. Adding anything independent of the users to a private output keeps it private, whatever its distribution: so it
-is uniform, 32 bits of keystream a coordinate, and no logarithm. It spreads each value of Z over many cells of the grid (2²⁴ in
-the finest use, 2⁻⁷ of a standard deviation always), and adds 5e-6 to the variance, 2.5e-6 to the length of the noise. It is
-fresh under every nonce and never cancelled.
+grid is as fine as for large models, a cell of it holds few of them. So independent noise S, `SMOOTHING` times as large, is
+added before the rounding. Adding anything independent of the users to a private output keeps it private, whatever its
+distribution: so it is uniform, 32 bits of keystream a coordinate, and no logarithm. It spreads each value of Z over many cells
+of the grid (2²⁴ in the finest use, 2⁻⁷ of a standard deviation always), and adds 5e-6 to the variance, 2.5e-6 to the length of
+the noise. It is fresh under every nonce and never cancelled.
 """
 
 import math
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.noise import NoiseStream, Term, for_each_chunk
 from fedcgd.noise.box_muller import LARGEST
-from fedcgd.noise.compiled import kernels
-from fedcgd.noise.stream import COLUMNS
+from fedcgd.noise.compiled import kernels_for
+from fedcgd.noise.correlated import Keyed, Term, add_rounded, keyed
+from fedcgd.noise.stream import TILE, NoiseStream, check_coordinates, key_words, tiles, words_of
 
 Integers = NDArray[np.int64]
 
@@ -40,7 +43,7 @@ RELATIVE_LOSS = 2.0**-10
 
 _EXACT = 2**53  # float64 holds all integers up to here
 _MOST_STEPS = 2.0**50  # of noise: beyond, Z would be coarser than the grid
-_CHUNK = 2**20
+_MOST_THREADS = 2  # unless asked
 _PURPOSE = "smoothing"  # of the stream that it comes from
 
 
@@ -108,75 +111,98 @@ def add_noise(
     start: int = 0,
     threads: int | None = None,
 ) -> None:
-    """total += round(stddev·Σ_j w_j·Z_j / step) + smoothing, in place; total is int64 in steps of `grid` and contiguous.
+    """total += round(stddev·(Σ_j w_j·Z_j + S) / step), in place; total is int64 in steps of `grid` and contiguous.
 
-    total[i] gets the noise of coordinate `start` + i. The first term is the newest noise; its (round, nonce) also names the
-    smoothing noise. Extra memory: 13 MiB a thread.
-    Raises ValueError, before total is touched, if there is no term or if the noise could reach 2⁵⁰
-    steps, where Z would be coarser than the grid.
+    total[i] gets the noise of coordinate `start` + i, and S is the smoothing, uniform between ±`SMOOTHING`. The first term is the
+    newest noise; its (round, nonce) also names the smoothing. The numbers are the same for any `threads` (default: one for each
+    core, at most 2) and any split into calls. Raises ValueError, before total is touched, if there is no term, for indices
+    out of range, or if the noise could reach 2⁵⁰ steps, where Z would be coarser than the grid.
     """
+    flat = _flat(total)
+    stop = start + len(flat)
+    check_coordinates(start, stop)
+    made, smoothing = keyed_noise(stream, terms, stddev, grid)
+    width = smoothing_width(stddev, grid)
+    if threads is None:
+        threads = min(_cores(), _MOST_THREADS)
+    elif threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+    fast = kernels_for(len(flat))
+
+    def add(low: int, high: int) -> None:
+        part = flat[low - start : high - start]
+        if fast is None:
+            add_rounded(part, low, made, smoothing, width)
+        else:
+            keys = np.stack([key_words(key) for key, _ in made])
+            weights = np.array([weight for _, weight in made])
+            fast.add_to_grid(part, low, keys, weights, key_words(smoothing), width)
+
+    whole = -(-len(flat) // TILE)
+    cuts = [start, *(min(start + whole * i // threads * TILE, stop) for i in range(1, threads)), stop]
+    shares = [(low, high) for low, high in pairwise(cuts) if low < high]
+    if len(shares) < 2:
+        for share in shares:
+            add(*share)
+        return
+    with ThreadPoolExecutor(len(shares)) as pool:
+        for done in [pool.submit(add, *share) for share in shares]:
+            done.result()
+
+
+def keyed_noise(stream: NoiseStream, terms: Sequence[Term], stddev: float, grid: Grid) -> tuple[list[Keyed], bytes]:
+    """The terms in steps of `grid`, and the key of their smoothing. Raises ValueError as `add_noise` does."""
     if not terms:
         raise ValueError("at least one term is needed: a sum without noise is not private")
-    flat = _flat(total)
-    reach = LARGEST * stddev * sum(abs(weight) for _, _, weight in terms) / grid.step
+    made = keyed(stream, terms, stddev / grid.step)  # exact: the step is a power of two
+    reach = LARGEST * sum(abs(weight) for _, weight in made)
     if not reach < _MOST_STEPS:
         raise ValueError(
             f"noise of standard deviation {stddev} is too large for steps of {grid.step}; take larger steps"
         )
-    round, nonce, _ = terms[0]
-    smoothing = stream.derive(_PURPOSE)
-    steps = stddev / grid.step  # exact: the step is a power of two
-    width = _width(stddev, grid)
-
-    def add(begin: int, noise: NDArray[np.float64]) -> None:
-        part = flat[begin - start : begin - start + len(noise)]
-        words = smoothing.words(round, nonce, begin, begin + len(noise))
-        fast = kernels() if len(noise) > COLUMNS else None
-        if fast is not None:
-            fast.add_rounded(noise, words, width, part)
-            return
-        np.rint(noise, out=noise)
-        np.add(part, noise.astype(np.int64), out=part)
-        _add_words(part, words, width)
-
-    for_each_chunk(add, stream, terms, steps, start, start + len(flat), threads=threads)
+    return made, smoothing_key(stream, terms[0])
 
 
-def add_values(total: Integers, noise: NDArray[np.floating[Any]], grid: Grid) -> None:
-    """total += round(noise / step), in place, for noise that was made elsewhere; `add_smoothing` has to follow.
+def add_values(
+    total: Integers, noise: NDArray[np.floating[Any]], stream: NoiseStream, newest: Term, stddev: float, grid: Grid
+) -> None:
+    """total += round(stddev·(noise + S) / step), in place, for noise that was made elsewhere; S is `newest`'s smoothing.
 
-    Raises ValueError, before total is touched, if `noise` is not finite, has another shape or reaches 2⁵⁰ steps.
+    Raises ValueError, before total is touched, if `noise` has another shape or stddev·noise is not finite or reaches 2⁵⁰ steps.
     """
     flat = _flat(total)
     values = noise.reshape(-1)
-    if noise.shape != total.shape or not (np.abs(values) < _MOST_STEPS * grid.step).all():
+    scale = stddev / grid.step
+    check_values(noise, total, stddev, grid)
+    smoothing, width = smoothing_key(stream, newest), smoothing_width(stddev, grid)
+    for first, last, low, high in tiles(0, len(flat)):
+        steps = np.multiply(values[low:high], scale, dtype=np.float64)
+        steps += np.multiply(words_of(smoothing, first, last)[: high - low], width, dtype=np.float64)
+        flat[low:high] += np.rint(steps).astype(np.int64)
+
+
+def check_values(noise: Any, total: Any, stddev: float, grid: Grid) -> None:
+    """Raise ValueError unless `noise`, an array or a tensor, may be added to `total` by `add_values`."""
+    if noise.shape != total.shape or not bool((abs(noise) * (stddev / grid.step) < _MOST_STEPS).all()):
         raise ValueError(
-            f"noise must be finite, of shape {total.shape} and below 2⁵⁰ steps of {grid.step}, got shape {noise.shape}"
+            f"noise must be finite, of shape {tuple(total.shape)} and below 2⁵⁰ steps of {grid.step}, got shape "
+            f"{tuple(noise.shape)}"
         )
-    for begin in range(0, len(flat), _CHUNK):
-        part = flat[begin : begin + _CHUNK]
-        part += np.rint(np.multiply(values[begin : begin + _CHUNK], 1.0 / grid.step, dtype=np.float64)).astype(np.int64)
 
 
-def add_smoothing(
-    total: Integers, stream: NoiseStream, round: int, nonce: int, stddev: float, grid: Grid, *, start: int = 0
-) -> None:
-    """total += round(`SMOOTHING`·stddev·U / step), in place; U uniform on (−1, 1), of (round, nonce), independent of all Z."""
-    flat = _flat(total)
-    smoothing = stream.derive(_PURPOSE)
-    for begin in range(0, len(flat), _CHUNK):
-        part = flat[begin : begin + _CHUNK]
-        words = smoothing.words(round, nonce, start + begin, start + begin + len(part))
-        _add_words(part, words, _width(stddev, grid))
+def smoothing_key(stream: NoiseStream, newest: Term) -> bytes:
+    """The ChaCha20 key of the smoothing of a round, named by its newest noise."""
+    round, nonce, _ = newest
+    return stream.derive(_PURPOSE).key_of(round, nonce)
 
 
-def _width(stddev: float, grid: Grid) -> float:
+def smoothing_width(stddev: float, grid: Grid) -> float:
     """Steps of smoothing for each unit of a 32-bit word."""
     return SMOOTHING * 2.0**-31 * (stddev / grid.step)
 
 
-def _add_words(part: Integers, words: NDArray[np.int32], width: float) -> None:
-    part += np.rint(np.multiply(words, width, dtype=np.float64)).astype(np.int64)
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _flat(total: Integers) -> Integers:

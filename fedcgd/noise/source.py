@@ -1,11 +1,9 @@
 """The noise of a run, round after round: replayed from the key, or kept in the mechanism's own buffers."""
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -13,12 +11,11 @@ from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode, state_before
 from fedcgd.noise import NoiseStream, Term
-from fedcgd.noise.quantisation import Grid, Integers, add_noise, add_smoothing, add_values
+from fedcgd.noise.quantisation import Grid, Integers, add_noise, add_values
+from fedcgd.noise.tensors import TensorNormals
 from fedcgd.plan import Plan
 
 NoiseMode = Literal["replay", "buffer", "cpu-buffer"]
-
-_PART = 2**25  # numbers that a generator makes at a time
 
 
 class Normals(Protocol):
@@ -38,7 +35,7 @@ class Normals(Protocol):
 
 
 class GridNormals:
-    """Z from the AES keystream of `stream`; sums are int64 arrays in steps of `grid` (see `fedcgd.noise.quantisation`)."""
+    """Z of `stream`; sums are int64 arrays in steps of `grid` (see `fedcgd.noise.quantisation`)."""
 
     def __init__(self, stream: NoiseStream, grid: Grid) -> None:
         self.grid = grid
@@ -48,41 +45,10 @@ class GridNormals:
         add_noise(total, self._stream, terms, stddev, self.grid)
 
     def add_row(self, total: Integers, row: NDArray[np.float32], newest: Term, stddev: float) -> None:
-        round, nonce, _ = newest
-        add_values(total, stddev * row, self.grid)
-        add_smoothing(total, self._stream, round, nonce, stddev, self.grid)
+        add_values(total, row, self._stream, newest, stddev, self.grid)
 
     def vector(self, total: Integers, round: int, nonce: int) -> NDArray[np.float32]:
         return self._stream.normal(round, nonce, 0, total.size)
-
-
-class GeneratorNormals:
-    """Z from torch's generator on `device` (Philox on a GPU), seeded by SHA-256 of (key, round, nonce); sums are float32 tensors.
-
-    Fast, but the seed has 64 bits and Philox is no cipher: what `GridNormals` promises against an adversary who searches for
-    the key does not hold here, nor does what the grid promises. The numbers differ between kinds of device.
-    """
-
-    def __init__(self, key: bytes, device: torch.device) -> None:
-        self._key = key
-        self._generator = torch.Generator(device)
-
-    def add(self, total: Tensor, terms: Sequence[Term], stddev: float) -> None:
-        for round, nonce, weight in terms:
-            name = b"fedcgd round noise" + round.to_bytes(8, "big") + nonce.to_bytes(16, "big")
-            digest = hashlib.sha256(self._key + name).digest()
-            self._generator.manual_seed(int.from_bytes(digest[:8], "big"))
-            for part in torch.split(total, _PART):
-                z = torch.randn(part.shape, generator=self._generator, device=part.device, dtype=torch.float32)
-                part.add_(z, alpha=stddev * weight)
-
-    def add_row(self, total: Tensor, row: Tensor, newest: Term, stddev: float) -> None:
-        total.add_(row.to(total.device), alpha=stddev)
-
-    def vector(self, total: Tensor, round: int, nonce: int) -> Tensor:
-        z = torch.zeros_like(total)
-        self.add(z, [(round, nonce, 1.0)], 1.0)
-        return z
 
 
 class NoiseSource:
@@ -141,7 +107,13 @@ def grid_of(plan: Plan, size: int) -> Grid:
     return Grid.fitting(clip_norm=plan.clip_norm, size=size, stddev=plan.stddev * largest)
 
 
+def tensor_source(plan: Plan, key: NoiseKey, stream_id: str, grid: Grid, mode: NoiseMode | None = None) -> NoiseSource:
+    """The noise of the run `stream_id` of `key` for sums that are tensors of whole steps: what the Opacus engine uses."""
+    normals = TensorNormals(NoiseStream(key.noise_of(stream_id)), grid)
+    return NoiseSource(plan.mechanism, plan.participation.rounds, normals, mode)
+
+
 def grid_source(plan: Plan, key: NoiseKey, stream_id: str, grid: Grid, mode: NoiseMode | None = None) -> NoiseSource:
-    """The noise of the run `stream_id` of `key` on a CPU: what the server and the Opacus engine use, and what the audit tests."""
+    """The noise of the run `stream_id` of `key` for sums that are int64 arrays: what the server uses."""
     normals = GridNormals(NoiseStream(key.noise_of(stream_id)), grid)
     return NoiseSource(plan.mechanism, plan.participation.rounds, normals, mode)

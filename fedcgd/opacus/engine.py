@@ -53,9 +53,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     can see raises before noise is drawn. It cannot see whether the loss of an example depends on others (docs/central.md lists
     what is up to the program, and where arguments and answers differ from Opacus'). Batches are divided by their expected size.
 
-    `accountant` and `secure_mode` are Opacus': ε is always found by the accountant of the plan, whichever is named, and on a CPU
-    noise is cryptographic and on a grid in any case; with secure_mode=True whatever is not is refused: another device, a
-    simulation key, a `noise_generator`.
+    `accountant` and `secure_mode` are Opacus': ε is always found by the accountant of the plan, whichever is named, and
+    noise is cryptographic and on a grid in any case, on every device; with secure_mode=True a simulation key and a
+    `noise_generator` are refused.
     """
 
     def __init__(self, key: NoiseKey, *, accountant: str = "prv", secure_mode: bool = False) -> None:
@@ -144,12 +144,12 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         self.validate(module=inner, optimizer=None, data_loader=None)
         check_module(inner, optimizer)
         moving = [p for p in inner.parameters() if p.requires_grad]
-        self._key = self._run_key(noise_generator, moving[0].device)
+        self._key = self._run_key(noise_generator)
         if plan.noiseless:
             warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=2)
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
-        made_noise = RoundNoise(plan, self._key, sum(p.numel() for p in moving), moving[0].device, noise)
+        made_noise = RoundNoise(plan, self._key, sum(p.numel() for p in moving), noise)
         wrapped = self._wrapped(module, grad_sample_mode, batch_first, loss_reduction, wrap_model)
         loss = None
         if grad_sample_mode == "ghost":
@@ -299,12 +299,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             delta=delta,
         )
 
-    def _run_key(self, noise_generator: torch.Generator | None, device: torch.device) -> NoiseKey:
+    def _run_key(self, noise_generator: torch.Generator | None) -> NoiseKey:
         """The key of the run. Raises ValueError for a seed that would make a private run a simulation."""
-        if self.secure_mode and device.type != "cpu":
-            raise ValueError(
-                f"secure_mode is for parameters on the CPU, and these are on {device}, where noise is of the device's generator"
-            )
         if noise_generator is None:
             return self._key
         if self.secure_mode:

@@ -11,53 +11,40 @@ from torch import Tensor, nn, optim
 
 from fedcgd.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import GeneratorNormals, NoiseMode, NoiseSource, grid_source
+from fedcgd.noise.source import NoiseMode, tensor_source
 from fedcgd.opacus.clipping import GRID_LOSS, Dense, Rows, add_clipped, check_size
 from fedcgd.opacus.rounds import Rounds
 from fedcgd.plan import Plan
 
 
 class RoundNoise:
-    """The noise of a plan's rounds for `size` parameters on `device`: on a CPU on the grid, else by the device's generator."""
+    """The noise of a plan's rounds for `size` parameters, on the grid, wherever the sums are."""
 
-    def __init__(self, plan: Plan, key: NoiseKey, size: int, device: torch.device, mode: NoiseMode | None) -> None:
+    def __init__(self, plan: Plan, key: NoiseKey, size: int, mode: NoiseMode | None) -> None:
         rounds = plan.participation.rounds
         largest = float(np.abs(plan.mechanism.inverse_row(rounds - 1, rounds)).sum())
         # `Grid.fitting` loses at most 2⁻¹⁰ of the norm that it is given.
         self.grid = Grid.fitting(
             clip_norm=plan.clip_norm * GRID_LOSS * 2**10, size=size, stddev=plan.stddev * max(1.0, largest)
         )
-        self._plan, self._key, self._device, self._mode = plan, key, device, mode
+        self._plan, self._key, self._mode = plan, key, mode
         self._run = ""
-        self._source = self._source_of("")
+        self._source = tensor_source(plan, key, "", self.grid, mode)
 
     def add(self, total: Tensor, run: str, nonces: Sequence[int]) -> int:
         """total = (total on the grid + ζσ·(C⁻¹Z)_t), in place, for t = len(`nonces`), those of earlier rounds; returns its nonce.
 
         `total` is float64, shape (size,). The nonce of a secret key is bound to it: two different sums never share their noise,
-        whatever is copied.
+        whatever is copied. The noise is the same on every device.
         """
         if run != self._run:
-            self._run, self._source = run, self._source_of(run)
+            self._run, self._source = run, tensor_source(self._plan, self._key, run, self.grid, self._mode)
         total.div_(self.grid.step).round_()
-        if self._device.type == "cpu":
-            steps = total.to(torch.int64)
-            nonce = self._key.nonce_of(run, steps.numpy(), earlier=nonces, attempt=0)
-            self._source.add(steps.numpy(), [*nonces, nonce], self._plan.stddev)
-            total.copy_(torch.from_numpy(self.grid.from_steps(steps.numpy())))
-            return nonce
-        nonce = self._key.nonce_of(run, _fingerprint(total, self._key.noise_of(run)), earlier=nonces, attempt=0)
-        noise = torch.zeros(len(total), dtype=torch.float32, device=self._device)
-        self._source.add(noise, [*nonces, nonce], self._plan.stddev)
-        total.mul_(self.grid.step).add_(noise)
+        known_by = total.numpy() if total.device.type == "cpu" else _fingerprint(total, self._key.noise_of(run))
+        nonce = self._key.nonce_of(run, known_by, earlier=nonces, attempt=0)
+        self._source.add(total, [*nonces, nonce], self._plan.stddev)
+        total.mul_(self.grid.step)
         return nonce
-
-    def _source_of(self, run: str) -> NoiseSource:
-        plan = self._plan
-        if self._device.type == "cpu":
-            return grid_source(plan, self._key, run, self.grid, self._mode)
-        normals = GeneratorNormals(self._key.noise_of(run), self._device)
-        return NoiseSource(plan.mechanism, plan.participation.rounds, normals, self._mode)
 
 
 def _fingerprint(steps: Tensor, key: bytes) -> Any:

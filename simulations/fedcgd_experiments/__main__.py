@@ -14,7 +14,7 @@ from rich.table import Table
 from fedcgd.optimisation.catalogue import Spelling
 from fedcgd.participation import Sampling
 from fedcgd_experiments import plots
-from fedcgd_experiments.descent import Optimizer, Schedule
+from fedcgd_experiments.descent import Optimizer
 from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, identity
 from fedcgd_experiments.flower_command import flower_command
 from fedcgd_experiments.rules import RULES, budgets, chosen_lambdas, rule_points, rule_record
@@ -31,6 +31,8 @@ from fedcgd_experiments.sweep import (
     tune,
     tuned,
 )
+from fedcgd_experiments.tables import fill
+from fedcgd_simulations.server_optimizer import Schedule
 from fedcgd_simulations.tasks import get_task
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
@@ -137,24 +139,28 @@ def sweep_command(
 @app.command("plot")
 def plot_command(
     results: Annotated[
-        list[Path], typer.Argument(help="files that `sweep` wrote, or benchmarks/runtime.py", exists=True)
+        list[Path], typer.Argument(help="files that `sweep` and `rules` wrote, or benchmarks/runtime.py", exists=True)
     ],
     output: Annotated[Path, typer.Option(help="folder of the plots")] = Path("results/plots"),
     format: Annotated[ImageFormat, typer.Option(help="of the files")] = ImageFormat.PNG,
 ) -> None:
     """Draw all plots that the results have figures for."""
-    records = [record for path in results for record in ResultsFile(path).records]
+    files = [ResultsFile(path).records for path in results]
+    records = [record for file in files for record in file]
     kinds: dict[str, list[Record]] = {kind: [] for kind in ("calibration", "runtime")}
     for record in records:
         kinds.setdefault(record["kind"], []).append(record)
-    all_runs = runs_of(records)
+    # The λ of a rule was not tried by the sweep that tuned λ.
+    swept = [file for file in files if not any(record["kind"] == "rule" for record in file)]
+    all_runs = [run for file in swept for run in runs_of(file)]
     calibrations = {identity(Setup(**record["setup"])): record for record in kinds["calibration"]}
+    chosen = chosen_lambdas(records)
     tasks = {named(record): None for record in all_runs}
     drawn: list[Path] = []
     for task in tasks:
         runs = [record for record in all_runs if named(record) == task]
         for name, draw in (
-            ("accuracy-lambda", lambda runs=runs: plots.accuracy_against_lambda(runs, {})),
+            ("accuracy-lambda", lambda runs=runs: plots.accuracy_against_lambda(runs, chosen)),
             ("accuracy-epsilon", lambda runs=runs: plots.accuracy_against_epsilon(runs)),
             ("rmse-ratios", lambda runs=runs: plots.error_ratios(runs, calibrations)),
         ):
@@ -240,6 +246,18 @@ def rules_command(
         console.print(line, style="red", markup=False)
     if failures:
         raise typer.Exit(1)
+
+
+@app.command("page")
+def page_command(
+    page: Annotated[Path, typer.Argument(help="a Markdown file with <!-- table: NAME --> … <!-- end -->", exists=True)],
+    results: Annotated[Path, typer.Option(help="folder of the files that `sweep` and `rules` wrote", exists=True)],
+) -> None:
+    """Write the tables of a page anew from results.
+
+    Example: page docs/results.md --results benchmarks/results
+    """
+    page.write_text(fill(page.read_text(), results))
 
 
 @app.command("federated")

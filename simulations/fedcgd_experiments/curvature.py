@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated
@@ -208,24 +209,18 @@ def run_command(
         task=task, model=model, steps=-(-examples // batch), epochs=epochs, bands=bands, clip_norm=clip_norm,
         delta=delta, spectrum=Spectrum.load(spectrum), folder=folder,
     )  # fmt: skip
-    points = [
-        design.point(each, budget, rate, seed)
-        for budget in epsilon or [1.0, 2.0, 4.0, 8.0]
-        for each in arm or ARMS
-        for rate in learning_rate or [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0]
-        for seed in range(tuning_seeds)
-    ]
     results = ResultsFile(output)
-    failures = sweep(points, results, here, data_dir=None, console=console)
-    if not failures:
-        best = best_rates(results.runs().values())
-        first = {
-            (arm_of(point.setup), point.setup.epsilon): point
-            for point in points
-            if point.learning_rate == best[arm_of(point.setup), point.setup.epsilon]
-        }
-        tests = [replace(one, seed=TEST_SEEDS + seed, split="test") for one in first.values() for seed in range(seeds)]
-        failures = sweep(tests, results, here, data_dir=None, console=console)
+    failures: list[str] = []
+    for budget, each in product(epsilon or [1.0, 2.0, 4.0, 8.0], arm or ARMS):
+        rates = learning_rate or [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0]
+        points = [design.point(each, budget, rate, seed) for rate in rates for seed in range(tuning_seeds)]
+        failed = sweep(points, results, here, data_dir=None, console=console)
+        if not failed:
+            best = best_rates(results.runs().values())[each, budget]
+            chosen = next(point for point in points if point.learning_rate == best)
+            tests = [replace(chosen, seed=TEST_SEEDS + seed, split="test") for seed in range(seeds)]
+            failed = sweep(tests, results, here, data_dir=None, console=console)
+        failures += failed
     for line in failures:
         console.print(line, style="red", markup=False)
     if failures:

@@ -1,20 +1,15 @@
 """How a private gradient moves the model: the optimiser, its momentum, and what becomes of the learning rate."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from torch import nn, optim
 
-Optimizer = Literal["sgd", "adam", "adagrad"]
-Schedule = Literal["constant", "linear", "cosine"]
+from fedcgd_simulations.server_optimizer import SCHEDULES, Schedule, check_descent
 
-_FACTORS: dict[Schedule, Callable[[float], float]] = {
-    "constant": lambda _: 1.0,
-    "linear": lambda done: 1.0 - done,
-    "cosine": lambda done: (1.0 + math.cos(math.pi * done)) / 2.0,
-}
+Optimizer = Literal["sgd", "adam", "adagrad"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +26,9 @@ class Descent:
     schedule: Schedule = "constant"
 
     def __post_init__(self) -> None:
-        for what, value, known in (
-            ("optimizer", self.optimizer, get_args(Optimizer)),
-            ("schedule", self.schedule, get_args(Schedule)),
-        ):
-            if value not in known:
-                raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}")
-        if not 0 <= self.momentum < 1 or (self.momentum and self.optimizer != "sgd"):
-            raise ValueError(
-                f"momentum must be in [0, 1), and 0 with an optimizer other than sgd, got {self.momentum} with {self.optimizer}"
-            )
+        if self.optimizer not in get_args(Optimizer):
+            raise ValueError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
+        check_descent(self.optimizer, self.momentum, self.schedule)
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
 
@@ -64,5 +52,5 @@ def descent(
         optimizer = optim.Adam(groups, lr=how.learning_rate, maximize=True)
     else:
         optimizer = optim.Adagrad(groups, lr=how.learning_rate, maximize=True)
-    factor = _FACTORS[how.schedule]
+    factor = SCHEDULES[how.schedule]
     return optimizer, optim.lr_scheduler.LambdaLR(optimizer, lambda round: factor(round / rounds))

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -20,8 +20,9 @@ from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import Spelling, describe, from_description
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
-from fedcgd_experiments.descent import Descent, Optimizer, Schedule, descent
+from fedcgd_experiments.descent import Descent, Optimizer, descent
 from fedcgd_experiments.softmax import is_softmax, train_softmax
+from fedcgd_simulations.server_optimizer import Schedule
 from fedcgd_simulations.task import Data, Examples, Task, evaluate
 from fedcgd_simulations.tasks import get_task
 
@@ -131,9 +132,17 @@ def identity(value: Setup | Point) -> str:
 
 
 def shared_identity(point: Point) -> str:
-    """`identity` without the learning rate: equal for the points that `run_points` trains together."""
+    """`identity` without the learning rate."""
     shared = asdict(point)
     del shared["learning_rate"]
+    return json.dumps(shared, sort_keys=True)
+
+
+def batch_identity(point: Point) -> str:
+    """A text that is equal for points whose batches and Z are the same, whatever their mechanisms, budgets and rates."""
+    shared = asdict(point) | {"participation": str(point.setup.participation())}
+    for name in ("learning_rate", "setup"):
+        del shared[name]
     return json.dumps(shared, sort_keys=True)
 
 
@@ -158,53 +167,64 @@ def calibrate_setup(setup: Setup) -> Record:
 
 
 def run_points(
-    points: Sequence[Point], calibration: Record, *, data_dir: str | None = None, physical_batch: int = 512
-) -> Record:
-    """Train `points`, which differ by their learning rate alone, with the noise of `calibration`; a record of their accuracies.
+    points: Sequence[Point],
+    calibrations: Mapping[str, Record],
+    *,
+    data_dir: str | None = None,
+    physical_batch: int = 512,
+) -> list[Record]:
+    """Train `points`, which share their `batch_identity`; a record for each `shared_identity`, with the accuracies at its rates.
 
-    The seed decides the initial model, the batches and the noise, so that mechanisms are compared on the same batches. Softmax
-    regression is trained at all rates together (`train_softmax`), other models through the engine, one after the other, with at
-    most `physical_batch` per-example gradients at a time. `seconds` in the record is processor time.
+    `calibrations` has the noise of each setup, by its `identity`. The seed decides the initial model, the batches and the noise,
+    so that mechanisms are compared on the same batches. Softmax regression is trained at all points together (`train_softmax`),
+    other models through the engine, one after the other, with at most `physical_batch` per-example gradients at a time. `seconds`
+    in the records is processor time, in equal parts.
     """
     torch.set_num_threads(1)
     started = time.process_time()
+    if len({batch_identity(one) for one in points}) > 1:
+        raise ValueError(f"points that are trained together must have the same batches, got {points}")
     point = points[0]
-    if len({shared_identity(one) for one in points}) > 1:
-        raise ValueError(f"points that are trained together may differ by the learning rate alone, got {points}")
     task = get_task(point.task, model=point.model, data_dir=data_dir)
     data = _load(point.task, point.model, data_dir)
-    setup = point.setup
-    batch = -(-len(data.train) // setup.steps)
-    if -(-len(data.train) // batch) != setup.steps:
+    steps = point.setup.steps
+    batch = -(-len(data.train) // steps)
+    if -(-len(data.train) // batch) != steps:
         would = -(-len(data.train) // batch)
-        raise ValueError(f"{len(data.train)} examples cannot make {setup.steps} steps; {would} steps would do")
-    plan = Plan(
-        mechanism=from_description(calibration["mechanism"]),
-        participation=setup.participation(),
-        clip_norm=point.clip_norm,
-        noise_multiplier=calibration["noise_multiplier"],
-        delta=setup.delta,
-    )
+        raise ValueError(f"{len(data.train)} examples cannot make {steps} steps; {would} steps would do")
+    plans = [_plan(one, calibrations[identity(one.setup)]) for one in points]
     judged = data.validation if point.split == "validation" else data.test
     model, key = task.model(point.seed), NoiseKey.simulation(point.seed)
+    accuracies = []
     if is_softmax(model, task.loss):
-        ways = [one.descent for one in points]
-        accuracies = []
-        for flat in train_softmax(model, data.train, plan, ways, key=key, steps=setup.steps):
+        runs = [(plan, one.descent) for plan, one in zip(plans, points, strict=True)]
+        for flat in train_softmax(model, data.train, runs, key=key, steps=steps):
             nn.utils.vector_to_parameters(flat, model.parameters())
             accuracies.append(evaluate(model, task, judged))
     else:
-        accuracies = [
-            evaluate(train_engine(one, task, data.train, plan, physical_batch=physical_batch), task, judged)
-            for one in points
-        ]
-    return {
-        "kind": "runs",
-        "point": json.loads(shared_identity(point)),
-        "learning_rates": [one.learning_rate for one in points],
-        "accuracies": accuracies,
-        "seconds": round(time.process_time() - started, 3),
-    }
+        for one, plan in zip(points, plans, strict=True):
+            trained = train_engine(one, task, data.train, plan, physical_batch=physical_batch)
+            accuracies.append(evaluate(trained, task, judged))
+    groups: dict[str, Record] = {}
+    for one, accuracy in zip(points, accuracies, strict=True):
+        empty: Record = {"learning_rates": [], "accuracies": []}
+        group = groups.setdefault(
+            shared_identity(one), {"kind": "runs", "point": json.loads(shared_identity(one)), **empty}
+        )
+        group["learning_rates"].append(one.learning_rate)
+        group["accuracies"].append(round(accuracy, 9))
+    seconds = (time.process_time() - started) / len(groups)
+    return [group | {"seconds": round(seconds, 4)} for group in groups.values()]
+
+
+def _plan(point: Point, calibration: Record) -> Plan:
+    return Plan(
+        mechanism=from_description(calibration["mechanism"]),
+        participation=point.setup.participation(),
+        clip_norm=point.clip_norm,
+        noise_multiplier=calibration["noise_multiplier"],
+        delta=point.setup.delta,
+    )
 
 
 def train_engine(
@@ -214,9 +234,10 @@ def train_engine(
     plan: Plan,
     *,
     physical_batch: int,
+    grad_sample_mode: str = "ghost",
     watch: Callable[[int, nn.Module], None] | None = None,
 ) -> nn.Module:
-    """The model that `CorrelatedPrivacyEngine` trains as `point` says, with ghost clipping, on a GPU if there is one.
+    """The model that `CorrelatedPrivacyEngine` trains as `point` says, on a GPU if there is one.
 
     `watch` is called with the number of steps and the model after each of them.
     """
@@ -225,14 +246,15 @@ def train_engine(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer, scheduler = descent([point.descent], [parameters], plan.participation.rounds)
     engine = CorrelatedPrivacyEngine(NoiseKey.simulation(point.seed))
-    module, private, criterion, batches = engine.make_private(
+    module, private, *criterion, batches = engine.make_private(
         module=model,
         optimizer=optimizer,
         criterion=_PerExample(task.loss),
         data_loader=DataLoader(TensorDataset(train.inputs, train.targets), batch_size=-(-len(train) // setup.steps)),
         plan=plan,
-        grad_sample_mode="ghost",
+        grad_sample_mode=grad_sample_mode,
     )
+    loss = criterion[0] if criterion else lambda outputs, targets: -task.loss(outputs, targets).mean()
     rounds = engine.accountant
     assert rounds is not None
     inputs, targets = train.inputs.to(device), train.targets.to(device)
@@ -243,7 +265,7 @@ def train_engine(
             # The rows by index: the loader would collate them one by one.
             for rows in physical.batch_sampler:
                 private.zero_grad()
-                criterion(module(inputs[rows]), targets[rows]).backward()
+                loss(module(inputs[rows]), targets[rows]).backward()
                 before = rounds.released
                 private.step()
                 if rounds.released > before:  # the last part of a batch

@@ -16,8 +16,11 @@ def run_config(point: Point, *, users: int, data_dir: str | None = None) -> dict
 
     `data_dir` is the folder of the task's files, if it is not one of the usual ones.
 
-    Raises ValueError if the app's rounds per epoch, ⌊users / cohort⌋, cannot be the point's steps.
+    Raises ValueError if the app's rounds per epoch, ⌊users / cohort⌋, cannot be the point's steps, and for an
+    optimiser whose numbers differ in Flower.
     """
+    if point.optimizer != "sgd":
+        raise ValueError(f"Flower's {point.optimizer} is not PyTorch's: there is no federated run with the same models")
     setup = point.setup
     cohort = users // setup.steps
     if setup.sampling in ("none", "balls-in-bins") and users // cohort != setup.steps:
@@ -39,6 +42,9 @@ def run_config(point: Point, *, users: int, data_dir: str | None = None) -> dict
         "cohort": cohort,
         "participations": setup.epochs,
         "learning-rate": point.learning_rate,
+        "optimizer": point.optimizer,
+        "momentum": point.momentum,
+        "schedule": point.schedule,
         "seed": point.seed,
     }
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from scipy.stats import ttest_1samp
 
-from fedcgd.accounting.selection import Objective, select_lambda
+from fedcgd.accounting.selection import PRACTICAL_DIVISOR, Objective, select_lambda
 from fedcgd_experiments.experiment import Point, Record, Setup, identity
 from fedcgd_experiments.significance import holm, tested_accuracies
 from fedcgd_experiments.sweep import best_of_families, to_point
@@ -18,14 +18,21 @@ Rule = Callable[[Setup], float]
 """The λ for a budget, from public numbers alone."""
 
 
-def _selected(objective: Objective, setup: Setup) -> float:
-    return select_lambda(setup.participation(), objective=objective, epsilon=setup.epsilon, delta=setup.delta).lam
+@lru_cache
+def _selected(objective: Objective, budget: Setup) -> float:
+    chosen = select_lambda(budget.participation(), objective=objective, epsilon=budget.epsilon, delta=budget.delta)
+    return chosen.lam
 
 
-def _excess(setup: Setup) -> float:
+def _practical(budget: Setup) -> float:
+    """1/(1 − λ) a third of that with the least amplified RMSE: `select_lambda`'s, without its search for the error there."""
+    return max(0.0, 1 - PRACTICAL_DIVISOR * (1 - _selected("amplified-rmse", budget)))
+
+
+def _excess(budget: Setup) -> float:
     """λ/(1 − λ) a third of that with the least amplified RMSE: near the practical rule where it is large, and not 0 sooner."""
-    lam = _selected("amplified-rmse", setup)
-    excess = lam / (1 - lam) / 3
+    lam = _selected("amplified-rmse", budget)
+    excess = lam / (1 - lam) / PRACTICAL_DIVISOR
     return excess / (1 + excess)
 
 
@@ -33,7 +40,7 @@ RULES: dict[str, Rule] = {
     "rmse": partial(_selected, "rmse"),
     "max-se": partial(_selected, "max-se"),
     "amplified-rmse": partial(_selected, "amplified-rmse"),
-    "practical": partial(_selected, "practical"),
+    "practical": _practical,
     "third of the excess": _excess,
 }
 

@@ -10,6 +10,7 @@ from fedcgd.keys import NoiseKey
 from fedcgd.optimisation.catalogue import Spelling
 from fedcgd.participation import Participation, Sampling
 from fedcgd_simulations.local_training import LocalTraining
+from fedcgd_simulations.server_optimizer import Schedule, ServerOptimizer, check_descent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,9 @@ class Settings:
     participations: int
     rounds: int
     learning_rate: float
+    optimizer: ServerOptimizer
+    momentum: float
+    schedule: Schedule
     seed: int
     key_file: str
     trusted_nodes: bool
@@ -44,10 +48,11 @@ class Settings:
         """The settings in a Flower run configuration. Raises ValueError if the mechanism is misspelled."""
         renamed = {"ledger_file": "ledger"}
         values = {f.name: config[renamed.get(f.name, f.name.replace("_", "-"))] for f in fields(Settings)}
-        for name in ("epsilon", "delta", "clip_norm", "learning_rate", "local_learning_rate", "proximal"):
+        for name in ("epsilon", "delta", "clip_norm", "learning_rate", "momentum", "local_learning_rate", "proximal"):
             values[name] = float(values[name])  # TOML reads 4 as an integer
         Spelling.parse(values["mechanism"])
         settings = Settings(**values)
+        check_descent(settings.optimizer, settings.momentum, settings.schedule)
         local = settings.local  # refuses what makes no sense
         if settings.users != "examples" and not local.epochs:
             raise ValueError(

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from fedcgd.cli import app
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise import quantisation, source
+from fedcgd.noise import quantisation, source, tensors
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.source import NoiseSource
 
@@ -44,18 +44,20 @@ def broken(*_: object, **__: object) -> None:
     [
         ("server", "Grid.to_steps"),  # the engine has tensors, and rounds them in place
         ("server", "Grid.from_steps"),
-        *((path, name) for path in PATHS for name in ("add_noise", "for_each_chunk", "_add_words", "_width", "_flat")),
-        *((path, name) for path in PATHS for name in ("add_values", "add_smoothing")),
+        *((path, name) for path in PATHS for name in ("add_noise", "keyed_noise", "add_rounded", "_flat")),
+        *((path, name) for path in PATHS for name in ("smoothing_key", "smoothing_width")),
+        *((path, name) for path in PATHS for name in ("add_values", "check_values", "words_of")),
     ],
 )
 def test_it_uses_every_function_of_the_grid(path: str, name: str, monkeypatch) -> None:
-    mechanism = BUFFERED if name in ("add_values", "add_smoothing") else "lambda-cgd:0.8"
+    mechanism = BUFFERED if name in ("add_values", "check_values", "words_of") else "lambda-cgd:0.8"
     if name.startswith("Grid."):
         monkeypatch.setattr(Grid, name.partition(".")[2], broken)
     else:
         monkeypatch.setattr(quantisation, name, broken)
-        if hasattr(source, name):
-            monkeypatch.setattr(source, name, broken)
+        for user in (source, tensors):
+            if hasattr(user, name):
+                monkeypatch.setattr(user, name, broken)
     assert audited(path, mechanism) not in (0, None)
 
 
@@ -105,7 +107,8 @@ def test_no_rounding_of_the_noise_is_noticed_by_the_grid(path: str, monkeypatch)
         add(total, stream, terms, stddev, grid)
         seen.append(np.issubdtype(total.dtype, np.integer) and not np.array_equal(total, before))
 
-    monkeypatch.setattr(source, "add_noise", watched)
+    for user in (source, tensors):
+        monkeypatch.setattr(user, "add_noise", watched)
     assert audited(path) == 0
     assert seen
     assert all(seen)

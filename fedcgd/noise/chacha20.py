@@ -1,0 +1,32 @@
+"""The keystream behind all noise: ChaCha20, as `cryptography` has it; blocks are numbered by 64 bits.
+
+A block is a function of a 256-bit key and its number (Bernstein, "ChaCha, a variant of Salsa20", 2008): a state of 4 words of
+constants, 8 of the key, 2 of the number and 2 of zeros goes through ten double rounds and is added once more. It is made of
+additions, rotations and exclusive ors of 32-bit words alone, so that vector instructions and GPUs have it in registers where the
+noise is made. AES is faster only where a processor has instructions of its own for it.
+"""
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from numpy.typing import NDArray
+
+CONSTANTS = tuple(int.from_bytes(b"expand 32-byte k"[i : i + 4], "little") for i in range(0, 16, 4))
+QUARTERS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))  # columns, then diagonals of the state
+DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
+
+WORDS = 16
+_BYTES = 4 * WORDS
+_PERIOD = 2**32  # where libraries differ in whether they carry
+
+
+def blocks(key: bytes, first: int, count: int) -> NDArray[np.int32]:
+    """The words of blocks first … first + count − 1, shape (16, count): word by word, as signed integers."""
+    out = np.empty(_BYTES * count, np.uint8)
+    at = 0
+    while at < count:
+        number = first + at
+        here = min(count - at, _PERIOD - number % _PERIOD)
+        cipher = Cipher(algorithms.ChaCha20(key, number.to_bytes(8, "little") + bytes(8)), None).encryptor()
+        cipher.update_into(bytes(_BYTES * here), out[_BYTES * at : _BYTES * (at + here)].data)
+        at += here
+    return np.ascontiguousarray(out.view("<i4").reshape(count, WORDS).T)

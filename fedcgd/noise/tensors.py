@@ -1,0 +1,129 @@
+"""Noise for sums that are torch tensors: made where they are by Triton (`gpu_code`), else in main memory; the same numbers."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from hashlib import shake_256
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcgd.noise.correlated import Term, add_rounded
+from fedcgd.noise.quantisation import (
+    Grid,
+    add_noise,
+    add_values,
+    check_values,
+    keyed_noise,
+    smoothing_key,
+    smoothing_width,
+)
+from fedcgd.noise.stream import COLUMNS, TILE, NoiseStream, add_tiles, key_words, words_of
+
+
+class GpuKernels(NamedTuple):
+    """What runs on a device. All work on the coordinates from `start` on; totals hold whole numbers, as float64."""
+
+    add_to_grid: Callable[..., None]
+    """(total, start, keys, weights, smoothing, width), as in `compiled.Kernels`."""
+    add_values_to_grid: Callable[..., None]
+    """(total, start, values, scale, smoothing, width): total += round(scale·values + width·words)."""
+    fill_normals: Callable[..., None]
+    """(out, start, key): out = Z, float32."""
+
+
+class TensorNormals:
+    """Z of `stream`; sums are float64 tensors that hold whole numbers of steps of `grid`, below 2⁵³ with their noise.
+
+    On a GPU the key of a round's noise, but never the run's own, is in the memory of the device while the noise is made.
+    """
+
+    def __init__(self, stream: NoiseStream, grid: Grid) -> None:
+        self.grid = grid
+        self._stream = stream
+
+    def add(self, total: Tensor, terms: Sequence[Term], stddev: float) -> None:
+        gpu = gpu_kernels(total.device)
+        if gpu is None:
+            steps = _steps(total)
+            add_noise(steps, self._stream, terms, stddev, self.grid)
+            total.copy_(torch.from_numpy(steps))
+            return
+        made, smoothing = keyed_noise(self._stream, terms, stddev, self.grid)
+        keys, weights = [key_words(key) for key, _ in made], [weight for _, weight in made]
+        gpu.add_to_grid(total, 0, keys, weights, key_words(smoothing), smoothing_width(stddev, self.grid))
+
+    def add_row(self, total: Tensor, row: Any, newest: Term, stddev: float) -> None:
+        gpu = gpu_kernels(total.device)
+        if gpu is None:
+            steps = _steps(total)
+            values = row.cpu().numpy() if isinstance(row, Tensor) else row
+            add_values(steps, values, self._stream, newest, stddev, self.grid)
+            total.copy_(torch.from_numpy(steps))
+            return
+        check_values(row, total, stddev, self.grid)
+        scale, width = stddev / self.grid.step, smoothing_width(stddev, self.grid)
+        smoothing = key_words(smoothing_key(self._stream, newest))
+        gpu.add_values_to_grid(total, 0, row.to(total.device), scale, smoothing, width)
+
+    def vector(self, total: Tensor, round: int, nonce: int) -> Any:
+        """Z_(round, nonce), float32: an array for a total in main memory, else a tensor on its device."""
+        gpu = gpu_kernels(total.device)
+        if gpu is None:
+            z = self._stream.normal(round, nonce, 0, total.numel())
+            return z if total.device.type == "cpu" else torch.from_numpy(z).to(total.device)
+        made = torch.empty(total.numel(), dtype=torch.float32, device=total.device)
+        gpu.fill_normals(made, 0, key_words(self._stream.key_of(round, nonce)))
+        return made
+
+
+def _steps(total: Tensor) -> NDArray[np.int64]:
+    steps: NDArray[np.int64] = total.to("cpu", torch.int64).numpy()
+    return steps
+
+
+@cache
+def gpu_kernels(device: torch.device) -> GpuKernels | None:
+    """What makes noise on `device`; None on a CPU, and, with a warning, where Triton is missing or gives other bits."""
+    if device.type == "cpu":
+        return None
+    try:
+        from fedcgd.noise import gpu_code
+
+        kernels = GpuKernels(gpu_code.add_to_grid, gpu_code.add_values_to_grid, gpu_code.fill_normals)
+        reason = "" if same_bits(kernels, device) else "Triton gives other bits there than NumPy"
+    except Exception as error:  # whatever a compiler can raise for a device that it does not know
+        reason = f"Triton does not work there ({type(error).__name__}: {error})"
+    if not reason:
+        return kernels
+    warnings.warn(
+        f"noise for sums on {device} is made in main memory and copied, the same numbers more slowly: {reason}; "
+        "pip install 'fedcgd[gpu]'",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None
+
+
+def same_bits(kernels: GpuKernels, device: torch.device) -> bool:
+    """Whether some thousand numbers that `kernels` make on `device` are those of NumPy."""
+    stream = NoiseStream(shake_256(b"numbers to compare").digest(32))
+    seeds = [stream.key_of(i, 0) for i in range(3)]
+    keys = [key_words(seed) for seed in seeds]
+    first, last = 2**32 // COLUMNS - 1, 2**32 // COLUMNS + 1
+    start, size, width = first * TILE + 5, (last - first) * TILE - 9, 1e-6
+    total = torch.zeros(size, dtype=torch.float64, device=device)
+    z = torch.empty(size, dtype=torch.float32, device=device)
+    kernels.fill_normals(z, start, keys[0])
+    kernels.add_to_grid(total, start, keys[:2], [-0.9, 1e6], keys[2], width)
+    kernels.add_values_to_grid(total, start, z, 1.7e5, keys[2], width)
+
+    wide, expected = np.zeros(size + 9), np.zeros(size, np.int64)
+    add_tiles(seeds[0], 1.0, first, last, wide)
+    normal = wide[5:-4].astype(np.float32)
+    add_rounded(expected, start, [(seeds[0], -0.9), (seeds[1], 1e6)], seeds[2], width)
+    expected += np.rint(np.float64(normal) * 1.7e5 + width * words_of(seeds[2], first, last)[5:-4]).astype(np.int64)
+    return z.cpu().numpy().tobytes() == normal.tobytes() and np.array_equal(total.cpu().numpy(), expected)

@@ -1,0 +1,162 @@
+"""The GPU's kernels make the bits that NumPy makes: run by Triton's interpreter, and read as compiled for NVIDIA's devices."""
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracles_noise
+import pytest
+import torch
+
+from fedcgd.mechanisms import BSR, LambdaCGD
+from fedcgd.noise import NoiseStream, box_muller
+from fedcgd.noise.correlated import add_rounded
+from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.source import NoiseSource
+from fedcgd.noise.stream import words_of
+from fedcgd.noise.tensors import TensorNormals
+
+STREAM = NoiseStream(bytes(range(32)))
+KEYS = [STREAM.key_of(round, 2**64 + 7) for round in range(4)]
+CARRY = 2**32 * 12  # the coordinate at which the number of a block needs its upper 32 bits
+WIDTH = 3e-4
+
+PARTS = [(5, 1600), (CARRY - 700, 1000), (2**40 - 3, 3)]
+TERMS = [(1, [1.0]), (4, [0.3, -(2.0**40), 1e-9, 7.0])]
+RUNS = [(LambdaCGD(0.8), "replay"), (BSR(3), "cpu-buffer")]
+ROW = np.random.default_rng(0).normal(size=333).astype(np.float32)
+
+QUESTIONS: list[tuple[Any, ...]] = [
+    *(("normal", KEYS[0], start, size) for start, size in PARTS[1:]),
+    *(("noise", start, size, KEYS[:2], [1.3e6, -0.9e6], KEYS[3], WIDTH) for start, size in PARTS),
+    *(("noise", 100, 301, KEYS[:n], weights, KEYS[3], WIDTH) for n, weights in TERMS),
+    ("values", 77, ROW, 1.7e6, KEYS[3], WIDTH),
+    ("same_bits",),
+    *(("rounds", mechanism, mode, 3.0, 401) for mechanism, mode in RUNS),
+]
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[Any]:
+    """Of the worker, to QUESTIONS: Triton reads TRITON_INTERPRET when it is imported, so that it takes a process of its own."""
+    worker = Path(__file__).with_name("gpu_worker.py")
+    done = subprocess.run(
+        [sys.executable, worker],
+        input=pickle.dumps(QUESTIONS),
+        capture_output=True,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    found: list[Any] = pickle.loads(done.stdout)
+    return found
+
+
+def of(answers: list[Any], name: str) -> list[tuple[tuple[Any, ...], Any]]:
+    return [(tuple(arguments), a) for (asked, *arguments), a in zip(QUESTIONS, answers, strict=True) if asked == name]
+
+
+def test_numbers_have_the_bits_of_numpy(answers) -> None:
+    for (_, start, size), z in of(answers, "normal"):
+        expected = STREAM.normal(0, 2**64 + 7, start, start + size)
+        np.testing.assert_array_equal(z.view(np.int32), expected.view(np.int32))
+
+
+def test_numbers_are_the_defined_ones_of_cryptographys_keystream(answers) -> None:
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    for (key, start, size), z in of(answers, "normal"):
+        for i in {0, size - 1}:
+            block, which = oracles_noise.place(start + i)
+            cipher = Cipher(algorithms.ChaCha20(key, block.to_bytes(8, "little") + bytes(8)), None).encryptor()
+            words = np.frombuffer(cipher.update(bytes(64)), "<u4")
+            group, number = divmod(which, 6)
+            exact = oracles_noise.box_muller([int(word) for word in words[8 * group :][:8]])[number]
+            assert z[i] == pytest.approx(exact, rel=2e-6, abs=1e-6)
+
+
+def test_sums_have_the_whole_numbers_of_numpy(answers) -> None:
+    for (start, size, keys, weights, smoothing, width), total in of(answers, "noise"):
+        expected = np.arange(size)
+        add_rounded(expected, start, list(zip(keys, weights, strict=True)), smoothing, width)
+        np.testing.assert_array_equal(total, expected)
+        assert np.abs(expected - np.arange(size)).max() >= 1
+
+
+def test_noise_made_elsewhere_is_smoothed_and_rounded_as_by_numpy(answers) -> None:
+    (((start, row, scale, smoothing, width), total),) = of(answers, "values")
+    words = words_of(smoothing, 0, 1)[start : start + len(row)]
+    expected = np.arange(len(row)) + np.rint(np.float64(row) * scale + words * width)
+    np.testing.assert_array_equal(total, expected)
+
+
+def test_the_check_before_use_passes(answers) -> None:
+    assert of(answers, "same_bits") == [((), True)]
+
+
+def test_a_run_can_move_between_devices(answers) -> None:
+    for (mechanism, mode, stddev, size), totals in of(answers, "rounds"):
+        source = NoiseSource(mechanism, 3, TensorNormals(STREAM, Grid(2.0**-18)), mode)
+        for t, found in enumerate(totals):
+            total = torch.arange(size, dtype=torch.float64)
+            source.add(total, [5, 0, 7][: t + 1], stddev)
+            # What is combined in buffers is combined by torch there and by NumPy here: ends of float32 may differ.
+            np.testing.assert_allclose(found, total.numpy(), rtol=0, atol=0 if mode == "replay" else 2)
+
+
+def compiled(*, rounded: bool, fused: bool = False) -> dict[str, Any]:
+    """What Triton makes of the kernel for compute capability 9.0: needs no device."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from fedcgd.noise import gpu_code
+
+    sums = "*fp64" if rounded else "*fp32"
+    types = {"total": sums, "values": sums, "keys": "*i32", "numbers": "*fp64", "terms": "i32", "first_tile": "i32"}
+    types |= {"start": "i32", "stop": "i64", "HAS_VALUES": "constexpr", "ROUND": "constexpr"}
+    source = ASTSource(gpu_code._noise, types, {"HAS_VALUES": False, "ROUND": rounded})
+    options = gpu_code.OPTIONS | ({"enable_fp_fusion": True} if fused else {})
+    asm: dict[str, Any] = triton.compile(source, GPUTarget("cuda", 90, 32), options).asm
+    return asm
+
+
+def instructions(ptx: str) -> Counter[str]:
+    return Counter(re.findall(r"^\s+(?:@!?%p\d+ )?([a-z][\w.]*)", ptx, re.MULTILINE))
+
+
+@pytest.fixture(autouse=True)
+def _no_cache_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_compiled_arithmetic_is_rounded_after_every_operation(rounded: bool) -> None:
+    floats = Counter(
+        {o: n for o, n in instructions(compiled(rounded=rounded)["ptx"]).items() if re.search(r"\.f(32|64)", o)}
+    )
+    assert {o.partition(".")[0] for o in floats} <= {"add", "sub", "mul", "div", "sqrt", "cvt", "mov", "selp", "neg"}
+    rounds = {o for o in floats if o.partition(".")[0] in ("add", "sub", "mul", "div", "sqrt")}
+    assert {o.partition(".")[2] for o in rounds} == {"rn.f32", "rn.f64"}  # not .approx, .full, .ftz or another rounding
+    assert floats["div.rn.f32"] == 2
+    assert floats["sqrt.rn.f32"] == 12
+    assert not any("ftz" in o for o in floats)
+
+
+def test_without_the_option_operations_would_be_fused() -> None:
+    """The control of the test above."""
+    assert any(o.startswith("fma.rn") for o in instructions(compiled(rounded=True, fused=True)["ptx"]))
+
+
+def test_nothing_but_the_sum_touches_memory_and_registers_suffice() -> None:
+    ptx = compiled(rounded=True)["ptx"]
+    assert not re.search(r"\b(ld|st)\.(local|shared)", ptx)
+    found = instructions(ptx)
+    assert sum(n for o, n in found.items() if o.startswith("st.global")) == 12
+    assert box_muller.NUMBERS == 12

@@ -1,0 +1,106 @@
+"""Noise for sums that are tensors: what arrays get, and what happens where no kernel can make it."""
+
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from fedcgd.mechanisms import BISR, BLT, BSR, BinaryTree, LambdaCGD
+from fedcgd.noise import NoiseStream, tensors
+from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.source import GridNormals, NoiseSource
+from fedcgd.noise.tensors import GpuKernels, TensorNormals, gpu_kernels
+
+STREAM, GRID = NoiseStream(bytes(range(32))), Grid(2.0**-18)
+NONCES = [0, 5, 0, 2**128 - 1, 0, 0, 3, 0, 0]
+MECHANISMS = [LambdaCGD(0.8), BISR(3), BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), BinaryTree()]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+@pytest.mark.parametrize("mode", ["replay", "buffer", "cpu-buffer"])
+def test_a_tensor_gets_what_an_array_gets_also_after_a_restart(mode, mechanism) -> None:
+    arrays = NoiseSource(mechanism, 9, GridNormals(STREAM, GRID), mode)
+    made = NoiseSource(mechanism, 9, TensorNormals(STREAM, GRID), mode)
+    for t in range(9):
+        if t == 6:
+            made = NoiseSource(mechanism, 9, TensorNormals(STREAM, GRID), mode)
+        expected, got = np.arange(11), torch.arange(11, dtype=torch.float64)
+        arrays.add(expected, NONCES[: t + 1], 3.0)
+        made.add(got, NONCES[: t + 1], 3.0)
+        np.testing.assert_array_equal(got.numpy(), expected)
+        assert np.abs(expected - np.arange(11)).min() > 2**6
+
+
+def numpy_kernels(*, wrong: bool = False) -> GpuKernels:
+    """What a device's kernels do, by NumPy; `wrong` in the last bit of one number."""
+
+    def fill_normals(out, start, key) -> None:
+        z = torch.zeros(out.numel(), dtype=torch.float64)
+        total = np.zeros(-(-(start + len(z)) // 1536) * 1536 - start // 1536 * 1536)
+        first = start // 1536
+        tensors.add_tiles(key.astype("<u4").tobytes(), 1.0, first, first + len(total) // 1536, total)
+        out.copy_(torch.from_numpy(total[start - first * 1536 :][: len(z)].astype(np.float32)))
+
+    def add_to_grid(total, start, keys, weights, smoothing, width) -> None:
+        steps = total.to(torch.int64).numpy()
+        terms = [(key.astype("<u4").tobytes(), weight) for key, weight in zip(keys, weights, strict=True)]
+        tensors.add_rounded(steps, start, terms, smoothing.astype("<u4").tobytes(), width)
+        steps[-1] += wrong
+        total.copy_(torch.from_numpy(steps))
+
+    def add_values_to_grid(total, start, values, scale, smoothing, width) -> None:
+        noise = torch.zeros_like(total)
+        add_to_grid(noise, start, [], [], smoothing, width)
+        first, last = start // 1536, -(-(start + len(total)) // 1536)
+        words = tensors.words_of(smoothing.astype("<u4").tobytes(), first, last)[start - first * 1536 :][: len(total)]
+        total += torch.from_numpy(np.rint(values.double().numpy() * scale + width * words))
+
+    return GpuKernels(add_to_grid, add_values_to_grid, fill_normals)
+
+
+def test_kernels_are_used_only_if_their_bits_are_numpys() -> None:
+    assert tensors.same_bits(numpy_kernels(), torch.device("cpu"))
+    assert not tensors.same_bits(numpy_kernels(wrong=True), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+@pytest.mark.parametrize("mode", ["replay", "buffer", "cpu-buffer"])
+def test_kernels_get_the_keys_and_weights_of_their_round(mode, mechanism, monkeypatch) -> None:
+    arrays = NoiseSource(mechanism, 9, GridNormals(STREAM, GRID), mode)
+    made = NoiseSource(mechanism, 9, TensorNormals(STREAM, GRID), mode)
+    monkeypatch.setattr(tensors, "gpu_kernels", lambda device: numpy_kernels())
+    for t in range(9):
+        expected, got = np.arange(11), torch.arange(11, dtype=torch.float64)
+        arrays.add(expected, NONCES[: t + 1], 3.0)
+        made.add(got, NONCES[: t + 1], 3.0)
+        # Buffers are combined by torch here, and by NumPy there: some float32 ends differ.
+        np.testing.assert_allclose(got.numpy(), expected, atol=0 if mode == "replay" else 2)
+
+
+def test_a_device_without_kernels_is_told_once_and_gets_the_same_numbers(monkeypatch) -> None:
+    gpu_kernels.cache_clear()
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "fedcgd.noise.gpu_code", raising=False)
+    device = torch.device("cuda", 7)
+    with pytest.warns(RuntimeWarning, match=r"on cuda:7 is made in main memory .* pip install 'fedcgd\[gpu\]'"):
+        assert gpu_kernels(device) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gpu_kernels(device) is None
+    gpu_kernels.cache_clear()
+
+
+def test_what_does_not_fit_is_refused_before_the_sum_changes(monkeypatch) -> None:
+    for kernels in (None, numpy_kernels()):
+        monkeypatch.setattr(tensors, "gpu_kernels", lambda device, kernels=kernels: kernels)
+        normals, total = TensorNormals(STREAM, Grid(1.0)), torch.zeros(3, dtype=torch.float64)
+        for row in (torch.full((3,), np.nan), torch.full((3,), 2.0**50), torch.zeros(2)):
+            with pytest.raises(ValueError, match=r"noise must be finite, of shape \(3,\)"):
+                normals.add_row(total, row, (0, 0, 1.0), 1.0)
+        with pytest.raises(ValueError, match="at least one term"):
+            normals.add(total, [], 1.0)
+        with pytest.raises(ValueError, match="larger steps"):
+            normals.add(total, [(0, 0, 1.0)], 1e15)
+        assert not total.any()
