@@ -233,9 +233,19 @@ def _plan(point: Point, calibration: Record) -> Plan:
 
 
 def train_engine(
-    point: Point, task: Task, train: Examples, plan: Plan, *, physical_batch: int, grad_sample_mode: str = "ghost"
+    point: Point,
+    task: Task,
+    train: Examples,
+    plan: Plan,
+    *,
+    physical_batch: int,
+    grad_sample_mode: str = "ghost",
+    watch: Callable[[int, nn.Module], None] | None = None,
 ) -> nn.Module:
-    """The model that `CorrelatedPrivacyEngine` trains as `point` says, on a GPU if there is one."""
+    """The model that `CorrelatedPrivacyEngine` trains as `point` says, on a GPU if there is one.
+
+    `watch` is called with the number of steps and the model after each of them.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, setup = task.model(point.seed).to(device), point.setup
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -265,6 +275,8 @@ def train_engine(
                 private.step()
                 if rounds.released > before:  # the last part of a batch
                     scheduler.step()
+                    if watch is not None:
+                        watch(rounds.released, model)
     return model
 
 
