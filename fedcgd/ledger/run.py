@@ -29,6 +29,7 @@ from fedcgd.ledger.store import (
     write_artifact,
 )
 from fedcgd.ledger.transactions import now, transaction
+from fedcgd.noise import STREAM
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.participation.cohorts import History, check_round
 from fedcgd.plan import Plan
@@ -93,11 +94,11 @@ class Ledger:
         A round that was begun and not released is abandoned, and any other process that writes to the ledger is shut out.
         `configuration` is whatever else defines the run, JSON-able. Under one simulation key, which shall repeat, runs have the
         same noise unless their `purpose` differs; under any other key no two runs share noise. Raises ValueError if the ledger is
-        sealed, or is that of another plan, configuration or key.
+        sealed, or is that of another plan, configuration, key or definition of the noise.
         """
         values = {
             "plan": to_json(plan.to_description()),
-            "configuration": to_json(dict(configuration)),
+            "configuration": to_json({**configuration, "noise stream": STREAM}),
             "key_fingerprint": key.fingerprint,
             "simulated": int(key.simulated),
         }

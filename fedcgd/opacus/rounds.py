@@ -6,6 +6,7 @@ from typing import Any
 from opacus.accountants import IAccountant
 from torch import Tensor
 
+from fedcgd.noise import STREAM
 from fedcgd.plan import Plan
 
 _AGAIN = "enter the loop over the loader again: the round starts afresh, with the same batch"
@@ -198,7 +199,7 @@ class Rounds(IAccountant):  # type: ignore[misc]
         """What a checkpoint has to hold so that the noise goes on in the right round; put into `destination` if there is one."""
         state: dict[str, Any] = {} if destination is None else destination
         state["plan"] = self.plan.to_description()
-        state["run"] = self.run
+        state["run"], state["noise stream"] = self.run, STREAM
         state["nonces"] = [f"{nonce:032x}" for nonce in self.nonces]
         state["history"], state["mechanism"] = self.history, self.mechanism()
         return state
@@ -214,6 +215,11 @@ class Rounds(IAccountant):  # type: ignore[misc]
         plan, run, nonces = state["plan"], str(state["run"]), [int(nonce, 16) for nonce in state["nonces"]]
         if plan != self.plan.to_description():
             raise ValueError(f"the checkpoint is of another plan: {plan}, not {self.plan.to_description()}")
+        if state.get("noise stream") != STREAM:
+            raise ValueError(
+                f"the checkpoint's noise is of the stream {state.get('noise stream')}, and this version makes {STREAM}: later "
+                "rounds would not cancel it. End that run with the version that began it"
+            )
         if (run == "") != (self.run == ""):
             raise ValueError(
                 "one of checkpoint and engine has a simulation key, the other a secret one; use the checkpoint's"
