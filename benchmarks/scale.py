@@ -4,7 +4,7 @@ python benchmarks/scale.py [--only TEXT] [--most 1e7] [--out benchmarks/results/
 
 Each point is a process of its own: processor seconds of the step (the least of three, of one where it takes more than 10 s), and
 by how many MiB it raised the process's peak. Points that are in the file already are not measured again. Slopes are those of a
-straight line through the points on logarithmic axes that lie beyond a tenth of the largest time: 1 is proportional.
+straight line through the points on logarithmic axes whose time is at least a thirtieth of the largest: 1 is proportional.
 """
 
 import argparse
@@ -184,9 +184,9 @@ def measured(curve: Curve, size: int) -> dict[str, float]:
 
 
 def slope(points: list[dict[str, Any]]) -> float:
-    """Of log seconds by log size, over the points whose time is within a factor of ten and a bit of the last's."""
+    """Of log seconds by log size, over the points whose time is at least a thirtieth of the largest."""
     most = max(p["seconds"] for p in points)
-    late = [p for p in points if p["seconds"] >= most / 15] if most else points
+    late = [p for p in points if p["seconds"] >= most / 30] if most else points
     if len(late) < 2:
         return math.nan
     x, y = (np.log([p[name] for p in late]) for name in ("size", "seconds"))
