@@ -1,102 +1,271 @@
-"""Spectra of models from 26,000 to 10 million parameters: products, processor time, memory.
+"""What the theory of curvature says, held against simulation, and where one number λ is not enough.
 
-    PYTHONPATH=simulations python benchmarks/curvature.py [MODEL …]
+python benchmarks/curvature.py                  (all of it, about ten minutes of one core)
+python benchmarks/curvature.py simulation       formulas against runs with the library's own noise, with z-scores
+python benchmarks/curvature.py regression       the integral against linear regression on a stream of examples
+python benchmarks/curvature.py one-number       the best λ against the best noise: small η, wide spectra, many participations
+python benchmarks/curvature.py networks         noise-curve against band-mf of as many bands, on the spectra of two networks
+python benchmarks/curvature.py plots            docs/curvature.svg
 
-On Fashion-MNIST's validation images, with three equal channels of 32 × 32 pixels for models of photographs, 20 epochs of random
-labels (2 for the large ones), one thread, float32, 10 eigenvalues, 3 probes of 20 steps. Each model in a process of its own.
+The two spectra in benchmarks/results are of `fedcgd curve --task digits --model tanh-cnn --clip-norm 1 --eigenvalues 50 -o …`,
+and of the same with `--task fashion-mnist --examples 500`. The last tables are in benchmarks/results/curvature.txt.
 """
 
-import os
-import subprocess
-import sys
-import time
+import argparse
+import math
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
+import numpy as np
 
-from fedcgd.curvature.measure import measure_spectrum
-from fedcgd.curvature.public import Public, pretrained
-from fedcgd_simulations.models.cnn import cnn
-from fedcgd_simulations.models.small_cnn import tanh_cnn
-from fedcgd_simulations.models.wideresnet import wideresnet
-from fedcgd_simulations.tasks import get_task
+from fedcgd.curvature import Spectrum, fitted
+from fedcgd.curvature.curves import private_loss
+from fedcgd.curvature.loss import final_loss, gradient_norm
+from fedcgd.curvature.noise_curve import noise_curve
+from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.curvature.stationary import (
+    best_lambda,
+    best_nu,
+    bounds,
+    optimal_coefficients,
+    optimal_error,
+    stationary_error,
+    stationary_loss,
+)
+from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, BandedToeplitz, BandInvMF, LambdaCGD, Mechanism, NuDPFTRL
+from fedcgd.noise import NoiseStream
+from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.source import GridNormals, NoiseSource
+from fedcgd.optimisation import catalogue
+from fedcgd.participation import Participation
+
+RESULTS = Path(__file__).parent / "results"
+PICTURE = Path(__file__).parents[1] / "docs" / "curvature.svg"
+
+KEY = bytes(range(32, 64))  # chosen beforehand, as is the number of runs
+RUNS, FINITE, LONG = 100_000, 40, 150
+TOY = Quadratic(Spectrum.of([1.0, 0.5, 0.15]), 0.6)
 
 
-def mlp() -> nn.Module:
-    """784 → 2400 → 2400 → 1000 → 10 with tanh: 10.1 M weights."""
-    sizes = (784, 2400, 2400, 1000, 10)
-    layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.Tanh())]
-    return nn.Sequential(nn.Flatten(), *layers[:-1])
+def simulate(mechanism: Mechanism, rounds: int) -> tuple[np.ndarray, np.ndarray]:
+    """(final loss, mean ‖∇L‖²) of `RUNS` runs from the optimum of `TOY`; a coordinate of the noise is a run of its own."""
+    grid = Grid(2.0**-20)
+    source = NoiseSource(mechanism, rounds, GridNormals(NoiseStream(KEY), grid), "buffer")
+    curvature = np.repeat(TOY.spectrum.eigenvalues, RUNS)
+    w, norms = np.zeros(len(curvature)), np.zeros(RUNS)
+    for t in range(rounds):
+        total = grid.to_steps(curvature * w)
+        source.add(total, [0] * (t + 1), 1.0)
+        w = w - TOY.learning_rate * grid.from_steps(total)
+        norms += ((curvature * w) ** 2).reshape(-1, RUNS).sum(axis=0) / rounds
+    return (curvature * w**2 / 2).reshape(-1, RUNS).sum(axis=0), norms
 
 
-# name → (model, public images, channels of 32 × 32 pixels or None for 28 × 28, epochs)
-MODELS: dict[str, tuple[Callable[[], nn.Module], int, int | None, int]] = {
-    "tanh-cnn": (tanh_cnn, 1000, None, 20),
-    "cnn": (cnn, 100, 3, 20),
-    "wideresnet-16-4": (lambda: wideresnet(depth=16), 16, 3, 2),
-    "wideresnet-40-4": (wideresnet, 8, 3, 2),
-    "mlp": (mlp, 300, None, 2),
+def simulation() -> None:
+    once, bands = Participation(rounds=FINITE, min_separation=FINITE), Participation(rounds=FINITE, min_separation=4)
+    series: dict[str, Mechanism] = {
+        "dp-sgd": DPSGD(),
+        "lambda-cgd:0.7": LambdaCGD(0.7),
+        "bisr:4": BISR(4),
+        "bsr:6": BSR(6),
+        "banded-toeplitz:3": BandedToeplitz((1.0, 0.6, 0.4)),
+        "band-inv-mf:3": BandInvMF((1.0, -0.6, 0.1)),
+        "blt:2": BLT((0.3, 0.2), (0.9, 0.4)),
+        "blt:2, fitted": fitted.blt(2, once, quadratic=TOY),
+        "nu-dp-ftrl:0.1": NuDPFTRL(0.1),
+    }
+    made_for_rounds: dict[str, Mechanism] = {
+        "noise-curve:4": noise_curve(4, bands, quadratic=TOY),
+        "band-mf:4": catalogue.mechanism("band-mf:4", bands),
+        "tree": catalogue.mechanism("tree", once),
+        "lambda-cgd:0.7:normalized": catalogue.mechanism("lambda-cgd:0.7:normalized", once),
+    }
+    scores = []
+
+    def row(what: str, name: str, samples: np.ndarray, formula: float) -> None:
+        error = samples.std(ddof=1) / math.sqrt(RUNS)
+        scores.append((samples.mean() - formula) / error)
+        print(f"{what:24} {name:26} {formula:9.5f} {samples.mean():9.5f} ± {error:.5f} {scores[-1]:6.2f}", flush=True)
+
+    print(f"{RUNS} runs of each; η = 0.6, μ = 1, 0.5, 0.15; σ = 1")
+    print(f"{'quantity':24} {'mechanism':26} {'formula':>9} {'measured':>9}   {'s.e.':7} {'z':>6}")
+    for name, mechanism in (series | made_for_rounds).items():
+        losses, norms = simulate(mechanism, FINITE)
+        row(f"loss after {FINITE}", name, losses, final_loss(mechanism, FINITE, TOY))
+        row("mean ‖∇L‖²", name, norms, gradient_norm(mechanism, FINITE, TOY))
+    for name, mechanism in series.items():
+        row(f"loss after {LONG}, integral", name, simulate(mechanism, LONG)[0], stationary_loss(mechanism, TOY))
+    z = np.array(scores)
+    print(
+        f"{len(z)} z-scores: mean square {np.mean(z**2):.2f}, largest {np.abs(z).max():.2f}, {np.sum(np.abs(z) > 2)} beyond 2"
+    )
+    print("finite tends to stationary: final loss / integral − 1 after n rounds")
+    for name, mechanism in series.items():
+        gaps = [final_loss(mechanism, n, TOY) / stationary_loss(mechanism, TOY) - 1 for n in (5, 10, 20, 40, 80)]
+        print(f"{name:26}" + "".join(f" {gap:10.1e}" for gap in gaps), flush=True)
+
+
+def regression() -> None:
+    """Streaming linear regression, x ~ N(0, H): its steps multiply by 1 − η·x·xᵀ, of which the integral knows the mean alone."""
+    values, runs = np.array([1.0, 0.3, 0.1]), 3000
+    print(
+        f"linear regression on a stream, μ = 1, 0.3, 0.1, {runs} runs: what the noise adds to the loss, over the integral"
+    )
+    print(f"{'η·Tr(H)':>8} {'mechanism':16} {'integral':>10} {'measured / integral':>20}")
+    for rate in (0.01, 0.05, 0.2):
+        quadratic = Quadratic(Spectrum.of(values), rate)
+        rounds = round(6 / (rate * 0.1))
+        for name, mechanism in {"dp-sgd": DPSGD(), "best λ": best_lambda(quadratic), "bisr:4": BISR(4)}.items():
+            rng = np.random.default_rng(11)
+            source = NoiseSource(mechanism, rounds, GridNormals(NoiseStream(KEY), Grid(2.0**-20)), "buffer")
+            delta, late = np.zeros((runs, 3)), np.zeros(runs)
+            for t in range(rounds):
+                noise = np.zeros(runs * 3, np.int64)
+                source.add(noise, [0] * (t + 1), 1.0)
+                x = rng.normal(size=(runs, 3)) * np.sqrt(values)
+                gradient = x * (x * delta).sum(axis=1, keepdims=True)
+                delta = delta - rate * (gradient + noise.reshape(runs, 3) * 2.0**-20)
+                if t >= rounds // 2:
+                    late += (delta**2) @ values / 2 / (rounds - rounds // 2)
+            formula = stationary_loss(mechanism, quadratic)
+            ratio, error = late.mean() / formula, late.std(ddof=1) / math.sqrt(runs) / formula
+            print(f"{rate * values.sum():8.3f} {name:16} {formula:10.5f} {ratio:12.3f} ± {error:.3f}", flush=True)
+
+
+def one_number() -> None:
+    print("mean estimation, a run without end: error over the least possible; error of λ times 2ρ")
+    print(f"{'η':>8} {'dp-sgd':>9} {'best λ':>9} {'λ':>9} {'error of λ':>11}")
+    for eta in (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5):
+        one = Quadratic(Spectrum.of([1.0]), eta)
+        best, least = best_lambda(one), optimal_error(one)
+        errors = [stationary_error(m, one) for m in (DPSGD(), best)]
+        print(f"{eta:8g} {errors[0] / least:9.3g} {errors[1] / least:9.3f} {best.lam:9.5f} {2 * errors[1]:11.4g}")
+    print("\none eigenvalue of 1 and d − 1 that sum to 1, η = 0.05: error over the least possible")
+    print(f"{'d':>8} {'d_eff':>6} {'dp-sgd':>9} {'best λ':>9} {'best ν':>9} {'least':>10} {'bound below':>12}")
+    for d in (2, 11, 101, 1001, 10001):
+        wide = Quadratic(Spectrum.of([1.0, 1 / (d - 1)], [1, d - 1]), 0.05)
+        least = optimal_error(wide)
+        errors = [stationary_error(m, wide) / least for m in (DPSGD(), best_lambda(wide), best_nu(wide))]
+        print(
+            f"{d:8} {wide.spectrum.effective_dimension:6.2f} {errors[0]:9.3f} {errors[1]:9.3f} {errors[2]:9.3f} {least:10.5f}"
+            f" {bounds(wide).any_noise:12.5f}"
+        )
+    digits = Quadratic(Spectrum.load(RESULTS / "spectrum-digits.json"), 0.5)
+    print(
+        "\n512 rounds, k participations 512/k apart, tanh-cnn on digits, η = 0.5: loss at equal privacy over that of dp-sgd"
+    )
+    print(
+        f"{'k':>4} {'λ':>7} {'best λ':>8} {'practical':>9} {'best ν':>8} {'blt:2':>8} {'noise-curve:8':>13} {'band-mf:8':>9}"
+    )
+    for k in (1, 2, 4, 8, 16, 32, 64):
+        who = Participation(rounds=512, min_separation=512 // k)
+        best = fitted.lambda_cgd(who, quadratic=digits)
+        made = [
+            DPSGD(),
+            best,
+            practical(who),
+            fitted.nu_dp_ftrl(who, quadratic=digits),
+            fitted.blt(2, who, quadratic=digits),
+            catalogue.mechanism("noise-curve:8", who, curvature=digits),
+            catalogue.mechanism("band-mf:8", who),
+        ]
+        found = [private_loss(m, who, digits) for m in made]
+        of = [loss / found[0] for loss in found[1:]]
+        print(
+            f"{k:4} {best.lam:7.4f} {of[0]:8.3f} {of[1]:9.3f} {of[2]:8.3f} {of[3]:8.3f} {of[4]:13.3f} {of[5]:9.3f}",
+            flush=True,
+        )
+
+
+def practical(who: Participation) -> Mechanism:
+    from fedcgd.accounting.selection import select_mechanism
+
+    return select_mechanism("lambda-cgd", who, epsilon=8, delta=1e-5)
+
+
+def networks() -> None:
+    who = Participation(rounds=400, min_separation=40)
+    print("400 rounds, 10 participations 40 apart: over dp-sgd, at equal privacy (sens = √10 for all)")
+    print(f"{'':27} {'loss':>29}      {'mean ‖∇L‖²':>20}")
+    print(f"{'spectrum':16} {'η·‖H‖':>6} {'p':>3} {'band-mf':>9} {'noise-curve':>11} {'ratio':>7}", end="")
+    print(f"{'band-mf':>14} {'noise-curve':>11}")
+    for name in ("digits", "fashion-mnist"):
+        spectrum = Spectrum.load(RESULTS / f"spectrum-{name}.json")
+        for steep in (1.0, 0.1):
+            quadratic = Quadratic(spectrum, steep / spectrum.largest)
+            base = [measure(DPSGD(), 400, quadratic) for measure in (final_loss, gradient_norm)]
+            for p in (2, 4, 8, 16, 32):
+                both = [
+                    catalogue.mechanism(f"band-mf:{p}", who),
+                    catalogue.mechanism(f"noise-curve:{p}", who, curvature=quadratic),
+                ]
+                losses = [final_loss(m, 400, quadratic) / base[0] for m in both]
+                norms = [gradient_norm(m, 400, quadratic) / base[1] for m in both]
+                print(
+                    f"{name:16} {steep:6g} {p:3} {losses[0]:9.4f} {losses[1]:11.4f} {losses[1] / losses[0]:7.3f}"
+                    f"      {norms[0]:8.3f} {norms[1]:11.3f}",
+                    flush=True,
+                )
+
+
+def plots() -> None:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams["svg.hashsalt"] = "fedcgd"  # the same file for the same numbers
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    kinds: dict[str, Callable[[Quadratic], float]] = {
+        "independent noise (DP-SGD)": lambda q: stationary_error(DPSGD(), q),
+        "best λ (DP-λCGD)": lambda q: stationary_error(best_lambda(q), q),
+        "best ν (ν-DP-FTRL)": lambda q: stationary_error(best_nu(q), q),
+        "best noise": optimal_error,
+    }
+    styles = dict(zip(kinds, ("C1.-", "C0.-", "C2.-", "k--"), strict=True))
+    dimensions = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
+    wide = [Quadratic(Spectrum.of([1.0, 1 / (d - 1)], [1, d - 1]), 0.05) for d in dimensions]
+    rates = np.geomspace(1e-4, 0.8, 25)
+    narrow = [Quadratic(Spectrum.of([1.0]), float(rate)) for rate in rates]
+    for name, error in kinds.items():
+        left.loglog(dimensions, [error(q) for q in wide], styles[name], label=name)
+        middle.loglog(rates, [error(q) for q in narrow], styles[name], label=name)
+    left.loglog(dimensions, [bounds(q).any_noise for q in wide], "k:", label="bound: η²·‖H‖·d_eff/2")
+    left.set(xlabel="dimension d, at d_eff = 2 and η = 0.05", ylabel="stationary loss · 2ρ", title="d or d_eff")
+    middle.set(xlabel="η·μ, in one dimension", ylabel="stationary loss · 2ρ", title="learning rate")
+    lags = np.arange(1, 201)
+    for rate, colour in ((0.5, "C3"), (0.1, "C0"), (0.01, "C2")):
+        one = Quadratic(Spectrum.of([1.0]), rate)
+        right.loglog(lags, optimal_coefficients(one, 200), colour, label=f"β*, one dimension, η·μ = {rate}")
+    spread = Quadratic(Spectrum.of(np.geomspace(1e-3, 1, 200)), 0.5)
+    right.loglog(lags, optimal_coefficients(spread, 200), "C4", label="β*, μ from 10⁻³ to 1, η = 0.5")
+    right.loglog(lags, lags**-1.5 / (2 * math.sqrt(math.pi)), "k:", label="t^(−3/2)/(2√π)")
+    right.set(
+        xlabel="lag t",
+        ylabel="β*_t: part of the noise of t rounds ago",
+        ylim=(1e-7, 1),
+        title="optimal β",
+    )
+    for axes in (left, middle, right):
+        axes.legend(fontsize=8)
+    figure.savefig(PICTURE, metadata={"Date": None})
+    print(f"drawn: {PICTURE}")
+
+
+PARTS = {
+    "simulation": simulation,
+    "regression": regression,
+    "one-number": one_number,
+    "networks": networks,
+    "plots": plots,
 }
 
 
-HEADINGS = (
-    "model", "parameters", "images", "products", "seconds: labels + spectrum", "GiB", "largest", "d_eff",
-    "power law's tail", "quadrature's tail",
-)  # fmt: skip
-
-
-def images(count: int, channels: int | None) -> Tensor:
-    """The first validation images."""
-    found = get_task("fashion-mnist").load().validation.inputs[:count]
-    return found if channels is None else functional.pad(found, (2, 2, 2, 2)).expand(-1, channels, -1, -1).contiguous()
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One number per example."""
-    return functional.cross_entropy(outputs, targets, reduction="none")
-
-
-def measure(name: str) -> None:
-    """Print one row of the table, and write the spectrum beside it if $SPECTRA names a folder."""
-    torch.set_num_threads(1)
-    make, count, channels, epochs = MODELS[name]
-    torch.manual_seed(0)
-    public = Public(make(), cross_entropy, images(count, channels), classes=10)
-    started = time.process_time()
-    trained = pretrained(public, epochs=epochs)
-    pretraining = time.process_time() - started
-    measured = measure_spectrum(
-        trained.hessian(), eigenvalues=10, probes=3, steps=20, measured_on={"model": name, "public": "fashion-mnist"},
-        report=lambda effort: print(f"  {effort}", file=sys.stderr, flush=True),
-    )  # fmt: skip
-    spectrum, facts = measured.spectrum, measured.spectrum.measured_on
-    if folder := os.environ.get("SPECTRA"):
-        spectrum.save(Path(folder) / f"{name}.json")
-    tail = facts.get("tail", {}).get("sum", float("nan"))
-    quadrature = facts.get("quadrature", {}).get("sum", float("nan"))
-    seconds = f"{pretraining:.0f} + {facts['processor_seconds']:.0f}"
-    print(
-        f"| {name} | {spectrum.dimension:,} | {count} | {facts['products']} | {seconds} "
-        f"| {facts['memory_bytes'] / 2**30:.1f} | {spectrum.largest:.3g} | {spectrum.effective_dimension:.0f} "
-        f"| {tail:.3g} | {quadrature:.3g} |",
-        flush=True,
-    )
-
-
 def main() -> None:
-    """One process for each model, so that its memory is its own."""
-    names = sys.argv[1:] or list(MODELS)
-    if len(names) == 1:
-        measure(names[0])
-        return
-    print(f"| {' | '.join(HEADINGS)} |")
-    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
-    for name in names:
-        subprocess.run([sys.executable, __file__, name], check=True)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("part", nargs="*", choices=[*PARTS, []], help="default: all")
+    for part in options.parse_args().part or PARTS:
+        print(f"\n== {part}", flush=True)
+        PARTS[part]()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Users a second in simulated training of the CIFAR-10 CNN (0.29 M parameters), by real `flwr run`s with 2 nodes.
+"""Users a second in simulated training of the CIFAR-10 CNN (0.29 M parameters), or of another model, by real `flwr run`s.
 
-python benchmarks/simulation.py [--cohort 128 1000] [--examples 1] [--rounds 6] [--json FILE]
+python benchmarks/simulation.py [--cohort 128 1000] [--examples 1] [--rounds 6] [--model NAME] [--json FILE]
 
 With one example a user, an update is a clipped gradient; with more, a user trains one epoch over its examples, in batches of 10.
-The images are made up, and few of them are for testing. The first round, in which nodes say whom they host, is left out. On a
-machine that does other work too, look at the processor time: users for each second of it, all processes together, and what two
-cores would make of that, a figure to compare with clock times on 2 idle cores. Results are in docs/performance.md.
+There are 2 nodes. The images are made up, and few of them are for testing. The first round, in which nodes say whom they host, is
+left out. On a machine that does other work too, look at the processor time: users for each second of it, all processes together,
+and what two cores would make of that, a figure to compare with clock times on 2 idle cores. Results are in docs/performance.md.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def processor_seconds(home: str) -> float:
     return total / TICK
 
 
-def measure(cohort: int, examples: int, rounds: int) -> dict[str, float]:
+def measure(cohort: int, examples: int, rounds: int, model: str = "", test_examples: int = 0) -> dict[str, float]:
     users = cohort * rounds
     with tempfile.TemporaryDirectory() as name, local_superlink(Path(name) / "flower") as environment:
         folder = Path(name)
@@ -55,6 +55,8 @@ def measure(cohort: int, examples: int, rounds: int) -> dict[str, float]:
         config: dict[str, Any] = {
             "task": "cifar10",
             "data-dir": str(folder),
+            "model": model,
+            "test-examples": test_examples,
             "cohort": cohort,
             "participations": 1,
             "rounds": rounds,
@@ -87,9 +89,11 @@ def main() -> None:
     options.add_argument("--cohort", type=int, nargs="+", default=[128, 1000])
     options.add_argument("--examples", type=int, default=1)
     options.add_argument("--rounds", type=int, default=6)
+    options.add_argument("--model", default="", help="for example vit-b-16, with --test-examples 8")
+    options.add_argument("--test-examples", type=int, default=0)
     options.add_argument("--json", type=Path, default=None)
     args = options.parse_args()
-    results = [measure(cohort, args.examples, args.rounds) for cohort in args.cohort]
+    results = [measure(cohort, args.examples, args.rounds, args.model, args.test_examples) for cohort in args.cohort]
     for result in results:
         print("  ".join(f"{name} {value:.4g}" for name, value in result.items()))
     if args.json:

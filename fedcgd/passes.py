@@ -89,7 +89,15 @@ def _steps(x: Any, y: Any, factor: float, scale: float, out: Any) -> int:
 
 
 def _squares(x: Any, lanes: Any) -> None:
-    _to_lanes(np.square(x, dtype=np.float64), lanes)
+    lanes[:] = 0.0
+    rows = np.empty((CHUNK // LANES + 1, LANES))
+    for start in range(0, len(x), CHUNK):
+        part = x[start : start + CHUNK]
+        whole = len(part) // LANES
+        rows[0] = lanes
+        np.square(part[: whole * LANES].reshape(whole, LANES), out=rows[1 : whole + 1], dtype=np.float64)
+        np.add.reduce(rows[: whole + 1], axis=0, out=lanes)  # row after row
+        lanes[: len(part) - whole * LANES] += np.square(part[whole * LANES :], dtype=np.float64)
 
 
 def _accumulate(x: Any, factor: float, scale: float, total: Any) -> None:

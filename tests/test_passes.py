@@ -9,7 +9,7 @@ from fedcgd import passes as module
 from fedcgd.passes import CHUNK, LANES, NUMPY, compiled, passes, read_only, squared_distance, sum_of_lanes
 
 FORMS = {"numpy": NUMPY, "numba": compiled()}
-LENGTHS = [0, 1, LANES - 1, LANES, LANES + 1, 5 * LANES + 3, CHUNK - 1, CHUNK]
+LENGTHS = [0, 1, LANES - 1, LANES, LANES + 1, 5 * LANES + 3, CHUNK - 1, CHUNK, 2 * CHUNK + 3 * LANES + 5]
 EXTREMES = np.array([0.0, -0.0, 1e-45, -1e-45, 3.4e38, -3.4e38, 1.0, np.inf, -np.inf, np.nan], np.float32)
 
 

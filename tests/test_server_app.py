@@ -1,11 +1,13 @@
 """The simulation's server: what it leaves behind says whether the run is done."""
 
 import json
+import logging
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
@@ -13,6 +15,8 @@ from flwr.clientapp import ClientApp
 from fedcgd_flower import IncompleteRunError
 from fedcgd_simulations import server_app
 from fedcgd_simulations.client_app import app as client_app
+from fedcgd_simulations.task import Examples
+from fedcgd_simulations.tasks import get_task
 
 APP = Path(__file__).resolve().parents[1] / "simulations"
 DEFAULTS = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
@@ -101,3 +105,43 @@ def test_nodes_that_are_not_ours_end_the_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="0 users are there"):
         server_app.main(FakeGrid({1: FakeNode(ClientApp())}), context)
     assert (tmp_path / "run.failed.json").exists()
+
+
+def test_a_slow_evaluation_is_announced_with_the_remedy(monkeypatch, caplog) -> None:
+    """A vision transformer released nothing in ten minutes: it was evaluating the initial model on 10,000 examples."""
+    task = get_task("digits")
+    examples = Examples(torch.zeros(9000, 64), torch.zeros(9000, dtype=torch.long))
+    seen = []
+
+    def slow(model, task, examples):
+        seen.append(len(examples))
+        now[0] += 0.5 * len(examples)
+
+    now = [0.0]
+    monkeypatch.setattr(server_app.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(server_app, "evaluate", slow)
+    logger = logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "propagate", True)
+    server_app._warn_of_slow_evaluation(task.model(0), task, examples)
+    assert seen == [4]
+    assert "9000 test examples will take about 4500 s" in caplog.text
+    assert "test-examples = 120 takes a minute" in caplog.text
+    caplog.clear()
+    server_app._warn_of_slow_evaluation(task.model(0), task, examples.take(np.arange(100)))
+    assert not caplog.text
+
+
+def test_only_so_many_test_examples_are_evaluated(tmp_path: Path, monkeypatch) -> None:
+    seen = []
+    real = server_app.evaluate
+
+    def counted(model, task, examples):
+        seen.append(len(examples))
+        return real(model, task, examples)
+
+    monkeypatch.setattr(server_app, "evaluate", counted)
+    run(tmp_path / "run.json", **{"test-examples": 7, "rounds": 1})
+    assert seen == [4, 7, 7]
+    seen.clear()
+    run(tmp_path / "run.json", **{"test-examples": 10**6, "rounds": 1})
+    assert seen == [4, 357, 357]

@@ -98,3 +98,9 @@ def test_a_key_file_makes_the_run_private(tmp_path: Path) -> None:
     assert settings(key_file=str(tmp_path / "other")).key().noise != private.key().noise
     assert settings().ledger() is None
     assert settings(ledger=str(tmp_path / "run.db")).ledger() == tmp_path / "run.db"
+
+
+def test_test_examples_are_a_number() -> None:
+    assert settings(test_examples=5).test_examples == 5
+    with pytest.raises(ValueError, match=r"test-examples must be at least 0 .*, got -1"):
+        settings(test_examples=-1)

@@ -2,12 +2,16 @@
 
 import re
 import time
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore import log
+from torch import nn
 
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.optimisation.catalogue import spelling_of
@@ -17,12 +21,13 @@ from fedcgd_simulations.partitions import partition
 from fedcgd_simulations.report import plot_accuracy, summary, write_json
 from fedcgd_simulations.server_optimizer import server_strategy
 from fedcgd_simulations.settings import Settings
-from fedcgd_simulations.task import evaluate
+from fedcgd_simulations.task import Examples, Task, evaluate
 from fedcgd_simulations.tasks import get_task
 
 app = ServerApp()
 
 ACCURACY = "test-accuracy"
+_PROBE, _SLOW = 4, 60.0  # examples; seconds
 
 
 @app.main()
@@ -74,6 +79,23 @@ def strategy_of(settings: Settings, plan: Plan, users: int) -> CorrelatedNoise:
     )
 
 
+def _warn_of_slow_evaluation(model: nn.Module, task: Task, test: Examples) -> None:
+    """A vision transformer on a processor needs an hour for 10,000 examples, before the first round and after each."""
+    few = test.take(np.arange(min(_PROBE, len(test))))
+    started = time.monotonic()
+    evaluate(model, task, few)
+    seconds = (time.monotonic() - started) * len(test) / len(few)
+    if seconds > _SLOW:
+        log(
+            WARNING,
+            "evaluating %d test examples will take about %.0f s, before the first round and after each; test-examples = %d "
+            "takes a minute",
+            len(test),
+            seconds,
+            max(1, int(len(test) * _SLOW / seconds)),
+        )
+
+
 def train(settings: Settings, grid: Grid) -> dict[str, Any]:
     """The figures of a run, all of whose rounds are released. Raises IncompleteRunError otherwise."""
     task = get_task(settings.task, model=settings.model or None, data_dir=settings.data_dir)
@@ -90,10 +112,13 @@ def train(settings: Settings, grid: Grid) -> dict[str, Any]:
     model = task.model(settings.seed)
     strategy = strategy_of(settings, plan, users)
 
+    test = data.test.take(np.arange(min(settings.test_examples or len(data.test), len(data.test))))
+    _warn_of_slow_evaluation(model, task, test)
+
     def evaluate_released(release: int, arrays: ArrayRecord) -> MetricRecord:
         load_arrays(model, arrays)
         # The test examples belong to none of the users, so this costs no privacy.
-        return MetricRecord({ACCURACY: evaluate(model, task, data.test)})
+        return MetricRecord({ACCURACY: evaluate(model, task, test)})
 
     result = strategy.start(
         grid, arrays_of(model), evaluate_fn=evaluate_released, train_config=ConfigRecord(), timeout=600.0

@@ -34,6 +34,7 @@ class Settings:
     participations: int
     rounds: int
     learning_rate: float
+    test_examples: int
     optimizer: ServerOptimizer
     momentum: float
     schedule: Schedule
@@ -52,6 +53,8 @@ class Settings:
             values[name] = float(values[name])  # TOML reads 4 as an integer
         Spelling.parse(values["mechanism"])
         settings = Settings(**values)
+        if settings.test_examples < 0:
+            raise ValueError(f"test-examples must be at least 0 (0: all of them), got {settings.test_examples}")
         check_descent(settings.optimizer, settings.momentum, settings.schedule)
         local = settings.local  # refuses what makes no sense
         if settings.users != "examples" and not local.epochs:

@@ -78,7 +78,7 @@ def seeded(seed: int, model: Callable[[], nn.Module]) -> nn.Module:
         return model()
 
 
-def evaluate(model: nn.Module, task: Task, examples: Examples, *, batch: int = 1000) -> float:
+def evaluate(model: nn.Module, task: Task, examples: Examples, *, batch: int = 100) -> float:
     """The mean metric of `model` over `examples`."""
     device = next(model.parameters()).device
     training = model.training
