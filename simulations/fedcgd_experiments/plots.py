@@ -122,6 +122,8 @@ def accuracy_against_lambda(
             rmse, max_se = optimal_lambdas(setup)
             chosen = {"rmse": rmse, "max-se": max_se} | dict(rules.get(setup, {}))
             for rule, lam in chosen.items():
+                if (rule, setup.sampling) == ("amplified-rmse", "none"):
+                    continue  # there it is the same as "rmse"
                 shared = rule in ("rmse", "max-se")  # the same for all samplings
                 lines[rule if shared else f"{rule}, {setup.sampling}"] = lam
         shades = ("-", "--", "-.", ":", (0, (1, 4)), (0, (6, 4)), (0, (8, 2, 1, 2)))
