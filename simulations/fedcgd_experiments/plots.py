@@ -35,6 +35,7 @@ MARKS: dict[str, tuple[str, str]] = {
     "tree": ("C9", "<"),
     "dense": ("0.45", ">"),
     "diagonal": ("0.65", "d"),
+    "noise-curve": ("0.3", "H"),
 }
 """Colour and marker of each mechanism, in every figure; the line says the sampling."""
 
