@@ -167,6 +167,13 @@ def test_another_run_is_refused_and_changes_nothing(path, changed, message):
         ledger.record_released(0, attempt, b"")
 
 
+def test_a_run_goes_on_under_the_same_definition_of_the_noise_only(path, monkeypatch):
+    opened(path).close()
+    monkeypatch.setattr("fedcgd.ledger.run.STREAM", "another")
+    with pytest.raises(ValueError, match="noise stream: chacha20 → another"):
+        opened(path)
+
+
 def test_a_configuration_that_json_cannot_hold_is_refused(path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         opened(path, configuration={"lr": float("nan")})
@@ -332,7 +339,7 @@ def test_the_export_is_json_and_names_neither_users_nor_the_key(path):
     record = json.loads(text)
     assert record["run"]["key_fingerprint"] == KEY.fingerprint
     assert record["run"]["plan"] == PLAN.to_description()
-    assert record["run"]["configuration"] == SETTINGS
+    assert record["run"]["configuration"] == {**SETTINGS, "noise stream": "chacha20"}
     assert record["verification"]["guarantee"]["epsilon"] == PLAN.guarantee(released=1).epsilon
     assert [attempt["users"] for attempt in record["attempts"]] == [2]
 

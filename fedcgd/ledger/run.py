@@ -29,6 +29,7 @@ from fedcgd.ledger.store import (
     write_artifact,
 )
 from fedcgd.ledger.transactions import now, transaction
+from fedcgd.noise import STREAM
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.participation.cohorts import History, check_round
 from fedcgd.plan import Plan
@@ -93,11 +94,11 @@ class Ledger:
         A round that was begun and not released is abandoned, and any other process that writes to the ledger is shut out.
         `configuration` is whatever else defines the run, JSON-able. Under one simulation key, which shall repeat, runs have the
         same noise unless their `purpose` differs; under any other key no two runs share noise. Raises ValueError if the ledger is
-        sealed, or is that of another plan, configuration or key.
+        sealed, or is that of another plan, configuration, key or definition of the noise.
         """
         values = {
             "plan": to_json(plan.to_description()),
-            "configuration": to_json(dict(configuration)),
+            "configuration": to_json({**configuration, "noise stream": STREAM}),
             "key_fingerprint": key.fingerprint,
             "simulated": int(key.simulated),
         }
@@ -212,8 +213,11 @@ class Ledger:
         """
         with ExitStack() as stack:
             if self._registry is not None:
-                nonces = (*_nonces(self._connection), *_nonces(self._connection, "aggregated"))
-                stack.enter_context(self._registry.release(self.stream_id, nonces))
+                (released,) = self._connection.execute(
+                    "SELECT count(*) FROM attempts WHERE state = 'released'"
+                ).fetchone()
+                latest = _nonces(self._connection, "aggregated")
+                stack.enter_context(self._registry.release(self.stream_id, released, latest))
             with self._write():
                 self._advance(round, attempt, "aggregated", "released")
                 write_artifact(self._connection, "model", model)
@@ -328,9 +332,10 @@ class Ledger:
         return counted | {user: _User(id, 1, round) for id, user in zip(ids, new, strict=True)}
 
     def _check_turn(self, round: int) -> None:
-        released, in_flight = self._connection.execute(
-            "SELECT count(*) FILTER (WHERE state = 'released'), count(*) FILTER (WHERE state IN ('planned', 'aggregated')) "
-            "FROM attempts"
+        # Each by an index of its own: a run of a million rounds has a million attempts.
+        (released,) = self._connection.execute("SELECT count(*) FROM attempts WHERE state = 'released'").fetchone()
+        (in_flight,) = self._connection.execute(
+            "SELECT count(*) FROM attempts WHERE state IN ('planned', 'aggregated')"
         ).fetchone()
         if round != released:
             raise ValueError(f"round must be {released}, the first that is not released, got {round}")

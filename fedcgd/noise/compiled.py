@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-WORTHWHILE = 2**19  # numbers; below, NumPy is done before Numba is loaded
+WORTHWHILE = 2**18  # numbers; below, NumPy makes them in a few milliseconds, and Numba takes a second to load
 
 
 class Kernels(NamedTuple):

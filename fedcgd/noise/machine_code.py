@@ -142,5 +142,6 @@ def fill_normals(out: Any, start: int, key: Any) -> None:
         _add_normals(w, 1.0, lengths, noise)
         begin = tile * _TILE
         low, high = max(start, begin), min(stop, begin + _TILE)
-        for i in range(low, high):
-            out[i - start] = flat[i - begin]
+        part, values = out[low - start : high - start], flat[low - begin :]
+        for i in range(len(part)):
+            part[i] = values[i]

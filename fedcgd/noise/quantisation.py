@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from fedcgd.noise.box_muller import LARGEST
 from fedcgd.noise.compiled import kernels_for
-from fedcgd.noise.correlated import Keyed, Term, add_rounded, keyed
+from fedcgd.noise.correlated import Keyed, Term, add_rounded, check_stddev, keyed
 from fedcgd.noise.stream import TILE, NoiseStream, check_coordinates, key_words, tiles, words_of
 
 Integers = NDArray[np.int64]
@@ -44,6 +44,7 @@ RELATIVE_LOSS = 2.0**-10
 _EXACT = 2**53  # float64 holds all integers up to here
 _MOST_STEPS = 2.0**50  # of noise: beyond, Z would be coarser than the grid
 _MOST_THREADS = 2  # unless asked
+_A_THREADS_WORK = 2**20  # coordinates: to begin a thread costs as much as some hundred thousand
 _PURPOSE = "smoothing"  # of the stream that it comes from
 
 
@@ -115,8 +116,8 @@ def add_noise(
 
     total[i] gets the noise of coordinate `start` + i, and S is the smoothing, uniform between ±`SMOOTHING`. The first term is the
     newest noise; its (round, nonce) also names the smoothing. The numbers are the same for any `threads` (default: one for each
-    core, at most 2) and any split into calls. Raises ValueError, before total is touched, if there is no term, for indices
-    out of range, or if the noise could reach 2⁵⁰ steps, where Z would be coarser than the grid.
+    core, at most 2, and one for few numbers) and any split into calls. Raises ValueError, before total is touched, if there is
+    no term, for indices out of range, or if the noise could reach 2⁵⁰ steps, where Z would be coarser than the grid.
     """
     flat = _flat(total)
     stop = start + len(flat)
@@ -124,7 +125,7 @@ def add_noise(
     made, smoothing = keyed_noise(stream, terms, stddev, grid)
     width = smoothing_width(stddev, grid)
     if threads is None:
-        threads = min(_cores(), _MOST_THREADS)
+        threads = min(_cores(), _MOST_THREADS, 1 + len(flat) // _A_THREADS_WORK)
     elif threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
     fast = kernels_for(len(flat))
@@ -154,6 +155,7 @@ def keyed_noise(stream: NoiseStream, terms: Sequence[Term], stddev: float, grid:
     """The terms in steps of `grid`, and the key of their smoothing. Raises ValueError as `add_noise` does."""
     if not terms:
         raise ValueError("at least one term is needed: a sum without noise is not private")
+    check_stddev(stddev)
     made = keyed(stream, terms, stddev / grid.step)  # exact: the step is a power of two
     reach = LARGEST * sum(abs(weight) for _, weight in made)
     if not reach < _MOST_STEPS:

@@ -12,7 +12,7 @@ from fedcgd.noise.box_muller import NUMBERS, Float32, Float64, add_normals
 from fedcgd.noise.compiled import kernels_for
 
 STREAM = "chacha20"
-"""The name of this definition: runs record it, and go on under the same one only."""
+"""The name of this definition of Z: ledgers and checkpoints hold it, and a run goes on under the same one only."""
 
 COLUMNS = 128
 TILE = NUMBERS * COLUMNS  # coordinates: the first number of each of 128 blocks, then the second of each, …

@@ -6,6 +6,7 @@ from typing import Any
 from opacus.accountants import IAccountant
 from torch import Tensor
 
+from fedcgd.noise import STREAM
 from fedcgd.plan import Plan
 
 _AGAIN = "enter the loop over the loader again: the round starts afresh, with the same batch"
@@ -128,7 +129,8 @@ class Rounds(IAccountant):  # type: ignore[misc]
             self.abandon()
             raise RuntimeError(
                 f"the batch of round {round} was asked for when {self.released} rounds had been released: take one "
-                "optimizer step for each batch (an empty or spoilt batch too); with BatchMemoryManager use num_workers=0. To "
+                "optimizer step for each batch (an empty or spoilt batch too; to evaluate, make a loader of its own); with "
+                "BatchMemoryManager use num_workers=0. To "
                 f"accumulate gradients over batches, give make_private accumulation_steps. To go on, {_AGAIN}"
             )
         if part:
@@ -157,8 +159,8 @@ class Rounds(IAccountant):  # type: ignore[misc]
         self.check_not_finished()
         if self._flight is None:
             raise RuntimeError(
-                "there is no batch from the loader for this step: each batch is good for one step, and only examples that the "
-                f"loader gave out are accounted for. If a step failed before, {_AGAIN}"
+                "there is no batch from the loader for this step. Take the loader that the engine returned; each batch is good "
+                f"for one step, and only examples that the loader gave out are accounted for. If a step failed before, {_AGAIN}"
             )
         return self._flight
 
@@ -198,7 +200,7 @@ class Rounds(IAccountant):  # type: ignore[misc]
         """What a checkpoint has to hold so that the noise goes on in the right round; put into `destination` if there is one."""
         state: dict[str, Any] = {} if destination is None else destination
         state["plan"] = self.plan.to_description()
-        state["run"] = self.run
+        state["run"], state["noise stream"] = self.run, STREAM
         state["nonces"] = [f"{nonce:032x}" for nonce in self.nonces]
         state["history"], state["mechanism"] = self.history, self.mechanism()
         return state
@@ -214,6 +216,11 @@ class Rounds(IAccountant):  # type: ignore[misc]
         plan, run, nonces = state["plan"], str(state["run"]), [int(nonce, 16) for nonce in state["nonces"]]
         if plan != self.plan.to_description():
             raise ValueError(f"the checkpoint is of another plan: {plan}, not {self.plan.to_description()}")
+        if state.get("noise stream") != STREAM:
+            raise ValueError(
+                f"the checkpoint's noise is of the stream {state.get('noise stream')}, and this version makes {STREAM}: later "
+                "rounds would not cancel it. End that run with the version that began it"
+            )
         if (run == "") != (self.run == ""):
             raise ValueError(
                 "one of checkpoint and engine has a simulation key, the other a secret one; use the checkpoint's"

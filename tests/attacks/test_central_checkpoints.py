@@ -87,3 +87,14 @@ def test_schedulers_of_noise_and_clip_norm_are_not_part_of_a_checkpoint(tmp_path
         for name in ("noise_scheduler", "grad_clip_scheduler"):
             with pytest.raises(ValueError, match="the same in every round"):
                 method(path=tmp_path / "c", module=run.module, **{name: object()})
+
+
+def test_a_checkpoint_whose_noise_this_version_does_not_make_is_refused(tmp_path, monkeypatch):
+    """Its rounds would be replayed as other noise, and nothing would cancel."""
+    run = Run(monkeypatch)
+    run.engine.save_checkpoint(path=tmp_path / "good", module=run.module, optimizer=run.optimizer)
+    content = torch.load(tmp_path / "good", weights_only=True)
+    content["privacy_accountant_state_dict"]["noise stream"] = "aes-256-ctr"
+    torch.save(content, tmp_path / "old")
+    with pytest.raises(ValueError, match="noise is of the stream aes-256-ctr, and this version makes chacha20"):
+        run.engine.load_checkpoint(path=tmp_path / "old", module=run.module, optimizer=run.optimizer)
