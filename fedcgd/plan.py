@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcgd.accounting import Accountant, Guarantee, accountant, calibrate
-from fedcgd.accounting.guarantee import check_delta, check_noise_multiplier
+from fedcgd.accounting.guarantee import check_delta, check_noise_multiplier, check_number
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import Mechanism
@@ -27,6 +27,7 @@ class Plan:
     delta: float
 
     def __post_init__(self) -> None:
+        check_number("clip_norm", self.clip_norm)
         if not 0 < self.clip_norm < float("inf"):
             raise ValueError(f"clip_norm must be positive and finite, got {self.clip_norm}")
         if not 1e-20 <= self.clip_norm <= 1e20:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, Plan, accounting
 from fedcgd.cli import COMMANDS, app, load
+from fedcgd.curvature.spectrum import Spectrum
 from fedcgd.optimisation import cache
 
 BUDGET = ["--epsilon", "4", "--delta", "1e-5"]
@@ -144,7 +145,13 @@ def test_every_command_has_an_example() -> None:
     assert [words for words, text in examples() if not text.startswith(f"fedcgd {words} ")] == []
 
 
-@pytest.mark.parametrize(("command", "example"), examples(), ids=[words for words, _ in examples()])
+SLOW = {"theory", "curve"}  # they fit mechanisms and measure a model
+
+
+@pytest.mark.parametrize(
+    ("command", "example"),
+    [pytest.param(*one, id=one[0], marks=[pytest.mark.slow] if one[0] in SLOW else []) for one in examples()],
+)
 def test_the_example_in_the_help_runs(
     command: str, example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +159,7 @@ def test_the_example_in_the_help_runs(
     for name, key in (("run.db", "noise.key"), ("A.db", "A.key"), ("B.db", "B.key")):
         if name in example:
             recorded_run(Path(name), Path(key))
+    Spectrum.of([1.0, 0.1, 0.01], [1, 10, 100]).save("spectrum.json")
     np.savez("initial.npz", weight=np.zeros(3, np.float32), counter=np.zeros(2))
     words = re.split(r" (?:&&|>) ", example)[0].split()[1:]
     result = run(*words)

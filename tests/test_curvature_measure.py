@@ -295,9 +295,23 @@ def test_a_reference_has_the_dominance_of_its_matrix() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert reference.dominance(bound) <= 1
+    found_top = np.linalg.eigvalsh(other.matrix().numpy())[::-1][:12]
+    assert reference.eigenvalue_ratio(other) == pytest.approx((found_top / top).max(), rel=1e-4)
     module, inputs, targets = small()
-    with pytest.raises(ValueError, match="for 424 parameters, and the model has 53"):
-        reference.dominance(Hessian(module, per_example, inputs, targets))
+    for ask in (reference.dominance, reference.eigenvalue_ratio):
+        with pytest.raises(ValueError, match="for 424 parameters, and the model has 53"):
+            ask(Hessian(module, per_example, inputs, targets))
+
+
+def test_a_model_labels_examples_as_often_as_it_says() -> None:
+    line = nn.Linear(1, 2)
+    with torch.no_grad():
+        line.weight.zero_()
+        line.bias.copy_(torch.tensor([0.0, np.log(3.0)]))
+    public = Public(line, per_example, torch.zeros(2000, 1), classes=2).self_labelled(seed=1)
+    assert public.classes is None
+    assert abs(public.labels(0).double().mean().item() - 0.75) < 4 * (0.75 * 0.25 / 2000) ** 0.5
+    assert public.labels(0).equal(public.self_labelled(seed=1).labels(5))
 
 
 def test_random_labels_are_learned_from_public_examples_alone() -> None:
@@ -318,6 +332,9 @@ def test_random_labels_are_learned_from_public_examples_alone() -> None:
     chances = functional.softmax(after.module(public.inputs), dim=1)
     entropy = -(chances * chances.log()).sum(dim=1).mean().item()
     assert 0.97 * np.log(3) < entropy < np.log(3)
+    moved = public.at(after.module.state_dict())
+    assert torch.equal(moved.module.weight, after.module.weight)
+    assert torch.equal(public.module.weight, before[0])
     given = Public(module, per_example, public.inputs, targets=labels)
     assert given.labels(0).equal(labels)
 

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import itertools
 import json
 import re
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -87,6 +89,82 @@ def test_every_page_has_one_title_and_every_picture_says_what_it_shows(site: Pat
     assert [(page.name, links.unnamed) for page, links in pages.items() if links.unnamed] == []
 
 
+def test_headings_leave_no_level_out_and_every_icon_has_a_name(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        if page.name == "404.html":
+            continue
+        text = page.read_text()
+        article = text[text.index("<article") : text.index("</article>")]
+        levels = [int(level) for level in re.findall(r"<h([1-6])[ >]", article)]
+        assert levels[0] == 1, page
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels)), page
+        icons = re.findall(r'<label class="[^"]*md-icon[^"]*"[^>]*>', text)
+        assert len(icons) >= 4
+        assert [icon for icon in icons if "aria-label=" not in icon and "title=" not in icon] == [], page
+
+
+def contrast(text: str, background: str) -> float:
+    """WCAG 2.2's contrast of two colours, #rrggbb; `text` may have an alpha, #rrggbbaa."""
+    below = [int(background[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    alpha = int(text[7:9] or "ff", 16) / 255
+    over = [alpha * int(text[i : i + 2], 16) / 255 + (1 - alpha) * b for i, b in zip((1, 3, 5), below, strict=True)]
+
+    def luminance(colour: list[float]) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    one, other = sorted((luminance(over), luminance(below)))
+    return (other + 0.05) / (one + 0.05)
+
+
+def test_contrast_is_wcags() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.478, abs=1e-3)  # the grey that just fails, as W3C tells
+    assert contrast("#00000080", "#ffffff") == pytest.approx(contrast("#7f7f7f", "#ffffff"), rel=1e-2)
+
+
+# The theme's page and code backgrounds: white and #f5f5f5; hsl(225, 15 %, 14 %) and hsl(225, 15 %, 18 %).
+BACKGROUNDS = {"default": ("#ffffff", "#f5f5f5"), "slate": ("#1e2129", "#272b35")}
+
+
+@pytest.mark.parametrize("scheme", BACKGROUNDS)
+def test_the_colours_of_the_site_can_be_read(scheme: str) -> None:
+    style = (DOCS / "site" / "extra.css").read_text()
+    rules = re.findall(rf'^\[data-md-color-scheme="{scheme}"\]\S* {{(.*)}}$', style, re.MULTILINE)
+    colours = dict(re.findall(r"--md-([\w-]+): (#[0-9a-f]{6,8})", " ".join(rules)))
+    assert len(colours) >= 3
+    page, code = BACKGROUNDS[scheme]
+    low = {n: c for n, c in colours.items() if contrast(c, code if n.startswith("code-") else page) < 4.5}
+    assert low == {}
+    if scheme == "slate":  # links are in code as well
+        assert contrast(colours["typeset-a-color"], code) >= 4.5
+
+
+def test_the_colours_of_pictures_and_of_the_report_can_be_read() -> None:
+    draw = drawing()
+    for colours in (draw.LIGHT, draw.DARK):
+        for words in (colours.ink, colours.plain, colours.ours, colours.secret):
+            assert contrast(words, colours.page) >= 4.5
+        assert contrast(colours.ink, colours.box) >= 4.5
+        assert contrast(colours.faint, colours.page) >= 3  # lines, no words
+    from fedcgd.cli.report_html import STYLE
+
+    rules = {name: body for names, body in re.findall(r"^(.+?) \{(.*?)\}", STYLE, re.M) for name in names.split(", ")}
+
+    def of(name: str, what: str) -> str:
+        return re.findall(rf"(?:^|[ ;]){what}: (#[0-9a-f]{{6}})", rules[name])[0]
+
+    ink = of("body", "color")
+    for words, background in (
+        (ink, "#ffffff"),
+        (of(".small", "color"), "#ffffff"),
+        *((ink, of(name, "background")) for name in (".good", ".bad", "pre")),
+    ):
+        assert contrast(words, background) >= 4.5
+    for drawn in ("#2257c9", "#c4500a", "#4c515e"):
+        assert contrast(drawn, "#ffffff") >= 4.5
+
+
 def documented_modules() -> list[str]:
     return sorted({name for page in (DOCS / "reference").glob("*.md") for name in REFERENCE.findall(page.read_text())})
 
@@ -141,12 +219,18 @@ def protocols() -> list[type]:
     return [value for names in package for value in list(names.values()) if getattr(value, "_is_protocol", False)]
 
 
-def test_pictures_are_drawn_the_same_each_time_and_each_is_used_with_its_meaning(tmp_path: Path) -> None:
+def drawing() -> Any:
+    """docs/pictures/draw.py, which is no part of a package."""
     spec = importlib.util.spec_from_file_location("draw", PICTURES / "draw.py")
     assert spec is not None
     assert spec.loader is not None
     draw = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(draw)
+    return draw
+
+
+def test_pictures_are_drawn_the_same_each_time_and_each_is_used_with_its_meaning(tmp_path: Path) -> None:
+    draw = drawing()
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
         draw.draw(folder)

@@ -526,3 +526,19 @@ def test_client_metrics_are_forwarded_only_when_asked_for() -> None:
     assert not make().start(grid, record(np.zeros(SIZE)), num_rounds=1).evaluate_metrics_clientapp
     result = make(forward_client_metrics=True).start(grid, record(np.zeros(SIZE)), num_rounds=1)
     assert result.evaluate_metrics_clientapp[1]["acc"] == 0.5
+
+
+def test_who_waits_for_users_is_told_for_whom_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The numbers of an example, with too few nodes: the first round does not begin, and that must not take silence."""
+    strategy = make(patience=0.05)
+    with caplog.at_level(logging.INFO, logger="flwr"), pytest.raises(ValueError, match="4 users are there after 0 s"):
+        strategy.start(two_nodes(4), record(np.zeros(SIZE)))
+    told = [one.getMessage() for one in caplog.records if "waiting for up to" in one.getMessage()]
+    assert len(told) == 1
+    assert "4 users are there, and 12 are expected before the first round: with 4 a round" in told[0]
+
+
+def test_nobody_is_told_of_waiting_when_everybody_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        make(patience=10.0).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    assert not [one for one in caplog.records if "waiting" in one.getMessage()]

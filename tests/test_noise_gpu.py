@@ -110,8 +110,10 @@ def test_a_run_can_move_between_devices(answers) -> None:
             np.testing.assert_allclose(found, total.numpy(), rtol=0, atol=0 if mode == "replay" else 2)
 
 
-def compiled(*, rounded: bool, fused: bool = False) -> dict[str, Any]:
-    """What Triton makes of the kernel for compute capability 9.0: needs no device."""
+def compiled(
+    *, rounded: bool = True, values: bool = False, fused: bool = False, ones: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """What Triton makes of the kernel for compute capability 9.0: needs no device. Arguments of value 1 are constants to it."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -119,9 +121,18 @@ def compiled(*, rounded: bool, fused: bool = False) -> dict[str, Any]:
     from fedcgd.noise import gpu_code
 
     sums = "*fp64" if rounded else "*fp32"
-    types = {"total": sums, "values": sums, "keys": "*i32", "numbers": "*fp64", "terms": "i32", "first_tile": "i32"}
+    types = {
+        "total": sums,
+        "values": "*fp32" if values else sums,
+        "keys": "*i32",
+        "numbers": "*fp64",
+        "terms": "i32",
+        "first_tile": "i32",
+    }
     types |= {"start": "i32", "stop": "i64", "HAS_VALUES": "constexpr", "ROUND": "constexpr"}
-    source = ASTSource(gpu_code._noise, types, {"HAS_VALUES": False, "ROUND": rounded})
+    types |= dict.fromkeys(ones, "constexpr")
+    constants = {"HAS_VALUES": values, "ROUND": rounded} | dict.fromkeys(ones, 1)
+    source = ASTSource(gpu_code._noise, types, constants)
     options = gpu_code.OPTIONS | ({"enable_fp_fusion": True} if fused else {})
     asm: dict[str, Any] = triton.compile(source, GPUTarget("cuda", 90, 32), options).asm
     return asm
@@ -136,11 +147,14 @@ def _no_cache_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
-@pytest.mark.parametrize("rounded", [True, False])
-def test_compiled_arithmetic_is_rounded_after_every_operation(rounded: bool) -> None:
-    floats = Counter(
-        {o: n for o, n in instructions(compiled(rounded=rounded)["ptx"]).items() if re.search(r"\.f(32|64)", o)}
-    )
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"rounded": False, "ones": ("terms",)}, {"values": True}, {"ones": ("terms", "first_tile", "start")}],
+    ids=str,
+)
+def test_compiled_arithmetic_is_rounded_after_every_operation(options: dict[str, Any]) -> None:
+    ptx = compiled(**options)["ptx"]
+    floats = Counter({o: n for o, n in instructions(ptx).items() if re.search(r"\.f(32|64)", o)})
     assert {o.partition(".")[0] for o in floats} <= {"add", "sub", "mul", "div", "sqrt", "cvt", "mov", "selp", "neg"}
     rounds = {o for o in floats if o.partition(".")[0] in ("add", "sub", "mul", "div", "sqrt")}
     assert {o.partition(".")[2] for o in rounds} == {"rn.f32", "rn.f64"}  # not .approx, .full, .ftz or another rounding
@@ -151,11 +165,11 @@ def test_compiled_arithmetic_is_rounded_after_every_operation(rounded: bool) -> 
 
 def test_without_the_option_operations_would_be_fused() -> None:
     """The control of the test above."""
-    assert any(o.startswith("fma.rn") for o in instructions(compiled(rounded=True, fused=True)["ptx"]))
+    assert any(o.startswith("fma.rn") for o in instructions(compiled(fused=True)["ptx"]))
 
 
 def test_nothing_but_the_sum_touches_memory_and_registers_suffice() -> None:
-    ptx = compiled(rounded=True)["ptx"]
+    ptx = compiled()["ptx"]
     assert not re.search(r"\b(ld|st)\.(local|shared)", ptx)
     found = instructions(ptx)
     assert sum(n for o, n in found.items() if o.startswith("st.global")) == 12

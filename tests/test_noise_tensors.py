@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -89,6 +90,23 @@ def test_a_device_without_kernels_is_told_once_and_gets_the_same_numbers(monkeyp
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert gpu_kernels(device) is None
+    gpu_kernels.cache_clear()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_device_whose_kernels_give_other_bits_is_not_used(same: bool, monkeypatch) -> None:
+    gpu_kernels.cache_clear()
+    asked = []
+    monkeypatch.setitem(sys.modules, "fedcgd.noise.gpu_code", SimpleNamespace(**numpy_kernels()._asdict()))
+    monkeypatch.setattr("fedcgd.noise.gpu_code", sys.modules["fedcgd.noise.gpu_code"], raising=False)
+    monkeypatch.setattr(tensors, "same_bits", lambda kernels, device: asked.append(device) or same)
+    device = torch.device("cuda", 3)
+    if same:
+        assert gpu_kernels(device) is not None
+    else:
+        with pytest.warns(RuntimeWarning, match="Triton gives other bits there than NumPy"):
+            assert gpu_kernels(device) is None
+    assert asked == [device]
     gpu_kernels.cache_clear()
 
 

@@ -238,3 +238,9 @@ def test_steps_cannot_be_counted_by_hand_and_checkpoints_do_not_mix(tmp_path: Pa
     opacus.save_checkpoint(path=tmp_path / "theirs.pt", module=theirs)
     with pytest.raises(ValueError, match="not of a fedcgd engine"):
         mine.load_checkpoint(path=tmp_path / "theirs.pt", module=module)
+
+
+@pytest.mark.parametrize("key", [42, None, b"0" * 32])
+def test_a_key_that_is_none_is_refused_at_once_and_not_shown(key: object) -> None:
+    with pytest.raises(TypeError, match=r"key must be a NoiseKey, .* got (int|NoneType|bytes)$"):
+        CorrelatedPrivacyEngine(key)  # type: ignore[arg-type]

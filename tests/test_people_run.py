@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClippin
 from typer.testing import CliRunner
 
 from fedcgd.parameters import flatten
-from fedcgd_experiments import people, people_run
+from fedcgd_experiments import people, people_report, people_run
 from fedcgd_experiments.people import STUDIES, Study, best, missing, name_of
 from fedcgd_experiments.people_run import PeoplePoint, app_defaults, flower_adaptive_noise, run_people
 from fedcgd_simulations import client_app, server_app
@@ -127,6 +127,40 @@ def test_every_arm_has_as_many_candidates_and_other_seeds_for_the_test() -> None
         for arm in study.arms:
             points = study.points(arm, study.settings[-1])
             assert len({name_of(point) for point in points}) == len(points)
+        assert study.arms.keys() <= people_report.MARKED.keys()
+    assert set(people_report.TITLES) == set(STUDIES)
+
+
+def test_the_report_compares_seed_by_seed(monkeypatch) -> None:
+    base = {
+        "task": "digits", "users": "iid:60", "cohort": 12, "participations": 2, "clip_norm": 0.5, "local_learning_rate": 0.5
+    }  # fmt: skip
+    arms = {
+        arm: [{"mechanism": name, "learning_rate": rate} for rate in (1.0, 2.0, 4.0)]
+        for arm, name in (("DP-FedAvg", "dp-sgd"), ("DP-λCGD", "lambda-cgd:0.8"))
+    }
+    study = Study(base=base, settings=({"epsilon": 1.0}, {"epsilon": 2.0}), arms=arms, seeds=(0, 1, 2), tuning=(9,))
+    monkeypatch.setattr(people, "STUDIES", {"epsilon": study})
+    monkeypatch.setattr(people_report, "STUDIES", {"epsilon": study})
+    monkeypatch.setattr(people_report, "TITLES", {"epsilon": "against ε"})
+    records: list[dict] = []
+    while todo := missing(study, people.by_point(records)):
+        for p in todo:
+            gain = (0.03 + 0.001 * p.seed) * (p.mechanism != "dp-sgd")
+            accuracy = 0.5 + 0.05 * p.seed * (p.split == "test") + gain - 0.1 * (p.learning_rate != 2.0)
+            records.append(
+                {"kind": "people", "point": vars(p), "accuracy": accuracy, "noise_multiplier": 5.0, "cpu_seconds": 6.0}
+            )
+    found = people_report.rows(records, "epsilon")
+    assert [(row.arm, row.chosen.learning_rate) for row in found] == [("DP-FedAvg", 2.0), ("DP-λCGD", 2.0)] * 2
+    ours = found[1]
+    np.testing.assert_allclose(ours.differences, [0.03, 0.031, 0.032])
+    assert ours.p_value < 0.001
+    assert ours.corrected == pytest.approx(2 * ours.p_value)
+    text = people_report.report(records)
+    assert "| ε = 1.0 | DP-λCGD | `lambda-cgd:0.8`, rate 2 | 5 | 58.1 ± 5.1 | +3.1 | < .001 | < .001 |" in text
+    assert "24 trainings, 2.4 processor minutes" in text
+    assert all(axes.has_data() for axes in people_report.plot(found, "epsilon").axes)
 
 
 def test_a_study_tunes_then_tests_and_goes_on_where_it_stopped(tmp_path, monkeypatch) -> None:
@@ -134,14 +168,15 @@ def test_a_study_tunes_then_tests_and_goes_on_where_it_stopped(tmp_path, monkeyp
         name: getattr(POINT, name)
         for name in ("task", "users", "cohort", "participations", "clip_norm", "local_learning_rate")
     }
-    arms = {"A": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in (1.0, 2.0)]}
-    study = Study(base=base, settings=({"epsilon": 2.0},), arms=arms, seeds=(0, 1), tuning=(9,))
+    arms = {"A": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in (1.0, 2.0, 4.0)]}
+    study = Study(base=base, settings=({"epsilon": 2.0},), arms=arms, seeds=(0, 1), tuning=(9, 8))
     monkeypatch.setattr(people, "STUDIES", {"toy": study})
     run: list[PeoplePoint] = []
+    peak = {1.0: 0.3, 2.0: 0.4, 4.0: 0.5, 8.0: 0.2}.__getitem__
 
     def pretend(point: PeoplePoint, *, data_dir: str) -> dict:
         run.append(point)
-        return {"kind": "people", "point": vars(point), "accuracy": point.learning_rate / 10, "cpu_seconds": 0.1}
+        return {"kind": "people", "point": vars(point), "accuracy": peak(point.learning_rate), "cpu_seconds": 0.1}
 
     monkeypatch.setattr(people, "run_people", pretend)
     path = tmp_path / "people.jsonl"
@@ -152,15 +187,19 @@ def test_a_study_tunes_then_tests_and_goes_on_where_it_stopped(tmp_path, monkeyp
     assert [(p.split, p.seed, p.learning_rate) for p in run] == [
         ("validation", 9, 1.0),
         ("validation", 9, 2.0),
-        ("test", 0, 2.0),
-        ("test", 1, 2.0),
+        ("validation", 9, 4.0),
+        ("validation", 9, 8.0),  # because 4 was best, and at the edge
+        ("validation", 8, 4.0),  # the finalists
+        ("validation", 8, 2.0),
+        ("test", 0, 4.0),
+        ("test", 1, 4.0),
     ]
     again = CliRunner().invoke(people.app, ["run", "--output", str(path)])
     assert again.exit_code == 0
-    assert len(run) == 4
+    assert len(run) == 8
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert missing(study, people.by_point(records)) == []
-    assert best(study, "A", {"epsilon": 2.0}, people.by_point(records)).learning_rate == 2.0
+    assert best(study, "A", {"epsilon": 2.0}, people.by_point(records)).learning_rate == 4.0
     wrong = CliRunner().invoke(people.app, ["run", "--output", str(path), "--study", "toys"])
     assert wrong.exit_code == 2
     assert "unknown study toys" in wrong.output

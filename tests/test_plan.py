@@ -79,3 +79,10 @@ def test_a_plan_says_the_noise_on_the_wire_and_refuses_what_is_no_plan() -> None
             Plan(**values | wrong)
     for edge in (1e-20, 1e20):
         assert Plan(**values | {"clip_norm": edge}).clip_norm == edge
+
+
+@pytest.mark.parametrize("wrong", ["4", None, [1.0]])
+@pytest.mark.parametrize("name", ["clip_norm", "epsilon", "delta"])
+def test_what_is_no_number_is_told_by_name(name: str, wrong: object) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be a number, got"):
+        Plan.calibrated("dp-sgd", MANY, **BUDGET | {name: wrong})

@@ -111,6 +111,13 @@ def _with_links(page: str) -> str:
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    """A name for the search, which the theme leaves without one."""
+    """Names for what the theme leaves without one: the search, and icons that open it and the navigation."""
     search = 'data-md-component="search" role="dialog"'
-    return output.replace(search, f'{search} aria-label="Search"')
+    output = output.replace(search, f'{search} aria-label="Search"')
+    for target, name in (("__search", "Search"), ("__drawer", "Navigation")):
+        output = re.sub(
+            rf'(<label class="md-\w+ md-icon") for="{target}"', rf'\1 aria-label="{name}" for="{target}"', output
+        )
+    for catcher in ("md-search__overlay", "md-overlay"):  # closes what is open when somebody clicks beside it: no words
+        output = output.replace(f'<label class="{catcher}"', f'<label class="{catcher}" aria-hidden="true"')
+    return output

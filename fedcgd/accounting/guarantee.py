@@ -1,6 +1,7 @@
 """What is promised to a user, with all that a reviewer needs to check it."""
 
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any
 
 ADJACENCY = "add or remove one user"
@@ -57,20 +58,29 @@ class Guarantee:
         return asdict(self) | {"condition": self.condition}
 
 
+def check_number(name: str, value: object) -> None:
+    """Raise TypeError for a text, None and the like: what a configuration or a forgotten argument gives."""
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+
+
 def check_epsilon(epsilon: float) -> None:
-    """Raise ValueError unless 1e-300 ≤ ε ≤ 1e15."""
+    """Raise ValueError unless 1e-300 ≤ ε ≤ 1e15; TypeError for what is no number."""
+    check_number("epsilon", epsilon)
     if not 1e-300 <= epsilon <= 1e15:
         raise ValueError(f"epsilon must be in [1e-300, 1e15], got {epsilon}; 0.1 to 10 is usual")
 
 
 def check_delta(delta: float) -> None:
-    """Raise ValueError unless `LEAST_DELTA` ≤ δ < 1."""
+    """Raise ValueError unless `LEAST_DELTA` ≤ δ < 1; TypeError for what is no number."""
+    check_number("delta", delta)
     if not LEAST_DELTA <= delta < 1:
         raise ValueError(f"delta must be in [{LEAST_DELTA:g}, 1), got {delta}; well below 1 / number of users is usual")
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
-    """Raise ValueError unless σ is positive and finite."""
+    """Raise ValueError unless σ is positive and finite; TypeError for what is no number."""
+    check_number("noise_multiplier", noise_multiplier)
     if not 0 < noise_multiplier < float("inf"):
         raise ValueError(
             f"noise_multiplier must be positive and finite, got {noise_multiplier}; without noise there is no privacy"

@@ -86,8 +86,7 @@ class Reference:
         `hessian` must be of public data too. The model may be a private run's, as soon as it is released; examples may not: a ρ
         of private data tells about them and is covered by no ε. Warns with a `CurvatureWarning` if ρ > 1, unless `warn` is False.
         """
-        if hessian.dimension != len(self.vectors):
-            raise ValueError(f"the bound is for {len(self.vectors)} parameters, and the model has {hessian.dimension}")
+        self._check(hessian)
         weights = torch.as_tensor((self.values + self.damping) ** -0.5 - self.damping**-0.5).to(self.vectors)
 
         def scaled(vector: Tensor) -> Tensor:
@@ -107,3 +106,19 @@ class Reference:
                 stacklevel=2,
             )
         return rho
+
+    def eigenvalue_ratio(self, hessian: Hessian, *, seed: int = 0) -> float:
+        """The largest μ_i(H) / μ_i(Ĥ) over the eigenvalues that are known of Ĥ, without its damping, each sorted by size.
+
+        What the choice of noise asks for: noise is the same in all directions, so that it matters little if steep ones turn, and
+        the spectrum alone counts. H ⪯ Ĥ bounds it by 1, not the other way round. `hessian` must be of public data here too.
+        """
+        self._check(hessian)
+        found, _ = largest_eigenpairs(
+            hessian.product, hessian.dimension, len(self.values), dtype=hessian.dtype, seed=seed
+        )
+        return float((found / self.values).max())
+
+    def _check(self, hessian: Hessian) -> None:
+        if hessian.dimension != len(self.vectors):
+            raise ValueError(f"the bound is for {len(self.vectors)} parameters, and the model has {hessian.dimension}")

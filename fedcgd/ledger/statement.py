@@ -138,13 +138,17 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(
             (
                 "joint budget of each user",
-                f"ε ≤ {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'], 6)}, with {budget['earlier_runs']} "
-                "earlier runs (whoever had too little left was not asked)",
+                f"ε ≤ {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'], 6)}, with "
+                f"{_runs(budget['earlier_runs'])} (whoever had too little left was not asked)",
             )
         )
     if whole["sensitivity"] is not None:
         found.append(("sensitivity of C", f"{whole['sensitivity']:.6g}"))
     return found
+
+
+def _runs(earlier: int) -> str:
+    return f"{earlier} earlier run" + "s" * (earlier != 1)
 
 
 def _participation(participation: dict[str, Any]) -> str:

@@ -17,12 +17,7 @@ Keyed = tuple[bytes, float]
 
 
 def keyed(stream: NoiseStream, terms: Sequence[Term], stddev: float) -> list[Keyed]:
-    """The terms of stddev·Σ_j w_j·Z_j.
-
-    Raises ValueError for indices out of range, and for a stddev or weights that are not finite or too large for float32.
-    """
-    if not 0 <= stddev < math.inf:
-        raise ValueError(f"stddev must be finite and not negative, got {stddev}")
+    """The terms of stddev·Σ_j w_j·Z_j. Raises ValueError for indices out of range, and if the noise is too large for float32."""
     found = []
     for round, nonce, weight in terms:
         key = stream.key_of(round, nonce)
@@ -39,6 +34,7 @@ def correlated_noise(stream: NoiseStream, terms: Sequence[Term], stddev: float, 
     float32. The numbers do not depend on the split into calls. Raises ValueError for bad indices, stddev or weights.
     """
     check_coordinates(start, stop)
+    check_stddev(stddev)
     made = keyed(stream, terms, stddev)
     out = np.empty(stop - start)
     for first, last, low, high in tiles(start, stop):
@@ -57,3 +53,8 @@ def add_rounded(total: NDArray[np.int64], start: int, terms: Sequence[Keyed], sm
             add_tiles(key, weight, first, last, noise)
         noise += np.multiply(words_of(smoothing, first, last), width, dtype=np.float64)
         total[low - start : high - start] += np.rint(noise[low - first * TILE : high - first * TILE]).astype(np.int64)
+
+
+def check_stddev(stddev: float) -> None:
+    if not 0 <= stddev < math.inf:
+        raise ValueError(f"stddev must be finite and not negative, got {stddev}")

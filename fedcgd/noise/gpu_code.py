@@ -234,3 +234,4 @@ def _launch(out: Tensor, values: Tensor, start: int, keys: list[Any], numbers: l
     words = torch.from_numpy(np.stack(keys).astype(np.uint32).view(np.int32)).to(out.device)
     scales = torch.tensor(numbers, dtype=torch.float64, device=out.device)
     _noise[(programs,)](out, values, words, scales, len(keys) - 1, first, start, stop, **constants, **OPTIONS)
+    words.zero_()  # after the kernel: else the keys would stay in memory that the allocator keeps

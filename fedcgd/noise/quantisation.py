@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from fedcgd.noise.box_muller import LARGEST
 from fedcgd.noise.compiled import kernels_for
-from fedcgd.noise.correlated import Keyed, Term, add_rounded, keyed
+from fedcgd.noise.correlated import Keyed, Term, add_rounded, check_stddev, keyed
 from fedcgd.noise.stream import TILE, NoiseStream, check_coordinates, key_words, tiles, words_of
 
 Integers = NDArray[np.int64]
@@ -155,6 +155,7 @@ def keyed_noise(stream: NoiseStream, terms: Sequence[Term], stddev: float, grid:
     """The terms in steps of `grid`, and the key of their smoothing. Raises ValueError as `add_noise` does."""
     if not terms:
         raise ValueError("at least one term is needed: a sum without noise is not private")
+    check_stddev(stddev)
     made = keyed(stream, terms, stddev / grid.step)  # exact: the step is a power of two
     reach = LARGEST * sum(abs(weight) for _, weight in made)
     if not reach < _MOST_STEPS:

@@ -60,6 +60,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
 
     def __init__(self, key: NoiseKey, *, accountant: str = "prv", secure_mode: bool = False) -> None:
         # PrivacyEngine.__init__ would make an accountant of independent noise, and warn about noise that is not used.
+        if not isinstance(key, NoiseKey):  # not shown: it may be a key
+            raise TypeError(f"key must be a NoiseKey, for example NoiseKey.generate(); got {type(key).__name__}")
         create_accountant(accountant)  # only to raise for an unknown name what Opacus raises
         if accountant != "prv":
             warnings.warn(

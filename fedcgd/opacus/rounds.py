@@ -129,7 +129,8 @@ class Rounds(IAccountant):  # type: ignore[misc]
             self.abandon()
             raise RuntimeError(
                 f"the batch of round {round} was asked for when {self.released} rounds had been released: take one "
-                "optimizer step for each batch (an empty or spoilt batch too); with BatchMemoryManager use num_workers=0. To "
+                "optimizer step for each batch (an empty or spoilt batch too; to evaluate, make a loader of its own); with "
+                "BatchMemoryManager use num_workers=0. To "
                 f"accumulate gradients over batches, give make_private accumulation_steps. To go on, {_AGAIN}"
             )
         if part:
@@ -158,8 +159,8 @@ class Rounds(IAccountant):  # type: ignore[misc]
         self.check_not_finished()
         if self._flight is None:
             raise RuntimeError(
-                "there is no batch from the loader for this step: each batch is good for one step, and only examples that the "
-                f"loader gave out are accounted for. If a step failed before, {_AGAIN}"
+                "there is no batch from the loader for this step. Take the loader that the engine returned; each batch is good "
+                f"for one step, and only examples that the loader gave out are accounted for. If a step failed before, {_AGAIN}"
             )
         return self._flight
 

@@ -8,7 +8,8 @@ ones depend on the learning rate, so each is found again for each rate that is t
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated
@@ -18,15 +19,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import permutation_test, ttest_rel
+from torch import nn
 
 from fedcgd.accounting.selection import select_lambda
 from fedcgd.curvature import Spectrum
+from fedcgd.curvature.dominance import Reference
+from fedcgd.curvature.public import pretrained
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import write_mechanism
-from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup
+from fedcgd.optimisation.catalogue import from_description, write_mechanism
+from fedcgd.plan import Plan
+from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, calibrate_setup, train_engine
 from fedcgd_experiments.significance import holm
 from fedcgd_experiments.sweep import ResultsFile, here, sweep, to_point
+from fedcgd_simulations.public import public_examples
 from fedcgd_simulations.tasks import get_task
 
 DP_SGD, PRACTICAL, FITTED_LAMBDA = "dp-sgd", "λ-CGD, practical λ", "λ-CGD, fitted λ"
@@ -44,7 +50,9 @@ COMPARISONS = (
 )
 """(what should be better, than what): those whose p-values are reported."""
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+PRIVATE = "private examples, for the experiment alone: covered by no ε"
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
 
 
@@ -82,6 +90,7 @@ class Design:
             return {DP_SGD: "dp-sgd", BAND_MF: f"band-mf:{self.bands}"}[arm]
         path = self.folder / f"{self.task}-{FILES[arm]}-rate-{rate:g}.json"
         if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
             quadratic = Quadratic(tamed(self.spectrum, rate), rate)
             asked = "lambda-cgd" if arm == FITTED_LAMBDA else f"noise-curve:{self.bands}"
             write_mechanism(catalogue.mechanism(asked, setup.participation(), curvature=quadratic), path)
@@ -101,23 +110,15 @@ def arm_of(setup: Setup) -> str:
     return {"dp-sgd": DP_SGD, "band-mf": BAND_MF, "lambda-cgd": PRACTICAL}[setup.name]
 
 
-def best_points(points: Iterable[Point], runs: Iterable[Record]) -> list[Point]:
-    """Of `points` with any seed, for each arm and budget those at the learning rate of highest mean validation accuracy.
-
-    Of equal rates the smaller; one point for each (arm, budget). Records judged by test examples are not looked at.
-    """
+def best_rates(runs: Iterable[Record]) -> dict[tuple[str, float], float]:
+    """(arm, budget) → the learning rate of highest mean validation accuracy; of equals the smaller."""
     values: dict[tuple[str, float], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in runs:
         point = to_point(record)
         if point.split == "validation":
             values[arm_of(point.setup), point.setup.epsilon][point.learning_rate].append(record["accuracy"])
-    found: dict[tuple[str, float], Point] = {}
-    for point in points:
-        key = (arm_of(point.setup), point.setup.epsilon)
-        rates = {rate: fmean(accuracies) for rate, accuracies in sorted(values[key].items())}
-        if point.learning_rate == max(rates, key=rates.__getitem__):
-            found.setdefault(key, point)
-    return list(found.values())
+    means = {key: {rate: fmean(v) for rate, v in sorted(rates.items())} for key, rates in values.items()}
+    return {key: max(rates, key=rates.__getitem__) for key, rates in means.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,13 +138,16 @@ class Comparison:
     """`p_permutation` after Holm's correction over all comparisons."""
 
 
-def test_accuracies(runs: Iterable[Record]) -> dict[tuple[str, float], dict[int, float]]:
-    """(arm, budget) → seed → accuracy on the test examples."""
+def judged(runs: Iterable[Record]) -> dict[tuple[str, float], dict[int, float]]:
+    """(arm, budget) → seed → accuracy on the test examples, at the learning rate that was best on validation."""
+    runs = list(runs)
+    rates = best_rates(runs)
     found: dict[tuple[str, float], dict[int, float]] = defaultdict(dict)
     for record in runs:
         point = to_point(record)
-        if point.split == "test":
-            found[arm_of(point.setup), point.setup.epsilon][point.seed] = record["accuracy"]
+        key = (arm_of(point.setup), point.setup.epsilon)
+        if point.split == "test" and point.learning_rate == rates.get(key):
+            found[key][point.seed] = record["accuracy"]
     return dict(found)
 
 
@@ -153,7 +157,7 @@ def compare(runs: Iterable[Record]) -> list[Comparison]:
     The permutation test is the exact one of two samples (appendix A.3 of Gu et al., 2026, arXiv:2510.05416): with ten seeds each
     there are 184,756 ways, and 1/184,756 is the least that p can be.
     """
-    accuracies, found = test_accuracies(runs), []
+    accuracies, found = judged(runs), []
     for epsilon in sorted({epsilon for _, epsilon in accuracies}):
         for better, than in COMPARISONS:
             first, second = accuracies.get((better, epsilon), {}), accuracies.get((than, epsilon), {})
@@ -200,29 +204,94 @@ def run_command(
     delta: Annotated[float, typer.Option()] = 1e-5,
 ) -> None:
     """Tune the learning rate of each kind of noise at each ε by validation examples, then judge it by the test's."""
-    folder.mkdir(parents=True, exist_ok=True)
     examples = len(get_task(task, model=model).load().train)
     design = Design(
         task=task, model=model, steps=-(-examples // batch), epochs=epochs, bands=bands, clip_norm=clip_norm,
         delta=delta, spectrum=Spectrum.load(spectrum), folder=folder,
     )  # fmt: skip
-    points = [
-        design.point(each, budget, rate, seed)
-        for budget in epsilon or [1.0, 2.0, 4.0, 8.0]
-        for each in arm or ARMS
-        for rate in learning_rate or [0.125, 0.25, 0.5, 1.0, 2.0]
-        for seed in range(tuning_seeds)
-    ]
     results = ResultsFile(output)
-    failures = sweep(points, results, here, data_dir=None, console=console)
-    if not failures:
-        best = best_points(points, results.runs().values())
-        tests = [replace(one, seed=TEST_SEEDS + seed, split="test") for one in best for seed in range(seeds)]
-        failures = sweep(tests, results, here, data_dir=None, console=console)
+    failures: list[str] = []
+    for budget, each in product(epsilon or [1.0, 2.0, 4.0, 8.0], arm or ARMS):
+        rates = learning_rate or [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0]
+        points = [design.point(each, budget, rate, seed) for rate in rates for seed in range(tuning_seeds)]
+        failed = sweep(points, results, here, data_dir=None, console=console)
+        if not failed:
+            best = best_rates(results.runs().values())[each, budget]
+            chosen = next(point for point in points if point.learning_rate == best)
+            tests = [replace(chosen, seed=TEST_SEEDS + seed, split="test") for seed in range(seeds)]
+            failed = sweep(tests, results, here, data_dir=None, console=console)
+        failures += failed
     for line in failures:
         console.print(line, style="red", markup=False)
     if failures:
         raise typer.Exit(1)
+
+
+@app.command("certificate")
+def certificate_command(
+    output: Annotated[Path, typer.Option(help="JSON lines, appended")],
+    spectrum: Annotated[Path, typer.Option(help="what `fedcgd curve` measured")],
+    folder: Annotated[Path, typer.Option(help="of the fitted mechanisms")],
+    task: Annotated[str, typer.Option()] = "digits",
+    model: Annotated[str, typer.Option()] = "tanh-cnn",
+    batch: Annotated[int, typer.Option(min=1)] = 60,
+    epochs: Annotated[int, typer.Option(min=1)] = 10,
+    bands: Annotated[int, typer.Option(min=1, help="of band-mf and NoiseCurve")] = 16,
+    arm: Annotated[str, typer.Option(help=f"one of {', '.join(ARMS)}")] = NOISE_CURVE,
+    epsilon: Annotated[float, typer.Option()] = 8.0,
+    learning_rate: Annotated[float, typer.Option()] = 0.5,
+    clip_norm: Annotated[float, typer.Option()] = 1.0,
+    delta: Annotated[float, typer.Option()] = 1e-5,
+    examples: Annotated[int, typer.Option(min=1, help="whose Hessian is looked at")] = 180,
+    eigenvalues: Annotated[int, typer.Option(min=1, help="of the bound")] = 10,
+    seed: Annotated[int, typer.Option(min=0, max=TEST_SEEDS - 1)] = 0,
+    every: Annotated[int, typer.Option(min=1, help="steps between two looks")] = 21,
+    also_private: Annotated[
+        bool, typer.Option("--also-private", help="look at private examples too: for experiments alone, no ε covers it")
+    ] = False,
+) -> None:
+    """Whether the Hessian that noise was fitted to bounds those along a run: ρ, and the ratio of eigenvalues.
+
+    The bound is of public examples at the model that has learned random labels, as `fedcgd curve` has it. The Hessians are of the
+    same examples with labels that the model in training gives them.
+    """
+    whole = get_task(task, model=model)
+    data = whole.load()
+    design = Design(
+        task=task, model=model, steps=-(-len(data.train) // batch), epochs=epochs, bands=bands, clip_norm=clip_norm,
+        delta=delta, spectrum=Spectrum.load(spectrum), folder=folder,
+    )  # fmt: skip
+    point = design.point(arm, epsilon, learning_rate, seed)
+    calibration = calibrate_setup(point.setup)
+    facts = design.spectrum.measured_on
+    public = public_examples(task, model=model, public=facts["public"], examples=examples)
+    unsure = pretrained(
+        public, epochs=facts["pretraining_epochs"], learning_rate=facts["pretraining_rate"], seed=facts["seed"]
+    )
+    bound = Reference.of(unsure.hessian(clip_norm=facts["clip_norm"]), eigenvalues=eigenvalues)
+    plan = Plan(
+        mechanism=from_description(calibration["mechanism"]), participation=point.setup.participation(),
+        clip_norm=clip_norm, noise_multiplier=calibration["noise_multiplier"], delta=delta,
+    )  # fmt: skip
+    results = ResultsFile(output)
+
+    def look(step: int, trained: nn.Module) -> None:
+        if step % every:
+            return
+        looked = {"public": public.at(trained.state_dict()).self_labelled()}
+        if also_private:
+            part = data.train.take(np.arange(min(examples, len(data.train))))
+            private = replace(public, inputs=part.inputs, targets=part.targets, classes=None)
+            looked[PRIVATE] = private.at(trained.state_dict())
+        for on, those in looked.items():
+            hessian = those.hessian(clip_norm=facts["clip_norm"])
+            found = {"ratio": bound.eigenvalue_ratio(hessian), "rho": bound.dominance(hessian, warn=False)}
+            record = {"kind": "certificate", "arm": arm, "point": asdict(point), "step": step, "on": on}
+            results.append(record | {"eigenvalues": eigenvalues} | found)
+            note = "" if found["rho"] <= 1 else "; the bound does not hold"
+            console.print(f"step {step}, {on}: ratio {found['ratio']:.2f}, ρ {found['rho']:.2f}{note}")
+
+    train_engine(point, whole, data.train, plan, physical_batch=512, watch=look)
 
 
 @app.command("compare")
@@ -231,12 +300,24 @@ def compare_command(results: Annotated[list[Path], typer.Argument(help="files th
     runs = [record for path in results for record in ResultsFile(path).runs().values()]
     for task in dict.fromkeys(str(record["point"]["task"]) for record in runs):
         own = [record for record in runs if record["point"]["task"] == task]
-        accuracies = test_accuracies(own)
+        accuracies, rates = judged(own), best_rates(own)
         epsilons = sorted({epsilon for _, epsilon in accuracies})
-        table = Table("noise", *(f"ε = {epsilon:g}" for epsilon in epsilons), title=f"{task}: test accuracy")
+        table = Table(
+            "noise",
+            *(f"ε = {epsilon:g}" for epsilon in epsilons),
+            title=f"{task}: test accuracy, ± standard deviation, at the tuned η",
+        )
         for each in ARMS:
-            cells = [list(accuracies.get((each, epsilon), {}).values()) for epsilon in epsilons]
-            table.add_row(each, *(f"{100 * fmean(v):.2f} ± {100 * stdev(v):.2f}" if len(v) > 1 else "–" for v in cells))
+            cells = [
+                (list(accuracies.get((each, epsilon), {}).values()), rates.get((each, epsilon))) for epsilon in epsilons
+            ]
+            table.add_row(
+                each,
+                *(
+                    f"{100 * fmean(v):.1f} ± {100 * stdev(v):.1f} (η {rate:g})" if len(v) > 1 else "–"
+                    for v, rate in cells
+                ),
+            )
         console.print(table)
         table = Table("ε", "noise", "against", "difference", "p (permutation)", "Holm", "p (paired t)", "seeds")
         for row in compare(own):

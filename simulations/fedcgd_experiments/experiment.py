@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import Tensor, nn
@@ -172,13 +173,15 @@ def run_points(
     *,
     data_dir: str | None = None,
     physical_batch: int = 512,
+    examples: int | None = None,
 ) -> list[Record]:
     """Train `points`, which share their `batch_identity`; a record for each `shared_identity`, with the accuracies at its rates.
 
     `calibrations` has the noise of each setup, by its `identity`. The seed decides the initial model, the batches and the noise,
     so that mechanisms are compared on the same batches. Softmax regression is trained at all points together (`train_softmax`),
     other models through the engine, one after the other, with at most `physical_batch` per-example gradients at a time. `seconds`
-    in the records is processor time, in equal parts.
+    in the records is processor time, in equal parts. With `examples`, the first so many are all there are: to measure what a step
+    costs.
     """
     torch.set_num_threads(1)
     started = time.process_time()
@@ -187,6 +190,8 @@ def run_points(
     point = points[0]
     task = get_task(point.task, model=point.model, data_dir=data_dir)
     data = _load(point.task, point.model, data_dir)
+    if examples is not None:
+        data = replace(data, train=data.train.take(np.arange(examples)))
     steps = point.setup.steps
     batch = -(-len(data.train) // steps)
     if -(-len(data.train) // batch) != steps:
@@ -228,9 +233,19 @@ def _plan(point: Point, calibration: Record) -> Plan:
 
 
 def train_engine(
-    point: Point, task: Task, train: Examples, plan: Plan, *, physical_batch: int, grad_sample_mode: str = "ghost"
+    point: Point,
+    task: Task,
+    train: Examples,
+    plan: Plan,
+    *,
+    physical_batch: int,
+    grad_sample_mode: str = "ghost",
+    watch: Callable[[int, nn.Module], None] | None = None,
 ) -> nn.Module:
-    """The model that `CorrelatedPrivacyEngine` trains as `point` says, on a GPU if there is one."""
+    """The model that `CorrelatedPrivacyEngine` trains as `point` says, on a GPU if there is one.
+
+    `watch` is called with the number of steps and the model after each of them.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, setup = task.model(point.seed).to(device), point.setup
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -260,6 +275,8 @@ def train_engine(
                 private.step()
                 if rounds.released > before:  # the last part of a batch
                     scheduler.step()
+                    if watch is not None:
+                        watch(rounds.released, model)
     return model
 
 

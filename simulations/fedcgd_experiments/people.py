@@ -4,12 +4,12 @@
     python -m fedcgd_experiments.people report results/people.jsonl --output results/plots
 
 Each arm (a mechanism, or one of Flower's own strategies) has the same number of candidates at each setting. They are tried on
-validation examples with seeds of their own; the best is then judged by the test examples with other seeds.
+validation examples with the first tuning seed, the best two with all tuning seeds; the better one is then judged by the test
+examples with other seeds.
 """
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,11 +24,11 @@ from fedcgd_experiments.people_run import FLOWER_ADAPTIVE, FLOWER_FIXED, PeopleP
 from fedcgd_experiments.sweep import ResultsFile
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
-app.callback()(lambda: None)
 console = Console()
 
-TUNING_SEEDS = (100,)
-TEST_SEEDS = tuple(range(8))
+TUNING_SEEDS = (100, 101, 102)
+TEST_SEEDS = tuple(range(5))
+_FINALISTS = 2
 Candidate = Mapping[str, Any]
 
 
@@ -36,31 +36,30 @@ def _sized(name: str, sizes: Sequence[float], rates: Sequence[float]) -> list[Ca
     return [{"mechanism": f"{name}:{size:g}", "learning_rate": rate} for size in sizes for rate in rates]
 
 
-RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
-_FINER = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)
-ARMS: dict[str, list[Candidate]] = {
-    "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in _FINER],
-    "DP-λCGD": _sized("lambda-cgd", (0.5, 0.8), RATES),
-    "BISR": _sized("bisr", (4, 16), RATES),
-    "BLT": _sized("blt", (2, 4), RATES),
-    "banded Toeplitz": _sized("banded-toeplitz", (4, 16), RATES),
-    "tree": [{"mechanism": "tree", "learning_rate": rate} for rate in _FINER],
-    "Flower, fixed clipping": [{"mechanism": FLOWER_FIXED, "clip_norm": norm} for norm in _FINER],
-    "Flower, adaptive clipping": [
-        {"mechanism": FLOWER_ADAPTIVE, "clip_norm": norm, "quantile": quantile}
-        for quantile in (0.5, 0.8)
-        for norm in (0.1, 0.3, 1.0, 3.0, 10.0)
-    ],
+def _arms(rates: Sequence[float], finer: Sequence[float], norms: Sequence[float]) -> dict[str, list[Candidate]]:
+    """What each arm may choose from, as many for all: two sizes and some rates, or twice as many rates (or clip norms)."""
+    return {
+        "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in finer],
+        "DP-λCGD": _sized("lambda-cgd", (0.5, 0.8), rates),
+        "BISR": _sized("bisr", (4, 16), rates),
+        "BLT": _sized("blt", (2, 4), rates),
+        "banded Toeplitz": _sized("banded-toeplitz", (4, 16), rates),
+        "tree": [{"mechanism": "tree", "learning_rate": rate} for rate in finer],
+        "Flower, fixed clipping": [{"mechanism": FLOWER_FIXED, "clip_norm": norm} for norm in finer],
+        "Flower, adaptive clipping": [
+            {"mechanism": FLOWER_ADAPTIVE, "clip_norm": norm, "quantile": quantile}
+            for quantile in (0.5, 0.8)
+            for norm in norms
+        ],
+    }
+
+
+TEN = _arms((0.5, 1.0, 2.0, 4.0, 8.0), (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0), (0.1, 0.3, 1.0, 3.0, 10.0))
+SIX = _arms((2.0, 4.0, 8.0), (1.0, 1.4, 2.0, 2.8, 4.0, 5.6), (0.3, 1.0, 3.0))
+_TWO: dict[str, list[Candidate]] = {
+    "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in (1.0, 2.0, 4.0)],
+    "DP-λCGD": _sized("lambda-cgd", (0.8,), (2.0, 4.0, 8.0)),
 }
-"""What each arm may choose from: ten candidates."""
-
-_THREE = ("DP-FedAvg", "DP-λCGD", "BLT")
-
-
-def _coarse(arm: str) -> list[Candidate]:
-    """Five candidates: of mechanisms with a size, the smaller one for BLT and the larger λ."""
-    size = {"DP-FedAvg": "dp-sgd", "DP-λCGD": "lambda-cgd:0.8", "BLT": "blt:2"}[arm]
-    return [{"mechanism": size, "learning_rate": rate} for rate in RATES]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,44 +80,34 @@ class Study:
 
 
 _FASHION = {
-    "task": "fashion-mnist", "users": "dirichlet:1:2500", "cohort": 100, "participations": 2, "epsilon": 1.0,
+    "task": "fashion-mnist", "users": "dirichlet:1:2500", "cohort": 100, "participations": 2, "epsilon": 0.5,
     "clip_norm": 1.0, "local_learning_rate": 3.0,
 }  # fmt: skip
-_TWEETS = _FASHION | {"task": "tweets", "users": "dirichlet:1:2000", "clip_norm": 1.0}
+_TWEETS = _FASHION | {"task": "tweets", "users": "dirichlet:1:2000"}
 STUDIES: dict[str, Study] = {
-    "epsilon": Study(base=_FASHION, settings=tuple({"epsilon": e} for e in (0.5, 1.0, 4.0)), arms=ARMS),
-    "tweets": Study(base=_TWEETS, settings=({"epsilon": 1.0},), arms=ARMS),
-    "cohort": Study(
-        base=_FASHION,
-        settings=tuple({"cohort": c} for c in (100, 250, 500)),
-        arms={arm: _coarse(arm) for arm in _THREE},
-        seeds=TEST_SEEDS[:5],
-    ),
+    "tweets": Study(base=_TWEETS, settings=({"epsilon": 1.0},), arms=TEN),
+    "mechanisms": Study(base=_FASHION, settings=({"epsilon": 0.5},), arms=SIX),
+    "epsilon": Study(base=_FASHION, settings=tuple({"epsilon": e} for e in (0.5, 1.0, 2.0, 4.0)), arms=_TWO),
     "skew": Study(
         base=_FASHION,
-        settings=tuple({"users": u} for u in ("dirichlet:0.1:2500", "dirichlet:1:2500", "iid:2500")),
-        arms={arm: _coarse(arm) for arm in _THREE},
-        seeds=TEST_SEEDS[:5],
+        settings=tuple({"users": f"{u}:2500"} for u in ("dirichlet:0.1", "dirichlet:1", "iid")),
+        arms=_TWO,
     ),
-    "population": Study(
-        base=_FASHION | {"epsilon": 0.5},
-        settings=tuple({"population": p} for p in (0, 100_000, 1_000_000)),
-        arms={arm: _coarse(arm) for arm in _THREE},
-        seeds=TEST_SEEDS[:5],
-    ),
+    "cohort": Study(base=_FASHION, settings=tuple({"cohort": c} for c in (100, 250, 500)), arms=_TWO),
+    "population": Study(base=_FASHION, settings=tuple({"population": p} for p in (0, 100_000, 1_000_000)), arms=_TWO),
     "proximal": Study(
         base=_FASHION | {"users": "dirichlet:0.1:2500"},
         settings=tuple({"proximal": mu} for mu in (0.0, 0.1, 1.0)),
-        arms={"DP-λCGD": _coarse("DP-λCGD")},
-        seeds=TEST_SEEDS[:5],
+        arms={"DP-λCGD": _TWO["DP-λCGD"]},
     ),
     "tanh-cnn": Study(
-        base=_FASHION | {"model": "tanh-cnn", "participations": 1, "local_learning_rate": 0.3},
+        base=_FASHION | {"model": "tanh-cnn", "participations": 1, "local_learning_rate": 0.3, "epsilon": 4.0},
         settings=({"epsilon": 4.0},),
-        arms={arm: _coarse(arm)[1:4] for arm in _THREE[:2]},
-        seeds=TEST_SEEDS[:5],
+        arms=_TWO,
     ),
 }
+_SCALED = ("learning_rate", "clip_norm")
+_MOST_EXTENSIONS = 3
 
 
 def name_of(point: PeoplePoint) -> str:
@@ -136,27 +125,70 @@ def by_point(records: Iterable[Record]) -> dict[str, Record]:
     return {name_of(point_of(record)): record for record in records if record["kind"] == "people"}
 
 
+def candidates(study: Study, arm: str, setting: Mapping[str, Any], known: Mapping[str, Record]) -> list[PeoplePoint]:
+    """The candidates of `arm`, and as long as the best is at the edge of its rates (or norms), the next one beyond."""
+    points = study.points(arm, setting)
+    varied = next(name for name in _SCALED if len({getattr(point, name) for point in points}) > 1)
+    for _ in range(_MOST_EXTENSIONS):
+        scores = _scores(points, study.tuning[:1], known)
+        if scores is None:
+            break
+        chosen = points[_highest(scores)]
+        alike = [getattr(p, varied) for p in points if moved(p, **{varied: 1.0}) == moved(chosen, **{varied: 1.0})]
+        at = getattr(chosen, varied)
+        if at not in (min(alike), max(alike)):
+            break
+        points.append(moved(chosen, **{varied: at * 2 if at == max(alike) else at / 2}))
+    return points
+
+
+def moved(point: PeoplePoint, **changes: Any) -> PeoplePoint:
+    """`point` with other values."""
+    return replace(point, **changes)
+
+
+def tuning(study: Study, arm: str, setting: Mapping[str, Any], known: Mapping[str, Record]) -> list[PeoplePoint]:
+    """All tuning runs that are known to be needed: every candidate once, then the finalists with every tuning seed."""
+    points = candidates(study, arm, setting, known)
+    finalists = _finalists(study, points, known)
+    return points + [replace(p, seed=seed) for p in finalists for seed in study.tuning[1:]]
+
+
 def best(study: Study, arm: str, setting: Mapping[str, Any], known: Mapping[str, Record]) -> PeoplePoint | None:
-    """The candidate with the highest mean accuracy on validation; of equals the first. None if some have not been run."""
-    means = []
-    for point in study.points(arm, setting):
-        found = [known.get(name_of(replace(point, seed=seed))) for seed in study.tuning]
-        if None in found:
-            return None
-        means.append((fmean(record["accuracy"] for record in found if record), point))
-    return max(means, key=lambda pair: pair[0])[1]
+    """The finalist with the highest mean accuracy on validation; of equals the first. None if some have not been run."""
+    finalists = _finalists(study, candidates(study, arm, setting, known), known)
+    scores = _scores(finalists, study.tuning, known)
+    return finalists[_highest(scores)] if scores else None
+
+
+def _finalists(study: Study, points: Sequence[PeoplePoint], known: Mapping[str, Record]) -> list[PeoplePoint]:
+    scores = _scores(points, study.tuning[:1], known)
+    if scores is None:
+        return []
+    order = sorted(range(len(points)), key=lambda i: -scores[i])
+    return [points[i] for i in order[:_FINALISTS]]
+
+
+def _highest(scores: Sequence[float]) -> int:
+    return max(range(len(scores)), key=scores.__getitem__)
+
+
+def _scores(points: Sequence[PeoplePoint], seeds: Sequence[int], known: Mapping[str, Record]) -> list[float] | None:
+    """The mean accuracy of each point over `seeds`; None if some have not been run."""
+    found = [[known.get(name_of(replace(point, seed=seed))) for seed in seeds] for point in points]
+    if any(record is None for records in found for record in records):
+        return None
+    return [fmean(record["accuracy"] for record in records if record) for records in found]
 
 
 def missing(study: Study, known: Mapping[str, Record]) -> list[PeoplePoint]:
-    """What there is to run now: candidates, and for arms whose candidates are all there, the tests of the best."""
+    """What there is to run now: tuning, and for arms that are tuned, the tests of the best."""
     wanted: list[PeoplePoint] = []
     for setting in study.settings:
         for arm in study.arms:
             chosen = best(study, arm, setting, known)
-            if chosen is None:
-                wanted += [replace(p, seed=seed) for p in study.points(arm, setting) for seed in study.tuning]
-            else:
-                wanted += [replace(chosen, seed=seed, split="test") for seed in study.seeds]
+            wanted += tuning(study, arm, setting, known)
+            wanted += [replace(chosen, seed=seed, split="test") for seed in study.seeds] if chosen else []
     return [point for point in dict.fromkeys(wanted) if name_of(point) not in known]
 
 
@@ -188,22 +220,20 @@ def run_command(
     console.print(f"nothing is missing; {sum(seconds) / 60:.1f} processor minutes in {output}")
 
 
-def grouped(records: Iterable[Record]) -> dict[str, dict[str, list[tuple[str, PeoplePoint, list[Record]]]]]:
-    """study → its settings as text → (arm, chosen point, its test records), for what has been tuned and tested."""
-    known = by_point(records)
-    found: dict[str, dict[str, list[tuple[str, PeoplePoint, list[Record]]]]] = defaultdict(lambda: defaultdict(list))
-    for name, study in STUDIES.items():
-        for setting in study.settings:
-            for arm in study.arms:
-                chosen = best(study, arm, setting, known)
-                if chosen is None:
-                    continue
-                names = [name_of(replace(chosen, seed=seed, split="test")) for seed in study.seeds]
-                tests = [known[n] for n in names if n in known]
-                if tests:
-                    label = ", ".join(f"{key} {value}" for key, value in setting.items())
-                    found[name][label].append((arm, chosen, tests))
-    return found
+@app.command("report")
+def report_command(
+    results: Annotated[Path, typer.Argument(help="a file that `run` wrote", exists=True)],
+    output: Annotated[Path | None, typer.Option(help="folder for the plots; none are drawn if not given")] = None,
+) -> None:
+    """Print the tables of docs/results_federated.md, and draw its plots."""
+    from fedcgd_experiments import people_report, plots  # they import this module
+
+    records = ResultsFile(results).records
+    typer.echo(people_report.report(records))
+    for study in STUDIES:
+        found = people_report.rows(records, study)
+        if output is not None and len({row.setting[name] for row in found for name in row.setting}) > 1:
+            plots.save(people_report.plot(found, study), output / f"people-{study}.png")
 
 
 if __name__ == "__main__":

@@ -94,7 +94,8 @@ def run_people(point: PeoplePoint, *, data_dir: str = "") -> Record:
     """Train as `point` says; a record with the `accuracy` of the last model on its split.
 
     The seed decides who has which examples, the initial model, the cohorts and the noise, so mechanisms are compared on the same.
-    Raises ValueError for settings that make no sense.
+    A training that Flower's strategy breaks off has accuracy 0 and the `failure`. Raises ValueError for settings that make no
+    sense.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
     started = time.process_time()
@@ -113,18 +114,25 @@ def run_people(point: PeoplePoint, *, data_dir: str = "") -> Record:
                 f"population must be 0 or at least the {users} users that there are, got {point.population}"
             )
         plan = replace(plan, noise_multiplier=sigma * users / point.population)
-    model = task.model(point.seed)
+    model, failure = task.model(point.seed), ""
     if point.mechanism in (FLOWER_FIXED, FLOWER_ADAPTIVE):
-        last = _flowers_own(point, settings, plan, users, config, model)
+        try:
+            last = _flowers_own(point, settings, plan, users, config, model)
+        except (
+            ZeroDivisionError
+        ):  # Flower divides by the norm of an update, and those of a model that diverged are zero
+            last, failure = arrays_of(model), "a user's update was zero, which Flower's clipping does not survive"
     else:
         result = strategy_of(settings, plan, users).start(AppGrid(client_app.app, config), arrays_of(model))
         last = result.arrays
     load_arrays(model, last)
     guarantee = replace(plan, noise_multiplier=sigma).guarantee()
+    judged = data.validation if point.split == "validation" else data.test
     return {
         "kind": "people",
         "point": asdict(point),
-        "accuracy": evaluate(model, task, data.validation if point.split == "validation" else data.test),
+        "accuracy": 0.0 if failure else evaluate(model, task, judged),
+        "failure": failure,
         "users": users,
         "rounds": participation.rounds,
         "min_separation": participation.min_separation,

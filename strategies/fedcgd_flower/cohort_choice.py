@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from logging import WARNING
+from logging import INFO, WARNING
 
 from flwr.serverapp import Grid
 from flwr.supercore import log
@@ -16,6 +16,7 @@ from fedcgd_flower.roster import Roster
 from fedcgd_flower.turns import can_replace, too_few, users_needed
 
 _POLL = 1.0  # seconds between looks at who is there
+_TOLD_EVERY = 30.0  # seconds between lines about what is waited for
 _PATIENCE_WITH_USERS = 2  # tries of a round: replacing a user at once would cost another one's turn
 
 
@@ -54,7 +55,8 @@ class CohortChoice:
 
         Raises ValueError if fewer users than expected are there before the first round.
         """
-        deadline = time.monotonic() + self._patience
+        began = time.monotonic()
+        deadline, told = began + self._patience, began
         self._forget_before(round)
         participation, choices_key = self._participation, key.choices_of(ledger.stream_id)
         sampled = participation.sampling != "none"  # then who takes part is drawn, and stays as it was drawn
@@ -71,8 +73,11 @@ class CohortChoice:
                     len(available) == len(nodes) or can_replace(participation, round, users, nodes, history)
                 ):
                     return {user: nodes[user] for user in users}
-            if time.monotonic() >= deadline:
+            if (now := time.monotonic()) >= deadline:
                 break
+            if now >= told:  # at once, and then from time to time
+                log(INFO, "fedcgd: %s; waiting for up to %.0f s", self._waiting(round, len(nodes)), deadline - now)
+                told = now + _TOLD_EVERY
             time.sleep(min(_POLL, self._patience))
         if not enough:
             raise ValueError(self._too_few_to_begin(len(nodes), roster.silent))
@@ -90,6 +95,14 @@ class CohortChoice:
     def _forget_before(self, round: int) -> None:
         if round != self._silent_in:
             self._silent, self._silent_in = Counter(), round
+
+    def _waiting(self, round: int, users: int) -> str:
+        if not round and users < self._expected_users:
+            return (
+                f"{users} users are there, and {self._expected_users} are expected before the first round: with "
+                f"{self._cohort_size} a round, so many take turns that are {self._participation.min_separation} rounds apart"
+            )
+        return f"{users} users are there, and round {round + 1} needs {self._cohort_size} who may take part"
 
     def _too_few_to_begin(self, users: int, unsaid: int) -> str:
         participation = self._participation

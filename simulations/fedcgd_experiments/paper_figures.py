@@ -1,0 +1,189 @@
+"""The papers' figures that need no GPU, drawn from numbers that are kept in a JSON file.
+
+    python -m fedcgd_experiments.paper_figures --numbers results/paper_figures.json --output results/plots
+
+What the file holds is not computed again: from nothing it takes about twenty minutes of one core.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from fedcgd.keys import NoiseKey
+from fedcgd.noise import NoiseStream
+from fedcgd_experiments.paper_numbers import FIGURES, Numbers
+from fedcgd_experiments.plots import save, style
+from fedcgd_simulations.report import write_json
+
+app = typer.Typer(add_completion=False, help=__doc__)
+console = Console()
+_LINES = ("-", "--", ":", "-.")  # readable without colour
+
+
+def _panels(columns: int, *, width: float = 4.6) -> tuple[Figure, list[Axes]]:
+    figure, axes = plt.subplots(1, columns, figsize=(width * columns, 4), layout="constrained", squeeze=False)
+    for one in axes[0]:
+        one.grid(alpha=0.3)
+    return figure, list(axes[0])
+
+
+def draw_correlation(numbers: Numbers) -> Figure:
+    """The way that noise takes the model in two coordinates, and how far it has taken it."""
+    figure, (path, growth) = _panels(2)
+    stream, lam = NoiseStream(NoiseKey.simulation(5).noise), numbers["lambda"]
+    z = np.array([stream.normal(t, 0, start=0, stop=2) for t in range(60)])
+    for name, own, label in (("dp-sgd", z, "DP-SGD"), ("lambda-cgd", _cancelled(z, lam), f"DP-λCGD, λ = {lam:g}")):
+        way = numbers[name]["noise_multiplier"] * np.cumsum(own, axis=0)
+        looks = style(name, "none") | {"markersize": 3}
+        path.plot(way[:, 0], way[:, 1], linewidth=0.8, label=label, **looks)
+        growth.loglog(numbers["after"], numbers[name]["in_the_model"], label=label, **looks)
+    path.set(title="noise in the model, first 60 rounds", xlabel="coordinate 1", ylabel="coordinate 2", aspect="equal")
+    growth.set(title="its standard deviation", xlabel="rounds", ylabel="of a coordinate, clip norm 1")
+    for axes in (path, growth):
+        axes.legend(fontsize=8)
+    return figure
+
+
+def _cancelled(z: Any, lam: float) -> Any:
+    own = z.copy()
+    own[1:] -= lam * z[:-1]
+    return own
+
+
+def draw_normalisation(numbers: Numbers) -> Figure:
+    """RMSE with unit columns over that without."""
+    figure, (axes,) = _panels(1, width=6)
+    for line, (b, ratios) in zip(_LINES, numbers["ratios"].items(), strict=False):
+        axes.plot(numbers["epochs"], ratios, line, marker="o", label=f"b = {b}")
+    axes.set(xlabel="epochs k", ylabel="RMSE, normalised / plain", xscale="log")
+    axes.set_xticks(numbers["epochs"], [str(k) for k in numbers["epochs"]])
+    axes.legend()
+    return figure
+
+
+def draw_bands(numbers: Numbers) -> Figure:
+    """RMSE against bands, for each number of epochs; a panel for each ε."""
+    figure, panels = _panels(len(numbers["epsilons"]), width=6)
+    for axes, (epsilon, curve) in zip(panels, numbers["curves"].items(), strict=True):
+        for i, (k, row) in enumerate(curve["epochs"].items()):
+            p = [int(bands) for bands in row["rmse"]]
+            axes.loglog(p, list(row["rmse"].values()), _LINES[i % 4], marker=".", label=f"{k} epochs")
+        axes.axhline(curve["full_batch"], color="black", linewidth=0.8, label="DP-SGD, full batch")
+        axes.set(xlabel="bands", ylabel="RMSE in the mean (relative)", title=f"n = {numbers['rounds']}, ε = {epsilon}")
+        axes.legend(fontsize=8)
+    return figure
+
+
+def draw_best_bands(numbers: Numbers) -> Figure:
+    """The best number of bands, and what amplification and correlation bring, for each ε and number of epochs."""
+    figure, panels = _panels(3)
+    for axes, (field, title) in zip(
+        panels,
+        (("best", "best bands"), ("unamplified", "no amplification / best"), ("uncorrelated", "DP-SGD / best")),
+        strict=True,
+    ):
+        values = np.array([[row[field] for row in c["epochs"].values()] for c in numbers["curves"].values()])
+        axes.grid(visible=False)
+        axes.imshow(np.log2(values), cmap="Blues", aspect="auto", origin="lower")
+        for (i, j), value in np.ndenumerate(values):
+            text = f"{value:g}" if field == "best" else f"{value:.2f}"
+            dark = np.log2(value) > np.log2(values).max() / 2
+            axes.text(j, i, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+        axes.set_xticks(range(values.shape[1]), [str(k) for k in numbers["epochs"]])
+        axes.set_yticks(range(values.shape[0]), [f"{e:g}" for e in numbers["epsilons"]])
+        axes.set(xlabel="epochs", ylabel="ε", title=f"{title}, n = {numbers['rounds']}")
+    return figure
+
+
+def draw_rational(numbers: Numbers) -> Figure:
+    """Approximation of √(1 − x), and what it costs in MaxSE, against buffers."""
+    figure, (near, cost) = _panels(2)
+    d = numbers["degrees"]
+    near.semilogy(d, numbers["blt"]["approximation"], label="BLT, d buffers", **style("blt", "none"))
+    near.semilogy(d, numbers["bands"]["approximation"], label="d + 1 bands", **style("banded-toeplitz", "none"))
+    near.semilogy(d, numbers["newman"], "k:", marker=".", label="Newman, degree d, of √x")
+    near.semilogy(d, numbers["bound"], color="0.5", linestyle="--", label="3·exp(−√d)")
+    cost.semilogy(d, numbers["blt"]["excess"], label="BLT", **style("blt", "none"))
+    cost.semilogy(d, numbers["bands"]["excess"], label="bands", **style("banded-toeplitz", "none"))
+    near.set(xlabel="d", ylabel="err(r)", title=f"distance to √(1 − x), n = {numbers['rounds']}")
+    cost.set(xlabel="d", ylabel="MaxSE over the optimum's, minus 1", title="what it costs, one participation")
+    for axes in (near, cost):
+        axes.legend(fontsize=8)
+    return figure
+
+
+def draw_epochs(numbers: Numbers) -> Figure:
+    """Accuracy against λ, for each number of epochs."""
+    figure, (axes,) = _panels(1, width=6)
+    title = f"digits, {numbers['steps']} rounds an epoch, ε = {numbers['epsilon']:g}"
+    for line, (k, row) in zip(_LINES, numbers["accuracy"].items(), strict=False):
+        means, spreads = [v[0] for v in row.values()], [v[1] for v in row.values()]
+        axes.errorbar(numbers["lambdas"], means, yerr=spreads, linestyle=line, marker="o", capsize=2, label=f"k = {k}")
+    axes.set(xlabel="λ", ylabel="validation accuracy", title=title)
+    axes.legend()
+    return figure
+
+
+def draw_learning(numbers: Numbers) -> Figure:
+    """Cross-entropy against RMSE and against MaxSE."""
+    figure, panels = _panels(2)
+    for axes, kind in zip(panels, ("rmse", "max_se"), strict=True):
+        for spelling, points in numbers["cross_entropy"].items():
+            x = numbers["rmse"] if kind == "rmse" else numbers["max_se"][spelling]
+            looks = style(spelling, "none") | {"fillstyle": "none" if spelling.endswith("16") else "full"}
+            axes.errorbar(x, [p[0] for p in points], yerr=[p[1] for p in points], label=spelling, capsize=2, **looks)
+        axes.set(xscale="log", yscale="log", xlabel="RMSE" if kind == "rmse" else "MaxSE", ylabel="test cross-entropy")
+        axes.legend(fontsize=8, title=numbers["optimizer"])
+    return figure
+
+
+DRAWN: dict[str, Callable[[Numbers], Figure]] = {
+    "correlation": draw_correlation,
+    "normalisation": draw_normalisation,
+    "bands": draw_bands,
+    "best-bands": draw_best_bands,
+    "rational": draw_rational,
+    "epochs": draw_epochs,
+    "learning-sgd": draw_learning,
+    "learning-adam": draw_learning,
+}
+"""How each figure is drawn; "example-b1" is numbers alone."""
+
+
+@app.command()
+def main(
+    numbers: Annotated[Path, typer.Option(help="JSON file of the numbers; figures that it has are not computed again")],
+    output: Annotated[Path, typer.Option(help="folder of the plots")],
+    only: Annotated[list[str] | None, typer.Option(help="a figure's name; repeat it; all if not given")] = None,
+    minutes: Annotated[float, typer.Option(help="begin no other figure after so many minutes")] = 60.0,
+) -> None:
+    """Compute and draw the figures."""
+    if unknown := set(only or ()) - set(FIGURES):
+        raise typer.BadParameter(f"unknown figure {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
+    known: dict[str, Any] = json.loads(numbers.read_text()) if numbers.exists() else {}
+    deadline = time.monotonic() + 60 * minutes
+    for name in only or FIGURES:
+        if name not in known:
+            if time.monotonic() > deadline:
+                console.print(f"{name} and what comes after it is left; call again to go on")
+                raise typer.Exit(3)
+            started = time.process_time()
+            found = FIGURES[name]()
+            known[name] = found | {"cpu_seconds": round(time.process_time() - started, 1)}
+            write_json(numbers, known)
+        if name in DRAWN:
+            save(DRAWN[name](known[name]), output / f"paper-{name}.png")
+        console.print(f"{name}: {known[name]['cpu_seconds']} s of processor time", highlight=False)
+
+
+if __name__ == "__main__":
+    app()

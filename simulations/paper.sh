@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# All tables and figures of arXiv:2601.22334 (DP-λCGD), for whoever has CIFAR-10, IMDB and a GPU.
+#
+#     simulations/paper.sh DATA [RESULTS [STAGE…]]        DATA: the folder of cifar-10-batches-py and aclImdb
+#     PLAN=1 simulations/paper.sh DATA                    only say the hours and the memory
+#
+# It measures first what a training takes here, and says the hours and the memory; what RESULTS holds is not run again.
+# PHYSICAL_BATCH (64): per-example gradients at a time; less needs less memory. Stages: table-4, runtime, figure-2, figure-3,
+# figure-4, figure-5 (with 6), figure-7, figure-8, or all of them.
+set -euo pipefail
+[ $# -ge 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
+root="$(cd "$(dirname "$0")/.." && pwd)"
+data="$(cd "$1" && pwd)"
+results="${2:-results/paper}"
+mkdir -p "$results"
+results="$(cd "$results" && pwd)"
+stages=("${@:3}")
+export PYTHONPATH="$root/simulations${PYTHONPATH:+:$PYTHONPATH}"
+physical="${PHYSICAL_BATCH:-64}"
+
+wanted() { [ ${#stages[@]} = 0 ] || [[ " ${stages[*]} " == *" $1"* ]]; }
+
+trainings=()
+for name in ${stages[@]+"${stages[@]}"}; do
+    case "$name" in table-4 | runtime | figure-5) ;; *) trainings+=(--stage "$name") ;; esac
+done
+options=(--data-dir "$data" --results "$results" --physical-batch "$physical" ${trainings[@]+"${trainings[@]}"})
+if [ ${#stages[@]} = 0 ] || [ ${#trainings[@]} -gt 0 ]; then
+    python -m fedcgd_experiments.paper plan "${options[@]}"
+fi
+[ -z "${PLAN:-}" ] || exit 0
+
+if wanted figure-5; then
+    python -m fedcgd_experiments.paper_figures --numbers "$results/figures.json" --output "$results/plots" --only correlation --only normalisation
+fi
+if wanted table-4; then python "$root/benchmarks/optimisation.py" | tee "$results/table-4.txt"; fi
+if wanted runtime; then
+    for model in ${MODELS:-cnn wideresnet-40 vit-b-16 vit-l-16 vit-h-14 lstm bert-tiny bert-base bert-large}; do
+        grep -qs "\"model\": \"$model\"" "$results/runtime.jsonl" && continue
+        case "$model" in lstm | bert-*) batch=128 ;; *) batch=512 ;; esac
+        python "$root/benchmarks/runtime.py" --model "$model" --batch "${RUNTIME_BATCH:-$batch}" --physical "$physical" \
+            --turns "${TURNS:-7}" --output "$results/runtime.jsonl"
+    done
+    python -m fedcgd_experiments plot "$results/runtime.jsonl" --output "$results/plots"
+fi
+if [ ${#stages[@]} = 0 ] || [ ${#trainings[@]} -gt 0 ]; then
+    python -m fedcgd_experiments.paper run "${options[@]}"
+fi

@@ -1,0 +1,141 @@
+"""The experiment of fitted noise: each kind is tuned alike, judged by other seeds, and compared by the exact permutation test."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedcgd.curvature import Spectrum
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.optimisation import cache
+from fedcgd.optimisation.catalogue import read_mechanism
+from fedcgd_experiments.curvature import (
+    ARMS,
+    BAND_MF,
+    COMPARISONS,
+    DP_SGD,
+    FITTED_LAMBDA,
+    NOISE_CURVE,
+    PRACTICAL,
+    Design,
+    app,
+    arm_of,
+    best_rates,
+    compare,
+    judged,
+    tamed,
+)
+from fedcgd_experiments.experiment import TEST_SEEDS, Record
+from fedcgd_experiments.sweep import ResultsFile
+
+SPECTRUM = Spectrum.of(
+    [4.0, 0.5, 0.01],
+    [1, 5, 600],
+    measured_on={"public": "held-out", "pretraining_epochs": 1, "pretraining_rate": 0.1, "seed": 0, "clip_norm": 1.0},
+)
+
+
+@pytest.fixture
+def design(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Design:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    return Design(
+        task="digits", model="tanh-cnn", steps=9, epochs=2, bands=4, clip_norm=1.0, delta=1e-5, spectrum=SPECTRUM,
+        folder=tmp_path / "fitted",
+    )  # fmt: skip
+
+
+def run(design: Design, arm: str, rate: float, seed: int, accuracy: float, *, epsilon: float = 2.0) -> Record:
+    point = asdict(design.point(arm, epsilon, rate, seed % TEST_SEEDS))
+    split = "test" if seed >= TEST_SEEDS else "validation"
+    return {"kind": "run", "point": point | {"seed": seed, "split": split}, "accuracy": accuracy}
+
+
+def test_every_arm_has_its_noise(design: Design) -> None:
+    points = {arm: design.point(arm, 2.0, 0.5, 0) for arm in ARMS}
+    assert {arm: arm_of(point.setup) for arm, point in points.items()} == {arm: arm for arm in ARMS}
+    assert points[DP_SGD].setup.mechanism == "dp-sgd"
+    assert points[BAND_MF].setup.mechanism == "band-mf:4"
+    assert points[PRACTICAL].setup.mechanism.startswith("lambda-cgd:0.")
+    fitted = read_mechanism(design.folder / "digits-lambda-rate-0.5.json")
+    assert isinstance(fitted, LambdaCGD)
+    assert points[FITTED_LAMBDA].setup.spelling.made == fitted
+    curve = points[NOISE_CURVE].setup.spelling
+    assert (curve.row.name, curve.bands) == ("noise-curve", 4)
+    # The larger the steps, the sooner noise is forgotten, and the less of it is worth cancelling.
+    bolder = design.point(FITTED_LAMBDA, 2.0, 2.0, 0).setup.spelling.made
+    assert isinstance(bolder, LambdaCGD)
+    assert bolder.lam < fitted.lam
+
+
+def test_steep_directions_are_tamed_for_large_steps() -> None:
+    assert tamed(SPECTRUM, 0.1) == SPECTRUM
+    assert tamed(SPECTRUM, 1.0) == Spectrum.of([1.0, 0.5, 0.01], [1, 5, 600])
+    assert tamed(SPECTRUM, 4.0) == Spectrum.of([0.25, 0.01], [6, 600])
+
+
+def test_the_rate_is_chosen_by_validation_alone(design: Design) -> None:
+    runs = [
+        run(design, DP_SGD, 0.5, 0, 0.7), run(design, DP_SGD, 0.5, 1, 0.7),
+        run(design, DP_SGD, 1.0, 0, 0.9), run(design, DP_SGD, 1.0, 1, 0.4),
+        run(design, DP_SGD, 1.0, TEST_SEEDS, 1.0),
+        run(design, FITTED_LAMBDA, 0.5, 0, 0.5), run(design, FITTED_LAMBDA, 1.0, 0, 0.6),
+    ]  # fmt: skip
+    assert best_rates(runs) == {(DP_SGD, 2.0): 0.5, (FITTED_LAMBDA, 2.0): 1.0}
+    runs.append(run(design, DP_SGD, 0.5, TEST_SEEDS, 0.2))
+    assert judged(runs) == {(DP_SGD, 2.0): {TEST_SEEDS: 0.2}}
+
+
+def test_p_values_are_those_of_all_ways_to_deal_out_the_accuracies(design: Design) -> None:
+    """Of appendix A.3: where every run of one arm is above every run of the other, p = 3!·3!/6! = 1/20."""
+    values = {NOISE_CURVE: (0.80, 0.81, 0.83), BAND_MF: (0.70, 0.79, 0.75), DP_SGD: (0.70, 0.85, 0.70)}
+    runs = [
+        run(design, arm, 0.5, TEST_SEEDS + seed, accuracy)
+        for arm, accuracies in values.items()
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    runs += [run(design, arm, 0.5, 0, 0.5) for arm in values]
+    runs.append(run(design, NOISE_CURVE, 0.5, TEST_SEEDS + 3, 0.0))  # no other arm has this seed
+    rows = {(row.better, row.than): row for row in compare(runs)}
+    assert set(rows) == {pair for pair in COMPARISONS if set(pair) <= set(values)}
+    first = rows[NOISE_CURVE, BAND_MF]
+    assert first.p_permutation == pytest.approx(1 / 20)
+    assert first.difference == pytest.approx((2.44 - 2.24) / 3)
+    assert first.seeds == 3
+    differences = np.array([0.10, 0.02, 0.08])
+    t = differences.mean() / (differences.std(ddof=1) / 3**0.5)
+    assert first.p_paired == pytest.approx(0.5 - t / (2 * (t**2 + 2) ** 0.5))  # Student's t with two degrees of freedom
+    assert rows[BAND_MF, DP_SGD].p_permutation > 0.5
+    assert first.corrected == pytest.approx(3 / 20)
+
+
+def test_the_commands_run_and_go_on_where_they_were(design: Design, tmp_path: Path) -> None:
+    SPECTRUM.save(tmp_path / "spectrum.json")
+    where = ["--spectrum", str(tmp_path / "spectrum.json"), "--folder", str(design.folder)]
+    small = [*where, "--batch", "420", "--epochs", "1", "--bands", "2", "--output"]
+    words = ["run", *small, str(tmp_path / "runs.jsonl"), "--epsilon", "4", "--learning-rate", "0.5"]
+    words += ["--arm", DP_SGD, "--arm", FITTED_LAMBDA, "--tuning-seeds", "1", "--seeds", "2"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    results = ResultsFile(tmp_path / "runs.jsonl")
+    assert len(results.runs()) == 2 * (1 + 2)
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert len(ResultsFile(tmp_path / "runs.jsonl").records) == len(results.records)
+    shown = CliRunner().invoke(app, ["compare", str(tmp_path / "runs.jsonl")], env={"COLUMNS": "160"}).stdout
+    assert "λ-CGD, fitted λ" in shown
+    assert "± " in shown
+
+
+def test_a_certificate_is_of_public_examples_and_says_where_it_is_not(design: Design, tmp_path: Path) -> None:
+    SPECTRUM.save(tmp_path / "spectrum.json")
+    words = ["certificate", "--output", str(tmp_path / "rho.jsonl"), "--spectrum", str(tmp_path / "spectrum.json")]
+    words += ["--folder", str(design.folder), "--batch", "420", "--epochs", "1", "--arm", DP_SGD, "--examples", "12"]
+    words += ["--eigenvalues", "2", "--every", "2"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    records = ResultsFile(tmp_path / "rho.jsonl").records
+    assert [(record["step"], record["on"]) for record in records] == [(2, "public")]
+    assert records[0]["rho"] > 0
+    assert records[0]["ratio"] > 0
+    assert CliRunner().invoke(app, [*words, "--also-private"]).exit_code == 0
+    marks = [record["on"] for record in ResultsFile(tmp_path / "rho.jsonl").records]
+    assert marks[1:] == ["public", "private examples, for the experiment alone: covered by no ε"]
