@@ -42,15 +42,16 @@ from fedcgd.participation import Participation
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parents[1] / "docs" / "curvature.svg"
 
-KEY = bytes(range(32, 64))  # chosen beforehand, as is the number of runs
+KEY = bytes(range(32, 64))  # chosen beforehand, as is the number of runs; each simulation has a stream of its own
 RUNS, FINITE, LONG = 100_000, 40, 150
 TOY = Quadratic(Spectrum.of([1.0, 0.5, 0.15]), 0.6)
 
 
-def simulate(mechanism: Mechanism, rounds: int) -> tuple[np.ndarray, np.ndarray]:
+def simulate(name: str, mechanism: Mechanism, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     """(final loss, mean ‖∇L‖²) of `RUNS` runs from the optimum of `TOY`; a coordinate of the noise is a run of its own."""
     grid = Grid(2.0**-20)
-    source = NoiseSource(mechanism, rounds, GridNormals(NoiseStream(KEY), grid), "buffer")
+    stream = NoiseStream(KEY).derive(f"{name}, {rounds}")
+    source = NoiseSource(mechanism, rounds, GridNormals(stream, grid), "buffer")
     curvature = np.repeat(TOY.spectrum.eigenvalues, RUNS)
     w, norms = np.zeros(len(curvature)), np.zeros(RUNS)
     for t in range(rounds):
@@ -90,11 +91,11 @@ def simulation() -> None:
     print(f"{RUNS} runs of each; η = 0.6, μ = 1, 0.5, 0.15; σ = 1")
     print(f"{'quantity':24} {'mechanism':26} {'formula':>9} {'measured':>9}   {'s.e.':7} {'z':>6}")
     for name, mechanism in (series | made_for_rounds).items():
-        losses, norms = simulate(mechanism, FINITE)
+        losses, norms = simulate(name, mechanism, FINITE)
         row(f"loss after {FINITE}", name, losses, final_loss(mechanism, FINITE, TOY))
         row("mean ‖∇L‖²", name, norms, gradient_norm(mechanism, FINITE, TOY))
     for name, mechanism in series.items():
-        row(f"loss after {LONG}, integral", name, simulate(mechanism, LONG)[0], stationary_loss(mechanism, TOY))
+        row(f"loss after {LONG}, integral", name, simulate(name, mechanism, LONG)[0], stationary_loss(mechanism, TOY))
     z = np.array(scores)
     print(
         f"{len(z)} z-scores: mean square {np.mean(z**2):.2f}, largest {np.abs(z).max():.2f}, {np.sum(np.abs(z) > 2)} beyond 2"

@@ -1,8 +1,8 @@
-"""Time of a private training step for each way to make correlated noise, over DP-SGD (Tables 1, 2 of arXiv:2601.22334).
+"""Time of a private training step for each way to make noise, over that of Opacus (Tables 1, 2 of arXiv:2601.22334).
 
-The variants take turns in one process, so that whatever slows the machine slows all; ratios are within a turn, and the
-median and the quartiles over turns are given. Inputs are random numbers of the task's shape. On a CPU the time is that of the
-process, not of the clock; with OMP_NUM_THREADS=1 the two agree on a machine that does nothing else.
+Each variant takes turns with `opacus.PrivacyEngine` in one process, so that whatever slows the machine slows both; ratios are
+within a turn, and the median and the quartiles over turns are given. Inputs are random numbers of the task's shape. On a CPU the
+time is that of the process, not of the clock; with OMP_NUM_THREADS=1 the two agree on a machine that does nothing else.
 
     python benchmarks/runtime.py --model cnn --model bert-tiny --turns 21 --output results/runtime.jsonl
 """

@@ -49,6 +49,7 @@ def test_theory_shows_each_mechanism_as_it_is_and_fitted(path: Path) -> None:
     rows = {row["label"].partition(" →")[0]: row for row in found["mechanisms"]}
     once, both = {"dp-sgd", "band-mf:8", "tree", "toeplitz", "noise-curve:2, fitted"}, {"lambda-cgd", "blt:1"}
     assert set(rows) == once | both | {f"{name}, fitted" for name in both}
+    assert all(rows[f"{name}, fitted"]["loss"] < rows[name]["loss"] * 0.999 for name in both)
     losses = [row["loss"] for row in found["mechanisms"]]
     assert losses == sorted(losses)
     lam = fitted.lambda_cgd(MANY, quadratic=QUADRATIC)

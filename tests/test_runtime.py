@@ -1,21 +1,52 @@
-"""The runtime benchmark: DP-SGD is its own baseline, and a variant costs the noise vectors it says."""
+"""The runtime benchmark: Opacus is the baseline, two models at once are the most, and variants cost what they say."""
+
+import weakref
 
 import pytest
 import torch
+from opacus import PrivacyEngine
 
 from fedcgd.noise import NoiseStream
 from fedcgd_experiments import runtime
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
+    pytest.mark.filterwarnings("ignore:Optimal order is the"),
+    pytest.mark.filterwarnings("ignore:Full backward hook"),
+]
+
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_a_record_has_a_row_for_each_variant(mode):
+def test_a_record_has_a_row_for_each_variant(monkeypatch, mode):
+    alive, most, make = weakref.WeakSet(), [], runtime.MODELS["cnn"]
+
+    def counted():
+        alive.add(model := make())
+        most.append(len(alive))
+        return model
+
+    monkeypatch.setitem(runtime.MODELS, "cnn", counted)
     variants = [("dp-sgd", 1), ("replay", 2), ("cpu-buffer", 4)]
     record = runtime.measure("cnn", batch=4, physical=2, turns=2, steps=1, mode=mode, variants=variants)
-    assert [(row["noise"], row["bands"]) for row in record["rows"]] == variants
-    first = record["rows"][0]
+    assert [(row["noise"], row["bands"]) for row in record["rows"]] == [("opacus", 1), *variants]
+    first, *others = record["rows"]
     assert (first["ratio"], first["quartiles"]) == (1.0, [1.0, 1.0])
-    assert all(row["milliseconds"] > 0 for row in record["rows"])
+    assert all(row["milliseconds"] > 0 and row["ratio"] != 1.0 for row in others)
     assert record["parameters"] == 288_746
+    assert max(most) == 2
+
+
+def test_the_baseline_is_opacus_itself(monkeypatch):
+    made = []
+    make_private = runtime.PrivacyEngine.make_private
+
+    def noted(self, **given):
+        made.append(type(self))
+        return make_private(self, **given)
+
+    monkeypatch.setattr(runtime.PrivacyEngine, "make_private", noted)
+    runtime.prepare("cnn", "opacus", runtime.DPSGD(), 4, 2, "hooks")()
+    assert made == [PrivacyEngine]
 
 
 def test_replay_makes_each_noise_vector_in_each_step_and_a_buffer_only_one(monkeypatch):

@@ -23,7 +23,7 @@ COMMANDS = {
     ),
     "compare": (
         "fedcgd.cli.compare:compare_command",
-        "Compare mechanisms: σ, sensitivity and errors at one budget, best RMSE first.",
+        "Compare mechanisms: σ, sensitivity and errors at one budget, best RMSE first; with --curvature, least loss first.",
     ),
     "select-lambda": (
         "fedcgd.cli.select:select_lambda_command",

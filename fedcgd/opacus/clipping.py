@@ -36,7 +36,7 @@ _GRAM_FLOOR = 2.0**-18
 _ROWS_AT_ONCE = 4096
 _BLOCK = 256
 _LEAST_FAST_NORM = 2.0**-30
-_FLOATS_AT_ONCE = 2**20
+_FLOATS_AT_ONCE = 2**18
 
 
 class Rows(Protocol):

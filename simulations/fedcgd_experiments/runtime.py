@@ -1,5 +1,6 @@
-"""Time of a private training step for each way to make correlated noise, as a ratio to DP-SGD."""
+"""Time of a private training step for each way to make correlated noise, over that of `opacus.PrivacyEngine`."""
 
+import gc
 import os
 import statistics
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from opacus import PrivacyEngine
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -34,6 +36,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "lstm": lambda: lstm(8192),
     **{name: partial(bert, name, None) for name in ("bert-tiny", "bert-base", "bert-large")},
 }
+OPACUS = ("opacus", 1)
 VARIANTS = [("dp-sgd", 1), *((noise, bands) for noise in ("replay", "cpu-buffer") for bands in (2, 4, 16))]
 
 
@@ -64,26 +67,37 @@ def inputs_for(model: str, examples: int) -> Tensor:
 
 
 def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: int, mode: str) -> Callable[[], None]:
-    """One training step of `batch` examples, at most `physical` at once."""
+    """One training step of `batch` examples, at most `physical` at once; `noise` "opacus" is Opacus' own, which is DP-SGD's."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     model = MODELS[name]().to(device)
     inputs, targets = inputs_for(name, batch).to(device), torch.randint(0, 2, (batch,), device=device)
-    plan = Plan(
-        mechanism=mechanism,
-        participation=Participation(rounds=100_000),
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-        delta=1e-5,
-    )
-    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(NoiseKey.simulation(0)).make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
-        data_loader=DataLoader(TensorDataset(torch.zeros(batch)), batch_size=batch),
-        plan=plan,
-        noise="cpu-buffer" if noise == "cpu-buffer" else "replay",
-        grad_sample_mode=mode,
-    )
+    given: dict[str, Any] = {
+        "module": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=1e-4),
+        "data_loader": DataLoader(TensorDataset(torch.zeros(batch)), batch_size=batch),
+        "grad_sample_mode": mode,
+    }
+    if noise == "opacus":
+        private = PrivacyEngine().make_private(
+            **given,
+            criterion=nn.CrossEntropyLoss(),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            poisson_sampling=False,
+        )
+    else:
+        plan = Plan(
+            mechanism=mechanism,
+            participation=Participation(rounds=100_000),
+            clip_norm=1.0,
+            noise_multiplier=1.0,
+            delta=1e-5,
+        )
+        private = CorrelatedPrivacyEngine(NoiseKey.simulation(0)).make_private(
+            **given, plan=plan, noise="cpu-buffer" if noise == "cpu-buffer" else "replay"
+        )
+    module, optimizer, *criterion, loader = private
     loss = criterion[0] if criterion else nn.CrossEntropyLoss()
     module.train()
     parts = BatchMemoryManager(data_loader=loader, max_physical_batch_size=physical, optimizer=optimizer).__enter__()
@@ -95,6 +109,25 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
             optimizer.step()
 
     return step
+
+
+def _turn(opacus: Callable[[], None], step: Callable[[], None], steps: int, ours_first: bool) -> tuple[float, float]:
+    """Seconds of a step of each."""
+    ours = timed(step, steps) if ours_first else 0.0
+    theirs = timed(opacus, steps)
+    return theirs / steps, (ours if ours_first else timed(step, steps)) / steps
+
+
+def _row(variant: tuple[str, int], seconds: list[float], ratios: list[float]) -> dict[str, Any]:
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    noise, bands = variant
+    return {
+        "noise": noise,
+        "bands": bands,
+        "milliseconds": 1e3 * statistics.median(seconds),
+        "ratio": middle,
+        "quartiles": [low, high],
+    }
 
 
 def timed(step: Callable[[], None], steps: int) -> float:
@@ -115,31 +148,29 @@ def timed(step: Callable[[], None], steps: int) -> float:
 def measure(
     model: str, *, batch: int, physical: int, turns: int, steps: int, mode: str, variants: list[tuple[str, int]]
 ) -> dict[str, Any]:
-    """A record with a row for each variant: median step time, median ratio to DP-SGD, and the ratio's quartiles.
+    """A record with a row for Opacus and one for each variant: median step time, median ratio to Opacus', and its quartiles.
 
+    There are never more than two models at once: a variant takes turns with Opacus alone, and is forgotten before the next.
     `load` is the machine's load average over the last minute, at the end.
     """
-    prepared = {
-        (noise, bands): prepare(model, noise, InverseBands(bands) if bands > 1 else DPSGD(), batch, physical, mode)
-        for noise, bands in variants
-    }
-    for (_, bands), step in prepared.items():
+
+    def prepared(variant: tuple[str, int]) -> Callable[[], None]:
+        noise, bands = variant
+        step = prepare(model, noise, InverseBands(bands) if bands > 1 else DPSGD(), batch, physical, mode)
         for _ in range(max(3, bands)):  # so that buffers are full
             step()
-    seconds: dict[tuple[str, int], list[float]] = {variant: [] for variant in prepared}
-    for turn in range(turns):
-        order = list(prepared) if turn % 2 == 0 else list(reversed(prepared))
-        for variant in order:
-            seconds[variant].append(timed(prepared[variant], steps) / steps)
-    baseline = seconds[("dp-sgd", 1)]
-    rows = []
-    for (noise, bands), values in seconds.items():
-        ratios = [value / base for value, base in zip(values, baseline, strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        milliseconds = 1e3 * statistics.median(values)
-        rows.append(
-            {"noise": noise, "bands": bands, "milliseconds": milliseconds, "ratio": middle, "quartiles": [low, high]}
-        )
+        return step
+
+    opacus = prepared(OPACUS)
+    rows, baseline = [], []
+    for variant in variants:
+        step = prepared(variant)
+        pairs = [_turn(opacus, step, steps, ours_first=turn % 2 == 0) for turn in range(turns)]
+        baseline += [theirs for theirs, _ in pairs]
+        rows.append(_row(variant, [ours for _, ours in pairs], [ours / theirs for theirs, ours in pairs]))
+        del step
+        gc.collect()  # the hooks of a private model hold it in a circle
+    rows.insert(0, _row(OPACUS, baseline, [1.0] * len(baseline)))
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {
         "kind": "runtime",

@@ -39,9 +39,9 @@ LARGEST_SIGMA = 1e100  # beyond it amplification is left out: squares would over
 Draw = Callable[[int, Seed], Sample]  # (count, seed)
 
 _PILOT = 4096  # draws of one step of the search
-_FEWEST, _MOST = 2**16, 2**21  # draws of a confirmation; the last step of the search takes a quarter
-_WORK = 1.5e8  # numbers drawn at most in one confirmation, where the matrix product is cheap
-_PRECISION = 0.1  # of δ, that more draws should not be spent on; about 0.5 % of σ
+_FEWEST, _MOST = 2**16, 2**21  # draws of a confirmation; the last step of the search takes half
+_WORK = 5e8  # numbers drawn at most in one confirmation, where the matrix product is cheap
+_PRECISION = 0.09  # of δ, that more draws should not be spent on; about 0.5 % of σ
 _TRIES = 8
 _FLATTEST, _STEEPEST = 2.0, 25.0  # −log δ over log σ or log ε, about
 
@@ -104,11 +104,14 @@ class Direction:
         return min(1.0, mean)
 
     def draws_for(self, delta: float, b: int) -> int:
-        """How many draws: enough that the radius is a small part of δ, or of what is left to δ, within `_WORK`."""
+        """How many draws: enough that the radius is a small part of δ, or leaves some of much room below it, within `_WORK`."""
         most = min(_MOST, max(_FEWEST, int(_WORK * (1 + b / 1000) / b)))
         room = delta - self.mean - 3 * self._share * math.sqrt(self.values.variance / self.values.count)
         count = _FEWEST
-        while count < most and self.bound(count) - self.mean > max(_PRECISION * delta, 0.8 * room):
+        enough = max(
+            _PRECISION * delta, 0.8 * room if room > 0.4 * delta else 0.0
+        )  # far from δ precision is for nothing
+        while count < most and self.bound(count) - self.mean > enough:
             count += count // 4
         return min(count, most)
 
@@ -252,9 +255,9 @@ class _Search:
                 direction = self._pilot(draw, _PILOT)
                 count = direction.draws_for(self._goal, len(self.bins.gram))
                 if fine:
-                    direction = pilots[name] = self._pilot(draw, count // 4)
+                    direction = pilots[name] = self._pilot(draw, count // 2)
                     count = direction.draws_for(self._goal, len(self.bins.gram))
-                doubt = 1.5 * direction.doubt(count) if fine else 0.0
+                doubt = direction.doubt(count) if fine else 0.0
                 largest = max(largest, math.log((direction.bound(count) + doubt) / self._goal))
             return largest
 

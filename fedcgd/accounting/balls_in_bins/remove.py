@@ -30,7 +30,7 @@ _ROUNDING = 2e-5  # relative: single precision changes S by less
 _LOWEST = -80.0  # log of what still counts in single precision
 _LARGEST_EXPONENT = 300.0
 _LARGEST_ORDER = 128
-SHARES = 2**20  # probabilities that are kept: their mean is soon known well enough
+SHARES = 2**22  # probabilities that are kept: their mean is soon known well enough
 _TRIED = 1024  # stars for the choice of r
 _LEAST_ACCEPTED = 0.02
 
