@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Everything that docs/results.md shows: the sweeps, the rules for λ, the plots, and the tables in the page itself.
+# Everything that docs/results.md shows of mechanisms and λ: the sweeps, the rules for λ, the plots, and the tables in the page itself.
 #
 #     benchmarks/experiments.sh [RESULTS [STAGE…]]
 #
 # Without stages all of them, the most important first; what is in the results already is not run again, so that a run that was
-# ended goes on. The hours of each stage are in the page.
+# ended goes on. The page says the processor minutes of each. Stages that are left out unless they are named: the models that are not linear
+# (digits-cnn, fashion-mnist-cnn and tweets-lstm, which take hours).
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 results="${1:-$root/benchmarks/results}"
@@ -19,7 +20,7 @@ tuned=(lambda-cgd:{0.3,0.5,0.7,0.8,0.9} bisr:{2,3,4,8,16} band-inv-mf:{2,3,4,8,1
 amplified=(lambda-cgd:{0.3,0.5,0.7,0.8,0.9} bisr:{2,3,4,8,16} blt:{1,2,3,4,5})
 more=(nu-dp-ftrl:{0.001,0.003,0.01,0.03,0.1} toeplitz tree diagonal)
 on_digits=("${more[@]}" {banded-toeplitz,bsr,band-mf}:{2,4,8,16,21} dense)
-on_tweets=("${more[@]}" {banded-toeplitz,bsr}:{4,8,16,32,56})
+on_tweets=(banded-toeplitz:{4,8,16,32,56})
 on_fashion=(banded-toeplitz:{4,8,16,32,64})
 digits=(--task digits --batch 60 --tuning-seeds 5 --seeds 20)
 tweets=(--task tweets --batch 500 --tuning-seeds 3 --seeds 20)
@@ -41,19 +42,34 @@ amplify() {
 
 judge() { python -m fedcgd_experiments rules "$results/$1.jsonl" --output "$results/$1-rules.jsonl" --address here "${@:2}"; }
 
+# deep FILE "RATE RATE …" OPTION…: models whose every run goes through the engine
+deep() { sweep "$1" "$2" "dp-sgd lambda-cgd:0.5 lambda-cgd:0.7 lambda-cgd:0.8 lambda-cgd:0.9 bisr:8 blt:2 band-mf:16" --tuning-seeds 2 "${@:3}"; }
+
 stage() {
     case "$1" in
         digits) sweep digits "0.25 0.5 1 2 4 8 16" "dp-sgd ${tuned[*]} ${on_digits[*]}" "${digits[@]}" ;;
         digits-amplified) amplify digits "0.5 1 2 4 8 16 32" "${amplified[*]}" "${digits[@]}" ;;
         digits-rules) judge digits --seeds 20 ;;
         tweets) sweep tweets "0.5 1 2 4 8 16 32" "dp-sgd ${tuned[*]} ${on_tweets[*]}" "${tweets[@]}" ;;
-        tweets-amplified) amplify tweets "1 2 4 8 16 32" "${amplified[*]}" "${tweets[@]}" ;;
+        tweets-amplified) amplify tweets "1 2 4 8 16 32" "${amplified[*]:0:5}" "${tweets[@]}" ;;
+        tweets-more) sweep tweets "0.5 1 2 4 8 16 32" "${more[*]} $(echo bsr:{4,8,16,32,56})" "${tweets[@]}" ;;
         tweets-rules) judge tweets --seeds 20 ;;
-        fashion-mnist) sweep fashion-mnist "1 2 4 8 16" "dp-sgd ${tuned[*]} ${on_fashion[*]}" "${fashion[@]}" ;;
+        fashion-mnist) sweep fashion-mnist "1 2 4 8 16" "dp-sgd ${tuned[*]:0:5}" "${fashion[@]}" ;;
+        fashion-mnist-more) sweep fashion-mnist "1 2 4 8 16" "${tuned[*]:5} ${on_fashion[*]}" "${fashion[@]}" ;;
         fashion-mnist-amplified) amplify fashion-mnist "2 4 8 16" "${amplified[*]:0:5}" "${fashion[@]}" ;;
         fashion-mnist-rules) judge fashion-mnist --seeds 10 ;;
+        digits-cnn) deep digits-cnn "0.0625 0.125 0.25 0.5 1" --task digits --model tanh-cnn --batch 60 ;;
+        fashion-mnist-cnn) deep fashion-mnist-cnn "0.125 0.25 0.5 1 2" --task fashion-mnist --model tanh-cnn --batch 500 ;;
+        tweets-lstm) deep tweets-lstm "0.25 0.5 1 2 4" --task tweets --model lstm --batch 500 ;;
+        plots)
+            local files=("$results"/{digits,tweets,fashion-mnist}{,-rules}.jsonl)
+            if [ -e "$results/runtime.jsonl" ]; then files+=("$results/runtime.jsonl"); fi
+            python -m fedcgd_experiments plot "${files[@]}" --output "$results/plots"
+            ;;
+        page) python -m fedcgd_experiments page "$root/docs/results.md" --results "$results" ;;
         *) echo "unknown stage $1" >&2; return 2 ;;
     esac
 }
 
-for name in "${stages[@]:-digits}"; do stage "$name"; done
+all=({digits,tweets,fashion-mnist}{,-amplified,-rules} tweets-more fashion-mnist-more plots page)
+for name in "${stages[@]:-${all[@]}}"; do stage "$name"; done

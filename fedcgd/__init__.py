@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedcgd.accounting import Guarantee, calibrate, compute_delta, compute_epsilon
     from fedcgd.accounting.selection import select_lambda
     from fedcgd.keys import NoiseKey
-    from fedcgd.ledger import Ledger
+    from fedcgd.ledger import JointBudget, Ledger
     from fedcgd.mechanisms import BISR, BSR, DPSGD, BinaryTree, LambdaCGD, Mechanism, Normalized, NuDPFTRL
     from fedcgd.mechanisms.error import error_norms
     from fedcgd.mechanisms.sensitivity import sensitivity
@@ -32,6 +32,7 @@ __all__ = [
     "DPSGD",
     "BinaryTree",
     "Guarantee",
+    "JointBudget",
     "LambdaCGD",
     "Ledger",
     "Mechanism",
@@ -56,6 +57,7 @@ _HOMES = {
     "compute_epsilon": "accounting",
     "select_lambda": "accounting.selection",
     "NoiseKey": "keys",
+    "JointBudget": "ledger",
     "Ledger": "ledger",
     "error_norms": "mechanisms.error",
     "sensitivity": "mechanisms.sensitivity",

@@ -514,7 +514,7 @@ def test_the_key_never_shows(caplog: pytest.LogCaptureFixture) -> None:
             assert form not in shown
 
 
-def test_client_metrics_are_forwarded_only_when_asked_for() -> None:
+def test_client_metrics_are_forwarded_only_when_asked_for_and_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     def evaluated(message: Message, context) -> Message:
         from flwr.app import RecordDict
 
@@ -524,7 +524,9 @@ def test_client_metrics_are_forwarded_only_when_asked_for() -> None:
     for fake in grid.nodes.values():
         fake.app.evaluate()(evaluated)
     assert not make().start(grid, record(np.zeros(SIZE)), num_rounds=1).evaluate_metrics_clientapp
+    assert "no ε covers them" not in caplog.text
     result = make(forward_client_metrics=True).start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    assert [line.levelname for line in caplog.records if "no ε covers them" in line.message] == ["WARNING"]
     assert result.evaluate_metrics_clientapp[1]["acc"] == 0.5
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorData
 
 from fedcgd.accounting import calibrate, compute_epsilon
 from fedcgd.keys import NoiseKey
-from fedcgd.mechanisms import BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
+from fedcgd.mechanisms import BLT, BSR, DPSGD, BandInvMF, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.source import GridNormals, NoiseSource
@@ -148,8 +148,19 @@ def batches_of(private, rounds=ROUNDS):
     return [sampler.batch(t) for t in range(rounds)]
 
 
-@pytest.mark.parametrize("sampling", ["none", "balls-in-bins", "poisson", "cyclic-poisson"])
-@pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8)])
+@pytest.mark.parametrize(
+    ("mechanism", "sampling"),
+    [
+        (DPSGD(), "none"),
+        (LambdaCGD(0.8), "none"),
+        (DPSGD(), "balls-in-bins"),
+        (LambdaCGD(0.8), "balls-in-bins"),
+        (DPSGD(), "poisson"),
+        (DPSGD(), "cyclic-poisson"),
+        (BSR(2), "cyclic-poisson"),
+    ],
+    ids=str,
+)
 def test_the_model_is_the_plain_loops(mechanism, sampling):
     options = {"mechanism": mechanism, "sampling": sampling}
     expected = plain_loop(mechanism, batches_of(make(**options)[2]))
@@ -446,6 +457,21 @@ def test_no_example_exceeds_the_clip_norm_in_any_format(mode, dtype, monkeypatch
     assert 0.7 * (1 - 1e-4) < max(norms) <= 0.7
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "sampling", "told"),
+    [
+        (LambdaCGD(0.8), "poisson", "poisson sampling covers C with at most 1 bands"),
+        (LambdaCGD(0.8), "cyclic-poisson", "cyclic-poisson sampling covers C with at most 2 bands"),
+        (BandInvMF((1.0, 0.5)), "balls-in-bins", "non-negative C only"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sigma", [SIGMA, 0.0])
+def test_what_no_accountant_covers_is_refused_before_it_trains(mechanism, sampling, told, sigma):
+    with pytest.raises(ValueError, match=told):
+        make(plan=plan_of(mechanism, sampling, sigma=sigma))
+
+
 def test_the_batches_keep_the_participation():
     none = batches_of(make(sampling="none")[2])
     assert all(np.array_equal(none[t], none[t + 5]) for t in range(5))
@@ -454,7 +480,7 @@ def test_the_batches_keep_the_participation():
     assert all(np.array_equal(bins[t], bins[t + 5]) for t in range(5))
     assert sorted(np.concatenate(bins[:5])) == list(range(EXAMPLES))
     assert len({len(part) for part in bins}) > 1
-    cyclic = batches_of(make(sampling="cyclic-poisson")[2])
+    cyclic = batches_of(make(mechanism=DPSGD(), sampling="cyclic-poisson")[2])
     even, odd = (set(np.concatenate(cyclic[start::2])) for start in (0, 1))
     assert not even & odd
 

@@ -21,7 +21,7 @@ from fedcgd_flower import inner_state
 
 SIZES = [
     pytest.param((30, 20), id="20 kills"),
-    pytest.param((300, 200), id="200 kills", marks=pytest.mark.slow),
+    pytest.param((300, 200), id="200 kills", marks=[pytest.mark.slow, pytest.mark.timeout(1600)]),
 ]
 """(rounds, kills)"""
 
@@ -63,7 +63,7 @@ def run_with_kills(folder: Path, rounds: int, kills: int, victims: str) -> Kille
         [sys.executable, worker.__file__, str(folder), str(rounds), str(kills), "7", victims],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=280 if kills < 200 else 1500,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         check=False,
     )

@@ -45,6 +45,10 @@ class Accountant(ABC):
     mechanism: Mechanism
     participation: Participation
 
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ValueError if the sampling is not accounted for with this mechanism: what runs asks before it begins."""
+
     def noise_multiplier(self, *, epsilon: float, delta: float, progress: Progress = silent) -> Guarantee:
         """The smallest σ that is proven to keep the whole run within (ε, δ).
 

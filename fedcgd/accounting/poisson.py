@@ -41,6 +41,9 @@ _ACCURACY = 1e-5  # relative, of a calibrated σ: on the safe side
 class PoissonAccountant(Accountant):
     """Runs with Poisson or cyclic Poisson sampling, of C with at most b bands."""
 
+    def check(self) -> None:
+        column_norm(self.mechanism, self.participation)
+
     def known_loss(self, noise_multiplier: float, released: int) -> Bound:
         norm = column_norm(self.mechanism, self.participation)
         return _bound(math.sqrt(_eligible(self.participation, released)) * norm / noise_multiplier, norm)

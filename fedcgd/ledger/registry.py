@@ -111,24 +111,26 @@ class Registry:
                 raise ValueError(
                     f"another copy of {ledger} has released round {released - 1}: go on with that one, and never with this"
                 )
-            self._write(stream_id, nonces)
+            self._write(stream_id, len(nonces), nonces)
             self._connection.execute("UPDATE runs SET ledger = ? WHERE stream_id = ?", (ledger, stream_id))
 
     @contextmanager
-    def release(self, stream_id: str, nonces: Sequence[int]) -> Iterator[None]:
-        """The block puts the round of the last of `nonces` into the ledger; no other copy of the run can do so meanwhile.
+    def release(self, stream_id: str, released: int, latest: Sequence[int]) -> Iterator[None]:
+        """The block puts the round after the `released` ones into the ledger; no other copy of the run can do so meanwhile.
+
+        `latest` holds the nonce of the round, as it is on record: nothing, if its sum is not there yet.
 
         Raises ValueError before the block, so that nothing is recorded, if another copy of the run has gone so far.
         """
         with transaction(self._connection):
             found = self._connection.execute("SELECT released FROM runs WHERE stream_id = ?", (stream_id,)).fetchone()
-            if found is None or found[0] != len(nonces) - 1:
+            if found is None or found[0] != released + len(latest) - 1:
                 raise ValueError(
-                    f"round {len(nonces) - 1} is not released: another copy of this run, with another ledger, has "
+                    f"round {released + len(latest) - 1} is not released: another copy of this run, with another ledger, has "
                     f"{'begun again' if found is None else f'released {found[0]} rounds'}. {_REMEDY}"
                 )
             yield
-            self._write(stream_id, nonces)
+            self._write(stream_id, released + len(latest), latest)
 
     def seal(self, stream_id: str, sealed: str) -> None:
         """The run is over."""
@@ -143,10 +145,10 @@ class Registry:
         """The other runs of the key that have released something and are not sealed, as far as this file knows."""
         return self._runs("stream_id != ? AND released > 0 AND sealed IS NULL", stream_id)
 
-    def _write(self, stream_id: str, nonces: Sequence[int]) -> None:
+    def _write(self, stream_id: str, released: int, nonces: Sequence[int]) -> None:
         last = nonces[-1].to_bytes(NONCE_BYTES, "big") if nonces else None
         self._connection.execute(
-            "UPDATE runs SET released = ?, nonce = ? WHERE stream_id = ?", (len(nonces), last, stream_id)
+            "UPDATE runs SET released = ?, nonce = ? WHERE stream_id = ?", (released, last, stream_id)
         )
 
     def _forget_unused(self, settings: str) -> None:

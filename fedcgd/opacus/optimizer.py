@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 
 from fedcgd.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import NoiseMode, tensor_source
+from fedcgd.noise.source import NoiseMode, NoiseSource, tensor_source
 from fedcgd.opacus.clipping import GRID_LOSS, Dense, Rows, add_clipped, check_size
 from fedcgd.opacus.rounds import Rounds
 from fedcgd.plan import Plan
@@ -29,7 +29,7 @@ class RoundNoise:
         )
         self._plan, self._key, self._mode = plan, key, mode
         self._run = ""
-        self._source = tensor_source(plan, key, "", self.grid, mode)
+        self._source = self._source_of("")
 
     def add(self, total: Tensor, run: str, nonces: Sequence[int]) -> int:
         """total = (total on the grid + ζσ·(C⁻¹Z)_t), in place, for t = len(`nonces`), those of earlier rounds; returns its nonce.
@@ -38,13 +38,16 @@ class RoundNoise:
         whatever is copied. The noise is the same on every device.
         """
         if run != self._run:
-            self._run, self._source = run, tensor_source(self._plan, self._key, run, self.grid, self._mode)
+            self._run, self._source = run, self._source_of(run)
         total.div_(self.grid.step).round_()
         known_by = total.numpy() if total.device.type == "cpu" else _fingerprint(total, self._key.noise_of(run))
         nonce = self._key.nonce_of(run, known_by, earlier=nonces, attempt=0)
         self._source.add(total, [*nonces, nonce], self._plan.stddev)
         total.mul_(self.grid.step)
         return nonce
+
+    def _source_of(self, run: str) -> NoiseSource:
+        return tensor_source(self._plan, self._key, run, self.grid, self._mode)
 
 
 def _fingerprint(steps: Tensor, key: bytes) -> Any:

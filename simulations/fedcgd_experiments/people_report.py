@@ -149,7 +149,7 @@ def report(records: Sequence[Record]) -> str:
     parts = []
     for study, title in TITLES.items():
         found = rows(records, study)
-        if found:
+        if any(row.arm != BASELINE for row in found):
             parts.append(
                 f"### {title}\n\n{table(found)}\n\n{len(STUDIES[study].seeds)} test seeds; {spent_text(records, study)}."
             )

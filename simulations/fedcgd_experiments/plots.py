@@ -35,6 +35,7 @@ MARKS: dict[str, tuple[str, str]] = {
     "tree": ("C9", "<"),
     "dense": ("0.45", ">"),
     "diagonal": ("0.65", "d"),
+    "noise-curve": ("0.3", "H"),
 }
 """Colour and marker of each mechanism, in every figure; the line says the sampling."""
 
@@ -122,6 +123,8 @@ def accuracy_against_lambda(
             rmse, max_se = optimal_lambdas(setup)
             chosen = {"rmse": rmse, "max-se": max_se} | dict(rules.get(setup, {}))
             for rule, lam in chosen.items():
+                if (rule, setup.sampling) == ("amplified-rmse", "none"):
+                    continue  # there it is the same as "rmse"
                 shared = rule in ("rmse", "max-se")  # the same for all samplings
                 lines[rule if shared else f"{rule}, {setup.sampling}"] = lam
         shades = ("-", "--", "-.", ":", (0, (1, 4)), (0, (6, 4)), (0, (8, 2, 1, 2)))

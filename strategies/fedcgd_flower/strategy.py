@@ -307,6 +307,12 @@ class CorrelatedNoise(Strategy):
                 "fedcgd: %s. Clipping is as in the real run; give the plan a noise_multiplier for that",
                 NO_NOISE,
             )
+        if self.forward_client_metrics:
+            log(
+                WARNING,
+                "fedcgd: metrics of clients are forwarded as they are (forward_client_metrics=True): they have no noise, "
+                "and no ε covers them. evaluation=PrivateEvaluation(…) gives private ones",
+            )
         log(INFO, "\t├──> fedcgd: %s, σ = %.4g, clip norm %g", plan.mechanism, plan.noise_multiplier, plan.clip_norm)
         if self.adaptive_clipping is not None:
             log(

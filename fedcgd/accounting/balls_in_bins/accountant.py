@@ -30,6 +30,9 @@ class BallsInBinsAccountant(Accountant):
 
     method: Literal["monte-carlo", "deterministic"] | None = None
 
+    def check(self) -> None:
+        bin_gram(self.mechanism, self.participation)
+
     def quick_epsilon(self, *, noise_multiplier: float, delta: float, released: int) -> Guarantee:
         """The smaller of the ε of the whole run and that of the first `released` rounds without amplification."""
         known = self._known.epsilon(noise_multiplier=noise_multiplier, delta=delta, released=released)
