@@ -48,7 +48,6 @@ OURS = "fedcgd"
 NAMES = ("FedAvg", PEER, "Flower DP, adaptive clipping", OURS)
 MIB = 2**20
 
-logging.getLogger("flwr").setLevel(logging.ERROR)
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks for them
 
 
@@ -74,6 +73,7 @@ class Server:
     """A strategy with a model, and nodes that answer the same each round."""
 
     def __init__(self, name: str, args: argparse.Namespace, folder: str) -> None:
+        logging.getLogger("flwr").setLevel(logging.ERROR)
         self.strategy = strategy_of(name, args.nodes, Path(folder) / "ledger")
         nodes = range(1, args.nodes + 1)
         self.grid = create_autospec(Grid, instance=True)
