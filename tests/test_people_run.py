@@ -150,6 +150,7 @@ def test_the_report_compares_seed_by_seed(monkeypatch) -> None:
             accuracy = 0.5 + 0.05 * p.seed * (p.split == "test") + gain - 0.1 * (p.learning_rate != 2.0)
             records.append(
                 {"kind": "people", "point": vars(p), "accuracy": accuracy, "noise_multiplier": 5.0, "cpu_seconds": 6.0}
+                | {"delta": 1e-5, "adjacency": "one user", "sampling": "none", "method": "exact"}
             )
     found = people_report.rows(records, "epsilon")
     assert [(row.arm, row.chosen.learning_rate) for row in found] == [("DP-FedAvg", 2.0), ("DP-λCGD", 2.0)] * 2
@@ -160,6 +161,7 @@ def test_the_report_compares_seed_by_seed(monkeypatch) -> None:
     text = people_report.report(records)
     assert "| ε = 1.0 | DP-λCGD | `lambda-cgd:0.8`, rate 2 | 5 | 58.1 ± 5.1 | +3.1 | < .001 | < .001 |" in text
     assert "24 trainings, 2.4 processor minutes" in text
+    assert "ε at δ = 1e-05; adjacency: one user; sampling: none (exact)." in text
     assert all(axes.has_data() for axes in people_report.plot(found, "epsilon").axes)
 
 

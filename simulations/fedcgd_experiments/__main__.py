@@ -14,6 +14,7 @@ from rich.table import Table
 from fedcgd.optimisation.catalogue import Spelling
 from fedcgd.participation import Sampling
 from fedcgd_experiments import plots
+from fedcgd_experiments.claims import claims
 from fedcgd_experiments.descent import Optimizer
 from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, identity
 from fedcgd_experiments.flower_command import flower_command
@@ -28,6 +29,7 @@ from fedcgd_experiments.sweep import (
     on_ray,
     runs_of,
     sweep,
+    to_point,
     tune,
     tuned,
 )
@@ -35,7 +37,7 @@ from fedcgd_experiments.tables import fill
 from fedcgd_simulations.server_optimizer import Schedule
 from fedcgd_simulations.tasks import get_task
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
 
 
@@ -185,9 +187,13 @@ def compare_command(
 
     p (Holm) is corrected for the number of tests in the table.
     """
-    runs = [record for path in results for record in ResultsFile(path).runs().values()]
+    files = [ResultsFile(path) for path in results]
+    runs = [record for file in files for record in file.runs().values()]
+    calibrations = {name: record for file in files for name, record in file.calibrations().items()}
     for task in dict.fromkeys(map(named, runs)):
-        table = Table(title=f"{task}: test accuracy")
+        own = [record for record in runs if named(record) == task]
+        meant = claims(calibrations[name] for name in dict.fromkeys(identity(to_point(r).setup) for r in own))
+        table = Table(title=f"{task}: test accuracy", caption=meant)
         headings = (
             "sampling",
             "ε",
@@ -201,7 +207,7 @@ def compare_command(
         )
         for heading in headings:
             table.add_column(heading)
-        for row in compare_paired([record for record in runs if named(record) == task], baseline, under=under):
+        for row in compare_paired(own, baseline, under=under):
             table.add_row(
                 row.setup.sampling,
                 f"{row.setup.epsilon:g}",

@@ -29,7 +29,8 @@ from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import from_description, write_mechanism
 from fedcgd.plan import Plan
-from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, calibrate_setup, train_engine
+from fedcgd_experiments.claims import claims
+from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, calibrate_setup, identity, train_engine
 from fedcgd_experiments.significance import holm
 from fedcgd_experiments.sweep import ResultsFile, here, sweep, to_point
 from fedcgd_simulations.public import public_examples
@@ -297,7 +298,9 @@ def certificate_command(
 @app.command("compare")
 def compare_command(results: Annotated[list[Path], typer.Argument(help="files that `run` wrote", exists=True)]) -> None:
     """Mean test accuracy of each kind of noise at each ε, and the tests of which is better."""
-    runs = [record for path in results for record in ResultsFile(path).runs().values()]
+    files = [ResultsFile(path) for path in results]
+    runs = [record for file in files for record in file.runs().values()]
+    calibrations = {name: record for file in files for name, record in file.calibrations().items()}
     for task in dict.fromkeys(str(record["point"]["task"]) for record in runs):
         own = [record for record in runs if record["point"]["task"] == task]
         accuracies, rates = judged(own), best_rates(own)
@@ -306,6 +309,7 @@ def compare_command(results: Annotated[list[Path], typer.Argument(help="files th
             "noise",
             *(f"ε = {epsilon:g}" for epsilon in epsilons),
             title=f"{task}: test accuracy, ± standard deviation, at the tuned η",
+            caption=claims(calibrations[identity(to_point(record).setup)] for record in own),
         )
         for each in ARMS:
             cells = [

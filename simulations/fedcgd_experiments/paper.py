@@ -31,7 +31,7 @@ from fedcgd_experiments.sweep import ResultsFile
 from fedcgd_simulations.report import write_json
 from fedcgd_simulations.tasks import get_task
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
 
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)

@@ -24,7 +24,7 @@ from fedcgd_experiments.paper_numbers import FIGURES, Numbers
 from fedcgd_experiments.plots import save, style
 from fedcgd_simulations.report import write_json
 
-app = typer.Typer(add_completion=False, help=__doc__)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
 _LINES = ("-", "--", ":", "-.")  # readable without colour
 

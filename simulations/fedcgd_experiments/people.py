@@ -23,7 +23,7 @@ from fedcgd_experiments.experiment import Record
 from fedcgd_experiments.people_run import FLOWER_ADAPTIVE, FLOWER_FIXED, PeoplePoint, run_people
 from fedcgd_experiments.sweep import ResultsFile
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
 
 TUNING_SEEDS = (100, 101, 102)

@@ -10,6 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from scipy.stats import ttest_1samp
 
+from fedcgd_experiments.claims import claims
 from fedcgd_experiments.experiment import Record
 from fedcgd_experiments.people import STUDIES, best, by_point, moved, name_of, tuning
 from fedcgd_experiments.people_run import PeoplePoint
@@ -150,8 +151,9 @@ def report(records: Sequence[Record]) -> str:
     for study, title in TITLES.items():
         found = rows(records, study)
         if any(row.arm != BASELINE for row in found):
+            meant = claims(record for row in found for record in row.records)
             parts.append(
-                f"### {title}\n\n{table(found)}\n\n{len(STUDIES[study].seeds)} test seeds; {spent_text(records, study)}."
+                f"### {title}\n\n{table(found)}\n\n{meant} {len(STUDIES[study].seeds)} test seeds; {spent_text(records, study)}."
             )
     return "\n\n".join(parts)
 

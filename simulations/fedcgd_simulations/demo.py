@@ -77,4 +77,6 @@ def _show(bars: Progress, bar: TaskID, round: int, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    app()
