@@ -13,13 +13,12 @@ from torch import Tensor
 from fedcgd.curvature.factor import thin_factor
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import Dense
+from fedcgd.mechanisms.dense import solve_transposed
 from fedcgd.mechanisms.mechanism import Matrix
-from fedcgd.mechanisms.toeplitz import root_coefficients
 from fedcgd.optimisation import Progress
+from fedcgd.optimisation.banded import check_bandwidth, unit_columns
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.participation import Participation
-
-_MOST_ENTRIES = 2**26
 
 BARRIER = 0.01
 """Weight of −log det(CᵀC)/n beside the loss, over that of the start: it costs at most 1 % of the start's loss.
@@ -38,28 +37,15 @@ def noise_curve(
     numbers are the columns before they are divided by their norms, at first BSR's; O(n·p·r) a step, with r some dozens
     (`thin_factor`). The optimum is that of the convex `problem_p1`. Raises ValueError for a larger bandwidth.
     """
-    n, b, p = participation.rounds, participation.min_separation, bandwidth
-    if not 1 <= p <= n or (p > b and participation.participations > 1):
-        raise ValueError(f"bandwidth of noise-curve must be between 1 and min_separation = {b}, got {p}")
-    if n * p > _MOST_ENTRIES:
-        raise ValueError(
-            f"noise-curve with {n} rounds and {p} bands has too many entries to optimise; use banded-toeplitz"
-        )
+    check_bandwidth("noise-curve", bandwidth, participation)
+    n = participation.rounds
+    band, start = unit_columns("noise-curve", n, bandwidth)
     form = thin_factor(quadratic, n)
-    inside = torch.from_numpy(np.add.outer(np.arange(n), np.arange(p)) < n)
-
-    def band(x: Tensor) -> Tensor:
-        free = x.reshape(n, p)
-        entries = torch.where(inside, torch.cat([torch.exp(free[:, :1]), free[:, 1:]], dim=1), 0.0)
-        norms: Tensor = torch.linalg.vector_norm(entries, dim=1, keepdim=True)
-        return entries / norms
 
     def error(x: Tensor) -> Tensor:
         result: Tensor = _Error.apply(band(x), form)
         return result
 
-    columns = start_band(n, p)
-    start = torch.from_numpy(np.column_stack([np.zeros(n), columns[:, 1:] / columns[:, :1]]).reshape(-1))
     unit = float(error(start))
 
     def objective(x: Tensor) -> Tensor:
@@ -68,13 +54,6 @@ def noise_curve(
 
     x, _ = minimise(objective, start, tolerance=1e-6, history=60, progress=progress)
     return Dense("noise-curve", band(x).numpy())
-
-
-def start_band(rounds: int, bandwidth: int) -> Matrix:
-    """The band of BSR's C with unit columns, shape (rounds, bandwidth)."""
-    inside = np.add.outer(np.arange(rounds), np.arange(bandwidth)) < rounds
-    band = np.where(inside, root_coefficients(bandwidth, -1), 0.0)
-    return np.asarray(band / np.linalg.norm(band, axis=1, keepdims=True))
 
 
 class _Error(torch.autograd.Function):
@@ -87,10 +66,7 @@ class _Error(torch.autograd.Function):
     def forward(ctx: Any, band: Tensor, form: Matrix) -> Tensor:
         entries = band.detach().numpy()
         n, p = entries.shape
-        upper = np.zeros((p, n))  # Cᵀ, as LAPACK wants it
-        for lag in range(p):
-            upper[p - 1 - lag, lag:] = entries[: n - lag, lag]
-        x = solve_banded((0, p - 1), upper, form, check_finite=False)
+        x = solve_transposed(entries, form)
         u = solve_banded((p - 1, 0), np.ascontiguousarray(entries.T), x, check_finite=False)
         total = float(np.vdot(x, x))
         gradient = np.zeros((n, p))

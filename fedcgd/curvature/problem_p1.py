@@ -11,9 +11,10 @@ import torch
 from scipy.linalg import LinAlgError, cho_solve_banded, cholesky_banded
 from torch import Tensor
 
-from fedcgd.curvature.noise_curve import BARRIER, start_band
+from fedcgd.curvature.noise_curve import BARRIER
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.optimisation import Progress
+from fedcgd.optimisation.banded import unit_columns
 from fedcgd.optimisation.lbfgs import minimise
 
 _FAR = 1e3  # above any log of an error
@@ -39,7 +40,8 @@ def problem_p1(bandwidth: int, form: Matrix, progress: Progress | None = None) -
         result: Tensor = _Objective.apply(x, form, band, inside, unit)
         return result
 
-    start = torch.from_numpy(_gram(start_band(n, p))[:, 1:][inside])
+    bsr, free = unit_columns("noise-curve", n, p)
+    start = torch.from_numpy(_gram(bsr(free).numpy())[:, 1:][inside])
     unit = _trace(band(start.numpy()), form)[0]
     x, _ = minimise(objective, start, tolerance=1e-12, history=60, progress=progress)
     return band(x.numpy())

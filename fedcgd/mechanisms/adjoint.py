@@ -1,10 +1,9 @@
 """C⁻ᵀ·V by what is cheap about each mechanism: how noise of every round counts in weighted sums of the noise that is released."""
 
 import numpy as np
-from scipy.linalg import solve_banded
 from scipy.signal import fftconvolve, lfilter
 
-from fedcgd.mechanisms.dense import Dense
+from fedcgd.mechanisms.dense import Dense, solve_transposed
 from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Toeplitz, Vector
 from fedcgd.mechanisms.normalized import Normalized
 from fedcgd.mechanisms.streaming import inverse_rows, noise_mode
@@ -23,11 +22,8 @@ def transposed_inverse(mechanism: Mechanism, rounds: int, v: Matrix) -> Matrix:
     if isinstance(mechanism, Toeplitz):
         return _toeplitz(mechanism, rounds, v)
     if isinstance(mechanism, Dense):
-        p = mechanism.bandwidth(rounds)
-        upper = np.zeros((p, rounds))  # Cᵀ, which has its bands above the diagonal
-        for lag in range(p):
-            upper[p - 1 - lag, lag:] = mechanism.band[: rounds - lag, lag]
-        return np.asarray(solve_banded((0, p - 1), upper, v, check_finite=False))
+        mechanism.bandwidth(rounds)  # refuses another number of rounds than it was made for
+        return solve_transposed(mechanism.band, v)
     result = np.zeros_like(v)
     if noise_mode(mechanism, rounds) == "replay":
         for lag in range(mechanism.replayed(rounds)):

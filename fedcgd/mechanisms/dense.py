@@ -82,11 +82,8 @@ class Dense:
         if p > _BANDS_SOLVED:
             return _inverse(self)[round, round::-1]
         # Row t solves x·C = e_t, in the first t + 1 rows and columns: a system with p bands above the diagonal.
-        upper = np.zeros((p, round + 1))
-        for lag in range(p):
-            upper[p - 1 - lag, lag:] = self.band[: round + 1 - lag, lag]
         unit = np.eye(1, round + 1, round)[0]
-        return np.asarray(solve_banded((0, p - 1), upper, unit, check_finite=False))[::-1]
+        return solve_transposed(self.band[: round + 1, :p], unit)[::-1]
 
     def kept(self, rounds: int) -> int:
         """The last p − 1 rounds of C⁻¹Z."""
@@ -105,6 +102,20 @@ class Dense:
     def _check(self, rounds: int) -> None:
         if rounds != len(self.band):
             raise ValueError(f"this {self.name} matrix is for {len(self.band)} rounds, not {rounds}; optimise another")
+
+
+def solve_transposed(band: Matrix, v: Matrix) -> Matrix:
+    """C⁻ᵀ·V of the C with C[j + l, j] = band[j, l], in O(n·p) for each column; what lies outside C in `band` is not read."""
+    return np.asarray(solve_banded((0, band.shape[1] - 1), transposed_bands(band), v, check_finite=False))
+
+
+def transposed_bands(band: Matrix) -> Matrix:
+    """The bands of Cᵀ, all above its diagonal, in the rows where LAPACK wants them; shape (p, n)."""
+    n, p = band.shape
+    upper = np.zeros((p, n))
+    for lag in range(p):
+        upper[p - 1 - lag, lag:] = band[: n - lag, lag]
+    return upper
 
 
 @lru_cache(maxsize=2)

@@ -4,6 +4,7 @@ The error without a dense matrix is Algorithm 2 of McKenna, "Scaling up the Band
 Differentially Private ML", 2024, arXiv:2405.15913.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy.linalg import solve_banded
 from torch import Tensor
 
 from fedcgd.mechanisms import Dense
+from fedcgd.mechanisms.dense import transposed_bands
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.toeplitz import root_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
@@ -37,10 +39,8 @@ def band_mf(
     ValueError for a larger bandwidth, and for another error than RMSE.
     """
     _check_error("band-mf", error)
-    n, b = participation.rounds, participation.min_separation
-    if not 1 <= bandwidth <= n or (bandwidth > b and participation.participations > 1):
-        raise ValueError(f"bandwidth of band-mf must be between 1 and min_separation = {b}, got {bandwidth}")
-    return _optimise("band-mf", bandwidth, n, workload, progress)
+    check_bandwidth("band-mf", bandwidth, participation)
+    return _optimise("band-mf", bandwidth, participation.rounds, workload, progress)
 
 
 def dense(
@@ -68,7 +68,20 @@ def _check_error(name: str, error: Objective) -> None:
         raise ValueError(f"{name} is optimised for rmse only, not for {error}; banded-toeplitz and blt know both")
 
 
-def _optimise(name: str, p: int, n: int, workload: Workload, progress: Progress | None) -> Dense:
+def check_bandwidth(name: str, bandwidth: int, participation: Participation) -> None:
+    """Raise ValueError where columns of `bandwidth` entries of two participations would overlap."""
+    n, b = participation.rounds, participation.min_separation
+    if not 1 <= bandwidth <= n or (bandwidth > b and participation.participations > 1):
+        raise ValueError(f"bandwidth of {name} must be between 1 and min_separation = {b}, got {bandwidth}")
+
+
+def unit_columns(name: str, rounds: int, bandwidth: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """(free numbers ↦ the band of a C with unit columns, shape (rounds, bandwidth), the free numbers of BSR's).
+
+    Free are the columns before they are divided by their norms, the diagonal by its log. Raises ValueError for more than can be
+    optimised.
+    """
+    n, p = rounds, bandwidth
     if n * p > _MOST_ENTRIES:
         raise ValueError(f"{name} with {n} rounds and {p} bands has too many entries to optimise; use banded-toeplitz")
     inside = torch.from_numpy(np.add.outer(np.arange(n), np.arange(p)) < n)
@@ -79,10 +92,15 @@ def _optimise(name: str, p: int, n: int, workload: Workload, progress: Progress 
         norms: Tensor = torch.linalg.vector_norm(entries, dim=1, keepdim=True)
         return entries / norms
 
+    return band, torch.from_numpy(np.tile(np.concatenate([[0.0], root_coefficients(p, -1)[1:]]), (n, 1))).reshape(-1)
+
+
+def _optimise(name: str, p: int, n: int, workload: Workload, progress: Progress | None) -> Dense:
+    band, start = unit_columns(name, n, p)
+
     def objective(x: Tensor) -> Tensor:
         return torch.log(squared_error(band(x), workload))
 
-    start = torch.from_numpy(np.tile(np.concatenate([[0.0], root_coefficients(p, -1)[1:]]), (n, 1))).reshape(-1)
     x, _ = minimise(objective, start, tolerance=1e-10, progress=progress)
     return Dense(name, band(x).numpy())
 
@@ -115,9 +133,7 @@ def error_and_gradient(band: Matrix, workload: Workload) -> tuple[float, Matrix]
     """
     n, p = band.shape
     lower = np.ascontiguousarray(band.T)  # row l: the l-th diagonal, as LAPACK wants it
-    upper = np.zeros((p, n))
-    for lag in range(p):
-        upper[p - 1 - lag, lag:] = band[: n - lag, lag]
+    upper = transposed_bands(band)
     total, gradient = 0.0, np.zeros_like(band)
     rates = workload.rates(n)[:, None]
     step = max(1, min(n, _CHUNK_ENTRIES // n))
