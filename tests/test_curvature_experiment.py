@@ -1,15 +1,17 @@
 """The experiment of fitted noise: each kind is tuned alike, judged by other seeds, and compared by the exact permutation test."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from fedcgd.curvature import Spectrum
+from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.optimisation import cache
+from fedcgd.optimisation import cache, catalogue
 from fedcgd.optimisation.catalogue import read_mechanism
 from fedcgd_experiments.curvature import (
     ARMS,
@@ -27,7 +29,7 @@ from fedcgd_experiments.curvature import (
     judged,
     tamed,
 )
-from fedcgd_experiments.experiment import TEST_SEEDS, Record
+from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record
 from fedcgd_experiments.sweep import ResultsFile
 
 SPECTRUM = Spectrum.of(
@@ -52,13 +54,19 @@ def run(design: Design, arm: str, rate: float, seed: int, accuracy: float, *, ep
     return {"kind": "run", "point": point | {"seed": seed, "split": split}, "accuracy": accuracy}
 
 
+def file_of(point: Point, design: Design) -> Path:
+    path = Path(point.setup.mechanism.removeprefix("file:"))
+    assert path.parent == design.folder
+    return path
+
+
 def test_every_arm_has_its_noise(design: Design) -> None:
     points = {arm: design.point(arm, 2.0, 0.5, 0) for arm in ARMS}
     assert {arm: arm_of(point.setup) for arm, point in points.items()} == {arm: arm for arm in ARMS}
     assert points[DP_SGD].setup.mechanism == "dp-sgd"
     assert points[BAND_MF].setup.mechanism == "band-mf:4"
     assert points[PRACTICAL].setup.mechanism.startswith("lambda-cgd:0.")
-    fitted = read_mechanism(design.folder / "digits-lambda-rate-0.5.json")
+    fitted = read_mechanism(file_of(points[FITTED_LAMBDA], design))
     assert isinstance(fitted, LambdaCGD)
     assert points[FITTED_LAMBDA].setup.spelling.made == fitted
     curve = points[NOISE_CURVE].setup.spelling
@@ -67,6 +75,46 @@ def test_every_arm_has_its_noise(design: Design) -> None:
     bolder = design.point(FITTED_LAMBDA, 2.0, 2.0, 0).setup.spelling.made
     assert isinstance(bolder, LambdaCGD)
     assert bolder.lam < fitted.lam
+
+
+def test_a_fitted_mechanism_is_never_that_of_another_design(design: Design) -> None:
+    """The folder is shared: what was fitted to other bands, epochs, batches or curvature must not be trained."""
+    flatter = Spectrum.of([4.0, 0.05], [1, 605])
+    others = [{"bands": 2}, {"epochs": 1}, {"steps": 8, "epochs": 3}, {"spectrum": flatter}]
+    first = design.point(NOISE_CURVE, 2.0, 0.5, 0)
+    seen = {first.setup.mechanism: read_mechanism(file_of(first, design))}
+    for change in others:
+        other = replace(design, **change)
+        point = other.point(NOISE_CURVE, 2.0, 0.5, 0)
+        made = read_mechanism(file_of(point, design))
+        quadratic = Quadratic(tamed(other.spectrum, 0.5), 0.5)
+        who = point.setup.participation()
+        assert made == catalogue.mechanism(f"noise-curve:{other.bands}", who, curvature=quadratic)
+        assert made not in seen.values()
+        seen[point.setup.mechanism] = made
+    assert len(seen) == 1 + len(others)
+    # And it is found once: a budget has no part in it.
+    written = file_of(first, design).stat().st_mtime_ns
+    assert design.point(NOISE_CURVE, 8.0, 0.5, 1).setup.mechanism == first.setup.mechanism
+    assert file_of(first, design).stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("change", [{"bands": 2}, {"epochs": 1}, {"clip_norm": 2.0}, {"spectrum": Spectrum.of([1.0])}])
+def test_runs_of_two_designs_are_not_pooled(design: Design, change: dict[str, Any]) -> None:
+    runs = [run(design, NOISE_CURVE, 0.5, 0, 0.7), run(replace(design, **change), NOISE_CURVE, 1.0, 0, 0.9)]
+    with pytest.raises(ValueError, match="NoiseCurve at ε = 2 are of two designs"):
+        best_rates(runs)
+    with pytest.raises(ValueError, match="of two designs"):
+        judged(runs)
+
+
+def test_the_results_that_are_kept_are_of_one_design() -> None:
+    """Among them files from before their names said what they were fitted to."""
+    folder = Path(__file__).parents[1] / "benchmarks/results/curvature"
+    for path in (folder / "digits.jsonl", folder / "fashion-mnist-6000.jsonl"):
+        accuracies = judged(ResultsFile(path).runs().values())
+        assert {arm for arm, _ in accuracies} == set(ARMS)
+        assert all(len(of_seeds) == 10 for of_seeds in accuracies.values())
 
 
 def test_steep_directions_are_tamed_for_large_steps() -> None:

@@ -5,6 +5,8 @@ fitted to a spectrum, banded matrices that are best for prefix sums, and those f
 ones depend on the learning rate, so each is found again for each rate that is tried. The spectrum is that of `fedcgd curve`.
 """
 
+import hashlib
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable
@@ -22,6 +24,8 @@ from scipy.stats import permutation_test, ttest_rel
 from torch import nn
 
 from fedcgd.accounting.selection import select_lambda
+from fedcgd.cli.options import takes
+from fedcgd.cli.report import explained_errors
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.dominance import Reference
 from fedcgd.curvature.public import pretrained
@@ -32,8 +36,9 @@ from fedcgd.plan import Plan
 from fedcgd_experiments.claims import claims
 from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, calibrate_setup, identity, train_engine
 from fedcgd_experiments.significance import holm
-from fedcgd_experiments.sweep import ResultsFile, here, sweep, to_point
+from fedcgd_experiments.sweep import ResultsFile, best_rates_of, here, sweep, to_point
 from fedcgd_simulations.public import public_examples
+from fedcgd_simulations.task import Data, Task
 from fedcgd_simulations.tasks import get_task
 
 DP_SGD, PRACTICAL, FITTED_LAMBDA = "dp-sgd", "λ-CGD, practical λ", "λ-CGD, fitted λ"
@@ -72,6 +77,12 @@ class Design:
     folder: Path
     """Where fitted mechanisms are kept: found once for each rate, since the budget has no part in them."""
 
+    @property
+    def digest(self) -> str:
+        """Names all that fitted mechanisms depend on, but for the rate: a file is of no other design than its name says."""
+        fitted_to = [self.spectrum.digest, self.steps, self.epochs, self.bands]
+        return hashlib.sha256(json.dumps(fitted_to).encode()).hexdigest()[:12]
+
     def point(self, arm: str, epsilon: float, rate: float, seed: int) -> Point:
         """A run of `arm` at this budget and learning rate that is judged by validation examples."""
         setup = Setup(mechanism="dp-sgd", epsilon=epsilon, delta=self.delta, steps=self.steps, epochs=self.epochs)
@@ -87,15 +98,44 @@ class Design:
                 setup.participation(), objective="practical", epsilon=setup.epsilon, delta=setup.delta
             )
             return f"lambda-cgd:{chosen.lam:.4g}"
-        if arm not in (FITTED_LAMBDA, NOISE_CURVE):
+        if arm not in ARMS:
+            raise ValueError(f"the kinds of noise are {', '.join(ARMS)}, got {arm!r}")
+        if arm not in FILES:
             return {DP_SGD: "dp-sgd", BAND_MF: f"band-mf:{self.bands}"}[arm]
-        path = self.folder / f"{self.task}-{FILES[arm]}-rate-{rate:g}.json"
+        path = self.folder / f"{self.task}-{self.digest}-{FILES[arm]}-rate-{rate!r}.json"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             quadratic = Quadratic(tamed(self.spectrum, rate), rate)
             asked = "lambda-cgd" if arm == FITTED_LAMBDA else f"noise-curve:{self.bands}"
             write_mechanism(catalogue.mechanism(asked, setup.participation(), curvature=quadratic), path)
         return f"file:{path}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DesignOptions:
+    """A design, as it is said on the command line."""
+
+    spectrum: Annotated[Path, typer.Option(help="what `fedcgd curve` measured")]
+    folder: Annotated[Path, typer.Option(help="of the fitted mechanisms")]
+    task: Annotated[str, typer.Option()] = "digits"
+    model: Annotated[str, typer.Option()] = "tanh-cnn"
+    batch: Annotated[int, typer.Option(min=1)] = 60
+    epochs: Annotated[int, typer.Option(min=1)] = 10
+    bands: Annotated[int, typer.Option(min=1, help="of band-mf and NoiseCurve")] = 16
+    clip_norm: Annotated[float, typer.Option()] = 1.0
+    delta: Annotated[float, typer.Option()] = 1e-5
+
+    def get_task(self) -> Task:
+        """The task, with its model."""
+        return get_task(self.task, model=self.model)
+
+    def design(self, data: Data) -> Design:
+        """The design, in which an epoch of `data` is as many steps as it has batches."""
+        return Design(
+            task=self.task, model=self.model, steps=-(-len(data.train) // self.batch), epochs=self.epochs,
+            bands=self.bands, clip_norm=self.clip_norm, delta=self.delta, spectrum=Spectrum.load(self.spectrum),
+            folder=self.folder,
+        )  # fmt: skip
 
 
 def tamed(spectrum: Spectrum, rate: float) -> Spectrum:
@@ -107,19 +147,33 @@ def tamed(spectrum: Spectrum, rate: float) -> Spectrum:
 def arm_of(setup: Setup) -> str:
     """What a record's setup is a run of."""
     if setup.mechanism.startswith("file:"):
-        return next(arm for arm, name in FILES.items() if f"-{name}-rate-" in setup.mechanism)
+        return next(arm for arm, name in FILES.items() if f"-{name}-rate-" in Path(setup.mechanism).name)
     return {"dp-sgd": DP_SGD, "band-mf": BAND_MF, "lambda-cgd": PRACTICAL}[setup.name]
 
 
+def check_one_design(points: Iterable[Point]) -> None:
+    """Raise ValueError if an arm is there at one budget in two designs: what is tuned in one would be judged in the other."""
+    found: dict[tuple[str, float], tuple[object, ...]] = {}
+    for point in points:
+        setup = point.setup
+        noise = Path(setup.mechanism).name.partition("-rate-")[0]  # in a file, with the digest of what it was fitted to
+        same = (point.task, point.model, point.clip_norm, replace(setup, mechanism="dp-sgd"), noise)
+        before = found.setdefault((arm_of(setup), setup.epsilon), same)
+        if same != before:
+            raise ValueError(
+                f"runs of {arm_of(setup)} at ε = {setup.epsilon:g} are of two designs (model, clip norm, δ, steps, epochs, bands or "
+                "spectrum): keep the runs of each in a file of its own"
+            )
+
+
 def best_rates(runs: Iterable[Record]) -> dict[tuple[str, float], float]:
-    """(arm, budget) → the learning rate of highest mean validation accuracy; of equals the smaller."""
-    values: dict[tuple[str, float], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in runs:
-        point = to_point(record)
-        if point.split == "validation":
-            values[arm_of(point.setup), point.setup.epsilon][point.learning_rate].append(record["accuracy"])
-    means = {key: {rate: fmean(v) for rate, v in sorted(rates.items())} for key, rates in values.items()}
-    return {key: max(rates, key=rates.__getitem__) for key, rates in means.items()}
+    """(arm, budget) → the learning rate of highest mean validation accuracy; of equals the smaller.
+
+    Raises ValueError as `check_one_design` does.
+    """
+    runs = list(runs)
+    check_one_design(map(to_point, runs))
+    return best_rates_of(runs, lambda setup: (arm_of(setup), setup.epsilon))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,38 +241,29 @@ def compare(runs: Iterable[Record]) -> list[Comparison]:
 
 
 @app.command("run")
+@takes(DesignOptions)
+@explained_errors()
 def run_command(
+    common: DesignOptions,
     output: Annotated[Path, typer.Option(help="JSON lines; what is there already is not run again")],
-    spectrum: Annotated[Path, typer.Option(help="what `fedcgd curve` measured")],
-    folder: Annotated[Path, typer.Option(help="of the fitted mechanisms")],
-    task: Annotated[str, typer.Option()] = "digits",
-    model: Annotated[str, typer.Option()] = "tanh-cnn",
-    batch: Annotated[int, typer.Option(min=1)] = 60,
-    epochs: Annotated[int, typer.Option(min=1)] = 10,
-    bands: Annotated[int, typer.Option(min=1, help="of band-mf and NoiseCurve")] = 16,
     arm: Annotated[list[str] | None, typer.Option(help=f"of {', '.join(ARMS)}; all if not given")] = None,
     epsilon: Annotated[list[float] | None, typer.Option()] = None,
     learning_rate: Annotated[list[float] | None, typer.Option()] = None,
     tuning_seeds: Annotated[int, typer.Option(min=1)] = 2,
     seeds: Annotated[int, typer.Option(min=2, help="for the test")] = 10,
-    clip_norm: Annotated[float, typer.Option()] = 1.0,
-    delta: Annotated[float, typer.Option()] = 1e-5,
 ) -> None:
     """Tune the learning rate of each kind of noise at each ε by validation examples, then judge it by the test's."""
-    examples = len(get_task(task, model=model).load().train)
-    design = Design(
-        task=task, model=model, steps=-(-examples // batch), epochs=epochs, bands=bands, clip_norm=clip_norm,
-        delta=delta, spectrum=Spectrum.load(spectrum), folder=folder,
-    )  # fmt: skip
+    design = common.design(common.get_task().load())
     results = ResultsFile(output)
     failures: list[str] = []
     for budget, each in product(epsilon or [1.0, 2.0, 4.0, 8.0], arm or ARMS):
         rates = learning_rate or [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0]
         points = [design.point(each, budget, rate, seed) for rate in rates for seed in range(tuning_seeds)]
+        check_one_design([*map(to_point, results.runs().values()), *points])
         failed = sweep(points, results, here, data_dir=None, console=console)
         if not failed:
             best = best_rates(results.runs().values())[each, budget]
-            chosen = next(point for point in points if point.learning_rate == best)
+            chosen = design.point(each, budget, best, 0)
             tests = [replace(chosen, seed=TEST_SEEDS + seed, split="test") for seed in range(seeds)]
             failed = sweep(tests, results, here, data_dir=None, console=console)
         failures += failed
@@ -229,20 +274,14 @@ def run_command(
 
 
 @app.command("certificate")
+@takes(DesignOptions)
+@explained_errors()
 def certificate_command(
+    common: DesignOptions,
     output: Annotated[Path, typer.Option(help="JSON lines, appended")],
-    spectrum: Annotated[Path, typer.Option(help="what `fedcgd curve` measured")],
-    folder: Annotated[Path, typer.Option(help="of the fitted mechanisms")],
-    task: Annotated[str, typer.Option()] = "digits",
-    model: Annotated[str, typer.Option()] = "tanh-cnn",
-    batch: Annotated[int, typer.Option(min=1)] = 60,
-    epochs: Annotated[int, typer.Option(min=1)] = 10,
-    bands: Annotated[int, typer.Option(min=1, help="of band-mf and NoiseCurve")] = 16,
     arm: Annotated[str, typer.Option(help=f"one of {', '.join(ARMS)}")] = NOISE_CURVE,
     epsilon: Annotated[float, typer.Option()] = 8.0,
     learning_rate: Annotated[float, typer.Option()] = 0.5,
-    clip_norm: Annotated[float, typer.Option()] = 1.0,
-    delta: Annotated[float, typer.Option()] = 1e-5,
     examples: Annotated[int, typer.Option(min=1, help="whose Hessian is looked at")] = 180,
     eigenvalues: Annotated[int, typer.Option(min=1, help="of the bound")] = 10,
     seed: Annotated[int, typer.Option(min=0, max=TEST_SEEDS - 1)] = 0,
@@ -256,23 +295,20 @@ def certificate_command(
     The bound is of public examples at the model that has learned random labels, as `fedcgd curve` has it. The Hessians are of the
     same examples with labels that the model in training gives them.
     """
-    whole = get_task(task, model=model)
+    whole = common.get_task()
     data = whole.load()
-    design = Design(
-        task=task, model=model, steps=-(-len(data.train) // batch), epochs=epochs, bands=bands, clip_norm=clip_norm,
-        delta=delta, spectrum=Spectrum.load(spectrum), folder=folder,
-    )  # fmt: skip
+    design = common.design(data)
     point = design.point(arm, epsilon, learning_rate, seed)
     calibration = calibrate_setup(point.setup)
     facts = design.spectrum.measured_on
-    public = public_examples(task, model=model, public=facts["public"], examples=examples)
+    public = public_examples(design.task, model=design.model, public=facts["public"], examples=examples)
     unsure = pretrained(
         public, epochs=facts["pretraining_epochs"], learning_rate=facts["pretraining_rate"], seed=facts["seed"]
     )
     bound = Reference.of(unsure.hessian(clip_norm=facts["clip_norm"]), eigenvalues=eigenvalues)
     plan = Plan(
         mechanism=from_description(calibration["mechanism"]), participation=point.setup.participation(),
-        clip_norm=clip_norm, noise_multiplier=calibration["noise_multiplier"], delta=delta,
+        clip_norm=design.clip_norm, noise_multiplier=calibration["noise_multiplier"], delta=design.delta,
     )  # fmt: skip
     results = ResultsFile(output)
 
@@ -296,6 +332,7 @@ def certificate_command(
 
 
 @app.command("compare")
+@explained_errors()
 def compare_command(results: Annotated[list[Path], typer.Argument(help="files that `run` wrote", exists=True)]) -> None:
     """Mean test accuracy of each kind of noise at each ε, and the tests of which is better."""
     files = [ResultsFile(path) for path in results]

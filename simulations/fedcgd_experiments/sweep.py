@@ -32,6 +32,7 @@ SETUPS = 32
 """How many setups are trained at once: with 8000 weights and 1100 rounds, 8 mechanisms' noise takes 0.3 GB."""
 
 Item = TypeVar("Item")
+Kind = TypeVar("Kind")
 Work = Callable[[Item], "Record | list[Record]"]
 Outcome = Record | list[Record] | Exception
 Mapper = Callable[[Work[Any], Sequence[Any]], Iterator[tuple[Any, Outcome]]]
@@ -269,13 +270,18 @@ def best_rates(runs: Iterable[Record]) -> dict[Setup, float]:
 
     Records judged by test examples are not looked at.
     """
-    values: dict[Setup, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    return best_rates_of(runs, lambda setup: setup)
+
+
+def best_rates_of(runs: Iterable[Record], kind: Callable[[Setup], Kind]) -> dict[Kind, float]:
+    """As `best_rates`, where setups of one `kind` are tuned together."""
+    values: dict[Kind, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in runs:
         point = to_point(record)
         if point.split == "validation":
-            values[point.setup][point.learning_rate].append(record["accuracy"])
-    means = {setup: {rate: fmean(v) for rate, v in sorted(rates.items())} for setup, rates in values.items()}
-    return {setup: max(rates, key=rates.__getitem__) for setup, rates in means.items()}
+            values[kind(point.setup)][point.learning_rate].append(record["accuracy"])
+    means = {key: {rate: fmean(v) for rate, v in sorted(rates.items())} for key, rates in values.items()}
+    return {key: max(rates, key=rates.__getitem__) for key, rates in means.items()}
 
 
 def best_of_families(runs: Iterable[Record]) -> set[Setup]:
