@@ -17,7 +17,8 @@ class Plan:
     """A whole run: n releases x̂_t = x_t + ζσ·(C⁻¹Z)_t of sums of updates clipped to ζ = `clip_norm`, at failure probability δ.
 
     `noise_multiplier` is σ. Make one with `calibrated` (σ from a budget), or give σ and read ε from `guarantee`. Given as 0 it is
-    a plan for debugging, `noiseless`: updates are clipped and summed, no noise is added, ε = ∞, and every record says so.
+    a plan for debugging, `noiseless`: updates are clipped and summed, no noise is added, ε = ∞, and every record says so. Raises
+    ValueError for a mechanism that the participation's sampling is not accounted for, also without noise: there is no such plan.
     """
 
     mechanism: Mechanism
@@ -35,13 +36,14 @@ class Plan:
                 f"clip_norm must be between 1e-20 and 1e20, got {self.clip_norm}: beyond, float32 cannot hold the updates"
             )
         check_delta(self.delta)
-        if self.noiseless:
-            return
-        check_noise_multiplier(self.noise_multiplier)
-        if not self.stddev:  # the product can vanish where its factors do not
-            raise ValueError(
-                f"clip_norm · noise_multiplier must not vanish, got {self.clip_norm} · {self.noise_multiplier}; take a smaller ε"
-            )
+        if not self.noiseless:
+            check_noise_multiplier(self.noise_multiplier)
+            if not self.stddev:  # the product can vanish where its factors do not
+                raise ValueError(
+                    f"clip_norm · noise_multiplier must not vanish, got {self.clip_norm} · {self.noise_multiplier}; take a "
+                    "smaller ε"
+                )
+        self.accountant.check()
 
     @staticmethod
     def calibrated(

@@ -1,12 +1,15 @@
 """Plans from a budget: the mechanism as a value, as a text, and with its number left open."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedcgd.accounting import calibrate
+from fedcgd.accounting.balls_in_bins import accountant
+from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.selection import select_lambda
-from fedcgd.mechanisms import BISR, DPSGD, LambdaCGD, Normalized
+from fedcgd.mechanisms import BISR, DPSGD, BandInvMF, LambdaCGD, Normalized
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.optimisation import cache, catalogue
 from fedcgd.participation import Participation
@@ -86,3 +89,40 @@ def test_a_plan_says_the_noise_on_the_wire_and_refuses_what_is_no_plan() -> None
 def test_what_is_no_number_is_told_by_name(name: str, wrong: object) -> None:
     with pytest.raises(TypeError, match=f"{name} must be a number, got"):
         Plan.calibrated("dp-sgd", MANY, **BUDGET | {name: wrong})
+
+
+@pytest.mark.parametrize("noise_multiplier", [2.0, 0.0])
+@pytest.mark.parametrize(
+    ("mechanism", "participation", "message"),
+    [
+        (LambdaCGD(0.9), Participation(rounds=60, sampling="poisson", sampling_rate=0.1), "poisson sampling covers C"),
+        (
+            LambdaCGD(0.9),
+            Participation(rounds=60, min_separation=6, sampling="cyclic-poisson", sampling_rate=0.5),
+            "cyclic-poisson sampling covers C with at most 6 bands",
+        ),
+        (
+            BandInvMF((1.0, 0.5)),
+            Participation(rounds=60, min_separation=6, sampling="balls-in-bins"),
+            "balls-in-bins is accounted for non-negative C only",
+        ),
+    ],
+)
+def test_what_no_accountant_covers_is_no_plan(mechanism, participation, message, noise_multiplier) -> None:
+    """Nor without noise: what is debugged is what will be run."""
+    plan = Plan(
+        mechanism=DPSGD(), participation=participation, clip_norm=1.0, noise_multiplier=noise_multiplier, delta=1e-5
+    )
+    with pytest.raises(ValueError, match=message):
+        replace(plan, mechanism=mechanism)
+    with pytest.raises(ValueError, match=message):
+        Plan.from_description(plan.to_description() | {"mechanism": catalogue.describe(mechanism)})
+
+
+def test_what_a_balls_in_bins_plan_is_checked_by_is_not_made_again_to_answer(monkeypatch) -> None:
+    made = []
+    monkeypatch.setattr(accountant, "bin_gram", lambda *asked: made.append(asked) or bin_gram(*asked))
+    participation = Participation(rounds=35, min_separation=7, sampling="balls-in-bins")
+    plan = Plan(mechanism=LambdaCGD(0.3), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+    replace(plan, delta=1e-6).guarantee()
+    assert len(made) == 1

@@ -47,7 +47,7 @@ class Accountant(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise ValueError if the sampling is not accounted for with this mechanism: what runs asks before it begins."""
+        """Raise ValueError if the sampling is not accounted for with this mechanism: then there is no plan of it."""
 
     def noise_multiplier(self, *, epsilon: float, delta: float, progress: Progress = silent) -> Guarantee:
         """The smallest σ that is proven to keep the whole run within (ε, δ).

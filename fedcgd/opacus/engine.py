@@ -142,7 +142,6 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 mechanism=mechanism, epochs=epochs, sampling=sampling, poisson_sampling=poisson_sampling, groups=groups,
             )  # fmt: skip
         check_fits(plan.participation, steps)
-        plan.accountant.check()
         inner = module._module if isinstance(module, AbstractGradSampleModule) else module
         self.validate(module=inner, optimizer=None, data_loader=None)
         check_module(inner, optimizer)

@@ -31,7 +31,7 @@ class BallsInBinsAccountant(Accountant):
     method: Literal["monte-carlo", "deterministic"] | None = None
 
     def check(self) -> None:
-        bin_gram(self.mechanism, self.participation)
+        _bins_of(self.mechanism, self.participation, self.participation.rounds)
 
     def quick_epsilon(self, *, noise_multiplier: float, delta: float, released: int) -> Guarantee:
         """The smaller of the ε of the whole run and that of the first `released` rounds without amplification."""
