@@ -269,6 +269,12 @@ def test_without_a_sampling_it_is_opacus_or_an_error_that_names_the_others():
     assert make_with_epsilon(poisson_sampling=False)[0].accountant.plan.participation == participation_of()
 
 
+def test_without_a_sampling_an_error_that_is_not_the_samplings_says_what_it_is():
+    for mechanism in (DPSGD(), MECHANISM):
+        with pytest.raises(ValueError, match=r"^epsilon must be in"):
+            make_with_epsilon(mechanism=mechanism, target_epsilon=-1.0)
+
+
 @pytest.mark.parametrize("physical", [None, 5])
 def test_a_loop_after_the_last_round_is_refused(physical):
     _, _, private = make(epochs=1)

@@ -23,9 +23,10 @@ from fedcgd.opacus.checks import check_fits, check_loader, check_module, refuse_
 from fedcgd.opacus.ghost import GhostHooks, GhostLoss, GhostModule
 from fedcgd.opacus.independence import Independence
 from fedcgd.opacus.optimizer import CorrelatedOptimizer, RoundNoise
-from fedcgd.opacus.planning import check_clipping, chosen_sampling, plan_for_budget, plan_with_noise
+from fedcgd.opacus.planning import check_clipping, chosen_sampling, plan_of
 from fedcgd.opacus.rounds import NothingYet, Rounds
-from fedcgd.participation import Sampling
+from fedcgd.optimisation.catalogue import mechanism as spelled
+from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
 
 Private = tuple[Any, ...]
@@ -201,16 +202,15 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         Raises ValueError for what is not accounted for.
         """
         check_clipping(clipping, max_grad_norm)
-        plan = plan_for_budget(
-            check_loader(data_loader, accumulation_steps)[1],
-            mechanism=mechanism,
-            sampling=chosen_sampling(sampling, poisson_sampling),
-            groups=groups,
-            epochs=epochs,
-            clip_norm=max_grad_norm,
-            epsilon=target_epsilon,
-            delta=target_delta,
-        )
+
+        def calibrated(participation: Participation) -> Plan:
+            return Plan.calibrated(
+                mechanism, participation, clip_norm=max_grad_norm, epsilon=target_epsilon, delta=target_delta
+            )
+
+        steps = check_loader(data_loader, accumulation_steps)[1]
+        sampling = chosen_sampling(sampling, poisson_sampling)
+        plan = plan_of(calibrated, steps, epochs=epochs, sampling=sampling, groups=groups)
         return self.make_private(
             module=module,
             optimizer=optimizer,
@@ -290,16 +290,18 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 f"give plan= (Plan.calibrated makes one), or in its place also {missing}: what is accounted for is a whole run "
                 "of one mechanism, and not each step by itself as in Opacus"
             )
-        return plan_with_noise(
-            steps,
-            mechanism=mechanism,
-            sampling=chosen_sampling(sampling, poisson_sampling),
-            groups=groups,
-            epochs=epochs,
-            clip_norm=clip_norm,
-            noise_multiplier=noise_multiplier,
-            delta=delta,
-        )
+
+        def with_noise(participation: Participation) -> Plan:
+            return Plan(
+                mechanism=spelled(mechanism, participation) if isinstance(mechanism, str) else mechanism,
+                participation=participation,
+                clip_norm=clip_norm,
+                noise_multiplier=noise_multiplier,
+                delta=delta,
+            )
+
+        sampling = chosen_sampling(sampling, poisson_sampling)
+        return plan_of(with_noise, steps, epochs=epochs, sampling=sampling, groups=groups)
 
     def _run_key(self, noise_generator: torch.Generator | None) -> NoiseKey:
         """The key of the run. Raises ValueError for a seed that would make a private run a simulation."""

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from fedcgd.mechanisms import Mechanism
-from fedcgd.optimisation.catalogue import mechanism as spelled
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
 
@@ -28,62 +26,39 @@ def chosen_sampling(sampling: Sampling | None, poisson_sampling: bool | None) ->
     return sampling or ("poisson" if poisson_sampling else "none")
 
 
-def plan_for_budget(
+def plan_of(
+    make: Callable[[Participation], Plan],
     steps: int,
     *,
-    mechanism: Mechanism | str,
+    epochs: int,
     sampling: Sampling | None,
     groups: int | None,
-    epochs: int,
-    clip_norm: float,
-    epsilon: float,
-    delta: float,
 ) -> Plan:
-    """The plan with the smallest σ for `epochs` epochs of `steps` steps within (`epsilon`, `delta`).
+    """What `make` makes of `epochs` epochs of `steps` steps. Without a `sampling` it is Opacus' default, Poisson.
 
-    Without a `sampling` it is Opacus' default, Poisson. Raises ValueError for what is not accounted for.
+    Raises ValueError for what is not accounted for.
     """
 
     def plan(sampling: Sampling) -> Plan:
-        return Plan.calibrated(
-            mechanism=mechanism,
-            participation=participation_of(steps, epochs, sampling, groups),
-            clip_norm=clip_norm,
-            epsilon=epsilon,
-            delta=delta,
-        )
+        return make(participation_of(steps, epochs, sampling, groups))
 
-    return _by_default_poisson(plan, sampling)
-
-
-def plan_with_noise(
-    steps: int,
-    *,
-    mechanism: Mechanism | str,
-    sampling: Sampling | None,
-    groups: int | None,
-    epochs: int,
-    clip_norm: float,
-    noise_multiplier: float,
-    delta: float,
-) -> Plan:
-    """The plan of `epochs` epochs of `steps` steps with σ = `noise_multiplier`, whose ε is at `delta`.
-
-    Without a `sampling` it is Opacus' default, Poisson. Raises ValueError for what is not accounted for.
-    """
-
-    def plan(sampling: Sampling) -> Plan:
-        participation = participation_of(steps, epochs, sampling, groups)
-        made = spelled(mechanism, participation) if isinstance(mechanism, str) else mechanism
-        return Plan(
-            mechanism=made,
-            participation=participation,
-            clip_norm=clip_norm,
-            noise_multiplier=noise_multiplier,
-            delta=delta,
-        )
-
-    return _by_default_poisson(plan, sampling)
+    try:
+        return plan(sampling or "poisson")
+    except ValueError as error:
+        if sampling is not None:
+            raise
+        try:
+            fixed_split = plan("none")
+        except ValueError:  # then it is not the sampling that is wrong
+            raise error from None
+        raise ValueError(
+            f"the default of Opacus is Poisson sampling, and here that cannot be: {error}. Say which sampling to use:\n"
+            "  sampling='none' (also poisson_sampling=False), a fixed split, which anybody may know: noise_multiplier "
+            f"{fixed_split.noise_multiplier:.4g}\n"
+            "  sampling='balls-in-bins', each example in one secret random batch of each epoch: less noise, found in seconds to "
+            "minutes\n"
+            "  sampling='cyclic-poisson' with groups=, for banded mechanisms; sampling='poisson' for DP-SGD"
+        ) from None
 
 
 def participation_of(steps: int, epochs: int, sampling: Sampling, groups: int | None) -> Participation:
@@ -100,27 +75,3 @@ def participation_of(steps: int, epochs: int, sampling: Sampling, groups: int | 
     if not 1 <= groups <= steps:
         raise ValueError(f"groups must be between 1 and the {steps} steps of an epoch, got {groups}")
     return Participation(rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=groups / steps)
-
-
-def _by_default_poisson(plan: Callable[[Sampling], Plan], sampling: Sampling | None) -> Plan:
-    try:
-        return plan(sampling or "poisson")
-    except ValueError as error:
-        if sampling is not None:
-            raise
-        raise ValueError(_choose_a_sampling(plan, error)) from None
-
-
-def _choose_a_sampling(plan: Callable[[Sampling], Plan], error: ValueError) -> str:
-    """What to tell who left the sampling to Opacus' default, which `error` refused."""
-    try:
-        sigma = f"noise_multiplier {plan('none').noise_multiplier:.4g}"
-    except ValueError as refused:
-        sigma = str(refused)
-    return (
-        f"the default of Opacus is Poisson sampling, and here that cannot be: {error}. Say which sampling to use:\n"
-        f"  sampling='none' (also poisson_sampling=False), a fixed split, which anybody may know: {sigma}\n"
-        "  sampling='balls-in-bins', each example in one secret random batch of each epoch: less noise, found in seconds to "
-        "minutes\n"
-        "  sampling='cyclic-poisson' with groups=, for banded mechanisms; sampling='poisson' for DP-SGD"
-    )
