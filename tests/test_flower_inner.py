@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
 
 from fedcgd_flower import inner_state
@@ -78,6 +78,17 @@ def test_losing_the_state_would_be_noticed() -> None:
     make = lambda: FedAdam(eta=0.1)  # noqa: E731
     halfway = run(make(), MEANS[:2])
     assert not np.allclose(run(make(), MEANS[2:], first=3, start=halfway), run(make(), MEANS))
+
+
+def test_no_function_is_asked_to_average_metrics_that_do_not_leave_the_nodes() -> None:
+    def worst(replies: list[RecordDict], weight: str) -> MetricRecord:
+        return MetricRecord({"worst": max(reply["metrics"]["train_loss"] for reply in replies)})
+
+    inner = FedAvg(train_metrics_aggr_fn=worst)
+    before = inner_state.fingerprint(inner)
+    np.testing.assert_allclose(run(inner, MEANS), START + sum(MEANS), rtol=1e-6)
+    assert inner.train_metrics_aggr_fn is worst
+    assert inner_state.fingerprint(inner) == before
 
 
 def test_inner_configuration_reaches_the_clients() -> None:

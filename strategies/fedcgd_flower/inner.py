@@ -143,14 +143,31 @@ def inner_config(inner: Strategy, server_round: int, arrays: ArrayRecord, config
     return records[0] if records else config
 
 
+@contextmanager
+def _without_training_metrics(inner: Strategy) -> Iterator[None]:
+    """What nodes measure while they train stays with them: a function of the user's that averages it would find nothing."""
+    function = vars(inner).get(_AVERAGES_METRICS)
+    if function is None:
+        yield
+        return
+    setattr(inner, _AVERAGES_METRICS, lambda *_: MetricRecord())
+    try:
+        yield
+    finally:
+        setattr(inner, _AVERAGES_METRICS, function)
+
+
+_AVERAGES_METRICS = "train_metrics_aggr_fn"  # Flower's name
+
+
 def inner_step(inner: Strategy, server_round: int, arrays: ArrayRecord) -> ArrayRecord:
-    """The inner strategy's next model, given the noised mean model `arrays` as its only reply.
+    """The inner strategy's next model, given the noised mean model `arrays` as its only reply, which holds no metrics.
 
     Raises ValueError if the inner strategy makes nothing of one reply.
     """
     weight = getattr(inner, "weighted_by_key", "num-examples")
     content = RecordDict({"arrays": arrays, "metrics": MetricRecord({weight: 1})})
-    with _quiet():
+    with _quiet(), _without_training_metrics(inner):
         stepped, _ = inner.aggregate_train(
             server_round, [Message(content, dst_node_id=1, message_type=MessageType.TRAIN)]
         )
