@@ -12,6 +12,11 @@ ROUNDING = 2.0**-22
 """A clipped vector is aimed this far below its bound, relatively, so that rounding to float32 cannot lift it above."""
 
 
+def clip_factor(norm: float, clip_norm: float) -> float:
+    """What a vector of L2 norm `norm` is multiplied by: 1 up to `clip_norm` · (1 − `ROUNDING`), and what leads there above."""
+    return min(1.0, clip_norm * (1 - ROUNDING) / norm) if norm > 0 else 1.0
+
+
 def clip(update: NDArray[Float], clip_norm: float) -> NDArray[Float]:
     """`update` scaled to L2 norm at most `clip_norm`; zeros if any entry is not finite. Keeps shape and dtype.
 

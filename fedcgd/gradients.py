@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedcgd import layerwise
-from fedcgd.clipping import ROUNDING
+from fedcgd.clipping import ROUNDING, clip_factor
 from fedcgd.noise.quantisation import Grid
 from fedcgd.parameters import Layout, layout, unflatten
 from fedcgd.passes import LANES, passes, read_only, sum_of_lanes
@@ -193,7 +193,7 @@ def _add_long_rows(
         if not math.isfinite(norm):
             usable[i] = False
             continue
-        factor = min(1.0, clip_norm * (1 - ROUNDING) / norm) if norm > 0 else 1.0
+        factor = clip_factor(norm, clip_norm)
         scaled[i] = factor < 1
         work.accumulate(row, factor / unit, 1 / grid.step, steps)
     return usable, scaled

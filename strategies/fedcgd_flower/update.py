@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.clipping import ROUNDING
+from fedcgd.clipping import clip_factor
 from fedcgd.noise.quantisation import Grid
 from fedcgd.passes import CHUNK, passes, read_only, squared_distance
 from fedcgd_flower.layout import Flat
@@ -44,7 +44,7 @@ def clipped_update(
     if not math.isfinite(squares):
         return None
     norm = math.sqrt(squares) / unit
-    factor = min(1.0, clip_norm * (1 - ROUNDING) / norm) if norm > 0 else 1.0
+    factor = clip_factor(norm, clip_norm)
     steps: Steps = np.empty(len(model) + bool(indicator), dtype)
     if indicator:
         steps[-1] = indicator if factor == 1 else -indicator
