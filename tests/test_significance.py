@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from typer.testing import CliRunner
@@ -106,13 +106,30 @@ def test_nothing_to_compare_with():
     assert compare_paired([run(CGD, 0, 0.5), run(CGD, 0, 0.5, "validation")]) == []
 
 
-def test_the_command_prints_a_table(tmp_path):
-    path = tmp_path / "runs.jsonl"
-    records = []
+def sweep_file(path, *, calibrated):
+    records = [
+        {"kind": "calibration", "setup": asdict(setup), "adjacency": "one user", "method": "exact"}
+        for setup in calibrated
+    ]
     for one in runs():
         rate = one["point"].pop("learning_rate")
         records.append(one | {"kind": "runs", "learning_rates": [rate], "accuracies": [one["accuracy"]]})
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_the_command_prints_a_table(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    sweep_file(path, calibrated=[PLAIN, CGD, replace(CGD, mechanism="lambda-cgd:0.5")])
     done = CliRunner().invoke(app, ["compare", str(path)], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     assert "+0.0400" in done.output
+
+
+def test_no_epsilon_is_shown_of_which_nothing_says_what_it_means(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    sweep_file(path, calibrated=[PLAIN, CGD])
+    done = CliRunner().invoke(app, ["compare", str(path)], env={"COLUMNS": "2000"})
+    assert done.exit_code == 2
+    assert "1 of 3 setups have runs and no calibration" in done.output
+    assert "lambda-cgd:0.5" in done.output
+    assert "+0.0400" not in done.output

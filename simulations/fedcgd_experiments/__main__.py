@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from fedcgd.cli.report import explained_errors
 from fedcgd.optimisation.catalogue import Spelling
 from fedcgd.participation import Sampling
 from fedcgd_experiments import plots
-from fedcgd_experiments.claims import claims
+from fedcgd_experiments.claims import claims_of_runs
 from fedcgd_experiments.descent import Optimizer
 from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, identity
 from fedcgd_experiments.flower_command import flower_command
@@ -29,7 +30,6 @@ from fedcgd_experiments.sweep import (
     on_ray,
     runs_of,
     sweep,
-    to_point,
     tune,
     tuned,
 )
@@ -176,6 +176,7 @@ def plot_command(
 
 
 @app.command("compare")
+@explained_errors()
 def compare_command(
     results: Annotated[list[Path], typer.Argument(help="files that `sweep` wrote", exists=True)],
     baseline: Annotated[str, typer.Option(help="the mechanism to compare with, without its number")] = "dp-sgd",
@@ -192,8 +193,7 @@ def compare_command(
     calibrations = {name: record for file in files for name, record in file.calibrations().items()}
     for task in dict.fromkeys(map(named, runs)):
         own = [record for record in runs if named(record) == task]
-        meant = claims(calibrations[name] for name in dict.fromkeys(identity(to_point(r).setup) for r in own))
-        table = Table(title=f"{task}: test accuracy", caption=meant)
+        table = Table(title=f"{task}: test accuracy", caption=claims_of_runs(own, calibrations))
         headings = (
             "sampling",
             "ε",

@@ -1,8 +1,9 @@
 """What the ε of a table means: no ε is shown without its δ, adjacency, sampling and method."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from fedcgd_experiments.experiment import Record
+from fedcgd_experiments.experiment import Record, identity
+from fedcgd_experiments.sweep import to_point
 
 
 def claims(records: Iterable[Record]) -> str:
@@ -16,3 +17,18 @@ def claims(records: Iterable[Record]) -> str:
         promise = f"ε at δ = {said['delta']:g}; adjacency: {said['adjacency']}"
         methods.setdefault(promise, {})[f"sampling: {said['sampling']} ({said['method']})"] = None
     return " ".join(f"{promise}; {'; '.join(found)}." for promise, found in methods.items())
+
+
+def claims_of_runs(runs: Iterable[Record], calibrations: Mapping[str, Record]) -> str:
+    """`claims` of the calibrations that the `runs` of a sweep were made with, by their setup's `identity`.
+
+    Raises ValueError if one is missing.
+    """
+    names = dict.fromkeys(identity(to_point(run).setup) for run in runs)
+    missing = [name for name in names if name not in calibrations]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of {len(names)} setups have runs and no calibration, which says what their ε means: give all the "
+            f"files that `sweep` wrote; the first is {missing[0]}"
+        )
+    return claims(calibrations[name] for name in names)

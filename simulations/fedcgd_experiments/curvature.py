@@ -33,8 +33,8 @@ from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import from_description, write_mechanism
 from fedcgd.plan import Plan
-from fedcgd_experiments.claims import claims
-from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, calibrate_setup, identity, train_engine
+from fedcgd_experiments.claims import claims_of_runs
+from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, calibrate_setup, train_engine
 from fedcgd_experiments.significance import holm
 from fedcgd_experiments.sweep import ResultsFile, best_rates_of, here, sweep, to_point
 from fedcgd_simulations.public import public_examples
@@ -161,8 +161,8 @@ def check_one_design(points: Iterable[Point]) -> None:
         before = found.setdefault((arm_of(setup), setup.epsilon), same)
         if same != before:
             raise ValueError(
-                f"runs of {arm_of(setup)} at ε = {setup.epsilon:g} are of two designs (model, clip norm, δ, steps, epochs, bands or "
-                "spectrum): keep the runs of each in a file of its own"
+                f"runs of {arm_of(setup)} at ε = {setup.epsilon:g} are of two designs (model, clip norm, δ, steps, epochs, bands "
+                "or spectrum): keep the runs of each in a file of its own"
             )
 
 
@@ -346,7 +346,7 @@ def compare_command(results: Annotated[list[Path], typer.Argument(help="files th
             "noise",
             *(f"ε = {epsilon:g}" for epsilon in epsilons),
             title=f"{task}: test accuracy, ± standard deviation, at the tuned η",
-            caption=claims(calibrations[identity(to_point(record).setup)] for record in own),
+            caption=claims_of_runs(own, calibrations),
         )
         for each in ARMS:
             cells = [
