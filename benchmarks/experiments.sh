@@ -76,6 +76,10 @@ stage() {
         tweets-lstm)
             deep tweets-lstm "4 8 16" "dp-sgd lambda-cgd:0.5 lambda-cgd:0.8" --task tweets --model lstm --batch 500 --epochs 2 --tuning-seeds 1
             ;;
+        tweets-block)
+            deep tweets-block "4 8 16" "dp-sgd lambda-cgd:0.5 lambda-cgd:0.8" --task tweets --model minilm-block --batch 500 --epochs 1 \
+                --tuning-seeds 1 --physical-batch 128
+            ;;
         plots)
             local files=("$results"/{digits,tweets,fashion-mnist}{,-rules}.jsonl)
             if [ -e "$results/runtime.jsonl" ]; then files+=("$results/runtime.jsonl"); fi
