@@ -17,6 +17,7 @@ PACKAGES = {
 LAYERS: list[set[str]] = [
     {
         "fedcgd.clipping",
+        "fedcgd.files",
         "fedcgd.parameters",
         "fedcgd.participation",
         "fedcgd.noise",
