@@ -16,7 +16,9 @@ PACKAGES = {
 # Each module may import from its own row and from the rows above it.
 LAYERS: list[set[str]] = [
     {
+        "fedcgd.cache",
         "fedcgd.clipping",
+        "fedcgd.compiler",
         "fedcgd.parameters",
         "fedcgd.participation",
         "fedcgd.noise",
