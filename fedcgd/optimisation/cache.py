@@ -2,21 +2,14 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedcgd.cache import cache_folder
 from fedcgd.files import whole
 
-VARIABLE = "FEDCGD_CACHE"
 _FORMAT = 2  # raise it when an optimiser changes, so that older results are found no more
-
-
-def cache_folder() -> Path:
-    """$FEDCGD_CACHE, or fedcgd in the user's cache folder."""
-    named = os.environ.get(VARIABLE)
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedcgd"
 
 
 def cached(request: Mapping[str, Any], optimise: Callable[[], dict[str, Any]]) -> dict[str, Any]:
