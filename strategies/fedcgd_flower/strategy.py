@@ -20,6 +20,7 @@ from flwr.supercore import log
 from fedcgd.accounting.guarantee import NO_NOISE
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger, Run
+from fedcgd.ledger.evaluations import EVALUATION
 from fedcgd.noise.quantisation import Grid as IntegerGrid
 from fedcgd.noise.quantisation import Integers
 from fedcgd.noise.source import NoiseSource, grid_of, grid_source
@@ -162,6 +163,10 @@ class CorrelatedNoise(Strategy):
                 raise ValueError(
                     "a joint budget does not count the evaluations of the run that it is for: leave out evaluation= or budget="
                 )
+            if plan.noiseless:
+                raise ValueError(
+                    "a private evaluation goes with a training that has noise: leave evaluation= out while σ = 0"
+                )
             needed(evaluation, plan.participation.rounds)
         self.evaluation = evaluation
         self._plan = plan
@@ -227,6 +232,8 @@ class CorrelatedNoise(Strategy):
         }
         if self.adaptive_clipping is not None:
             configuration["adaptive_clipping"] = self.adaptive_clipping.to_description()
+        if self.evaluation is not None:  # so that later runs over the same people cannot leave it out
+            configuration[EVALUATION] = self.evaluation.to_description(self.cohort_size)
         path = ":memory:" if self._ledger_path is None else self._ledger_path
         if self._budget is not None:
             admission = self._budget.admission(self.plan, key=self._key, ledger=path)
@@ -244,6 +251,7 @@ class CorrelatedNoise(Strategy):
                     key=self._key,
                     path=self._ledger_path,
                     training_stream=ledger.stream_id,
+                    begun=self.releases > 0,
                 )
         except BaseException:
             self.close()
