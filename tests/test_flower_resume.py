@@ -113,7 +113,9 @@ def test_a_resumed_run_makes_the_noise_of_its_record_again(mechanism, tmp_path: 
     assert result.complete
     with closing(sqlite3.connect(path)) as connection:
         (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
-        rows = connection.execute("SELECT round, nonce FROM attempts WHERE state = 'released' ORDER BY round").fetchall()
+        rows = connection.execute(
+            "SELECT round, nonce FROM attempts WHERE state = 'released' ORDER BY round"
+        ).fetchall()
     terms = [(round, int.from_bytes(nonce, "big")) for round, nonce in rows]
     assert len({nonce for _, nonce in terms}) == ROUNDS
     stream = NoiseStream(key.noise_of(stream_id))
