@@ -3,7 +3,7 @@
 python benchmarks/pfl_simulation.py [--cohort 128] [--examples 1] [--rounds 4] [--threads 1]
 
 Needs pfl 0.6 (`pip install "pfl[pytorch]"`), in an environment of its own if its dependencies are not ours; exits with 3 without
-it. Federated averaging with its Gaussian mechanism. Its evaluation of every user before and after training is left out, as ours is.
+it. Federated averaging with its Gaussian mechanism. Its evaluation of every user before and after training is left out.
 """
 
 import argparse

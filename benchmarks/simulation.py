@@ -4,8 +4,8 @@ python benchmarks/simulation.py [--case 128 1 …] [--repeats 2] [--pfl PYTHON] 
 
 A case is a cohort and the examples of a user. With one example, an update is a clipped gradient; with more, a user trains one
 epoch over its examples, in batches of 10. There are 2 nodes. The images are made up, and one is for testing, since evaluation
-belongs to no user. The first round, in which nodes say whom they host, is left out. On a machine that does other work too, look at
-the processor time: of all processes together, and what two cores would make of that, to compare with clock times on 2 idle cores.
+belongs to no user. The first round, in which nodes say whom they host, is left out. On a machine that does other work too, look
+at the processor time: of all processes together, and what two cores would make of that, to compare with times on 2 idle cores.
 
 pfl-research takes turns with it, one process with one thread and with two, if PYTHON is an interpreter that has it (this one,
 unless said otherwise; "none" leaves it out). Exits with 1 if it should have been measured and was not. The three usual cases take

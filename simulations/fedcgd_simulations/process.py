@@ -18,6 +18,6 @@ def settle() -> None:
     try:
         library = ctypes.CDLL(None)
         if library.mallopt(_MMAP_THRESHOLD, _MOST):  # the other alone would fix this one at its lowest
-            library.mallopt(_TRIM_THRESHOLD, 2**30)
+            library.mallopt(_TRIM_THRESHOLD, 2**28)
     except (AttributeError, OSError, TypeError):  # another C library
         return
