@@ -19,6 +19,7 @@ LAYERS: list[set[str]] = [
         "fedcgd.cache",
         "fedcgd.clipping",
         "fedcgd.compiler",
+        "fedcgd.files",
         "fedcgd.parameters",
         "fedcgd.participation",
         "fedcgd.noise",

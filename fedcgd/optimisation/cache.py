@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedcgd.cache import cache_folder
+from fedcgd.files import whole
 
 _FORMAT = 2  # raise it when an optimiser changes, so that older results are found no more
 
@@ -28,9 +28,8 @@ def cached(request: Mapping[str, Any], optimise: Callable[[], dict[str, Any]]) -
     content = json.dumps({"question": question, "answer": answer, "checksum": _digest(question + answer)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(content)
-        part.replace(path)
+        with whole(path) as part:
+            part.write_text(content)
     except OSError:
         pass
     return description
