@@ -35,6 +35,7 @@ _FLAGS = [
     "-ffreestanding",
     "-nostdlib",
     "-fwrapv",
+    "-fno-strict-aliasing",
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",

@@ -37,6 +37,19 @@ void accumulate(const float *restrict x, int64_t size, double factor, double sca
         total[i] += (int64_t)((double)x[i] * factor * scale);
 }
 
+// Stretch by stretch, because `out` may lie in what was read of `total`.
+void mean(const float *model, const int64_t *total, int64_t size, double step, double unit, double count, float *out)
+{
+    float made[LANES];
+    for (int64_t begin = 0; begin < size; begin += LANES) {
+        int64_t end = size - begin < LANES ? size - begin : LANES;
+        for (int64_t j = 0; j < end; j++)
+            made[j] = (float)((double)model[begin + j] + (double)total[begin + j] * step * unit / count);
+        for (int64_t j = 0; j < end; j++)
+            out[begin + j] = made[j];
+    }
+}
+
 #define FOR_INTEGERS(integer, steps, add)                                                                       \
     int64_t steps(const float *restrict x, const float *restrict y, int64_t size, double factor, double scale,  \
                   integer *restrict out)                                                                        \

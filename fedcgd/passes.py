@@ -43,6 +43,9 @@ class Passes(NamedTuple):
     """(x, factor, scale, total): total += x·factor·scale, each rounded towards zero to an int64; of any length."""
     add: Callable[..., int]
     """(x, total, lanes): total += x; lanes = those of x²; the result is Σ x. Sums of integers are modulo 2⁶⁴."""
+    mean: Callable[..., None]
+    """(model, total, step, unit, count, out): out = model + total·step·unit/count, in float64, of any length, then rounded to
+    float32. `out` may be the first half of the memory of `total`."""
 
 
 def squared_distance(x: Floats, y: Floats) -> float:
@@ -115,13 +118,19 @@ def _add(x: Any, total: Any, lanes: Any) -> int:
     return int(x.sum(dtype=np.int64))
 
 
+def _mean(model: Any, total: Any, step: float, unit: float, count: float, out: Any) -> None:
+    for start in range(0, len(model), CHUNK):
+        part = slice(start, min(start + CHUNK, len(model)))
+        out[part] = model[part] + np.multiply(total[part], step, dtype=np.float64) * unit / count
+
+
 def _to_lanes(terms: Any, lanes: Any) -> None:
     whole = len(terms) - len(terms) % LANES
     np.add.reduce(terms[:whole].reshape(-1, LANES), axis=0, out=lanes)  # row after row
     lanes[: len(terms) - whole] += terms[whole:]
 
 
-NUMPY = Passes(_difference, _steps, _squares, _accumulate, _add)
+NUMPY = Passes(_difference, _steps, _squares, _accumulate, _add, _mean)
 
 
 _through = 0
@@ -150,6 +159,7 @@ def _load() -> Passes:
     of_difference = function(code, "difference", [x, x, size, lanes])
     of_squares = function(code, "squares", [x, size, lanes])
     to_total = function(code, "accumulate", [x, size, c_double, c_double, array(np.int64)])
+    of_mean = function(code, "mean", [x, array(np.int64), size, c_double, c_double, c_double, x])
     to_steps, adding = {}, {}
     for dtype, suffix in ((np.dtype(np.int32), "32"), (np.dtype(np.int64), "64")):
         of = array(dtype.type)
@@ -161,6 +171,7 @@ def _load() -> Passes:
         squares=lambda x, lanes: of_squares(x, len(x), lanes),
         accumulate=lambda x, factor, scale, total: to_total(x, len(x), factor, scale, total),
         add=lambda x, total, lanes: adding[x.dtype](x, len(x), total, lanes),
+        mean=lambda model, total, step, unit, count, out: of_mean(model, total, len(model), step, unit, count, out),
     )
 
 
@@ -178,6 +189,8 @@ def _same_bits(made: Passes) -> bool:
         total = np.arange(size)
         form.accumulate(x, 0.3, 2.0**40, total)
         result.append(lanes.tobytes() + total.tobytes())
+        form.mean(x, total, 2.0**-40, 0.3, 7.0, total.view(np.float32)[:size])
+        result.append(total.tobytes())
         for dtype in (np.int32, np.int64):
             out: NDArray[Any] = np.empty(size, dtype)
             total = np.arange(size)

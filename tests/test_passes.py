@@ -45,6 +45,9 @@ def test_both_forms_give_the_same_bits(length: int) -> None:
             form.squares(x, lanes)
             form.accumulate(x, 1e-20 / 3, scale, total)
             bits.append(lanes.tobytes() + total.tobytes())
+        total = np.random.default_rng(3).integers(-(2**62), 2**62, length)
+        form.mean(y, total, 2.0**-61, 0.3, 7.0, total.view(np.float32)[:length])
+        bits.append(total.tobytes())
         for values in integers:
             total = np.arange(length)
             checksum = form.add(aligned(values), total, lanes)
@@ -80,6 +83,15 @@ def test_rounding_is_towards_zero() -> None:
         total = np.array([1, 1, 1, -1])
         form.accumulate(x, 1.0, 2.0, total)
         np.testing.assert_array_equal(total, [4, -2, 2, -2])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_mean_is_written_over_the_sum(form: str) -> None:
+    size = CHUNK + LANES + 3
+    model, total = vectors(size)[0], np.random.default_rng(4).integers(-(10**9), 10**9, size)
+    expected = (model + total.copy() * 2.0**-20 * 0.7 / 12).astype(np.float32)
+    FORMS[form].mean(model, total, 2.0**-20, 0.7, 12, total.view(np.float32)[:size])
+    np.testing.assert_array_equal(total.view(np.float32)[:size], expected)
 
 
 @pytest.mark.parametrize("extra", [0, 1, 777])
