@@ -14,7 +14,7 @@ On 2 virtual cores of an AMD EPYC, shared with other work (load 10 to 12), in se
 10,000 users, 4 simulated nodes      6.58     6.43     0.084    0.047     0.7       739      2698
 500 simulated nodes of one user    119.61   118.98     0.005    0.079     0.1       746      2153
 
-The last took 9.63 s a round at load 4: 500 messages through Ray, one after the other on each core, wait for their turn the most.
+The last took 9.63 s a round at load 4; why load matters so much more to it was not found out.
 """
 
 import argparse
