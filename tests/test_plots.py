@@ -157,17 +157,19 @@ def test_error_ratios_leave_out_what_was_only_tuned():
         assert [text.get_text() for text in axes.get_legend().get_texts()] == labels
 
 
-def test_runtime_bars_show_the_ratios():
+@pytest.mark.parametrize("first", ["opacus", "dp-sgd"])
+def test_runtime_bars_show_the_ratios_to_the_first_row(first):
     row = {"noise": "replay", "bands": 2, "ratio": 1.1, "quartiles": [1.05, 1.2]}
     record = {
         "model": "cnn",
         "parameters": 300_000,
         "device": "cpu",
-        "rows": [row | {"noise": "dp-sgd", "bands": 1, "ratio": 1.0, "quartiles": [1.0, 1.0]}, row],
+        "rows": [row | {"noise": first, "bands": 1, "ratio": 1.0, "quartiles": [1.0, 1.0]}, row],
     }
     axes = plots.runtime_bars([record]).axes[0]
     assert [bar.get_height() for bar in axes.patches] == [1.0, 1.1]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["dp-sgd", "replay p=2"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [first, "replay p=2"]
+    assert axes.get_ylabel() == f"time of a step over that of {first}"
 
 
 def test_a_plot_is_written_as_its_ending_says(tmp_path):
