@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "FEDCGD_CACHE"
-_FORMAT = 2  # raise it when an optimiser changes, so that older results are found no more
+_FORMAT = 3  # raise it when an optimiser changes, so that older results are found no more
 
 
 def cache_folder() -> Path:
