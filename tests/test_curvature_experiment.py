@@ -12,7 +12,6 @@ from fedcgd.curvature import Spectrum
 from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.optimisation import cache
 from fedcgd.optimisation.catalogue import read_mechanism
 from fedcgd_experiments.curvature import (
     ARMS,
@@ -43,7 +42,7 @@ SPECTRUM = Spectrum.of(
 
 @pytest.fixture
 def design(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Design:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
     return Design(
         task="digits", model="tanh-cnn", steps=9, epochs=2, bands=4, clip_norm=1.0, delta=1e-5, spectrum=SPECTRUM,
         folder=tmp_path / "fitted",

@@ -19,7 +19,7 @@ from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import best_lambda, best_nu, optimal_error
 from fedcgd.mechanisms import BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, NuDPFTRL, inverse_matrix, matrix
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.optimisation import cache, catalogue
+from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.banded import unit_columns
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
@@ -31,7 +31,7 @@ MANY = Participation(rounds=60, min_separation=12)
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path))
 
 
 def error(mechanism: Mechanism, participation: Participation = MANY, quadratic: Quadratic = SOME) -> float:

@@ -39,9 +39,9 @@ STEP = 2.0**-13  # the largest power of two with STEP·√6 ≤ 0.5/1024
 UPDATE = STEP * np.floor(np.full(SIZE, 0.5 / np.sqrt(SIZE)) / STEP)  # all ones, clipped to norm 0.5, on the grid
 
 
-def on_the_grid(noise: np.ndarray, rounds_and_attempts) -> np.ndarray:
+def on_the_grid(noise: np.ndarray, rounds_and_attempts, key: bytes = KEY.noise) -> np.ndarray:
     """Rows of ζσ·C⁻¹Z and the smoothing noise of their rounds and attempts, rounded to the grid, for ζσ = 1."""
-    stream = NoiseStream(KEY.noise).derive("smoothing")
+    stream = NoiseStream(key).derive("smoothing")
     smoothing = np.stack([stream.words(t, a, 0, SIZE) / 2.0**39 for t, a in rounds_and_attempts])
     return STEP * np.rint((noise + smoothing) / STEP)
 
@@ -142,6 +142,17 @@ def test_the_divisor_is_the_planned_cohort_however_many_answer() -> None:
     assert 0 < answered < 4
     np.testing.assert_allclose(result.arrays["w"].numpy(), answered * UPDATE / 4, rtol=1e-6)
     assert strategy.dropped == {"no answer": 1}
+
+
+def test_the_divisor_is_the_planned_cohort_however_many_are_drawn() -> None:
+    """How many a coin drew is a secret, which a mean over those asked would tell."""
+    grid = two_nodes()
+    coins = Participation(rounds=3, sampling="poisson", sampling_rate=0.4)
+    strategy = make(mechanism=DPSGD(), participation=coins, noise_multiplier=1e-6)
+    result = strategy.start(grid, record(np.zeros(SIZE)))
+    drawn = [len(users) for users in asked_users(grid)]
+    assert any(number != 4 for number in drawn)
+    np.testing.assert_allclose(result.arrays["w"].numpy(), sum(drawn) * UPDATE / 4, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

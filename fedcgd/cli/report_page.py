@@ -16,6 +16,7 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.ledger import EXIT_PROBLEMS, LedgerArgument
 from fedcgd.cli.report import console, explained_errors, finite, status
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html
+from fedcgd.files import whole
 from fedcgd.ledger.evaluations import evaluation_ledger
 from fedcgd.ledger.statement import facts, privacy_statement, statement_markdown
 from fedcgd.mechanisms import inverse_matrix
@@ -69,7 +70,8 @@ def report_command(
             case _:
                 text = json_module.dumps(finite(statement), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         try:
-            output.write_text(text, encoding="utf-8")
+            with whole(output) as part:
+                part.write_text(text, encoding="utf-8")
         except OSError as error:
             raise ValueError(f"cannot write {output}: {error.strerror}") from error
     console.print(f"{output} is written", soft_wrap=True, markup=False)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.files import whole
 from fedcgd.mechanisms import (
     BISR,
     BLT,
@@ -309,7 +310,9 @@ def from_description(description: dict[str, Any]) -> Mechanism:
 
 def write_mechanism(mechanism: Mechanism, path: Path | str) -> None:
     """Write what `describe` says of `mechanism` as JSON, so that it is spelled `file:PATH`."""
-    Path(path).write_text(json.dumps(describe(mechanism)) + "\n", encoding="utf-8")
+    text = json.dumps(describe(mechanism)) + "\n"
+    with whole(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def read_mechanism(path: Path | str) -> Mechanism:

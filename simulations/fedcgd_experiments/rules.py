@@ -1,17 +1,16 @@
 """Rules that choose λ without data, and how much accuracy each loses against the λ that was tuned."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from statistics import fmean
-from typing import Any
-
-import numpy as np
-from scipy.stats import ttest_1samp
 
 from fedcgd.accounting.selection import PRACTICAL_DIVISOR, Objective, select_lambda
+from fedcgd.curvature import Spectrum
+from fedcgd.curvature.quadratic import Quadratic
+from fedcgd_experiments.curvature import tamed
 from fedcgd_experiments.experiment import Point, Record, Setup, identity
-from fedcgd_experiments.significance import holm, tested_accuracies
+from fedcgd_experiments.significance import Pairs, holm, paired, tuned_accuracies
 from fedcgd_experiments.sweep import best_of_families, to_point
 
 Rule = Callable[[Setup], float]
@@ -44,15 +43,15 @@ RULES: dict[str, Rule] = {
     "third of the excess": _excess,
 }
 
+CURVATURE = "curvature"
+"""The rule that also asks for a spectrum and a learning rate (`curvature_record`)."""
 
-def budget_of(setup: Setup) -> Setup:
-    """The setup of DP-SGD there: what all mechanisms at one budget and sampling share."""
-    return replace(setup, mechanism="dp-sgd")
+NAMES = (*RULES, CURVATURE)
 
 
 def budgets(runs: Iterable[Record]) -> list[Setup]:
     """The budgets at which DP-λCGD was tuned, as setups of DP-SGD, in the order of sampling and ε."""
-    found = {budget_of(setup) for setup in (to_point(run).setup for run in runs) if setup.family == "lambda-cgd"}
+    found = {setup.budget for setup in (to_point(run).setup for run in runs) if setup.family == "lambda-cgd"}
     return sorted(found, key=lambda setup: (setup.sampling, setup.epsilon))
 
 
@@ -60,6 +59,20 @@ def rule_record(asked: tuple[str, Setup]) -> Record:
     """What rule `asked[0]` chooses at the budget `asked[1]`, to three decimals, as a JSON-able record."""
     rule, setup = asked
     return {"kind": "rule", "rule": rule, "setup": asdict(setup), "lam": round(RULES[rule](setup), 3)}
+
+
+def curvature_record(asked: tuple[Setup, float], spectrum: Spectrum) -> Record:
+    """As `rule_record`, of the λ that adds least loss on a quadratic with this `spectrum` at the budget and rate `asked`.
+
+    The rate is that which was tuned for DP-SGD there: it is known before any λ is.
+    """
+    setup, rate = asked
+    chosen = select_lambda(
+        setup.participation(), objective="curvature", epsilon=setup.epsilon, delta=setup.delta,
+        curvature=Quadratic(tamed(spectrum, rate), rate),
+    )  # fmt: skip
+    said = {"kind": "rule", "rule": CURVATURE, "setup": asdict(setup), "lam": round(chosen.lam, 3)}
+    return said | {"learning_rate": rate, "spectrum": spectrum.digest}
 
 
 def chosen_lambdas(records: Iterable[Record]) -> dict[Setup, dict[str, float]]:
@@ -77,60 +90,43 @@ def rule_points(runs: Sequence[Record], records: Iterable[Record]) -> list[Point
     points: dict[str, Point] = {}
     for point in map(to_point, runs):
         if point.split == "validation" and point.setup.family == "lambda-cgd":
-            for lam in chosen.get(budget_of(point.setup), {}).values():
+            for lam in chosen.get(point.setup.budget, {}).values():
                 made = replace(point, setup=replace(point.setup, mechanism=f"lambda-cgd:{lam}"))
                 points[identity(made)] = made
     return list(points.values())
 
 
-@dataclass(frozen=True)
-class Loss:
-    """Test accuracy at the λ of a rule, minus that at the tuned λ, over the same seeds.
+@dataclass(frozen=True, kw_only=True)
+class Loss(Pairs):
+    """Test accuracy at the λ of a rule, and as the baseline that at the tuned λ.
 
-    `p_value` is two-sided, of a paired t-test, after Holm's correction over all losses that were made together; NaN if both are
-    the same.
+    `corrected` is the p-value after Holm's correction over all losses that were made together.
     """
 
     budget: Setup
     rule: str
     lam: float
     tuned_lam: float
-    accuracy: float
-    tuned_accuracy: float
-    difference: float
-    p_value: float
-    seeds: int
+    corrected: float
 
 
 def losses(runs: Sequence[Record], rule_runs: Sequence[Record], records: Sequence[Record]) -> list[Loss]:
     """The loss of each rule at each budget: `runs` tuned λ, `rule_runs` are at the λ of `records`. What is missing is absent."""
-    best = {budget_of(s): s for s in best_of_families(runs) if s.family == "lambda-cgd"}
-    tested = tested_accuracies(runs)
-    ruled = tested_accuracies(rule_runs)
-    found: list[dict[str, Any]] = []
+    best = {s.budget: s for s in best_of_families(runs) if s.family == "lambda-cgd"}
+    tested = tuned_accuracies(runs)
+    ruled = tuned_accuracies(rule_runs)
+    found: list[Loss] = []
     for budget, rules in chosen_lambdas(records).items():
         reference = best.get(budget)
         for rule, lam in rules.items():
             setup = replace(budget, mechanism=f"lambda-cgd:{lam}")
             if reference is None or setup not in ruled or reference not in tested:
                 continue
-            seeds = sorted(ruled[setup].keys() & tested[reference].keys())
-            ours, theirs = ([values[seed] for seed in seeds] for values in (ruled[setup], tested[reference]))
-            differences = np.subtract(ours, theirs)
-            same = setup == reference or np.ptp(differences) == 0
-            found.append(
-                {
-                    "budget": budget,
-                    "rule": rule,
-                    "lam": lam,
-                    "tuned_lam": reference.lam,
-                    "accuracy": fmean(ours),
-                    "tuned_accuracy": fmean(theirs),
-                    "difference": float(differences.mean()),
-                    "p_value": float("nan") if same else float(ttest_1samp(differences, 0.0).pvalue),
-                    "seeds": len(seeds),
-                }
-            )
-    corrected = holm([row["p_value"] for row in found])
-    rows = [Loss(**row | {"p_value": p}) for row, p in zip(found, corrected, strict=True)]
-    return sorted(rows, key=lambda row: (row.budget.sampling, row.budget.epsilon, list(RULES).index(row.rule)))
+            pairs = paired(ruled[setup], tested[reference])
+            if pairs is not None:
+                found.append(
+                    Loss(**vars(pairs), budget=budget, rule=rule, lam=lam, tuned_lam=reference.lam, corrected=math.nan)
+                )
+    corrected = holm([row.p_value for row in found])
+    rows = [replace(row, corrected=p) for row, p in zip(found, corrected, strict=True)]
+    return sorted(rows, key=lambda row: (row.budget.sampling, row.budget.epsilon, NAMES.index(row.rule)))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedcgd.clipping import ROUNDING, clip
 from fedcgd.noise.quantisation import Grid, Integers
-from fedcgd.passes import CHUNK, LANES, Lanes, passes, read_only, sum_of_lanes
+from fedcgd.passes import CHUNK, LANES, Lanes, aligned, passes, sum_of_lanes
 from fedcgd_flower.layout import Carried, Flat, Layout, array_of, view
 from fedcgd_flower.update import Steps
 
@@ -31,7 +31,12 @@ CONFIG = "config"
 TASK = "fedcgd"
 _CHECKSUM = "checksum"
 _FAILED = 2  # Flower's code for a ClientApp that raised
-LOCAL_FAILURE, NOT_FINITE = "local training failed", "the update is not finite"  # all that a failing node says
+# All that a failing node says.
+LOCAL_FAILURE, NOT_FINITE, ANOTHER_MODEL = (
+    "local training failed",
+    "the update is not finite",
+    "the reply is another model",
+)
 
 Cause = Literal[
     "no answer",
@@ -242,7 +247,7 @@ class _Addend:
     """A well-formed reply, whose numbers nobody has checked yet; and what is found out about them while they are added."""
 
     def __init__(self, update: Steps, task: TrainTask, answered: int, checksum: object) -> None:
-        self.update, self.task, self.answered = read_only(update), task, answered
+        self.update, self.task, self.answered = aligned(update), task, answered
         self._claimed = checksum  # what the node says that the numbers add up to; None if it says nothing
         self._sum, self._squares = 0, 0.0
         self._passes = passes(len(update))
@@ -339,6 +344,8 @@ def _cause_of(error: Error) -> Cause:
             return "app crashed"
     if error.reason == NOT_FINITE:
         return "not finite"
+    if error.reason == ANOTHER_MODEL:
+        return "wrong arrays"
     return "error in local training" if error.reason == LOCAL_FAILURE else "client error"
 
 
@@ -346,6 +353,8 @@ HINTS: dict[Cause, str] = {
     "client error": "a ClientApp raised outside of fedcgd's code; clipped_update_mod must be the first of its mods",
     "without fedcgd's mod": "a ClientApp replied by itself; it needs clipped_update_mod as the first of its mods, or host_users",
     "error in local training": "a node's own log says where its training failed",
+    "wrong arrays": "a train function must reply the whole model that it was sent, with the same names and shapes; a node's own "
+    "log says what differs",
     "app crashed": "a node's own log says why its ClientApp could not be loaded, or ended",
     "wrong shape or dtype": "a ClippedSum of your own must return work.size integers, as work.clipped gives them",
 }

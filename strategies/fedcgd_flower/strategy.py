@@ -24,6 +24,7 @@ from fedcgd.ledger.evaluations import EVALUATION
 from fedcgd.noise.quantisation import Grid as IntegerGrid
 from fedcgd.noise.quantisation import Integers
 from fedcgd.noise.source import NoiseSource, grid_of, grid_source
+from fedcgd.passes import passes
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
@@ -49,7 +50,7 @@ from fedcgd_flower.turns import users_needed
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
-_CHUNK = 2**16  # numbers at once: what a core's cache holds
+_NOTHING = np.empty(0, np.float32)
 _MOST_FAILURES = 10  # tries in a row without a release before a run gives up
 
 
@@ -454,7 +455,8 @@ class CorrelatedNoise(Strategy):
         try:
             self._ledger.record_aggregated(asked.round, asked.attempt, nonce)
             noised, metrics, following = self._noised(asked, total, nonce)
-            del total  # the inner strategy needs room
+            asked = self._asked = replace(asked, model=_NOTHING, requests=())
+            del total, matched, answers  # the inner strategy needs room
             stepped = inner_step(self.inner, asked.round + 1, noised)
             del noised
             released = self._release(asked, stepped, metrics, following)
@@ -501,9 +503,7 @@ class CorrelatedNoise(Strategy):
             self._report.clipping = f"clip norm {self.clip_norm:.4g} → {following:.4g} (share within: {share:.2f})"
             metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": following})
         noised = total.view(np.float32)[: asked.layout.size]  # what is written lies before what is still to be read
-        for start in range(0, len(noised), _CHUNK):  # in float64, of which no whole vector is made
-            part = slice(start, min(start + _CHUNK, len(noised)))
-            noised[part] = asked.model[part] + asked.grid.from_steps(total[part]) * unit / self.cohort_size
+        passes(len(noised)).mean(asked.model, total, asked.grid.step, unit, self.cohort_size, noised)
         return unflatten(noised, asked.layout, carried=False), metrics, following
 
     def _release(self, asked: _Asked, stepped: ArrayRecord, metrics: MetricRecord, following: float) -> ArrayRecord:
@@ -624,6 +624,7 @@ class CorrelatedNoise(Strategy):
         config = ConfigRecord() if train_config is None else train_config
         messages = self.configure_train(self.releases + 1, result.arrays, config, grid)
         replies = [reply for reply in send_and_receive(grid, messages, timeout) if reply is not None]
+        del messages  # they hold a model
         released, metrics = self.aggregate_train(self.releases + 1, replies)
         if released is None or metrics is None:
             return False
@@ -652,7 +653,15 @@ class CorrelatedNoise(Strategy):
                 f"{layout}; give the same model, trainable and batch_norm"
             )
         model = np.frombuffer(run.model, np.float32)
-        log(INFO, "fedcgd: going on after release %d of %d", run.round, result.planned)
+        if result.complete:
+            log(
+                WARNING,
+                "fedcgd: all %d rounds of this run were released before: nothing is trained, and the result is its last model. "
+                "Another run has another ledger and another key",
+                result.planned,
+            )
+        else:
+            log(INFO, "fedcgd: going on after release %d of %d", run.round, result.planned)
         result.arrays = unflatten(model, layout)
         return result
 
