@@ -27,7 +27,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 console = Console()
 
 TUNING_SEEDS = (100, 101, 102)
-TEST_SEEDS = tuple(range(5))
+TEST_SEEDS = tuple(range(10))
 _FINALISTS = 2
 Candidate = Mapping[str, Any]
 
@@ -56,10 +56,11 @@ def _arms(rates: Sequence[float], finer: Sequence[float], norms: Sequence[float]
 
 TEN = _arms((0.5, 1.0, 2.0, 4.0, 8.0), (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0), (0.1, 0.3, 1.0, 3.0, 10.0))
 SIX = _arms((2.0, 4.0, 8.0), (1.0, 1.4, 2.0, 2.8, 4.0, 5.6), (0.3, 1.0, 3.0))
-_TWO: dict[str, list[Candidate]] = {
+_CNN: dict[str, list[Candidate]] = {
     "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in (1.0, 2.0, 4.0)],
     "DP-λCGD": _sized("lambda-cgd", (0.8,), (2.0, 4.0, 8.0)),
 }
+THREE = {arm: SIX[arm] for arm in ("DP-FedAvg", "DP-λCGD", "BLT")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,34 +81,35 @@ class Study:
 
 
 _FASHION = {
-    "task": "fashion-mnist", "users": "dirichlet:1:2500", "cohort": 100, "participations": 2, "epsilon": 0.5,
+    "task": "fashion-mnist", "users": "dirichlet:1:2500", "cohort": 100, "participations": 2, "epsilon": 1.0,
     "clip_norm": 1.0, "local_learning_rate": 3.0,
 }  # fmt: skip
 _TWEETS = _FASHION | {"task": "tweets", "users": "dirichlet:1:2000"}
 STUDIES: dict[str, Study] = {
+    "epsilon": Study(base=_FASHION, settings=tuple({"epsilon": e} for e in (0.5, 1.0, 2.0, 4.0)), arms=SIX),
     "tweets": Study(base=_TWEETS, settings=({"epsilon": 1.0},), arms=TEN),
-    "mechanisms": Study(base=_FASHION, settings=({"epsilon": 0.5},), arms=SIX),
-    "epsilon": Study(base=_FASHION, settings=tuple({"epsilon": e} for e in (0.5, 1.0, 2.0, 4.0)), arms=_TWO),
+    "cohort": Study(base=_FASHION, settings=tuple({"cohort": c} for c in (100, 250, 500)), arms=THREE),
     "skew": Study(
         base=_FASHION,
         settings=tuple({"users": f"{u}:2500"} for u in ("dirichlet:0.1", "dirichlet:1", "iid")),
-        arms=_TWO,
+        arms=THREE,
     ),
-    "cohort": Study(base=_FASHION, settings=tuple({"cohort": c} for c in (100, 250, 500)), arms=_TWO),
-    "population": Study(base=_FASHION, settings=tuple({"population": p} for p in (0, 100_000, 1_000_000)), arms=_TWO),
+    "population": Study(base=_FASHION, settings=tuple({"population": p} for p in (0, 100_000, 1_000_000)), arms=THREE),
     "proximal": Study(
         base=_FASHION | {"users": "dirichlet:0.1:2500"},
         settings=tuple({"proximal": mu} for mu in (0.0, 0.1, 1.0)),
-        arms={"DP-λCGD": _TWO["DP-λCGD"]},
+        arms={"DP-λCGD": SIX["DP-λCGD"]},
     ),
     "tanh-cnn": Study(
         base=_FASHION | {"model": "tanh-cnn", "participations": 1, "local_learning_rate": 0.3, "epsilon": 4.0},
         settings=({"epsilon": 4.0},),
-        arms=_TWO,
+        arms=_CNN,
     ),
 }
 _SCALED = ("learning_rate", "clip_norm")
 _MOST_EXTENSIONS = 3
+FAILED = float("-inf")
+"""The score of a candidate that broke off: below all others, and never chosen."""
 
 
 def name_of(point: PeoplePoint) -> str:
@@ -126,20 +128,30 @@ def by_point(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def candidates(study: Study, arm: str, setting: Mapping[str, Any], known: Mapping[str, Record]) -> list[PeoplePoint]:
-    """The candidates of `arm`, and as long as the best is at the edge of its rates (or norms), the next one beyond."""
+    """The candidates of `arm`; while the best is at the edge of its rates (or norms), the next one beyond is one of them.
+
+    The best is the one with the highest accuracy with the first tuning seed, then that of the finalists.
+    """
     points = study.points(arm, setting)
     varied = next(name for name in _SCALED if len({getattr(point, name) for point in points}) > 1)
     for _ in range(_MOST_EXTENSIONS):
-        scores = _scores(points, study.tuning[:1], known)
-        if scores is None:
+        first = _best_of(points, study.tuning[:1], known)
+        final = _best_of(_finalists(study, points, known), study.tuning, known)
+        beyond = [_beyond(chosen, points, varied) for chosen in (first, final) if chosen]
+        new = [point for point in beyond if point and point not in points]
+        if not new:
             break
-        chosen = points[_highest(scores)]
-        alike = [getattr(p, varied) for p in points if moved(p, **{varied: 1.0}) == moved(chosen, **{varied: 1.0})]
-        at = getattr(chosen, varied)
-        if at not in (min(alike), max(alike)):
-            break
-        points.append(moved(chosen, **{varied: at * 2 if at == max(alike) else at / 2}))
+        points.append(new[0])
     return points
+
+
+def _beyond(chosen: PeoplePoint, points: Sequence[PeoplePoint], varied: str) -> PeoplePoint | None:
+    """The next of `varied` after that of `chosen`, if no point like it has one that is as far out."""
+    alike = [getattr(p, varied) for p in points if moved(p, **{varied: 1.0}) == moved(chosen, **{varied: 1.0})]
+    at = getattr(chosen, varied)
+    if at == max(alike):
+        return moved(chosen, **{varied: at * 2})
+    return moved(chosen, **{varied: at / 2}) if at == min(alike) else None
 
 
 def moved(point: PeoplePoint, **changes: Any) -> PeoplePoint:
@@ -155,30 +167,36 @@ def tuning(study: Study, arm: str, setting: Mapping[str, Any], known: Mapping[st
 
 
 def best(study: Study, arm: str, setting: Mapping[str, Any], known: Mapping[str, Record]) -> PeoplePoint | None:
-    """The finalist with the highest mean accuracy on validation; of equals the first. None if some have not been run."""
+    """The finalist with the highest mean accuracy on validation; of equals the first.
+
+    None if some have not been run, or if none of them finished.
+    """
     finalists = _finalists(study, candidates(study, arm, setting, known), known)
-    scores = _scores(finalists, study.tuning, known)
-    return finalists[_highest(scores)] if scores else None
+    return _best_of(finalists, study.tuning, known)
 
 
 def _finalists(study: Study, points: Sequence[PeoplePoint], known: Mapping[str, Record]) -> list[PeoplePoint]:
     scores = _scores(points, study.tuning[:1], known)
-    if scores is None:
-        return []
-    order = sorted(range(len(points)), key=lambda i: -scores[i])
-    return [points[i] for i in order[:_FINALISTS]]
+    order = sorted(range(len(points)), key=lambda i: -scores[i]) if scores else []
+    return [points[i] for i in order[:_FINALISTS] if scores[i] > FAILED]
 
 
-def _highest(scores: Sequence[float]) -> int:
-    return max(range(len(scores)), key=scores.__getitem__)
+def _best_of(points: Sequence[PeoplePoint], seeds: Sequence[int], known: Mapping[str, Record]) -> PeoplePoint | None:
+    scores = _scores(points, seeds, known)
+    if not scores or max(scores) == FAILED:
+        return None
+    return points[max(range(len(scores)), key=scores.__getitem__)]
 
 
-def _scores(points: Sequence[PeoplePoint], seeds: Sequence[int], known: Mapping[str, Record]) -> list[float] | None:
-    """The mean accuracy of each point over `seeds`; None if some have not been run."""
+def _scores(points: Sequence[PeoplePoint], seeds: Sequence[int], known: Mapping[str, Record]) -> list[float]:
+    """The mean accuracy of each point over `seeds`, `FAILED` where one of them broke off; none if some have not been run."""
     found = [[known.get(name_of(replace(point, seed=seed))) for seed in seeds] for point in points]
     if any(record is None for records in found for record in records):
-        return None
-    return [fmean(record["accuracy"] for record in records if record) for records in found]
+        return []
+    return [
+        fmean(FAILED if record.get("failure") else record["accuracy"] for record in records if record)
+        for records in found
+    ]
 
 
 def missing(study: Study, known: Mapping[str, Record]) -> list[PeoplePoint]:
@@ -216,7 +234,8 @@ def run_command(
                 results.append(record)
                 seconds.append(record["cpu_seconds"])
                 left = f"{len(todo) - i - 1} left, {fmean(seconds[-20:]):.1f} s each"
-                console.print(f"{name}: {point.mechanism} {record['accuracy']:.4f} ({left})", highlight=False)
+                outcome = f"broke off: {record['failure']}" if record.get("failure") else f"{record['accuracy']:.4f}"
+                console.print(f"{name}: {point.mechanism} {outcome} ({left})", highlight=False)
     console.print(f"nothing is missing; {sum(seconds) / 60:.1f} processor minutes in {output}")
 
 

@@ -19,7 +19,6 @@ from fedcgd_experiments.significance import holm
 
 BASELINE = "DP-FedAvg"
 TITLES = {
-    "mechanisms": "Fashion-MNIST, all mechanisms",
     "tweets": "Tweets, all mechanisms",
     "epsilon": "Fashion-MNIST, against ε",
     "skew": "Fashion-MNIST, against how different people are",

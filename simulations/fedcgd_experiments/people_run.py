@@ -4,7 +4,8 @@ import logging
 import math
 import time
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,7 +27,7 @@ from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd.plan import Plan
 from fedcgd_experiments.experiment import Record
-from fedcgd_experiments.in_process import AppGrid, UserGrid
+from fedcgd_experiments.in_process import AppGrid, NodeError, UserGrid
 from fedcgd_flower import LocalTask, arrays_of, load_arrays
 from fedcgd_flower.layout import flatten, layout_of, unflatten
 from fedcgd_simulations import client_app
@@ -90,14 +91,30 @@ def app_defaults() -> dict[str, Any]:
     return defaults
 
 
+class PeerError(RuntimeError):
+    """Flower's own strategy raised; says what."""
+
+
+@contextmanager
+def _warnings_only() -> Iterator[None]:
+    """Without Flower's lines about each round, of which a study has thousands."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@_warnings_only()
 def run_people(point: PeoplePoint, *, data_dir: str = "") -> Record:
     """Train as `point` says; a record with the `accuracy` of the last model on its split.
 
     The seed decides who has which examples, the initial model, the cohorts and the noise, so mechanisms are compared on the same.
-    A training that Flower's strategy breaks off has accuracy 0 and the `failure`. Raises ValueError for settings that make no
-    sense.
+    A model that diverged has the accuracy that it has. A training in which Flower's strategy raises has none (null), and its
+    `failure` says why. Raises ValueError for settings that make no sense.
     """
-    logging.getLogger("flwr").setLevel(logging.WARNING)
     started = time.process_time()
     config = app_defaults() | point.run_config | {"data-dir": data_dir}
     settings = Settings.read(config)
@@ -114,24 +131,22 @@ def run_people(point: PeoplePoint, *, data_dir: str = "") -> Record:
                 f"population must be 0 or at least the {users} users that there are, got {point.population}"
             )
         plan = replace(plan, noise_multiplier=sigma * users / point.population)
-    model, failure = task.model(point.seed), ""
-    if point.mechanism in (FLOWER_FIXED, FLOWER_ADAPTIVE):
-        try:
-            last = _flowers_own(point, settings, plan, users, config, model)
-        except (
-            ZeroDivisionError
-        ):  # Flower divides by the norm of an update, and those of a model that diverged are zero
-            last, failure = arrays_of(model), "a user's update was zero, which Flower's clipping does not survive"
-    else:
-        result = strategy_of(settings, plan, users).start(AppGrid(client_app.app, config), arrays_of(model))
-        last = result.arrays
-    load_arrays(model, last)
-    guarantee = replace(plan, noise_multiplier=sigma).guarantee()
+    model, accuracy, failure = task.model(point.seed), None, ""
     judged = data.validation if point.split == "validation" else data.test
+    try:
+        if point.mechanism in (FLOWER_FIXED, FLOWER_ADAPTIVE):
+            last = _flowers_own(point, settings, plan, users, config, model)
+        else:
+            last = strategy_of(settings, plan, users).start(AppGrid(client_app.app, config), arrays_of(model)).arrays
+        load_arrays(model, last)
+        accuracy = evaluate(model, task, judged)
+    except PeerError as error:
+        failure = str(error)
+    guarantee = replace(plan, noise_multiplier=sigma).guarantee()
     return {
         "kind": "people",
         "point": asdict(point),
-        "accuracy": 0.0 if failure else evaluate(model, task, judged),
+        "accuracy": accuracy,
         "failure": failure,
         "users": users,
         "rounds": participation.rounds,
@@ -157,7 +172,7 @@ class _PlannedCohorts(FedAvg):
     """FedAvg over the cohorts that `cohort` draws, where FedAvg would draw its own without any promise about k and b."""
 
     def __init__(self, participation: Participation, users: int, cohort_size: int, key: NoiseKey) -> None:
-        super().__init__(fraction_evaluate=0.0)
+        super().__init__()
         self._participation, self._users, self._cohort_size, self._key = participation, users, cohort_size, key
         self._history = History()
 
@@ -174,6 +189,11 @@ class _PlannedCohorts(FedAvg):
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: ConfigRecord()})
         return self._construct_messages(record, [int(user) + 1 for user in drawn], "train")
 
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return []  # as with fraction_evaluate=0, which warns in every training
+
 
 def flower_adaptive_noise(sigma: float, cohort_size: int) -> tuple[float, float]:
     """(noise_multiplier, clipped_count_stddev) under which a round of Flower's adaptive clipping costs what σ = `sigma` costs.
@@ -189,7 +209,7 @@ def flower_adaptive_noise(sigma: float, cohort_size: int) -> tuple[float, float]
 def _flowers_own(
     point: PeoplePoint, settings: Settings, plan: Plan, users: int, config: dict[str, Any], model: torch.nn.Module
 ) -> ArrayRecord:
-    """The last model of Flower's own strategy; its noise is NumPy's, seeded."""
+    """The last model of Flower's own strategy; its noise is NumPy's, seeded. Raises PeerError if the strategy raises."""
     participation, key = plan.participation, settings.key()
     inner = _PlannedCohorts(participation, users, settings.cohort, key)
     if point.mechanism == FLOWER_FIXED:
@@ -233,6 +253,13 @@ def _flowers_own(
             for user in asked
         ]
 
-    result = strategy.start(UserGrid(users, train), arrays_of(model), num_rounds=participation.rounds, timeout=math.inf)
+    try:
+        result = strategy.start(
+            UserGrid(users, train), arrays_of(model), num_rounds=participation.rounds, timeout=math.inf
+        )
+    except NodeError:  # what this project's nodes raise is no failure of Flower's
+        raise
+    except Exception as error:
+        raise PeerError(f"{type(error).__name__}: {error}") from error
     last: ArrayRecord = result.arrays
     return last
