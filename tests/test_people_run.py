@@ -152,17 +152,17 @@ def test_the_report_compares_seed_by_seed(monkeypatch) -> None:
                 {"kind": "people", "point": vars(p), "accuracy": accuracy, "noise_multiplier": 5.0, "cpu_seconds": 6.0}
                 | {"delta": 1e-5, "adjacency": "one user", "sampling": "none", "method": "exact"}
             )
-    found = people_report.rows(records, "epsilon")
+    found = people_report.rows(records, study)
     assert [(row.arm, row.chosen.learning_rate) for row in found] == [("DP-FedAvg", 2.0), ("DP-λCGD", 2.0)] * 2
     ours = found[1]
     np.testing.assert_allclose(ours.differences, [0.03, 0.031, 0.032])
     assert ours.p_value < 0.001
     assert ours.corrected == pytest.approx(2 * ours.p_value)
     text = people_report.report(records)
-    assert "| ε = 1.0 | DP-λCGD | `lambda-cgd:0.8`, rate 2 | 5 | 58.1 ± 5.1 | +3.1 | < .001 | < .001 |" in text
+    assert "| ε = 1 | DP-λCGD | `lambda-cgd:0.8`, rate 2 | 5 | 58.1 ± 5.1 | +3.1 | < .001 | < .001 |" in text
     assert "24 trainings, 2.4 processor minutes" in text
     assert "ε at δ = 1e-05; adjacency: one user; sampling: none (exact)." in text
-    assert all(axes.has_data() for axes in people_report.plot(found, "epsilon").axes)
+    assert all(axes.has_data() for axes in people_report.plot(found, "against ε").axes)
 
 
 def test_a_study_tunes_then_tests_and_goes_on_where_it_stopped(tmp_path, monkeypatch) -> None:

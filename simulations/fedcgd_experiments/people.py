@@ -249,10 +249,10 @@ def report_command(
 
     records = ResultsFile(results).records
     typer.echo(people_report.report(records))
-    for study in STUDIES:
+    for name, study in STUDIES.items():
         found = people_report.rows(records, study)
-        if output is not None and len({row.setting[name] for row in found for name in row.setting}) > 1:
-            plots.save(people_report.plot(found, study), output / f"people-{study}.png")
+        if output is not None and len({str(row.setting) for row in found}) > 1:
+            plots.save(people_report.plot(found, people_report.TITLES[name]), output / f"people-{name}.png")
 
 
 if __name__ == "__main__":

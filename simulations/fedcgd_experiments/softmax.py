@@ -20,20 +20,10 @@ from fedcgd.opacus.rounds import Rounds
 from fedcgd.parameters import flatten
 from fedcgd.plan import Plan
 from fedcgd_experiments.descent import Descent, descent
-from fedcgd_simulations.models.softmax import UnitNorm
-from fedcgd_simulations.task import Examples, cross_entropy
+from fedcgd_simulations.task import Examples
 
 _WORDS = 2.0**31 / SMOOTHING
 """The standard deviation, in steps of the grid, whose smoothing is the words of the keystream themselves."""
-
-
-def is_softmax(model: nn.Module, loss: object) -> bool:
-    """Whether `train_softmax` can train `model`: `softmax_regression` with cross-entropy."""
-    return (
-        loss is cross_entropy
-        and isinstance(model, nn.Sequential)
-        and [type(layer) for layer in model] == [UnitNorm, nn.Linear]
-    )
 
 
 def train_softmax(
