@@ -14,9 +14,10 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClippin
 from typer.testing import CliRunner
 
 from fedcgd.parameters import flatten
-from fedcgd_experiments import people, people_report, people_run
+from fedcgd_experiments import people, people_report, people_run, people_softmax
 from fedcgd_experiments.people import STUDIES, Study, best, missing, name_of
 from fedcgd_experiments.people_run import PeoplePoint, app_defaults, flower_adaptive_noise, run_people
+from fedcgd_experiments.people_softmax import shared, train_people
 from fedcgd_simulations import client_app, server_app
 from fedcgd_simulations.flower_runs import local_superlink, run_app
 
@@ -33,6 +34,19 @@ def _one_thread():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+def models_together(points: list[PeoplePoint], monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The last models of runs that are trained at once."""
+    models: list[np.ndarray] = []
+
+    def keep(model, *_, **__) -> float:
+        models.append(flatten(model).numpy().copy())
+        return 0.0
+
+    monkeypatch.setattr(people_softmax, "evaluate", keep)
+    train_people(points)
+    return models
 
 
 def model_of(point: PeoplePoint, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
@@ -70,6 +84,24 @@ def test_the_models_of_the_app(tmp_path, monkeypatch) -> None:
     monkeypatch.undo()
     other = model_of(replace(POINT, seed=4), monkeypatch)
     assert np.abs(other - released[-1]).max() > 0.1
+
+
+def test_runs_that_are_trained_at_once_are_those_of_the_app(monkeypatch) -> None:
+    others = {"mechanism": "blt:2", "epsilon": 2.0, "learning_rate": 0.7}
+    points = [POINT, replace(POINT, **others), replace(POINT, population=600), replace(POINT, mechanism="dp-sgd")]
+    assert len({shared(point) for point in points}) == 1
+    assert shared(POINT) != shared(replace(POINT, seed=4))
+    assert shared(replace(POINT, mechanism="flower-fixed")) == shared(replace(POINT, model="tanh-cnn")) == ""
+    together = models_together(points, monkeypatch)
+    for point, found in zip(points, together, strict=True):
+        expected = model_of(point, monkeypatch)
+        assert np.linalg.norm(expected) > 1
+        assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)  # the smoothing of the app's noise
+    quiet = replace(POINT, epsilon=1e7)
+    np.testing.assert_allclose(models_together([quiet], monkeypatch)[0], model_of(quiet, monkeypatch), atol=5e-4)
+    small = replace(POINT, local_batch=7)  # where the order of a user's examples matters, and is another one
+    apart = models_together([small], monkeypatch)[0] - model_of(small, monkeypatch)
+    assert 1e-3 < np.linalg.norm(apart) < 0.1 * np.linalg.norm(together[0])
 
 
 @pytest.mark.slow
@@ -178,9 +210,11 @@ def test_a_study_tunes_then_tests_and_goes_on_where_it_stopped(tmp_path, monkeyp
 
     def pretend(point: PeoplePoint, *, data_dir: str) -> dict:
         run.append(point)
-        return {"kind": "people", "point": vars(point), "accuracy": peak(point.learning_rate), "cpu_seconds": 0.1}
+        accuracy = peak(point.learning_rate)
+        return {"kind": "people", "point": vars(point), "accuracy": accuracy, "failure": "", "cpu_seconds": 0.1}
 
     monkeypatch.setattr(people, "run_people", pretend)
+    monkeypatch.setattr(people, "shared", lambda point: "")  # each apart
     path = tmp_path / "people.jsonl"
     stopped = CliRunner().invoke(people.app, ["run", "--output", str(path), "--minutes", "0"])
     assert stopped.exit_code == 3

@@ -10,7 +10,7 @@ examples with other seeds.
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +21,7 @@ from rich.console import Console
 
 from fedcgd_experiments.experiment import Record
 from fedcgd_experiments.people_run import FLOWER_ADAPTIVE, FLOWER_FIXED, PeoplePoint, run_people
+from fedcgd_experiments.people_softmax import shared, train_people
 from fedcgd_experiments.sweep import ResultsFile
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -108,6 +109,7 @@ STUDIES: dict[str, Study] = {
 }
 _SCALED = ("learning_rate", "clip_norm")
 _MOST_EXTENSIONS = 3
+_TOGETHER = 48  # models, whose weights are read in every round
 FAILED = float("-inf")
 """The score of a candidate that broke off: below all others, and never chosen."""
 
@@ -210,6 +212,18 @@ def missing(study: Study, known: Mapping[str, Record]) -> list[PeoplePoint]:
     return [point for point in dict.fromkeys(wanted) if name_of(point) not in known]
 
 
+def _batches(points: Sequence[PeoplePoint]) -> Iterator[tuple[int, list[PeoplePoint]]]:
+    """`points` in groups that are trained together, and how many come before each group."""
+    groups: dict[str, list[PeoplePoint]] = {}
+    for i, point in enumerate(points):
+        groups.setdefault(shared(point) or str(i), []).append(point)
+    done = 0
+    for group in groups.values():
+        for start in range(0, len(group), _TOGETHER):
+            yield done, group[start : start + _TOGETHER]
+            done += len(group[start : start + _TOGETHER])
+
+
 @app.command("run")
 def run_command(
     output: Annotated[Path, typer.Option(help="JSON lines; what is there already is not run again")],
@@ -226,16 +240,21 @@ def run_command(
     seconds = [record["cpu_seconds"] for record in results.records]
     for name in names:
         while todo := missing(STUDIES[name], by_point(results.records)):
-            for i, point in enumerate(todo):
+            for done, together in _batches(todo):
                 if time.monotonic() > deadline:
-                    console.print(f"{name}: {len(todo) - i} trainings or more are left; call again to go on")
+                    console.print(f"{name}: {len(todo) - done} trainings or more are left; call again to go on")
                     raise typer.Exit(3)
-                record = run_people(point, data_dir=data_dir)
-                results.append(record)
-                seconds.append(record["cpu_seconds"])
-                left = f"{len(todo) - i - 1} left, {fmean(seconds[-20:]):.1f} s each"
-                outcome = f"broke off: {record['failure']}" if record.get("failure") else f"{record['accuracy']:.4f}"
-                console.print(f"{name}: {point.mechanism} {outcome} ({left})", highlight=False)
+                if len(together) > 1 or shared(together[0]):
+                    records = train_people(together, data_dir=data_dir)
+                else:
+                    records = [run_people(together[0], data_dir=data_dir)]
+                for record in records:
+                    results.append(record)
+                    seconds.append(record["cpu_seconds"])
+                    outcome = f"broke off: {record['failure']}" if record["failure"] else f"{record['accuracy']:.4f}"
+                    console.print(f"{name}: {record['point']['mechanism']} {outcome}", highlight=False)
+                left = len(todo) - done - len(together)
+                console.print(f"{name}: {left} left, {fmean(seconds[-20:]):.1f} s each", highlight=False)
     console.print(f"nothing is missing; {sum(seconds) / 60:.1f} processor minutes in {output}")
 
 

@@ -92,7 +92,7 @@ class _Noise:
         for round in range(rounds):
             add_values(self._words[round], np.zeros(size), stream, (round, 0, 1.0), _WORDS, Grid(1.0))
         kinds: dict[str, Mechanism] = {repr(_described(plan)): plan.mechanism for plan in plans}
-        self._correlated = np.stack([_inverse(mechanism, rounds) @ z for mechanism in kinds.values()], axis=1)
+        self._correlated = np.stack([inverse_of(mechanism, rounds) @ z for mechanism in kinds.values()], axis=1)
         pairs = [(list(kinds).index(repr(_described(plan))), plan.stddev) for plan in plans]
         different = list(dict.fromkeys(pairs))
         self._kind = np.array([kind for kind, _ in different])
@@ -110,7 +110,7 @@ def _described(plan: Plan) -> object:
     return plan.to_description()["mechanism"]
 
 
-def _inverse(mechanism: Mechanism, rounds: int) -> NDArray[np.float32]:
+def inverse_of(mechanism: Mechanism, rounds: int) -> NDArray[np.float32]:
     """C⁻¹, shape (n, n)."""
     inverse = np.zeros((rounds, rounds), np.float32)
     for row, (first, entries) in zip(inverse, inverse_rows(mechanism, rounds), strict=True):

@@ -27,6 +27,11 @@ def is_softmax(model: nn.Module, loss: object) -> bool:
     )
 
 
+def with_bias(inputs: Tensor) -> Tensor:
+    """What the linear layer sees of `inputs`, shape (…, users, examples, features), and a one for its bias."""
+    return functional.pad(functional.normalize(inputs, dim=-1), (0, 1), value=1.0)
+
+
 def trained_softmax(
     weight: Tensor,
     bias: Tensor,
@@ -45,25 +50,46 @@ def trained_softmax(
     of them; what comes after those may be anything finite. An epoch of user u goes through its examples in the order that the
     first of row u of one of `orders` are, shape (users, examples).
     """
-    device, places = inputs.device, torch.arange(inputs.shape[1])
-    rows = functional.pad(functional.normalize(inputs.flatten(2), dim=2), (0, 1), value=1.0)  # with a one for the bias
-    first = rows @ torch.cat([weight, bias[:, None]], dim=1).T
-    products = rows @ rows.mT
-    marks = functional.one_hot(targets, len(bias)).to(rows.dtype)
-    there = (places < counts[:, None]).to(rows.dtype)
-    changes = torch.zeros_like(first)
-    for order in orders:
-        for places_now, there_now in zip(
-            torch.split(order, batch, dim=1), torch.split(there, batch, dim=1), strict=True
-        ):
-            taken, now = there_now.sum(1).to(device), places_now.to(device)[:, :, None]
-            shares = there_now.to(device) / taken.clamp(min=1)[:, None]
-            near = products.gather(1, now.expand(-1, -1, rows.shape[1]))
-            now = now.expand(-1, -1, len(bias))
-            outputs = first.gather(1, now) - near @ changes
-            residuals = (outputs.softmax(dim=2) - marks.gather(1, now)) * shares[:, :, None]
-            if proximal:  # who has no batch left stays where it is
-                changes *= (1 - learning_rate * proximal * (taken > 0))[:, None, None]
-            changes.scatter_add_(1, now, learning_rate * residuals)
+    rows = with_bias(inputs.flatten(2))
+    changes = coefficients(
+        rows @ torch.cat([weight, bias[:, None]], dim=1).T, rows @ rows.mT, targets, counts, orders,
+        classes=len(bias), batch=batch, learning_rate=learning_rate, proximal=proximal,
+    )  # fmt: skip
     moved = changes.mT @ rows
     return weight - moved[:, :, :-1], bias - moved[:, :, -1]
+
+
+def coefficients(
+    first: Tensor,
+    products: Tensor,
+    targets: Tensor,
+    counts: Tensor,
+    orders: Sequence[Tensor],
+    *,
+    classes: int,
+    batch: int,
+    learning_rate: float,
+    proximal: float,
+) -> Tensor:
+    """The a of each example, shape (users, examples, models·classes), for models that are trained apart on the same examples.
+
+    `first` has the outputs that all examples have before training, in that shape, and `products` the inner products of each
+    user's inputs, shape (users, examples, examples); the others are as for `trained_softmax`.
+    """
+    device, wide = first.device, first.shape[2]
+    marks = functional.one_hot(targets, classes).to(first.dtype)
+    there = (torch.arange(first.shape[1]) < counts[:, None]).to(first.dtype)
+    changes = torch.zeros_like(first)
+    for order in orders:
+        for chosen, real in zip(torch.split(order, batch, dim=1), torch.split(there, batch, dim=1), strict=True):
+            now, taken = chosen.to(device)[:, :, None], real.sum(1).to(device)
+            shares = real.to(device) / taken.clamp(min=1)[:, None]
+            near = products.gather(1, now.expand(-1, -1, products.shape[2]))
+            outputs = first.gather(1, now.expand(-1, -1, wide)) - near @ changes
+            residuals = outputs.view(*outputs.shape[:2], -1, classes).softmax(dim=3)
+            residuals -= marks.gather(1, now.expand(-1, -1, classes))[:, :, None]
+            residuals *= learning_rate * shares[:, :, None, None]
+            if proximal:  # who has no batch left stays where it is
+                changes *= (1 - learning_rate * proximal * (taken > 0))[:, None, None]
+            changes.scatter_add_(1, now.expand(-1, -1, wide), residuals.flatten(2))
+    return changes
