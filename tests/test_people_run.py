@@ -1,6 +1,7 @@
 """Runs in this process release the app's models, and Flower's own strategies are driven with the same cohorts and σ."""
 
 import json
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from fedcgd.parameters import flatten
 from fedcgd_experiments import people, people_report, people_run, people_softmax
+from fedcgd_experiments.in_process import NodeError
 from fedcgd_experiments.people import STUDIES, Study, best, missing, name_of
 from fedcgd_experiments.people_run import PeoplePoint, app_defaults, flower_adaptive_noise, run_people
 from fedcgd_experiments.people_softmax import shared, train_people
@@ -151,6 +153,57 @@ def test_a_larger_population_has_less_noise_in_the_mean(monkeypatch) -> None:
         run_people(replace(POINT, population=59))
 
 
+def test_what_breaks_off_in_flower_has_failed_and_no_accuracy(monkeypatch) -> None:
+    logger = logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "level", logging.ERROR)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("by a norm of 0")
+
+    point = replace(POINT, mechanism="flower-fixed")
+    with monkeypatch.context() as patched:
+        patched.setattr(people_run.DifferentialPrivacyServerSideFixedClipping, "aggregate_train", broken)
+        record = run_people(point)
+    assert record["accuracy"] is None
+    assert record["failure"] == "ZeroDivisionError: by a norm of 0"
+    assert logger.level == logging.ERROR
+    monkeypatch.setattr(people_run, "trained_models", broken)  # the nodes are not Flower's
+    with pytest.raises(NodeError, match="by a norm of 0"):
+        run_people(point)
+    assert logger.level == logging.ERROR
+
+
+def test_what_broke_off_is_not_chosen_and_is_in_the_tables() -> None:
+    base = {
+        "task": "digits", "users": "iid:60", "cohort": 12, "participations": 2, "clip_norm": 0.5, "local_learning_rate": 0.5
+    }  # fmt: skip
+    arms = {
+        arm: [{"mechanism": mechanism, "learning_rate": rate} for rate in (1.0, 2.0, 4.0, 8.0)]
+        for arm, mechanism in (("DP-FedAvg", "dp-sgd"), ("lost", "blt:2"), ("half", "tree"))
+    }
+    study = Study(base=base, settings=({"epsilon": 1.0},), arms=arms, seeds=(0, 1, 2), tuning=(9, 8))
+    records: list[dict] = []
+    while todo := missing(study, people.by_point(records)):
+        for p in todo:
+            failed = p.mechanism == "blt:2" or (p.mechanism == "tree" and (p.learning_rate == 4.0 or p.seed == 1))
+            records.append(
+                {"kind": "people", "point": vars(p), "noise_multiplier": 5.0, "cpu_seconds": 6.0, "delta": 1e-5}
+                | {"accuracy": None if failed else 0.5 + 0.1 * (p.learning_rate in (2.0, 4.0)) + 0.01 * p.seed}
+                | {"failure": "E: because" if failed else ""}
+                | {"adjacency": "one user", "sampling": "none", "method": "exact"}
+            )
+    assert best(study, "lost", study.settings[0], people.by_point(records)) is None
+    baseline, half = people_report.rows(records, study)
+    assert (half.arm, half.chosen.learning_rate) == ("half", 2.0)
+    assert half.accuracies == pytest.approx([0.6, 0.62])
+    assert half.differences == []
+    assert "| 61.0 ± 1.4 (2 of 3 finished) | | | |" in people_report.table([baseline, half])
+    told = people_report.failures_text(records, study)
+    assert "- half, `tree`, rate 2, test: E: because (1 trainings)" in told
+    assert "- half, `tree`, rate 4, validation: E: because (1 trainings)" in told
+    assert all(f"- lost, `blt:2`, rate {rate}, validation: E: because (1 trainings)" in told for rate in (1, 2, 4, 8))
+
+
 def test_every_arm_has_as_many_candidates_and_other_seeds_for_the_test() -> None:
     for study in STUDIES.values():
         assert len({len(study.points(arm, study.settings[0])) for arm in study.arms}) == 1
@@ -214,7 +267,7 @@ def test_a_study_tunes_then_tests_and_goes_on_where_it_stopped(tmp_path, monkeyp
         return {"kind": "people", "point": vars(point), "accuracy": accuracy, "failure": "", "cpu_seconds": 0.1}
 
     monkeypatch.setattr(people, "run_people", pretend)
-    monkeypatch.setattr(people, "shared", lambda point: "")  # each apart
+    monkeypatch.setattr(people, "shared", lambda point, **_: "")  # each apart
     path = tmp_path / "people.jsonl"
     stopped = CliRunner().invoke(people.app, ["run", "--output", str(path), "--minutes", "0"])
     assert stopped.exit_code == 3

@@ -10,7 +10,7 @@ examples with other seeds.
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -135,7 +135,9 @@ def candidates(study: Study, arm: str, setting: Mapping[str, Any], known: Mappin
     The best is the one with the highest accuracy with the first tuning seed, then that of the finalists.
     """
     points = study.points(arm, setting)
-    varied = next(name for name in _SCALED if len({getattr(point, name) for point in points}) > 1)
+    varied = next((name for name in _SCALED if len({getattr(point, name) for point in points}) > 1), None)
+    if varied is None:
+        return points
     for _ in range(_MOST_EXTENSIONS):
         first = _best_of(points, study.tuning[:1], known)
         final = _best_of(_finalists(study, points, known), study.tuning, known)
@@ -212,16 +214,35 @@ def missing(study: Study, known: Mapping[str, Record]) -> list[PeoplePoint]:
     return [point for point in dict.fromkeys(wanted) if name_of(point) not in known]
 
 
-def _batches(points: Sequence[PeoplePoint]) -> Iterator[tuple[int, list[PeoplePoint]]]:
-    """`points` in groups that are trained together, and how many come before each group."""
+def carry_out(
+    study: Study, results: ResultsFile, *, data_dir: str = "", late: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[Record, int]]:
+    """Run what is missing of `study` in `results`: each record as it comes, and how many trainings are left at least.
+
+    Ends before the next training when `late()` says so; what is in `results` is not run again.
+    """
+    while todo := missing(study, by_point(results.records)):
+        left = len(todo)
+        for together in _batches(todo, data_dir):
+            if late():
+                return
+            alone = len(together) == 1 and not shared(together[0], data_dir=data_dir)
+            records = (
+                [run_people(together[0], data_dir=data_dir)] if alone else train_people(together, data_dir=data_dir)
+            )
+            for record in records:
+                results.append(record)
+                left -= 1
+                yield record, left
+
+
+def _batches(points: Sequence[PeoplePoint], data_dir: str) -> Iterator[list[PeoplePoint]]:
+    """`points` in groups that are trained together."""
     groups: dict[str, list[PeoplePoint]] = {}
     for i, point in enumerate(points):
-        groups.setdefault(shared(point) or str(i), []).append(point)
-    done = 0
+        groups.setdefault(shared(point, data_dir=data_dir) or str(i), []).append(point)
     for group in groups.values():
-        for start in range(0, len(group), _TOGETHER):
-            yield done, group[start : start + _TOGETHER]
-            done += len(group[start : start + _TOGETHER])
+        yield from (group[start : start + _TOGETHER] for start in range(0, len(group), _TOGETHER))
 
 
 @app.command("run")
@@ -231,31 +252,22 @@ def run_command(
     minutes: Annotated[float, typer.Option(help="stop after so many minutes; call again to go on")] = 60.0,
     data_dir: Annotated[str, typer.Option(help="folder of the task's files")] = "",
 ) -> None:
-    """Run what is missing of the studies, one training after the other, and say what is left."""
+    """Run what is missing of the studies, and say what is left."""
     unknown = set(study or ()) - set(STUDIES)
     if unknown:
         raise typer.BadParameter(f"unknown study {', '.join(sorted(unknown))}; the studies are {', '.join(STUDIES)}")
     results, deadline = ResultsFile(output), time.monotonic() + 60 * minutes
-    names = study or list(STUDIES)
-    seconds = [record["cpu_seconds"] for record in results.records]
-    for name in names:
-        while todo := missing(STUDIES[name], by_point(results.records)):
-            for done, together in _batches(todo):
-                if time.monotonic() > deadline:
-                    console.print(f"{name}: {len(todo) - done} trainings or more are left; call again to go on")
-                    raise typer.Exit(3)
-                if len(together) > 1 or shared(together[0]):
-                    records = train_people(together, data_dir=data_dir)
-                else:
-                    records = [run_people(together[0], data_dir=data_dir)]
-                for record in records:
-                    results.append(record)
-                    seconds.append(record["cpu_seconds"])
-                    outcome = f"broke off: {record['failure']}" if record["failure"] else f"{record['accuracy']:.4f}"
-                    console.print(f"{name}: {record['point']['mechanism']} {outcome}", highlight=False)
-                left = len(todo) - done - len(together)
-                console.print(f"{name}: {left} left, {fmean(seconds[-20:]):.1f} s each", highlight=False)
-    console.print(f"nothing is missing; {sum(seconds) / 60:.1f} processor minutes in {output}")
+    for name in study or STUDIES:
+        done = carry_out(STUDIES[name], results, data_dir=data_dir, late=lambda: time.monotonic() > deadline)
+        for record, left in done:
+            outcome = f"broke off: {record['failure']}" if record["failure"] else f"{record['accuracy']:.4f}"
+            mechanism, seconds = record["point"]["mechanism"], record["cpu_seconds"]
+            console.print(f"{name}: {mechanism} {outcome} ({left} left, {seconds:.2g} s)", highlight=False)
+        if todo := missing(STUDIES[name], by_point(results.records)):
+            console.print(f"{name}: {len(todo)} trainings or more are left; call again to go on")
+            raise typer.Exit(3)
+    minutes_spent = sum(record["cpu_seconds"] for record in results.records) / 60
+    console.print(f"nothing is missing; {minutes_spent:.1f} processor minutes in {output}")
 
 
 @app.command("report")

@@ -163,7 +163,9 @@ def setting_text(setting: Mapping[str, Any]) -> str:
         "proximal": "µ = {:g}",
     }
     return ", ".join(
-        "the population there is" if (name, value) == ("population", 0) else words[name].format(value)
+        "the population there is"
+        if (name, value) == ("population", 0)
+        else words.get(name, name.replace("_", " ") + " {}").format(value)
         for name, value in setting.items()
     )
 
@@ -249,7 +251,7 @@ def plot(found: Sequence[Row], title: str) -> Figure:
     for i, arm in enumerate(arms):
         mine = [row for row in found if row.arm == arm and row.accuracies]
         places = [labels.index(setting_text(row.setting)) + (i - (len(arms) - 1) / 2) * 0.05 for row in mine]
-        color, marker = MARKED[arm]
+        color, marker = MARKED.get(arm, ("C8", "8"))
         means = [fmean(row.accuracies) for row in mine]
         spreads = [stdev(row.accuracies) if len(row.accuracies) > 1 else 0.0 for row in mine]
         line = "--" if arm.startswith("Flower") else "-"
@@ -262,7 +264,7 @@ def plot(found: Sequence[Row], title: str) -> Figure:
         axes.plot([], [], color=color, marker=marker, linestyle=line, linewidth=1.2, label=arm)
     varied = list(dict.fromkeys(name for row in found for name in row.setting))
     axes.set(xticks=range(len(labels)), xticklabels=labels, ylabel="test accuracy", title=title)
-    axes.set_xlabel(" and ".join(AXES[name] for name in varied))
+    axes.set_xlabel(" and ".join(AXES.get(name, name.replace("_", " ")) for name in varied))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     seeds = max(len(row.records) for row in found)

@@ -27,11 +27,11 @@ _SOME = 25
 """Users who train at once: about as many examples each, so that few places are empty."""
 
 
-def shared(point: PeoplePoint) -> str:
+def shared(point: PeoplePoint, *, data_dir: str = "") -> str:
     """A text that is equal for points that `train_people` can train together; empty if it cannot train `point`."""
     if point.mechanism in (FLOWER_FIXED, FLOWER_ADAPTIVE):
         return ""
-    task, _ = loaded(point.task, point.model, "")
+    task, _ = loaded(point.task, point.model, data_dir)
     apart = ("mechanism", "epsilon", "delta", "learning_rate", "quantile", "population", "split")
     return (
         str({k: v for k, v in asdict(point).items() if k not in apart}) if is_softmax(task.model(0), task.loss) else ""
