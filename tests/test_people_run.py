@@ -208,12 +208,19 @@ def test_every_arm_has_as_many_candidates_and_other_seeds_for_the_test() -> None
     for study in STUDIES.values():
         assert len({len(study.points(arm, study.settings[0])) for arm in study.arms}) == 1
         assert not set(study.seeds) & set(study.tuning)
-        assert len(study.seeds) >= 5
+        assert len(study.seeds) >= 10
         for arm in study.arms:
             points = study.points(arm, study.settings[-1])
             assert len({name_of(point) for point in points}) == len(points)
         assert study.arms.keys() <= people_report.MARKED.keys()
     assert set(people_report.TITLES) == set(STUDIES)
+    study = STUDIES["cohort"]
+    with pytest.raises(ValueError, match=r"seeds that tune may not test, got \[100\]"):
+        replace(study, seeds=(100, 0))
+    with pytest.raises(ValueError, match="as many candidates, got {'DP-FedAvg': 6, 'BLT': 1}"):
+        replace(study, arms={"DP-FedAvg": study.arms["DP-FedAvg"], "BLT": study.arms["BLT"][:1]})
+    with pytest.raises(ValueError, match="split must be validation or test, got 'tset'"):
+        replace(POINT, split="tset")
 
 
 def test_the_report_compares_seed_by_seed(monkeypatch) -> None:

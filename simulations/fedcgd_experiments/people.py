@@ -66,13 +66,23 @@ THREE = {arm: SIX[arm] for arm in ("DP-FedAvg", "DP-λCGD", "BLT")}
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """`arms` at each of `settings` (what differs from `base`), each tuned among its candidates."""
+    """`arms` at each of `settings` (what differs from `base`), each tuned among its candidates.
+
+    Raises ValueError for arms that may choose from more candidates than others, and for test seeds that are tuned with.
+    """
 
     base: Mapping[str, Any]
     settings: tuple[Mapping[str, Any], ...]
     arms: Mapping[str, Sequence[Candidate]]
     seeds: tuple[int, ...] = TEST_SEEDS
     tuning: tuple[int, ...] = TUNING_SEEDS
+
+    def __post_init__(self) -> None:
+        counts = {arm: len(candidates) for arm, candidates in self.arms.items()}
+        if len(set(counts.values())) != 1:
+            raise ValueError(f"all arms must have as many candidates, got {counts}")
+        if both := set(self.seeds) & set(self.tuning):
+            raise ValueError(f"seeds that tune may not test, got {sorted(both)} in both")
 
     def points(self, arm: str, setting: Mapping[str, Any]) -> list[PeoplePoint]:
         """The candidates of `arm` at `setting`, with the first tuning seed."""

@@ -210,8 +210,8 @@ def section(records: Sequence[Record], name: str) -> str:
 def caption(found: Sequence[Row]) -> str:
     """What the ε of `found` means, and which it is if the rows do not say it."""
     said = sorted({row.chosen.epsilon for row in found if "epsilon" not in row.setting})
-    values = f"ε = {', '.join(f'{epsilon:g}' for epsilon in said)}. " if said else ""
-    return values + claims(record for row in found for record in row.records)
+    meant = claims(record for row in found for record in row.records)
+    return meant.replace("ε at", f"ε = {', '.join(f'{epsilon:g}' for epsilon in said)} at") if said else meant
 
 
 def _done(records: Iterable[Record], study: Study) -> list[tuple[str, Record]]:

@@ -72,6 +72,10 @@ class PeoplePoint:
     seed: int
     split: Literal["validation", "test"] = "validation"
 
+    def __post_init__(self) -> None:
+        if self.split not in ("validation", "test"):
+            raise ValueError(f"split must be validation or test, got {self.split!r}")
+
     @property
     def run_config(self) -> dict[str, Any]:
         """What `flwr run` is given for this training, where it is one of the app's."""
