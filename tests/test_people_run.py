@@ -217,7 +217,7 @@ def test_every_arm_has_as_many_candidates_and_other_seeds_for_the_test() -> None
     study = STUDIES["cohort"]
     with pytest.raises(ValueError, match=r"seeds that tune may not test, got \[100\]"):
         replace(study, seeds=(100, 0))
-    with pytest.raises(ValueError, match="as many candidates, got {'DP-FedAvg': 6, 'BLT': 1}"):
+    with pytest.raises(ValueError, match=r"as many candidates, got \{'DP-FedAvg': 6, 'BLT': 1\}"):
         replace(study, arms={"DP-FedAvg": study.arms["DP-FedAvg"], "BLT": study.arms["BLT"][:1]})
     with pytest.raises(ValueError, match="split must be validation or test, got 'tset'"):
         replace(POINT, split="tset")
