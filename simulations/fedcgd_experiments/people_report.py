@@ -128,6 +128,11 @@ def table(found: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def pairs_of(records: Sequence[Record], study: Study) -> list[Row]:
+    """The correlated arms of `study`, compared with DP-λCGD."""
+    return rows(records, replace(study, arms={arm: study.arms[arm] for arm in CORRELATED}), OURS)
+
+
 def between(found: Sequence[Row]) -> str:
     """The differences of `found` and their p after Holm's correction as Markdown, a line for each arm."""
     settings = list(dict.fromkeys(setting_text(row.setting) for row in found))
@@ -192,15 +197,14 @@ def report(records: Sequence[Record]) -> str:
 
 
 def section(records: Sequence[Record], name: str) -> str:
-    """The tables of the study `name`; empty if nothing of it is done."""
+    """The tables of the study `name`; empty if there is nothing to compare in it yet."""
     study = STUDIES[name]
     found = rows(records, study)
-    if not found:
+    if len(found) < 2 or len({str(row.setting) for row in found}) < min(2, len(study.settings)):
         return ""
     parts = [f"### {TITLES[name]}", table(found)]
     if len(study.arms) > len(THREE):
-        pairs = rows(records, replace(study, arms={arm: study.arms[arm] for arm in CORRELATED}), OURS)
-        parts.append(f"Points more or less than {OURS}, and p (Holm):\n\n{between(pairs)}")
+        parts.append(f"Points more or less than {OURS}, and p (Holm):\n\n{between(pairs_of(records, study))}")
     parts.append(f"{caption(found)} {len(study.seeds)} test seeds; {spent_text(records, study)}.")
     if failures := failures_text(records, study):
         parts.append(failures)
