@@ -5,7 +5,7 @@
 #
 # Without stages all of them, the most important first; what is in the results already is not run again, so that a run that was
 # ended goes on. The page says the processor minutes of each. Stages that are left out unless they are named: the models that are not linear
-# (digits-cnn, fashion-mnist-cnn and tweets-lstm, which take hours).
+# (digits-cnn, ten minutes of one core; fashion-mnist-cnn and tweets-lstm, twenty to thirty; tweets-block, hours).
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 results="${1:-$root/benchmarks/results}"
@@ -26,9 +26,11 @@ digits=(--task digits --batch 60 --tuning-seeds 5 --seeds 20)
 tweets=(--task tweets --batch 500 --tuning-seeds 3 --seeds 20)
 fashion=(--task fashion-mnist --batch 500 --tuning-seeds 1 --seeds 10)
 
-# sweep FILE "RATE RATE …" "MECHANISM …" OPTION…
+# sweep FILE "RATE RATE …" "MECHANISM …" OPTION…, at the budgets in $epsilons
+epsilons="1 2 4 8"
 sweep() {
-    local words=(--epsilon 1 --epsilon 2 --epsilon 4 --epsilon 8 --address here)
+    local words=(--address here)
+    for epsilon in $epsilons; do words+=(--epsilon "$epsilon"); done
     for rate in $2; do words+=(--learning-rate "$rate"); done
     for mechanism in $3; do words+=(--mechanism "$mechanism"); done
     python -m fedcgd_experiments sweep --output "$results/$1.jsonl" "${words[@]}" "${@:4}"
@@ -40,27 +42,44 @@ amplify() {
     sweep "$1" "$2" "dp-sgd $3" --sampling balls-in-bins "${@:4}"
 }
 
-judge() { python -m fedcgd_experiments rules "$results/$1.jsonl" --output "$results/$1-rules.jsonl" --address here "${@:2}"; }
+# judge TASK MODEL OPTION…: the rules for λ, with that which is fitted to the curvature on the validation examples
+judge() {
+    local spectrum="$results/spectrum-$1-$2.json"
+    [ -e "$spectrum" ] || fedcgd curve --task "$1" --model "$2" --clip-norm 1 --output "$spectrum"
+    python -m fedcgd_experiments rules "$results/$1.jsonl" --output "$results/$1-rules.jsonl" --spectrum "$spectrum" --address here "${@:3}"
+}
 
-# deep FILE "RATE RATE …" OPTION…: models whose every run goes through the engine
-deep() { sweep "$1" "$2" "dp-sgd lambda-cgd:0.5 lambda-cgd:0.7 lambda-cgd:0.8 lambda-cgd:0.9 bisr:8 blt:2 band-mf:16" --tuning-seeds 2 "${@:3}"; }
+# deep, as sweep: models whose every run goes through the engine, and so at two budgets
+deep() { epsilons="2 8" sweep "$1" "$2" "$3" --seeds 10 "${@:4}"; }
 
 stage() {
     case "$1" in
         digits) sweep digits "0.25 0.5 1 2 4 8 16" "dp-sgd ${tuned[*]} ${on_digits[*]}" "${digits[@]}" ;;
         digits-amplified) amplify digits "0.5 1 2 4 8 16 32" "${amplified[*]}" "${digits[@]}" ;;
-        digits-rules) judge digits --seeds 20 ;;
+        digits-rules) judge digits softmax --seeds 20 ;;
         tweets) sweep tweets "0.5 1 2 4 8 16 32" "dp-sgd ${tuned[*]} ${on_tweets[*]}" "${tweets[@]}" ;;
         tweets-amplified) amplify tweets "1 2 4 8 16 32" "${amplified[*]:0:5}" "${tweets[@]}" ;;
         tweets-more) sweep tweets "0.5 1 2 4 8 16 32" "${more[*]} $(echo bsr:{4,8,16,32,56})" "${tweets[@]}" ;;
-        tweets-rules) judge tweets --seeds 20 ;;
+        tweets-rules) judge tweets minilm --seeds 20 ;;
         fashion-mnist) sweep fashion-mnist "1 2 4 8 16" "dp-sgd ${tuned[*]:0:5}" "${fashion[@]}" ;;
         fashion-mnist-more) sweep fashion-mnist "1 2 4 8 16" "${tuned[*]:5} ${on_fashion[*]}" "${fashion[@]}" ;;
         fashion-mnist-amplified) amplify fashion-mnist "2 4 8 16" "${amplified[*]:0:5}" "${fashion[@]}" ;;
-        fashion-mnist-rules) judge fashion-mnist --seeds 10 ;;
-        digits-cnn) deep digits-cnn "0.0625 0.125 0.25 0.5 1" --task digits --model tanh-cnn --batch 60 ;;
-        fashion-mnist-cnn) deep fashion-mnist-cnn "0.125 0.25 0.5 1 2" --task fashion-mnist --model tanh-cnn --batch 500 ;;
-        tweets-lstm) deep tweets-lstm "0.25 0.5 1 2 4" --task tweets --model lstm --batch 500 ;;
+        fashion-mnist-rules) judge fashion-mnist softmax --seeds 10 ;;
+        digits-cnn)
+            deep digits-cnn "0.0625 0.125 0.25 0.5 1" "dp-sgd $(echo lambda-cgd:{0.5,0.7,0.8,0.9}) bisr:8 blt:2 band-mf:16" \
+                --task digits --model tanh-cnn --batch 60 --tuning-seeds 2
+            ;;
+        fashion-mnist-cnn)
+            deep fashion-mnist-cnn "0.25 0.5 1" "dp-sgd $(echo lambda-cgd:{0.5,0.8,0.9}) band-mf:12" \
+                --task fashion-mnist-6000 --model tanh-cnn --batch 500 --tuning-seeds 1
+            ;;
+        tweets-lstm)
+            deep tweets-lstm "4 8 16" "dp-sgd lambda-cgd:0.5 lambda-cgd:0.8" --task tweets --model lstm --batch 500 --epochs 2 --tuning-seeds 1
+            ;;
+        tweets-block)
+            deep tweets-block "4 8 16" "dp-sgd lambda-cgd:0.5 lambda-cgd:0.8" --task tweets --model minilm-block --batch 500 --epochs 1 \
+                --tuning-seeds 1 --physical-batch 128
+            ;;
         plots)
             local files=("$results"/{digits,tweets,fashion-mnist}{,-rules}.jsonl)
             if [ -e "$results/runtime.jsonl" ]; then files+=("$results/runtime.jsonl"); fi

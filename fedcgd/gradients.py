@@ -14,7 +14,7 @@ from fedcgd import layerwise
 from fedcgd.clipping import ROUNDING, clip_factor
 from fedcgd.noise.quantisation import Grid
 from fedcgd.parameters import Layout, layout, unflatten
-from fedcgd.passes import LANES, passes, read_only, sum_of_lanes
+from fedcgd.passes import LANES, aligned, passes, sum_of_lanes
 
 ExampleLoss = Callable[..., Tensor]
 """(flat parameters, *one example's tensors) → that example's loss, a scalar."""
@@ -185,7 +185,7 @@ def _add_long_rows(
     usable, scaled = wanted.clone(), torch.zeros_like(wanted)
     steps, lanes, work = total.numpy(), np.empty(LANES), passes(rows.numel())
     for i, row in enumerate(rows.numpy()):
-        row = read_only(row)
+        row = aligned(row)
         if not usable[i]:
             continue
         work.squares(row, lanes)

@@ -4,24 +4,27 @@ A pass works on a stretch of at most `CHUNK` numbers and gives what it sums as `
 terms j, j + LANES, … of the stretch, one after the other. `math.fsum` of the lanes is exact, so that a stretch has one sum on
 every machine and in either form.
 
-Loading Numba takes about as long as NumPy needs for `_PATIENCE` numbers, so it is loaded when so many have gone through: a
-process that answers one message, as a deployed ClientApp does, never loads it.
+Machine code is that of `passes.c`. Loading it takes about as long as NumPy needs for `_PATIENCE` numbers, so it is loaded when so
+many have gone through.
 """
 
 import math
-import sys
 from collections.abc import Callable
+from ctypes import c_double, c_int64
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcgd.compiler import array, function, library
+
 CHUNK = 2**16
 """Numbers at once: what a core's cache holds."""
 
 LANES = 256
-_PATIENCE = 2**26
+_PATIENCE = 2**20
 
 Floats = NDArray[np.float32]
 Lanes = NDArray[np.float64]
@@ -40,6 +43,9 @@ class Passes(NamedTuple):
     """(x, factor, scale, total): total += x·factor·scale, each rounded towards zero to an int64; of any length."""
     add: Callable[..., int]
     """(x, total, lanes): total += x; lanes = those of x²; the result is Σ x. Sums of integers are modulo 2⁶⁴."""
+    mean: Callable[..., None]
+    """(model, total, step, unit, count, out): out = model + total·step·unit/count, in float64, of any length, then rounded to
+    float32. `out` may be the first half of the memory of `total`."""
 
 
 def squared_distance(x: Floats, y: Floats) -> float:
@@ -49,7 +55,7 @@ def squared_distance(x: Floats, y: Floats) -> float:
     is off by (1 ± u)^(2⁸) more, the exact sum of lanes by 1 ± u, and the sum of at most 2²⁴ stretches by (1 ± u)^(2²⁴).
     Nothing overflows: squares of float32 differences are below 2²⁵⁸.
     """
-    x, y = read_only(x), read_only(y)
+    x, y = aligned(x), aligned(y)
     lanes = np.empty(LANES)
     total = 0.0
     work = passes(len(x))
@@ -60,11 +66,9 @@ def squared_distance(x: Floats, y: Floats) -> float:
     return total
 
 
-def read_only(x: Any) -> Any:
-    """A view of an array that nobody can write to, as arrays in messages are: machine code is made for those alone."""
-    x = x[:] if x.flags.aligned else x.copy()
-    x.flags.writeable = False
-    return x
+def aligned(x: Any) -> Any:
+    """`x`, or a copy of it where its numbers lie as no processor likes to read them: at an odd place in a message, or apart."""
+    return np.require(x, requirements=["ALIGNED", "C_CONTIGUOUS"])
 
 
 def sum_of_lanes(lanes: Lanes) -> float:
@@ -114,59 +118,19 @@ def _add(x: Any, total: Any, lanes: Any) -> int:
     return int(x.sum(dtype=np.int64))
 
 
+def _mean(model: Any, total: Any, step: float, unit: float, count: float, out: Any) -> None:
+    for start in range(0, len(model), CHUNK):
+        part = slice(start, min(start + CHUNK, len(model)))
+        out[part] = model[part] + np.multiply(total[part], step, dtype=np.float64) * unit / count
+
+
 def _to_lanes(terms: Any, lanes: Any) -> None:
     whole = len(terms) - len(terms) % LANES
     np.add.reduce(terms[:whole].reshape(-1, LANES), axis=0, out=lanes)  # row after row
     lanes[: len(terms) - whole] += terms[whole:]
 
 
-NUMPY = Passes(_difference, _steps, _squares, _accumulate, _add)
-
-
-def _compiled_difference(x: Any, y: Any, lanes: Any) -> None:
-    lanes[:] = 0.0
-    for begin in range(0, len(x), LANES):
-        size = min(LANES, len(x) - begin)
-        one, two = x[begin : begin + size], y[begin : begin + size]
-        for j in range(size):
-            d = np.float64(one[j]) - np.float64(two[j])
-            lanes[j] += d * d
-
-
-def _compiled_steps(x: Any, y: Any, factor: float, scale: float, out: Any) -> Any:
-    total = np.int64(0)
-    for i in range(len(x)):
-        out[i] = (np.float64(x[i]) - np.float64(y[i])) * factor * scale
-        total += np.int64(out[i])
-    return total
-
-
-def _compiled_squares(x: Any, lanes: Any) -> None:
-    lanes[:] = 0.0
-    for begin in range(0, len(x), LANES):
-        size = min(LANES, len(x) - begin)
-        values = x[begin : begin + size]
-        for j in range(size):
-            lanes[j] += np.float64(values[j]) * np.float64(values[j])
-
-
-def _compiled_accumulate(x: Any, factor: float, scale: float, total: Any) -> None:
-    for i in range(len(x)):
-        total[i] += np.int64(np.float64(x[i]) * factor * scale)
-
-
-def _compiled_add(x: Any, total: Any, lanes: Any) -> Any:
-    lanes[:] = 0.0
-    checksum = np.int64(0)
-    for begin in range(0, len(x), LANES):
-        size = min(LANES, len(x) - begin)
-        values, sums = x[begin : begin + size], total[begin : begin + size]
-        for j in range(size):
-            value = np.float64(values[j])
-            lanes[j] += value * value
-            sums[j] += np.int64(values[j])
-            checksum += np.int64(values[j])
-    return checksum
+NUMPY = Passes(_difference, _steps, _squares, _accumulate, _add, _mean)
 
 
 _through = 0
@@ -176,33 +140,46 @@ def passes(numbers: int) -> Passes:
     """The form to use for so many numbers more."""
     global _through
     _through += numbers
-    return (compiled() if _through > _PATIENCE or "numba" in sys.modules else None) or NUMPY
+    return (compiled() if _through > _PATIENCE else None) or NUMPY
 
 
 @cache
 def compiled() -> Passes | None:
-    """Machine code; None without Numba, or where it does not work or gives other bits than NumPy."""
+    """Machine code; None without a compiler, or where its code does not work or gives other bits than NumPy."""
     try:
-        import numba
-
-        compile = numba.njit(nogil=True, cache=True)
-        made = Passes(
-            difference=compile(_compiled_difference),
-            steps=compile(_compiled_steps),
-            squares=compile(_compiled_squares),
-            accumulate=compile(_compiled_accumulate),
-            add=compile(_compiled_add),
-        )
+        made = _load()
         return made if _same_bits(made) else None
-    except Exception:  # whatever a compiler can raise on a machine that it does not know
+    except Exception:  # whatever a compiler can do on a machine that nobody has tried
         return None
 
 
+def _load() -> Passes:
+    code = library(Path(__file__).with_suffix(".c"), {"LANES": LANES})
+    size, x, lanes = c_int64, array(np.float32), array(np.float64, LANES)
+    of_difference = function(code, "difference", [x, x, size, lanes])
+    of_squares = function(code, "squares", [x, size, lanes])
+    to_total = function(code, "accumulate", [x, size, c_double, c_double, array(np.int64)])
+    of_mean = function(code, "mean", [x, array(np.int64), size, c_double, c_double, c_double, x])
+    to_steps, adding = {}, {}
+    for dtype, suffix in ((np.dtype(np.int32), "32"), (np.dtype(np.int64), "64")):
+        of = array(dtype.type)
+        to_steps[dtype] = function(code, f"steps_{suffix}", [x, x, size, c_double, c_double, of], c_int64)
+        adding[dtype] = function(code, f"add_{suffix}", [of, size, array(np.int64), lanes], c_int64)
+    return Passes(
+        difference=lambda x, y, lanes: of_difference(x, y, len(x), lanes),
+        steps=lambda x, y, factor, scale, out: to_steps[out.dtype](x, y, len(x), factor, scale, out),
+        squares=lambda x, lanes: of_squares(x, len(x), lanes),
+        accumulate=lambda x, factor, scale, total: to_total(x, len(x), factor, scale, total),
+        add=lambda x, total, lanes: adding[x.dtype](x, len(x), total, lanes),
+        mean=lambda model, total, step, unit, count, out: of_mean(model, total, len(model), step, unit, count, out),
+    )
+
+
 def _same_bits(made: Passes) -> bool:
-    """Whether a few numbers give what they give with NumPy. Numba's cache on disk does not see that a constant has changed."""
+    """Whether a few numbers give what they give with NumPy. A compiler may be wrong."""
     size = 3 * LANES + 7
-    x = read_only(np.sin(np.arange(size, dtype=np.float32) * np.float32(1.7)))
-    y = read_only(np.cos(np.arange(size, dtype=np.float32)))
+    x = aligned(np.sin(np.arange(size, dtype=np.float32) * np.float32(1.7)))
+    y = aligned(np.cos(np.arange(size, dtype=np.float32)))
     results = []
     for form in (made, NUMPY):
         lanes = np.full(LANES, 0.5)
@@ -212,10 +189,12 @@ def _same_bits(made: Passes) -> bool:
         total = np.arange(size)
         form.accumulate(x, 0.3, 2.0**40, total)
         result.append(lanes.tobytes() + total.tobytes())
+        form.mean(x, total, 2.0**-40, 0.3, 7.0, total.view(np.float32)[:size])
+        result.append(total.tobytes())
         for dtype in (np.int32, np.int64):
             out: NDArray[Any] = np.empty(size, dtype)
             total = np.arange(size)
             result.append(str(form.steps(x, y, 0.3, 2.0**20, out)).encode() + out.tobytes())
-            result.append(str(form.add(read_only(out), total, lanes)).encode() + total.tobytes() + lanes.tobytes())
+            result.append(str(form.add(aligned(out), total, lanes)).encode() + total.tobytes() + lanes.tobytes())
         results.append(result)
     return results[0] == results[1]

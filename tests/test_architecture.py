@@ -16,7 +16,10 @@ PACKAGES = {
 # Each module may import from its own row and from the rows above it.
 LAYERS: list[set[str]] = [
     {
+        "fedcgd.cache",
         "fedcgd.clipping",
+        "fedcgd.compiler",
+        "fedcgd.files",
         "fedcgd.parameters",
         "fedcgd.participation",
         "fedcgd.noise",

@@ -11,7 +11,7 @@ import pytest
 
 from fedcgd.accounting.balls_in_bins import monte_carlo, remove
 from fedcgd.accounting.balls_in_bins.add import _EXPONENTS, _log_laplace, add_bound
-from fedcgd.accounting.balls_in_bins.draws import Bins, Sample
+from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, log_excess
 from fedcgd.accounting.balls_in_bins.remove import remove_bound, sample_remove
 from fedcgd.accounting.balls_in_bins.stars import Stars
 
@@ -52,12 +52,42 @@ def delta_of_two_bins(overlap: float, sigma: float, epsilon: float) -> float:
     return float(excess) * (axis[1] - axis[0]) ** 2 / (2 * math.pi)
 
 
+@pytest.mark.parametrize("gram", [GRAM, np.array([[1.0, 0.9999], [0.9999, 1.0]]), np.diag([1.0, 1e-11, 2.0])])
+def test_what_all_bins_have_in_common_is_a_part_of_their_covariance(gram: np.ndarray) -> None:
+    """As much as there can be but for a thousandth; also where one bin does not move, and so there is nothing."""
+    bins = Bins(gram)
+    np.testing.assert_allclose(bins.apart + bins.common, gram, rtol=1e-9, atol=3e-11)
+    assert np.linalg.eigvalsh(gram - 0.999 * bins.common)[0] > 0
+    assert np.linalg.eigvalsh(gram - 1.002 * bins.common)[0] < 0
+    np.testing.assert_allclose(bins.root.T @ bins.root, bins.apart, rtol=1e-5, atol=1e-6)
+    drawn = np.cov(bins.noise(np.random.default_rng(1), 100_000), rowvar=False)
+    np.testing.assert_allclose(drawn, gram, atol=0.05)
+
+
+@pytest.mark.parametrize("c", [1e-3, 0.06, 1.0, 4.0])
+@pytest.mark.parametrize("order", [2, 11, 40])
+def test_mean_over_what_all_bins_have_in_common(c: float, order: int) -> None:
+    """B(x) = E (L·e^x − 1)₊ by a sum over t, and the largest of e^(−rx)·B(x) on a grid."""
+    t = np.linspace(-40, 40, 400_001)
+    density = np.exp(-(t**2) / 2) * (t[1] - t[0]) / math.sqrt(2 * math.pi)
+    for x in (-4 * c, -c, 0.0, 0.5 * c, 3 * c):
+        truth = float(density @ np.maximum(np.expm1(x + c * t - c**2 / 2), 0))
+        assert math.exp(float(log_excess(np.array(x), c))) == pytest.approx(truth, rel=1e-5)
+    highest = -math.log1p(-1 / order)  # beyond it the slope of log B is below r
+    x = np.linspace(highest - 3 * c - 2 * order * c**2, highest, 200_001)
+    values = log_excess(x, c) - order * x
+    assert remove._log_top(order, c) == pytest.approx(float(values.max()), abs=1e-6)
+    assert remove._log_top(order, c) >= values.max()
+
+
 @pytest.mark.parametrize("order", [2, 3, 5, 9])
-@pytest.mark.parametrize(("overlap", "sigma", "epsilon"), [(0.0, 0.8, 1.0), (0.6, 0.8, 1.0), (0.6, 2.0, 0.5)])
+@pytest.mark.parametrize(
+    ("overlap", "sigma", "epsilon"), [(0.0, 0.8, 1.0), (0.6, 0.8, 1.0), (0.6, 2.0, 0.5), (0.99, 1, 2)]
+)
 def test_every_order_has_the_mean_by_quadrature(monkeypatch, order, overlap, sigma, epsilon) -> None:
     """Also orders that would not be chosen, where few stars are accepted or the draws vary much."""
     bins = Bins(np.array([[1.0, overlap], [overlap, 1.0]]))
-    monkeypatch.setattr(remove, "_proposal", lambda bins, sigma, _: (Stars.of(bins.gram / sigma**2, order), 0.3))
+    monkeypatch.setattr(remove, "_proposal", lambda bins, sigma, _: (Stars.of(bins.apart / sigma**2, order), 0.3))
     sample = sample_remove(bins, sigma, epsilon, 40_000, (5, order))
     assert sample.shares is not None
     mean = sample.values.mean() * sample.shares.mean()
@@ -118,7 +148,7 @@ def test_what_may_fail_is_shared_out(monkeypatch) -> None:
 
 
 def test_nothing_accepted_is_the_worst_there_is(monkeypatch) -> None:
-    monkeypatch.setattr(remove, "_proposal", lambda bins, sigma, _: (Stars.of(bins.gram, 2), 1e9))
+    monkeypatch.setattr(remove, "_proposal", lambda bins, sigma, _: (Stars.of(bins.apart, 2), 1e9))
     monkeypatch.setattr(Stars, "draw", lambda *_: (np.zeros((2, 1), dtype=np.intp), np.zeros(1)))
     sample = sample_remove(Bins(GRAM), 1.0, 1.0, 10, (1, 1))
     assert sample.values.tolist() == [sample.range]

@@ -14,7 +14,6 @@ from fedcgd.cli.report import print_json
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.optimisation import cache
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
@@ -23,7 +22,7 @@ TABLE_4 = ["--rounds", "3900", "--participations", "10", "--separation", "390", 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
 
 
 def run(*words: str) -> Result:

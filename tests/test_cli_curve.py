@@ -11,7 +11,7 @@ from fedcgd.cli import app
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.optimisation import cache, catalogue
+from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import read_mechanism, write_mechanism
 from fedcgd.participation import Participation
 
@@ -37,7 +37,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the user's module in it, of a name that no other test has imported."""
     (tmp_path / f"{tmp_path.name}_model.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

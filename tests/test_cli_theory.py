@@ -13,7 +13,7 @@ from fedcgd.curvature.loss import final_loss, gradient_norm
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import optimal_error, stationary_error
 from fedcgd.mechanisms import DPSGD
-from fedcgd.optimisation import cache, catalogue
+from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation
 
 SPECTRUM = Spectrum.of([1.0, 0.5, 0.2, 0.2, 0.05, 0.0], measured_on={"model": "a toy"})
@@ -25,7 +25,7 @@ SIGMA = calibrate(DPSGD(), Participation(rounds=1), epsilon=4, delta=1e-5).noise
 
 @pytest.fixture(autouse=True)
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
     SPECTRUM.save(tmp_path / "spectrum.json")
     return tmp_path / "spectrum.json"
 

@@ -17,9 +17,9 @@ from fedcgd.curvature.noise_curve import BARRIER, noise_curve
 from fedcgd.curvature.problem_p1 import causal_factor, problem_p1
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import best_lambda, best_nu, optimal_error
-from fedcgd.mechanisms import BLT, BandInvMF, Dense, LambdaCGD, Mechanism, NuDPFTRL, matrix
+from fedcgd.mechanisms import BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, NuDPFTRL, matrix
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.optimisation import cache, catalogue
+from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -30,7 +30,7 @@ MANY = Participation(rounds=60, min_separation=12)
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path))
 
 
 def error(mechanism: Mechanism, participation: Participation = MANY, quadratic: Quadratic = SOME) -> float:
@@ -183,6 +183,38 @@ def test_what_is_fitted_loses_less_than_what_is_best_for_sums(text: str) -> None
     assert error(fit) < 0.9 * error(catalogue.mechanism(text, MANY))
 
 
+@pytest.mark.parametrize("text", ["lambda-cgd", "nu-dp-ftrl", "band-inv-mf:3", "banded-toeplitz:4", "blt:1"])
+def test_what_is_normalised_is_fitted_as_it_is_released(text: str) -> None:
+    """Other numbers are best with unit columns: those of the same mechanism without are worse, and so are all nearby."""
+    found = catalogue.mechanism(f"{text}:normalized", MANY, curvature=SOME)
+    assert isinstance(found, Normalized)
+    assert error(found) < 0.97 * error(Normalized(catalogue.mechanism(text, MANY, curvature=SOME)))
+    numbers = describe(found)
+    for key, value in numbers.items():
+        if key in ("name", "normalize"):
+            continue
+        series = isinstance(value, tuple)
+        for i in range(text.startswith("band"), len(value) if series else 1):  # c_0 = 1 of those with bands is not free
+            for factor in (0.99, 0.9999):
+                moved = (*value[:i], value[i] * factor, *value[i + 1 :]) if series else value * factor
+                other = from_description(numbers | {key: moved})
+                assert error(other) >= error(found) * (1 - 1e-6)
+
+
+def test_the_normalised_lambda_is_the_best_of_a_grid_of_dense_matrices() -> None:
+    found = catalogue.mechanism("lambda-cgd:normalized", MANY, curvature=SOME)
+    assert isinstance(found, Normalized)
+
+    def slow(lam: float) -> float:
+        c = np.array([[lam ** (i - j) if i >= j else 0.0 for j in range(60)] for i in range(60)])
+        c /= np.linalg.norm(c, axis=0)
+        leftmost = c[:, ::12].sum(axis=1)
+        return oracle.loss(c, [1.0, 0.5, 0.2, 0.2, 0.05, 0.01], 0.8) * float(leftmost @ leftmost)
+
+    assert error(found) == pytest.approx(slow(found.mechanism.lam), rel=1e-9)
+    assert error(found) <= min(slow(lam) for lam in np.linspace(0, 0.99, 100)) * (1 + 1e-9)
+
+
 def test_the_table_fits_what_is_left_open_and_keeps_what_is_given() -> None:
     assert catalogue.mechanism("lambda-cgd", MANY, curvature=SOME) == fitted.lambda_cgd(MANY, quadratic=SOME)
     assert catalogue.mechanism("lambda-cgd:0.9", MANY, curvature=SOME) == LambdaCGD(0.9)
@@ -206,6 +238,8 @@ def test_requests_that_make_no_sense() -> None:
         catalogue.mechanism("noise-curve:3", MANY)
     with pytest.raises(ValueError, match="noise-curve needs p"):
         catalogue.mechanism("noise-curve", MANY, curvature=SOME)
+    with pytest.raises(ValueError, match="noise-curve cannot be normalised: only Toeplitz"):
+        catalogue.mechanism("noise-curve:3:normalized", MANY, curvature=SOME)
     with pytest.raises(ValueError, match="lambda-cgd needs λ"):
         catalogue.mechanism("lambda-cgd", MANY)
     with pytest.raises(ValueError, match="leave the error"):

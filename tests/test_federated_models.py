@@ -11,6 +11,7 @@ import pytest
 import torch
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
+from transformers import BertConfig, BertModel
 
 from fedcgd.parameters import flatten
 from fedcgd_simulations import client_app, server_app
@@ -48,6 +49,10 @@ def inputs(task: str, model: str) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
     if model == "lstm" or model.startswith("bert"):
         return torch.randint(1, 200, (USERS, 6), generator=generator)
+    if model == "minilm-block":
+        states = torch.randn(USERS, 5, 16, generator=generator)
+        states[0, 3:] = 0
+        return states
     shape = PIXELS.get(task) or (384 if model == "minilm" else FEATURES[task],)
     return torch.randn(USERS, *shape, generator=generator)
 
@@ -59,6 +64,16 @@ def small_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in BERT_SHAPES:
         monkeypatch.setitem(BERT_SHAPES, name, (2, 2, 16, 32))
     monkeypatch.setattr("fedcgd_simulations.models.bert.VOCABULARY", 200)
+    monkeypatch.setattr("fedcgd_simulations.models.last_block.minilm_model", small_minilm)
+
+
+def small_minilm(vocabulary: int = 200) -> BertModel:
+    """Two layers in the place of MiniLM's six, and 16 of its 384 numbers a word."""
+    config = BertConfig(
+        vocab_size=vocabulary, num_hidden_layers=2, num_attention_heads=2, hidden_size=16, intermediate_size=32,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="eager",
+    )  # fmt: skip
+    return BertModel(config)
 
 
 def tiny(name: str, data: Data, *, model: str | None = None, data_dir=None):

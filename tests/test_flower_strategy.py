@@ -144,6 +144,17 @@ def test_the_divisor_is_the_planned_cohort_however_many_answer() -> None:
     assert strategy.dropped == {"no answer": 1}
 
 
+def test_the_divisor_is_the_planned_cohort_however_many_are_drawn() -> None:
+    """How many a coin drew is a secret, which a mean over those asked would tell."""
+    grid = two_nodes()
+    coins = Participation(rounds=3, sampling="poisson", sampling_rate=0.4)
+    strategy = make(mechanism=DPSGD(), participation=coins, noise_multiplier=1e-6)
+    result = strategy.start(grid, record(np.zeros(SIZE)))
+    drawn = [len(users) for users in asked_users(grid)]
+    assert any(number != 4 for number in drawn)
+    np.testing.assert_allclose(result.arrays["w"].numpy(), sum(drawn) * UPDATE / 4, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "tamper",
     [

@@ -1,10 +1,12 @@
 """Machine code gives the bits that NumPy gives."""
 
-import sys
+from ctypes import c_double
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedcgd.compiler import array, function, library
 from fedcgd.noise import NoiseStream, box_muller, compiled, correlated_noise
 from fedcgd.noise.compiled import WORTHWHILE, kernels, kernels_for
 from fedcgd.noise.correlated import add_rounded
@@ -18,29 +20,30 @@ STARTS = [17, 2**32 * 12 - 70_001]  # across the number 2³² of a block, too
 
 
 @pytest.fixture
-def without_numba(monkeypatch: pytest.MonkeyPatch):
-    """A function that takes Numba away."""
+def without_compiler(monkeypatch: pytest.MonkeyPatch):
+    """A function that takes the compiler away, and what it has made."""
+
+    def no_library(*_: object) -> None:
+        raise OSError("there is no C compiler")
 
     def take_away() -> None:
         kernels.cache_clear()
-        monkeypatch.delitem(sys.modules, "fedcgd.noise.machine_code", raising=False)
-        monkeypatch.delattr("fedcgd.noise.machine_code", raising=False)
-        monkeypatch.setitem(sys.modules, "numba", None)
+        monkeypatch.setattr(compiled, "library", no_library)
         assert kernels() is None
 
     yield take_away
     kernels.cache_clear()
 
 
-def test_numba_is_there_for_these_tests() -> None:
+def test_a_compiler_is_there_for_these_tests() -> None:
     assert kernels_for(SIZE) is not None
     assert kernels_for(WORTHWHILE - 1) is None
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_noise_has_the_same_bits(start: int, without_numba) -> None:
+def test_noise_has_the_same_bits(start: int, without_compiler) -> None:
     fast = STREAM.normal(7, 5, start, start + SIZE)
-    without_numba()
+    without_compiler()
     slow = STREAM.normal(7, 5, start, start + SIZE)
     np.testing.assert_array_equal(fast.view(np.int32), slow.view(np.int32))
     np.testing.assert_array_equal(
@@ -50,26 +53,26 @@ def test_noise_has_the_same_bits(start: int, without_numba) -> None:
 
 @pytest.mark.parametrize("step", [2.0**-12, 2.0**-38])  # below the smoothing's width and far above
 @pytest.mark.parametrize("start", STARTS)
-def test_sums_are_the_same(step: float, start: int, without_numba) -> None:
+def test_sums_are_the_same(step: float, start: int, without_compiler) -> None:
     sums = []
     for _ in range(2):
         total = np.arange(SIZE)
         add_noise(total, STREAM, TERMS, 2.5, Grid(step), start=start)
         sums.append(total)
-        without_numba()
+        without_compiler()
     np.testing.assert_array_equal(*sums)
 
 
 def test_extreme_words_have_the_same_bits() -> None:
     """Combinations of the least, the largest and ordinary integers."""
-    from fedcgd.noise import machine_code
-
+    code = library(Path(compiled.__file__).with_name("machine_code.c"), compiled.constants())
+    add = function(code, "add_normals", [array(np.int32, 16, 128), c_double, array(np.float64, 12, 128)])
     edges = np.array([0, 1, -1, 2, 2**30, -(2**31), 2**31 - 1, -123456789], np.int32)
     generator = np.random.default_rng(0)
     for _ in range(200):
         words = edges[generator.integers(0, len(edges), (16, 128))]
         fast, slow = np.zeros((12, 128)), np.zeros((12, 128))
-        machine_code._add_normals(words, 0.37, np.empty(128, np.float32), fast)
+        add(words, 0.37, fast)
         box_muller.add_normals(words, 0.37, slow)
         np.testing.assert_array_equal(fast.view(np.int64), slow.view(np.int64))
 
@@ -88,11 +91,12 @@ def test_ties_are_rounded_to_even_by_both() -> None:
 
 @pytest.mark.parametrize("constant", ["FRACTION", "EXPONENT", "ONE"])
 def test_machine_code_that_differs_from_numpy_is_not_used(constant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when a constant has changed, and Numba's cache on disk still holds the code with the old one."""
+    """As when a compiler is wrong."""
     assert kernels() is not None
     kernels.cache_clear()
     value = getattr(box_muller, constant)
-    monkeypatch.setattr(box_muller, constant, np.float32(value * (1 + 2.0**-20)))
+    other = compiled.constants() | {constant: np.float32(value * (1 + 2.0**-20))}
+    monkeypatch.setattr(compiled, "constants", lambda: other)
     try:
         assert kernels() is None
     finally:

@@ -13,7 +13,7 @@ from fedcgd.mechanisms import BISR, BSR, LambdaCGD, Normalized, Toeplitz, bandwi
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import Objective, Workload
-from fedcgd.optimisation import cache, catalogue
+from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.banded import band_mf, dense, squared_error
 from fedcgd.optimisation.catalogue import BANDS, BUFFERS, LAMBDA, NU, TABLE, Row, Spelling, describe, from_description
 from fedcgd.optimisation.lbfgs import minimise
@@ -27,7 +27,7 @@ SIGMA = 0.600228  # noise multiplier of sensitivity 1 at ε = 8, δ = 1e-5 (exac
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path))
 
 
 def rmse(mechanism, participation=CIFAR) -> float:

@@ -1,14 +1,12 @@
 """One pass gives the same bits as machine code and with NumPy, and its sums are those of their definition."""
 
-import sys
-
 import numpy as np
 import pytest
 
 from fedcgd import passes as module
-from fedcgd.passes import CHUNK, LANES, NUMPY, compiled, passes, read_only, squared_distance, sum_of_lanes
+from fedcgd.passes import CHUNK, LANES, NUMPY, aligned, compiled, passes, squared_distance, sum_of_lanes
 
-FORMS = {"numpy": NUMPY, "numba": compiled()}
+FORMS = {"numpy": NUMPY, "machine code": compiled()}
 LENGTHS = [0, 1, LANES - 1, LANES, LANES + 1, 5 * LANES + 3, CHUNK - 1, CHUNK, 2 * CHUNK + 3 * LANES + 5]
 EXTREMES = np.array([0.0, -0.0, 1e-45, -1e-45, 3.4e38, -3.4e38, 1.0, np.inf, -np.inf, np.nan], np.float32)
 
@@ -18,11 +16,11 @@ def vectors(length: int) -> tuple[np.ndarray, np.ndarray]:
     x, y = generator.normal(size=(2, length)).astype(np.float32) * np.float32(2.0) ** generator.integers(
         -60, 60, length
     )
-    return read_only(x.astype(np.float32)), read_only(y.astype(np.float32))
+    return aligned(x.astype(np.float32)), aligned(y.astype(np.float32))
 
 
-def test_numba_is_there_for_these_tests() -> None:
-    assert FORMS["numba"] is not None
+def test_a_compiler_is_there_for_these_tests() -> None:
+    assert FORMS["machine code"] is not None
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -47,13 +45,16 @@ def test_both_forms_give_the_same_bits(length: int) -> None:
             form.squares(x, lanes)
             form.accumulate(x, 1e-20 / 3, scale, total)
             bits.append(lanes.tobytes() + total.tobytes())
+        total = np.random.default_rng(3).integers(-(2**62), 2**62, length)
+        form.mean(y, total, 2.0**-61, 0.3, 7.0, total.view(np.float32)[:length])
+        bits.append(total.tobytes())
         for values in integers:
             total = np.arange(length)
-            checksum = form.add(read_only(values), total, lanes)
+            checksum = form.add(aligned(values), total, lanes)
             assert checksum == int(values.sum(dtype=np.int64))
             bits += [total.tobytes(), lanes.tobytes()]
         found[name] = bits
-    assert found["numpy"] == found["numba"]
+    assert found["numpy"] == found["machine code"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -68,20 +69,29 @@ def test_lanes_add_up_to_the_squares(form: str) -> None:
     assert lanes[7] == sum(np.float64(x[7 + i * LANES]) ** 2 for i in range(3))
     total = np.zeros(len(x), np.int64)
     values = np.arange(len(x)) - 100
-    FORMS[form].add(read_only(values), total, lanes)
+    FORMS[form].add(aligned(values), total, lanes)
     assert sum_of_lanes(lanes) == (values**2).sum()
     np.testing.assert_array_equal(total, values)
 
 
 def test_rounding_is_towards_zero() -> None:
-    x = read_only(np.array([1.75, -1.75, 0.99, -0.99], np.float32))
+    x = aligned(np.array([1.75, -1.75, 0.99, -0.99], np.float32))
     for form in FORMS.values():
         out = np.empty(4, np.int32)
-        assert form.steps(x, read_only(np.zeros(4, np.float32)), 1.0, 2.0, out) == 0
+        assert form.steps(x, aligned(np.zeros(4, np.float32)), 1.0, 2.0, out) == 0
         np.testing.assert_array_equal(out, [3, -3, 1, -1])
         total = np.array([1, 1, 1, -1])
         form.accumulate(x, 1.0, 2.0, total)
         np.testing.assert_array_equal(total, [4, -2, 2, -2])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_mean_is_written_over_the_sum(form: str) -> None:
+    size = CHUNK + LANES + 3
+    model, total = vectors(size)[0], np.random.default_rng(4).integers(-(10**9), 10**9, size)
+    expected = (model + total.copy() * 2.0**-20 * 0.7 / 12).astype(np.float32)
+    FORMS[form].mean(model, total, 2.0**-20, 0.7, 12, total.view(np.float32)[:size])
+    np.testing.assert_array_equal(total.view(np.float32)[:size], expected)
 
 
 @pytest.mark.parametrize("extra", [0, 1, 777])
@@ -102,16 +112,19 @@ def test_what_is_not_finite_never_has_a_finite_distance(form: str, monkeypatch: 
             assert np.isfinite(squared_distance(a, b)) == (np.isfinite(x) and np.isfinite(y)), (x, y)
 
 
-def test_numba_is_loaded_when_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_code_is_loaded_when_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_through", 0)
-    monkeypatch.delitem(sys.modules, "numba", raising=False)
     assert passes(module._PATIENCE) is NUMPY
-    assert passes(1) is FORMS["numba"]
+    assert passes(1) is FORMS["machine code"]
 
 
-def test_without_numba_it_is_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_it_is_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled.cache_clear()
-    monkeypatch.setitem(sys.modules, "numba", None)
+
+    def no_library(*_: object) -> None:
+        raise OSError("there is no C compiler")
+
+    monkeypatch.setattr(module, "library", no_library)
     try:
         assert passes(2**40) is NUMPY
     finally:

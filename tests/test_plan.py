@@ -11,7 +11,7 @@ from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.selection import select_lambda
 from fedcgd.mechanisms import BISR, DPSGD, BandInvMF, LambdaCGD, Normalized
 from fedcgd.mechanisms.error import error_norms
-from fedcgd.optimisation import cache, catalogue
+from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
@@ -21,7 +21,7 @@ BUDGET = {"clip_norm": 1.0, "epsilon": 3.0, "delta": 1e-5}
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """Evaluation on users' data as noised sums: what one user moves, what is told, what the record proves, ε with the training."""
 
 import itertools
+import json
 import logging
 import math
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +16,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from fedcgd.accounting import PastRun, compose
+from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.cli import app as cli
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.mechanisms import DPSGD, LambdaCGD
@@ -293,8 +299,17 @@ def test_epsilon_of_both_together_is_told(tmp_path: Path, caplog: pytest.LogCapt
     expected = compose(runs, delta=1e-5).epsilon
     assert result.evaluate_metrics_clientapp[6]["epsilon-with-training"] == pytest.approx(expected, rel=1e-9)
     assert expected > training().guarantee().epsilon
-    told = joint([path, path.with_name("run.db.evaluation")])
-    assert told.worst.planned.epsilon == pytest.approx(expected, rel=1e-9)
+    for ledgers in ([path, path.with_name("run.db.evaluation")], [path]):
+        assert joint(ledgers).worst.planned.epsilon == pytest.approx(expected, rel=1e-9)
+    assert verify(path).with_evaluations == joint([path]).worst.planned
+    commands = (["ledger", "show"], ["ledger", "verify"], ["ledger", "compose"])
+    for command in commands:
+        said = CliRunner().invoke(cli, [*command, str(path)]).stdout
+        assert f"ε ≤ {rounded_up(expected)} at δ = 1e-05 for 9 rounds of 2 run(s) together" in " ".join(
+            said.replace("│", " ").split()
+        )
+    found = json.loads(CliRunner().invoke(cli, ["ledger", "verify", str(path), "--json"]).stdout)
+    assert found["with_evaluations"]["epsilon"] == pytest.approx(expected, rel=1e-9)
     for words in (
         "training and evaluations together: ε ≤",
         "δ = 1e-05",
@@ -305,6 +320,109 @@ def test_epsilon_of_both_together_is_told(tmp_path: Path, caplog: pytest.LogCapt
     assert "private: epsilon-with-training" in caplog.text
 
 
+def test_later_runs_pay_for_the_evaluations_whether_they_are_named_or_not(tmp_path: Path) -> None:
+    """One training is ε ≤ 6.1, two are 9.2, and with three evaluations at σ = 4 between them 9.4."""
+    path, moved = tmp_path / "run.db", tmp_path / "moved.db"
+    start(make(evaluation(noise_multiplier=4.0), ledger=path, key=NoiseKey.generate()), FakeGrid({1: pool(names())}))
+    beside = path.with_name("run.db.evaluation")
+    past = PastRun(mechanism=training().mechanism, participation=training().participation, noise_multiplier=5.0)
+    sigma = 4.0 / math.sqrt(3)
+    three = PastRun(mechanism=DPSGD(), participation=Participation(rounds=1), noise_multiplier=sigma)
+    truth, without = (compose(runs, delta=1e-5).epsilon for runs in ([past, past, three], [past, past]))
+    assert truth > 1.01 * without
+
+    def refused(epsilon: float, *after: Path) -> int:
+        joint_budget = JointBudget(epsilon=epsilon, delta=1e-5, after=after)
+        found = joint_budget.admission(training(), key=NoiseKey.generate())
+        assert len(found.configuration["budget"]["after"]) == 2
+        return len(found.refused)
+
+    for named in ([path], [path, beside], [beside, path]):
+        assert refused(truth * (1 - 1e-6), *named) == USERS
+        assert refused(truth * (1 + 1e-6), *named) == 0
+    beside.rename(moved)
+    for call in (joint, lambda paths: refused(99, *paths)):
+        with pytest.raises(ValueError, match=r"run\.db\.evaluation, which says who was in that, is not there"):
+            call([path])
+        with pytest.raises(
+            ValueError, match=r"moved\.db records the evaluations of a run whose own ledger is not named"
+        ):
+            call([moved])
+    assert refused(truth * (1 - 1e-6), path, moved) == USERS
+    other = tmp_path / "other.db"
+    start(make(evaluation(noise_multiplier=4.0), ledger=other, key=NoiseKey.generate()), FakeGrid({1: pool(names())}))
+    other.with_name("other.db.evaluation").rename(beside)
+    with pytest.raises(ValueError, match=r"run\.db\.evaluation, which says who was in that, is of another run"):
+        joint([path])
+
+
+def test_evaluations_that_are_not_over_are_waited_for_and_sound(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    private = evaluation(evaluations=4, noise_multiplier=4.0)
+    start(make(private, ledger=path, key=NoiseKey.generate()), FakeGrid({1: pool(names())}))
+    later = JointBudget(epsilon=50, delta=1e-5, after=[path])
+    with pytest.raises(ValueError, match=r"run\.db\.evaluation is of a run that may go on \(3 of 4 rounds"):
+        later.admission(training(), key=NoiseKey.generate())
+    beside = path.with_name("run.db.evaluation")
+    seal(beside, None)
+    assert not later.admission(training(), key=NoiseKey.generate()).refused
+    with closing(sqlite3.connect(beside)) as connection, connection:
+        connection.execute("UPDATE users SET participations = 0")
+    with pytest.raises(ValueError, match="contradicts itself"):
+        later.admission(training(), key=NoiseKey.generate())
+    result = CliRunner().invoke(cli, ["ledger", "compose", str(path)])
+    assert result.exit_code == 1
+    assert f"{beside}: 12 users have counters that differ" in result.stdout
+
+
+def test_a_ledger_of_an_earlier_version_does_not_hide_the_evaluations_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    start(make(evaluation(noise_multiplier=4.0), ledger=path, key=NoiseKey.generate()), FakeGrid({1: pool(names())}))
+    truth = joint([path]).worst.planned.epsilon
+    with closing(sqlite3.connect(path)) as connection, connection:
+        (text,) = connection.execute("SELECT configuration FROM run").fetchone()
+        earlier = {name: value for name, value in json.loads(text).items() if name != "evaluation"}
+        connection.execute("UPDATE run SET configuration = ?", (json.dumps(earlier),))
+    assert joint([path]).worst.planned.epsilon == truth
+
+
+def test_a_run_without_evaluations_stays_without(tmp_path: Path) -> None:
+    """Later runs were allowed for what it was begun with."""
+    path = tmp_path / "run.db"
+    plain = CorrelatedNoise(FedAvg(), training(), key=KEY, cohort_size=USERS, patience=0.0, ledger=path)
+    start(plain, FakeGrid({1: pool(names())}))
+    with pytest.raises(ValueError, match=r"configuration is not the same .*evaluation: nothing → there"):
+        start(make(evaluation(), ledger=path), FakeGrid({1: pool(names())}))
+    assert verify(path).with_evaluations is None
+    assert len(joint([path]).worst.ledgers) == 1
+
+
+def test_the_report_says_epsilon_with_the_evaluations(tmp_path: Path) -> None:
+    path, key = tmp_path / "run.db", NoiseKey.generate()
+    start(make(evaluation(noise_multiplier=4.0), ledger=path, key=key), FakeGrid({1: pool(names())}))
+    expected = rounded_up(joint([path]).worst.planned.epsilon)
+    for name, words in (
+        (
+            "statement.md",
+            (f"| ε with its evaluations | at most {expected} (", f"together, are ({expected}, 1e-05)-diff"),
+        ),
+        (
+            "report.html",
+            (f"ε with its evaluations<strong>≤ {expected}</strong>", f"together, are ({expected}, 1e-05)-diff"),
+        ),
+        ("statement.json", ('"with_evaluations": {', f"together, are ({expected}, 1e-05)-diff")),
+    ):
+        assert CliRunner().invoke(cli, ["report", str(path), "-o", str(tmp_path / name)]).exit_code == 0
+        for word in words:
+            assert word in (tmp_path / name).read_text(), (name, word)
+    result = CliRunner().invoke(
+        cli, ["report", str(path.with_name("run.db.evaluation")), "-o", str(tmp_path / "part.md")]
+    )
+    assert result.exit_code == 2
+    assert "evaluations of a run only" in result.stderr
+    assert not (tmp_path / "part.md").exists()
+
+
 def test_real_keys_give_the_evaluations_noise_of_their_own(tmp_path: Path) -> None:
     key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
     path = tmp_path / "run.db"
@@ -313,7 +431,7 @@ def test_real_keys_give_the_evaluations_noise_of_their_own(tmp_path: Path) -> No
     result = start(make(private, ledger=path, key=key), FakeGrid({1: pool(names())}))
     assert sorted(result.evaluate_metrics_clientapp) == [2, 4, 6]
     (path.with_name("run.db.evaluation")).unlink()
-    with pytest.raises(ValueError, match="this key began the same run"):
+    with pytest.raises(ValueError, match=r"run\.db\.evaluation, the record of the evaluations.* is not there"):
         start(make(private, ledger=path, key=key), FakeGrid({1: pool(names())}))
     other = tmp_path / "other.db"
     start(make(private, ledger=other, key=NoiseKey.generate()), FakeGrid({1: pool(names())}))

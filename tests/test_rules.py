@@ -8,10 +8,25 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcgd.accounting.selection import select_lambda
+from fedcgd.curvature import Spectrum
+from fedcgd.curvature.loss import final_loss
+from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd_experiments.__main__ import app
 from fedcgd_experiments.experiment import Point, Setup, identity
-from fedcgd_experiments.rules import RULES, budgets, chosen_lambdas, losses, rule_points, rule_record
-from fedcgd_experiments.sweep import ResultsFile, to_point
+from fedcgd_experiments.rules import (
+    CURVATURE,
+    NAMES,
+    RULES,
+    budgets,
+    chosen_lambdas,
+    curvature_record,
+    losses,
+    rule_points,
+    rule_record,
+)
+from fedcgd_experiments.sweep import ResultsFile, best_rates, to_point
 
 BUDGET = Setup(mechanism="dp-sgd", epsilon=2.0, delta=1e-5, steps=9, epochs=10)
 POISSON = replace(BUDGET, sampling="poisson")
@@ -54,6 +69,24 @@ def test_a_rule_is_recorded_to_three_decimals():
     assert chosen_lambdas([json.loads(json.dumps(made))]) == {BUDGET: {"rmse": made["lam"]}}
 
 
+@pytest.mark.parametrize("rate", [0.5, 2.0, 50.0])
+def test_the_curvature_rule_adds_least_loss_on_the_quadratic_at_that_rate(rate):
+    """Against a search over a grid; at η = 50 the eigenvalue 0.3 would diverge, and counts as 1/η."""
+    spectrum = Spectrum.of([0.3, 0.01], [5, 100])
+    made = json.loads(json.dumps(curvature_record((BUDGET, rate), spectrum)))
+    assert (made["rule"], made["learning_rate"], made["spectrum"]) == (CURVATURE, rate, spectrum.digest)
+    tame = Quadratic(Spectrum.of([min(0.3, 1 / rate), 0.01], [5, 100]), rate)
+    participation = BUDGET.participation()
+
+    def loss(lam):
+        mechanism = LambdaCGD(lam)
+        return final_loss(mechanism, 90, tame, stddev=sensitivity(mechanism, participation).value)
+
+    least = min((i / 500 for i in range(500)), key=loss)
+    assert made["lam"] == pytest.approx(least, abs=0.003)
+    assert chosen_lambdas([made]) == {BUDGET: {CURVATURE: made["lam"]}}
+
+
 def test_rules_are_judged_where_lambda_was_tuned():
     runs = [*swept(), run("dp-sgd", 0, 0.5, "validation", budget=POISSON)]
     assert budgets(runs) == [BUDGET]
@@ -88,7 +121,8 @@ def test_a_rule_that_finds_the_tuned_lambda_loses_nothing():
 
 
 def test_the_command_judges_every_rule_and_the_plot_leaves_its_runs_out(tmp_path):
-    swept, ruled = tmp_path / "digits.jsonl", tmp_path / "digits-rules.jsonl"
+    swept, ruled, spectrum = (tmp_path / name for name in ("digits.jsonl", "digits-rules.jsonl", "spectrum.json"))
+    Spectrum.of([0.2, 0.01], [5, 645]).save(spectrum)
     command = [
         "sweep",
         "--output",
@@ -102,19 +136,23 @@ def test_the_command_judges_every_rule_and_the_plot_leaves_its_runs_out(tmp_path
         "--seeds",
         "2",
     ]
-    command += ["--mechanism", "lambda-cgd:0.5", "--epsilon", "8", "--address", "here"]
+    command += ["--mechanism", "dp-sgd", "--mechanism", "lambda-cgd:0.5", "--epsilon", "8", "--address", "here"]
     command += ["--learning-rate", "2", "--learning-rate", "4", "--learning-rate", "8"]
     for words in (
         command,
-        ["rules", str(swept), "--output", str(ruled), "--seeds", "2", "--address", "here"],
+        ["rules", str(swept), "--output", str(ruled), "--seeds", "2", "--address", "here", "--spectrum", str(spectrum)],
         ["plot", str(swept), str(ruled), "--output", str(tmp_path / "plots")],
     ):
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
     runs = [to_point(r) for r in ResultsFile(ruled).runs().values()]
+    (fitted,) = (r for r in ResultsFile(ruled).records if r["kind"] == "rule" and r["rule"] == CURVATURE)
+    assert {fitted["learning_rate"]} == {
+        rate for setup, rate in best_rates(ResultsFile(swept).runs().values()).items() if setup.mechanism == "dp-sgd"
+    }
     (chosen,) = chosen_lambdas(ResultsFile(ruled).records).values()
-    assert set(chosen) == set(RULES)
+    assert set(chosen) == set(NAMES)
     assert {p.setup.lam for p in runs} == set(chosen.values())
     assert {p.seed for p in runs if p.split == "test"} == {1000, 1001}
     assert len(losses(list(ResultsFile(swept).runs().values()), list(ResultsFile(ruled).runs().values()),
-                      ResultsFile(ruled).records)) == len(RULES)  # fmt: skip
+                      ResultsFile(ruled).records)) == len(NAMES)  # fmt: skip

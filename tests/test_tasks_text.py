@@ -6,9 +6,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from test_federated_models import small_minilm
 
 from fedcgd_simulations import minilm
 from fedcgd_simulations.minilm import minilm_embeddings
+from fedcgd_simulations.models import last_block
+from fedcgd_simulations.models.last_block import minilm_last_block
 from fedcgd_simulations.tasks import get_task
 from fedcgd_simulations.tasks.tweets import FILE, read_tweets
 from fedcgd_simulations.text import hashed_bag, hashed_tokens, tokens_for
@@ -176,6 +179,55 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, counted, monkey
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "file" / "cache"))
     assert minilm_embeddings(["a"]).shape == (1, 384)
+
+
+def test_states_are_kept_with_half_the_digits(tmp_path, monkeypatch):
+    made = []
+
+    def states_below(texts, *, length):
+        made.append(texts)
+        return torch.full((len(texts), length, 384), 1 / 3).half()
+
+    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path))
+    monkeypatch.setattr(minilm, "states_below", states_below)
+    first, again = minilm.minilm_states(["a", "b"], length=3), minilm.minilm_states(["a", "b"], length=3)
+    assert torch.equal(first, again)
+    assert first.dtype == again.dtype == torch.float32
+    assert made == [["a", "b"]]
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_size < 2 * 2 * 3 * 384 + 200
+
+
+def starts_as_the_embeddings(texts, length):
+    """The last block on kept states gives MiniLM's embeddings; padding is zero, and makes no difference."""
+    model = minilm_last_block(3).eval()
+    states = minilm.states_below(texts, length=length).float()
+    seen = []
+    model.head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.no_grad():
+        assert not model(states).any()
+    unit = torch.nn.functional.normalize(seen[0], dim=1)
+    assert torch.allclose(unit, minilm.embed(texts, length=length), atol=3e-3)
+    return states
+
+
+def test_the_last_block_starts_where_the_embeddings_are(monkeypatch):
+    small = small_minilm(30522)
+    monkeypatch.setattr(minilm, "WIDTH", 16)
+    for module in (minilm, last_block):
+        monkeypatch.setattr(module, "minilm_model", lambda: small)
+    states = starts_as_the_embeddings(["Rain.", "A much longer text about the weather in Oslo.", "Sun and rain."], 6)
+    assert states.shape == (3, 6, 16)
+    # [CLS], rain, the full stop, [SEP], and then nothing
+    assert states.any(dim=2).sum(dim=1).tolist()[:2] == [4, 6]
+
+
+@pytest.mark.slow
+def test_minilms_own_last_block_starts_where_its_embeddings_are():
+    texts = ["The film was wonderful.", "Rain is expected in Oslo tomorrow, and in Bergen it never ends."]
+    starts_as_the_embeddings(texts, 12)
+    block = minilm_last_block(3).block
+    assert sum(p.numel() for p in block.parameters() if p.requires_grad) == 1_774_464
 
 
 @pytest.mark.slow

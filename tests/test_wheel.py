@@ -26,6 +26,7 @@ def test_only_the_packages_are_in_it(wheel: Path) -> None:
     assert {"fedcgd", "fedcgd_flower"} <= tops
     assert all(top in ("fedcgd", "fedcgd_flower") or top.endswith(".dist-info") for top in tops)
     assert {"fedcgd/py.typed", "fedcgd_flower/py.typed"} <= set(names)
+    assert {"fedcgd/passes.c", "fedcgd/noise/machine_code.c"} <= set(names)
 
 
 def test_it_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:

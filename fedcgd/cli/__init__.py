@@ -70,6 +70,16 @@ class _CommandsOnDemand(TyperGroup):
         name, found, rest = super().resolve_command(ctx, args)
         return name, load(str(name)) if found else None, rest
 
+    def invoke(self, ctx: Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            from fedcgd.cli.report import fail
+
+            fail(str(error))  # what cannot be read or written: not the 1 of a claim that is refuted
+
 
 def load(name: str) -> Command:
     """The command of this name, with all that it needs."""
@@ -86,7 +96,7 @@ app = typer.Typer(
     cls=_CommandsOnDemand,
     help="Noise, ε and errors of mechanisms for differentially private training. Every ε is an upper bound.",
     epilog="Exit codes: 0 done, and nothing speaks against the claim; 1 refuted, or a record contradicts itself; 2 the input is "
-    "wrong.",
+    "wrong, or a file cannot be read or written.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -36,6 +36,7 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
         ("created", str(run["created"])),
         ("released", f"{verification.released} of {verification.planned} rounds"),
         ("whole run, as planned", str(verification.whole)),
+        *([("with its evaluations", str(both))] if (both := verification.with_evaluations) else []),
         ("released so far", str(verification.guarantee or "nothing is released")),
         ("mechanism", str(run["plan"]["mechanism"]["name"])),
         ("key", f"fingerprint {run['key_fingerprint']}{_not_private(verification)}"),
@@ -65,6 +66,8 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
         print_json(record)
     else:
         console.print(f"whole run, as planned: {verification.whole}{_not_private(verification)}", soft_wrap=True)
+        if verification.with_evaluations is not None:
+            console.print(f"with its evaluations on users' data: {verification.with_evaluations}", soft_wrap=True)
         console.print(f"released so far: {verification.guarantee or 'nothing is released'}", soft_wrap=True)
         if verification.budget is not None:
             earlier = verification.budget["after"]
@@ -102,16 +105,15 @@ def compose(
     """Say what several runs cost together each user who was in them; users are the same if their ids are.
 
     Whoever was asked in a run is given that run's whole bound; under a secret sampling everybody is counted as in the run.
+    The private evaluations of a run count with it: their ledger is looked for beside the run's.
     Exit code 1 if a ledger contradicts itself or the joint budget that it was begun with.
 
     Example: fedcgd ledger compose A.db B.db
     """
     with explained_errors(), status(json):
         found = ledger.joint(paths, delta=delta, user=user)
-        problems = [f"{path}: {problem}" for path in paths for problem in ledger.verify(path).problems]
-        problems += found.problems
     if json:
-        print_json(found.to_description() | {"problems": problems})
+        print_json(found.to_description())
     else:
         for group in found.groups:
             console.print(
@@ -125,9 +127,9 @@ def compose(
             f"; samplings: {', '.join(found.samplings)}" + (" — SIMULATION: nothing here is private" * found.simulated),
             soft_wrap=True,
         )
-        for problem in problems:
+        for problem in found.problems:
             console.print(f"[bold red]Problem:[/bold red] {escape(problem)}", soft_wrap=True)
-    if problems:
+    if found.problems:
         raise typer.Exit(EXIT_PROBLEMS)
 
 

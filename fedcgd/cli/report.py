@@ -48,6 +48,8 @@ def explained_errors() -> Iterator[None]:
         yield
     except ValueError as error:
         fail(in_options(str(error)))
+    except BrokenPipeError:  # whoever reads has read enough
+        raise
     except OSError as error:
         fail(str(error))
 

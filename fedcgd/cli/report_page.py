@@ -16,6 +16,8 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.ledger import EXIT_PROBLEMS, LedgerArgument
 from fedcgd.cli.report import console, explained_errors, finite, status
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html
+from fedcgd.files import whole
+from fedcgd.ledger.evaluations import evaluation_ledger
 from fedcgd.ledger.statement import facts, privacy_statement, statement_markdown
 from fedcgd.mechanisms import inverse_matrix
 from fedcgd.plan import Plan
@@ -59,7 +61,7 @@ def report_command(
         statement = privacy_statement(path)
         match output.suffix:
             case ".html":
-                beside = path.with_name(f"{path.name}.evaluation")
+                beside = evaluation_ledger(path)
                 text = page(
                     path.name, statement, ledger.export(path), ledger.export(beside) if beside.exists() else None
                 )
@@ -68,7 +70,8 @@ def report_command(
             case _:
                 text = json_module.dumps(finite(statement), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         try:
-            output.write_text(text, encoding="utf-8")
+            with whole(output) as part:
+                part.write_text(text, encoding="utf-8")
         except OSError as error:
             raise ValueError(f"cannot write {output}: {error.strerror}") from error
     console.print(f"{output} is written", soft_wrap=True, markup=False)
@@ -120,6 +123,8 @@ def _promise(statement: dict[str, Any]) -> str:
         kind, verdict = "good", "Verified: the records agree with each other and with the plan."
     extra = "" if statement["sound"] or not statement["simulated"] else list_html(statement["problems"])
     boxes = [("ε of the whole run", f"≤ {rounded_up(whole['epsilon'])}"), ("δ", f"{whole['delta']:g}")]
+    if (both := statement["with_evaluations"]) is not None:
+        boxes.insert(1, ("ε with its evaluations", f"≤ {rounded_up(both['epsilon'])}"))
     boxes.append(("ε so far", "–" if so_far is None else f"≤ {rounded_up(so_far['epsilon'])}"))
     boxes.append(("rounds released", f"{statement['rounds_released']} of {statement['rounds_planned']}"))
     figures = "".join(f"<div>{escape(what)}<strong>{escape(value)}</strong></div>" for what, value in boxes)

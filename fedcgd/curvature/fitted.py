@@ -1,6 +1,7 @@
 """Mechanisms whose numbers are best for a quadratic: λ, ν, coefficients and buffers, at equal privacy under (k, b).
 
-The objective is log(final_loss · sens²), with the sensitivity that is valid for each kind of mechanism.
+The objective is log(final_loss · sens²), with the sensitivity that is valid for each kind of mechanism. With `normalized` it is
+that of the mechanism's column-normalised form, which other numbers make best; the mechanism itself is what is returned.
 """
 
 import math
@@ -15,81 +16,143 @@ from torch import Tensor
 from fedcgd.curvature.factor import thin_factor
 from fedcgd.curvature.loss import final_loss
 from fedcgd.curvature.quadratic import Quadratic
-from fedcgd.mechanisms import BLT, BandedToeplitz, BandInvMF, LambdaCGD, Mechanism, NuDPFTRL
+from fedcgd.mechanisms import BLT, BandedToeplitz, BandInvMF, LambdaCGD, Normalized, NuDPFTRL
+from fedcgd.mechanisms.mechanism import Toeplitz
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.optimisation import Progress
-from fedcgd.optimisation.toeplitz import LogError, least_band_inv_mf, least_banded_toeplitz, least_blt
+from fedcgd.optimisation.toeplitz import (
+    PrivateError,
+    least_band_inv_mf,
+    least_banded_toeplitz,
+    least_blt,
+    log_sensitivity,
+    log_sensitivity_by_lags,
+)
 from fedcgd.participation import Participation
 
 _GRID = 24
 OneNumber = TypeVar("OneNumber", LambdaCGD, NuDPFTRL)
 
 
-def lambda_cgd(participation: Participation, *, quadratic: Quadratic, progress: Progress | None = None) -> LambdaCGD:
+def lambda_cgd(
+    participation: Participation, *, quadratic: Quadratic, normalized: bool = False, progress: Progress | None = None
+) -> LambdaCGD:
     """The λ of least loss at equal privacy, by a search on the scale 1/(1 − λ); 0 (DP-SGD) if nothing is better."""
+
+    def error(one: LambdaCGD) -> float:
+        return _log_error(one, participation, quadratic, normalized)
+
     longest = math.log(4.0 * participation.rounds + 4.0)
-    plain = LambdaCGD(0.0)
-    found = _search(lambda x: LambdaCGD(-math.expm1(-x)), (0.0, longest), participation, quadratic, progress)
-    return min(plain, found, key=lambda one: _log_error(one, participation, quadratic))
+    found = _search(lambda x: LambdaCGD(-math.expm1(-x)), (0.0, longest), error, progress)
+    return min(LambdaCGD(0.0), found, key=error)
 
 
-def nu_dp_ftrl(participation: Participation, *, quadratic: Quadratic, progress: Progress | None = None) -> NuDPFTRL:
+def nu_dp_ftrl(
+    participation: Participation, *, quadratic: Quadratic, normalized: bool = False, progress: Progress | None = None
+) -> NuDPFTRL:
     """The ν of least loss at equal privacy, by a search on a logarithmic scale."""
+
+    def error(one: NuDPFTRL) -> float:
+        return _log_error(one, participation, quadratic, normalized)
+
     ends = (math.log(1e-2 / participation.rounds), math.log(1 - 1e-6))
-    return _search(lambda x: NuDPFTRL(math.exp(x)), ends, participation, quadratic, progress)
+    return _search(lambda x: NuDPFTRL(math.exp(x)), ends, error, progress)
 
 
 def band_inv_mf(
-    bandwidth: int, participation: Participation, *, quadratic: Quadratic, progress: Progress | None = None
+    bandwidth: int,
+    participation: Participation,
+    *,
+    quadratic: Quadratic,
+    normalized: bool = False,
+    progress: Progress | None = None,
 ) -> BandInvMF:
     """The C⁻¹ with p Toeplitz coefficients of least loss at equal privacy."""
-    return least_band_inv_mf(bandwidth, participation, _series_error(quadratic, participation.rounds), progress)
+    error = _private_error(log_sensitivity_by_lags, participation, quadratic, normalized)
+    return least_band_inv_mf(bandwidth, participation, error, progress)
 
 
 def banded_toeplitz(
-    bandwidth: int, participation: Participation, *, quadratic: Quadratic, progress: Progress | None = None
+    bandwidth: int,
+    participation: Participation,
+    *,
+    quadratic: Quadratic,
+    normalized: bool = False,
+    progress: Progress | None = None,
 ) -> BandedToeplitz:
     """The non-increasing banded Toeplitz C of least loss at equal privacy."""
-    return least_banded_toeplitz(bandwidth, participation, _series_error(quadratic, participation.rounds), progress)
+    error = _private_error(log_sensitivity, participation, quadratic, normalized)
+    return least_banded_toeplitz(bandwidth, participation, error, progress)
 
 
-def blt(degree: int, participation: Participation, *, quadratic: Quadratic, progress: Progress | None = None) -> BLT:
+def blt(
+    degree: int,
+    participation: Participation,
+    *,
+    quadratic: Quadratic,
+    normalized: bool = False,
+    progress: Progress | None = None,
+) -> BLT:
     """The BLT with `degree` buffers of least loss at equal privacy."""
-    return least_blt(degree, participation, _series_error(quadratic, participation.rounds), progress)
+    error = _private_error(log_sensitivity, participation, quadratic, normalized)
+    return least_blt(degree, participation, error, progress)
 
 
 def _search(
     make: Callable[[float], OneNumber],
     ends: tuple[float, float],
-    participation: Participation,
-    quadratic: Quadratic,
+    error: Callable[[OneNumber], float],
     progress: Progress | None,
 ) -> OneNumber:
     """The best on a grid, then by a bounded search between the neighbours of its best point."""
 
-    def error(x: float) -> float:
-        return _log_error(make(x), participation, quadratic)
+    def at(x: float) -> float:
+        return error(make(x))
 
     grid = np.linspace(*ends, _GRID)
-    least = int(np.argmin([error(float(x)) for x in grid]))
+    least = int(np.argmin([at(float(x)) for x in grid]))
     if progress is not None:
-        progress(_GRID, error(float(grid[least])))
+        progress(_GRID, at(float(grid[least])))
     bounds = (float(grid[max(least - 1, 0)]), float(grid[min(least + 1, _GRID - 1)]))
-    return make(float(minimize_scalar(error, bounds=bounds, method="bounded", options={"xatol": 1e-5}).x))
+    return make(float(minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": 1e-5}).x))
 
 
-def _log_error(mechanism: Mechanism, participation: Participation, quadratic: Quadratic) -> float:
+def _log_error(one: Toeplitz, participation: Participation, quadratic: Quadratic, normalized: bool) -> float:
+    mechanism = Normalized(one) if normalized else one
     loss = final_loss(mechanism, participation.rounds, quadratic)
     return math.log(loss) + 2 * math.log(sensitivity(mechanism, participation).value)
 
 
-def _series_error(quadratic: Quadratic, rounds: int) -> LogError:
-    """log ‖C⁻ᵀL‖²: backwards in time a product of series, of C⁻¹ and of each column of L."""
-    backwards = torch.from_numpy(thin_factor(quadratic, rounds)[::-1].copy())
-    spectra = torch.fft.rfft(backwards, 2 * rounds, dim=0)
+def _private_error(
+    log_sensitivity: Callable[[Tensor, Participation], Tensor],
+    participation: Participation,
+    quadratic: Quadratic,
+    normalized: bool,
+) -> PrivateError:
+    """log(‖C⁻ᵀL‖²·sens²): backwards in time a product of series, of C⁻¹ and of each column of L."""
+    n = participation.rounds
+    backwards = torch.from_numpy(thin_factor(quadratic, n)[::-1].copy())
 
-    def log_error(inverse: Tensor) -> Tensor:
-        products = torch.fft.irfft(torch.fft.rfft(inverse, 2 * rounds)[:, None] * spectra, 2 * rounds, dim=0)
-        return torch.log((products[:rounds] ** 2).sum())
+    spectra = torch.fft.rfft(backwards, 2 * n, dim=0)
 
-    return log_error
+    def log_error(inverse: Tensor, spectra: Tensor) -> Tensor:
+        products = torch.fft.irfft(torch.fft.rfft(inverse, 2 * n)[:, None] * spectra, 2 * n, dim=0)
+        return torch.log((products[:n] ** 2).sum())
+
+    def plain(c: Tensor, inverse: Tensor) -> Tensor:
+        return log_error(inverse, spectra) + log_sensitivity(c.abs(), participation)
+
+    def with_unit_columns(c: Tensor, inverse: Tensor) -> Tensor:
+        """Of C·D⁻¹, whose inverse is D·C⁻¹. The columns are the leftmost: the sensitivity, or near it, as |c| cancels nothing."""
+        c = torch.nn.functional.pad(c.abs(), (0, n - len(c)))
+        norms = torch.sqrt(torch.cumsum(c**2, dim=0))  # of the columns, the last first
+        total = torch.zeros(n, dtype=torch.float64)
+        for first in range(
+            0, participation.participations * participation.min_separation, participation.min_separation
+        ):
+            column = c[: n - first] / norms[n - 1 - first]
+            total = total + torch.nn.functional.pad(column, (first, 0))
+        scaled = torch.fft.rfft(backwards * norms[:, None], 2 * n, dim=0)
+        return log_error(inverse, scaled) + torch.log((total**2).sum())
+
+    return with_unit_columns if normalized else plain

@@ -29,9 +29,14 @@ the quadratic forgets, and a network does not, grows without bound. The same bar
 
 
 def noise_curve(
-    bandwidth: int, participation: Participation, *, quadratic: Quadratic, progress: Progress | None = None
+    bandwidth: int,
+    participation: Participation,
+    *,
+    quadratic: Quadratic,
+    barrier: float = BARRIER,
+    progress: Progress | None = None,
 ) -> Dense:
-    """The p-banded C with unit columns of least `final_loss` (and `BARRIER`) for participations at least p apart, by L-BFGS.
+    """The p-banded C with unit columns of least `final_loss` and `barrier` for participations at least p apart, by L-BFGS.
 
     With p ≤ b the columns of different participations do not overlap, so that the sensitivity is √k, whatever C is. The free
     numbers are the columns before they are divided by their norms, at first BSR's; O(n·p·r) a step, with r some dozens
@@ -50,7 +55,7 @@ def noise_curve(
 
     def objective(x: Tensor) -> Tensor:
         # log det CᵀC is twice the sum of the logs of the diagonal.
-        return error(x) / unit - BARRIER * 2 * torch.log(band(x)[:, 0]).mean()
+        return error(x) / unit - barrier * 2 * torch.log(band(x)[:, 0]).mean()
 
     x, _ = minimise(objective, start, tolerance=1e-6, history=60, progress=progress)
     return Dense("noise-curve", band(x).numpy())

@@ -20,7 +20,7 @@ from fedcgd.optimisation.lbfgs import minimise
 _FAR = 1e3  # above any log of an error
 
 
-def problem_p1(bandwidth: int, form: Matrix, progress: Progress | None = None) -> Matrix:
+def problem_p1(bandwidth: int, form: Matrix, *, barrier: float = BARRIER, progress: Progress | None = None) -> Matrix:
     """The band X[j, j + l] at [j, l], shape (n, p), of the X that minimises Tr(L·Lᵀ·X⁻¹) and the barrier.
 
     L = `form` has shape (n, r), and X is positive definite with `bandwidth` bands and X[j, j] = 1. The diagonal is no free
@@ -37,7 +37,7 @@ def problem_p1(bandwidth: int, form: Matrix, progress: Progress | None = None) -
         return result
 
     def objective(x: Tensor) -> Tensor:
-        result: Tensor = _Objective.apply(x, form, band, inside, unit)
+        result: Tensor = _Objective.apply(x, form, band, inside, unit, barrier)
         return result
 
     bsr, free = unit_columns("noise-curve", n, p)
@@ -65,10 +65,10 @@ def _trace(gram: Matrix, form: Matrix) -> tuple[float, Matrix, Matrix]:
 
 
 class _Objective(torch.autograd.Function):
-    """Tr(L·Lᵀ·X⁻¹)/unit − BARRIER·log det(X)/n; its derivative by X is −Y·Yᵀ/unit − BARRIER·X⁻¹/n, Y = X⁻¹L, in the band."""
+    """Tr(L·Lᵀ·X⁻¹)/unit − barrier·log det(X)/n; its derivative by X is −Y·Yᵀ/unit − barrier·X⁻¹/n, Y = X⁻¹L, in the band."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, form: Matrix, band: Any, inside: Any, unit: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, form: Matrix, band: Any, inside: Any, unit: float, barrier: float) -> Tensor:
         gram = band(x.detach().numpy())
         n, p = gram.shape
         try:
@@ -80,15 +80,15 @@ class _Objective(torch.autograd.Function):
         gradient = np.zeros((n, p - 1))
         for lag in range(1, p):
             # An entry beside the diagonal is in X twice.
-            both = np.einsum("ij,ij->i", y[: n - lag], y[lag:]) / unit + BARRIER / n * np.diagonal(inverse, lag)
+            both = np.einsum("ij,ij->i", y[: n - lag], y[lag:]) / unit + barrier / n * np.diagonal(inverse, lag)
             gradient[: n - lag, lag - 1] = -2 * both
         ctx.save_for_backward(torch.from_numpy(gradient[inside]))
-        return torch.tensor(total / unit - BARRIER * 2 * np.log(factor[0]).mean(), dtype=torch.float64)
+        return torch.tensor(total / unit - barrier * 2 * np.log(factor[0]).mean(), dtype=torch.float64)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradients[0] * gradient, None, None, None, None
+        return gradients[0] * gradient, None, None, None, None, None
 
 
 def causal_factor(gram: Matrix) -> Matrix:

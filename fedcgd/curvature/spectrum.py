@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcgd.files import whole
+
 _KIND = "fedcgd spectrum"
 _VERSION = 1
 
@@ -116,7 +118,9 @@ class Spectrum:
             "eigenvalues": self.eigenvalues,
             "counts": self.counts,
         }
-        Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        with whole(os.fspath(path)) as part:
+            part.write_text(text)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Spectrum":

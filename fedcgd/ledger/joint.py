@@ -8,6 +8,7 @@ from typing import Any
 
 from fedcgd.accounting import JointGuarantee
 from fedcgd.ledger.recorded import Together, recorded
+from fedcgd.ledger.records import verify
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class JointRecord:
     samplings: tuple[str, ...]
     simulated: bool
     problems: tuple[str, ...] = ()
-    """Where the runs contradict the joint budgets that they were begun with."""
+    """Where a run contradicts its own record, or the joint budget that it was begun with."""
 
     @property
     def worst(self) -> UserGroup:
@@ -47,11 +48,12 @@ def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None
     """The joint ε of the runs at `paths` for every user in them, or for one `user`; adjacency is add or remove one user.
 
     Users are the same if their ids are. Whoever was asked in a run is given that run's whole bound, however often it took part:
-    how often depends on who was available, which may depend on data. With a secret sampling a user that was never drawn is also
+    how often depends on who was available, which may depend on data. Private evaluations are runs of their own, and count with
+    the run that they are of, named or not. With a secret sampling a user that was never drawn is also
     counted as in the run, for every user of any of the ledgers might have been drawn, unless the run's budget refused it.
     Simulations of one seed share their secret choices, and count as if those were known. `delta` is by default that of the plans.
-    Raises ValueError if the plans have different δ and none is given, if one run is named twice, if nothing is recorded, and for
-    what is no ledger.
+    Raises ValueError if the plans have different δ and none is given, if one run is named twice, if nothing is recorded, if the
+    ledger of a run's evaluations is missing, and for what is no ledger.
     """
     together = Together(recorded(paths))
     runs = together.runs
@@ -78,7 +80,10 @@ def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None
         groups=tuple(sorted(groups, key=lambda group: -group.planned.epsilon)),
         samplings=tuple(str(run.plan.participation.sampling) for run in runs),
         simulated=any(run.simulated for run in runs),
-        problems=tuple(_budget_problems(together, members)),
+        problems=(
+            *(f"{run.name}: {problem}" for run in runs for problem in verify(run.name).problems),
+            *_budget_problems(together, members),
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcgd.files import whole
 from fedcgd.ledger.store import read_artifact, reader
 
 LAYOUT = "layout"
@@ -65,13 +66,13 @@ def save_model(path: Path | str, target: Path, *, carried: Path | None = None) -
     arrays = released_model(path)
     if carried is not None:
         arrays = completed(arrays, carried)
-    if target.suffix == ".npz":
-        with target.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-    elif target.suffix == ".safetensors":
-        _safetensors().save_file({name: np.array(array, order="C") for name, array in arrays.items()}, target)
-    else:
+    if target.suffix not in (".npz", ".safetensors"):
         raise ValueError(f"the model is written as .npz or .safetensors, got {target.name}")
+    with whole(target) as part:
+        if target.suffix == ".npz":
+            np.savez(part, **arrays)  # type: ignore[arg-type]
+        else:
+            _safetensors().save_file({name: np.array(array, order="C") for name, array in arrays.items()}, part)
     return len(arrays)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcgd.accounting import JointGuarantee, PastRun, compose
+from fedcgd.ledger.evaluations import EVALUATION, EVALUATION_OF, evaluation_ledger
 from fedcgd.ledger.store import reader
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -38,6 +39,15 @@ class RecordedRun:
     choices: tuple[str, str]
     """The key and the part of it that secret bins and coins come from."""
     budget: dict[str, Any] | None = None
+    evaluated: bool = False
+    """Its releases are evaluated on users' data too, and another ledger says who was in that."""
+    evaluation_of: str | None = None
+    """These are the evaluations of the run whose stream this is; None for a training."""
+
+    @property
+    def stream(self) -> str:
+        """The run's part of its key."""
+        return self.choices[1]
 
     @property
     def sampled(self) -> bool:
@@ -57,7 +67,11 @@ class RecordedRun:
 
 
 def recorded(paths: Sequence[Path]) -> list[RecordedRun]:
-    """The runs at `paths`. Raises ValueError for what is no ledger, and if one run is named twice."""
+    """The runs at `paths`, and their private evaluations, named or not: whoever was in those pays for both.
+
+    Raises ValueError for what is no ledger, if one run is named twice, and for a training without the ledger of its
+    evaluations or the other way round.
+    """
     runs: list[RecordedRun] = []
     found: dict[str, Path] = {}
     for path in paths:
@@ -66,7 +80,31 @@ def recorded(paths: Sequence[Path]) -> list[RecordedRun]:
             raise ValueError(f"{path} and {found[run.id]} are ledgers of one run; give its latest, once")
         found[run.id] = path
         runs.append(run)
-    return runs
+    trainings = [run for run in runs if run.evaluation_of is None]
+    for run in runs:
+        if run.evaluation_of is not None and run.evaluation_of not in [training.stream for training in trainings]:
+            raise ValueError(f"{run.name} records the evaluations of a run whose own ledger is not named: name both")
+    return runs + [one for run in trainings if (one := _unnamed_evaluations(run, runs)) is not None]
+
+
+def _unnamed_evaluations(run: RecordedRun, named: Sequence[RecordedRun]) -> RecordedRun | None:
+    """The evaluations of `run` from the ledger beside its own, unless they are among those `named` or there are none."""
+    beside = evaluation_ledger(Path(run.name))
+    if any(
+        one.evaluation_of == run.stream and (not run.simulated or Path(one.name).resolve() == beside.resolve())
+        for one in named
+    ):
+        return None
+    # Also of a run that says nothing about evaluations: ledgers of earlier versions do not.
+    one = _read(beside) if beside.is_file() else None
+    if one is not None and one.evaluation_of == run.stream:
+        return one
+    if run.evaluated:
+        raise ValueError(
+            f"{run.name} is of a run that was evaluated on its users' data too, and {beside}, which says who was in that, is "
+            f"{'not there' if one is None else 'of another run'}: put it there, or name it where it is"
+        )
+    return None
 
 
 def _read(path: Path) -> RecordedRun:
@@ -77,6 +115,7 @@ def _read(path: Path) -> RecordedRun:
         (released,) = connection.execute("SELECT count(*) FROM attempts WHERE state = 'released'").fetchone()
         users = frozenset(user for (user,) in connection.execute("SELECT user FROM users"))
     plan = Plan.from_description(json.loads(text))
+    settings = json.loads(configuration)
     return RecordedRun(
         name=str(path),
         id=stream_id or f"simulation of {created}",
@@ -87,7 +126,9 @@ def _read(path: Path) -> RecordedRun:
         users=users,
         simulated=bool(simulated),
         choices=(fingerprint, stream_id),
-        budget=json.loads(configuration).get(BUDGET),
+        budget=settings.get(BUDGET),
+        evaluated=EVALUATION in settings,
+        evaluation_of=settings.get(EVALUATION_OF),
     )
 
 

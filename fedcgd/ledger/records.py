@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcgd.accounting import Guarantee
+from fedcgd.accounting import Guarantee, JointGuarantee
+from fedcgd.ledger.evaluations import evaluation_plan, with_evaluations
 from fedcgd.ledger.recorded import BUDGET
 from fedcgd.ledger.store import reader, sha256, unpack_ids
 from fedcgd.plan import Plan
@@ -30,6 +31,8 @@ class Verification:
     budget: dict[str, Any] | None = None
     """The joint ε and δ that the run was begun with, and under `after` the plans of the earlier runs that it counts, by their
     streams. Who was in those, their ledgers say: `joint` of them all checks the budget."""
+    with_evaluations: JointGuarantee | None = None
+    """ε of the whole run and all its private evaluations, if it was begun with some."""
 
     @property
     def noiseless(self) -> bool:
@@ -71,7 +74,8 @@ def verify(path: Path | str) -> Verification:
         if without:
             problems.append(f"{without} released rounds have no nonce, and so no noise")
         problems += _participation_problems(connection, plan)
-        budget = json.loads(configuration).get(BUDGET)
+    settings = json.loads(configuration)
+    evaluations = evaluation_plan(settings)
     within = min(released, plan.participation.rounds)
     return Verification(
         released=released,
@@ -80,7 +84,8 @@ def verify(path: Path | str) -> Verification:
         guarantee=plan.guarantee(released=within) if within else None,
         simulated=bool(simulated),
         problems=tuple(problems),
-        budget=budget,
+        budget=settings.get(BUDGET),
+        with_evaluations=None if evaluations is None else with_evaluations(plan, evaluations),
     )
 
 
@@ -156,6 +161,7 @@ def export(path: Path | str) -> dict[str, Any]:
             connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
         )
     verification = verify(path)
+    both = verification.with_evaluations
     return {
         "run": run,
         "verification": asdict(verification)
@@ -163,6 +169,7 @@ def export(path: Path | str) -> dict[str, Any]:
             "whole": verification.whole.to_description(),
             "guarantee": verification.guarantee and verification.guarantee.to_description(),
             "noiseless": verification.noiseless,
+            "with_evaluations": both and both.to_description(),
         },
         "attempts": attempts,
         "releases": releases,

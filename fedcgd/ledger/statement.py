@@ -5,9 +5,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedcgd.accounting import Guarantee
+from fedcgd.accounting import Guarantee, JointGuarantee
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.ledger.evaluations import EVALUATION_OF
 from fedcgd.ledger.records import export, verify
 from fedcgd.plan import Plan
 
@@ -17,11 +18,17 @@ LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography", "dp-accounting
 def privacy_statement(path: Path | str) -> dict[str, Any]:
     """What the run recorded at `path` promises to each of its users, as JSON-able values; ValueError if there is no ledger.
 
-    `whole_run` is the guarantee for all planned rounds, `so_far` for those released: it holds under its `condition` only.
+    `whole_run` is the guarantee for all planned rounds, `with_evaluations` for those and all private evaluations of the run (None
+    if it has none), `so_far` for the rounds released: it holds under its `condition` only.
     `sound` says whether the records agree with each other and with the plan. Nothing in it depends on who the users are or how
-    many took part, so it may be published with the model.
+    many took part, so it may be published with the model. ValueError also for the ledger of a run's evaluations.
     """
     record, verification = export(path), verify(path)
+    if EVALUATION_OF in record["run"]["configuration"]:
+        raise ValueError(
+            f"{path} records the evaluations of a run only: a statement is made from the ledger of that run"
+        )
+    both = verification.with_evaluations
     plan = Plan.from_description(record["run"]["plan"])
     whole = verification.whole
     adaptive = record["run"]["configuration"].get("adaptive_clipping")
@@ -39,7 +46,7 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
     if adaptive is not None:
         reasoning.insert(0, {"title": "adaptive clipping", "statement": _ADAPTIVE})
     return {
-        "statement": sentence(whole, simulated=verification.simulated, sound=not verification.problems),
+        "statement": sentence(whole, both, simulated=verification.simulated, sound=not verification.problems),
         "private": not (verification.simulated or verification.noiseless or verification.problems),
         "simulated": verification.simulated,
         "noiseless": verification.noiseless,
@@ -48,6 +55,7 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
         "rounds_planned": verification.planned,
         "rounds_released": verification.released,
         "whole_run": whole.to_description(),
+        "with_evaluations": None if both is None else both.to_description(),
         "so_far": None if verification.guarantee is None else verification.guarantee.to_description(),
         "plan": record["run"]["plan"],
         "adaptive_clipping": adaptive,
@@ -76,7 +84,7 @@ _ADAPTIVE = (
 )
 
 
-def sentence(whole: Guarantee, *, simulated: bool, sound: bool) -> str:
+def sentence(whole: Guarantee, both: JointGuarantee | None = None, *, simulated: bool, sound: bool) -> str:
     """The promise in one or two sentences, or that there is none."""
     if not whole.noise_multiplier:
         return _WITHOUT_NOISE
@@ -91,6 +99,11 @@ def sentence(whole: Guarantee, *, simulated: bool, sound: bool) -> str:
         f"All models that this run releases, together, are ({rounded_up(whole.epsilon)}, {rounded_up(whole.delta, 6)})-"
         f"differentially private under {whole.adjacency.removeprefix('add or remove ')} being added or removed: whoever sees "
         "all of them, and knows everything about all other users, learns little about whether one user took part."
+    ) + (
+        ""
+        if both is None
+        else " What users' data say of the models is told too, as noised sums: the models and all such evaluations that "
+        f"are planned, together, are ({rounded_up(both.epsilon)}, {rounded_up(both.delta, 6)})-differentially private."
     )
 
 
@@ -115,11 +128,12 @@ def statement_markdown(statement: dict[str, Any]) -> str:
 def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
     """The figures that belong to the claim, each with its name, in the order in which a reviewer asks for them."""
     whole, so_far, plan = statement["whole_run"], statement["so_far"], statement["plan"]
-    participation = plan["participation"]
+    participation, both = plan["participation"], statement["with_evaluations"]
     rounds = f"{statement['rounds_released']} of {statement['rounds_planned']}"
     found = [
         ("ε of the whole run", f"at most {rounded_up(whole['epsilon'])}"),
         ("δ", f"{rounded_up(whole['delta'], 6)}"),
+        *([("ε with its evaluations", f"at most {rounded_up(both['epsilon'])} ({both['method']})")] if both else []),
         ("ε so far", "nothing is released" if so_far is None else f"at most {rounded_up(so_far['epsilon'])}"),
         ("adjacency", whole["adjacency"]),
         ("sampling", whole["sampling"]),

@@ -1,13 +1,18 @@
-"""Whether noise can be made by machine code, and the same bits: `machine_code`, if Numba is there and works."""
+"""Whether noise can be made by machine code, and the same bits: that of `machine_code.c`, if there is a compiler."""
 
 from collections.abc import Callable
+from ctypes import c_double, c_int64
 from functools import cache
 from hashlib import shake_256
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-WORTHWHILE = 2**18  # numbers; below, NumPy makes them in a few milliseconds, and Numba takes a second to load
+from fedcgd.compiler import array, function, library
+from fedcgd.noise import box_muller as bm
+
+WORTHWHILE = 2**16  # numbers; below, NumPy makes them in a few milliseconds
 
 
 class Kernels(NamedTuple):
@@ -28,18 +33,45 @@ def kernels_for(size: int) -> Kernels | None:
 
 @cache
 def kernels() -> Kernels | None:
-    """None without Numba, or where it does not work or gives other bits than NumPy."""
+    """None without a compiler, or where its code does not work or gives other bits than NumPy."""
     try:
-        from fedcgd.noise import machine_code
-
-        compiled = Kernels(machine_code.add_to_grid, machine_code.fill_normals)
+        compiled = _load()
         return compiled if _same_bits(compiled) else None
-    except Exception:  # whatever a compiler can raise on a machine that it does not know
+    except Exception:  # whatever a compiler can do on a machine that nobody has tried
         return None
 
 
+def _load() -> Kernels:
+    code = library(Path(__file__).with_name("machine_code.c"), constants())
+    integers, floats, key = array(np.int64), array(np.float32), array(np.uint32, 8)
+    add = function(
+        code, "add_to_grid", [integers, c_int64, c_int64, array(np.uint32), array(np.float64), c_int64, key, c_double]
+    )
+    fill = function(code, "fill_normals", [floats, c_int64, c_int64, key])
+
+    def add_to_grid(total: Any, start: int, keys: Any, weights: Any, smoothing: Any, width: float) -> None:
+        assert keys.shape == (len(weights), 8)
+        add(total, len(total), start, keys, weights, len(weights), smoothing, width)
+
+    def fill_normals(out: Any, start: int, key: Any) -> None:
+        fill(out, len(out), start, key)
+
+    return Kernels(add_to_grid, fill_normals)
+
+
+def constants() -> dict[str, Any]:
+    """What `machine_code.c` takes from `stream` and `box_muller`."""
+    from fedcgd.noise.stream import COLUMNS
+
+    names = "NUMBERS MAGNITUDE MANTISSA UNIT TWO_UNITS UNIT_BITS EXPONENT ODD SHARE FRACTION TWO_FRACTIONS ONE TWO"
+    found = {"COLUMNS": COLUMNS} | {name: getattr(bm, name) for name in names.split()}
+    for name in ("ATANH", "SINE"):
+        found |= {f"{name}_{i}": value for i, value in enumerate(getattr(bm, name))}
+    return found
+
+
 def _same_bits(compiled: Kernels) -> bool:
-    """Whether some thousand numbers are those of NumPy. Numba's cache on disk, for one, does not see that a constant changed."""
+    """Whether some thousand numbers are those of NumPy. A compiler may be wrong."""
     from fedcgd.noise.correlated import add_rounded
     from fedcgd.noise.stream import COLUMNS, TILE, add_tiles, key_words
 

@@ -210,7 +210,7 @@ def _noise(total, values, keys, numbers, terms, first_tile, start, stop, HAS_VAL
 
 
 def add_to_grid(total: Tensor, start: int, keys: Any, weights: Any, smoothing: Any, width: float) -> None:
-    """total += round(Σ weights[j]·Z_j + width·words), whole numbers as float64; arguments as in `machine_code.add_to_grid`."""
+    """total += round(Σ weights[j]·Z_j + width·words), whole numbers as float64; arguments as in `compiled.Kernels`."""
     _launch(total, total, start, [*keys, smoothing], [*weights, width, 0.0], HAS_VALUES=False, ROUND=True)
 
 

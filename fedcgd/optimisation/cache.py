@@ -2,19 +2,14 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-VARIABLE = "FEDCGD_CACHE"
+from fedcgd.cache import cache_folder
+from fedcgd.files import whole
+
 _FORMAT = 2  # raise it when an optimiser changes, so that older results are found no more
-
-
-def cache_folder() -> Path:
-    """$FEDCGD_CACHE, or fedcgd in the user's cache folder."""
-    named = os.environ.get(VARIABLE)
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedcgd"
 
 
 def cached(request: Mapping[str, Any], optimise: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -33,9 +28,8 @@ def cached(request: Mapping[str, Any], optimise: Callable[[], dict[str, Any]]) -
     content = json.dumps({"question": question, "answer": answer, "checksum": _digest(question + answer)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(content)
-        part.replace(path)
+        with whole(path) as part:
+            part.write_text(content)
     except OSError:
         pass
     return description

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.files import whole
 from fedcgd.mechanisms import (
     BISR,
     BLT,
@@ -69,8 +70,8 @@ class Row:
 
     Without `optimise` the number makes the mechanism: `cls(0.9)`. With it, the mechanism is found for a run:
     `optimise(number, participation, error=…, workload=…, progress=…)`, without the number if there is none. Where a curvature is
-    known the mechanism is found for it by `fit(number, participation, quadratic=…, progress=…)`; a number that is no count (λ, ν)
-    is what is found then, if it is left open.
+    known the mechanism is found for it by `fit(number, participation, quadratic=…, progress=…)`, with `normalized=True` for the
+    best of those whose normalised form is used; a number that is no count (λ, ν) is what is found then, if it is left open.
     """
 
     name: str
@@ -230,6 +231,8 @@ def mechanism(
     if asked.made is not None:
         bandwidth(asked.made, participation.rounds)  # refuses another number of rounds than a matrix was made for
         return asked.made
+    if asked.normalized and row.cls is Dense:
+        raise _no_normalisation(row.name)
     fit = row.fit if curvature is not None and (asked.value is None or not row.finds_number) else None
     if asked.is_open and not (fit and row.finds_number):
         assert row.parameter is not None
@@ -252,7 +255,11 @@ def mechanism(
                 "and the workload out"
             )
         request["spectrum"], request["learning_rate"] = curvature.spectrum.digest, curvature.learning_rate
-        make: Callable[[], Mechanism] = partial(fit, *values, participation, quadratic=curvature, progress=progress)
+        options: dict[str, Any] = {"normalized": True} if asked.normalized else {}
+        request |= options
+        make: Callable[[], Mechanism] = partial(
+            fit, *values, participation, quadratic=curvature, progress=progress, **options
+        )
     elif optimise:
         request["error"], request["workload"] = error, asdict(workload)
         make = partial(optimise, *values, participation, error=error, workload=workload, progress=progress)
@@ -303,7 +310,9 @@ def from_description(description: dict[str, Any]) -> Mechanism:
 
 def write_mechanism(mechanism: Mechanism, path: Path | str) -> None:
     """Write what `describe` says of `mechanism` as JSON, so that it is spelled `file:PATH`."""
-    Path(path).write_text(json.dumps(describe(mechanism)) + "\n", encoding="utf-8")
+    text = json.dumps(describe(mechanism)) + "\n"
+    with whole(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def read_mechanism(path: Path | str) -> Mechanism:
@@ -326,4 +335,8 @@ def read_mechanism(path: Path | str) -> Mechanism:
 def _normalized(mechanism: Mechanism) -> Normalized:
     if isinstance(mechanism, Toeplitz):
         return Normalized(mechanism)
-    raise ValueError(f"{mechanism.name} cannot be normalised: only Toeplitz mechanisms can; leave :{_NORMALIZED} out")
+    raise _no_normalisation(mechanism.name)
+
+
+def _no_normalisation(name: str) -> ValueError:
+    return ValueError(f"{name} cannot be normalised: only Toeplitz mechanisms can; leave :{_NORMALIZED} out")

@@ -19,8 +19,8 @@ from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.optimisation.series import quotient, sum_of_leftmost
 from fedcgd.participation import Participation
 
-LogError = Callable[[Tensor], Tensor]
-"""log of the squared error of noise with these coefficients of C⁻¹, shape (rounds,), differentiable."""
+PrivateError = Callable[[Tensor, Tensor], Tensor]
+"""log(error²·sens²) of the coefficients of C, which are 0 behind the last, and those of C⁻¹, shape (rounds,); differentiable."""
 
 
 def banded_toeplitz(
@@ -36,13 +36,14 @@ def banded_toeplitz(
     c[l] = c[l−1]·sigmoid(θ_l), so that C is positive and non-increasing, and its sensitivity exact. Its column-normalised form,
     `Normalized`, is hardly ever worse for one participation.
     """
+    log_error = _running_error(workload, error, participation.rounds)
     return least_banded_toeplitz(
-        bandwidth, participation, _running_error(workload, error, participation.rounds), progress
+        bandwidth, participation, lambda c, w: log_error(w) + log_sensitivity(c, participation), progress
     )
 
 
 def least_banded_toeplitz(
-    bandwidth: int, participation: Participation, log_error: LogError, progress: Progress | None = None
+    bandwidth: int, participation: Participation, private_error: PrivateError, progress: Progress | None = None
 ) -> BandedToeplitz:
     """As `banded_toeplitz`, for an error of any kind."""
     n, p = participation.rounds, _check(bandwidth, participation)
@@ -53,7 +54,7 @@ def least_banded_toeplitz(
 
     def objective(theta: Tensor) -> Tensor:
         c = coefficients(theta)
-        return log_error(quotient(c, impulse)) + _log_sensitivity(c, participation)
+        return private_error(c, quotient(c, impulse))
 
     ratios = torch.arange(1, p, dtype=torch.float64)
     theta, _ = minimise(objective, torch.logit((ratios - 0.5) / ratios), progress=progress)
@@ -73,11 +74,14 @@ def band_inv_mf(
     Were the leftmost columns taken for the sensitivity, as if C were monotone, the optimum would have negative Gram entries, and
     an error far larger than it seems.
     """
-    return least_band_inv_mf(bandwidth, participation, _running_error(workload, error, participation.rounds), progress)
+    log_error = _running_error(workload, error, participation.rounds)
+    return least_band_inv_mf(
+        bandwidth, participation, lambda c, w: log_error(w) + log_sensitivity_by_lags(c.abs(), participation), progress
+    )
 
 
 def least_band_inv_mf(
-    bandwidth: int, participation: Participation, log_error: LogError, progress: Progress | None = None
+    bandwidth: int, participation: Participation, private_error: PrivateError, progress: Progress | None = None
 ) -> BandInvMF:
     """As `band_inv_mf`, for an error of any kind."""
     n, p = participation.rounds, _check(bandwidth, participation)
@@ -91,8 +95,7 @@ def least_band_inv_mf(
         c = quotient(w, impulse)
         if not bool(c.detach().abs().max() < _DIVERGED):
             return _FAR + (free**2).sum()  # the line search left the stable region: 0, which is DP-SGD, lies inside
-        noise = torch.nn.functional.pad(w, (0, n - p))
-        return log_error(noise) + _log_sensitivity_by_lags(c.abs(), participation)
+        return private_error(c, torch.nn.functional.pad(w, (0, n - p)))
 
     starts = [torch.from_numpy(root_coefficients(p, +1, 1 - damping)[1:].copy()) for damping in _DAMPINGS]
     start = min(starts, key=lambda free: float(objective(free)))
@@ -118,10 +121,13 @@ def blt(
     Each new buffer is tried with several decays: a start with all buffers at once ends where two of them have the same decay.
     Decays are sigmoids, and the scales are positive with a sum of at most 1, so that C is positive and non-increasing.
     """
-    return least_blt(degree, participation, _running_error(workload, error, participation.rounds), progress)
+    log_error = _running_error(workload, error, participation.rounds)
+    return least_blt(degree, participation, lambda c, w: log_error(w) + log_sensitivity(c, participation), progress)
 
 
-def least_blt(degree: int, participation: Participation, log_error: LogError, progress: Progress | None = None) -> BLT:
+def least_blt(
+    degree: int, participation: Participation, private_error: PrivateError, progress: Progress | None = None
+) -> BLT:
     """As `blt`, for an error of any kind."""
     if degree < 1:
         raise ValueError(f"degree must be at least 1, got {degree}; 4 is usual")
@@ -130,7 +136,7 @@ def least_blt(degree: int, participation: Participation, log_error: LogError, pr
     def objective(x: Tensor) -> Tensor:
         p, q = _polynomials(*_buffers(x))
         longer_p, longer_q = (torch.nn.functional.pad(series, (0, n))[:n] for series in (p, q))
-        return log_error(quotient(p, longer_q)) + _log_sensitivity(quotient(q, longer_p), participation)
+        return private_error(quotient(q, longer_p), quotient(p, longer_q))
 
     x = torch.tensor([-1.0], dtype=torch.float64)
     for _ in range(degree):
@@ -178,7 +184,7 @@ def _polynomials(scales: Tensor, decays: Tensor) -> tuple[Tensor, Tensor]:
     return q + torch.nn.functional.pad(lower, (1, 0)), q
 
 
-def _running_error(workload: Workload, error: Objective, rounds: int) -> LogError:
+def _running_error(workload: Workload, error: Objective, rounds: int) -> Callable[[Tensor], Tensor]:
     """The error in the model, in which noise is summed up as 1/((1 − x)(1 − βx)).
 
     Raises ValueError for a learning-rate schedule.
@@ -201,12 +207,13 @@ def _log_error(noise: Tensor, error: Objective) -> Tensor:
     return torch.log(torch.dot(squares, torch.arange(n, 0, -1, dtype=torch.float64)) / n)
 
 
-def _log_sensitivity(c: Tensor, participation: Participation) -> Tensor:
+def log_sensitivity(c: Tensor, participation: Participation) -> Tensor:
+    """log sens² of the non-increasing c ≥ 0."""
     n, k, b = participation.rounds, participation.participations, participation.min_separation
     return torch.log((sum_of_leftmost(c, n, k, b) ** 2).sum())
 
 
-def _log_sensitivity_by_lags(c: Tensor, participation: Participation) -> Tensor:
+def log_sensitivity_by_lags(c: Tensor, participation: Participation) -> Tensor:
     """log of a bound on sens² for non-negative c, monotone or not; the sensitivity where the leftmost columns attain it.
 
     The a-th participation is in round a·b or later, and the r-th after it at least r·b later. A later column has fewer rows, so

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedcgd.cli.report import explained_errors
+from fedcgd.curvature import Spectrum
 from fedcgd.optimisation.catalogue import Spelling
 from fedcgd.participation import Sampling
 from fedcgd_experiments import plots
@@ -19,11 +21,20 @@ from fedcgd_experiments.claims import claims_of_runs
 from fedcgd_experiments.descent import Optimizer
 from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, identity
 from fedcgd_experiments.flower_command import flower_command
-from fedcgd_experiments.rules import RULES, budgets, chosen_lambdas, rule_points, rule_record
+from fedcgd_experiments.rules import (
+    CURVATURE,
+    RULES,
+    budgets,
+    chosen_lambdas,
+    curvature_record,
+    rule_points,
+    rule_record,
+)
 from fedcgd_experiments.significance import compare_paired
 from fedcgd_experiments.sweep import (
     ResultsFile,
     best_of_families,
+    best_rates,
     gather,
     here,
     named,
@@ -226,6 +237,10 @@ def compare_command(
 def rules_command(
     results: Annotated[Path, typer.Argument(help="a file that `sweep` wrote, with DP-λCGD in it", exists=True)],
     output: Annotated[Path, typer.Option(help="JSON lines; what is there already is not run again")],
+    spectrum: Annotated[
+        Path | None,
+        typer.Option(help="what `fedcgd curve` measured for the model: also judge the λ fitted to it", exists=True),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="for the test, as in the sweep")] = 10,
     extensions: Annotated[int, typer.Option(min=0, help="as of `sweep`")] = 4,
     data_dir: Annotated[str | None, typer.Option(help="folder of the task's files")] = None,
@@ -236,13 +251,19 @@ def rules_command(
 ) -> None:
     """Train DP-λCGD at the λ of each rule, at every budget of `results`, with the learning rate tuned as there.
 
-    Example: rules digits.jsonl --output digits-rules.jsonl
+    With a spectrum also at the λ that is fitted to it for the learning rate that DP-SGD was tuned to, where `results` has that.
+    Example: rules digits.jsonl --output digits-rules.jsonl --spectrum spectrum.json
     """
     runs, ruled = list(ResultsFile(results).runs().values()), ResultsFile(output)
     mapper = here if address == "here" else on_ray(address, cpus=cpus, gpus=gpus)
     known = {budget: set(lams) for budget, lams in chosen_lambdas(ruled.records).items()}
     missing = [(rule, setup) for setup in budgets(runs) for rule in RULES if rule not in known.get(setup, ())]
     failures = gather("choose λ", rule_record, missing, ruled, mapper, console)
+    if spectrum is not None:
+        rates = best_rates(runs)
+        fitted = [setup for setup in budgets(runs) if setup in rates and CURVATURE not in known.get(setup, ())]
+        fit = partial(curvature_record, spectrum=Spectrum.load(spectrum))
+        failures += gather("fit λ", fit, [(setup, rates[setup]) for setup in fitted], ruled, mapper, console)
     options: dict[str, Any] = {"data_dir": data_dir, "console": console, "physical_batch": physical_batch}
     points = rule_points(runs, ruled.records)
     failures += tune(points, ruled, mapper, extensions=extensions, **options)

@@ -28,9 +28,10 @@ from fedcgd.cli.options import takes
 from fedcgd.cli.report import explained_errors
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.dominance import Reference
+from fedcgd.curvature.fitted import lambda_cgd
+from fedcgd.curvature.noise_curve import BARRIER, noise_curve
 from fedcgd.curvature.public import pretrained
 from fedcgd.curvature.quadratic import Quadratic
-from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import from_description, write_mechanism
 from fedcgd.plan import Plan
 from fedcgd_experiments.claims import claims_of_runs
@@ -76,11 +77,14 @@ class Design:
     spectrum: Spectrum
     folder: Path
     """Where fitted mechanisms are kept: found once for each rate, since the budget has no part in them."""
+    barrier: float = BARRIER
+    """Of NoiseCurve."""
 
-    @property
-    def digest(self) -> str:
-        """Names all that fitted mechanisms depend on, but for the rate: a file is of no other design than its name says."""
+    def digest(self, arm: str) -> str:
+        """Names all that `arm`'s mechanisms are fitted to, but for the rate: a file is of no other design than its name says."""
         fitted_to = [self.spectrum.digest, self.steps, self.epochs, self.bands]
+        if arm == NOISE_CURVE:
+            fitted_to.append(self.barrier)
         return hashlib.sha256(json.dumps(fitted_to).encode()).hexdigest()[:12]
 
     def point(self, arm: str, epsilon: float, rate: float, seed: int) -> Point:
@@ -102,12 +106,15 @@ class Design:
             raise ValueError(f"the kinds of noise are {', '.join(ARMS)}, got {arm!r}")
         if arm not in FILES:
             return {DP_SGD: "dp-sgd", BAND_MF: f"band-mf:{self.bands}"}[arm]
-        path = self.folder / f"{self.task}-{self.digest}-{FILES[arm]}-rate-{rate!r}.json"
+        path = self.folder / f"{self.task}-{self.digest(arm)}-{FILES[arm]}-rate-{rate!r}.json"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             quadratic = Quadratic(tamed(self.spectrum, rate), rate)
-            asked = "lambda-cgd" if arm == FITTED_LAMBDA else f"noise-curve:{self.bands}"
-            write_mechanism(catalogue.mechanism(asked, setup.participation(), curvature=quadratic), path)
+            who = setup.participation()
+            if arm == FITTED_LAMBDA:
+                write_mechanism(lambda_cgd(who, quadratic=quadratic), path)
+            else:
+                write_mechanism(noise_curve(self.bands, who, quadratic=quadratic, barrier=self.barrier), path)
         return f"file:{path}"
 
 
@@ -124,6 +131,7 @@ class DesignOptions:
     bands: Annotated[int, typer.Option(min=1, help="of band-mf and NoiseCurve")] = 16
     clip_norm: Annotated[float, typer.Option()] = 1.0
     delta: Annotated[float, typer.Option()] = 1e-5
+    barrier: Annotated[float, typer.Option(min=0, help="against large noise in a round, of NoiseCurve")] = BARRIER
 
     def get_task(self) -> Task:
         """The task, with its model."""
@@ -134,7 +142,7 @@ class DesignOptions:
         return Design(
             task=self.task, model=self.model, steps=-(-len(data.train) // self.batch), epochs=self.epochs,
             bands=self.bands, clip_norm=self.clip_norm, delta=self.delta, spectrum=Spectrum.load(self.spectrum),
-            folder=self.folder,
+            folder=self.folder, barrier=self.barrier,
         )  # fmt: skip
 
 
@@ -250,7 +258,7 @@ def run_command(
     epsilon: Annotated[list[float] | None, typer.Option()] = None,
     learning_rate: Annotated[list[float] | None, typer.Option()] = None,
     tuning_seeds: Annotated[int, typer.Option(min=1)] = 2,
-    seeds: Annotated[int, typer.Option(min=2, help="for the test")] = 10,
+    seeds: Annotated[int, typer.Option(min=0, help="for the test; 0: only tune")] = 10,
 ) -> None:
     """Tune the learning rate of each kind of noise at each ε by validation examples, then judge it by the test's."""
     design = common.design(common.get_task().load())

@@ -223,7 +223,7 @@ def epochs_and_lambda(
     *,
     epochs: Sequence[int] = (10, 20, 40, 80),
     lams: Sequence[float] = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95),
-    rates: Sequence[float] = (0.25, 0.5, 1.0, 2.0, 4.0),
+    rates: Sequence[float] = (0.03125, 0.0625, 0.125, 0.25, 0.5, 1.0),
     seeds: Sequence[int] = (0, 1, 2),
     epsilon: float = 2.0,
     batch: int = 26,

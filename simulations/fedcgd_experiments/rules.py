@@ -10,6 +10,9 @@ import numpy as np
 from scipy.stats import ttest_1samp
 
 from fedcgd.accounting.selection import PRACTICAL_DIVISOR, Objective, select_lambda
+from fedcgd.curvature import Spectrum
+from fedcgd.curvature.quadratic import Quadratic
+from fedcgd_experiments.curvature import tamed
 from fedcgd_experiments.experiment import Point, Record, Setup, identity
 from fedcgd_experiments.significance import holm, tested_accuracies
 from fedcgd_experiments.sweep import best_of_families, to_point
@@ -44,6 +47,11 @@ RULES: dict[str, Rule] = {
     "third of the excess": _excess,
 }
 
+CURVATURE = "curvature"
+"""The rule that also asks for a spectrum and a learning rate (`curvature_record`)."""
+
+NAMES = (*RULES, CURVATURE)
+
 
 def budget_of(setup: Setup) -> Setup:
     """The setup of DP-SGD there: what all mechanisms at one budget and sampling share."""
@@ -60,6 +68,20 @@ def rule_record(asked: tuple[str, Setup]) -> Record:
     """What rule `asked[0]` chooses at the budget `asked[1]`, to three decimals, as a JSON-able record."""
     rule, setup = asked
     return {"kind": "rule", "rule": rule, "setup": asdict(setup), "lam": round(RULES[rule](setup), 3)}
+
+
+def curvature_record(asked: tuple[Setup, float], spectrum: Spectrum) -> Record:
+    """As `rule_record`, of the λ that adds least loss on a quadratic with this `spectrum` at the budget and rate `asked`.
+
+    The rate is that which was tuned for DP-SGD there: it is known before any λ is.
+    """
+    setup, rate = asked
+    chosen = select_lambda(
+        setup.participation(), objective="curvature", epsilon=setup.epsilon, delta=setup.delta,
+        curvature=Quadratic(tamed(spectrum, rate), rate),
+    )  # fmt: skip
+    said = {"kind": "rule", "rule": CURVATURE, "setup": asdict(setup), "lam": round(chosen.lam, 3)}
+    return said | {"learning_rate": rate, "spectrum": spectrum.digest}
 
 
 def chosen_lambdas(records: Iterable[Record]) -> dict[Setup, dict[str, float]]:
@@ -133,4 +155,4 @@ def losses(runs: Sequence[Record], rule_runs: Sequence[Record], records: Sequenc
             )
     corrected = holm([row["p_value"] for row in found])
     rows = [Loss(**row | {"p_value": p}) for row, p in zip(found, corrected, strict=True)]
-    return sorted(rows, key=lambda row: (row.budget.sampling, row.budget.epsilon, list(RULES).index(row.rule)))
+    return sorted(rows, key=lambda row: (row.budget.sampling, row.budget.epsilon, NAMES.index(row.rule)))

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from fedcgd.participation import Sampling
 from fedcgd_experiments.experiment import Record, Setup
 from fedcgd_experiments.plots import MARKS
-from fedcgd_experiments.rules import RULES, Loss, budget_of, losses
+from fedcgd_experiments.rules import NAMES, Loss, budget_of, losses
 from fedcgd_experiments.significance import PairedComparison, compare_paired, tested_accuracies
 from fedcgd_experiments.sweep import ResultsFile, best_of_families, runs_of, to_point
 
@@ -85,18 +85,18 @@ def rules(results: Path, task: str) -> str:
     by_budget: dict[Setup, dict[str, Loss]] = defaultdict(dict)
     for loss in found:
         by_budget[loss.budget][loss.rule] = loss
-    head = ["sampling", "ε", "tuned λ", "its accuracy", *RULES]
+    head = ["sampling", "ε", "tuned λ", "its accuracy", *NAMES]
     lines = []
     for budget, of_rule in by_budget.items():
         first = next(iter(of_rule.values()))
         cells = [budget.sampling, f"{budget.epsilon:g}", f"{first.tuned_lam:g}", f"{100 * first.tuned_accuracy:.1f}"]
-        lines.append([*cells, *(_loss(of_rule.get(rule)) for rule in RULES)])
+        lines.append([*cells, *(_loss(of_rule.get(rule)) for rule in NAMES)])
     return _markdown(head, lines)
 
 
 def rules_summary(results: Path, argument: str) -> str:
     """The mean and the worst loss of each rule over the budgets, in points, for each of the tasks in `argument` (a+b+c)."""
-    head = ["data", "sampling", "budgets", *RULES]
+    head = ["data", "sampling", "budgets", *NAMES]
     lines = []
     for task in argument.split("+"):
         runs, ruled = _records(results, task), _records(results, f"{task}-rules")
@@ -105,7 +105,7 @@ def rules_summary(results: Path, argument: str) -> str:
             mine = [loss for loss in found if loss.budget.sampling == sampling]
             budgets = {loss.budget for loss in mine}
             cells = [task, sampling, str(len(budgets))]
-            for rule in RULES:
+            for rule in NAMES:
                 values = [100 * loss.difference for loss in mine if loss.rule == rule]
                 complete = len(values) == len(budgets)
                 cells.append(f"{fmean(values):+.2f}, {min(values):+.2f}" if complete else "")

@@ -19,9 +19,10 @@ from flwr.app import ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
-from fedcgd.accounting import JointGuarantee, PastRun, compose
+from fedcgd.accounting import JointGuarantee
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
+from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger, with_evaluations
 from fedcgd.noise.quantisation import Grid as IntegerGrid
 from fedcgd.noise.quantisation import Integers
 from fedcgd.noise.source import NoiseSource, grid_of, grid_source
@@ -75,6 +76,15 @@ class PrivateEvaluation:
             raise ValueError(f"every must be at least 1, got {self.every}")
         if self.cohort_size is not None and self.cohort_size < 1:
             raise ValueError(f"cohort_size must be at least 1, got {self.cohort_size}")
+
+    def to_description(self, cohort_size: int) -> dict[str, Any]:
+        """All settings, as JSON-able values; `cohort_size` is that of the training."""
+        return {
+            "plan": self.plan.to_description(),
+            "bounds": dict(self.bounds),
+            "every": self.every,
+            "cohort_size": self.cohort_size or cohort_size,
+        }
 
     def is_due(self, release: int, rounds: int) -> bool:
         """Whether release number `release` (from 1) of so many rounds is evaluated."""
@@ -141,23 +151,20 @@ class Evaluator:
         key: NoiseKey,
         path: Path | None,
         training_stream: str,
+        begun: bool,
     ) -> None:
-        if training.noiseless:
-            raise ValueError(
-                "a private evaluation goes with a training that has noise: leave evaluation= out while σ = 0"
-            )
         self.settings = settings
         self.cohort_size = settings.cohort_size or cohort_size
         self._training = training
         self._key = key
         plan, metrics = settings.plan, len(settings.bounds)
-        configuration = {
-            "evaluation_of": training_stream,
-            "bounds": dict(settings.bounds),
-            "every": settings.every,
-            "cohort_size": self.cohort_size,
-        }
-        target: Path | Literal[":memory:"] = ":memory:" if path is None else path.with_name(f"{path.name}.evaluation")
+        configuration = {EVALUATION_OF: training_stream, **settings.to_description(self.cohort_size)}
+        target: Path | Literal[":memory:"] = ":memory:" if path is None else evaluation_ledger(path)
+        if begun and isinstance(target, Path) and not target.exists():
+            raise ValueError(
+                f"{target}, the record of the evaluations of the run in {path}, is not there, and without it they would be "
+                "made again beyond their budget: put it back, or begin another run"
+            )
         self._ledger = Ledger.open(target, plan=plan, configuration=configuration, key=key, purpose="evaluation")
         self._nonces = list(self._ledger.resume().nonces)
         self._grid = grid_of(plan, metrics)
@@ -171,11 +178,7 @@ class Evaluator:
     @cached_property
     def together(self) -> JointGuarantee:
         """ε of the planned training and the planned evaluations, for a user who is in both."""
-        runs = [
-            PastRun(mechanism=p.mechanism, participation=p.participation, noise_multiplier=p.noise_multiplier)
-            for p in (self._training, self.settings.plan)
-        ]
-        return compose(runs, delta=self._training.delta)
+        return with_evaluations(self._training, self.settings.plan)
 
     def summary(self) -> str:
         """What is promised: of the evaluations, and of training and evaluations together."""

@@ -1,7 +1,9 @@
 """A model's named arrays as one flat float32 vector of what is trained, and back."""
 
+import ctypes
 import json
 import math
+import mmap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -18,6 +20,7 @@ Flat = NDArray[np.float32]
 BatchNorm = Literal["refuse", "private", "fixed"]
 """What becomes of BatchNorm's running statistics: an error; trained like a parameter, so clipped and noised; left as they are."""
 
+_LARGE = 2**22  # bytes: NumPy asks for large pages from here on
 _STYPE = "numpy.ndarray"  # Flower's name for bytes that numpy.save wrote
 _STATISTICS = ("running_mean", "running_var")
 
@@ -127,8 +130,23 @@ def array_of(value: NDArray[Any]) -> Array:
         return Array(value)
     file = BytesIO()
     np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(value))
-    data = b"".join((file.getbuffer(), value.reshape(-1).view(np.uint8).data))
+    data = _joined(file.getvalue(), value.reshape(-1).view(np.uint8).data)
     return Array(str(value.dtype), value.shape, _STYPE, data)
+
+
+def _joined(header: bytes, content: memoryview) -> bytes:
+    """Both one after the other. Most of the time that a large copy takes, Linux is asked for small pages: ask for large ones."""
+    if len(content) < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return b"".join((header, content))
+    file = BytesIO(bytes(len(header) + len(content)))  # zeros that are not in memory yet; no copy, and none at the end
+    with file.getbuffer() as buffer:
+        buffer[: len(header)] = header
+        address = np.frombuffer(buffer, np.uint8).ctypes.data
+        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = address + len(buffer)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_HUGEPAGE)
+        buffer[len(header) :] = content
+    return file.getvalue()
 
 
 def flatten(arrays: Mapping[str, Array], layout: Layout) -> Flat:

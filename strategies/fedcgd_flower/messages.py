@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedcgd.clipping import ROUNDING, clip
 from fedcgd.noise.quantisation import Grid, Integers
-from fedcgd.passes import CHUNK, LANES, Lanes, passes, read_only, sum_of_lanes
+from fedcgd.passes import CHUNK, LANES, Lanes, aligned, passes, sum_of_lanes
 from fedcgd_flower.layout import Carried, Flat, Layout, array_of, view
 from fedcgd_flower.update import Steps
 
@@ -242,7 +242,7 @@ class _Addend:
     """A well-formed reply, whose numbers nobody has checked yet; and what is found out about them while they are added."""
 
     def __init__(self, update: Steps, task: TrainTask, answered: int, checksum: object) -> None:
-        self.update, self.task, self.answered = read_only(update), task, answered
+        self.update, self.task, self.answered = aligned(update), task, answered
         self._claimed = checksum  # what the node says that the numbers add up to; None if it says nothing
         self._sum, self._squares = 0, 0.0
         self._passes = passes(len(update))

@@ -20,9 +20,11 @@ from flwr.supercore import log
 from fedcgd.accounting.guarantee import NO_NOISE
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger, Run
+from fedcgd.ledger.evaluations import EVALUATION
 from fedcgd.noise.quantisation import Grid as IntegerGrid
 from fedcgd.noise.quantisation import Integers
 from fedcgd.noise.source import NoiseSource, grid_of, grid_source
+from fedcgd.passes import passes
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
@@ -48,7 +50,7 @@ from fedcgd_flower.turns import users_needed
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
-_CHUNK = 2**16  # numbers at once: what a core's cache holds
+_NOTHING = np.empty(0, np.float32)
 _MOST_FAILURES = 10  # tries in a row without a release before a run gives up
 
 
@@ -162,6 +164,10 @@ class CorrelatedNoise(Strategy):
                 raise ValueError(
                     "a joint budget does not count the evaluations of the run that it is for: leave out evaluation= or budget="
                 )
+            if plan.noiseless:
+                raise ValueError(
+                    "a private evaluation goes with a training that has noise: leave evaluation= out while σ = 0"
+                )
             needed(evaluation, plan.participation.rounds)
         self.evaluation = evaluation
         self._plan = plan
@@ -227,6 +233,8 @@ class CorrelatedNoise(Strategy):
         }
         if self.adaptive_clipping is not None:
             configuration["adaptive_clipping"] = self.adaptive_clipping.to_description()
+        if self.evaluation is not None:  # so that later runs over the same people cannot leave it out
+            configuration[EVALUATION] = self.evaluation.to_description(self.cohort_size)
         path = ":memory:" if self._ledger_path is None else self._ledger_path
         if self._budget is not None:
             admission = self._budget.admission(self.plan, key=self._key, ledger=path)
@@ -244,6 +252,7 @@ class CorrelatedNoise(Strategy):
                     key=self._key,
                     path=self._ledger_path,
                     training_stream=ledger.stream_id,
+                    begun=self.releases > 0,
                 )
         except BaseException:
             self.close()
@@ -446,7 +455,8 @@ class CorrelatedNoise(Strategy):
         try:
             self._ledger.record_aggregated(asked.round, asked.attempt, nonce)
             noised, metrics, following = self._noised(asked, total, nonce)
-            del total  # the inner strategy needs room
+            asked = self._asked = replace(asked, model=_NOTHING, requests=())
+            del total, matched, answers  # the inner strategy needs room
             stepped = inner_step(self.inner, asked.round + 1, noised)
             del noised
             released = self._release(asked, stepped, metrics, following)
@@ -493,9 +503,7 @@ class CorrelatedNoise(Strategy):
             self._report.clipping = f"clip norm {self.clip_norm:.4g} → {following:.4g} (share within: {share:.2f})"
             metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": following})
         noised = total.view(np.float32)[: asked.layout.size]  # what is written lies before what is still to be read
-        for start in range(0, len(noised), _CHUNK):  # in float64, of which no whole vector is made
-            part = slice(start, min(start + _CHUNK, len(noised)))
-            noised[part] = asked.model[part] + asked.grid.from_steps(total[part]) * unit / self.cohort_size
+        passes(len(noised)).mean(asked.model, total, asked.grid.step, unit, self.cohort_size, noised)
         return unflatten(noised, asked.layout, carried=False), metrics, following
 
     def _release(self, asked: _Asked, stepped: ArrayRecord, metrics: MetricRecord, following: float) -> ArrayRecord:
@@ -616,6 +624,7 @@ class CorrelatedNoise(Strategy):
         config = ConfigRecord() if train_config is None else train_config
         messages = self.configure_train(self.releases + 1, result.arrays, config, grid)
         replies = [reply for reply in send_and_receive(grid, messages, timeout) if reply is not None]
+        del messages  # they hold a model
         released, metrics = self.aggregate_train(self.releases + 1, replies)
         if released is None or metrics is None:
             return False

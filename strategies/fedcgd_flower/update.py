@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedcgd.clipping import clip_factor
 from fedcgd.noise.quantisation import Grid
-from fedcgd.passes import CHUNK, passes, read_only, squared_distance
+from fedcgd.passes import CHUNK, aligned, passes, squared_distance
 from fedcgd_flower.layout import Flat
 
 Steps = NDArray[np.signedinteger[Any]]
@@ -37,9 +37,9 @@ def clipped_update(
     pieces = [trained] if isinstance(trained, np.ndarray) else trained
     stretches, start = [], 0
     for piece in pieces:
-        stretches.append((start, start + len(piece), read_only(piece)))
+        stretches.append((start, start + len(piece), aligned(piece)))
         start += len(piece)
-    model = read_only(model)
+    model = aligned(model)
     squares = sum(squared_distance(piece, model[start:stop]) for start, stop, piece in stretches)
     if not math.isfinite(squares):
         return None

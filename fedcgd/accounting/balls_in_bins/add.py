@@ -133,6 +133,8 @@ def sample_add(bins: Bins, sigma: float, epsilon: float, count: int, seed: Seed)
         values = np.zeros(size)
         for step in range(round(2 * _REACH / _STEP)):
             log_ratio = np.log(v.mean(axis=1)).astype(float) + highest + epsilon  # log a·S
+            if float(log_ratio.min()) > _ROUNDING:
+                break  # S grows with t, as no entry of G is negative
             density = np.exp(-((start + step * _STEP) ** 2) / 2)
             values += density * -np.expm1(np.minimum(log_ratio - _ROUNDING, 0.0))
             v *= growth

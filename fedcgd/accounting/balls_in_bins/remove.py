@@ -1,17 +1,18 @@
 """δ of removing a user under Balls-in-Bins: E_Q[(S − a)₊], bounded without drawing anything, and estimated by draws.
 
-Q = N(0, I), u_j = m_j/σ, y_j = ⟨u_j, x⟩ with covariance G, V_j = exp(y_j − G_jj/2), S = dP/dQ = mean_j V_j, a = e^ε. The
-draws have a density ∝ q(x)·S^r, which is where (S − a)₊ weighs most. For an integer r, S^r = b^(−r)·Σ over (J_1 … J_r) of Π_a
-V_{J_a}, and so this is a mixture of N(Σ_a u_{J_a}, I) with weights ∝ exp(Σ_{a<c} G[J_a, J_c]), whose mean over all (J_1 … J_r)
-is E[S^r]. They are drawn exactly, by rejection (`stars`): what is proposed is accepted with a mean probability of E[S^r]/N, and
-N is known. So
+Q = N(0, I), u_j = m_j/σ, y_j = ⟨u_j, x⟩ with covariance G, V_j = exp(y_j − G_jj/2), S = dP/dQ = mean_j V_j, a = e^ε.
+What all bins have in common is not drawn but integrated (`draws`): S = L·S′, and E[(S − a)₊ | S′] = a·B(log(S′/a)) with B(x) =
+E (L·e^x − 1)₊. The draws of S′ have a density ∝ q·S′^r, which is where B weighs most. For an integer r, S′^r = b^(−r)·Σ over
+(J_1 … J_r) of Π_a V′_{J_a}, and so this is a mixture of normal distributions of y′, with means Σ_a G′[J_a, ·] and covariance G′,
+and with weights ∝ exp(Σ_{a<c} G′[J_a, J_c]), whose mean over all (J_1 … J_r) is E[S′^r]. They are drawn exactly, by rejection
+(`stars`): what is proposed is accepted with a mean probability of E[S′^r]/N, and N is known. So
 
-    δ_remove = N·E[probability to be accepted]·E[g(S) | accepted],   g(S) = S^(1−r)·(1 − a/S)₊ ≤ a^(1−r)·(r − 1)^(r−1)/r^r.
+    δ_remove = a^(1−r)·N·E[probability to be accepted]·E[g(log(S′/a)) | accepted],   g(x) = e^(−rx)·B(x).
 
-Both means are of bounded draws: rare events cannot hide. With an upper bound on each that fails with probability at most β/2,
-their product is one that fails with probability at most β. What a draw does along Σ_a u_{J_a} is integrated by the trapezoid
-rule with a random start, whose mean is right; |t| > 6 is added as a bound. r is chosen for speed, by few draws of its own: it
-decides how close the bound is, never whether it holds.
+log g is concave and has a largest value. Both means are of bounded draws: rare events cannot hide. With an upper bound on each
+that fails with probability at most β/2, their product is one that fails with probability at most β. What a draw does along the
+mean of its normal distribution is integrated by the trapezoid rule with a random start, whose mean is right; |t| > 6 is added as
+a bound. r is chosen for speed, by few draws of its own: it decides how close the bound is, never whether it holds.
 """
 
 import math
@@ -19,14 +20,16 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
 
-from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, Seed, run_in_blocks
+from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, Seed, log_excess, run_in_blocks
 from fedcgd.accounting.balls_in_bins.stars import Stars
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _REACH, _STEP = 6.0, 0.75
 _LEFT_OUT = 5e-9  # at least P(|t| > 6), t standard normal, and what tables of 53 bits may miss
-_ROUNDING = 2e-5  # relative: single precision changes S by less
+_ROUNDING = 2e-5  # single precision changes log S′ by less
 _LOWEST = -80.0  # log of what still counts in single precision
 _LARGEST_EXPONENT = 300.0
 _LARGEST_ORDER = 128
@@ -57,17 +60,32 @@ def remove_bound(gram: Matrix, epsilon: float) -> float:
 
 
 def _log_largest(order: int, epsilon: float) -> float:
-    """log of the maximum of g(S)."""
+    """log of the maximum of (S − a)₊/S^r."""
     return (order - 1) * (math.log(order - 1) - epsilon) - order * math.log(order)
+
+
+def _log_top(order: int, c: float) -> float:
+    """log of the maximum of g."""
+    goal = 1 / order  # where log B has the slope r, B(x) is this part of e^x·Φ(x/c + c/2)
+
+    def surplus(x: float) -> float:
+        return float(log_excess(np.array(x), c) - x - log_ndtr(x / c + c / 2)) - math.log(goal)
+
+    high = -math.log1p(-goal)
+    low = high - c
+    while surplus(low) > 0:
+        low -= 2 * (high - low)
+    at = float(brentq(surplus, low, high, xtol=1e-12)) if surplus(high) > 0 else high
+    return float(log_excess(np.array(at), c)) - order * at + 1e-9
 
 
 @lru_cache(maxsize=2)
 def _proposal(bins: Bins, sigma: float, epsilon: float) -> tuple[Stars, float]:
     """The stars of the r that is about the quickest, and how often they are accepted, about.
 
-    Raises ValueError if G = (⟨u_i, u_j⟩) is too large for floating point.
+    Raises ValueError if G′ is too large for floating point.
     """
-    gram = bins.gram / sigma**2
+    gram, c = bins.apart / sigma**2, math.sqrt(bins.common) / sigma
     top, b = float(np.diag(gram).max()), len(gram)
     best: tuple[float, Stars, float] | None = None
     order = 2
@@ -76,7 +94,7 @@ def _proposal(bins: Bins, sigma: float, epsilon: float) -> tuple[Stars, float]:
         _, shares = stars.draw(np.random.default_rng(0), max(128, min(_TRIED, 16 * _TRIED // order)))
         accepted = float(shares.mean())
         # Draws needed, times the time of one: both in proportion, as measured.
-        draws = stars.log_total + math.log(accepted) + _log_largest(order, epsilon)
+        draws = stars.log_total + math.log(accepted) + (1 - order) * epsilon + _log_top(order, c)
         cost = draws + math.log(b * 2.5e-8 + b**2 * 5e-11 + (order * 1e-7 + order**2 * 7e-9) / accepted)
         if accepted >= _LEAST_ACCEPTED and (best is None or cost < best[0]):
             best = cost, stars, accepted
@@ -91,28 +109,28 @@ def _proposal(bins: Bins, sigma: float, epsilon: float) -> tuple[Stars, float]:
 def sample_remove(bins: Bins, sigma: float, epsilon: float, count: int, seed: Seed) -> Sample:
     """About `count` draws, and shares, the product of whose means is δ_remove.
 
-    Raises ValueError if G = (⟨u_i, u_j⟩) is too large for floating point.
+    Raises ValueError if G′ is too large for floating point.
     """
     stars, accepted = _proposal(bins, sigma, epsilon)
-    gram, order = stars.gram, stars.order
+    gram, order, c = stars.gram, stars.order, math.sqrt(bins.common) / sigma
     b, top = len(gram), float(np.diag(gram).max())
-    # From −6 to 6, one V_j grows by at most e^(12·√top) beside another, so that those below e^(−80) of the largest never matter;
+    # From −6 to 6, one V′_j grows by at most e^(12·√top) beside another, so that those below e^(−80) of the largest never matter;
     # and no y that matters is beyond 40.
     single = 2 * _REACH * math.sqrt(top) + order * top < -_LOWEST / 2
     precision: type[Any] = np.float32 if single else np.float64
     rows_of_gram, half = gram.astype(precision), (np.diag(gram) / 2).astype(precision)
-    log_largest = _log_largest(order, epsilon)
+    log_top = _log_top(order, c)
 
     def draw(generator: np.random.Generator, size: int) -> tuple[Vector, Vector]:
         points, shares = stars.draw(generator, math.ceil(size / accepted))
         points = points[:, generator.random(len(shares)) < shares]
         rows = np.arange(points.shape[1])
-        y: Any = bins.noise(generator, len(rows)).astype(precision, copy=False)
+        y: Any = bins.noise_apart(generator, len(rows)).astype(precision, copy=False)
         y /= precision(sigma)
-        shift = np.zeros_like(y)  # ⟨u_j, Σ u_J⟩
+        shift = np.zeros_like(y)  # the mean of y′
         for j in points:
             shift += rows_of_gram[j]
-        # ⟨Σ u_J, x⟩ less its mean, and |Σ u_J|
+        # What y′_J sum to, less its mean, and the standard deviation of that
         along, length = sum(y[rows, j] for j in points), np.sqrt(sum(shift[rows, j] for j in points))
         slope = shift / length[:, None]  # how y moves with t
         start = -_REACH + _STEP * generator.random(len(rows))
@@ -126,16 +144,15 @@ def sample_remove(bins: Bins, sigma: float, epsilon: float, count: int, seed: Se
         growth = np.exp(slope, out=slope)
         values = np.zeros(len(rows))
         for step in range(round(2 * _REACH / _STEP)):
-            excess = np.maximum(np.log(v.mean(axis=1)).astype(float) + highest - epsilon + _ROUNDING, 0.0)  # log S/a
-            density = np.exp(-((start + step * _STEP) ** 2) / 2)
-            values += density * -np.expm1(-excess) * np.exp((1 - order) * excess)
+            log_ratio = np.log(v.mean(axis=1)).astype(float) + highest - epsilon + _ROUNDING  # log S′/a
+            log_density = -((start + step * _STEP) ** 2) / 2
+            values += np.exp(log_density + log_excess(log_ratio, c) - order * log_ratio - log_top)
             v *= growth
-        values *= _STEP / math.sqrt(2 * math.pi)
-        return values * math.exp(-(order - 1) * epsilon - log_largest), shares
+        return values * (_STEP / math.sqrt(2 * math.pi)), shares
 
     blocks = run_in_blocks(draw, count, b, seed)
     rounding = 1 + 2 * _ROUNDING * order
-    scale = math.exp(min(stars.log_total + log_largest, 700.0))
+    scale = math.exp(min(stars.log_total + (1 - order) * epsilon + log_top, 700.0))
     most = (rounding + _LEFT_OUT) * (1 + 1e-9)  # the trapezoid rule gives at most 1 + 1e-14 for the normal density
     values = np.concatenate([np.ones(0), *(values for values, _ in blocks)]) * rounding + _LEFT_OUT
     if not len(values):

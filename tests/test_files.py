@@ -1,0 +1,133 @@
+"""What is written is whole, or as it was before; and a command that could not write does not end like one that did."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedcgd.cli import app
+from fedcgd.curvature.spectrum import Spectrum
+from fedcgd.files import whole
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger
+from fedcgd.mechanisms import DPSGD
+from fedcgd.optimisation.catalogue import write_mechanism
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=2), clip_norm=1.0, noise_multiplier=4.0, delta=1e-5)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    path, key = tmp_path / "run.db", NoiseKey.generate()
+    with Ledger.open(path, plan=PLAN, configuration={}, key=key) as opened:
+        attempt = opened.plan_round(0, ["ann"])
+        opened.record_aggregated(0, attempt, 7)
+        model = np.zeros(3, np.float32)
+        opened.record_released(0, attempt, model.data, layout='[["w"], [[3]], ["float32"]]')
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "out"
+    path.mkdir()
+    return path
+
+
+def half_write(path: Path, end: BaseException) -> None:
+    with whole(path) as part:
+        assert part.suffix == path.suffix
+        part.write_text("half")
+        raise end
+
+
+@pytest.mark.parametrize("end", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_what_fails_halfway_leaves_what_was_there(end: BaseException, folder: Path) -> None:
+    path = folder / "report.md"
+    with pytest.raises(type(end)):
+        half_write(path, end)
+    assert list(folder.iterdir()) == []
+    with whole(path) as part:
+        part.write_text("first")
+    with pytest.raises(type(end)):
+        half_write(path, end)
+    assert [p.name for p in folder.iterdir()] == ["report.md"]
+    assert path.read_text() == "first"
+
+
+def test_a_link_stays_one_and_a_device_is_written_to(folder: Path) -> None:
+    (folder / "link.md").symlink_to(folder / "there.md")
+    with whole(folder / "link.md") as part:
+        part.write_text("text")
+    assert (folder / "link.md").is_symlink()
+    assert (folder / "there.md").read_text() == "text"
+    os.mkfifo(folder / "pipe")
+    with whole(folder / "pipe") as part:
+        assert part == folder / "pipe"
+    assert (folder / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("name", ["report.html", "statement.md", "statement.json", "model.npz"])
+def test_a_full_disk_leaves_neither_half_a_file_nor_the_exit_code_of_a_refuted_claim(
+    name: str, ledger: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **options: object) -> None:
+        part = args[0]
+        assert isinstance(part, Path)
+        part.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    target = folder / name
+    target.write_text("of an earlier run")
+    command = ["ledger", "model", str(ledger), str(target)]
+    if name == "model.npz":
+        monkeypatch.setattr(np, "savez", full)
+    else:
+        command = ["report", str(ledger), "-o", str(target)]
+        monkeypatch.setattr(Path, "write_text", full)
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert "No space left on device" in result.stderr
+    assert "written" not in result.stdout
+    assert [p.name for p in folder.iterdir()] == [name]
+    assert target.read_bytes() == b"of an earlier run"
+
+
+@pytest.mark.parametrize(
+    "save",
+    [Spectrum.of([2.0, 1.0]).save, lambda path: write_mechanism(DPSGD(), path)],
+    ids=["spectrum", "mechanism"],
+)
+def test_what_other_commands_read_is_whole(save, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(folder / "found.json")
+    before = (folder / "found.json").read_text()
+
+    def interrupted(path: Path, text: str, **options: object) -> None:
+        path.write_bytes(text[:9].encode())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(folder / "found.json")
+    assert [p.read_text() for p in folder.iterdir()] == [before]
+
+
+@pytest.mark.parametrize("output", [["--json"], []])
+def test_an_answer_that_cannot_be_printed_is_an_error_and_no_refutation(output: list[str]) -> None:
+    """1 would say that a claim is refuted; a traceback says nothing to whoever has a full disk."""
+    command = ["calibrate", "--mechanism", "dp-sgd", "--rounds", "10", "--epsilon", "8", "--delta", "1e-5"]
+
+    def full(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fedcgd.cli.budget.print_json", full)
+        patched.setattr("fedcgd.cli.budget.show", full)
+        result = CliRunner().invoke(app, [*command, *output])
+    assert result.exit_code == 2
+    assert result.stderr == "Error: [Errno 28] No space left on device\n"
