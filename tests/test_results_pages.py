@@ -10,6 +10,7 @@ from fedcgd_experiments.people_report import (
     CORRELATED,
     OURS,
     Row,
+    accuracy_text,
     between,
     p_text,
     pairs_of,
@@ -29,6 +30,7 @@ def test_the_tables_are_what_the_report_prints() -> None:
 
 
 PEOPLE = [json.loads(line) for line in (RESULTS / "people.jsonl").read_text().splitlines()]
+PEOPLE_PAGES = ("results_federated.md", "guides/choosing_mechanism.md")
 BESIDE_TREE = tuple(arm for arm in CORRELATED if arm != "tree")
 
 
@@ -68,6 +70,24 @@ def test_what_the_page_says_of_people_is_in_its_tables() -> None:
     fixed, adaptive = low["Flower, fixed clipping"], low["Flower, adaptive clipping"]
     assert f"{percent(fixed)} against {percent(low['DP-FedAvg'])}, p = {p_text(fixed.p_value)}" in page
     assert f"loses {points(adaptive).removeprefix('-')} points" in page
+
+
+def test_what_the_pages_say_of_cohorts_is_in_the_tables() -> None:
+    page, guide = (" ".join((ROOT / "docs" / name).read_text().split()) for name in PEOPLE_PAGES)
+    against = found("epsilon"), found("cohort")
+    three = [against[1][f"{size} a round", OURS] for size in (100, 250, 500)]
+    rounds = [row.records[0]["rounds"] for row in three]
+    assert "100, 250 and 500 a round are {}, {} and {} rounds".format(*rounds) in page
+    assert "DP-λCGD has {}, {} and {}: the noise".format(*map(percent, three)) in page
+    assert all(
+        row.corrected > 0.05 for (setting, _), row in against[1].items() if row.baseline and setting[:3] != "100"
+    )
+    cells = {(row.chosen.epsilon, row.chosen.cohort, row.arm): row for table in against for row in table.values()}
+    for epsilon, size in ((0.5, 100), (1, 100), (2, 100), (4, 100), (1, 250), (1, 500)):
+        base, ours = (cells[epsilon, size, arm] for arm in ("DP-FedAvg", OURS))
+        rounds = base.records[0]["rounds"]
+        assert f"| {epsilon:g} | {size}, {rounds} | {accuracy_text(base)} | {accuracy_text(ours)} |" in guide
+        assert ours.chosen.mechanism == "lambda-cgd:0.5"
 
 
 def test_the_numbers_of_the_bands_are_the_kept_ones() -> None:
