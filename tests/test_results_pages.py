@@ -82,6 +82,10 @@ def test_what_the_pages_say_of_cohorts_is_in_the_tables() -> None:
     assert all(
         row.corrected > 0.05 for (setting, _), row in against[1].items() if row.baseline and setting[:3] != "100"
     )
+    large = [row for (setting, _), row in found("population").items() if "000" in setting]
+    assert {percent(row) for row in large} == {"74.6 %"}
+    assert "DP-FedAvg then has 74.6 %, and so have the others and a population of 10⁶" in page
+    assert len(large) == 6
     cells = {(row.chosen.epsilon, row.chosen.cohort, row.arm): row for table in against for row in table.values()}
     for epsilon, size in ((0.5, 100), (1, 100), (2, 100), (4, 100), (1, 250), (1, 500)):
         base, ours = (cells[epsilon, size, arm] for arm in ("DP-FedAvg", OURS))
