@@ -1,28 +1,42 @@
 """Users a second in simulated training of the CIFAR-10 CNN (0.29 M parameters), or of another model, by real `flwr run`s.
 
-python benchmarks/simulation.py [--cohort 128 1000] [--examples 1] [--rounds 6] [--model NAME] [--json FILE]
+python benchmarks/simulation.py [--case 128 1 …] [--repeats 2] [--pfl PYTHON] [--json FILE]
 
-With one example a user, an update is a clipped gradient; with more, a user trains one epoch over its examples, in batches of 10.
-There are 2 nodes. The images are made up, and few of them are for testing. The first round, in which nodes say whom they host, is
-left out. On a machine that does other work too, look at the processor time: users for each second of it, all processes together,
-and what two cores would make of that, a figure to compare with clock times on 2 idle cores. Results are in docs/performance.md.
+A case is a cohort and the examples of a user. With one example, an update is a clipped gradient; with more, a user trains one
+epoch over its examples, in batches of 10. There are 2 nodes. The images are made up, and one is for testing, since evaluation
+belongs to no user. The first round, in which nodes say whom they host, is left out. On a machine that does other work too, look
+at the processor time: of all processes together, and what two cores would make of that, to compare with times on 2 idle cores.
+
+pfl-research takes turns with it, one process with one thread and with two, if PYTHON is an interpreter that has it (this one,
+unless said otherwise; "none" leaves it out). Exits with 1 if it should have been measured and was not. The three usual cases take
+five minutes on two idle cores. Results are in docs/performance.md.
 """
 
 import argparse
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from pfl_simulation import NOT_THERE
 
 from fedcgd_simulations.flower_runs import local_superlink, run_app
 
 TICK = os.sysconf("SC_CLK_TCK")
+CASES = [[128, 1], [1000, 1], [16, 50]]
+PEER = Path(__file__).with_name("pfl_simulation.py")
+PEER_USERS = {
+    True: 128,
+    False: 8,
+}  # a round, with one example a user, and with more: its time a user is that of any round
 
 
 def write_images(folder: Path, train: int) -> None:
@@ -47,7 +61,7 @@ def processor_seconds(home: str) -> float:
     return total / TICK
 
 
-def measure(cohort: int, examples: int, rounds: int, model: str = "", test_examples: int = 0) -> dict[str, float]:
+def measure(cohort: int, examples: int, rounds: int, model: str = "", test_examples: int = 1) -> dict[str, float]:
     users = cohort * rounds
     with tempfile.TemporaryDirectory() as name, local_superlink(Path(name) / "flower") as environment:
         folder = Path(name)
@@ -72,32 +86,68 @@ def measure(cohort: int, examples: int, rounds: int, model: str = "", test_examp
             work.append(processor_seconds(environment["FLWR_HOME"]))
 
         run_app(environment, config, nodes=2, progress=note)
-    seconds = [after - before for before, after in pairwise(times)]
+    seconds = median(after - before for before, after in pairwise(times))
     processor = (work[-1] - work[0]) / (rounds - 1)
-    return {
-        "cohort": cohort,
-        "examples a user": examples,
-        "seconds a round": median(seconds),
-        "users/s": cohort / median(seconds),
-        "processor seconds a round": processor,
-        "users/s on 2 cores by processor time": 2 * cohort / processor,
-    }
+    return {"seconds a round": seconds, "users/s": cohort / seconds, "processor seconds a user": processor / cohort}
+
+
+def peer(python: str, examples: int, threads: int) -> dict[str, float] | None:
+    """What pfl takes; None where it is not installed. Raises CalledProcessError if it fails."""
+    cohort = PEER_USERS[examples == 1]
+    command = [python, str(PEER), "--cohort", str(cohort), "--examples", str(examples), "--threads", str(threads)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode == NOT_THERE:
+        return None
+    done.check_returncode()
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def compare(ours: Sequence[Mapping[str, float]], theirs: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Any]:
+    """Medians of ours, and with `theirs` (with one thread, with two, each time) ours next to theirs, as (median, least, most).
+
+    By the clock pfl has the better number of threads; by processor time one thread, which is its cheapest.
+    """
+    figures: dict[str, Any] = {name: median(run[name] for run in ours) for name in ours[0]}
+    figures["users/s on 2 cores by processor time"] = 2 / figures["processor seconds a user"]
+    if theirs:
+        clock = [our["users/s"] / max(run["users/s"] for run in turn) for our, turn in zip(ours, theirs, strict=True)]
+        name = "processor seconds a user"
+        work = [turn[0][name] / our[name] for our, turn in zip(ours, theirs, strict=True)]
+        figures["pfl users/s"] = median(max(run["users/s"] for run in turn) for turn in theirs)
+        figures["pfl processor seconds a user"] = median(turn[0][name] for turn in theirs)
+        for label, ratios in (("clock", clock), ("processor time", work)):
+            figures[f"times pfl by {label}"] = [median(ratios), min(ratios), max(ratios)]
+    return figures
+
+
+def shown(value: Any) -> str:
+    return f"{value[0]:.2f} ({value[1]:.2f} to {value[2]:.2f})" if isinstance(value, list) else f"{value:.4g}"
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--cohort", type=int, nargs="+", default=[128, 1000])
-    options.add_argument("--examples", type=int, default=1)
-    options.add_argument("--rounds", type=int, default=6)
-    options.add_argument("--model", default="", help="for example vit-b-16, with --test-examples 8")
-    options.add_argument("--test-examples", type=int, default=0)
+    options.add_argument("--case", type=int, nargs=2, action="append", metavar=("COHORT", "EXAMPLES"))
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--repeats", type=int, default=2)
+    options.add_argument("--model", default="", help="for example vit-b-16")
+    options.add_argument("--pfl", default=sys.executable, metavar="PYTHON")
     options.add_argument("--json", type=Path, default=None)
     args = options.parse_args()
-    results = [measure(cohort, args.examples, args.rounds, args.model, args.test_examples) for cohort in args.cohort]
-    for result in results:
-        print("  ".join(f"{name} {value:.4g}" for name, value in result.items()))
+    wanted = args.pfl != "none" and not args.model
+    results: list[dict[str, Any]] = []
+    for cohort, examples in args.case or CASES:
+        ours, theirs = [], []
+        for _ in range(args.repeats):
+            ours.append(measure(cohort, examples, args.rounds, args.model))
+            turn = [peer(args.pfl, examples, threads) for threads in (1, 2)] if wanted else []
+            theirs.append([run for run in turn if run is not None])
+        results.append({"cohort": cohort, "examples a user": examples, **compare(ours, theirs if all(theirs) else [])})
+        print("  ".join(f"{name} {shown(value)}" for name, value in results[-1].items()), flush=True)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
+    if wanted and not all("pfl users/s" in result for result in results):
+        sys.exit(f"pfl was not measured: {args.pfl} does not have it (--pfl PYTHON names another interpreter, or none)")
 
 
 if __name__ == "__main__":

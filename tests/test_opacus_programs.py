@@ -5,12 +5,13 @@ import torch
 from central_runs import MODES, Run, examples
 from opacus.layers import DPLSTM
 from opacus.utils.batch_memory_manager import BatchMemoryManager
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedcgd.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.opacus.clipping import Lookup, Outer
 from fedcgd.parameters import flatten
 
 
@@ -204,7 +205,20 @@ class Convolutional(nn.Module):
         return self.out(torch.relu(self.norm(self.convolution(self.embedding(tokens).mT))).mean(-1))
 
 
-@pytest.mark.parametrize("make", [Recurrent, Attentive, Convolutional])
+class Wide(nn.Module):
+    """A layer that is larger than what it sees of an example, so that ghost clipping takes its norms from Gram matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 20)
+        self.mix = nn.Linear(20, 20)
+        self.out = nn.Linear(20, 3)
+
+    def forward(self, tokens):
+        return self.out(torch.tanh(self.mix(self.embedding(tokens))).mean(1))
+
+
+@pytest.mark.parametrize("make", [Recurrent, Attentive, Convolutional, Wide])
 def test_models_of_words_with_batches_that_are_dictionaries(make, monkeypatch):
     """Each sum is that of a plain loop over the examples."""
     sums = {}
@@ -226,6 +240,20 @@ def test_models_of_words_with_batches_that_are_dictionaries(make, monkeypatch):
             expected += gradient * min(1.0, 0.05 / float(gradient.norm()))
         assert float((total - expected).norm()) < 1e-4 * float(expected.norm())
         assert float((sums["ghost"][t] - expected).norm()) < 1e-3 * float(expected.norm())
+
+
+@pytest.mark.parametrize("wrap", [True, False])
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_the_gradient_of_a_table_is_kept_as_the_rows_looked_up(monkeypatch, mode, wrap):
+    run = Run(monkeypatch, data=Words(), batch=4, epochs=1, model=Wide(), mode=mode, clip_norm=0.05, wrap_model=wrap)
+    batch = next(iter(run.loader))
+    run.loss((run.module if wrap else run.model)(batch["tokens"]), batch["label"]).backward()
+    kept = run.model.embedding.weight.grad_sample
+    looked_up = {(i, int(token)) for i, tokens in enumerate(batch["tokens"]) for token in tokens}
+    assert isinstance(kept, Lookup)
+    assert len(kept.values) == len(looked_up)
+    assert set(zip(kept.example.tolist(), kept.index.tolist(), strict=True)) == looked_up
+    assert isinstance(run.model.mix.weight.grad_sample, Outer if mode == "ghost" else Tensor)
 
 
 def test_hooks_without_a_wrapper(monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from opacus import PrivacyEngine
 from opacus.accountants import create_accountant
 from opacus.data_loader import wrap_collate_with_empty
-from opacus.grad_sample import AbstractGradSampleModule, get_gsm_class
+from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule, get_gsm_class
 from opacus.optimizers import DPOptimizer
 from torch import nn, optim
 from torch.utils.data import DataLoader
@@ -20,7 +20,7 @@ from fedcgd.mechanisms import Mechanism
 from fedcgd.noise.source import NoiseMode
 from fedcgd.opacus.batches import RoundBatches, RoundLoader
 from fedcgd.opacus.checks import check_fits, check_loader, check_module, refuse_schedulers
-from fedcgd.opacus.ghost import GhostHooks, GhostLoss, GhostModule
+from fedcgd.opacus.ghost import GhostHooks, GhostLoss, GhostModule, LookupHooks, LookupModule
 from fedcgd.opacus.independence import Independence
 from fedcgd.opacus.optimizer import CorrelatedOptimizer, RoundNoise
 from fedcgd.opacus.planning import check_clipping, chosen_sampling, plan_of
@@ -31,6 +31,10 @@ from fedcgd.plan import Plan
 
 Private = tuple[Any, ...]
 """(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
+
+
+_WRAPPERS: dict[str, tuple[Any, Any]] = {"hooks": (LookupModule, LookupHooks), "ghost": (GhostModule, GhostHooks)}
+"""Around the model, and into it."""
 
 
 class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
@@ -320,13 +324,18 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     def _wrapped(self, module: nn.Module, mode: str, batch_first: bool, loss_reduction: str, wrap_model: bool) -> Any:
         if mode not in ("hooks", "functorch", "ew", "ghost"):
             raise ValueError(f"grad_sample_mode must be hooks, functorch, ew or ghost, got {mode!r}")
-        expected = GhostModule if mode == "ghost" else get_gsm_class(mode)
+        wrappers = _WRAPPERS.get(mode)
+        if mode == "hooks" and (
+            type(module) is GradSampleModule or not any(type(layer) is nn.Embedding for layer in module.modules())
+        ):
+            wrappers = None  # Opacus' own does it
+        expected = wrappers[0] if wrappers else get_gsm_class(mode)
         if isinstance(module, AbstractGradSampleModule) and type(module) is not expected:
             raise ValueError(
                 f"the module is a {type(module).__name__} already, and grad_sample_mode {mode!r} needs another; give "
                 "module.to_standard_module() instead"
             )
-        if mode != "ghost":
+        if wrappers is None:
             return self._prepare_model(
                 module,
                 batch_first=batch_first,
@@ -335,13 +344,11 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 wrap_model=wrap_model,
             )
         self.validate(module=module, optimizer=None, data_loader=None)
-        if isinstance(module, GhostModule):
+        if isinstance(module, expected):
             if (module.batch_first, module.loss_reduction) != (batch_first, loss_reduction):
                 raise ValueError("the module was wrapped with another batch_first or loss_reduction; unwrap it first")
             return module
-        return (GhostModule if wrap_model else GhostHooks)(
-            module, batch_first=batch_first, loss_reduction=loss_reduction
-        )
+        return wrappers[0 if wrap_model else 1](module, batch_first=batch_first, loss_reduction=loss_reduction)
 
     @staticmethod
     def _loader(data_loader: DataLoader[Any], batches: RoundBatches, batch_first: bool) -> RoundLoader:

@@ -1,4 +1,7 @@
-"""Per-example gradients of linear and embedding layers kept as their factors: "ghost clipping" with one backward pass.
+"""Per-example gradients of embedding layers, and of linear ones, kept as their factors: "ghost clipping" with one backward pass.
+
+A table of embeddings has a gradient in those rows that an example looked up, and zeros, which are most of it, elsewhere. So the
+rows alone are kept, also where linear layers keep their gradients.
 
 Opacus' own ghost clipping takes norms in a first backward pass and sums in a second one, which multiplies the losses. What it
 adds is not what it measured (another criterion, other rounding, parameters that were frozen before), and one NaN spoils the sum.
@@ -6,7 +9,7 @@ Here both come from the same factors.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from opacus.grad_sample import GradSampleModule
@@ -20,13 +23,14 @@ from fedcgd.opacus.clipping import Dense, Lookup, Outer, Rows
 class _Factors:
     """Leaves `Rows` in `grad_sample` for the layers whose gradients have a short form; the others as Opacus does."""
 
+    factors: ClassVar[dict[type[nn.Module], Callable[..., "Factors"]]]
     hooks_enabled: bool
     rearrange_grad_samples: Callable[..., tuple[list[Tensor], Tensor]]
 
     def capture_backprops_hook(
         self, module: nn.Module, _forward_input: Any, forward_output: Any, loss_reduction: str, batch_first: bool
     ) -> None:
-        factors = _FACTORS.get(type(module))
+        factors = self.factors.get(type(module))
         if not self.hooks_enabled or factors is None or not _used_once(module):
             hook = super().capture_backprops_hook  # type: ignore[misc]
             hook(module, _forward_input, forward_output, loss_reduction, batch_first)
@@ -42,14 +46,6 @@ class _Factors:
                 parameter.grad_sample = (
                     rows if earlier is None else [*(earlier if isinstance(earlier, list) else [earlier]), rows]
                 )
-
-
-class GhostModule(_Factors, GradSampleModule):  # type: ignore[misc]
-    """`opacus.GradSampleModule` with factors."""
-
-
-class GhostHooks(_Factors, GradSampleHooks):  # type: ignore[misc]
-    """`GhostModule` without a wrapper around the model."""
 
 
 class GhostLoss:
@@ -99,8 +95,10 @@ def _linear(layer: nn.Linear, activations: Tensor, backprops: Tensor) -> Factors
     else:
         b = backprops.reshape(len(backprops), -1, layer.out_features)
     weight: Rows = Outer(b, a)
-    if a.shape[1] > 1 and a.shape[1] ** 2 > layer.in_features * layer.out_features:
-        weight = Dense(torch.bmm(b.mT, a))  # smaller than the Gram matrices
+    if a.shape[1] > 1 and layer.in_features * layer.out_features <= a.shape[1] * (
+        layer.in_features + layer.out_features
+    ):
+        weight = Dense(torch.bmm(b.mT, a))  # smaller than its factors
     rows: Factors = [(layer.weight, weight)]
     if layer.bias is not None:
         rows.append((layer.bias, Dense(b.sum(1))))
@@ -117,4 +115,25 @@ def _embedding(layer: nn.Embedding, activations: Tensor, backprops: Tensor) -> F
     return [(layer.weight, Lookup(pairs // layer.num_embeddings, pairs % layer.num_embeddings, values, examples))]
 
 
-_FACTORS: dict[type[nn.Module], Callable[..., Factors]] = {nn.Linear: _linear, nn.Embedding: _embedding}
+class LookupModule(_Factors, GradSampleModule):  # type: ignore[misc]
+    """`opacus.GradSampleModule` with factors of embeddings."""
+
+    factors: ClassVar = {nn.Embedding: _embedding}
+
+
+class LookupHooks(_Factors, GradSampleHooks):  # type: ignore[misc]
+    """`LookupModule` without a wrapper around the model."""
+
+    factors: ClassVar = LookupModule.factors
+
+
+class GhostModule(_Factors, GradSampleModule):  # type: ignore[misc]
+    """`opacus.GradSampleModule` with factors of linear layers too."""
+
+    factors: ClassVar = {nn.Linear: _linear, nn.Embedding: _embedding}
+
+
+class GhostHooks(_Factors, GradSampleHooks):  # type: ignore[misc]
+    """`GhostModule` without a wrapper around the model."""
+
+    factors: ClassVar = GhostModule.factors

@@ -63,6 +63,11 @@ class Setup:
         return Participation(rounds=rounds, min_separation=self.steps, sampling=self.sampling)
 
     @property
+    def budget(self) -> "Setup":
+        """The setup of DP-SGD there: what all mechanisms at one budget and sampling share."""
+        return replace(self, mechanism="dp-sgd")
+
+    @property
     def spelling(self) -> Spelling:
         """What `mechanism` says."""
         return Spelling.parse(self.mechanism)

@@ -94,7 +94,7 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
             noise_multiplier=1.0,
             delta=1e-5,
         )
-        private = CorrelatedPrivacyEngine(NoiseKey.simulation(0)).make_private(
+        private = CorrelatedPrivacyEngine(NoiseKey.generate()).make_private(
             **given, plan=plan, noise="cpu-buffer" if noise == "cpu-buffer" else "replay"
         )
     module, optimizer, *criterion, loader = private

@@ -13,6 +13,7 @@ from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import LocalTask, host_users, one_by_one, one_gradient_step
 from fedcgd_simulations.local_training import LocalTraining, Part, train_many, train_one, vectorises
 from fedcgd_simulations.partitions import Indices, partition
+from fedcgd_simulations.process import settle
 from fedcgd_simulations.settings import Settings
 from fedcgd_simulations.task import Examples, Task
 from fedcgd_simulations.tasks import get_task
@@ -24,7 +25,7 @@ Material = tuple[Task, Examples, ExampleLoss]
 
 @lru_cache(maxsize=2)  # a simulated node answers many rounds in one process
 def _material(task_name: str, model: str, data_dir: str) -> Material:
-    torch.set_num_threads(1)  # one actor per core: more threads would fight for it
+    settle()
     task = get_task(task_name, model=model or None, data_dir=data_dir)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train = task.load().train

@@ -20,7 +20,7 @@ from fedcgd_flower.isolation import user_seeds
 from fedcgd_flower.layout import unflatten
 from fedcgd_simulations.local_softmax import MOST_EXAMPLES, is_softmax, trained_softmax
 from fedcgd_simulations.models.softmax import UnitNorm
-from fedcgd_simulations.task import Examples, Task
+from fedcgd_simulations.task import Examples, Task, by_pixels
 
 _PLAIN = (
     nn.Sequential,
@@ -64,10 +64,11 @@ def train_one(task: Task, arrays: ArrayRecord, mine: Examples, local: LocalTrain
     moving = [p for p in model.parameters() if p.requires_grad]
     sent = [p.detach().clone() for p in moving]
     optimizer = torch.optim.SGD(moving, lr=local.learning_rate)
+    inputs = by_pixels(mine.inputs)
     for _ in range(local.epochs):
         for rows in torch.split(torch.randperm(len(mine)), local.batch):
             optimizer.zero_grad()
-            task.loss(model(mine.inputs[rows]), mine.targets[rows]).mean().backward()  # type: ignore[no-untyped-call]
+            task.loss(model(inputs[rows]), mine.targets[rows]).mean().backward()  # type: ignore[no-untyped-call]
             if local.proximal:
                 for p, start in zip(moving, sent, strict=True):
                     assert p.grad is not None

@@ -86,11 +86,16 @@ def evaluate(model: nn.Module, task: Task, examples: Examples, *, batch: int = 1
     total = 0.0
     with torch.no_grad():
         for start in range(0, len(examples), batch):
-            inputs = examples.inputs[start : start + batch].to(device)
+            inputs = by_pixels(examples.inputs[start : start + batch].to(device))
             targets = examples.targets[start : start + batch].to(device)
             total += float(task.metric(model(inputs), targets).sum())
     model.train(training)
     return total / len(examples)
+
+
+def by_pixels(inputs: Tensor) -> Tensor:
+    """Images with the channels of a pixel side by side in memory, as a processor convolves them fastest; others as they are."""
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
 
 
 def split(examples: Examples, *sizes: int, seed: int) -> tuple[Examples, ...]:

@@ -27,7 +27,7 @@ class TokenClassifier(nn.Module):
         self.bert = bert
 
     def forward(self, tokens: Tensor) -> Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
         # As an additive mask, which Transformers takes as it is: no branch on the data, which vmap could not follow.
         mask = torch.zeros(tokens.shape, device=tokens.device).masked_fill(tokens == 0, torch.finfo(torch.float32).min)
         logits: Tensor = self.bert(
