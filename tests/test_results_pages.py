@@ -113,6 +113,16 @@ def test_the_numbers_of_the_bands_are_the_kept_ones() -> None:
     assert kept["example-b1"]["largest_difference"] < 0.0005 < 0.001
 
 
+def test_the_numbers_of_epochs_are_the_kept_ones() -> None:
+    kept = json.loads((RESULTS / "paper_figures.json").read_text())["epochs"]
+    page = (ROOT / "docs" / "paper_figures.md").read_text()
+    for k, row in kept["accuracy"].items():
+        cells = [f"{100 * mean:.1f} ± {100 * spread:.1f}" for mean, spread, _ in row.values()]
+        assert f"| {k} | {' | '.join(cells)} | λ = {kept['rmse_optimal'][k]:.2f} |" in page
+    assert {rate for row in kept["accuracy"].values() for *_, rate in row.values()} <= {0.0625, 0.125, 0.25, 0.5}
+    assert (kept["best"]["10"], kept["best"]["80"]) == ("0.9", "0.95")
+
+
 def test_the_numbers_of_learning_are_the_kept_ones() -> None:
     kept = json.loads((RESULTS / "paper_figures.json").read_text())
     page = (ROOT / "docs" / "paper_figures.md").read_text()
