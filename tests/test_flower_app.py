@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -279,6 +280,59 @@ def test_only_trained_arrays_from_the_server_and_a_whole_state_dict_from_nodes()
     assert not run.dropped
     assert list(final) == TRAINABLE
     assert all("carried" not in request.content for request in grid.sent)
+
+
+def _other_models() -> dict[str, tuple[RecordDict, str]]:
+    state = make_net("group").state_dict()
+    larger = state | {"head.bias": torch.zeros(3)}
+    prefixed = {f"module.{name}": value for name, value in state.items()}
+    return {
+        "of another shape": (
+            RecordDict({"arrays": ArrayRecord(larger)}),
+            "array 'head.bias' must have shape (2,), got (3,)",
+        ),
+        "under other names": (
+            RecordDict({"arrays": ArrayRecord(prefixed)}),
+            "are missing from ['module.frozen.weight'",
+        ),
+        "in no ArrayRecord": (RecordDict({"metrics": MetricRecord({"loss": 1.0})}), "are missing from []"),
+    }
+
+
+@pytest.mark.parametrize("what", list(_other_models()))
+def test_a_reply_of_another_model_is_told_as_that(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Not as a failed training: the node's log names the arrays, and the server's says what to do."""
+    content, told = _other_models()[what]
+    app = ClientApp(mods=[clipped_update_mod])
+
+    @app.train()
+    def train(message: Message, context) -> Message:
+        return Message(content, reply_to=message)
+
+    run = strategy(min_answers=0)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        run.start(nodes(app), ArrayRecord(make_net("group").state_dict()), num_rounds=1)
+    assert run.dropped == {"wrong arrays": 4}
+    assert "did not reply the model that it was sent: " in caplog.text
+    assert told in caplog.text
+    assert "must reply the whole model that it was sent, with the same names and shapes" in caplog.text
+    assert "local training failed" not in caplog.text
+
+
+def test_a_finished_run_that_is_started_again_says_that_it_trains_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start() -> None:
+        grid = nodes(ordinary_app("group", [], mods=[clipped_update_mod]))
+        run = strategy(ledger=tmp_path / "run.db")
+        run.start(grid, ArrayRecord(make_net("group").state_dict()))
+
+    words = "all 2 rounds of this run were released before: nothing is trained"
+    start()
+    assert words not in caplog.text
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        start()
+    assert words in caplog.text
 
 
 def test_helpers_name_what_is_missing() -> None:

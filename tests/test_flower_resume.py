@@ -1,6 +1,8 @@
 """A run that dies at any step and starts again with its ledger: nothing lost, no noise twice, the same ε at the end."""
 
 import collections
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from test_flower_strategy import KEY, SIZE, UPDATE, make, node, on_the_grid, rec
 import fedcgd_flower.strategy as module
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, verify
-from fedcgd.mechanisms import LambdaCGD, inverse_matrix
+from fedcgd.mechanisms import BSR, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.participation import Participation
 from fedcgd_flower import IncompleteRunError
@@ -99,6 +101,27 @@ def test_a_burnt_attempt_is_replaced_by_fresh_noise_that_later_rounds_cancel(
     noise = np.stack([stream.normal(t, a, 0, SIZE) for t, a in enumerate(attempts)]).astype(np.float64)
     added = on_the_grid(inverse_matrix(LambdaCGD(0.8), ROUNDS) @ noise, list(enumerate(attempts)))
     np.testing.assert_allclose(final, ROUNDS * UPDATE + added.sum(axis=0) / 4, atol=5e-6)
+
+
+@pytest.mark.parametrize("mechanism", [LambdaCGD(0.8), BSR(bands=3)], ids=["replayed", "from buffers"])
+def test_a_resumed_run_makes_the_noise_of_its_record_again(mechanism, tmp_path: Path) -> None:
+    """The nonces of a secret key are random: in another order, what later rounds take off is not what earlier ones added."""
+    path, key = tmp_path / "run.db", NoiseKey.generate()
+    for _ in range(2):
+        strategy = make(ledger=path, key=key, mechanism=mechanism)
+        result = strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=3)
+    assert result.complete
+    with closing(sqlite3.connect(path)) as connection:
+        (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
+        rows = connection.execute(
+            "SELECT round, nonce FROM attempts WHERE state = 'released' ORDER BY round"
+        ).fetchall()
+    terms = [(round, int.from_bytes(nonce, "big")) for round, nonce in rows]
+    assert len({nonce for _, nonce in terms}) == ROUNDS
+    stream = NoiseStream(key.noise_of(stream_id))
+    noise = np.stack([stream.normal(*term, 0, SIZE) for term in terms]).astype(np.float64)
+    added = on_the_grid(inverse_matrix(mechanism, ROUNDS) @ noise, terms, key.noise_of(stream_id))
+    np.testing.assert_allclose(result.arrays["w"].numpy(), ROUNDS * UPDATE + added.sum(axis=0) / 4, atol=5e-6)
 
 
 def test_a_finished_run_starts_no_further_round(tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ STEP = 2.0**-13  # the largest power of two with STEP·√6 ≤ 0.5/1024
 UPDATE = STEP * np.floor(np.full(SIZE, 0.5 / np.sqrt(SIZE)) / STEP)  # all ones, clipped to norm 0.5, on the grid
 
 
-def on_the_grid(noise: np.ndarray, rounds_and_attempts) -> np.ndarray:
+def on_the_grid(noise: np.ndarray, rounds_and_attempts, key: bytes = KEY.noise) -> np.ndarray:
     """Rows of ζσ·C⁻¹Z and the smoothing noise of their rounds and attempts, rounded to the grid, for ζσ = 1."""
-    stream = NoiseStream(KEY.noise).derive("smoothing")
+    stream = NoiseStream(key).derive("smoothing")
     smoothing = np.stack([stream.words(t, a, 0, SIZE) / 2.0**39 for t, a in rounds_and_attempts])
     return STEP * np.rint((noise + smoothing) / STEP)
 

@@ -285,6 +285,20 @@ def test_a_loop_after_the_last_round_is_refused(physical):
         private[1].step()
 
 
+@pytest.mark.parametrize("sampling", ["poisson", "cyclic-poisson"])
+def test_coins_are_thrown_anew_in_every_epoch(sampling):
+    """ε composes independent draws: an example that was in a batch is no likelier to be in that of the next epoch."""
+    _, _, private = make(mechanism=DPSGD(), sampling=sampling, epochs=40)
+    batches, participation = private[-1].batch_sampler, participation_of(sampling, epochs=40)
+    drawn = np.zeros((participation.rounds, EXAMPLES), bool)
+    for t in range(participation.rounds):
+        drawn[t, batches.batch(t)] = True
+    groups, epoch = participation.min_separation, EXAMPLES // BATCH
+    for apart in (groups, epoch * groups, 2 * epoch * groups):
+        both = float((drawn[apart:] & drawn[:-apart]).sum(axis=1).mean()) / (EXAMPLES / groups)
+        assert both == pytest.approx(participation.sampling_rate**2, rel=0.15), apart
+
+
 def test_an_epoch_left_early_goes_on_where_it_stopped():
     _, model, private = make()
     module, optimizer, loader = private
@@ -316,6 +330,36 @@ def test_a_checkpoint_goes_on_in_the_right_round(tmp_path):
     stranger, _, private = make(mechanism=DPSGD())
     with pytest.raises(ValueError, match="another plan"):
         stranger.load_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
+
+
+@pytest.mark.parametrize("noise", ["replay", "buffer"])
+def test_a_checkpoint_of_a_secret_key_goes_on_with_the_noise_of_its_record(noise, tmp_path):
+    """Examples that are not finite add nothing, so that the model moves by the noise alone: by rows of C⁻¹Z of one run."""
+    key = NoiseKey.generate()
+
+    def steps(count, checkpoint=None):
+        engine, model, private = make(key=key, noise=noise)
+        module, optimizer, loader = private
+        if checkpoint:
+            engine.load_checkpoint(path=checkpoint, module=module, optimizer=optimizer)
+        moved = []
+        for _, (inputs, targets) in zip(range(count), loader, strict=False):
+            before = flatten(model)
+            optimizer.zero_grad()
+            functional.cross_entropy(module(inputs * torch.nan), targets).backward()
+            optimizer.step()
+            moved.append((flatten(model) - before).numpy())
+        engine.save_checkpoint(path=tmp_path / "checkpoint", module=module, optimizer=optimizer)
+        return engine.accountant, moved
+
+    first, before = steps(3)
+    last, after = steps(2, tmp_path / "checkpoint")
+    nonces = [*first.nonces, *last.nonces[3:]]
+    assert len(set(nonces)) == 5
+    stream = NoiseStream(key.noise_of(first.run))
+    z = np.stack([stream.normal(t, nonce, 0, len(before[0])) for t, nonce in enumerate(nonces)])
+    rows = inverse_matrix(MECHANISM, ROUNDS)[:5, :5] @ z
+    np.testing.assert_allclose([*before, *after], -RATE * CLIP * SIGMA / BATCH * rows, atol=2e-4)  # the grid
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])

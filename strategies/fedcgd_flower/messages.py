@@ -31,7 +31,12 @@ CONFIG = "config"
 TASK = "fedcgd"
 _CHECKSUM = "checksum"
 _FAILED = 2  # Flower's code for a ClientApp that raised
-LOCAL_FAILURE, NOT_FINITE = "local training failed", "the update is not finite"  # all that a failing node says
+# All that a failing node says.
+LOCAL_FAILURE, NOT_FINITE, ANOTHER_MODEL = (
+    "local training failed",
+    "the update is not finite",
+    "the reply is another model",
+)
 
 Cause = Literal[
     "no answer",
@@ -339,6 +344,8 @@ def _cause_of(error: Error) -> Cause:
             return "app crashed"
     if error.reason == NOT_FINITE:
         return "not finite"
+    if error.reason == ANOTHER_MODEL:
+        return "wrong arrays"
     return "error in local training" if error.reason == LOCAL_FAILURE else "client error"
 
 
@@ -346,6 +353,8 @@ HINTS: dict[Cause, str] = {
     "client error": "a ClientApp raised outside of fedcgd's code; clipped_update_mod must be the first of its mods",
     "without fedcgd's mod": "a ClientApp replied by itself; it needs clipped_update_mod as the first of its mods, or host_users",
     "error in local training": "a node's own log says where its training failed",
+    "wrong arrays": "a train function must reply the whole model that it was sent, with the same names and shapes; a node's own "
+    "log says what differs",
     "app crashed": "a node's own log says why its ClientApp could not be loaded, or ended",
     "wrong shape or dtype": "a ClippedSum of your own must return work.size integers, as work.clipped gives them",
 }

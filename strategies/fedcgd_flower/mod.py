@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from logging import ERROR
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.supercore import log
 
 from fedcgd_flower.evaluation import answer, bounds_of, is_private_evaluation
 from fedcgd_flower.layout import Flat, as_trained_from, pieces, unflatten
 from fedcgd_flower.messages import (
+    ANOTHER_MODEL,
     LOCAL_FAILURE,
     NOT_FINITE,
     PROBLEMS,
@@ -75,12 +78,13 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
         reply = call_next(message, context)
         if reply.has_error():
             return Message(Error(code=reply.error.code, reason=LOCAL_FAILURE), reply_to=message)
-        trained = next(iter(reply.content.array_records.values()), None)
-        if trained is None:
-            raise ValueError("the train function's reply holds no ArrayRecord; reply with the trained model's arrays")
-        new = pieces(trained, task.layout)
     except Exception as error:
         return failed_reply(message, error)
+    try:
+        new = pieces(next(iter(reply.content.array_records.values()), {}), task.layout)
+    except ValueError as error:
+        log(ERROR, "fedcgd: the train function did not reply the model that it was sent: %s", error)
+        return Message(Error(code=0, reason=ANOTHER_MODEL), reply_to=message)
     seen = as_trained_from(model, new, task.layout)
     update = clipped_update(
         new,

@@ -653,7 +653,15 @@ class CorrelatedNoise(Strategy):
                 f"{layout}; give the same model, trainable and batch_norm"
             )
         model = np.frombuffer(run.model, np.float32)
-        log(INFO, "fedcgd: going on after release %d of %d", run.round, result.planned)
+        if result.complete:
+            log(
+                WARNING,
+                "fedcgd: all %d rounds of this run were released before: nothing is trained, and the result is its last model. "
+                "Another run has another ledger and another key",
+                result.planned,
+            )
+        else:
+            log(INFO, "fedcgd: going on after release %d of %d", run.round, result.planned)
         result.arrays = unflatten(model, layout)
         return result
 
