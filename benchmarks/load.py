@@ -7,12 +7,14 @@ with simulated nodes; and 500 simulated nodes of one user each, all of them in e
 64 numbers, and trains a network of 4810 parameters, which takes 0.1 ms: any real training makes the ledger's share smaller. The
 first round, in which nodes start and say whom they host, is left out of the averages.
 
-On 2 virtual cores of an AMD EPYC, shared with other work (load 4; the second row: load 14), in seconds and MiB:
+On 2 virtual cores of an AMD EPYC, shared with other work (load 10 to 12), in seconds and MiB:
 
                                     round    nodes  choosing   ledger   share    server       all
-10,000 users, 4 SuperNodes          24.94    24.17     0.128    0.571     2.3       699      4113
-10,000 users, 4 simulated nodes     13.71    13.25     0.217    0.205     1.5       745      2497
-500 simulated nodes of one user      9.63     9.29     0.002    0.018     0.2       785      2155
+10,000 users, 4 SuperNodes          34.08    33.49     0.178    0.319     0.9       684      4086
+10,000 users, 4 simulated nodes      6.58     6.43     0.084    0.047     0.7       739      2698
+500 simulated nodes of one user    119.61   118.98     0.005    0.079     0.1       746      2153
+
+The last took 9.63 s a round at load 4; why load matters so much more to it was not found out.
 """
 
 import argparse

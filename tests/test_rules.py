@@ -106,7 +106,7 @@ def test_the_loss_is_against_the_lambda_that_validation_chose():
     ruled += [run("lambda-cgd:0.93", seed, value) for seed, value in enumerate((0.57, 0.57, 0.57))]
     (row,) = losses(swept(), ruled, [record("rmse", 0.93)])
     assert (row.tuned_lam, row.lam, row.rule, row.seeds) == (0.5, 0.93, "rmse", 3)
-    assert (row.tuned_accuracy, row.accuracy) == pytest.approx((0.61, 0.57))
+    assert (row.baseline, row.accuracy) == pytest.approx((0.61, 0.57))
     # differences −0.03, −0.04, −0.05: t = −6.928 with 2 degrees of freedom
     assert row.difference == pytest.approx(-0.04)
     assert row.p_value == pytest.approx(1 - 6.9282 / math.sqrt(2 + 6.9282**2), rel=1e-4)

@@ -188,6 +188,15 @@ def test_the_same_point_gives_the_same_accuracy():
     assert first[0] > 0.3
 
 
+def test_each_of_those_trained_together_has_the_noise_of_its_own_setup():
+    points = [replace(POINT, setup=replace(SETUP, epsilon=epsilon)) for epsilon in (0.1, 100.0)]
+    calibrations = {identity(point.setup): calibrate_setup(point.setup) for point in points}
+    loud, quiet = (record["accuracies"][0] for record in run_points(points, calibrations))
+    alone = [run_points([point], {identity(point.setup): calibrations[identity(point.setup)]}) for point in points]
+    assert [record["accuracies"][0] for (record,) in alone] == [loud, quiet]
+    assert loud < 0.4 < 0.7 < quiet
+
+
 def test_a_failure_is_told_and_the_others_run(tmp_path):
     results = ResultsFile(tmp_path / "results.jsonl")
     points = [replace(POINT, model="none"), POINT]

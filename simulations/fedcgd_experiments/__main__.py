@@ -218,7 +218,7 @@ def compare_command(
         )
         for heading in headings:
             table.add_column(heading)
-        for row in compare_paired(own, baseline, under=under):
+        for row in compare_paired(own, baseline, under=cast(Sampling | None, under)):
             table.add_row(
                 row.setup.sampling,
                 f"{row.setup.epsilon:g}",

@@ -22,7 +22,8 @@ from fedcgd.optimisation.catalogue import Spelling, describe, from_description
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
 from fedcgd_experiments.descent import Descent, Optimizer, descent
-from fedcgd_experiments.softmax import is_softmax, train_softmax
+from fedcgd_experiments.softmax import train_softmax
+from fedcgd_simulations.local_softmax import is_softmax
 from fedcgd_simulations.server_optimizer import Schedule
 from fedcgd_simulations.task import Data, Examples, Task, evaluate
 from fedcgd_simulations.tasks import get_task
@@ -60,6 +61,11 @@ class Setup:
                 rounds=rounds, min_separation=groups, sampling="cyclic-poisson", sampling_rate=groups / self.steps
             )
         return Participation(rounds=rounds, min_separation=self.steps, sampling=self.sampling)
+
+    @property
+    def budget(self) -> "Setup":
+        """The setup of DP-SGD there: what all mechanisms at one budget and sampling share."""
+        return replace(self, mechanism="dp-sgd")
 
     @property
     def spelling(self) -> Spelling:

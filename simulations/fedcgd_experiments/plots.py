@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, TypeVar
@@ -17,7 +16,8 @@ from matplotlib.figure import Figure
 
 from fedcgd.accounting.selection import select_lambda
 from fedcgd_experiments.experiment import Record, Setup, identity
-from fedcgd_experiments.sweep import best_of_families, best_rates, to_point
+from fedcgd_experiments.significance import tuned_accuracies
+from fedcgd_experiments.sweep import best_of_families
 
 matplotlib.rcParams["svg.hashsalt"] = "fedcgd"  # the same figures give the same file
 
@@ -58,12 +58,7 @@ def save(figure: Figure, path: Path) -> None:
 
 def by_setup(runs: Sequence[Record], split: str) -> dict[Setup, Summary]:
     """Accuracy of each setup on `split`, at the learning rate that was best on validation."""
-    rates = best_rates(runs)
-    values: dict[Setup, list[float]] = defaultdict(list)
-    for record in runs:
-        point = to_point(record)
-        if point.split == split and point.learning_rate == rates.get(point.setup):
-            values[point.setup].append(record["accuracy"])
+    values = {setup: list(of_seed.values()) for setup, of_seed in tuned_accuracies(runs, split).items()}
     return {setup: (fmean(v), stdev(v) if len(v) > 1 else 0.0) for setup, v in values.items()}
 
 
@@ -119,7 +114,7 @@ def accuracy_against_lambda(
             axes.errorbar(list(curve), means, yerr=spreads, capsize=3, label=name, **looks[name])
         at_budget = [setup for setup in summaries if setup.epsilon == budget]
         lines: dict[str, float] = {}
-        for setup in {plain(setup): setup for setup in at_budget}:
+        for setup in {setup.budget: setup for setup in at_budget}:
             rmse, max_se = optimal_lambdas(setup)
             chosen = {"rmse": rmse, "max-se": max_se} | dict(rules.get(setup, {}))
             for rule, lam in chosen.items():
@@ -127,7 +122,7 @@ def accuracy_against_lambda(
                     continue  # there it is the same as "rmse"
                 shared = rule in ("rmse", "max-se")  # the same for all samplings
                 lines[rule if shared else f"{rule}, {setup.sampling}"] = lam
-        shades = ("-", "--", "-.", ":", (0, (1, 4)), (0, (6, 4)), (0, (8, 2, 1, 2)))
+        shades = ("-", "--", "-.", ":", (0, (1, 4)), (0, (6, 4)), (0, (8, 2, 1, 2)), (0, (1, 1, 1, 5)), (0, (10, 5)))
         marks = [
             axes.axvline(lam, color="0.45", linewidth=1, linestyle=shades[i % len(shades)], label=f"{rule}: {lam:.3g}")
             for i, (rule, lam) in enumerate(sorted(lines.items()))
@@ -176,7 +171,7 @@ def error_ratios(runs: Sequence[Record], calibrations: Mapping[str, Record]) -> 
         for setup in by_setup(runs, "test")
         if identity(setup) in calibrations
     }
-    ratios = {setup: error / errors[plain(setup)] for setup, error in errors.items() if plain(setup) in errors}
+    ratios = {setup: error / errors[setup.budget] for setup, error in errors.items() if setup.budget in errors}
     curves = _by_family(runs, {setup: ratio for setup, ratio in ratios.items() if setup.mechanism != "dp-sgd"})
     if not curves:
         raise ValueError("RMSE ratios need dp-sgd and another mechanism tested at the same budget")
@@ -213,11 +208,6 @@ def runtime_bars(records: Sequence[Record]) -> Figure:
         axes.axhline(1, color="0.35", linewidth=0.8)
     panels[0][0].set_ylabel("time of a step over that of DP-SGD")
     return figure
-
-
-def plain(setup: Setup) -> Setup:
-    """DP-SGD where `setup` is."""
-    return replace(setup, mechanism="dp-sgd")
 
 
 Curves = dict[str, dict[tuple[str, str], dict[float, Value]]]

@@ -1,20 +1,16 @@
 """Rules that choose λ without data, and how much accuracy each loses against the λ that was tuned."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from statistics import fmean
-from typing import Any
-
-import numpy as np
-from scipy.stats import ttest_1samp
 
 from fedcgd.accounting.selection import PRACTICAL_DIVISOR, Objective, select_lambda
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd_experiments.curvature import tamed
 from fedcgd_experiments.experiment import Point, Record, Setup, identity
-from fedcgd_experiments.significance import holm, tested_accuracies
+from fedcgd_experiments.significance import Pairs, holm, paired, tuned_accuracies
 from fedcgd_experiments.sweep import best_of_families, to_point
 
 Rule = Callable[[Setup], float]
@@ -53,14 +49,9 @@ CURVATURE = "curvature"
 NAMES = (*RULES, CURVATURE)
 
 
-def budget_of(setup: Setup) -> Setup:
-    """The setup of DP-SGD there: what all mechanisms at one budget and sampling share."""
-    return replace(setup, mechanism="dp-sgd")
-
-
 def budgets(runs: Iterable[Record]) -> list[Setup]:
     """The budgets at which DP-λCGD was tuned, as setups of DP-SGD, in the order of sampling and ε."""
-    found = {budget_of(setup) for setup in (to_point(run).setup for run in runs) if setup.family == "lambda-cgd"}
+    found = {setup.budget for setup in (to_point(run).setup for run in runs) if setup.family == "lambda-cgd"}
     return sorted(found, key=lambda setup: (setup.sampling, setup.epsilon))
 
 
@@ -99,60 +90,43 @@ def rule_points(runs: Sequence[Record], records: Iterable[Record]) -> list[Point
     points: dict[str, Point] = {}
     for point in map(to_point, runs):
         if point.split == "validation" and point.setup.family == "lambda-cgd":
-            for lam in chosen.get(budget_of(point.setup), {}).values():
+            for lam in chosen.get(point.setup.budget, {}).values():
                 made = replace(point, setup=replace(point.setup, mechanism=f"lambda-cgd:{lam}"))
                 points[identity(made)] = made
     return list(points.values())
 
 
-@dataclass(frozen=True)
-class Loss:
-    """Test accuracy at the λ of a rule, minus that at the tuned λ, over the same seeds.
+@dataclass(frozen=True, kw_only=True)
+class Loss(Pairs):
+    """Test accuracy at the λ of a rule, and as the baseline that at the tuned λ.
 
-    `p_value` is two-sided, of a paired t-test, after Holm's correction over all losses that were made together; NaN if both are
-    the same.
+    `corrected` is the p-value after Holm's correction over all losses that were made together.
     """
 
     budget: Setup
     rule: str
     lam: float
     tuned_lam: float
-    accuracy: float
-    tuned_accuracy: float
-    difference: float
-    p_value: float
-    seeds: int
+    corrected: float
 
 
 def losses(runs: Sequence[Record], rule_runs: Sequence[Record], records: Sequence[Record]) -> list[Loss]:
     """The loss of each rule at each budget: `runs` tuned λ, `rule_runs` are at the λ of `records`. What is missing is absent."""
-    best = {budget_of(s): s for s in best_of_families(runs) if s.family == "lambda-cgd"}
-    tested = tested_accuracies(runs)
-    ruled = tested_accuracies(rule_runs)
-    found: list[dict[str, Any]] = []
+    best = {s.budget: s for s in best_of_families(runs) if s.family == "lambda-cgd"}
+    tested = tuned_accuracies(runs)
+    ruled = tuned_accuracies(rule_runs)
+    found: list[Loss] = []
     for budget, rules in chosen_lambdas(records).items():
         reference = best.get(budget)
         for rule, lam in rules.items():
             setup = replace(budget, mechanism=f"lambda-cgd:{lam}")
             if reference is None or setup not in ruled or reference not in tested:
                 continue
-            seeds = sorted(ruled[setup].keys() & tested[reference].keys())
-            ours, theirs = ([values[seed] for seed in seeds] for values in (ruled[setup], tested[reference]))
-            differences = np.subtract(ours, theirs)
-            same = setup == reference or np.ptp(differences) == 0
-            found.append(
-                {
-                    "budget": budget,
-                    "rule": rule,
-                    "lam": lam,
-                    "tuned_lam": reference.lam,
-                    "accuracy": fmean(ours),
-                    "tuned_accuracy": fmean(theirs),
-                    "difference": float(differences.mean()),
-                    "p_value": float("nan") if same else float(ttest_1samp(differences, 0.0).pvalue),
-                    "seeds": len(seeds),
-                }
-            )
-    corrected = holm([row["p_value"] for row in found])
-    rows = [Loss(**row | {"p_value": p}) for row, p in zip(found, corrected, strict=True)]
+            pairs = paired(ruled[setup], tested[reference])
+            if pairs is not None:
+                found.append(
+                    Loss(**vars(pairs), budget=budget, rule=rule, lam=lam, tuned_lam=reference.lam, corrected=math.nan)
+                )
+    corrected = holm([row.p_value for row in found])
+    rows = [replace(row, corrected=p) for row, p in zip(found, corrected, strict=True)]
     return sorted(rows, key=lambda row: (row.budget.sampling, row.budget.epsilon, NAMES.index(row.rule)))

@@ -25,7 +25,7 @@ from fedcgd_experiments.experiment import (
     run_points,
     shared_identity,
 )
-from fedcgd_experiments.softmax import is_softmax
+from fedcgd_simulations.local_softmax import is_softmax
 from fedcgd_simulations.tasks import get_task
 
 SETUPS = 32
@@ -175,10 +175,6 @@ def _together(points: Sequence[Point], data_dir: str | None) -> list[list[Point]
     return made
 
 
-def _same_budget(setup: Setup) -> Setup:
-    return replace(setup, mechanism="dp-sgd")
-
-
 def edges(runs: Iterable[Record]) -> dict[Setup, tuple[float, float]]:
     """For each budget (as the setup of DP-SGD there) whose grid of learning rates has an optimum at an edge: the rates beyond.
 
@@ -189,14 +185,14 @@ def edges(runs: Iterable[Record]) -> dict[Setup, tuple[float, float]]:
     grids: dict[Setup, set[float]] = defaultdict(set)
     for point in map(to_point, runs):
         if point.split == "validation":
-            grids[_same_budget(point.setup)].add(point.learning_rate)
+            grids[point.setup.budget].add(point.learning_rate)
     wanted: dict[Setup, tuple[float, float]] = {}
     for setup, rate in best.items():
-        grid = grids[_same_budget(setup)]
-        low, high = wanted.get(_same_budget(setup), (min(grid), max(grid)))
+        grid = grids[setup.budget]
+        low, high = wanted.get(setup.budget, (min(grid), max(grid)))
         if rate in (min(grid), max(grid)):
             low, high = (min(grid) / 2, high) if rate == min(grid) else (low, max(grid) * 2)
-            wanted[_same_budget(setup)] = low, high
+            wanted[setup.budget] = low, high
     return wanted
 
 
@@ -224,7 +220,7 @@ def tune(
         more = {
             identity(extended): extended
             for point in points
-            for rate in beyond.get(_same_budget(point.setup), ())
+            for rate in beyond.get(point.setup.budget, ())
             for extended in [replace(point, learning_rate=rate)]
         }
         known = results.runs()
@@ -295,7 +291,7 @@ def best_of_families(runs: Iterable[Record]) -> set[Setup]:
             values[point.setup].append(record["accuracy"])
     groups: dict[tuple[Setup, str], dict[Setup, float]] = defaultdict(dict)
     for setup, accuracies in values.items():
-        groups[_same_budget(setup), setup.family][setup] = fmean(accuracies)
+        groups[setup.budget, setup.family][setup] = fmean(accuracies)
     return {max(sorted(group, key=identity), key=group.__getitem__) for group in groups.values()}
 
 

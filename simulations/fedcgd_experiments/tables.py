@@ -10,8 +10,8 @@ from statistics import fmean, stdev
 from fedcgd.participation import Sampling
 from fedcgd_experiments.experiment import Record, Setup
 from fedcgd_experiments.plots import MARKS
-from fedcgd_experiments.rules import NAMES, Loss, budget_of, losses
-from fedcgd_experiments.significance import PairedComparison, compare_paired, tested_accuracies
+from fedcgd_experiments.rules import NAMES, Loss, losses
+from fedcgd_experiments.significance import PairedComparison, compare_paired, tuned_accuracies
 from fedcgd_experiments.sweep import ResultsFile, best_of_families, runs_of, to_point
 
 LEAST_SEEDS = 10
@@ -38,44 +38,25 @@ def fill(page: str, results: Path) -> str:
 def accuracy(results: Path, task: str) -> str:
     """Without amplification: each mechanism's test accuracy at each ε, and the difference to DP-SGD's."""
     runs = _Sweep(results, task, ["none"])
-    rows = {(row.setup.family, row.setup.epsilon): row for row in compare_paired(runs.runs)}
-    return _by_mechanism(runs, lambda setup: _compared(rows.get((setup.family, setup.epsilon)), setup, runs))
+    rows = {row.setup: row for row in compare_paired(runs.runs)}
+    return _by_mechanism(runs, lambda setup: _compared(rows.get(setup), setup, runs))
 
 
 def against_lambda_cgd(results: Path, task: str) -> str:
     """Without amplification: the difference of each mechanism to λ-CGD, in points."""
-    runs = _Sweep(results, task, ["none"])
-    rows = {(row.setup.family, row.setup.epsilon): row for row in compare_paired(runs.runs, "lambda-cgd")}
-
-    def cell(setup: Setup) -> str:
-        row = rows.get((setup.family, setup.epsilon))
-        return "" if row is None else f"{100 * row.difference:+.2f} ({_p(row.corrected)})"
-
-    return _by_mechanism(runs, cell, leave_out=("lambda-cgd", "dp-sgd"))
+    return _differences(_Sweep(results, task, ["none"]), "lambda-cgd", leave_out=("lambda-cgd", "dp-sgd"))
 
 
 def amplified(results: Path, task: str) -> str:
     """With amplification: each mechanism and sampling, and the difference to DP-SGD under Poisson sampling."""
     runs = _Sweep(results, task, ["poisson", "balls-in-bins"])
-    rows = {
-        (row.setup.family, row.setup.sampling, row.setup.epsilon): row
-        for row in compare_paired(runs.runs, under="poisson")
-    }
-    return _by_mechanism(
-        runs, lambda setup: _compared(rows.get((setup.family, setup.sampling, setup.epsilon)), setup, runs)
-    )
+    rows = {row.setup: row for row in compare_paired(runs.runs, under="poisson")}
+    return _by_mechanism(runs, lambda setup: _compared(rows.get(setup), setup, runs))
 
 
 def same_sampling(results: Path, task: str) -> str:
     """With Balls-in-Bins on both sides: the difference to DP-SGD, in points."""
-    runs = _Sweep(results, task, ["balls-in-bins"])
-    rows = {(row.setup.family, row.setup.epsilon): row for row in compare_paired(runs.runs)}
-
-    def cell(setup: Setup) -> str:
-        row = rows.get((setup.family, setup.epsilon))
-        return "" if row is None else f"{100 * row.difference:+.2f} ({_p(row.corrected)})"
-
-    return _by_mechanism(runs, cell, leave_out=("dp-sgd",))
+    return _differences(_Sweep(results, task, ["balls-in-bins"]), "dp-sgd", leave_out=("dp-sgd",))
 
 
 def rules(results: Path, task: str) -> str:
@@ -89,7 +70,7 @@ def rules(results: Path, task: str) -> str:
     lines = []
     for budget, of_rule in by_budget.items():
         first = next(iter(of_rule.values()))
-        cells = [budget.sampling, f"{budget.epsilon:g}", f"{first.tuned_lam:g}", f"{100 * first.tuned_accuracy:.1f}"]
+        cells = [budget.sampling, f"{budget.epsilon:g}", f"{first.tuned_lam:g}", f"{100 * first.baseline:.1f}"]
         lines.append([*cells, *(_loss(of_rule.get(rule)) for rule in NAMES)])
     return _markdown(head, lines)
 
@@ -139,7 +120,7 @@ class _Sweep:
         every = runs_of(_records(results, task))
         self.runs = [run for run in every if run["point"]["setup"]["sampling"] in samplings]
         self.best = best_of_families(self.runs)
-        self.tested = tested_accuracies(self.runs)
+        self.tested = tuned_accuracies(self.runs)
         self.setups = {to_point(run).setup for run in self.runs}
 
 
@@ -178,6 +159,17 @@ def _by_mechanism(runs: _Sweep, cell: Callable[[Setup], str], *, leave_out: Iter
     return _markdown(["mechanism", *(f"ε = {budget:g}" for budget in budgets)], lines)
 
 
+def _differences(runs: _Sweep, baseline: str, *, leave_out: Iterable[str]) -> str:
+    """The difference of each mechanism to `baseline` with the same sampling, in points."""
+    rows = {row.setup: row for row in compare_paired(runs.runs, baseline)}
+
+    def cell(setup: Setup) -> str:
+        row = rows.get(setup)
+        return "" if row is None else f"{100 * row.difference:+.2f} ({_p(row.corrected)})"
+
+    return _by_mechanism(runs, cell, leave_out=leave_out)
+
+
 def _compared(row: PairedComparison | None, setup: Setup, runs: _Sweep) -> str:
     """`71.1 ± 1.3, +24.9 (p < .001), 0.8`: accuracy and its standard deviation, the difference, and the number that was tuned."""
     accuracies = [100 * value for value in runs.tested.get(setup, {}).values()]
@@ -194,13 +186,13 @@ def _number(setup: Setup, runs: _Sweep) -> str:
     parameter = None if setup.in_file else setup.spelling.row.parameter
     if parameter is None or setup.spelling.value is None:
         return ""
-    tried = {s for s in runs.setups if budget_of(s) == budget_of(setup) and s.family == setup.family}
+    tried = {s for s in runs.setups if s.budget == setup.budget and s.family == setup.family}
     largest = max(float(s.spelling.value or 0) for s in tried)
     return f", {parameter.symbol} {setup.spelling.value:g}" + ("†" if setup.spelling.value == largest else "")
 
 
 def _loss(loss: Loss | None) -> str:
-    return "" if loss is None else f"{loss.lam:g}: {100 * loss.difference:+.2f} ({_p(loss.p_value)})"
+    return "" if loss is None else f"{loss.lam:g}: {100 * loss.difference:+.2f} ({_p(loss.corrected)})"
 
 
 def _p(p: float) -> str:
