@@ -16,6 +16,11 @@ from fedcgd_experiments import paper, runtime
 from fedcgd_experiments.paper import STAGES, TIMED, Cost, Stage, chosen, cost_name, measure, measured
 from fedcgd_simulations.tasks import get_task
 
+HEAVY = (
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+)  # a busy core takes minutes for models of a hundred million weights
+
 TINY = Stage(
     name="tiny", shows="nothing", task="cifar10", model="cnn", batch=45, epochs=1, mechanisms=("dp-sgd", "lambda-cgd:0.5"),
     epsilons=(8.0,), rates=(0.05, 0.1), tuning_seeds=1, test_seeds=2,
@@ -90,8 +95,8 @@ def test_what_is_measured_is_a_step(data: Path, monkeypatch: pytest.MonkeyPatch)
     [
         ("cifar10", "cnn"),
         ("imdb", "bert-tiny"),
-        *(pytest.param("imdb", model, marks=pytest.mark.slow) for model in ("lstm", "bert-base")),
-        *(pytest.param("cifar10", model, marks=pytest.mark.slow) for model in ("wideresnet-40", "vit-b-16")),
+        *(pytest.param("imdb", model, marks=HEAVY) for model in ("lstm", "bert-base")),
+        *(pytest.param("cifar10", model, marks=HEAVY) for model in ("wideresnet-40", "vit-b-16")),
     ],
 )
 @pytest.mark.filterwarnings("ignore:NO PRETRAINED WEIGHTS")
@@ -128,6 +133,7 @@ def test_every_figure_with_trainings_has_a_stage_and_every_stage_a_model() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_script_plans_times_and_draws(data: Path, tmp_path: Path) -> None:
     script = Path(__file__).parents[1] / "simulations" / "paper.sh"
     environment = os.environ | {"PHYSICAL_BATCH": "4", "MODELS": "cnn bert-tiny", "RUNTIME_BATCH": "4", "TURNS": "2"}

@@ -122,7 +122,7 @@ def accuracy_against_lambda(
                     continue  # there it is the same as "rmse"
                 shared = rule in ("rmse", "max-se")  # the same for all samplings
                 lines[rule if shared else f"{rule}, {setup.sampling}"] = lam
-        shades = ("-", "--", "-.", ":", (0, (1, 4)), (0, (6, 4)), (0, (8, 2, 1, 2)))
+        shades = ("-", "--", "-.", ":", (0, (1, 4)), (0, (6, 4)), (0, (8, 2, 1, 2)), (0, (1, 1, 1, 5)), (0, (10, 5)))
         marks = [
             axes.axvline(lam, color="0.45", linewidth=1, linestyle=shades[i % len(shades)], label=f"{rule}: {lam:.3g}")
             for i, (rule, lam) in enumerate(sorted(lines.items()))
