@@ -31,6 +31,7 @@ def test_the_tables_are_what_the_report_prints() -> None:
 
 PEOPLE = [json.loads(line) for line in (RESULTS / "people.jsonl").read_text().splitlines()]
 PEOPLE_PAGES = ("results_federated.md", "guides/choosing_mechanism.md")
+PEOPLE_OF = ("dirichlet:0.1", "dirichlet:1", "iid")
 BESIDE_TREE = tuple(arm for arm in CORRELATED if arm != "tree")
 
 
@@ -82,6 +83,17 @@ def test_what_the_pages_say_of_cohorts_is_in_the_tables() -> None:
     assert all(
         row.corrected > 0.05 for (setting, _), row in against[1].items() if row.baseline and setting[:3] != "100"
     )
+    skew = found("skew")
+    few, some, same = ({arm: skew[f"{users}:2500", arm] for arm in ("DP-FedAvg", OURS, "BLT")} for users in PEOPLE_OF)
+    low, high, least = few["DP-FedAvg"], few[OURS], few["BLT"]
+    told = f"{points(high)} points ({percent(high)} against {percent(low)}) and BLT {points(least)}"
+    assert f"DP-λCGD gains {told}" in page
+    gains = sorted(float(points(by[arm])) for by in (some, same) for arm in (OURS, "BLT"))
+    assert f"with α = 1 and IID shards both gain {gains[0]} to {gains[-1]}" in page
+    lost = [100 * (fmean(same[arm].accuracies) - fmean(few[arm].accuracies)) for arm in ("DP-FedAvg", OURS)]
+    assert f"Skew costs DP-FedAvg {lost[0]:.1f} points against IID shards, and DP-λCGD {lost[1]:.1f}" in page
+    assert all(row.corrected < 0.05 for row in skew.values() if row.baseline)
+    assert f"(Dirichlet α = 0.1) gain {points(high)} points" in guide
     large = [row for (setting, _), row in found("population").items() if "000" in setting]
     assert {percent(row) for row in large} == {"74.6 %"}
     assert "DP-FedAvg then has 74.6 %, and so have the others and a population of 10⁶" in page
