@@ -86,10 +86,10 @@ def measure(sizes: list[int], repeats: int) -> list[dict[str, Any]]:
     for parameters in sizes:
         runs = [{form: in_new_process(parameters, form) for form in FORMS} for _ in range(repeats)]
         for form in FORMS:
-            first = sorted(run[form][0] for run in runs)
-            later = sorted(seconds for run in runs for seconds in run[form][1:])
+            first = [run[form][0] for run in runs]
+            later = [seconds for run in runs for seconds in run[form][1:]]
             results.append({"parameters": parameters, "form": form, "first": first, "later": later})
-            spread = f"{median(first):.3f} s ({first[0]:.3f} to {first[-1]:.3f})"
+            spread = f"{median(first):.3f} s ({min(first):.3f} to {max(first):.3f})"
             print(f"{parameters:>10} {form:12} {spread:>32} {median(later):10.3f} s")
     return results
 

@@ -5,6 +5,7 @@ python benchmarks/curvature.py simulation       formulas against runs with the l
 python benchmarks/curvature.py regression       the integral against linear regression on a stream of examples
 python benchmarks/curvature.py one-number       the best λ against the best noise: small η, wide spectra, many participations
 python benchmarks/curvature.py networks         noise-curve against band-mf of as many bands, on the spectra of two networks
+python benchmarks/curvature.py barriers         noise-curve with barriers from 0.01 to 3
 python benchmarks/curvature.py plots            docs/curvature.svg
 
 The two spectra in benchmarks/results are of `fedcgd curve --task digits --model tanh-cnn --clip-norm 1 --eigenvalues 50 -o …`,
@@ -32,7 +33,18 @@ from fedcgd.curvature.stationary import (
     stationary_error,
     stationary_loss,
 )
-from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, BandedToeplitz, BandInvMF, LambdaCGD, Mechanism, NuDPFTRL
+from fedcgd.mechanisms import (
+    BISR,
+    BLT,
+    BSR,
+    DPSGD,
+    BandedToeplitz,
+    BandInvMF,
+    LambdaCGD,
+    Mechanism,
+    NuDPFTRL,
+    inverse_matrix,
+)
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.source import GridNormals, NoiseSource
@@ -187,26 +199,43 @@ def practical(who: Participation) -> Mechanism:
 def networks() -> None:
     who = Participation(rounds=400, min_separation=40)
     print("400 rounds, 10 participations 40 apart: over dp-sgd, at equal privacy (sens = √10 for all)")
+    print("noise-curve with a barrier of 0.01, and of 1, the default")
     print(f"{'':27} {'loss':>29}      {'mean ‖∇L‖²':>20}")
-    print(f"{'spectrum':16} {'η·‖H‖':>6} {'p':>3} {'band-mf':>9} {'noise-curve':>11} {'ratio':>7}", end="")
-    print(f"{'band-mf':>14} {'noise-curve':>11}")
+    heads = "".join(f"{head:>10}" for head in ("band-mf", "0.01", "1"))
+    print(f"{'spectrum':16} {'η·‖H‖':>6} {'p':>3}{heads}     {heads}")
     for name in ("digits", "fashion-mnist"):
         spectrum = Spectrum.load(RESULTS / f"spectrum-{name}.json")
         for steep in (1.0, 0.1):
             quadratic = Quadratic(spectrum, steep / spectrum.largest)
-            base = [measure(DPSGD(), 400, quadratic) for measure in (final_loss, gradient_norm)]
             for p in (2, 4, 8, 16, 32):
-                both = [
-                    catalogue.mechanism(f"band-mf:{p}", who),
-                    catalogue.mechanism(f"noise-curve:{p}", who, curvature=quadratic),
+                made = [catalogue.mechanism(f"band-mf:{p}", who)]
+                made += [noise_curve(p, who, quadratic=quadratic, barrier=barrier) for barrier in (0.01, 1.0)]
+                found = [
+                    "".join(f"{measure(m, 400, quadratic) / measure(DPSGD(), 400, quadratic):10.4f}" for m in made)
+                    for measure in (final_loss, gradient_norm)
                 ]
-                losses = [final_loss(m, 400, quadratic) / base[0] for m in both]
-                norms = [gradient_norm(m, 400, quadratic) / base[1] for m in both]
-                print(
-                    f"{name:16} {steep:6g} {p:3} {losses[0]:9.4f} {losses[1]:11.4f} {losses[1] / losses[0]:7.3f}"
-                    f"      {norms[0]:8.3f} {norms[1]:11.3f}",
-                    flush=True,
-                )
+                print(f"{name:16} {steep:6g} {p:3}{found[0]}     {found[1]}", flush=True)
+
+
+def barriers() -> None:
+    """What the barrier of noise-curve buys, and what it costs."""
+    quadratic = Quadratic(Spectrum.load(RESULTS / "spectrum-digits.json"), 0.5)
+    who, n = Participation(rounds=400, min_separation=40), 400
+    base = [measure(DPSGD(), n, quadratic) for measure in (final_loss, gradient_norm)]
+    print(
+        "digits, η = 0.5, 400 rounds, 10 participations, 16 bands: over dp-sgd, at equal privacy; the noise of a round"
+    )
+    print(f"{'':20} {'loss':>7} {'mean ‖∇L‖²':>11} {'noise of a round: rms':>22} {'largest':>8}")
+    made: dict[str, Mechanism] = {"band-mf:16": catalogue.mechanism("band-mf:16", who)}
+    for barrier in (0.01, 0.1, 0.3, 1.0, 3.0):
+        made[f"noise-curve:16, {barrier:g}"] = noise_curve(16, who, quadratic=quadratic, barrier=barrier)
+    for name, mechanism in made.items():
+        noise = np.sqrt((inverse_matrix(mechanism, n) ** 2).sum(axis=1))
+        print(
+            f"{name:20} {final_loss(mechanism, n, quadratic) / base[0]:7.4f} "
+            f"{gradient_norm(mechanism, n, quadratic) / base[1]:11.3f} {np.sqrt((noise**2).mean()):22.2f} {noise.max():8.2f}",
+            flush=True,
+        )
 
 
 def plots() -> None:
@@ -257,6 +286,7 @@ PARTS = {
     "regression": regression,
     "one-number": one_number,
     "networks": networks,
+    "barriers": barriers,
     "plots": plots,
 }
 

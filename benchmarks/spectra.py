@@ -2,8 +2,9 @@
 
     PYTHONPATH=simulations python benchmarks/spectra.py [MODEL …]
 
-On Fashion-MNIST's validation images, with three equal channels of 32 × 32 pixels for models of photographs, 20 epochs of random
-labels (2 for the large ones), one thread, float32, 10 eigenvalues, 3 probes of 20 steps. Each model in a process of its own.
+On Fashion-MNIST's validation images, with three equal channels of 32 × 32 pixels for models of photographs, and 64 random word
+pieces for a model of texts; 20 epochs of random labels (2 for the large ones), one thread, float32, 10 eigenvalues, 3 probes of
+20 steps. Each model in a process of its own.
 """
 
 import os
@@ -20,39 +21,52 @@ from torch.nn import functional
 
 from fedcgd.curvature.measure import measure_spectrum
 from fedcgd.curvature.public import Public, pretrained
+from fedcgd_simulations.models.bert import VOCABULARY, bert
 from fedcgd_simulations.models.cnn import cnn
 from fedcgd_simulations.models.small_cnn import tanh_cnn
 from fedcgd_simulations.models.wideresnet import wideresnet
 from fedcgd_simulations.tasks import get_task
 
 
-def mlp() -> nn.Module:
-    """784 → 2400 → 2400 → 1000 → 10 with tanh: 10.1 M weights."""
-    sizes = (784, 2400, 2400, 1000, 10)
+def mlp(*hidden: int) -> nn.Module:
+    """784 → `hidden` … → 10 with tanh."""
+    sizes = (784, *hidden, 10)
     layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.Tanh())]
     return nn.Sequential(nn.Flatten(), *layers[:-1])
 
 
-# name → (model, public images, channels of 32 × 32 pixels or None for 28 × 28, epochs)
-MODELS: dict[str, tuple[Callable[[], nn.Module], int, int | None, int]] = {
-    "tanh-cnn": (tanh_cnn, 1000, None, 20),
-    "cnn": (cnn, 100, 3, 20),
-    "wideresnet-16-4": (lambda: wideresnet(depth=16), 16, 3, 2),
-    "wideresnet-40-4": (wideresnet, 8, 3, 2),
-    "mlp": (mlp, 300, None, 2),
+def images(count: int) -> Tensor:
+    """The first validation images."""
+    return get_task("fashion-mnist").load().validation.inputs[:count]
+
+
+def photographs(count: int) -> Tensor:
+    """The same with three equal channels of 32 × 32 pixels."""
+    return functional.pad(images(count), (2, 2, 2, 2)).expand(-1, 3, -1, -1).contiguous()
+
+
+def words(count: int) -> Tensor:
+    """Random word pieces, 64 in a text: they cost what others do, and their spectrum says nothing of language."""
+    return torch.randint(1, VOCABULARY, (count, 64), generator=torch.Generator().manual_seed(0))
+
+
+# name → (model, how its examples are made, how many, epochs)
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor], int, int]] = {
+    "tanh-cnn": (tanh_cnn, images, 1000, 20),
+    "mlp-125": (lambda: mlp(125), images, 1000, 20),
+    "cnn": (cnn, photographs, 100, 20),
+    "mlp-800-400": (lambda: mlp(800, 400), images, 1000, 20),
+    "wideresnet-16-4": (lambda: wideresnet(depth=16), photographs, 16, 2),
+    "bert-tiny": (lambda: bert("bert-tiny", None, classes=10), words, 100, 2),
+    "wideresnet-40-4": (wideresnet, photographs, 8, 2),
+    "mlp-2400-2400-1000": (lambda: mlp(2400, 2400, 1000), images, 300, 2),
 }
 
 
 HEADINGS = (
-    "model", "parameters", "images", "products", "seconds: labels + spectrum", "GiB", "largest", "d_eff",
+    "model", "parameters", "examples", "products", "seconds: labels + spectrum", "GiB", "largest", "d_eff",
     "power law's tail", "quadrature's tail",
 )  # fmt: skip
-
-
-def images(count: int, channels: int | None) -> Tensor:
-    """The first validation images."""
-    found = get_task("fashion-mnist").load().validation.inputs[:count]
-    return found if channels is None else functional.pad(found, (2, 2, 2, 2)).expand(-1, channels, -1, -1).contiguous()
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -63,9 +77,9 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 def measure(name: str) -> None:
     """Print one row of the table, and write the spectrum beside it if $SPECTRA names a folder."""
     torch.set_num_threads(1)
-    make, count, channels, epochs = MODELS[name]
+    make, examples, count, epochs = MODELS[name]
     torch.manual_seed(0)
-    public = Public(make(), cross_entropy, images(count, channels), classes=10)
+    public = Public(make(), cross_entropy, examples(count), classes=10)
     started = time.process_time()
     trained = pretrained(public, epochs=epochs)
     pretraining = time.process_time() - started

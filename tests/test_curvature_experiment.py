@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcgd.curvature import Spectrum
+from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.optimisation import cache, catalogue
 from fedcgd.optimisation.catalogue import read_mechanism
 from fedcgd_experiments.curvature import (
     ARMS,
@@ -28,9 +28,10 @@ from fedcgd_experiments.curvature import (
     compare,
     judged,
     tamed,
+    tuned,
 )
 from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record
-from fedcgd_experiments.sweep import ResultsFile
+from fedcgd_experiments.sweep import ResultsFile, to_point
 
 SPECTRUM = Spectrum.of(
     [4.0, 0.5, 0.01],
@@ -41,7 +42,7 @@ SPECTRUM = Spectrum.of(
 
 @pytest.fixture
 def design(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Design:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
     return Design(
         task="digits", model="tanh-cnn", steps=9, epochs=2, bands=4, clip_norm=1.0, delta=1e-5, spectrum=SPECTRUM,
         folder=tmp_path / "fitted",
@@ -81,6 +82,7 @@ def test_a_fitted_mechanism_is_never_that_of_another_design(design: Design) -> N
     """The folder is shared: what was fitted to other bands, epochs, batches or curvature must not be trained."""
     flatter = Spectrum.of([4.0, 0.05], [1, 605])
     others = [{"bands": 2}, {"epochs": 1}, {"steps": 8, "epochs": 3}, {"spectrum": flatter}]
+    others.append({"barrier": 5.0})
     first = design.point(NOISE_CURVE, 2.0, 0.5, 0)
     seen = {first.setup.mechanism: read_mechanism(file_of(first, design))}
     for change in others:
@@ -89,7 +91,7 @@ def test_a_fitted_mechanism_is_never_that_of_another_design(design: Design) -> N
         made = read_mechanism(file_of(point, design))
         quadratic = Quadratic(tamed(other.spectrum, 0.5), 0.5)
         who = point.setup.participation()
-        assert made == catalogue.mechanism(f"noise-curve:{other.bands}", who, curvature=quadratic)
+        assert made == noise_curve(other.bands, who, quadratic=quadratic, barrier=other.barrier)
         assert made not in seen.values()
         seen[point.setup.mechanism] = made
     assert len(seen) == 1 + len(others)
@@ -131,6 +133,7 @@ def test_the_rate_is_chosen_by_validation_alone(design: Design) -> None:
         run(design, FITTED_LAMBDA, 0.5, 0, 0.5), run(design, FITTED_LAMBDA, 1.0, 0, 0.6),
     ]  # fmt: skip
     assert best_rates(runs) == {(DP_SGD, 2.0): 0.5, (FITTED_LAMBDA, 2.0): 1.0}
+    assert tuned(runs) == {(DP_SGD, 2.0): 0.7, (FITTED_LAMBDA, 2.0): 0.6}
     runs.append(run(design, DP_SGD, 0.5, TEST_SEEDS, 0.2))
     assert judged(runs) == {(DP_SGD, 2.0): {TEST_SEEDS: 0.2}}
 
@@ -171,6 +174,15 @@ def test_the_commands_run_and_go_on_where_they_were(design: Design, tmp_path: Pa
     assert len(ResultsFile(tmp_path / "runs.jsonl").records) == len(results.records)
     shown = CliRunner().invoke(app, ["compare", str(tmp_path / "runs.jsonl")], env={"COLUMNS": "160"}).stdout
     assert "λ-CGD, fitted λ" in shown
+    only = [*words[:-1], "0", "--epsilon", "2"]
+    only[only.index("--output") + 1] = str(tmp_path / "validation.jsonl")
+    assert CliRunner().invoke(app, only).exit_code == 0
+    runs = [to_point(run) for run in ResultsFile(tmp_path / "validation.jsonl").runs().values()]
+    assert {(point.split, point.setup.epsilon) for point in runs} == {("validation", 2.0), ("validation", 4.0)}
+    chosen = CliRunner().invoke(app, ["tuned", str(tmp_path / "validation.jsonl")], env={"COLUMNS": "160"}).stdout
+    assert "ε = 2" in chosen
+    assert "λ-CGD, fitted λ" in chosen
+    assert "nan" not in chosen
     assert "± " in shown
 
 

@@ -17,9 +17,10 @@ from fedcgd.curvature.noise_curve import BARRIER, noise_curve
 from fedcgd.curvature.problem_p1 import causal_factor, problem_p1
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import best_lambda, best_nu, optimal_error
-from fedcgd.mechanisms import BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, NuDPFTRL, matrix
+from fedcgd.mechanisms import BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, NuDPFTRL, inverse_matrix, matrix
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.optimisation import catalogue
+from fedcgd.optimisation.banded import unit_columns
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -84,15 +85,17 @@ def test_the_causal_factor_is_not_that_of_cholesky() -> None:
         causal_factor(band_of(x - 2 * np.eye(n), p))
 
 
-def objective(x: np.ndarray, quadratic: Quadratic, unit: float) -> float:
+def objective(x: np.ndarray, quadratic: Quadratic, unit: float, barrier: float) -> float:
     n = len(x)
-    return np.trace(form(quadratic, n) @ np.linalg.inv(x)) / unit - BARRIER / n * np.linalg.slogdet(x)[1]
+    return np.trace(form(quadratic, n) @ np.linalg.inv(x)) / unit - barrier / n * np.linalg.slogdet(x)[1]
 
 
-@pytest.mark.parametrize(("n", "p"), [(20, 3), (9, 9), (12, 1)])
-def test_both_ways_to_solve_problem_p1_agree(n: int, p: int) -> None:
-    x = problem_p1(p, thin_factor(SOME, n))
-    found = noise_curve(p, Participation(rounds=n, min_separation=n), quadratic=SOME)
+@pytest.mark.parametrize(
+    ("n", "p", "barrier"), [(20, 3, BARRIER), (9, 9, BARRIER), (12, 1, BARRIER), (20, 3, 0.01), (20, 3, 10.0)]
+)
+def test_both_ways_to_solve_problem_p1_agree(n: int, p: int, barrier: float) -> None:
+    x = problem_p1(p, thin_factor(SOME, n), barrier=barrier)
+    found = noise_curve(p, Participation(rounds=n, min_separation=n), quadratic=SOME, barrier=barrier)
     by_gram = final_loss(Dense("noise-curve", causal_factor(x)), n, SOME)
     assert final_loss(found, n, SOME) == pytest.approx(by_gram, rel=1e-4)
     c = matrix(found, n)
@@ -101,18 +104,32 @@ def test_both_ways_to_solve_problem_p1_agree(n: int, p: int) -> None:
     dense = c.T @ c
     rng = np.random.default_rng(9)
     lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
-    unit = 2 / SOME.learning_rate**2 * by_gram
-    here = objective(dense, SOME, unit)
+    band, bsr = unit_columns("noise-curve", n, p)
+    unit = 2 / SOME.learning_rate**2 * final_loss(Dense("noise-curve", band(bsr).numpy()), n, SOME)
+    here = objective(dense, SOME, unit, barrier)
     for _ in range(20):
         step = np.where((lags > 0) & (lags < p), rng.normal(size=(n, n)), 0.0)
         step = (step + step.T) * 1e-3
-        assert objective(dense + step, SOME, unit) > here - 1e-6
-        assert objective(dense - step, SOME, unit) > here - 1e-6
+        assert objective(dense + step, SOME, unit, barrier) > here - 1e-6
+        assert objective(dense - step, SOME, unit, barrier) > here - 1e-6
+
+
+def test_a_barrier_gives_loss_at_the_end_for_quiet_rounds() -> None:
+    participation = Participation(rounds=60, min_separation=6)
+    losses, noises = [], []
+    for barrier in (0.001, 0.01, 0.1, BARRIER, 10.0):
+        found = noise_curve(6, participation, quadratic=SOME, barrier=barrier)
+        losses.append(error(found, participation))
+        noises.append(float(np.sqrt((inverse_matrix(found, 60) ** 2).sum(axis=1).mean())))
+    assert losses == sorted(losses)
+    assert noises == sorted(noises, reverse=True)
+    assert noises[1] > 2  # times that of independent noise
+    assert noises[3] < 1.5
 
 
 def test_noise_curve_is_private_as_band_mf_is_and_loses_less() -> None:
     participation = Participation(rounds=60, min_separation=6)
-    found = noise_curve(6, participation, quadratic=SOME)
+    found = noise_curve(6, participation, quadratic=SOME, barrier=0.01)
     prefix = catalogue.mechanism("band-mf:6", participation)
     assert sensitivity(found, participation).value == pytest.approx(math.sqrt(10), rel=1e-12)
     assert sensitivity(found, participation).exact

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import (
     Bulyan,
@@ -527,8 +527,6 @@ def test_the_key_never_shows(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_client_metrics_are_forwarded_only_when_asked_for_and_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     def evaluated(message: Message, context) -> Message:
-        from flwr.app import RecordDict
-
         return Message(RecordDict({"m": MetricRecord({"num-examples": 3, "acc": 0.5})}), reply_to=message)
 
     grid = two_nodes()
@@ -536,6 +534,9 @@ def test_client_metrics_are_forwarded_only_when_asked_for_and_with_a_warning(cap
         fake.app.evaluate()(evaluated)
     assert not make().start(grid, record(np.zeros(SIZE)), num_rounds=1).evaluate_metrics_clientapp
     assert "no ε covers them" not in caplog.text
+    assert not [message for message in grid.sent if message.metadata.message_type == "evaluate"]
+    request = Message(RecordDict(), dst_node_id=1, message_type="evaluate")
+    assert make().aggregate_evaluate(1, [evaluated(request, None)]) is None  # not even of replies that nobody asked for
     result = make(forward_client_metrics=True).start(grid, record(np.zeros(SIZE)), num_rounds=1)
     assert [line.levelname for line in caplog.records if "no ε covers them" in line.message] == ["WARNING"]
     assert result.evaluate_metrics_clientapp[1]["acc"] == 0.5

@@ -1,6 +1,7 @@
 """Runs in this process release the app's models, and Flower's own strategies are driven with the same cohorts and σ."""
 
 import json
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,11 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClippin
 from typer.testing import CliRunner
 
 from fedcgd.parameters import flatten
-from fedcgd_experiments import people, people_report, people_run
+from fedcgd_experiments import people, people_report, people_run, people_softmax
+from fedcgd_experiments.in_process import NodeError
 from fedcgd_experiments.people import STUDIES, Study, best, missing, name_of
 from fedcgd_experiments.people_run import PeoplePoint, app_defaults, flower_adaptive_noise, run_people
+from fedcgd_experiments.people_softmax import shared, train_people
 from fedcgd_simulations import client_app, server_app
 from fedcgd_simulations.flower_runs import local_superlink, run_app
 
@@ -33,6 +36,19 @@ def _one_thread():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+def models_together(points: list[PeoplePoint], monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The last models of runs that are trained at once."""
+    models: list[np.ndarray] = []
+
+    def keep(model, *_, **__) -> float:
+        models.append(flatten(model).numpy().copy())
+        return 0.0
+
+    monkeypatch.setattr(people_softmax, "evaluate", keep)
+    train_people(points)
+    return models
 
 
 def model_of(point: PeoplePoint, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
@@ -70,6 +86,24 @@ def test_the_models_of_the_app(tmp_path, monkeypatch) -> None:
     monkeypatch.undo()
     other = model_of(replace(POINT, seed=4), monkeypatch)
     assert np.abs(other - released[-1]).max() > 0.1
+
+
+def test_runs_that_are_trained_at_once_are_those_of_the_app(monkeypatch) -> None:
+    others = {"mechanism": "blt:2", "epsilon": 2.0, "learning_rate": 0.7}
+    points = [POINT, replace(POINT, **others), replace(POINT, population=600), replace(POINT, mechanism="dp-sgd")]
+    assert len({shared(point) for point in points}) == 1
+    assert shared(POINT) != shared(replace(POINT, seed=4))
+    assert shared(replace(POINT, mechanism="flower-fixed")) == shared(replace(POINT, model="tanh-cnn")) == ""
+    together = models_together(points, monkeypatch)
+    for point, found in zip(points, together, strict=True):
+        expected = model_of(point, monkeypatch)
+        assert np.linalg.norm(expected) > 1
+        assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)  # the smoothing of the app's noise
+    quiet = replace(POINT, epsilon=1e7)
+    np.testing.assert_allclose(models_together([quiet], monkeypatch)[0], model_of(quiet, monkeypatch), atol=5e-4)
+    small = replace(POINT, local_batch=7)  # where the order of a user's examples matters, and is another one
+    apart = models_together([small], monkeypatch)[0] - model_of(small, monkeypatch)
+    assert 1e-3 < np.linalg.norm(apart) < 0.1 * np.linalg.norm(together[0])
 
 
 @pytest.mark.slow
@@ -119,16 +153,74 @@ def test_a_larger_population_has_less_noise_in_the_mean(monkeypatch) -> None:
         run_people(replace(POINT, population=59))
 
 
+def test_what_breaks_off_in_flower_has_failed_and_no_accuracy(monkeypatch) -> None:
+    logger = logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "level", logging.ERROR)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("by a norm of 0")
+
+    point = replace(POINT, mechanism="flower-fixed")
+    with monkeypatch.context() as patched:
+        patched.setattr(people_run.DifferentialPrivacyServerSideFixedClipping, "aggregate_train", broken)
+        record = run_people(point)
+    assert record["accuracy"] is None
+    assert record["failure"] == "ZeroDivisionError: by a norm of 0"
+    assert logger.level == logging.ERROR
+    monkeypatch.setattr(people_run, "trained_models", broken)  # the nodes are not Flower's
+    with pytest.raises(NodeError, match="by a norm of 0"):
+        run_people(point)
+    assert logger.level == logging.ERROR
+
+
+def test_what_broke_off_is_not_chosen_and_is_in_the_tables() -> None:
+    base = {
+        "task": "digits", "users": "iid:60", "cohort": 12, "participations": 2, "clip_norm": 0.5, "local_learning_rate": 0.5
+    }  # fmt: skip
+    arms = {
+        arm: [{"mechanism": mechanism, "learning_rate": rate} for rate in (1.0, 2.0, 4.0, 8.0)]
+        for arm, mechanism in (("DP-FedAvg", "dp-sgd"), ("lost", "blt:2"), ("half", "tree"))
+    }
+    study = Study(base=base, settings=({"epsilon": 1.0},), arms=arms, seeds=(0, 1, 2), tuning=(9, 8))
+    records: list[dict] = []
+    while todo := missing(study, people.by_point(records)):
+        for p in todo:
+            failed = p.mechanism == "blt:2" or (p.mechanism == "tree" and (p.learning_rate == 4.0 or p.seed == 1))
+            records.append(
+                {"kind": "people", "point": vars(p), "noise_multiplier": 5.0, "cpu_seconds": 6.0, "delta": 1e-5}
+                | {"accuracy": None if failed else 0.5 + 0.1 * (p.learning_rate in (2.0, 4.0)) + 0.01 * p.seed}
+                | {"failure": "E: because" if failed else ""}
+                | {"adjacency": "one user", "sampling": "none", "method": "exact"}
+            )
+    assert best(study, "lost", study.settings[0], people.by_point(records)) is None
+    baseline, half = people_report.rows(records, study)
+    assert (half.arm, half.chosen.learning_rate) == ("half", 2.0)
+    assert half.accuracies == pytest.approx([0.6, 0.62])
+    assert half.differences == []
+    assert "| 61.0 ± 1.4 (2 of 3 finished) | | | |" in people_report.table([baseline, half])
+    told = people_report.failures_text(records, study)
+    assert "- half, `tree`, rate 2, test: E: because (1 trainings)" in told
+    assert "- half, `tree`, rate 4, validation: E: because (1 trainings)" in told
+    assert all(f"- lost, `blt:2`, rate {rate}, validation: E: because (1 trainings)" in told for rate in (1, 2, 4, 8))
+
+
 def test_every_arm_has_as_many_candidates_and_other_seeds_for_the_test() -> None:
     for study in STUDIES.values():
         assert len({len(study.points(arm, study.settings[0])) for arm in study.arms}) == 1
         assert not set(study.seeds) & set(study.tuning)
-        assert len(study.seeds) >= 5
+        assert len(study.seeds) >= 10
         for arm in study.arms:
             points = study.points(arm, study.settings[-1])
             assert len({name_of(point) for point in points}) == len(points)
         assert study.arms.keys() <= people_report.MARKED.keys()
     assert set(people_report.TITLES) == set(STUDIES)
+    study = STUDIES["cohort"]
+    with pytest.raises(ValueError, match=r"seeds that tune may not test, got \[100\]"):
+        replace(study, seeds=(100, 0))
+    with pytest.raises(ValueError, match=r"as many candidates, got \{'DP-FedAvg': 6, 'BLT': 1\}"):
+        replace(study, arms={"DP-FedAvg": study.arms["DP-FedAvg"], "BLT": study.arms["BLT"][:1]})
+    with pytest.raises(ValueError, match="split must be validation or test, got 'tset'"):
+        replace(POINT, split="tset")
 
 
 def test_the_report_compares_seed_by_seed(monkeypatch) -> None:
@@ -152,17 +244,17 @@ def test_the_report_compares_seed_by_seed(monkeypatch) -> None:
                 {"kind": "people", "point": vars(p), "accuracy": accuracy, "noise_multiplier": 5.0, "cpu_seconds": 6.0}
                 | {"delta": 1e-5, "adjacency": "one user", "sampling": "none", "method": "exact"}
             )
-    found = people_report.rows(records, "epsilon")
+    found = people_report.rows(records, study)
     assert [(row.arm, row.chosen.learning_rate) for row in found] == [("DP-FedAvg", 2.0), ("DP-λCGD", 2.0)] * 2
     ours = found[1]
     np.testing.assert_allclose(ours.differences, [0.03, 0.031, 0.032])
     assert ours.p_value < 0.001
     assert ours.corrected == pytest.approx(2 * ours.p_value)
     text = people_report.report(records)
-    assert "| ε = 1.0 | DP-λCGD | `lambda-cgd:0.8`, rate 2 | 5 | 58.1 ± 5.1 | +3.1 | < .001 | < .001 |" in text
+    assert "| ε = 1 | DP-λCGD | `lambda-cgd:0.8`, rate 2 | 5 | 58.1 ± 5.1 | +3.1 | < .001 | < .001 |" in text
     assert "24 trainings, 2.4 processor minutes" in text
     assert "ε at δ = 1e-05; adjacency: one user; sampling: none (exact)." in text
-    assert all(axes.has_data() for axes in people_report.plot(found, "epsilon").axes)
+    assert all(axes.has_data() for axes in people_report.plot(found, "against ε").axes)
 
 
 def test_a_study_tunes_then_tests_and_goes_on_where_it_stopped(tmp_path, monkeypatch) -> None:
@@ -178,9 +270,11 @@ def test_a_study_tunes_then_tests_and_goes_on_where_it_stopped(tmp_path, monkeyp
 
     def pretend(point: PeoplePoint, *, data_dir: str) -> dict:
         run.append(point)
-        return {"kind": "people", "point": vars(point), "accuracy": peak(point.learning_rate), "cpu_seconds": 0.1}
+        accuracy = peak(point.learning_rate)
+        return {"kind": "people", "point": vars(point), "accuracy": accuracy, "failure": "", "cpu_seconds": 0.1}
 
     monkeypatch.setattr(people, "run_people", pretend)
+    monkeypatch.setattr(people, "shared", lambda point, **_: "")  # each apart
     path = tmp_path / "people.jsonl"
     stopped = CliRunner().invoke(people.app, ["run", "--output", str(path), "--minutes", "0"])
     assert stopped.exit_code == 3

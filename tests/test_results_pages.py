@@ -3,8 +3,21 @@
 import json
 import re
 from pathlib import Path
+from statistics import fmean
 
-from fedcgd_experiments.people_report import report
+from fedcgd_experiments.people import STUDIES
+from fedcgd_experiments.people_report import (
+    CORRELATED,
+    OURS,
+    Row,
+    accuracy_text,
+    between,
+    p_text,
+    pairs_of,
+    report,
+    rows,
+    setting_text,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -14,6 +27,83 @@ def test_the_tables_are_what_the_report_prints() -> None:
     records = [json.loads(line) for line in (RESULTS / "people.jsonl").read_text().splitlines()]
     page = (ROOT / "docs" / "results_federated.md").read_text()
     assert report(records) in page
+
+
+PEOPLE = [json.loads(line) for line in (RESULTS / "people.jsonl").read_text().splitlines()]
+PEOPLE_PAGES = ("results_federated.md", "guides/choosing_mechanism.md")
+PEOPLE_OF = ("dirichlet:0.1", "dirichlet:1", "iid")
+BESIDE_TREE = tuple(arm for arm in CORRELATED if arm != "tree")
+
+
+def found(study: str) -> dict[tuple[str, str], Row]:
+    """The rows of `study` by their setting and arm."""
+    return {(setting_text(row.setting), row.arm): row for row in rows(PEOPLE, STUDIES[study])}
+
+
+def percent(row: Row) -> str:
+    return f"{100 * fmean(row.accuracies):.1f} %"
+
+
+def points(row: Row) -> str:
+    return f"{100 * fmean(row.differences):.1f}"
+
+
+def test_what_the_page_says_of_people_is_in_its_tables() -> None:
+    page = " ".join((ROOT / "docs" / "results_federated.md").read_text().split())
+    table = found("epsilon")
+    low = {arm: table["ε = 0.5", arm] for arm in STUDIES["epsilon"].arms}
+    listed = ", ".join(f"{arm} {percent(low[arm])}" for arm in ("BISR", "BLT", "banded Toeplitz", "DP-λCGD", "tree"))
+    assert f"At ε = 0.5 correlated noise gains: {listed}, where DP-FedAvg has {percent(low['DP-FedAvg'])}" in page
+    assert all(low[arm].corrected < 0.002 for arm in BESIDE_TREE)
+    assert low["tree"].corrected > 0.05
+    one = sorted((points(table["ε = 1", arm]) for arm in BESIDE_TREE), key=float)
+    assert f"At ε = 1 the first four gain {one[0]} to {one[-1]} points" in page
+    assert all(table["ε = 1", arm].corrected < 0.05 for arm in BESIDE_TREE)
+    late = [table[f"ε = {e}", arm] for e in (2, 4) for arm in CORRELATED]
+    assert all(abs(float(points(row))) <= 0.4 and row.corrected == 1 for row in late)
+    assert (
+        "From ε = 2 on no mechanism differs from DP-FedAvg by more than 0.4 points, and no difference is shown" in page
+    )
+    pairs = pairs_of(PEOPLE, STUDIES["epsilon"])
+    assert between(pairs) in (ROOT / "docs" / "results_federated.md").read_text()
+    least = min(row.corrected for row in pairs if row.arm not in (OURS, "tree"))
+    assert f"Among these four no difference is shown at any ε (p ≥ {p_text(least)})" in page
+    fixed, adaptive = low["Flower, fixed clipping"], low["Flower, adaptive clipping"]
+    assert f"{percent(fixed)} against {percent(low['DP-FedAvg'])}, p = {p_text(fixed.p_value)}" in page
+    assert f"loses {points(adaptive).removeprefix('-')} points" in page
+
+
+def test_what_the_pages_say_of_cohorts_is_in_the_tables() -> None:
+    page, guide = (" ".join((ROOT / "docs" / name).read_text().split()) for name in PEOPLE_PAGES)
+    against = found("epsilon"), found("cohort")
+    three = [against[1][f"{size} a round", OURS] for size in (100, 250, 500)]
+    rounds = [row.records[0]["rounds"] for row in three]
+    assert "100, 250 and 500 a round are {}, {} and {} rounds".format(*rounds) in page
+    assert "DP-λCGD has {}, {} and {}: the noise".format(*map(percent, three)) in page
+    assert all(
+        row.corrected > 0.05 for (setting, _), row in against[1].items() if row.baseline and setting[:3] != "100"
+    )
+    skew = found("skew")
+    few, some, same = ({arm: skew[f"{users}:2500", arm] for arm in ("DP-FedAvg", OURS, "BLT")} for users in PEOPLE_OF)
+    low, high, least = few["DP-FedAvg"], few[OURS], few["BLT"]
+    told = f"{points(high)} points ({percent(high)} against {percent(low)}) and BLT {points(least)}"
+    assert f"DP-λCGD gains {told}" in page
+    gains = sorted(float(points(by[arm])) for by in (some, same) for arm in (OURS, "BLT"))
+    assert f"with α = 1 and IID shards both gain {gains[0]} to {gains[-1]}" in page
+    lost = [100 * (fmean(same[arm].accuracies) - fmean(few[arm].accuracies)) for arm in ("DP-FedAvg", OURS)]
+    assert f"Skew costs DP-FedAvg {lost[0]:.1f} points against IID shards, and DP-λCGD {lost[1]:.1f}" in page
+    assert all(row.corrected < 0.05 for row in skew.values() if row.baseline)
+    assert f"(Dirichlet α = 0.1) gain {points(high)} points" in guide
+    large = [row for (setting, _), row in found("population").items() if "000" in setting]
+    assert {percent(row) for row in large} == {"74.6 %"}
+    assert "DP-FedAvg then has 74.6 %, and so have the others and a population of 10⁶" in page
+    assert len(large) == 6
+    cells = {(row.chosen.epsilon, row.chosen.cohort, row.arm): row for table in against for row in table.values()}
+    for epsilon, size in ((0.5, 100), (1, 100), (2, 100), (4, 100), (1, 250), (1, 500)):
+        base, ours = (cells[epsilon, size, arm] for arm in ("DP-FedAvg", OURS))
+        rounds = base.records[0]["rounds"]
+        assert f"| {epsilon:g} | {size}, {rounds} | {accuracy_text(base)} | {accuracy_text(ours)} |" in guide
+        assert ours.chosen.mechanism == "lambda-cgd:0.5"
 
 
 def test_the_numbers_of_the_bands_are_the_kept_ones() -> None:

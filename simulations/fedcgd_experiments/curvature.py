@@ -201,6 +201,19 @@ class Comparison:
     """`p_permutation` after Holm's correction over all comparisons."""
 
 
+def tuned(runs: Iterable[Record]) -> dict[tuple[str, float], float]:
+    """(arm, budget) → the mean accuracy on validation examples at the learning rate that is best on them."""
+    runs = list(runs)
+    rates = best_rates(runs)
+    found: dict[tuple[str, float], list[float]] = defaultdict(list)
+    for record in runs:
+        point = to_point(record)
+        key = (arm_of(point.setup), point.setup.epsilon)
+        if point.split == "validation" and point.learning_rate == rates[key]:
+            found[key].append(record["accuracy"])
+    return {key: fmean(values) for key, values in found.items()}
+
+
 def judged(runs: Iterable[Record]) -> dict[tuple[str, float], dict[int, float]]:
     """(arm, budget) → seed → accuracy on the test examples, at the learning rate that was best on validation."""
     runs = list(runs)
@@ -337,6 +350,20 @@ def certificate_command(
             console.print(f"step {step}, {on}: ratio {found['ratio']:.2f}, ρ {found['rho']:.2f}{note}")
 
     train_engine(point, whole, data.train, plan, physical_batch=512, watch=look)
+
+
+@app.command("tuned")
+@explained_errors()
+def tuned_command(results: Annotated[list[Path], typer.Argument(help="files that `run` wrote", exists=True)]) -> None:
+    """Validation accuracy of each kind of noise of each file at its best η: all that a choice between designs may look at."""
+    found = {path: tuned(ResultsFile(path).runs().values()) for path in results}
+    epsilons = sorted({epsilon for accuracies in found.values() for _, epsilon in accuracies})
+    table = Table("file", "noise", *(f"ε = {epsilon:g}" for epsilon in epsilons), "mean")
+    for path, accuracies in found.items():
+        for each in [arm for arm in ARMS if any(arm == of for of, _ in accuracies)]:
+            row = [accuracies.get((each, epsilon), math.nan) for epsilon in epsilons]
+            table.add_row(path.name, each, *(f"{100 * value:.1f}" for value in [*row, fmean(row)]))
+    console.print(table)
 
 
 @app.command("compare")

@@ -22,7 +22,8 @@ from fedcgd.optimisation.catalogue import Spelling, describe, from_description
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
 from fedcgd_experiments.descent import Descent, Optimizer, descent
-from fedcgd_experiments.softmax import is_softmax, train_softmax
+from fedcgd_experiments.softmax import train_softmax
+from fedcgd_simulations.local_softmax import is_softmax
 from fedcgd_simulations.server_optimizer import Schedule
 from fedcgd_simulations.task import Data, Examples, Task, evaluate
 from fedcgd_simulations.tasks import get_task

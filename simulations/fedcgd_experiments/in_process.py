@@ -14,6 +14,10 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 
+class NodeError(RuntimeError):
+    """A node's training raised, which a strategy sees as it comes out of its grid."""
+
+
 class _InProcess(Grid):
     """Nodes 1 … `nodes`, whose answers subclasses make."""
 
@@ -90,7 +94,11 @@ class UserGrid(_InProcess):
             self._number(message)
         if not asked:
             return []
-        return [Message(content, reply_to=m) for content, m in zip(self._train(asked), asked, strict=True)]
+        try:
+            contents = self._train(asked)
+        except Exception as error:
+            raise NodeError(f"{type(error).__name__}: {error}") from error
+        return [Message(content, reply_to=m) for content, m in zip(contents, asked, strict=True)]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         raise NotImplementedError("Flower's strategies call send_and_receive")

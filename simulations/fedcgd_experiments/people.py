@@ -10,7 +10,7 @@ examples with other seeds.
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -21,13 +21,14 @@ from rich.console import Console
 
 from fedcgd_experiments.experiment import Record
 from fedcgd_experiments.people_run import FLOWER_ADAPTIVE, FLOWER_FIXED, PeoplePoint, run_people
+from fedcgd_experiments.people_softmax import shared, train_people
 from fedcgd_experiments.sweep import ResultsFile
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
 
 TUNING_SEEDS = (100, 101, 102)
-TEST_SEEDS = tuple(range(5))
+TEST_SEEDS = tuple(range(10))
 _FINALISTS = 2
 Candidate = Mapping[str, Any]
 
@@ -56,21 +57,32 @@ def _arms(rates: Sequence[float], finer: Sequence[float], norms: Sequence[float]
 
 TEN = _arms((0.5, 1.0, 2.0, 4.0, 8.0), (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0), (0.1, 0.3, 1.0, 3.0, 10.0))
 SIX = _arms((2.0, 4.0, 8.0), (1.0, 1.4, 2.0, 2.8, 4.0, 5.6), (0.3, 1.0, 3.0))
-_TWO: dict[str, list[Candidate]] = {
+_CNN: dict[str, list[Candidate]] = {
     "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in (1.0, 2.0, 4.0)],
     "DP-λCGD": _sized("lambda-cgd", (0.8,), (2.0, 4.0, 8.0)),
 }
+THREE = {arm: SIX[arm] for arm in ("DP-FedAvg", "DP-λCGD", "BLT")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """`arms` at each of `settings` (what differs from `base`), each tuned among its candidates."""
+    """`arms` at each of `settings` (what differs from `base`), each tuned among its candidates.
+
+    Raises ValueError for arms that may choose from more candidates than others, and for test seeds that are tuned with.
+    """
 
     base: Mapping[str, Any]
     settings: tuple[Mapping[str, Any], ...]
     arms: Mapping[str, Sequence[Candidate]]
     seeds: tuple[int, ...] = TEST_SEEDS
     tuning: tuple[int, ...] = TUNING_SEEDS
+
+    def __post_init__(self) -> None:
+        counts = {arm: len(candidates) for arm, candidates in self.arms.items()}
+        if len(set(counts.values())) != 1:
+            raise ValueError(f"all arms must have as many candidates, got {counts}")
+        if both := set(self.seeds) & set(self.tuning):
+            raise ValueError(f"seeds that tune may not test, got {sorted(both)} in both")
 
     def points(self, arm: str, setting: Mapping[str, Any]) -> list[PeoplePoint]:
         """The candidates of `arm` at `setting`, with the first tuning seed."""
@@ -80,34 +92,36 @@ class Study:
 
 
 _FASHION = {
-    "task": "fashion-mnist", "users": "dirichlet:1:2500", "cohort": 100, "participations": 2, "epsilon": 0.5,
+    "task": "fashion-mnist", "users": "dirichlet:1:2500", "cohort": 100, "participations": 2, "epsilon": 1.0,
     "clip_norm": 1.0, "local_learning_rate": 3.0,
 }  # fmt: skip
 _TWEETS = _FASHION | {"task": "tweets", "users": "dirichlet:1:2000"}
 STUDIES: dict[str, Study] = {
+    "epsilon": Study(base=_FASHION, settings=tuple({"epsilon": e} for e in (0.5, 1.0, 2.0, 4.0)), arms=SIX),
     "tweets": Study(base=_TWEETS, settings=({"epsilon": 1.0},), arms=TEN),
-    "mechanisms": Study(base=_FASHION, settings=({"epsilon": 0.5},), arms=SIX),
-    "epsilon": Study(base=_FASHION, settings=tuple({"epsilon": e} for e in (0.5, 1.0, 2.0, 4.0)), arms=_TWO),
+    "cohort": Study(base=_FASHION, settings=tuple({"cohort": c} for c in (100, 250, 500)), arms=THREE),
     "skew": Study(
         base=_FASHION,
         settings=tuple({"users": f"{u}:2500"} for u in ("dirichlet:0.1", "dirichlet:1", "iid")),
-        arms=_TWO,
+        arms=THREE,
     ),
-    "cohort": Study(base=_FASHION, settings=tuple({"cohort": c} for c in (100, 250, 500)), arms=_TWO),
-    "population": Study(base=_FASHION, settings=tuple({"population": p} for p in (0, 100_000, 1_000_000)), arms=_TWO),
+    "population": Study(base=_FASHION, settings=tuple({"population": p} for p in (0, 100_000, 1_000_000)), arms=THREE),
     "proximal": Study(
         base=_FASHION | {"users": "dirichlet:0.1:2500"},
         settings=tuple({"proximal": mu} for mu in (0.0, 0.1, 1.0)),
-        arms={"DP-λCGD": _TWO["DP-λCGD"]},
+        arms={"DP-λCGD": SIX["DP-λCGD"]},
     ),
     "tanh-cnn": Study(
         base=_FASHION | {"model": "tanh-cnn", "participations": 1, "local_learning_rate": 0.3, "epsilon": 4.0},
         settings=({"epsilon": 4.0},),
-        arms=_TWO,
+        arms=_CNN,
     ),
 }
 _SCALED = ("learning_rate", "clip_norm")
 _MOST_EXTENSIONS = 3
+_TOGETHER = 48  # models, whose weights are read in every round
+FAILED = float("-inf")
+"""The score of a candidate that broke off: below all others, and never chosen."""
 
 
 def name_of(point: PeoplePoint) -> str:
@@ -126,20 +140,32 @@ def by_point(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def candidates(study: Study, arm: str, setting: Mapping[str, Any], known: Mapping[str, Record]) -> list[PeoplePoint]:
-    """The candidates of `arm`, and as long as the best is at the edge of its rates (or norms), the next one beyond."""
+    """The candidates of `arm`; while the best is at the edge of its rates (or norms), the next one beyond is one of them.
+
+    The best is the one with the highest accuracy with the first tuning seed, then that of the finalists.
+    """
     points = study.points(arm, setting)
-    varied = next(name for name in _SCALED if len({getattr(point, name) for point in points}) > 1)
+    varied = next((name for name in _SCALED if len({getattr(point, name) for point in points}) > 1), None)
+    if varied is None:
+        return points
     for _ in range(_MOST_EXTENSIONS):
-        scores = _scores(points, study.tuning[:1], known)
-        if scores is None:
+        first = _best_of(points, study.tuning[:1], known)
+        final = _best_of(_finalists(study, points, known), study.tuning, known)
+        beyond = [_beyond(chosen, points, varied) for chosen in (first, final) if chosen]
+        new = [point for point in beyond if point and point not in points]
+        if not new:
             break
-        chosen = points[_highest(scores)]
-        alike = [getattr(p, varied) for p in points if moved(p, **{varied: 1.0}) == moved(chosen, **{varied: 1.0})]
-        at = getattr(chosen, varied)
-        if at not in (min(alike), max(alike)):
-            break
-        points.append(moved(chosen, **{varied: at * 2 if at == max(alike) else at / 2}))
+        points.append(new[0])
     return points
+
+
+def _beyond(chosen: PeoplePoint, points: Sequence[PeoplePoint], varied: str) -> PeoplePoint | None:
+    """The next of `varied` after that of `chosen`, if no point like it has one that is as far out."""
+    alike = [getattr(p, varied) for p in points if moved(p, **{varied: 1.0}) == moved(chosen, **{varied: 1.0})]
+    at = getattr(chosen, varied)
+    if at == max(alike):
+        return moved(chosen, **{varied: at * 2})
+    return moved(chosen, **{varied: at / 2}) if at == min(alike) else None
 
 
 def moved(point: PeoplePoint, **changes: Any) -> PeoplePoint:
@@ -155,30 +181,36 @@ def tuning(study: Study, arm: str, setting: Mapping[str, Any], known: Mapping[st
 
 
 def best(study: Study, arm: str, setting: Mapping[str, Any], known: Mapping[str, Record]) -> PeoplePoint | None:
-    """The finalist with the highest mean accuracy on validation; of equals the first. None if some have not been run."""
+    """The finalist with the highest mean accuracy on validation; of equals the first.
+
+    None if some have not been run, or if none of them finished.
+    """
     finalists = _finalists(study, candidates(study, arm, setting, known), known)
-    scores = _scores(finalists, study.tuning, known)
-    return finalists[_highest(scores)] if scores else None
+    return _best_of(finalists, study.tuning, known)
 
 
 def _finalists(study: Study, points: Sequence[PeoplePoint], known: Mapping[str, Record]) -> list[PeoplePoint]:
     scores = _scores(points, study.tuning[:1], known)
-    if scores is None:
-        return []
-    order = sorted(range(len(points)), key=lambda i: -scores[i])
-    return [points[i] for i in order[:_FINALISTS]]
+    order = sorted(range(len(points)), key=lambda i: -scores[i]) if scores else []
+    return [points[i] for i in order[:_FINALISTS] if scores[i] > FAILED]
 
 
-def _highest(scores: Sequence[float]) -> int:
-    return max(range(len(scores)), key=scores.__getitem__)
+def _best_of(points: Sequence[PeoplePoint], seeds: Sequence[int], known: Mapping[str, Record]) -> PeoplePoint | None:
+    scores = _scores(points, seeds, known)
+    if not scores or max(scores) == FAILED:
+        return None
+    return points[max(range(len(scores)), key=scores.__getitem__)]
 
 
-def _scores(points: Sequence[PeoplePoint], seeds: Sequence[int], known: Mapping[str, Record]) -> list[float] | None:
-    """The mean accuracy of each point over `seeds`; None if some have not been run."""
+def _scores(points: Sequence[PeoplePoint], seeds: Sequence[int], known: Mapping[str, Record]) -> list[float]:
+    """The mean accuracy of each point over `seeds`, `FAILED` where one of them broke off; none if some have not been run."""
     found = [[known.get(name_of(replace(point, seed=seed))) for seed in seeds] for point in points]
     if any(record is None for records in found for record in records):
-        return None
-    return [fmean(record["accuracy"] for record in records if record) for records in found]
+        return []
+    return [
+        fmean(FAILED if record.get("failure") else record["accuracy"] for record in records if record)
+        for records in found
+    ]
 
 
 def missing(study: Study, known: Mapping[str, Record]) -> list[PeoplePoint]:
@@ -192,6 +224,37 @@ def missing(study: Study, known: Mapping[str, Record]) -> list[PeoplePoint]:
     return [point for point in dict.fromkeys(wanted) if name_of(point) not in known]
 
 
+def carry_out(
+    study: Study, results: ResultsFile, *, data_dir: str = "", late: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[Record, int]]:
+    """Run what is missing of `study` in `results`: each record as it comes, and how many trainings are left at least.
+
+    Ends before the next training when `late()` says so; what is in `results` is not run again.
+    """
+    while todo := missing(study, by_point(results.records)):
+        left = len(todo)
+        for together in _batches(todo, data_dir):
+            if late():
+                return
+            alone = len(together) == 1 and not shared(together[0], data_dir=data_dir)
+            records = (
+                [run_people(together[0], data_dir=data_dir)] if alone else train_people(together, data_dir=data_dir)
+            )
+            for record in records:
+                results.append(record)
+                left -= 1
+                yield record, left
+
+
+def _batches(points: Sequence[PeoplePoint], data_dir: str) -> Iterator[list[PeoplePoint]]:
+    """`points` in groups that are trained together."""
+    groups: dict[str, list[PeoplePoint]] = {}
+    for i, point in enumerate(points):
+        groups.setdefault(shared(point, data_dir=data_dir) or str(i), []).append(point)
+    for group in groups.values():
+        yield from (group[start : start + _TOGETHER] for start in range(0, len(group), _TOGETHER))
+
+
 @app.command("run")
 def run_command(
     output: Annotated[Path, typer.Option(help="JSON lines; what is there already is not run again")],
@@ -199,25 +262,22 @@ def run_command(
     minutes: Annotated[float, typer.Option(help="stop after so many minutes; call again to go on")] = 60.0,
     data_dir: Annotated[str, typer.Option(help="folder of the task's files")] = "",
 ) -> None:
-    """Run what is missing of the studies, one training after the other, and say what is left."""
+    """Run what is missing of the studies, and say what is left."""
     unknown = set(study or ()) - set(STUDIES)
     if unknown:
         raise typer.BadParameter(f"unknown study {', '.join(sorted(unknown))}; the studies are {', '.join(STUDIES)}")
     results, deadline = ResultsFile(output), time.monotonic() + 60 * minutes
-    names = study or list(STUDIES)
-    seconds = [record["cpu_seconds"] for record in results.records]
-    for name in names:
-        while todo := missing(STUDIES[name], by_point(results.records)):
-            for i, point in enumerate(todo):
-                if time.monotonic() > deadline:
-                    console.print(f"{name}: {len(todo) - i} trainings or more are left; call again to go on")
-                    raise typer.Exit(3)
-                record = run_people(point, data_dir=data_dir)
-                results.append(record)
-                seconds.append(record["cpu_seconds"])
-                left = f"{len(todo) - i - 1} left, {fmean(seconds[-20:]):.1f} s each"
-                console.print(f"{name}: {point.mechanism} {record['accuracy']:.4f} ({left})", highlight=False)
-    console.print(f"nothing is missing; {sum(seconds) / 60:.1f} processor minutes in {output}")
+    for name in study or STUDIES:
+        done = carry_out(STUDIES[name], results, data_dir=data_dir, late=lambda: time.monotonic() > deadline)
+        for record, left in done:
+            outcome = f"broke off: {record['failure']}" if record["failure"] else f"{record['accuracy']:.4f}"
+            mechanism, seconds = record["point"]["mechanism"], record["cpu_seconds"]
+            console.print(f"{name}: {mechanism} {outcome} ({left} left, {seconds:.2g} s)", highlight=False)
+        if todo := missing(STUDIES[name], by_point(results.records)):
+            console.print(f"{name}: {len(todo)} trainings or more are left; call again to go on")
+            raise typer.Exit(3)
+    minutes_spent = sum(record["cpu_seconds"] for record in results.records) / 60
+    console.print(f"nothing is missing; {minutes_spent:.1f} processor minutes in {output}")
 
 
 @app.command("report")
@@ -230,10 +290,10 @@ def report_command(
 
     records = ResultsFile(results).records
     typer.echo(people_report.report(records))
-    for study in STUDIES:
+    for name, study in STUDIES.items():
         found = people_report.rows(records, study)
-        if output is not None and len({row.setting[name] for row in found for name in row.setting}) > 1:
-            plots.save(people_report.plot(found, study), output / f"people-{study}.png")
+        if output is not None and len({str(row.setting) for row in found}) > 1:
+            plots.save(people_report.plot(found, people_report.TITLES[name]), output / f"people-{name}.png")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The tables and plots of the studies with people: test accuracy of the tuned arms, compared seed by seed with DP-FedAvg."""
 
+import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -12,14 +14,14 @@ from scipy.stats import ttest_1samp
 
 from fedcgd_experiments.claims import claims
 from fedcgd_experiments.experiment import Record
-from fedcgd_experiments.people import STUDIES, best, by_point, moved, name_of, tuning
+from fedcgd_experiments.people import STUDIES, THREE, Study, best, by_point, moved, name_of, point_of, tuning
 from fedcgd_experiments.people_run import PeoplePoint
 from fedcgd_experiments.plots import MARKS
 from fedcgd_experiments.significance import holm
 
-BASELINE = "DP-FedAvg"
+BASELINE, OURS = "DP-FedAvg", "DP-λCGD"
+CORRELATED = (OURS, "BISR", "BLT", "banded Toeplitz", "tree")
 TITLES = {
-    "mechanisms": "Fashion-MNIST, all mechanisms",
     "tweets": "Tweets, all mechanisms",
     "epsilon": "Fashion-MNIST, against ε",
     "skew": "Fashion-MNIST, against how different people are",
@@ -35,16 +37,24 @@ MARKED = {
     "BLT": MARKS["blt"],
     "banded Toeplitz": MARKS["banded-toeplitz"],
     "tree": MARKS["tree"],
-    "Flower, fixed clipping": ("0.5", "x"),
-    "Flower, adaptive clipping": ("0.5", "+"),
+    "Flower, fixed clipping": ("0.45", "x"),
+    "Flower, adaptive clipping": ("0.7", "+"),
+}
+
+
+AXES = {
+    "epsilon": "ε of a person",
+    "cohort": "people a round",
+    "users": "how labels are spread over people (left: most skewed)",
+    "population": "population (hollow: extrapolated, the noise of cohorts larger in proportion)",
+    "proximal": "µ of FedProx",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """An arm at a setting of a study, tuned, and its test records by seed, with those of the baseline beside them."""
+    """An arm at a setting of a study, tuned, and its test records by seed, with those of the arm it is compared with."""
 
-    study: str
     setting: Mapping[str, Any]
     arm: str
     chosen: PeoplePoint
@@ -54,12 +64,14 @@ class Row:
 
     @property
     def accuracies(self) -> list[float]:
-        """Test accuracy of each seed."""
-        return [record["accuracy"] for record in self.records]
+        """Test accuracy of each seed whose training finished."""
+        return [record["accuracy"] for record in self.records if not record.get("failure")]
 
     @property
     def differences(self) -> list[float]:
-        """Test accuracy minus that of the baseline with the same seed, where both are there."""
+        """Test accuracy minus that of the baseline with the same seed; empty unless all trainings of both finished."""
+        if any(record.get("failure") for record in (*self.records, *self.baseline)):
+            return []
         theirs = {record["point"]["seed"]: record["accuracy"] for record in self.baseline}
         return [r["accuracy"] - theirs[r["point"]["seed"]] for r in self.records if r["point"]["seed"] in theirs]
 
@@ -67,31 +79,34 @@ class Row:
     def p_value(self) -> float:
         """Of a two-sided paired t-test of no difference to the baseline; NaN for the baseline itself and for one seed."""
         values = self.differences
-        if self.arm == BASELINE or len(values) < 2 or np.ptp(values) == 0:
+        if len(values) < 2 or np.ptp(values) == 0:
             return float("nan")
         return float(ttest_1samp(values, 0.0).pvalue)
 
 
-def rows(records: Sequence[Record], study: str) -> list[Row]:
-    """What of `study` has been tuned and tested on all seeds, with p after Holm's correction over the study."""
-    known, plan = by_point(records), STUDIES[study]
+def rows(records: Sequence[Record], study: Study, baseline: str = BASELINE) -> list[Row]:
+    """What of `study` has been tuned and tested on all seeds, with p after Holm's correction over the study.
+
+    Each arm is compared with the arm `baseline` at the same setting.
+    """
+    known = by_point(records)
     found: list[Row] = []
-    for setting in plan.settings:
+    for setting in study.settings:
         tested = {}
-        for arm in plan.arms:
-            chosen = best(plan, arm, setting, known)
+        for arm in study.arms:
+            chosen = best(study, arm, setting, known)
             if chosen is None:
                 continue
-            tests = [known.get(name_of(moved(chosen, seed=seed, split="test"))) for seed in plan.seeds]
+            tests = [known.get(name_of(moved(chosen, seed=seed, split="test"))) for seed in study.seeds]
             if None not in tests:
                 tested[arm] = chosen, tuple(record for record in tests if record)
-        baseline = tested[BASELINE][1] if BASELINE in tested else ()
+        theirs = tested[baseline][1] if baseline in tested else ()
         found += [
-            Row(study=study, setting=setting, arm=arm, chosen=chosen, records=tests, baseline=baseline)
+            Row(setting=setting, arm=arm, chosen=chosen, records=tests, baseline=() if arm == baseline else theirs)
             for arm, (chosen, tests) in tested.items()
         ]
     corrected = holm([row.p_value for row in found])
-    return [Row(**vars(row) | {"corrected": p}) for row, p in zip(found, corrected, strict=True)]
+    return [replace(row, corrected=p) for row, p in zip(found, corrected, strict=True)]
 
 
 def table(found: Sequence[Row]) -> str:
@@ -101,30 +116,61 @@ def table(found: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in found:
-        low = row.arm != BASELINE and bool(row.baseline)
+        compared = (
+            f"{100 * fmean(row.differences):+.1f} | {p_text(row.p_value)} | {p_text(row.corrected)} |"
+            if row.differences
+            else "| | |"
+        )
         lines.append(
-            f"| {setting_text(row.setting)} | {row.arm} | {tuned_text(row.chosen)} | {row.records[0]['noise_multiplier']:.3g} | "
-            f"{100 * fmean(row.accuracies):.1f} ± {100 * stdev(row.accuracies):.1f} | "
-            + (
-                f"{100 * fmean(row.differences):+.1f} | {p_text(row.p_value)} | {p_text(row.corrected)} |"
-                if low
-                else "| | |"
-            )
+            f"| {setting_text(row.setting)} | {row.arm} | {tuned_text(row.chosen)} | "
+            f"{row.records[0]['noise_multiplier']:.3g} | {accuracy_text(row)} | {compared}"
         )
     return "\n".join(lines)
+
+
+def pairs_of(records: Sequence[Record], study: Study) -> list[Row]:
+    """The correlated arms of `study`, compared with DP-λCGD."""
+    return rows(records, replace(study, arms={arm: study.arms[arm] for arm in CORRELATED}), OURS)
+
+
+def between(found: Sequence[Row]) -> str:
+    """The differences of `found` and their p after Holm's correction as Markdown, a line for each arm."""
+    settings = list(dict.fromkeys(setting_text(row.setting) for row in found))
+    cells = {
+        (row.arm, setting_text(row.setting)): f"{100 * fmean(row.differences):+.1f} ({p_text(row.corrected)})"
+        for row in found
+        if row.differences
+    }
+    return "\n".join(
+        [f"| arm | {' | '.join(settings)} |", "|---" * (len(settings) + 1) + "|"]
+        + [
+            f"| {arm} | {' | '.join(cells.get((arm, setting), '') for setting in settings)} |"
+            for arm in dict.fromkeys(arm for arm, _ in cells)
+        ]
+    )
+
+
+def accuracy_text(row: Row) -> str:
+    """Mean and standard deviation in percent, and how many trainings finished if some did not."""
+    found, all_of_them = row.accuracies, len(row.records)
+    mean = f"{100 * fmean(found):.1f}" if found else "none"
+    spread = f" ± {100 * stdev(found):.1f}" if len(found) > 1 else ""
+    return mean + spread + (f" ({len(found)} of {all_of_them} finished)" if len(found) < all_of_them else "")
 
 
 def setting_text(setting: Mapping[str, Any]) -> str:
     """What differs, in words."""
     words = {
-        "epsilon": "ε = {}",
+        "epsilon": "ε = {:g}",
         "cohort": "{} a round",
         "users": "{}",
         "population": "population {:,}",
-        "proximal": "µ = {}",
+        "proximal": "µ = {:g}",
     }
     return ", ".join(
-        "the population there is" if (name, value) == ("population", 0) else words[name].format(value)
+        "the population there is"
+        if (name, value) == ("population", 0)
+        else words.get(name, name.replace("_", " ") + " {}").format(value)
         for name, value in setting.items()
     )
 
@@ -146,52 +192,86 @@ def p_text(p: float) -> str:
 
 
 def report(records: Sequence[Record]) -> str:
-    """All tables, and the processor minutes that each study took, as Markdown."""
-    parts = []
-    for study, title in TITLES.items():
-        found = rows(records, study)
-        if any(row.arm != BASELINE for row in found):
-            meant = claims(record for row in found for record in row.records)
-            parts.append(
-                f"### {title}\n\n{table(found)}\n\n{meant} {len(STUDIES[study].seeds)} test seeds; {spent_text(records, study)}."
-            )
+    """All tables, what broke off, and the processor minutes that each study took, as Markdown."""
+    return "\n\n".join(filter(None, (section(records, name) for name in TITLES)))
+
+
+def section(records: Sequence[Record], name: str) -> str:
+    """The tables of the study `name`; empty if there is nothing to compare in it yet."""
+    study = STUDIES[name]
+    found = rows(records, study)
+    if len(found) < 2 or len({str(row.setting) for row in found}) < min(2, len(study.settings)):
+        return ""
+    parts = [f"### {TITLES[name]}", table(found)]
+    if len(study.arms) > len(THREE):
+        parts.append(f"Points more or less than {OURS}, and p (Holm):\n\n{between(pairs_of(records, study))}")
+    parts.append(f"{caption(found)} {len(study.seeds)} test seeds; {spent_text(records, study)}.")
+    if failures := failures_text(records, study):
+        parts.append(failures)
     return "\n\n".join(parts)
 
 
-def spent_text(records: Iterable[Record], study: str) -> str:
+def caption(found: Sequence[Row]) -> str:
+    """What the ε of `found` means, and which it is if the rows do not say it."""
+    said = sorted({row.chosen.epsilon for row in found if "epsilon" not in row.setting})
+    meant = claims(record for row in found for record in row.records)
+    return meant.replace("ε at", f"ε = {', '.join(f'{epsilon:g}' for epsilon in said)} at") if said else meant
+
+
+def _done(records: Iterable[Record], study: Study) -> list[tuple[str, Record]]:
+    """The records of `study`, and of which arm each is: tuning and tests of what was chosen."""
+    known = by_point(records)
+    found: dict[str, str] = {}
+    for setting in study.settings:
+        for arm in study.arms:
+            chosen = best(study, arm, setting, known)
+            tests = [moved(chosen, seed=s, split="test") for s in study.seeds] if chosen else []
+            found |= {name_of(point): arm for point in [*tuning(study, arm, setting, known), *tests]}
+    return [(arm, known[name]) for name, arm in found.items() if name in known]
+
+
+def failures_text(records: Iterable[Record], study: Study) -> str:
+    """What of `study` broke off, by arm and reason; such a training has no accuracy, and is never chosen. Empty if none."""
+    reasons: Counter[str] = Counter()
+    for arm, record in _done(records, study):
+        if record.get("failure"):
+            point = point_of(record)
+            reasons[f"{arm}, {tuned_text(point)}, {point.split}: {record['failure']}"] += 1
+    listed = "\n".join(f"- {reason} ({count} trainings)" for reason, count in reasons.items())
+    return f"Broke off, and have no accuracy:\n\n{listed}" if listed else ""
+
+
+def spent_text(records: Iterable[Record], study: Study) -> str:
     """How many trainings of `study` there are, and the processor minutes that they took."""
-    known, plan = by_point(records), STUDIES[study]
-    names = set()
-    for setting in plan.settings:
-        for arm in plan.arms:
-            names |= {name_of(point) for point in tuning(plan, arm, setting, known)}
-            chosen = best(plan, arm, setting, known)
-            names |= {name_of(moved(chosen, seed=s, split="test")) for s in plan.seeds} if chosen else set()
-    seconds = [known[name]["cpu_seconds"] for name in names if name in known]
+    seconds = [record["cpu_seconds"] for _, record in _done(records, study)]
     return f"{len(seconds)} trainings, {sum(seconds) / 60:.1f} processor minutes"
 
 
-def plot(found: Sequence[Row], study: str) -> Figure:
-    """Mean test accuracy and its spread against the setting, a line for each arm."""
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+def plot(found: Sequence[Row], title: str) -> Figure:
+    """Mean test accuracy and its spread over seeds against the setting, a line for each arm; extrapolations are hollow."""
+    figure, axes = plt.subplots(figsize=(7, 4.8), layout="constrained")
     labels = list(dict.fromkeys(setting_text(row.setting) for row in found))
     arms = list(dict.fromkeys(row.arm for row in found))
     for i, arm in enumerate(arms):
-        mine = [row for row in found if row.arm == arm]
-        places = [labels.index(setting_text(row.setting)) + (i - len(arms) / 2) * 0.04 for row in mine]
-        color, marker = MARKED[arm]
+        mine = [row for row in found if row.arm == arm and row.accuracies]
+        places = [labels.index(setting_text(row.setting)) + (i - (len(arms) - 1) / 2) * 0.05 for row in mine]
+        color, marker = MARKED.get(arm, ("C8", "8"))
+        means = [fmean(row.accuracies) for row in mine]
+        spreads = [stdev(row.accuracies) if len(row.accuracies) > 1 else 0.0 for row in mine]
+        line = "--" if arm.startswith("Flower") else "-"
         axes.errorbar(
-            places,
-            [fmean(row.accuracies) for row in mine],
-            yerr=[stdev(row.accuracies) for row in mine],
-            color=color,
-            marker=marker,
-            linestyle="--" if arm.startswith("Flower") else "-",
-            capsize=2,
-            linewidth=1.2,
-            label=arm,
+            places, means, yerr=spreads, color=color, linestyle=line, linewidth=1.2, capsize=2, elinewidth=0.8
         )
-    axes.set(xticks=range(len(labels)), xticklabels=labels, ylabel="test accuracy", title=TITLES[study])
+        for row, x, y in zip(mine, places, means, strict=True):
+            fill = "none" if row.chosen.population else "full"
+            axes.plot(x, y, color=color, marker=marker, fillstyle=fill, linestyle="none")
+        axes.plot([], [], color=color, marker=marker, linestyle=line, linewidth=1.2, label=arm)
+    varied = list(dict.fromkeys(name for row in found for name in row.setting))
+    axes.set(xticks=range(len(labels)), xticklabels=labels, ylabel="test accuracy", title=title)
+    axes.set_xlabel(" and ".join(AXES.get(name, name.replace("_", " ")) for name in varied))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
+    seeds = max(len(row.records) for row in found)
+    said = f"{caption(found)} Mean and standard deviation of {seeds} seeds."
+    figure.supxlabel(textwrap.fill(said, 110), fontsize=7, color="0.35")
     return figure

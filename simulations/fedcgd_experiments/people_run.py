@@ -4,7 +4,8 @@ import logging
 import math
 import time
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,12 +27,12 @@ from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd.plan import Plan
 from fedcgd_experiments.experiment import Record
-from fedcgd_experiments.in_process import AppGrid, UserGrid
+from fedcgd_experiments.in_process import AppGrid, NodeError, UserGrid
 from fedcgd_flower import LocalTask, arrays_of, load_arrays
 from fedcgd_flower.layout import flatten, layout_of, unflatten
 from fedcgd_simulations import client_app
 from fedcgd_simulations.local_training import trained_models
-from fedcgd_simulations.partitions import partition
+from fedcgd_simulations.partitions import Indices, partition
 from fedcgd_simulations.server_app import strategy_of
 from fedcgd_simulations.settings import Settings
 from fedcgd_simulations.task import Data, Task, evaluate
@@ -71,6 +72,10 @@ class PeoplePoint:
     seed: int
     split: Literal["validation", "test"] = "validation"
 
+    def __post_init__(self) -> None:
+        if self.split not in ("validation", "test"):
+            raise ValueError(f"split must be validation or test, got {self.split!r}")
+
     @property
     def run_config(self) -> dict[str, Any]:
         """What `flwr run` is given for this training, where it is one of the app's."""
@@ -90,64 +95,112 @@ def app_defaults() -> dict[str, Any]:
     return defaults
 
 
+class PeerError(RuntimeError):
+    """Flower's own strategy raised; says what."""
+
+
+@contextmanager
+def _warnings_only() -> Iterator[None]:
+    """Without Flower's lines about each round, of which a study has thousands."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What is known of a training before it begins. `plan` has the noise that is drawn, and `sigma` is what ε is of."""
+
+    config: dict[str, Any]
+    settings: Settings
+    parts: list[Indices]
+    plan: Plan
+    sigma: float
+
+
+def prepared(point: PeoplePoint, *, data_dir: str = "") -> Prepared:
+    """The people of `point` and its plan. Raises ValueError for settings that make no sense."""
+    config = app_defaults() | point.run_config | {"data-dir": data_dir}
+    settings = Settings.read(config)
+    parts = _parts(point.task, point.model, data_dir, settings.users, settings.seed)
+    plan = _calibrated(
+        settings.mechanism, settings.participation(len(parts)), point.clip_norm, point.epsilon, point.delta
+    )
+    sigma = plan.noise_multiplier
+    if point.population:
+        if point.population < len(parts):
+            raise ValueError(
+                f"population must be 0 or at least the {len(parts)} users that there are, got {point.population}"
+            )
+        plan = replace(plan, noise_multiplier=sigma * len(parts) / point.population)
+    return Prepared(config=config, settings=settings, parts=parts, plan=plan, sigma=sigma)
+
+
+@_warnings_only()
 def run_people(point: PeoplePoint, *, data_dir: str = "") -> Record:
     """Train as `point` says; a record with the `accuracy` of the last model on its split.
 
     The seed decides who has which examples, the initial model, the cohorts and the noise, so mechanisms are compared on the same.
-    A training that Flower's strategy breaks off has accuracy 0 and the `failure`. Raises ValueError for settings that make no
-    sense.
+    A model that diverged has the accuracy that it has. A training in which Flower's strategy raises has none (null), and its
+    `failure` says why. Raises ValueError for settings that make no sense.
     """
-    logging.getLogger("flwr").setLevel(logging.WARNING)
     started = time.process_time()
-    config = app_defaults() | point.run_config | {"data-dir": data_dir}
-    settings = Settings.read(config)
-    task, data = _loaded(point.task, point.model, data_dir)
-    users = len(partition(settings.users, data.train, seed=settings.seed))
-    participation = settings.participation(users)
-    plan = Plan.calibrated(
-        settings.mechanism, participation, clip_norm=point.clip_norm, epsilon=point.epsilon, delta=point.delta
-    )
-    sigma = plan.noise_multiplier
-    if point.population:
-        if point.population < users:
-            raise ValueError(
-                f"population must be 0 or at least the {users} users that there are, got {point.population}"
-            )
-        plan = replace(plan, noise_multiplier=sigma * users / point.population)
-    model, failure = task.model(point.seed), ""
-    if point.mechanism in (FLOWER_FIXED, FLOWER_ADAPTIVE):
-        try:
-            last = _flowers_own(point, settings, plan, users, config, model)
-        except (
-            ZeroDivisionError
-        ):  # Flower divides by the norm of an update, and those of a model that diverged are zero
-            last, failure = arrays_of(model), "a user's update was zero, which Flower's clipping does not survive"
-    else:
-        result = strategy_of(settings, plan, users).start(AppGrid(client_app.app, config), arrays_of(model))
-        last = result.arrays
-    load_arrays(model, last)
-    guarantee = replace(plan, noise_multiplier=sigma).guarantee()
+    task, data = loaded(point.task, point.model, data_dir)
+    made = prepared(point, data_dir=data_dir)
+    model, accuracy, failure = task.model(point.seed), None, ""
     judged = data.validation if point.split == "validation" else data.test
+    try:
+        if point.mechanism in (FLOWER_FIXED, FLOWER_ADAPTIVE):
+            last = _flowers_own(point, made, model)
+        else:
+            strategy = strategy_of(made.settings, made.plan, len(made.parts))
+            last = strategy.start(AppGrid(client_app.app, made.config), arrays_of(model)).arrays
+        load_arrays(model, last)
+        accuracy = evaluate(model, task, judged)
+    except PeerError as error:
+        failure = str(error)
+    record = record_of(point, made, accuracy, failure)
+    return record | {"cpu_seconds": round(time.process_time() - started, 2)}
+
+
+def record_of(point: PeoplePoint, made: Prepared, accuracy: float | None, failure: str = "") -> Record:
+    """What is kept of a training, but for the processor time that it took."""
+    participation = made.plan.participation
+    guarantee = replace(made.plan, noise_multiplier=made.sigma).guarantee()
     return {
         "kind": "people",
         "point": asdict(point),
-        "accuracy": 0.0 if failure else evaluate(model, task, judged),
+        "accuracy": accuracy,
         "failure": failure,
-        "users": users,
+        "users": len(made.parts),
         "rounds": participation.rounds,
         "min_separation": participation.min_separation,
-        "noise_multiplier": sigma,
+        "noise_multiplier": made.sigma,
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
         "adjacency": guarantee.adjacency,
         "sampling": guarantee.sampling,
         "method": guarantee.method,
-        "cpu_seconds": round(time.process_time() - started, 2),
     }
 
 
 @cache
-def _loaded(task: str, model: str, data_dir: str) -> tuple[Task, Data]:
+def _parts(task: str, model: str, data_dir: str, users: str, seed: int) -> list[Indices]:
+    return partition(users, loaded(task, model, data_dir)[1].train, seed=seed)
+
+
+@cache
+def _calibrated(mechanism: str, participation: Participation, clip_norm: float, epsilon: float, delta: float) -> Plan:
+    return Plan.calibrated(mechanism, participation, clip_norm=clip_norm, epsilon=epsilon, delta=delta)
+
+
+@cache
+def loaded(task: str, model: str, data_dir: str) -> tuple[Task, Data]:
+    """The task and its data, read once."""
     torch.set_num_threads(1)
     made = get_task(task, model=model or None, data_dir=data_dir)
     return made, made.load()
@@ -157,7 +210,7 @@ class _PlannedCohorts(FedAvg):
     """FedAvg over the cohorts that `cohort` draws, where FedAvg would draw its own without any promise about k and b."""
 
     def __init__(self, participation: Participation, users: int, cohort_size: int, key: NoiseKey) -> None:
-        super().__init__(fraction_evaluate=0.0)
+        super().__init__()
         self._participation, self._users, self._cohort_size, self._key = participation, users, cohort_size, key
         self._history = History()
 
@@ -174,6 +227,11 @@ class _PlannedCohorts(FedAvg):
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: ConfigRecord()})
         return self._construct_messages(record, [int(user) + 1 for user in drawn], "train")
 
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return []  # as with fraction_evaluate=0, which warns in every training
+
 
 def flower_adaptive_noise(sigma: float, cohort_size: int) -> tuple[float, float]:
     """(noise_multiplier, clipped_count_stddev) under which a round of Flower's adaptive clipping costs what σ = `sigma` costs.
@@ -186,10 +244,9 @@ def flower_adaptive_noise(sigma: float, cohort_size: int) -> tuple[float, float]
     return (sigma**-2 - 0.75 * stddev**-2) ** -0.5, stddev
 
 
-def _flowers_own(
-    point: PeoplePoint, settings: Settings, plan: Plan, users: int, config: dict[str, Any], model: torch.nn.Module
-) -> ArrayRecord:
-    """The last model of Flower's own strategy; its noise is NumPy's, seeded."""
+def _flowers_own(point: PeoplePoint, made: Prepared, model: torch.nn.Module) -> ArrayRecord:
+    """The last model of Flower's own strategy; its noise is NumPy's, seeded. Raises PeerError if the strategy raises."""
+    settings, plan, users = made.settings, made.plan, len(made.parts)
     participation, key = plan.participation, settings.key()
     inner = _PlannedCohorts(participation, users, settings.cohort, key)
     if point.mechanism == FLOWER_FIXED:
@@ -208,8 +265,8 @@ def _flowers_own(
         )
     # Flower draws its noise there.
     np.random.seed(point.seed)
-    task = _loaded(point.task, point.model, settings.data_dir)[0]
-    examples, part = client_app.examples_of(config)
+    task = loaded(point.task, point.model, settings.data_dir)[0]
+    examples, part = client_app.examples_of(made.config)
 
     def train(messages: Sequence[Message]) -> list[RecordDict]:
         arrays = messages[0].content.array_records["arrays"]
@@ -233,6 +290,13 @@ def _flowers_own(
             for user in asked
         ]
 
-    result = strategy.start(UserGrid(users, train), arrays_of(model), num_rounds=participation.rounds, timeout=math.inf)
+    try:
+        result = strategy.start(
+            UserGrid(users, train), arrays_of(model), num_rounds=participation.rounds, timeout=math.inf
+        )
+    except NodeError:  # what this project's nodes raise is no failure of Flower's
+        raise
+    except Exception as error:
+        raise PeerError(f"{type(error).__name__}: {error}") from error
     last: ArrayRecord = result.arrays
     return last

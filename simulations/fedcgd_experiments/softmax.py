@@ -20,20 +20,10 @@ from fedcgd.opacus.rounds import Rounds
 from fedcgd.parameters import flatten
 from fedcgd.plan import Plan
 from fedcgd_experiments.descent import Descent, descent
-from fedcgd_simulations.models.softmax import UnitNorm
-from fedcgd_simulations.task import Examples, cross_entropy
+from fedcgd_simulations.task import Examples
 
 _WORDS = 2.0**31 / SMOOTHING
 """The standard deviation, in steps of the grid, whose smoothing is the words of the keystream themselves."""
-
-
-def is_softmax(model: nn.Module, loss: object) -> bool:
-    """Whether `train_softmax` can train `model`: `softmax_regression` with cross-entropy."""
-    return (
-        loss is cross_entropy
-        and isinstance(model, nn.Sequential)
-        and [type(layer) for layer in model] == [UnitNorm, nn.Linear]
-    )
 
 
 def train_softmax(
@@ -102,7 +92,7 @@ class _Noise:
         for round in range(rounds):
             add_values(self._words[round], np.zeros(size), stream, (round, 0, 1.0), _WORDS, Grid(1.0))
         kinds: dict[str, Mechanism] = {repr(_described(plan)): plan.mechanism for plan in plans}
-        self._correlated = np.stack([_inverse(mechanism, rounds) @ z for mechanism in kinds.values()], axis=1)
+        self._correlated = np.stack([inverse_of(mechanism, rounds) @ z for mechanism in kinds.values()], axis=1)
         pairs = [(list(kinds).index(repr(_described(plan))), plan.stddev) for plan in plans]
         different = list(dict.fromkeys(pairs))
         self._kind = np.array([kind for kind, _ in different])
@@ -120,7 +110,7 @@ def _described(plan: Plan) -> object:
     return plan.to_description()["mechanism"]
 
 
-def _inverse(mechanism: Mechanism, rounds: int) -> NDArray[np.float32]:
+def inverse_of(mechanism: Mechanism, rounds: int) -> NDArray[np.float32]:
     """C⁻¹, shape (n, n)."""
     inverse = np.zeros((rounds, rounds), np.float32)
     for row, (first, entries) in zip(inverse, inverse_rows(mechanism, rounds), strict=True):

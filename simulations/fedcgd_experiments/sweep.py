@@ -25,7 +25,7 @@ from fedcgd_experiments.experiment import (
     run_points,
     shared_identity,
 )
-from fedcgd_experiments.softmax import is_softmax
+from fedcgd_simulations.local_softmax import is_softmax
 from fedcgd_simulations.tasks import get_task
 
 SETUPS = 32

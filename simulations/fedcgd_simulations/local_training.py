@@ -4,7 +4,7 @@
 model. Both draw a user's order of examples from the same seed, so they give the same models up to rounding.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import LocalTask, arrays_of, load_arrays
 from fedcgd_flower.isolation import user_seeds
 from fedcgd_flower.layout import unflatten
+from fedcgd_simulations.local_softmax import MOST_EXAMPLES, is_softmax, trained_softmax
 from fedcgd_simulations.models.softmax import UnitNorm
 from fedcgd_simulations.task import Examples, Task, by_pixels
 
@@ -117,8 +118,43 @@ def trained_models(task: Task, work: LocalTask, examples: Examples, part: Part, 
     for _, users in sorted(alike.items()):
         for start in range(0, len(users), at_once):
             some = users[start : start + at_once]
-            rows = [torch.from_numpy(part(user)) for user in some]
-            yield some, _train_together(task, model, work, examples, rows, [seeds(user) for user in some], local)
+            rows = [part(user) for user in some]
+            few = max(len(own) for own in rows) <= MOST_EXAMPLES and is_softmax(model, task.loss)
+            train = _train_softmax if few else _train_together
+            yield some, train(task, model, work, examples, rows, [seeds(user) for user in some], local)
+
+
+def _train_softmax(
+    task: Task,
+    model: nn.Module,
+    work: LocalTask,
+    examples: Examples,
+    rows: Sequence[NDArray[np.intp]],
+    seeds: Sequence[int],
+    local: LocalTraining,
+) -> NDArray[np.float32]:
+    """`_train_together` of softmax regression."""
+    device, sizes = examples.inputs.device, [len(own) for own in rows]
+    most = max(sizes)
+    padded = torch.from_numpy(np.stack([own[np.minimum(np.arange(most), len(own) - 1)] for own in rows])).to(device)
+    orders = torch.zeros(local.epochs, len(rows), most, dtype=torch.long)
+    for user, (size, seed) in enumerate(zip(sizes, seeds, strict=True)):
+        generator = torch.Generator().manual_seed(seed)
+        for epoch in range(local.epochs):
+            orders[epoch, user, :size] = torch.randperm(size, generator=generator)
+    sent = unflatten(work.model, work.layout, carried=False)
+    weight, bias = (torch.from_numpy(sent[f"1.{name}"].numpy().copy()).to(device) for name in ("weight", "bias"))
+    trained = trained_softmax(
+        weight, bias, examples.inputs[padded], examples.targets[padded], torch.tensor(sizes), list(orders),
+        batch=local.batch, learning_rate=local.learning_rate, proximal=local.proximal,
+    )  # fmt: skip
+    return _flat(dict(zip(("1.weight", "1.bias"), trained, strict=True)), work)
+
+
+def _flat(weights: Mapping[str, Tensor], work: LocalTask) -> NDArray[np.float32]:
+    """Arrays with a row for each user, as one row for each."""
+    flat: NDArray[np.float32] = torch.cat([weights[name].flatten(1) for name in work.layout.names], dim=1).cpu().numpy()
+    return flat
 
 
 def _train_together(
@@ -126,7 +162,7 @@ def _train_together(
     model: nn.Module,
     work: LocalTask,
     examples: Examples,
-    rows: Sequence[Tensor],
+    rows: Sequence[NDArray[np.intp]],
     seeds: Sequence[int],
     local: LocalTraining,
 ) -> NDArray[np.float32]:
@@ -147,7 +183,7 @@ def _train_together(
     for _ in range(local.epochs):
         order = torch.zeros(users, int(counts.max()), dtype=torch.long)
         for i, (own, generator) in enumerate(zip(rows, generators, strict=True)):
-            order[i, : len(own)] = own[torch.randperm(len(own), generator=generator)]
+            order[i, : len(own)] = torch.from_numpy(own)[torch.randperm(len(own), generator=generator)]
         for first in range(0, order.shape[1], local.batch):
             batch = order[:, first : first + local.batch].to(device)
             there = torch.arange(first, first + batch.shape[1]) < counts[:, None]
@@ -157,6 +193,4 @@ def _train_together(
             for name, value in weights.items():
                 move = step[name] + local.proximal * (value - sent[name]) if local.proximal else step[name]
                 value.sub_(move * training.view(-1, *[1] * (value.dim() - 1)), alpha=local.learning_rate)
-    flat = torch.cat([weights[name].reshape(users, -1) for name in work.layout.names], dim=1)
-    trained: NDArray[np.float32] = flat.cpu().numpy()
-    return trained
+    return _flat(weights, work)

@@ -1,0 +1,95 @@
+"""Local training of softmax regression for many users at once, without a model for each of them.
+
+Under SGD the change of a linear model is a combination of the user's own inputs, W − W₀ = −Σ aᵢxᵢᵀ, so that all there is to
+follow are the numbers aᵢ (one for each class): the outputs of a batch are those of W₀ minus inner products of inputs times a.
+A cohort's weights, which a step would read and write again and again, are then made once, at the end.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedcgd_simulations.models.softmax import UnitNorm
+from fedcgd_simulations.task import cross_entropy
+
+MOST_EXAMPLES = 128
+"""Of one user: their inner products grow as the square of it."""
+
+
+def is_softmax(model: nn.Module, loss: object) -> bool:
+    """Whether `model` is `softmax_regression` and `loss` cross-entropy."""
+    return (
+        loss is cross_entropy
+        and isinstance(model, nn.Sequential)
+        and [type(layer) for layer in model] == [UnitNorm, nn.Linear]
+    )
+
+
+def with_bias(inputs: Tensor) -> Tensor:
+    """What the linear layer sees of `inputs`, shape (…, users, examples, features), and a one for its bias."""
+    return functional.pad(functional.normalize(inputs, dim=-1), (0, 1), value=1.0)
+
+
+def trained_softmax(
+    weight: Tensor,
+    bias: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    counts: Tensor,
+    orders: Sequence[Tensor],
+    *,
+    batch: int,
+    learning_rate: float,
+    proximal: float,
+) -> tuple[Tensor, Tensor]:
+    """(weights, biases) of each user after SGD from (`weight`, `bias`), shapes (users, classes, features) and (users, classes).
+
+    Row j of `inputs` and `targets`, shapes (users, examples, …) and (users, examples), is example j of a user, who has `counts`
+    of them; what comes after those may be anything finite. An epoch of user u goes through its examples in the order that the
+    first of row u of one of `orders` are, shape (users, examples).
+    """
+    rows = with_bias(inputs.flatten(2))
+    changes = coefficients(
+        rows @ torch.cat([weight, bias[:, None]], dim=1).T, rows @ rows.mT, targets, counts, orders,
+        classes=len(bias), batch=batch, learning_rate=learning_rate, proximal=proximal,
+    )  # fmt: skip
+    moved = changes.mT @ rows
+    return weight - moved[:, :, :-1], bias - moved[:, :, -1]
+
+
+def coefficients(
+    first: Tensor,
+    products: Tensor,
+    targets: Tensor,
+    counts: Tensor,
+    orders: Sequence[Tensor],
+    *,
+    classes: int,
+    batch: int,
+    learning_rate: float,
+    proximal: float,
+) -> Tensor:
+    """The a of each example, shape (users, examples, models·classes), for models that are trained apart on the same examples.
+
+    `first` has the outputs that all examples have before training, in that shape, and `products` the inner products of each
+    user's inputs, shape (users, examples, examples); the others are as for `trained_softmax`.
+    """
+    device, wide = first.device, first.shape[2]
+    marks = functional.one_hot(targets, classes).to(first.dtype)
+    there = (torch.arange(first.shape[1]) < counts[:, None]).to(first.dtype)
+    changes = torch.zeros_like(first)
+    for order in orders:
+        for chosen, real in zip(torch.split(order, batch, dim=1), torch.split(there, batch, dim=1), strict=True):
+            now, taken = chosen.to(device)[:, :, None], real.sum(1).to(device)
+            shares = real.to(device) / taken.clamp(min=1)[:, None]
+            near = products.gather(1, now.expand(-1, -1, products.shape[2]))
+            outputs = first.gather(1, now.expand(-1, -1, wide)) - near @ changes
+            residuals = outputs.view(*outputs.shape[:2], -1, classes).softmax(dim=3)
+            residuals -= marks.gather(1, now.expand(-1, -1, classes))[:, :, None]
+            residuals *= learning_rate * shares[:, :, None, None]
+            if proximal:  # who has no batch left stays where it is
+                changes *= (1 - learning_rate * proximal * (taken > 0))[:, None, None]
+            changes.scatter_add_(1, now.expand(-1, -1, wide), residuals.flatten(2))
+    return changes
