@@ -11,14 +11,13 @@ from typer.testing import CliRunner, Result
 from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, Plan, accounting
 from fedcgd.cli import COMMANDS, app, load
 from fedcgd.curvature.spectrum import Spectrum
-from fedcgd.optimisation import cache
 
 BUDGET = ["--epsilon", "4", "--delta", "1e-5"]
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
 
 
 def run(*words: str) -> Result:

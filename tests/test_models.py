@@ -13,7 +13,7 @@ from fedcgd_simulations.models.bert import SHAPES as BERT_SHAPES
 from fedcgd_simulations.models.bert import bert
 from fedcgd_simulations.models.cnn import cnn
 from fedcgd_simulations.models.lora import LoRALinear, add_lora
-from fedcgd_simulations.models.lstm import lstm
+from fedcgd_simulations.models.lstm import WordLinear, lstm
 from fedcgd_simulations.models.small_cnn import tanh_cnn
 from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.models.vit import SHAPES, Shape, VisionTransformer, load_torchvision, vit
@@ -96,6 +96,24 @@ def test_the_lstm_has_the_gradients_of_one_backward_pass_per_example():
     sampled = GradSampleModule(model, loss_reduction="sum")
     ours = 2.0**-30 * gradient_sum(sampled, task, Examples(TOKENS, targets), 0.05, Grid(2.0**-30))
     assert torch.allclose(ours.double(), expected, atol=2e-5)
+
+
+def test_what_a_broken_backward_pass_leaves_in_the_lstm_is_forgotten():
+    """It is of other examples, whose influence on the next step's rows no clipping would bound."""
+    model = lstm(200, classes=3, embedding=8, hidden=8)
+    for layer in model.lstm.modules():
+        if isinstance(layer, WordLinear):
+            layer.words = [(torch.ones(4, 8), torch.ones(4, 32))]
+    model(TOKENS)
+    assert [layer.words for layer in model.lstm.modules() if isinstance(layer, WordLinear)] == [[], []]
+
+
+def test_other_recurrent_layers_keep_opacus_own_gradients():
+    from opacus import GradSampleModule
+    from opacus.grad_sample import dp_rnn
+    from opacus.layers.dp_rnn import RNNLinear
+
+    assert GradSampleModule.GRAD_SAMPLERS[RNNLinear] is dp_rnn.compute_rnn_linear_grad_sample
 
 
 def test_padding_does_not_matter_to_text_models(monkeypatch):

@@ -9,22 +9,29 @@ from opacus.layers.dp_rnn import RNNLinear
 from torch import Tensor, nn
 
 
-@register_grad_sampler(RNNLinear)  # type: ignore[untyped-decorator]
-def per_example_gradients(
-    layer: RNNLinear, activations: Sequence[Tensor], backprops: Tensor
-) -> dict[nn.Parameter, Tensor]:
-    """Those of a layer that is applied once a word, shape (batch, out, in): Σ over words, made at the last word in one product.
+class WordLinear(RNNLinear):  # type: ignore[misc]
+    """A layer that is applied once a word, all sentences of a batch having as many words, padding included.
 
-    In the place of Opacus' own, which makes a matrix for each example at each word and adds it to the last, and takes most of the
-    time of a step. Until the last word (Opacus goes back to the first one) nothing is returned.
+    Opacus' own makes a matrix for each example at each word and adds it to the last, which takes most of the time of a step.
     """
-    if not hasattr(layer, "words"):
-        layer.words = []
+
+    words: list[tuple[Tensor, Tensor]]
+    """Inputs and back-propagated gradients of the words that a backward pass has gone through."""
+
+
+@register_grad_sampler(WordLinear)  # type: ignore[untyped-decorator]
+def per_example_gradients(
+    layer: WordLinear, activations: Sequence[Tensor], backprops: Tensor
+) -> dict[nn.Parameter, Tensor]:
+    """Those of the layer, shape (batch, out, in): Σ over words, made at the last word in one product.
+
+    Until the last word (Opacus goes back to the first one) nothing is returned.
+    """
     layer.words.append((activations[0].to(backprops.dtype), backprops))
     if layer.activations:
         return {}
     inputs, outputs = (torch.stack(part, dim=1) for part in zip(*layer.words, strict=True))
-    del layer.words
+    layer.words = []
     gradients = {layer.weight: torch.bmm(outputs.transpose(1, 2), inputs)}
     if layer.bias is not None:
         gradients[layer.bias] = outputs.sum(dim=1)
@@ -38,9 +45,16 @@ class SentenceLSTM(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding, padding_idx=0)
         self.lstm = DPLSTM(embedding, hidden, batch_first=True)
+        for layer in self._by_word(RNNLinear):
+            layer.__class__ = WordLinear
         self.head = nn.Linear(hidden, classes)
 
+    def _by_word(self, kind: type[RNNLinear]) -> list[RNNLinear]:
+        return [layer for layer in self.lstm.modules() if isinstance(layer, kind)]
+
     def forward(self, tokens: Tensor) -> Tensor:
+        for layer in self._by_word(WordLinear):
+            layer.words = []  # a backward pass that broke off may have left some, of other examples
         states, _ = self.lstm(self.embedding(tokens))
         real = (tokens != 0).unsqueeze(-1)
         mean = (states * real).sum(dim=1) / torch.clamp(real.sum(dim=1), min=1)
