@@ -3,8 +3,11 @@
 import json
 import re
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
+import pytest
+
+from fedcgd_experiments import curvature
 from fedcgd_experiments.people import STUDIES
 from fedcgd_experiments.people_report import (
     CORRELATED,
@@ -18,6 +21,7 @@ from fedcgd_experiments.people_report import (
     rows,
     setting_text,
 )
+from fedcgd_experiments.sweep import ResultsFile
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -151,3 +155,32 @@ def test_the_numbers_of_the_buffers_are_the_kept_ones() -> None:
     assert row is not None
     printed = [float(cell) for cell in row[1].split("|")]
     assert printed == [float(f"{value:.2g}") for value in kept["blt"]["approximation"]]
+
+
+WORDS = {curvature.DP_SGD: "DP-SGD", curvature.PRACTICAL: "λ-CGD, λ by the practical rule"}
+
+
+@pytest.mark.parametrize("file", ["digits.jsonl", "fashion-mnist-6000.jsonl"])
+def test_the_accuracies_of_fitted_noise_are_those_of_its_runs(file: str) -> None:
+    page = (ROOT / "docs" / "results_curvature.md").read_text()
+    runs = list(ResultsFile(RESULTS / "curvature" / file).runs().values())
+    accuracies, rates = curvature.judged(runs), curvature.best_rates(runs)
+    for arm in curvature.ARMS:
+        cells = [
+            f"{100 * fmean(values):.1f} ± {100 * stdev(values):.1f} ({rates[arm, epsilon]:g})"
+            for epsilon in (1.0, 2.0, 4.0, 8.0)
+            for values in [list(accuracies[arm, epsilon].values())]
+        ]
+        assert f"| {WORDS.get(arm, arm)} | {' | '.join(cells)} |" in page
+
+
+@pytest.mark.slow  # permutation tests over 184,756 ways
+def test_the_comparisons_of_fitted_noise_on_digits_are_those_of_its_runs() -> None:
+    page = (ROOT / "docs" / "results_curvature.md").read_text()
+    runs = ResultsFile(RESULTS / "curvature" / "digits.jsonl").runs().values()
+    shown = [row for row in curvature.compare(runs) if row.than != curvature.FITTED_LAMBDA]
+    assert len(shown) == 20
+    for row in shown:
+        names = f"{WORDS.get(row.better, row.better)} against {WORDS.get(row.than, row.than)}"
+        numbers = f"{100 * row.difference:+.1f} | {row.p_permutation:.2g} | {row.corrected:.2g}"
+        assert f"| {row.epsilon:g} | {names} | {numbers} |" in page
