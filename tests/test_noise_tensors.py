@@ -34,6 +34,18 @@ def test_a_tensor_gets_what_an_array_gets_also_after_a_restart(mode, mechanism) 
         assert np.abs(expected - np.arange(11)).min() > 2**6
 
 
+@pytest.mark.parametrize("mode", ["replay", "buffer"])
+def test_a_sum_whose_numbers_are_apart_gets_its_noise(mode) -> None:
+    """One column of a matrix: noise that went into a copy of it would be lost, and the sum released without."""
+    whole, flat = torch.zeros(11, 2, dtype=torch.float64), torch.zeros(11, dtype=torch.float64)
+    for total in (whole[:, 0], flat):
+        made = NoiseSource(LambdaCGD(0.8), 9, TensorNormals(STREAM, GRID), mode)
+        made.add(total, NONCES[:1], 3.0)
+    assert flat.abs().min() > 2**6
+    assert torch.equal(whole[:, 0], flat)
+    assert not whole[:, 1].any()
+
+
 def numpy_kernels(*, wrong: bool = False) -> GpuKernels:
     """What a device's kernels do, by NumPy; `wrong` in the last bit of one number."""
 

@@ -87,7 +87,8 @@ def _as_integers(total: Tensor) -> Iterator[NDArray[np.int64]]:
 
     In main memory they are where the floats are: a copy of a large sum takes longer than its noise.
     """
-    floats = total.cpu().numpy().reshape(-1)
+    here = total.cpu().contiguous()  # a copy of what is on a device, or whose numbers lie apart
+    floats = here.numpy().reshape(-1)
     integers = floats.view(np.int64)
     parts = [slice(start, start + _PART) for start in range(0, len(floats), _PART)]
     for part in parts:
@@ -97,8 +98,8 @@ def _as_integers(total: Tensor) -> Iterator[NDArray[np.int64]]:
     finally:
         for part in parts:
             floats[part] = integers[part].astype(np.float64)
-        if total.device.type != "cpu":
-            total.copy_(torch.from_numpy(floats).view_as(total))
+        if here is not total:
+            total.copy_(here)
 
 
 @cache

@@ -1,11 +1,9 @@
 """One federated training whose users are people: the app's strategy and nodes in this process, or Flower's own DP strategies."""
 
-import logging
 import math
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -29,6 +27,7 @@ from fedcgd.plan import Plan
 from fedcgd_experiments.experiment import Record
 from fedcgd_experiments.in_process import AppGrid, NodeError, UserGrid
 from fedcgd_flower import LocalTask, arrays_of, load_arrays
+from fedcgd_flower.inner import warnings_only
 from fedcgd_flower.layout import flatten, layout_of, unflatten
 from fedcgd_simulations import client_app
 from fedcgd_simulations.local_training import trained_models
@@ -99,18 +98,6 @@ class PeerError(RuntimeError):
     """Flower's own strategy raised; says what."""
 
 
-@contextmanager
-def _warnings_only() -> Iterator[None]:
-    """Without Flower's lines about each round, of which a study has thousands."""
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """What is known of a training before it begins. `plan` has the noise that is drawn, and `sigma` is what ε is of."""
@@ -140,7 +127,7 @@ def prepared(point: PeoplePoint, *, data_dir: str = "") -> Prepared:
     return Prepared(config=config, settings=settings, parts=parts, plan=plan, sigma=sigma)
 
 
-@_warnings_only()
+@warnings_only()
 def run_people(point: PeoplePoint, *, data_dir: str = "") -> Record:
     """Train as `point` says; a record with the `accuracy` of the last model on its split.
 

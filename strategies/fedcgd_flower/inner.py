@@ -121,8 +121,8 @@ class _PlanningGrid(Grid):
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    # The inner strategy would log node and reply counts that are artefacts of the one synthetic reply.
+def warnings_only() -> Iterator[None]:
+    """Without Flower's lines about each round: an inner strategy's count nodes and replies of the one that it is given."""
     logger = logging.getLogger("flwr")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -135,7 +135,7 @@ def _quiet() -> Iterator[None]:
 def inner_config(inner: Strategy, server_round: int, arrays: ArrayRecord, config: ConfigRecord) -> ConfigRecord:
     """What the inner strategy wants to tell clients this round (FedProx adds its μ, for example)."""
     wanted = max(1, getattr(inner, "min_available_nodes", 1), getattr(inner, "min_train_nodes", 1))
-    with _quiet():
+    with warnings_only():
         messages = list(inner.configure_train(server_round, arrays, config, _PlanningGrid(wanted)))
     if not messages:
         return config
@@ -167,7 +167,7 @@ def inner_step(inner: Strategy, server_round: int, arrays: ArrayRecord) -> Array
     """
     weight = getattr(inner, "weighted_by_key", "num-examples")
     content = RecordDict({"arrays": arrays, "metrics": MetricRecord({weight: 1})})
-    with _quiet(), _without_training_metrics(inner):
+    with warnings_only(), _without_training_metrics(inner):
         stepped, _ = inner.aggregate_train(
             server_round, [Message(content, dst_node_id=1, message_type=MessageType.TRAIN)]
         )
