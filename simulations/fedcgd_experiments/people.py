@@ -38,12 +38,14 @@ def _sized(name: str, sizes: Sequence[float], rates: Sequence[float]) -> list[Ca
 
 
 _FINER = (0.7, 0.84, 1.0, 1.2, 1.4, 1.7, 2.0, 2.4, 2.8, 3.4, 4.0, 4.8, 5.6, 6.7, 8.0)
+_LOCAL = (3.0, 6.0, 12.0)
 
 
 def _arms(*rates: float) -> dict[str, list[Candidate]]:
-    """What each arm may choose from, fifteen for all: five sizes with three rates, or finer rates (or clip norms).
+    """What each arm may choose from, fifteen for all: five sizes with three rates, or finer rates.
 
-    The sizes go from end to end: λ-CGD with λ = 0, and one band, are DP-FedAvg; a BLT with more buffers is the same again.
+    Flower's strategies have no server rate, so they choose how far a person goes in place of it, and the norm. The sizes go from
+    end to end: λ-CGD with λ = 0, and one band, are DP-FedAvg; a BLT with more buffers is the same again.
     """
     return {
         "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in _FINER],
@@ -52,11 +54,15 @@ def _arms(*rates: float) -> dict[str, list[Candidate]]:
         "BLT": _sized("blt", (1, 2, 3, 4, 5), rates),
         "banded Toeplitz": _sized("banded-toeplitz", (2, 4, 8, 16, 32), rates),
         "tree": [{"mechanism": "tree", "learning_rate": rate} for rate in _FINER],
-        "Flower, fixed clipping": [{"mechanism": FLOWER_FIXED, "clip_norm": norm} for norm in _FINER],
+        "Flower, fixed clipping": [
+            {"mechanism": FLOWER_FIXED, "clip_norm": norm, "local_learning_rate": local}
+            for local in _LOCAL
+            for norm in (0.7, 1.4, 2.8, 5.6, 11.2)
+        ],
         "Flower, adaptive clipping": [
-            {"mechanism": FLOWER_ADAPTIVE, "clip_norm": norm, "quantile": quantile}
-            for quantile in (0.1, 0.3, 0.5, 0.7, 0.9)
-            for norm in (0.3, 1.0, 3.0)
+            {"mechanism": FLOWER_ADAPTIVE, "clip_norm": norm, "quantile": quantile, "local_learning_rate": local}
+            for local in _LOCAL
+            for norm, quantile in ((1.0, 0.5), (0.3, 0.9), (1.0, 0.9), (3.0, 0.9), (1.0, 0.99))
         ],
     }
 
@@ -80,7 +86,7 @@ _PROXIMAL: dict[str, list[Candidate]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """`arms` at each of `settings` (what differs from `base`), each tuned among its candidates.
+    """`arms` at each of `settings` (what differs from `base`), each tuned among its candidates and compared with `baseline`.
 
     Raises ValueError for arms that may choose from more candidates than others, and for test seeds that are tuned with.
     """
@@ -90,6 +96,7 @@ class Study:
     arms: Mapping[str, Sequence[Candidate]]
     seeds: tuple[int, ...] = TEST_SEEDS
     tuning: tuple[int, ...] = TUNING_SEEDS
+    baseline: str = "DP-FedAvg"
 
     def __post_init__(self) -> None:
         counts = {arm: len(candidates) for arm, candidates in self.arms.items()}
@@ -125,6 +132,7 @@ STUDIES: dict[str, Study] = {
         base=_FASHION | {"mechanism": "lambda-cgd:0.5", "local_epochs": 5},
         settings=tuple({"users": f"{u}:2500", "epsilon": e} for u in ("dirichlet:0.1", "iid") for e in (1.0, 4.0)),
         arms=_PROXIMAL,
+        baseline="µ = 0",
     ),
     "tanh-cnn": Study(
         base=_FASHION | {"model": "tanh-cnn", "participations": 1, "local_learning_rate": 0.3},
@@ -309,7 +317,8 @@ def report_command(
     typer.echo(people_report.report(records))
     for name, study in STUDIES.items():
         found = people_report.rows(records, study)
-        if output is not None and len({str(row.setting) for row in found}) > 1:
+        alone = all(len(row.setting) == 1 for row in found)
+        if output is not None and alone and len({str(row.setting) for row in found}) > 1:
             plots.save(people_report.plot(found, people_report.TITLES[name]), output / f"people-{name}.png")
 
 
