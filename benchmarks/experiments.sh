@@ -36,11 +36,10 @@ sweep() {
     python -m fedcgd_experiments sweep --output "$results/$1.jsonl" "${words[@]}" "${@:4}"
 }
 
-# amplify FILE "RATE RATE …" "MECHANISM …" OPTION…; BandMF has as many groups of examples as bands, sampled in turn
+# amplify FILE "RATE RATE …" "MECHANISM …" OPTION…
 amplify() {
     sweep "$1" "$2" dp-sgd --sampling poisson "${@:4}"
     sweep "$1" "$2" "dp-sgd $3" --sampling balls-in-bins "${@:4}"
-    sweep "$1" "$2" "$(echo band-mf:{2,3,4,6,8})" --sampling cyclic-poisson "${@:4}"
 }
 
 # judge FILE TASK MODEL OPTION…: the rules for λ, with that which is fitted to the curvature on the validation examples
@@ -50,6 +49,9 @@ judge() {
     python -m fedcgd_experiments rules "$results/$1.jsonl" --output "$results/$1-rules.jsonl" --spectrum "$spectrum" --address here "${@:4}"
 }
 
+# federate FILE OPTION…: tuned points of a sweep trained by the app as well
+federate() { python -m fedcgd_experiments federate "$results/$1.jsonl" --output "$results/$1-federated.jsonl" "${@:2}"; }
+
 # deep, as sweep: models whose every run goes through the engine, and so at two budgets
 deep() { epsilons="2 8" sweep "$1" "$2" "$3" --seeds 10 "${@:4}"; }
 digits_cnn=(--task digits --model tanh-cnn --batch 60 --tuning-seeds 2)
@@ -58,6 +60,9 @@ stage() {
     case "$1" in
         digits) sweep digits "0.25 0.5 1 2 4 8 16" "dp-sgd ${tuned[*]} ${on_digits[*]}" "${digits[@]}" ;;
         digits-amplified) amplify digits "0.5 1 2 4 8 16 32" "${amplified[*]}" "${digits[@]}" ;;
+        digits-cyclic) # as many groups of examples, sampled in turn, as bands
+            sweep digits "0.5 1 2 4 8 16 32" "$(echo band-mf:{2,3,4,6,8})" --sampling cyclic-poisson "${digits[@]}"
+            ;;
         digits-rules) judge digits digits softmax --seeds 20 ;;
         tweets) sweep tweets "0.5 1 2 4 8 16 32" "dp-sgd ${tuned[*]} ${on_tweets[*]}" "${tweets[@]}" ;;
         tweets-amplified) amplify tweets "1 2 4 8 16 32" "${amplified[*]:0:5}" "${tweets[@]}" ;;
@@ -70,8 +75,9 @@ stage() {
         digits-cnn)
             deep digits-cnn "0.0625 0.125 0.25 0.5 1" "dp-sgd $(echo lambda-cgd:{0.5,0.7,0.8,0.9}) bisr:8 blt:2 band-mf:16" "${digits_cnn[@]}" ;;
         digits-cnn-amplified)
-            epsilons="2 8" amplify digits-cnn "0.25 0.5 1 2" "$(echo lambda-cgd:{0.3,0.5,0.7,0.8})" --seeds 10 "${digits_cnn[@]}"
+            epsilons="2 8" amplify digits-cnn "0.25 0.5 1" "$(echo lambda-cgd:{0.3,0.5,0.7})" --seeds 10 "${digits_cnn[@]}"
             ;;
+        digits-cnn-federated) federate digits-cnn --seeds 3 --family dp-sgd --family lambda-cgd ;;
         digits-cnn-rules) judge digits-cnn digits tanh-cnn --seeds 10 ;;
         fashion-mnist-cnn)
             deep fashion-mnist-cnn "0.25 0.5 1" "dp-sgd $(echo lambda-cgd:{0.5,0.8,0.9}) band-mf:12" \
