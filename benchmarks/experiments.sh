@@ -87,7 +87,7 @@ stage() {
             deep tweets-lstm "4 8 16" "dp-sgd lambda-cgd:0.5 lambda-cgd:0.8" --task tweets --model lstm --batch 500 --epochs 2 --tuning-seeds 1
             ;;
         tweets-block)
-            deep tweets-block "0.125 0.25 0.5 1" "dp-sgd lambda-cgd:0.5 lambda-cgd:0.8" --task tweets-3000 --model minilm-block --batch 150 \
+            deep tweets-block "2 4 8" "dp-sgd lambda-cgd:0.5 lambda-cgd:0.8" --task tweets-3000 --model minilm-block --batch 150 \
                 --epochs 1 --tuning-seeds 1 --physical-batch 50
             ;;
         plots)
