@@ -257,8 +257,8 @@ def gather(
     return failures
 
 
-def _name(item: Setup | Sequence[Any]) -> str:
-    if isinstance(item, Setup):
+def _name(item: Setup | Point | Sequence[Any]) -> str:
+    if isinstance(item, Setup | Point):
         return identity(item)
     return shared_identity(item[0]) if isinstance(item[0], Point) else str(item)
 
