@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -39,6 +40,7 @@ PEOPLE_OF = ("dirichlet:0.1", "dirichlet:1", "iid")
 BESIDE_TREE = tuple(arm for arm in CORRELATED if arm != "tree")
 
 
+@cache
 def found(study: str) -> dict[tuple[str, str], Row]:
     """The rows of `study` by their setting and arm."""
     return {(setting_text(row.setting), row.arm): row for row in rows(PEOPLE, STUDIES[study])}
@@ -101,20 +103,15 @@ def test_what_the_page_says_of_tweets_is_in_its_tables() -> None:
     table = found("tweets")
     gains = {e: sorted(float(points(table[f"ε = {e}", arm])) for arm in BESIDE_TREE) for e in (0.5, 1, 2, 4)}
     assert f"gain {gains[1][0]} to {gains[1][-1]} points at ε = 1" in page
-    assert all(table["ε = 1", arm].corrected < 0.05 for arm in BESIDE_TREE)
-    assert f"({gains[0.5][0]} to {gains[0.5][-1]} more at ε = 0.5, {-gains[4][-1]} to {-gains[4][0]} less at ε = 4)" in page
+    unsure = [arm for arm in BESIDE_TREE if not table["ε = 1", arm].corrected < 0.05]
+    assert unsure == ["BISR"]
+    assert f"(shown for all but BISR, p = {p_text(table['ε = 1', 'BISR'].corrected)})" in page
+    assert (
+        f"({gains[0.5][0]} to {gains[0.5][-1]} more at ε = 0.5, {-gains[4][-1]} to {-gains[4][0]} less at ε = 4)"
+        in page
+    )
     assert all(table[f"ε = {e}", arm].corrected > 0.05 for e in (0.5, 2, 4) for arm in BESIDE_TREE)
     assert f"λ tuned to {tuned_lambdas(table)} there" in page
-
-
-def test_what_the_page_says_of_fedprox_is_in_its_table() -> None:
-    page = " ".join((ROOT / "docs" / "results_federated.md").read_text().split())
-    table = found("proximal")
-    assert len(table) == 16
-    others = [row for row in table.values() if row.baseline]
-    assert all(row.corrected > 0.05 for row in others)
-    most = max(abs(100 * fmean(row.differences)) for row in others)
-    assert f"No µ differs from µ = 0 by more than {most:.1f} points" in page
 
 
 def test_what_the_pages_say_of_cohorts_is_in_the_tables() -> None:

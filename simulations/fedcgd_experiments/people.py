@@ -11,7 +11,8 @@ examples with other seeds.
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -149,9 +150,10 @@ FAILED = float("-inf")
 """The score of a candidate that broke off: below all others, and never chosen."""
 
 
+@cache
 def name_of(point: PeoplePoint) -> str:
     """A text that is equal exactly for equal points."""
-    return json.dumps(asdict(point), sort_keys=True)
+    return json.dumps(vars(point), sort_keys=True)
 
 
 def point_of(record: Record) -> PeoplePoint:

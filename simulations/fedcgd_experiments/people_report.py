@@ -136,7 +136,10 @@ def between(found: Sequence[Row]) -> str:
     """The differences of `found` and their p after Holm's correction as Markdown, a line for each arm."""
     settings = list(dict.fromkeys(setting_text(row.setting) for row in found))
     cells = {
-        (row.arm, setting_text(row.setting)): f"{100 * fmean(row.differences):+.1f} ({p_text(row.corrected) or 'equal'})"
+        (
+            row.arm,
+            setting_text(row.setting),
+        ): f"{100 * fmean(row.differences):+.1f} ({p_text(row.corrected) or 'equal'})"
         for row in found
         if row.differences
     }
