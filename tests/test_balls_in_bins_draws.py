@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from fedcgd.accounting import gaussian
 from fedcgd.accounting.balls_in_bins import monte_carlo, remove
 from fedcgd.accounting.balls_in_bins.add import _EXPONENTS, _log_laplace, add_bound
 from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, log_excess
@@ -190,3 +191,25 @@ def test_bounds_without_draws_are_above_quadrature(overlap: float, sigma: float,
     x = np.random.default_rng(2).standard_normal((400_000, 2)) @ np.linalg.cholesky(gram).T
     adding = np.maximum(1 - math.exp(epsilon) * np.exp(x - np.diag(gram) / 2).mean(axis=1), 0)
     assert add_bound(gram, epsilon) > adding.mean() - 4 * adding.std() / math.sqrt(len(adding))
+
+
+@pytest.mark.parametrize(("sigma", "epsilon", "drawn"), [(0.5, 2.0, True), (2.0, 2.0, True), (2.0, 5.0, False)])
+def test_a_delta_without_a_search_is_an_upper_bound(monkeypatch, sigma: float, epsilon: float, drawn: bool) -> None:
+    """Two bins of overlap 0.6, by quadrature; the last, below 10⁻²⁰, has no more draws than a confirmation has at least."""
+    counts: list[int] = []
+    confirm = monte_carlo.Direction.confirm
+
+    def counted(self: monte_carlo.Direction, count: int, seed: tuple[int, int]) -> float:
+        counts.append(count)
+        return confirm(self, count, seed)
+
+    monkeypatch.setattr(monte_carlo.Direction, "confirm", counted)
+    bins, heard = Bins(np.array([[1.0, 0.6], [0.6, 1.0]])), list[str]()
+    found = monte_carlo.delta(bins, sigma=sigma, epsilon=epsilon, progress=heard.append)
+    assert delta_of_two_bins(0.6, sigma, epsilon) <= found.value <= gaussian.delta(epsilon=epsilon, sigma=sigma)
+    assert all("draws to confirm it, about" in text for text in heard)
+    if drawn:
+        assert len(heard) == len(counts) > 0
+    else:
+        assert found.value < 1e-20
+        assert all(count <= monte_carlo._FEWEST for count in counts)

@@ -14,6 +14,7 @@ about 1/β = 10¹² calibrations. Whoever wants no such clause takes the method 
 
 import hashlib
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +24,7 @@ import numpy as np
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.balls_in_bins.add import add_bound, sample_add
 from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, Seed
-from fedcgd.accounting.balls_in_bins.remove import SHARES, remove_bound, sample_remove
+from fedcgd.accounting.balls_in_bins.remove import SHARES, remove_bound, sample_remove, seconds_of_draw
 from fedcgd.accounting.base import Bound, Progress
 from fedcgd.accounting.confidence import cost_of_cut, cut, radius, stake, upper_bound
 from fedcgd.accounting.guarantee import LEAST_DELTA
@@ -42,6 +43,8 @@ _PILOT = 4096  # draws of one step of the search
 _FEWEST, _MOST = 2**16, 2**21  # draws of a confirmation; the last step of the search takes half
 _WORK = 5e8  # numbers drawn at most in one confirmation, where the matrix product is cheap
 _PRECISION = 0.09  # of δ, that more draws should not be spent on; about 0.5 % of σ
+_LONGEST = 60.0  # processor seconds, about, for one direction of a δ
+_NEGLIGIBLE = 1e-20  # a δ that need not be found closely
 _TRIES = 8
 _NEAR = 0.6  # part of δ below which a direction needs no closer look
 _DOUBTS = 1.5  # standard deviations: a confirmation that fails costs more than they do in σ
@@ -156,22 +159,35 @@ def epsilon(bins: Bins, *, sigma: float, delta: float, progress: Progress) -> Bo
     return search.least(lambda epsilon: (sigma, epsilon), raise_by=1.003, lowest=LEAST_EPSILON)
 
 
-def delta(bins: Bins, *, sigma: float, epsilon: float) -> Bound:
+def delta(bins: Bins, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
     """A δ for which both directions are proven to be (ε, δ)-private."""
     highest = gaussian.delta(epsilon=epsilon, sigma=sigma / _reach(bins))
     if len(bins.gram) == 1 or highest <= LEAST_DELTA or sigma > LARGEST_SIGMA or _is_hopeless(bins, sigma):
         return Bound(highest, METHOD)
-    seed = _seed("delta", bins, sigma, epsilon)
-    pilots = [_pilot(draw, _PILOT, seed, 1.0) for draw in _samplers(bins, sigma, epsilon, 0.0).values()]
+    seed, gram, start = _seed("delta", bins, sigma, epsilon), bins.gram / sigma**2, time.perf_counter()
+    proven = {"remove": math.exp(min(remove_bound(gram, epsilon), 0.0)), "add": add_bound(gram, epsilon)}
+    pilots = {name: _pilot(draw, _PILOT, seed, 1.0) for name, draw in _samplers(bins, sigma, epsilon, 0.0).items()}
+    seconds = (time.perf_counter() - start) / len(pilots) / _PILOT  # a draw
     # As small as the answer is expected to be asks; the draws that confirm it know nothing of the pilot's.
-    failure = failure_probability(max(max(pilot.mean for pilot in pilots), LEAST_DELTA))
-    found = 0.0
-    for i, pilot in enumerate(pilots):
-        direction = replace(pilot, failure=failure / len(pilots))
-        count = direction.draws_for(0.8 * direction.mean, len(bins.gram))  # no search follows: be closer
-        found = max(found, direction.confirm(count, (seed, 1 + i)))
-    found += failure
-    return Bound(found, METHOD, failure_probability=failure) if found < highest else Bound(highest, METHOD)
+    failure = failure_probability(max(max(pilot.mean for pilot in pilots.values()), LEAST_DELTA))
+    directions = {name: replace(pilot, failure=failure / len(pilots)) for name, pilot in pilots.items()}
+    counts = {}
+    for name, found in directions.items():  # no search follows: be closer than for one, but not where nobody looks
+        count = found.draws_for(0.8 * found.mean, len(gram)) if found.bound(_FEWEST) > _NEGLIGIBLE else _FEWEST
+        cost = seconds_of_draw(bins, sigma, epsilon) if name == "remove" else 0.0
+        counts[name] = max(_FEWEST, min(count, int(_LONGEST / max(cost, 1e-9))))
+    likely = max(min(proven[name], found.bound(counts[name])) for name, found in directions.items())
+    if likely >= highest:
+        return Bound(highest, METHOD)
+    result, risk = 0.0, 0.0
+    for i, (name, direction) in enumerate(directions.items()):
+        if proven[name] <= likely:  # then draws bring nothing, or nothing that shows beside the other direction
+            result = max(result, proven[name])
+            continue
+        progress(f"δ about {likely:.2g}: {counts[name]:,} draws to confirm it, about {seconds * counts[name]:.0f} s")
+        result, risk = max(result, min(proven[name], direction.confirm(counts[name], (seed, 1 + i)))), failure
+    result += risk
+    return Bound(result, METHOD, failure_probability=risk) if result < highest else Bound(highest, METHOD)
 
 
 def _seed(asked: str, bins: Bins, *numbers: float) -> int:
