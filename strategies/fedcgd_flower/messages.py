@@ -28,6 +28,8 @@ UPDATE = "update"
 FLAT = "flat"
 CARRIED = "carried"
 CONFIG = "config"
+KEYS = "arrays", "config"
+"""Under which Flower's strategies send the model and the configuration, unless they are told other names."""
 TASK = "fedcgd"
 _CHECKSUM = "checksum"
 _FAILED = 2  # Flower's code for a ClientApp that raised
@@ -83,6 +85,8 @@ class TrainTask:
     """Updates are divided by it before they are clipped."""
     indicator: int = 0
     """Steps that a user adds to one coordinate more if its update is within the norm, and takes from it if not; 0: none."""
+    keys: tuple[str, str] = KEYS
+    """Under which the app's own function finds the model and the configuration."""
 
     @property
     def size(self) -> int:
@@ -143,6 +147,8 @@ def train_message(
             ),
         }
     )
+    if task.keys != KEYS:
+        description["keys"] = list(task.keys)
     content = RecordDict({**records, CONFIG: config, TASK: description})
     return Message(content, dst_node_id=node_id, message_type=message_type)
 
@@ -178,6 +184,7 @@ def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]
         layout=Layout.from_json(cast(str, description["layout"]), _read_carried(content)),
         unit=cast(float, description["unit"]),
         indicator=cast(int, description["indicator"]),
+        keys=cast(tuple[str, str], tuple(cast(list[str], description.get("keys", KEYS)))),
     )
     return view(content.array_records[MODEL][FLAT]), content.config_records[CONFIG], task
 

@@ -41,10 +41,10 @@ class ClippedUpdateMod:
     >>> app = ClientApp(mods=[clipped_update_mod])          # ClippedUpdateMod(), for all of the app, or
     >>> @app.train(mods=[clipped_update_mod])               # for its train function
 
-    That one line is all. The function sees the model under "arrays" and the configuration under "config", as with Flower's own
-    strategies, and replies as for FedAvg. Nothing but the clipped update of the arrays that the server trains is sent, rounded to
-    the server's grid: no metrics, no error text, no counters. Of an evaluate function's metrics, those that the server's
-    `PrivateEvaluation` bounds are sent, for its noised sum. Messages of other kinds pass.
+    That one line is all. The function sees the model under "arrays" and the configuration under "config", or under the names that
+    the inner strategy gives them, and replies as for FedAvg. Nothing but the clipped update of the arrays that the server trains
+    is sent, rounded to the server's grid: no metrics, no error text, no counters. Of an evaluate function's metrics, those that
+    the server's `PrivateEvaluation` bounds are sent, for its noised sum. Messages of other kinds pass.
 
     The node is one user; `user(context)` is its id, the same whenever the node comes back. It must be the first of the mods: what
     a mod before it changes is refused by the server, and Flower's own privacy mods are refused after it.
@@ -119,7 +119,8 @@ def _show_model(message: Message, model: Flat, config: ConfigRecord, task: Train
     """Give `message` the content that the app's own function expects. Raises ValueError if it is not for one user."""
     if len(task.users) != 1:
         raise ValueError(f"a node with clipped_update_mod is one user, and {len(task.users)} were asked for")
-    message.content = RecordDict({"arrays": unflatten(model, task.layout), "config": config})
+    arrays_key, config_key = task.keys
+    message.content = RecordDict({arrays_key: unflatten(model, task.layout), config_key: config})
 
 
 def _mods_inside(call_next: CallNext) -> Iterator[Any]:

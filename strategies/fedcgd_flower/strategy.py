@@ -30,7 +30,7 @@ from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
 from fedcgd_flower.cohort_choice import CohortChoice
 from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation, needed
-from fedcgd_flower.inner import check_inner, inner_config, inner_step, planned_cohort
+from fedcgd_flower.inner import check_inner, inner_config, inner_step, keys_of, planned_cohort
 from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten, view
 from fedcgd_flower.messages import (
     FLAT,
@@ -253,6 +253,7 @@ class CorrelatedNoise(Strategy):
                     path=self._ledger_path,
                     training_stream=ledger.stream_id,
                     begun=self.releases > 0,
+                    keys=keys_of(self.inner),
                 )
         except BaseException:
             self.close()
@@ -394,6 +395,7 @@ class CorrelatedNoise(Strategy):
                 layout=layout,
                 unit=1.0 if scale is None else scale.unit,
                 indicator=0 if scale is None else scale.indicator,
+                keys=keys_of(self.inner),
             )
             requests.append((train_message(node_id, records, train_config, task), task))
         self._asked = _Asked(
