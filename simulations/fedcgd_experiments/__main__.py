@@ -20,6 +20,7 @@ from fedcgd_experiments import plots
 from fedcgd_experiments.claims import claims_of_runs
 from fedcgd_experiments.descent import Optimizer
 from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, identity
+from fedcgd_experiments.federated import points_of, train_federated
 from fedcgd_experiments.flower_command import flower_command
 from fedcgd_experiments.rules import (
     CURVATURE,
@@ -41,6 +42,7 @@ from fedcgd_experiments.sweep import (
     on_ray,
     runs_of,
     sweep,
+    to_point,
     tune,
     tuned,
 )
@@ -303,6 +305,34 @@ def federated_command(
         if kind not in sizes:
             sizes[kind] = len(get_task(point.task, model=point.model, data_dir=data_dir).load().train)
         typer.echo(flower_command(point, users=sizes[kind], gpus=gpus, data_dir=data_dir))
+
+
+@app.command("federate")
+def federate_command(
+    results: Annotated[Path, typer.Argument(help="a file that `sweep` wrote", exists=True)],
+    output: Annotated[Path, typer.Option(help="JSON lines; what is there already is not run again")],
+    seeds: Annotated[int, typer.Option(min=1, help="the first so many of the test's")] = 1,
+    family: Annotated[list[str] | None, typer.Option(help="mechanisms without their numbers; all if not given")] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="budgets; all if not given")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="folder of the task's files")] = None,
+) -> None:
+    """Train tuned points by the app as well, as the commands of `federated` do, in this process: one user per example.
+
+    Example: federate digits-cnn.jsonl --output digits-cnn-federated.jsonl --seeds 3 --family dp-sgd --family lambda-cgd
+    """
+    sweeps, kept = ResultsFile(results), ResultsFile(output)
+    calibrations, done = sweeps.calibrations(), {identity(to_point(record)) for record in kept.records}
+    points = points_of(list(sweeps.runs().values()), seeds, families=family or (), epsilons=epsilon or ())
+    missing = [point for point in points if identity(point) not in done]
+
+    def train(point: Point) -> Record:
+        return train_federated(point, calibrations[identity(point.setup)], data_dir=data_dir)
+
+    failures = gather("train", train, missing, kept, here, console)
+    for line in failures:
+        console.print(line, style="red", markup=False)
+    if failures:
+        raise typer.Exit(1)
 
 
 def _draw(path: Path, draw: Callable[[], Figure]) -> list[Path]:

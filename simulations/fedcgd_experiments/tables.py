@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from fedcgd.participation import Sampling
-from fedcgd_experiments.experiment import Record, Setup
+from fedcgd_experiments.experiment import Record, Setup, identity
+from fedcgd_experiments.federated import beside
 from fedcgd_experiments.plots import MARKS
 from fedcgd_experiments.rules import NAMES, Loss, losses
 from fedcgd_experiments.significance import PairedComparison, compare_paired, tuned_accuracies
@@ -49,7 +50,7 @@ def against_lambda_cgd(results: Path, task: str) -> str:
 
 def amplified(results: Path, task: str) -> str:
     """With amplification: each mechanism and sampling, and the difference to DP-SGD under Poisson sampling."""
-    runs = _Sweep(results, task, ["poisson", "balls-in-bins"])
+    runs = _Sweep(results, task, ["poisson", "balls-in-bins", "cyclic-poisson"])
     rows = {row.setup: row for row in compare_paired(runs.runs, under="poisson")}
     return _by_mechanism(runs, lambda setup: _compared(rows.get(setup), setup, runs))
 
@@ -94,6 +95,19 @@ def rules_summary(results: Path, argument: str) -> str:
     return _markdown(head, lines)
 
 
+def federated(results: Path, argument: str) -> str:
+    """The test accuracies of the app's runs and of their central twins, for each of the sweeps in `argument` (a+b+c)."""
+    head = ["file", "mechanism", "sampling", "ε", "seeds", "central", "federated", "largest difference"]
+    lines = []
+    for name in argument.split("+"):
+        runs = {identity(to_point(run)): run for run in runs_of(_records(results, name))}
+        for row in beside(_records(results, f"{name}-federated"), runs):
+            setup, numbers = row.setup, (row.central, row.federated, row.largest)
+            cells = [f"`{name}`", setup.mechanism, setup.sampling, f"{setup.epsilon:g}", str(row.seeds)]
+            lines.append([*cells, *(f"{100 * value:.2f}" for value in numbers)])
+    return _markdown(head, lines)
+
+
 def effort(results: Path, argument: str) -> str:
     """What was run, and its processor time, for each of the files in `argument` (a+b+c)."""
     head = ["file", "tuning runs", "their seeds", "test runs", "their seeds", "learning rates", "processor minutes"]
@@ -131,6 +145,7 @@ TABLES: dict[str, Table] = {
     "same-sampling": same_sampling,
     "rules": rules,
     "rules-summary": rules_summary,
+    "federated": federated,
     "effort": effort,
 }
 
