@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import accounting
+import client_update
 import noise
 import runtime
 import server_round
@@ -29,10 +30,18 @@ def measure() -> dict[str, float]:
     return {
         "server round / Flower DP with fixed clipping": ours["ratio"],
         "server's peak above FedAvg's, in models": models,
+        "a later message to a client / the app alone": later_message(),
         "noise of two rounds / normal_": noise.measure(size=25_000_000, threads=2, repeats=9)["ratio"],
         **accounting.speed(),
         **central_steps(),
     }
+
+
+def later_message() -> float:
+    """Processor time of an app with the mod over that of the app without it, in a process that has had a message already."""
+    rows = client_update.measure([10_000_000], repeats=3)
+    [ratio] = [row["ratio"] for row in rows if (row["form"], row["message"]) == ("machine code", "later")]
+    return float(ratio)
 
 
 def central_steps() -> dict[str, float]:
