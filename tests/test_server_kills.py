@@ -20,7 +20,7 @@ from fedcgd.ledger import export, verify
 from fedcgd_flower import inner_state
 
 SIZES = [
-    pytest.param((30, 20), id="20 kills"),
+    pytest.param((15, 10), id="10 kills"),
     pytest.param((300, 200), id="200 kills", marks=[pytest.mark.slow, pytest.mark.timeout(1600)]),
 ]
 """(rounds, kills)"""
