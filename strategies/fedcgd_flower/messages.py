@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedcgd.clipping import ROUNDING, clip
 from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd.passes import CHUNK, LANES, Lanes, aligned, passes, sum_of_lanes
-from fedcgd_flower.layout import Carried, Flat, Layout, array_of, view
+from fedcgd_flower.layout import Carried, Flat, Layout, Outgoing, array_of, view
 from fedcgd_flower.update import Steps
 
 MODEL = "model"
@@ -112,9 +112,9 @@ class NodeSum:
     answered: int
 
 
-def model_records(model: Flat, layout: Layout) -> dict[str, ArrayRecord]:
+def model_records(model: Flat | Outgoing, layout: Layout) -> dict[str, ArrayRecord]:
     """The part of a request that all nodes share, in memory too: the flat model, and what it carries along."""
-    records = {MODEL: ArrayRecord({FLAT: array_of(model)})}
+    records = {MODEL: ArrayRecord({FLAT: model.sent() if isinstance(model, Outgoing) else array_of(model)})}
     if layout.carried:  # as one array: the number of arrays is what a deployed round costs
         parts = [np.ascontiguousarray(view(part.array)).reshape(-1).view(np.uint8) for part in layout.carried]
         records[CARRIED] = ArrayRecord({FLAT: array_of(np.concatenate(parts))})
@@ -189,14 +189,15 @@ def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]
     return view(content.array_records[MODEL][FLAT]), content.config_records[CONFIG], task
 
 
-def train_reply(request: Message, task: TrainTask, update: Steps, answered: int) -> Message:
+def train_reply(request: Message, task: TrainTask, update: Steps | Outgoing, answered: int) -> Message:
     """The reply to `request`: the sum of the clipped updates of `answered` of the task's users, each in whole steps."""
-    checksum = int(update.sum(dtype=np.int64))  # it tells of changes by mistake; it keeps nobody from changing both
+    outgoing = update if isinstance(update, Outgoing) else Outgoing.of(update.astype(task.dtype, copy=False))
+    # It tells of changes by mistake; it keeps nobody from changing both.
+    checksum = int(outgoing.array.sum(dtype=np.int64))
     description = ConfigRecord(
         {"round": task.round, "attempt": task.attempt, "answered": answered, _CHECKSUM: checksum}
     )
-    arrays = ArrayRecord({FLAT: array_of(update.astype(task.dtype, copy=False))})
-    content = RecordDict({UPDATE: arrays, TASK: description})
+    content = RecordDict({UPDATE: ArrayRecord({FLAT: outgoing.sent()}), TASK: description})
     return Message(content, reply_to=request)
 
 

@@ -10,7 +10,7 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flwr.supercore import log
 
 from fedcgd_flower.evaluation import answer, bounds_of, is_private_evaluation
-from fedcgd_flower.layout import Flat, as_trained_from, pieces, unflatten
+from fedcgd_flower.layout import Flat, Outgoing, Shown, as_trained_from, pieces, unflatten
 from fedcgd_flower.messages import (
     ANOTHER_MODEL,
     LOCAL_FAILURE,
@@ -86,6 +86,7 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
         log(ERROR, "fedcgd: the train function did not reply the model that it was sent: %s", error)
         return Message(Error(code=0, reason=ANOTHER_MODEL), reply_to=message)
     seen = as_trained_from(model, new, task.layout)
+    outgoing = Outgoing((task.size,), task.dtype)
     update = clipped_update(
         new,
         seen,
@@ -93,11 +94,12 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
         grid=task.grid,
         unit=task.unit,
         indicator=task.indicator,
-        dtype=task.dtype,
+        out=outgoing.array,
     )
     if update is None:
         return Message(Error(code=0, reason=NOT_FINITE), reply_to=message)
-    return train_reply(message, task, update, 1)
+    del update  # it is that of the reply
+    return train_reply(message, task, outgoing, 1)
 
 
 def _evaluate(message: Message, context: Context, call_next: CallNext) -> Message:
@@ -120,7 +122,7 @@ def _show_model(message: Message, model: Flat, config: ConfigRecord, task: Train
     if len(task.users) != 1:
         raise ValueError(f"a node with clipped_update_mod is one user, and {len(task.users)} were asked for")
     arrays_key, config_key = task.keys
-    message.content = RecordDict({arrays_key: unflatten(model, task.layout), config_key: config})
+    message.content = RecordDict({arrays_key: unflatten(model, task.layout, array=Shown), config_key: config})
 
 
 def _mods_inside(call_next: CallNext) -> Iterator[Any]:
