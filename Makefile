@@ -21,8 +21,9 @@ $(VENV)/installed: pyproject.toml
 simulate: $(VENV)/installed
 	PYTHONPATH=simulations $(BIN)/python -m fedcgd_simulations.demo --results $(RESULTS)
 
+# A process a core, four at most: each takes a gigabyte.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # The suite on every interpreter that is installed, each in an environment of its own (about 6 GB each).
 test-pythons:

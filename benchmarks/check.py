@@ -2,20 +2,33 @@
 
 python benchmarks/check.py [--write]
 
-Measures again what that file holds, and exits with 1 if a ratio of processor times is 20 % worse, or a peak of memory. With
-`--write`, writes the file instead. Takes about five minutes; no part of the test suite.
+Measures again what that file holds: a server's round, a client's update, noise, calibrations, central steps and simulated users.
+Exits with 1 if a ratio of processor times is 20 % worse, or a peak of memory. With `--write`, writes the file instead. Takes
+five to ten minutes; no part of the test suite.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import median
 
 import accounting
+import client_update
 import noise
+import numpy as np
 import runtime
 import server_round
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedcgd.gradients import clipped_gradient_sum, example_loss
+from fedcgd.noise.quantisation import Grid
+from fedcgd.parameters import flatten
+from fedcgd_simulations.models.cnn import cnn
+from fedcgd_simulations.process import settle
 
 COMMITTED = Path(__file__).parent / "results" / "performance.json"
 WORSE = 1.2
@@ -30,9 +43,52 @@ def measure() -> dict[str, float]:
         "server round / Flower DP with fixed clipping": ours["ratio"],
         "server's peak above FedAvg's, in models": models,
         "noise of two rounds / normal_": noise.measure(size=25_000_000, threads=2, repeats=9)["ratio"],
+        "client's update / NumPy's norm of it": client_updates(),
         **accounting.speed(),
         **central_steps(),
+        "simulated user / gradient without privacy": simulated_users(),
     }
+
+
+def client_updates(parameters: int = 10_000_000, turns: int = 5) -> float:
+    """What a message costs a client after its first one, over one `np.linalg.norm(trained - model)` of float64."""
+    model, trained = (np.random.default_rng(i).standard_normal(parameters, np.float32) for i in (1, 2))
+    return median(
+        median(mod - app for mod, app in client_update.alone(parameters, "machine code")[1:])
+        / min(seconds(lambda: np.linalg.norm(np.subtract(trained, model, dtype=np.float64))) for _ in range(3))
+        for _ in range(turns)
+    )
+
+
+def simulated_users(users: int = 64, batch: int = 16, turns: int = 9) -> float:
+    """The clipped gradients of users with one image each, over gradients of batches of them; the CNN, as a node trains it."""
+    settle()
+    torch.manual_seed(0)
+    model = cnn()
+    inputs, targets = torch.randn(users, 3, 32, 32), torch.randint(10, (users,))
+    loss = example_loss(model, lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"))
+    flat = flatten(model)
+    grid = Grid.fitting(clip_norm=1.0, size=len(flat), stddev=1.0)
+
+    def private() -> None:
+        _, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0, grid=grid)
+        assert finite == users
+
+    def plain() -> None:
+        for some, wanted in zip(inputs.split(batch), targets.split(batch), strict=True):
+            model.zero_grad()
+            cross_entropy(model(some), wanted).backward()  # type: ignore[no-untyped-call]
+
+    private()
+    plain()  # both take longer the first time
+    return median(seconds(private) / seconds(plain) for _ in range(turns))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of the processor."""
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
 
 
 def central_steps() -> dict[str, float]:

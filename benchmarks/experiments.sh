@@ -42,33 +42,43 @@ amplify() {
     sweep "$1" "$2" "dp-sgd $3" --sampling balls-in-bins "${@:4}"
 }
 
-# judge TASK MODEL OPTION…: the rules for λ, with that which is fitted to the curvature on the validation examples
+# judge FILE TASK MODEL OPTION…: the rules for λ, with that which is fitted to the curvature on the validation examples
 judge() {
-    local spectrum="$results/spectrum-$1-$2.json"
-    [ -e "$spectrum" ] || fedcgd curve --task "$1" --model "$2" --clip-norm 1 --output "$spectrum"
-    python -m fedcgd_experiments rules "$results/$1.jsonl" --output "$results/$1-rules.jsonl" --spectrum "$spectrum" --address here "${@:3}"
+    local spectrum="$results/spectrum-$2-$3.json"
+    [ -e "$spectrum" ] || fedcgd curve --task "$2" --model "$3" --clip-norm 1 --output "$spectrum"
+    python -m fedcgd_experiments rules "$results/$1.jsonl" --output "$results/$1-rules.jsonl" --spectrum "$spectrum" --address here "${@:4}"
 }
+
+# federate FILE OPTION…: tuned points of a sweep trained by the app as well
+federate() { python -m fedcgd_experiments federate "$results/$1.jsonl" --output "$results/$1-federated.jsonl" "${@:2}"; }
 
 # deep, as sweep: models whose every run goes through the engine, and so at two budgets
 deep() { epsilons="2 8" sweep "$1" "$2" "$3" --seeds 10 "${@:4}"; }
+digits_cnn=(--task digits --model tanh-cnn --batch 60 --tuning-seeds 2)
 
 stage() {
     case "$1" in
         digits) sweep digits "0.25 0.5 1 2 4 8 16" "dp-sgd ${tuned[*]} ${on_digits[*]}" "${digits[@]}" ;;
         digits-amplified) amplify digits "0.5 1 2 4 8 16 32" "${amplified[*]}" "${digits[@]}" ;;
-        digits-rules) judge digits softmax --seeds 20 ;;
+        digits-cyclic) # as many groups of examples, sampled in turn, as bands
+            sweep digits "0.5 1 2 4 8 16 32" "$(echo band-mf:{2,3,4,6,8})" --sampling cyclic-poisson "${digits[@]}"
+            ;;
+        digits-rules) judge digits digits softmax --seeds 20 ;;
         tweets) sweep tweets "0.5 1 2 4 8 16 32" "dp-sgd ${tuned[*]} ${on_tweets[*]}" "${tweets[@]}" ;;
         tweets-amplified) amplify tweets "1 2 4 8 16 32" "${amplified[*]:0:5}" "${tweets[@]}" ;;
         tweets-more) sweep tweets "0.5 1 2 4 8 16 32" "${more[*]} $(echo bsr:{4,8,16,32,56})" "${tweets[@]}" ;;
-        tweets-rules) judge tweets minilm --seeds 20 ;;
+        tweets-rules) judge tweets tweets minilm --seeds 20 ;;
         fashion-mnist) sweep fashion-mnist "1 2 4 8 16" "dp-sgd ${tuned[*]:0:5}" "${fashion[@]}" ;;
         fashion-mnist-more) sweep fashion-mnist "1 2 4 8 16" "${tuned[*]:5} ${on_fashion[*]}" "${fashion[@]}" ;;
         fashion-mnist-amplified) amplify fashion-mnist "2 4 8 16" "${amplified[*]:0:5}" "${fashion[@]}" ;;
-        fashion-mnist-rules) judge fashion-mnist softmax --seeds 10 ;;
+        fashion-mnist-rules) judge fashion-mnist fashion-mnist softmax --seeds 10 ;;
         digits-cnn)
-            deep digits-cnn "0.0625 0.125 0.25 0.5 1" "dp-sgd $(echo lambda-cgd:{0.5,0.7,0.8,0.9}) bisr:8 blt:2 band-mf:16" \
-                --task digits --model tanh-cnn --batch 60 --tuning-seeds 2
+            deep digits-cnn "0.0625 0.125 0.25 0.5 1" "dp-sgd $(echo lambda-cgd:{0.5,0.7,0.8,0.9}) bisr:8 blt:2 band-mf:16" "${digits_cnn[@]}" ;;
+        digits-cnn-amplified)
+            epsilons="2 8" amplify digits-cnn "0.25 0.5 1" "$(echo lambda-cgd:{0.3,0.5,0.7})" --seeds 10 "${digits_cnn[@]}"
             ;;
+        digits-cnn-federated) federate digits-cnn --seeds 3 --family dp-sgd --family lambda-cgd ;;
+        digits-cnn-rules) judge digits-cnn digits tanh-cnn --seeds 10 --rule practical --rule curvature ;;
         fashion-mnist-cnn)
             deep fashion-mnist-cnn "0.25 0.5 1" "dp-sgd $(echo lambda-cgd:{0.5,0.8,0.9}) band-mf:12" \
                 --task fashion-mnist-6000 --model tanh-cnn --batch 500 --tuning-seeds 1
@@ -77,8 +87,8 @@ stage() {
             deep tweets-lstm "4 8 16" "dp-sgd lambda-cgd:0.5 lambda-cgd:0.8" --task tweets --model lstm --batch 500 --epochs 2 --tuning-seeds 1
             ;;
         tweets-block)
-            deep tweets-block "4 8 16" "dp-sgd lambda-cgd:0.5 lambda-cgd:0.8" --task tweets --model minilm-block --batch 500 --epochs 1 \
-                --tuning-seeds 1 --physical-batch 128
+            deep tweets-block "2 4 8" "dp-sgd lambda-cgd:0.5 lambda-cgd:0.8" --task tweets-3000 --model minilm-block --batch 150 \
+                --epochs 1 --tuning-seeds 1 --physical-batch 50
             ;;
         plots)
             local files=("$results"/{digits,tweets,fashion-mnist}{,-rules}.jsonl)

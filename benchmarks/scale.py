@@ -5,6 +5,9 @@ python benchmarks/scale.py [--only TEXT] [--most 1e7] [--out benchmarks/results/
 Each point is a process of its own: processor seconds of the step (the least of three, of one where it takes more than 10 s), and
 by how many MiB it raised the process's peak. Points that are in the file already are not measured again. Slopes are those of a
 straight line through the points on logarithmic axes whose time is at least a thirtieth of the largest: 1 is proportional.
+
+A model in eight shards, all at once, is eight processes of Ray on this machine: their processor seconds together, the seconds by
+the clock, and all that they hold. Sizes for which the memory does not suffice now are left out: the largest takes 15 GiB.
 """
 
 import argparse
@@ -27,7 +30,7 @@ from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.compiled import kernels
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Grid, add_noise
 from fedcgd.noise.source import GridNormals, NoiseSource
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
@@ -38,7 +41,8 @@ from fedcgd_flower.update import clipped_update
 RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
 PLOT = Path(__file__).parent / "results" / "plots" / "scale.png"
 KEY = NoiseKey(bytes(32))
-SHARD = 10**9 // 8
+SHARDS = 8
+SHARD = 10**9 // SHARDS
 Step = Callable[[], Any]
 
 
@@ -122,7 +126,51 @@ def update(parameters: int, folder: Path) -> Step:
     for start in range(0, parameters, CHUNK):
         trained[start : start + CHUNK] = 0.01
     grid = Grid.fitting(clip_norm=1.0, size=parameters, stddev=1.0)
-    return lambda: clipped_update(trained, model, clip_norm=1.0, grid=grid, dtype=np.int32)
+    return lambda: clipped_update(trained, model, clip_norm=1.0, grid=grid, out=np.empty(len(model), np.int32))
+
+
+class Shard:
+    """A part of a model and of a round's sum, in a process of its own."""
+
+    def __init__(self, number: int, size: int, whole: int) -> None:
+        self._held = status("VmRSS")
+        self._start, self._model, self._sum = number * size, np.ones(size, np.float32), np.ones(size, np.int64)
+        self._stddev, self._grid = 1.0, Grid.fitting(clip_norm=1.0, size=whole, stddev=1.0)
+        self._stream = NoiseStream(bytes(32))
+        kernels()
+
+    def finish(self, round: int) -> tuple[float, float]:
+        """The noise of two rounds and the smoothing go to the sum, and its mean to the model: (processor seconds, MiB held)."""
+        begin = time.process_time()
+        terms = [(round, round, 1.0), (round - 1, round - 1, -0.9)]
+        add_noise(self._sum, self._stream, terms, self._stddev, self._grid, start=self._start, threads=1)
+        made = passes.compiled() or passes.NUMPY
+        made.mean(self._model, self._sum, self._grid.step, 1.0, 100.0, self._model)
+        return time.process_time() - begin, status("VmHWM") - self._held
+
+
+def shards(parameters: int, folder: Path) -> Step:
+    """The end of a round for a model in shards, all there at once."""
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    import ray
+
+    def step() -> dict[str, float]:
+        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20, log_to_driver=False)
+        try:
+            made = ray.remote(Shard).options(num_cpus=2 / SHARDS)
+            actors = [made.remote(i, parameters // SHARDS, parameters) for i in range(SHARDS)]
+            ray.get([actor.finish.remote(1) for actor in actors])  # all are there
+            found = []
+            for round in range(2, 5):
+                begin = time.perf_counter()
+                told = ray.get([actor.finish.remote(round) for actor in actors])
+                seconds, held = (sum(each) for each in zip(*told, strict=True))
+                found.append({"seconds": seconds, "clock": time.perf_counter() - begin, "mib": held})
+            return min(found, key=lambda one: one["seconds"])
+        finally:
+            ray.shutdown()
+
+    return step
 
 
 @dataclass(frozen=True)
@@ -131,6 +179,8 @@ class Curve:
     unit: str
     prepare: Callable[[int, Path], Step]
     sizes: tuple[int, ...]
+    held: int = 0
+    """Bytes of memory that each of the size takes, where that is much."""
 
 
 def tens(first: int, last: int) -> tuple[int, ...]:
@@ -144,12 +194,19 @@ CURVES = (
     Curve("a round in the ledger, by cohort", "cohort", asked, tens(1, 5)),
     Curve("noise of a round", "parameters", noise, (*tens(4, 8), SHARD)),
     Curve("a user's clipped update", "parameters", update, (*tens(4, 8), SHARD)),
+    Curve("eight shards at once, as Ray actors", "parameters", shards, tens(7, 9), held=16),
 )
 
 
 def status(name: str) -> float:
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
     return int(line.split()[1]) / 1024
+
+
+def available() -> int:
+    """Bytes of memory that nobody uses."""
+    [line] = [line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:")]
+    return int(line.split()[1]) * 1024
 
 
 def point(curve: Curve, size: int) -> dict[str, Any]:
@@ -178,7 +235,9 @@ def measured(curve: Curve, size: int) -> dict[str, float]:
         seconds: list[float] = []
         while len(seconds) < 3 and sum(seconds) < 10:
             begin = time.process_time()
-            step()
+            found = step()
+            if isinstance(found, dict):  # what others did
+                return found
             seconds.append(time.process_time() - begin)
         return {"seconds": min(seconds), "mib": max(0.0, status("VmHWM") - held)}
 
@@ -229,6 +288,10 @@ def main() -> None:
     for curve in (curve for curve in CURVES if args.only in curve.name):
         for size in curve.sizes:
             if size > args.most or any((p["curve"], p["size"]) == (curve.name, size) for p in points):
+                continue
+            if curve.held * size > available():
+                needs = f"{curve.held * size / 2**30:.1f} GiB are needed and {available() / 2**30:.1f} available"
+                print(f"{curve.name:45} {size:>12} left out: {needs}", flush=True)
                 continue
             made = point(curve, size)
             points.append(made)

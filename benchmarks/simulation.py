@@ -6,6 +6,7 @@ A case is a cohort and the examples of a user. With one example, an update is a 
 epoch over its examples, in batches of 10. There are 2 nodes. The images are made up, and one is for testing, since evaluation
 belongs to no user. The first round, in which nodes say whom they host, is left out. On a machine that does other work too, look
 at the processor time: of all processes together, and what two cores would make of that, to compare with times on 2 idle cores.
+A vision transformer of 86 million parameters: --model vit-b-16 --case 4 1 --rounds 2 --repeats 1.
 
 pfl-research takes turns with it, one process with one thread and with two, if PYTHON is an interpreter that has it (this one,
 unless said otherwise; "none" leaves it out). Exits with 1 if it should have been measured and was not. The three usual cases take
@@ -19,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -31,6 +33,7 @@ from pfl_simulation import NOT_THERE
 from fedcgd_simulations.flower_runs import local_superlink, run_app
 
 TICK = os.sysconf("SC_CLK_TCK")
+PARTS = {"flwr-simulation": "server's peak MiB", "ray::ClientAppActor": "an actor's peak MiB"}
 CASES = [[128, 1], [1000, 1], [16, 50]]
 PEER = Path(__file__).with_name("pfl_simulation.py")
 PEER_USERS = {
@@ -48,17 +51,37 @@ def write_images(folder: Path, train: int) -> None:
         (folder / f"{name}.bin").write_bytes(records.tobytes())
 
 
-def processor_seconds(home: str) -> float:
-    """Of all processes that run with this FLWR_HOME."""
-    mark, total = f"FLWR_HOME={home}".encode(), 0
+def processes(home: str) -> Iterator[Path]:
+    """The /proc folders of those that run with this FLWR_HOME."""
+    mark = f"FLWR_HOME={home}".encode()
     for process in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError):  # it has ended since, or is another user's
             if mark in (process / "environ").read_bytes().split(b"\0"):
-                fields = (process / "stat").read_text().rpartition(")")[2].split()
-                total += int(fields[11]) + int(fields[12])
-        except OSError:  # it has ended since, or is another user's
-            continue
+                yield process
+
+
+def processor_seconds(home: str) -> float:
+    """Of all processes together."""
+    total = 0
+    for process in processes(home):
+        with suppress(OSError):
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
     return total / TICK
+
+
+def peaks(home: str) -> dict[str, float]:
+    """The most MiB that the server had in main memory so far, and the most of an actor that trains."""
+    found = dict.fromkeys(PARTS.values(), 0.0)
+    for process in processes(home):
+        with suppress(OSError, StopIteration):
+            command = (process / "cmdline").read_bytes().decode(errors="replace")
+            lines = (process / "status").read_text().splitlines()
+            most = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
+            for mark, name in PARTS.items():
+                if mark in command:
+                    found[name] = max(found[name], most)
+    return found
 
 
 def measure(cohort: int, examples: int, rounds: int, model: str = "", test_examples: int = 1) -> dict[str, float]:
@@ -79,16 +102,22 @@ def measure(cohort: int, examples: int, rounds: int, model: str = "", test_examp
         }
         if examples > 1:
             config |= {"users": f"iid:{users}", "local-epochs": 1, "local-batch": 10}
-        times, work = [], []
+        times, work, memory = [], [], {}
 
         def note(round: int, _: int) -> None:
             times.append(time.monotonic())
             work.append(processor_seconds(environment["FLWR_HOME"]))
+            memory.update(peaks(environment["FLWR_HOME"]))
 
         run_app(environment, config, nodes=2, progress=note)
     seconds = median(after - before for before, after in pairwise(times))
     processor = (work[-1] - work[0]) / (rounds - 1)
-    return {"seconds a round": seconds, "users/s": cohort / seconds, "processor seconds a user": processor / cohort}
+    return {
+        "seconds a round": seconds,
+        "users/s": cohort / seconds,
+        "processor seconds a user": processor / cohort,
+        **memory,
+    }
 
 
 def peer(python: str, examples: int, threads: int) -> dict[str, float] | None:

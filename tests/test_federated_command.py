@@ -19,7 +19,10 @@ from fedcgd.parameters import flatten
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd_experiments import __main__, experiment
 from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, identity, run_points, shared_identity
+from fedcgd_experiments.federated import beside
 from fedcgd_experiments.flower_command import run_config
+from fedcgd_experiments.sweep import ResultsFile
+from fedcgd_experiments.tables import fill
 from fedcgd_simulations import client_app, server_app
 from fedcgd_simulations.tasks import get_task
 
@@ -96,6 +99,34 @@ def test_the_same_models_with_momentum_and_a_schedule(tmp_path, monkeypatch) -> 
     assert apart(there, here, start) < ROUNDING
     assert apart(there, central(replace(point, momentum=0.0), monkeypatch), start) > 20 * ROUNDING
     assert apart(there, central(replace(point, schedule="linear"), monkeypatch), start) > 20 * ROUNDING
+
+
+def test_tuned_points_are_trained_by_the_app_and_set_beside_their_central_runs(tmp_path) -> None:
+    """Only the budget that is asked for is trained, and nothing twice."""
+    sweep, output = tmp_path / "sweep.jsonl", tmp_path / "sweep-federated.jsonl"
+    other = replace(POINT, setup=replace(SETUP, epsilon=8.0))
+    points = [POINT, *(replace(point, seed=0, split="validation") for point in (POINT, other))]
+    calibrations = {identity(point.setup): calibrate_setup(point.setup) for point in points}
+    central, *tuning = [record for point in points for record in run_points([point], calibrations)]
+    sweep.write_text("".join(json.dumps(record) + "\n" for record in [*calibrations.values(), central, *tuning]))
+    command = ["federate", str(sweep), "--output", str(output), "--seeds", "2", "--epsilon", "1"]
+    for _ in range(2):
+        done = CliRunner().invoke(__main__.app, command)
+        assert done.exit_code == 0, done.output
+    kept = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [record["point"]["seed"] for record in kept] == [1000, 1001]
+    assert {record["point"]["setup"]["epsilon"] for record in kept} == {1.0}
+    assert all(record["releases"] == 21 for record in kept)
+    (row,) = beside(kept, ResultsFile(sweep).runs())  # seed 1001 has no central run
+    assert (row.setup, row.seeds) == (SETUP, 1)
+    assert row.central == central["accuracies"][0]
+    assert row.federated == kept[0]["accuracy"]
+    assert row.largest == pytest.approx(abs(row.federated - row.central))
+    assert row.largest < 0.01
+    made = fill("<!-- table: federated/sweep -->\n<!-- end -->\n", tmp_path)
+    cells = made.splitlines()[-3].strip("| ").split(" | ")
+    assert cells[:5] == ["`sweep`", "lambda-cgd:0.8", "none", "1", "1"]
+    assert cells[5:] == [f"{100 * value:.2f}" for value in (row.central, row.federated, row.largest)]
 
 
 def test_another_optimiser_has_no_command() -> None:

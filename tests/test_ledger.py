@@ -122,7 +122,8 @@ def test_attempts_count_the_tries_of_a_round(path):
 def test_a_ledger_restored_from_an_old_copy_does_not_use_noise_again(path, tmp_path):
     with opened(path) as ledger:
         release(ledger, 0, ["a"])
-    shutil.copy(path, tmp_path / "copy")
+    for name in (path.name, f"{path.name}-model-0"):
+        shutil.copy(tmp_path / name, tmp_path / name.replace(path.name, "copy"))
     used = []
     for file in (path, tmp_path / "copy"):
         with opened(file) as ledger:
@@ -348,7 +349,7 @@ def test_the_file_holds_no_key_and_is_for_the_owner_only(path):
     with opened(path) as ledger:
         release(ledger, 0, ["a"])
         files = list(path.parent.iterdir())
-        assert len(files) == 3  # the ledger, its log and the log's index
+        assert len(files) == 4  # the ledger, its log, the log's index, and the model
         for file in files:
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
             content = file.read_bytes()
@@ -401,17 +402,6 @@ def test_a_process_killed_before_the_run_was_recorded_leaves_a_file_that_opens(p
     path.write_bytes(b"")
     with opened(path) as ledger:
         assert ledger.resume().round == 0
-
-
-def test_models_larger_than_a_part_come_back_whole(path, monkeypatch):
-    monkeypatch.setattr("fedcgd.ledger.store._PART", 1000)
-    model = np.random.default_rng(0).bytes(4567)
-    with opened(path) as ledger:
-        release(ledger, 0, ["a"], model, b"")
-        release(ledger, 1, ["b"], memoryview(np.arange(3.0)), model[:1000])
-        run = ledger.resume()
-    assert run.model == np.arange(3.0).tobytes()
-    assert run.state == model[:1000]
 
 
 def test_user_ids_may_be_any_text(path):

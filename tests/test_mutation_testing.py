@@ -1,6 +1,7 @@
 """The tool that changes the code to see whether tests fail: what it changes, and that a sample can be repeated."""
 
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,10 @@ def test_the_line_of_a_change_finds_its_tests(operators):
     lines = {changed(mutant)[0]: mutant.lines for mutant in operators.mutants("source.py") if mutant.text}
     assert lines["if x is None or x < 0:"] == (5, 5)
     assert lines["total += [1]"] == (8, 8)
+
+
+def test_every_planted_bug_has_one_place_in_the_code():
+    for bug in tomllib.loads((TOOL / "planted.toml").read_text())["bug"]:
+        source = (TOOL.parents[1] / bug["file"]).read_text()
+        assert source.count(bug["before"]) == 1, bug["name"]
+        compile(source.replace(bug["before"], bug["after"]), bug["file"], "exec")

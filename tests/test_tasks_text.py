@@ -12,7 +12,8 @@ from fedcgd_simulations import minilm
 from fedcgd_simulations.minilm import minilm_embeddings
 from fedcgd_simulations.models import last_block
 from fedcgd_simulations.models.last_block import minilm_last_block
-from fedcgd_simulations.tasks import get_task
+from fedcgd_simulations.task import Examples
+from fedcgd_simulations.tasks import get_task, tweets, tweets_3000
 from fedcgd_simulations.tasks.tweets import FILE, read_tweets
 from fedcgd_simulations.text import hashed_bag, hashed_tokens, tokens_for
 
@@ -239,3 +240,28 @@ def test_sentence_embeddings_know_what_is_alike():
     assert likeness[0, 1] > 0.5 > 0.2 > likeness[0, 2]
     alone = torch.cat([minilm.embed([text], length=64) for text in texts])
     assert torch.allclose(embeddings, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize(("model", "read"), [(None, "minilm_states"), ("minilm", "minilm_embeddings")])
+def test_only_the_tweets_that_are_chosen_are_read_and_each_keeps_its_label(tmp_path, monkeypatch, model, read):
+    write_tweets(tmp_path)
+    asked = []
+
+    def numbers(texts, *, length):
+        asked.append((texts, length))
+        return torch.tensor([[float(texts_of.index(text))] for text in texts])
+
+    texts_of, labels = read_tweets(tmp_path / FILE)
+    monkeypatch.setattr(tweets_3000, read, numbers)
+    for name, size in (("TRAIN", 7), ("VALIDATION", 1), ("TEST", 3)):
+        monkeypatch.setattr(tweets_3000, name, size)
+    data = get_task("tweets-3000", model=model, data_dir=tmp_path).load()
+    parts = (data.train, data.validation, data.test)
+    assert [len(part) for part in parts] == [7, 1, 3]
+    rows = [int(row) for part in parts for row in part.inputs]
+    assert len(set(rows)) == 11
+    assert [labels[row] for row in rows] == [int(label) for part in parts for label in part.targets]
+    assert asked == [([texts_of[row] for row in rows], 16)]
+    whole = tweets.parts(Examples(torch.arange(25), torch.tensor(labels)))
+    for part, known in zip(parts, (whole.train, whole.validation, whole.test), strict=True):
+        assert set(part.inputs.flatten().int().tolist()) <= set(known.inputs.tolist())

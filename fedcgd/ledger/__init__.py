@@ -1,5 +1,6 @@
-"""The durable record of one run: who took part in what, what noise was used, what was released. One SQLite file a run.
+"""The durable record of one run: who took part in what, what noise was used, what was released. A SQLite file for each run.
 
+The last released model and the inner strategy's state lie beside it: in `run.db-model-0` or `run.db-model-1`, by turns.
 The server process may be killed at any instruction. Each step is durable before the next begins:
 
     with Ledger.open(path, plan=plan, configuration=settings, key=key) as ledger:

@@ -11,23 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcgd.files import whole
-from fedcgd.ledger.store import read_artifact, reader
-
-LAYOUT = "layout"
+from fedcgd.ledger import model_file
+from fedcgd.ledger.store import reader
 
 
 def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
     """The trained arrays of the last released model, by name; before and after the run is sealed.
 
-    The ledger holds nothing else: counters, frozen layers and statistics that stay as they were are in the model that the run
+    There is nothing else in it: counters, frozen layers and statistics that stay as they were are in the model that the run
     began with (`completed`). A running variance is at least 0, as in what was released. Arrays of a dtype that NumPy does not
     have, such as bfloat16, are float32. Raises ValueError before the first release, and if the ledger does not say what the
     model's arrays are.
     """
-    with reader(path) as connection:
-        model, layout = (read_artifact(connection, name) for name in ("model", LAYOUT))
-    if model is None:
-        raise ValueError(f"{path} has released no model yet")
+    model, layout = _last(Path(path))
     if not layout:
         raise ValueError(f"{path} holds a model without the names and shapes of its arrays")
     names, shapes, dtypes = json.loads(layout)
@@ -41,6 +37,21 @@ def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
         .astype(_dtype(dtype))
         for name, part, shape, dtype in zip(names, parts, shapes, dtypes, strict=True)
     }
+
+
+def _last(path: Path) -> tuple[bytes, str]:
+    """Model and layout. A run that goes on may release another model while this reads: then that one."""
+    said = None
+    while True:
+        with reader(path) as connection:
+            before, said = said, model_file.described(connection)
+        if said is None:
+            raise ValueError(f"{path} has released no model yet")
+        try:
+            return model_file.read(path, said)[0], said.layout
+        except ValueError:
+            if said == before:
+                raise
 
 
 def completed(trained: Mapping[str, NDArray[Any]], whole: Path) -> dict[str, NDArray[Any]]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from fedcgd.keys import NoiseKey, delete_key_file, runs_file
-from fedcgd.ledger.model import LAYOUT
+from fedcgd.ledger import model_file
 from fedcgd.ledger.registry import Registry
 from fedcgd.ledger.store import (
     FORMAT,
@@ -22,11 +22,9 @@ from fedcgd.ledger.store import (
     checkpoint,
     connect,
     pack_ids,
-    read_artifact,
     reader,
     sha256,
     to_json,
-    write_artifact,
 )
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise import STREAM
@@ -71,8 +69,11 @@ class Ledger:
         owner: str,
         stream_id: str,
         simulated: bool,
+        path: Path | None,
     ) -> None:
         self._connection = connection
+        self._path = path
+        self._in_memory = b"", b""  # the last model and state, where there is no path
         self._registry = registry
         self._plan = plan
         self._owner = owner
@@ -103,7 +104,8 @@ class Ledger:
             "simulated": int(key.simulated),
         }
         settings = sha256(f"{values['plan']} {values['configuration']} {key.fingerprint}")
-        name = path if path == MEMORY else str(Path(path).absolute())
+        file = None if path == MEMORY else Path(path).resolve()  # links may change while the run goes on
+        name = MEMORY if file is None else str(Path(path).absolute())
         if key.runs is not None and key.runs.resolve() == Path(name).resolve():
             raise ValueError(f"{path} is where the key's runs are remembered; the ledger is a file of its own")
         with ExitStack() as stack:
@@ -112,20 +114,22 @@ class Ledger:
             with transaction(connection):
                 new = connection.execute("SELECT 1 FROM run").fetchone() is None
                 if new:
+                    if file is not None:
+                        model_file.check_unused(file)
                     _create(connection, values, purpose)
                 _check_same(connection, path, values)
                 (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
                 # Before the run is in the ledger: of what a crash leaves in the registry alone, nothing was ever released.
                 if registry is not None and new:
-                    registry.begin(stream_id, settings, str(name))
+                    registry.begin(stream_id, settings, name)
                 elif registry is not None:
-                    registry.resume(stream_id, settings, str(name), _nonces(connection))
+                    registry.resume(stream_id, settings, name, _nonces(connection))
                 owner = secrets.token_hex(16)
                 connection.execute("UPDATE run SET owner = ?", (owner,))
-                _abandon(connection)
+                _abandon(connection, file)
             checkpoint(connection)
             stack.pop_all()
-        return cls(connection, registry, plan, owner, stream_id, key.simulated)
+        return cls(connection, registry, plan, owner, stream_id, key.simulated, file)
 
     def __enter__(self) -> Self:
         return self
@@ -142,10 +146,15 @@ class Ledger:
             self._registry.close()
 
     def resume(self) -> Run:
-        """Where the run stands, with the last released model and inner state (None before the first release)."""
-        nonces = _nonces(self._connection)
-        model, state, layout = (read_artifact(self._connection, name) for name in ("model", "state", LAYOUT))
-        return Run(len(nonces), nonces, model, state, (layout or b"").decode())
+        """Where the run stands, with the last released model and inner state (None before the first release).
+
+        Raises ValueError, with the remedy, if the file that holds these is missing or is another.
+        """
+        nonces, last = _nonces(self._connection), model_file.described(self._connection)
+        if last is None:
+            return Run(len(nonces), nonces, None, None, "")
+        model, state = self._in_memory if self._path is None else model_file.read(self._path, last)
+        return Run(len(nonces), nonces, model, state, last.layout)
 
     def history(self, users: Collection[str]) -> History:
         """The participations so far of those `users` that have any."""
@@ -209,7 +218,8 @@ class Ledger:
         `layout` says what the model's arrays are, for `fedcgd.ledger.released_model`: JSON of (names, shapes, dtypes).
 
         Raises ValueError unless this attempt is in flight and aggregated, and if another copy of the run has released the round;
-        nothing is recorded then, and nothing may be released. When this returns, the ledger's file is whole without its `-wal`.
+        nothing is recorded then, and nothing may be released. When this returns, the ledger is whole without its `-wal`: its own
+        file, and the one with the model.
         """
         with ExitStack() as stack:
             if self._registry is not None:
@@ -220,18 +230,19 @@ class Ledger:
                 stack.enter_context(self._registry.release(self.stream_id, released, latest))
             with self._write():
                 self._advance(round, attempt, "aggregated", "released")
-                write_artifact(self._connection, "model", model)
-                write_artifact(self._connection, "state", state)
-                write_artifact(self._connection, LAYOUT, layout.encode())
                 if metrics is not None:
                     self._write_metrics("train", round + 1, metrics)
+                parts = memoryview(model).cast("B"), memoryview(state).cast("B")
+                model_file.describe(self._connection, model_file.write(self._path, round, *parts, layout))
+            if self._path is None:
+                self._in_memory = parts[0].tobytes(), parts[1].tobytes()
             checkpoint(self._connection)
 
     def skip(self, round: int, reason: str) -> None:
         """The round is not released this time: its attempt, if one is in flight, is abandoned. Its turn remains."""
         check_round(self._plan.participation, round)
         with self._write():
-            _abandon(self._connection)
+            _abandon(self._connection, self._path)
             self._check_turn(round)
             self._connection.execute("INSERT INTO skips (round, at, reason) VALUES (?, ?, ?)", (round, now(), reason))
 
@@ -375,7 +386,7 @@ def seal(path: Path | str, key_file: Path | None) -> None:
             _check_not_needed(registry, stream_id, key_file)
         connection = stack.enter_context(closing(connect(path)))
         with transaction(connection):
-            _abandon(connection)
+            _abandon(connection, Path(path))
             connection.execute("UPDATE run SET sealed = coalesce(sealed, ?)", (now(),))
         checkpoint(connection)
         if registry is not None:
@@ -467,7 +478,10 @@ def differences(before: Any, after: Any, name: str = "") -> list[str]:
     return [f"{name}: {before} → {after}"]
 
 
-def _abandon(connection: sqlite3.Connection) -> None:
+def _abandon(connection: sqlite3.Connection, path: Path | None) -> None:
+    """End the attempt that is in flight, if there is one, and leave nothing of it."""
     connection.execute(
         "UPDATE attempts SET state = 'abandoned', ended = ? WHERE state IN ('planned', 'aggregated')", (now(),)
     )
+    if path is not None:
+        model_file.discard(path, len(_nonces(connection)))

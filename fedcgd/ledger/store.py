@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedcgd.ledger.transactions import transaction
 
 MEMORY = ":memory:"
-FORMAT = 2
+FORMAT = 3
 
 _SCHEMA = """
 CREATE TABLE run (
@@ -68,15 +68,15 @@ CREATE TABLE metrics (
     data TEXT NOT NULL,
     PRIMARY KEY (kind, release)
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE artifacts (
-    name TEXT NOT NULL,
-    part INTEGER NOT NULL,
-    data BLOB NOT NULL,
-    PRIMARY KEY (name, part)
+CREATE TABLE latest (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    round INTEGER NOT NULL,
+    model_bytes INTEGER NOT NULL,
+    state_bytes INTEGER NOT NULL,
+    checksum INTEGER NOT NULL,
+    layout TEXT NOT NULL
 ) STRICT;
 """
-
-_PART = 1 << 22  # bytes of an artifact in one row: SQLite copies a row two or three times in memory
 
 
 def connect(path: Path | str) -> sqlite3.Connection:
@@ -154,16 +154,3 @@ def unpack_ids(packed: bytes) -> NDArray[np.int64]:
         return np.cumsum(np.frombuffer(zlib.decompress(packed), "<i8"), dtype=np.int64)
     except zlib.error as error:
         raise ValueError(f"a cohort on record cannot be read: {error}") from error
-
-
-def write_artifact(connection: sqlite3.Connection, name: str, data: bytes | memoryview) -> None:
-    """Replace the artifact `name`, inside the caller's transaction."""
-    view = memoryview(data).cast("B")
-    connection.execute("DELETE FROM artifacts WHERE name = ?", (name,))
-    for part, start in enumerate(range(0, max(len(view), 1), _PART)):
-        connection.execute("INSERT INTO artifacts VALUES (?, ?, ?)", (name, part, view[start : start + _PART]))
-
-
-def read_artifact(connection: sqlite3.Connection, name: str) -> bytes | None:
-    rows = connection.execute("SELECT data FROM artifacts WHERE name = ? ORDER BY part", (name,)).fetchall()
-    return b"".join(data for (data,) in rows) if rows else None

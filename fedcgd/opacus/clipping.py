@@ -6,7 +6,8 @@ also after rounding to a grid whose step is at most `GRID_LOSS`·ζ/√d for d c
 
 - 0.8e-5: norms. Squares are summed in float32 over blocks of 256 entries, in whatever order: at most 258 roundings of 2⁻²⁴
   each, halved by the root; everything after that is float64. 0.4e-5: entries whose squares underflow, below 2⁻⁶³ each, as
-  ζ is at least 2⁻³⁰ and a gradient has less than 2³⁰ entries. For a smaller ζ, and where squares overflow, norms are float64.
+  ζ is at least 2⁻³⁰ and a gradient has less than 2³⁰ entries. For a smaller ζ, where squares overflow, and in machine code,
+  squares are float64.
 - 1.5e-5 = 2⁻¹⁶: the sum, made in float64. With k additions to a coordinate, in any order, its error is at most
   k·2⁻⁵³·Σ_i ‖term i‖; it counts twice, with and without the example. 2¹⁸ examples give 2·2³⁶·2⁻⁵³.
 - 0.8e-5: the grid. Rounding to the nearest moves each of the two sums by half a step in each coordinate.
@@ -26,6 +27,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from fedcgd.opacus.row_passes import add_rows, passes_for
+from fedcgd.opacus.row_passes import norms as row_norms
 
 MARGIN = 2.0**-14
 GRID_LOSS = 2.0**-17
@@ -67,6 +71,8 @@ class Dense:
         self.values = self.values.detach().reshape(self.examples, -1 if self.examples else 0)
 
     def norms(self, fast: bool) -> Tensor:
+        if (passes := passes_for(self.values)) is not None:
+            return row_norms(passes, self.values)[:, None]
         if not self.examples or not fast or self.values.dtype == torch.float64:
             norms: Tensor = torch.linalg.vector_norm(
                 self.values, dim=1, keepdim=True, dtype=torch.float64
@@ -84,6 +90,9 @@ class Dense:
         values = self.values if usable is None else self.values[usable]
         factors = factors if usable is None else factors[usable]
         if not len(values):
+            return
+        if (passes := passes_for(values)) is not None:
+            add_rows(passes, total, values, factors)
             return
         columns = max(1024, _FLOATS_AT_ONCE // len(values))
         for start in range(0, values.shape[1], columns):  # in parts, because they are copied to float64

@@ -1,7 +1,10 @@
 """`opacus.optimizers.DPOptimizer` that releases rounds: clips, adds row t of C⁻¹Z to the sum of step t, and moves the model."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -38,7 +41,7 @@ class RoundNoise:
         whatever is copied. The noise is the same on every device.
         """
         if run != self._run:
-            self._run, self._source = run, self._source_of(run)
+            self._source, self._run = self._source_of(run), run
         total.div_(self.grid.step).round_()
         known_by = total.numpy() if total.device.type == "cpu" else _fingerprint(total, self._key.noise_of(run))
         nonce = self._key.nonce_of(run, known_by, earlier=nonces, attempt=0)
@@ -71,7 +74,8 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
 
     A step after a part of a batch (`BatchMemoryManager`, or the engine's `accumulation_steps`) adds its clipped gradients to the
     round's sum; the last one releases the sum. An example whose gradient is not finite adds zero. A step that fails abandons the
-    round. Gradients are used up by the step, so that any `zero_grad`, or none, will do.
+    round, and Ctrl-C waits for the end of a step: a round is released and moves the model, or neither. Gradients are used up by
+    the step, so that any `zero_grad`, or none, will do.
     """
 
     def __init__(
@@ -171,13 +175,14 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         if closure is not None:
             with torch.enable_grad():
                 closure()
-        if not self.pre_step():
-            return None
-        self._released = True
-        try:
-            return self.original_optimizer.step()  # type: ignore[no-any-return]
-        finally:
-            self._released = False
+        with _whole():
+            if not self.pre_step():
+                return None
+            self._released = True
+            try:
+                return self.original_optimizer.step()  # type: ignore[no-any-return]
+            finally:
+                self._released = False
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -230,11 +235,15 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             flight.total = self._sum.zero_()
         totals = torch.split(flight.total, [p.numel() for p in self._moving])
         for rows in zip(*passes, strict=True):
-            examples = rows[0].examples
-            if any(row.examples != examples for row in rows):
+            examples = max(row.examples for row in rows)
+            odd = {p for p, row in zip(self._moving, rows, strict=True) if row.examples != examples}
+            if odd:
+                names = [name for name, p in self._module.named_parameters() if p in odd]
                 raise RuntimeError(
-                    "the parameters have gradients of different numbers of examples: the batch must be the first "
-                    "dimension (or batch_first=False) of the input of every layer"
+                    f"the parameters have gradients of different numbers of examples, {names[0]!r} and {len(names) - 1} others "
+                    f"of fewer than {examples}: the batch must be the first dimension (or batch_first=False) of the input of "
+                    "every layer. Position ids that a model makes itself have one row for all; give it position_ids with a row "
+                    "for each example, or freeze that layer"
                 )
             flight.clipped += examples
             flight.length = max(flight.length, *(row.length for row in rows))
@@ -314,6 +323,23 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             p._forward_counter = 0
             if hasattr(p, "_current_grad_sample"):
                 del p._current_grad_sample
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Let Ctrl-C wait until this is left; signals reach the main thread alone, and its handler is called then."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _frame: waiting.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if waiting:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _forget_raw_gradient(p: Any) -> None:

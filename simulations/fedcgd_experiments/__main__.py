@@ -20,9 +20,11 @@ from fedcgd_experiments import plots
 from fedcgd_experiments.claims import claims_of_runs
 from fedcgd_experiments.descent import Optimizer
 from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record, Setup, identity
+from fedcgd_experiments.federated import points_of, train_federated
 from fedcgd_experiments.flower_command import flower_command
 from fedcgd_experiments.rules import (
     CURVATURE,
+    NAMES,
     RULES,
     budgets,
     chosen_lambdas,
@@ -41,6 +43,7 @@ from fedcgd_experiments.sweep import (
     on_ray,
     runs_of,
     sweep,
+    to_point,
     tune,
     tuned,
 )
@@ -241,6 +244,7 @@ def rules_command(
         Path | None,
         typer.Option(help="what `fedcgd curve` measured for the model: also judge the λ fitted to it", exists=True),
     ] = None,
+    rule: Annotated[list[str] | None, typer.Option(help=f"{', '.join(NAMES)}; all if not given; repeat it")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="for the test, as in the sweep")] = 10,
     extensions: Annotated[int, typer.Option(min=0, help="as of `sweep`")] = 4,
     data_dir: Annotated[str | None, typer.Option(help="folder of the task's files")] = None,
@@ -254,12 +258,15 @@ def rules_command(
     With a spectrum also at the λ that is fitted to it for the learning rate that DP-SGD was tuned to, where `results` has that.
     Example: rules digits.jsonl --output digits-rules.jsonl --spectrum spectrum.json
     """
+    asked = rule or list(NAMES)
+    if unknown := [name for name in asked if name not in NAMES]:
+        raise typer.BadParameter(f"unknown rule {unknown[0]!r}; the rules are {', '.join(NAMES)}")
     runs, ruled = list(ResultsFile(results).runs().values()), ResultsFile(output)
     mapper = here if address == "here" else on_ray(address, cpus=cpus, gpus=gpus)
     known = {budget: set(lams) for budget, lams in chosen_lambdas(ruled.records).items()}
-    missing = [(rule, setup) for setup in budgets(runs) for rule in RULES if rule not in known.get(setup, ())]
+    missing = [(name, s) for s in budgets(runs) for name in RULES if name in asked and name not in known.get(s, ())]
     failures = gather("choose λ", rule_record, missing, ruled, mapper, console)
-    if spectrum is not None:
+    if spectrum is not None and CURVATURE in asked:
         rates = best_rates(runs)
         fitted = [setup for setup in budgets(runs) if setup in rates and CURVATURE not in known.get(setup, ())]
         fit = partial(curvature_record, spectrum=Spectrum.load(spectrum))
@@ -303,6 +310,34 @@ def federated_command(
         if kind not in sizes:
             sizes[kind] = len(get_task(point.task, model=point.model, data_dir=data_dir).load().train)
         typer.echo(flower_command(point, users=sizes[kind], gpus=gpus, data_dir=data_dir))
+
+
+@app.command("federate")
+def federate_command(
+    results: Annotated[Path, typer.Argument(help="a file that `sweep` wrote", exists=True)],
+    output: Annotated[Path, typer.Option(help="JSON lines; what is there already is not run again")],
+    seeds: Annotated[int, typer.Option(min=1, help="the first so many of the test's")] = 1,
+    family: Annotated[list[str] | None, typer.Option(help="mechanisms without their numbers; all if not given")] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="budgets; all if not given")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="folder of the task's files")] = None,
+) -> None:
+    """Train tuned points by the app as well, as the commands of `federated` do, in this process: one user per example.
+
+    Example: federate digits-cnn.jsonl --output digits-cnn-federated.jsonl --seeds 3 --family dp-sgd --family lambda-cgd
+    """
+    sweeps, kept = ResultsFile(results), ResultsFile(output)
+    calibrations, done = sweeps.calibrations(), {identity(to_point(record)) for record in kept.records}
+    points = points_of(list(sweeps.runs().values()), seeds, families=family or (), epsilons=epsilon or ())
+    missing = [point for point in points if identity(point) not in done]
+
+    def train(point: Point) -> Record:
+        return train_federated(point, calibrations[identity(point.setup)], data_dir=data_dir)
+
+    failures = gather("train", train, missing, kept, here, console)
+    for line in failures:
+        console.print(line, style="red", markup=False)
+    if failures:
+        raise typer.Exit(1)
 
 
 def _draw(path: Path, draw: Callable[[], Figure]) -> list[Path]:

@@ -6,6 +6,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -83,7 +84,14 @@ def runs_of(records: Iterable[Record]) -> list[Record]:
 
 def to_point(record: Record) -> Point:
     """The point that a run's record is of."""
-    return Point(**record["point"] | {"setup": Setup(**record["point"]["setup"])})
+    point = record["point"]
+    return Point(**point | {"setup": _setup(tuple(point["setup"].items()))})
+
+
+@cache
+def _setup(items: tuple[tuple[str, Any], ...]) -> Setup:
+    """One for the thousands of records of a setup: to check it takes longer than to look it up."""
+    return Setup(**dict(items))
 
 
 def on_ray(address: str | None, *, cpus: float, gpus: float) -> Mapper:
@@ -249,8 +257,8 @@ def gather(
     return failures
 
 
-def _name(item: Setup | Sequence[Any]) -> str:
-    if isinstance(item, Setup):
+def _name(item: Setup | Point | Sequence[Any]) -> str:
+    if isinstance(item, Setup | Point):
         return identity(item)
     return shared_identity(item[0]) if isinstance(item[0], Point) else str(item)
 

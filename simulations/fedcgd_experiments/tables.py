@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from fedcgd.participation import Sampling
-from fedcgd_experiments.experiment import Record, Setup
+from fedcgd_experiments.experiment import Record, Setup, identity
+from fedcgd_experiments.federated import beside
 from fedcgd_experiments.plots import MARKS
 from fedcgd_experiments.rules import NAMES, Loss, losses
 from fedcgd_experiments.significance import PairedComparison, compare_paired, tuned_accuracies
@@ -49,7 +50,7 @@ def against_lambda_cgd(results: Path, task: str) -> str:
 
 def amplified(results: Path, task: str) -> str:
     """With amplification: each mechanism and sampling, and the difference to DP-SGD under Poisson sampling."""
-    runs = _Sweep(results, task, ["poisson", "balls-in-bins"])
+    runs = _Sweep(results, task, ["poisson", "balls-in-bins", "cyclic-poisson"])
     rows = {row.setup: row for row in compare_paired(runs.runs, under="poisson")}
     return _by_mechanism(runs, lambda setup: _compared(rows.get(setup), setup, runs))
 
@@ -94,22 +95,39 @@ def rules_summary(results: Path, argument: str) -> str:
     return _markdown(head, lines)
 
 
-def effort(results: Path, argument: str) -> str:
-    """What was run, and its processor time, for each of the files in `argument` (a+b+c)."""
-    head = ["file", "tuning runs", "their seeds", "test runs", "their seeds", "learning rates", "processor minutes"]
+def federated(results: Path, argument: str) -> str:
+    """The test accuracies of the app's runs and of their central twins, for each of the sweeps in `argument` (a+b+c)."""
+    head = ["file", "mechanism", "sampling", "ε", "seeds", "central", "federated", "largest difference"]
     lines = []
+    for name in argument.split("+"):
+        runs = {identity(to_point(run)): run for run in runs_of(_records(results, name))}
+        for row in beside(_records(results, f"{name}-federated"), runs):
+            setup, numbers = row.setup, (row.central, row.federated, row.largest)
+            cells = [f"`{name}`", setup.mechanism, setup.sampling, f"{setup.epsilon:g}", str(row.seeds)]
+            lines.append([*cells, *(f"{100 * value:.2f}" for value in numbers)])
+    return _markdown(head, lines)
+
+
+def effort(results: Path, argument: str) -> str:
+    """What was run, and its processor time, for each of the files in `argument` (a+b+c), and for all of them."""
+    head = ["file", "tuning runs", "their seeds", "test runs", "their seeds", "learning rates", "processor minutes"]
+    lines, totals = [], [0.0, 0.0, 0.0]
     for name in argument.split("+"):
         records = _records(results, name)
         points = [to_point(run) for run in runs_of(records)]
         splits = [[p for p in points if p.split == split] for split in ("validation", "test")]
-        seconds = sum(record.get("seconds", 0.0) for record in records)
+        minutes = sum(record.get("seconds", 0.0) for record in records) / 60
         cells = [f"`{name}.jsonl`"]
         for split in splits:
             seeds = sorted({p.seed for p in split})
             cells += [f"{len(split):,}", f"{seeds[0]} … {seeds[-1]}" if seeds else ""]
         rates = sorted({p.learning_rate for p in splits[0]})
-        cells += [f"{rates[0]:g} … {rates[-1]:g}" if rates else "", f"{seconds / 60:.1f}"]
+        cells += [f"{rates[0]:g} … {rates[-1]:g}" if rates else "", f"{minutes:.1f}"]
         lines.append(cells)
+        totals = [sum(pair) for pair in zip(totals, (*map(len, splits), minutes), strict=True)]
+    tuning, test, minutes = totals
+    if len(lines) > 1:
+        lines.append(["all", f"{tuning:,.0f}", "", f"{test:,.0f}", "", "", f"{minutes:.1f}"])
     return _markdown(head, lines)
 
 
@@ -131,6 +149,7 @@ TABLES: dict[str, Table] = {
     "same-sampling": same_sampling,
     "rules": rules,
     "rules-summary": rules_summary,
+    "federated": federated,
     "effort": effort,
 }
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
 
 NODE_LOST = 5
 """Flower's code for a node that is not there (any more)."""
@@ -14,6 +15,10 @@ NODE_LOST = 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0
 _LATE = 0.1
 
+_SIMULATED_AT_ONCE = 64
+"""Unanswered messages to simulated nodes: Flower's simulation goes through all of them for each node, many times a second, and
+whoever wants to send, train or answer waits meanwhile. Replies of so many are fetched in less time than they take to train."""
+
 
 def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message | None]:
     """The reply to each of `messages`, in order, or None where none came within `timeout` seconds or none could be read.
@@ -21,11 +26,18 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) ->
     Only replies to these very messages are returned, at most one each. A message to a node that is gone is answered by an error.
     Raises ValueError if the SuperLink refuses a message to a node that is there.
     """
-    replies: dict[str, Message | None] = {reply.metadata.reply_to_message_id: reply for reply in push(grid, messages)}
-    waiting = {message.metadata.message_id for message in messages} - replies.keys()
-    sent = time.monotonic()
-    deadline = sent + timeout
-    while waiting:
+    most = _SIMULATED_AT_ONCE if isinstance(grid, InMemoryGrid) else len(messages)
+    unsent = list(messages)
+    replies: dict[str, Message | None] = {}
+    waiting: set[str] = set()
+    deadline: float | None = None
+    while True:
+        if unsent and 2 * len(waiting) <= most:
+            some, unsent = unsent[: most - len(waiting)], unsent[most - len(waiting) :]
+            replies |= {reply.metadata.reply_to_message_id: reply for reply in push(grid, some)}
+            waiting |= {message.metadata.message_id for message in some} - replies.keys()
+            sent = time.monotonic()
+            deadline = sent + timeout if deadline is None else deadline
         looked = time.monotonic()
         for message_id in sorted(waiting):
             try:
@@ -37,8 +49,10 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) ->
                     replies[message_id] = reply
                     waiting.discard(message_id)
         now = time.monotonic()
-        if not waiting or now >= deadline:
+        if deadline is None or now >= deadline or not (waiting or unsent):
             break
+        if unsent and 2 * len(waiting) <= most:
+            continue
         wait = min(max(_LATE * (now - sent), _FIRST_WAIT), _LONGEST_WAIT)
         # Looking at many messages takes the SuperLink's time: at most half of it.
         time.sleep(min(max(wait, now - looked), max(deadline - now, 0)))

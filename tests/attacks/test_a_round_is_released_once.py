@@ -1,5 +1,6 @@
 """A round of a run is released once, whatever is lost, copied or broken: the ledger, its `-wal`, the disk under a COMMIT."""
 
+import errno
 import os
 import shutil
 import signal
@@ -62,7 +63,7 @@ def killed_after(
 
 
 @pytest.mark.parametrize("releases", [1, 3])
-def test_one_file_is_enough_after_a_kill(tmp_path: Path, key_file: Path, releases: int) -> None:
+def test_the_log_is_not_needed_after_a_kill(tmp_path: Path, key_file: Path, releases: int) -> None:
     path = tmp_path / "run.db"
     killed_after(releases, path, key_file, lambda ledger: ledger.plan_round(releases, ["bob"]))
     (tmp_path / "run.db-wal").unlink()
@@ -195,18 +196,32 @@ def test_a_commit_that_fails_leaves_nothing_to_read(tmp_path: Path, key_file: Pa
     assert verify(path).problems == ()
 
 
-def test_a_full_disk_undoes_the_release(tmp_path: Path, key_file: Path) -> None:
-    path = tmp_path / "run.db"
+@pytest.mark.parametrize("full", ["for the ledger", "for the model"])
+def test_a_full_disk_undoes_the_release(
+    tmp_path: Path, key_file: Path, full: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, layout = tmp_path / "run.db", "x" * 10**5
+
+    def no_space(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     with opened(path, key_file) as ledger:
         release(ledger, 0)
-        (pages,) = ledger._connection.execute("PRAGMA page_count").fetchone()
-        ledger._connection.execute(f"PRAGMA max_page_count = {pages + 10}")
+        first = ledger.resume().model
         attempt = ledger.plan_round(1, ["ann"])
         ledger.record_aggregated(1, attempt, 17)
-        with pytest.raises(sqlite3.OperationalError, match="full"):
-            ledger.record_released(1, attempt, bytes(10**6))
-        assert ledger.resume().round == 1
+        with monkeypatch.context() as patched:
+            if full == "for the model":
+                patched.setattr(os, "fsync", no_space)
+            else:
+                (pages,) = ledger._connection.execute("PRAGMA page_count").fetchone()
+                ledger._connection.execute(f"PRAGMA max_page_count = {pages + 10}")
+            with pytest.raises((sqlite3.OperationalError, OSError), match=r"full|No space"):
+                ledger.record_released(1, attempt, bytes(10**6), layout=layout)
+        assert (tmp_path / "run.db-model-1").exists() == (full == "for the ledger")
+        assert (ledger.resume().round, ledger.resume().model) == (1, first)
         ledger._connection.execute("PRAGMA max_page_count = 1000000")
         ledger.skip(1, "disk full")
+        assert not (tmp_path / "run.db-model-1").exists()  # nothing that was not released lies around
         release(ledger, 1)
     assert verify(path).problems == ()

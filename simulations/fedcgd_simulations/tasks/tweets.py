@@ -49,8 +49,12 @@ def load(model: str, data_dir: Path | None) -> Data:
         inputs = minilm_states(texts)
     else:
         inputs = minilm_embeddings(texts)
-    everything = Examples(inputs, torch.tensor(labels))
-    test, validation, train = split(everything, len(texts) // 6, len(texts) // 12, seed=0)
+    return parts(Examples(inputs, torch.tensor(labels)))
+
+
+def parts(everything: Examples) -> Data:
+    """A sixth of the tweets for test, a twelfth for validation, the rest to train."""
+    test, validation, train = split(everything, len(everything) // 6, len(everything) // 12, seed=0)
     return Data(train, validation, test)
 
 

@@ -1,0 +1,97 @@
+"""Norms and the weighted sum of rows in main memory, each in one pass and in float64, by the machine code of `row_passes.c`.
+
+A row is read once for its norm and once for the sum, and nothing is copied. Both use as many threads as torch does.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_int64
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcgd.compiler import array, function, library
+
+_TILE = 2048  # numbers of the total, 16 KiB
+_FOR_THREADS = 2**22  # numbers, below which another thread costs more than it brings
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+
+class RowPasses(NamedTuple):
+    """Both release the interpreter's lock."""
+
+    squares: Callable[[Floats, Doubles], None]
+    """(values, sums): sums[i] = Σ_j values[i, j]²."""
+    add: Callable[[Floats, int, int, Doubles, Doubles], None]
+    """(values, first, last, factors, total): total[j] += Σ_i factors[i]·values[i, j] for first ≤ j < last, row after row."""
+
+
+def passes_for(values: Tensor) -> RowPasses | None:
+    """What `norms` and `add_rows` need to work on `values`, shape (rows, columns); None where torch has to do it."""
+    usable = values.device.type == "cpu" and values.dtype == torch.float32 and values.is_contiguous()
+    return compiled() if usable else None
+
+
+def norms(passes: RowPasses, values: Tensor) -> Tensor:
+    """L2 norm of each row, float64, shape (rows,): not finite where the row is not, and never too large for a float64."""
+    rows, sums = values.numpy(), np.empty(len(values))
+    _in_parts(lambda first, last: passes.squares(rows[first:last], sums[first:last]), len(rows), values.numel())
+    return torch.from_numpy(np.sqrt(sums))
+
+
+def add_rows(passes: RowPasses, total: Tensor, values: Tensor, factors: Tensor) -> None:
+    """total += Σ_i factors[i]·values[i], in place; float64 `total` and `factors`. The same bits for any number of threads."""
+    rows, weights, out = values.numpy(), factors.contiguous().numpy(), total.numpy()
+    _in_parts(lambda first, last: passes.add(rows, first, last, weights, out), values.shape[1], values.numel())
+
+
+def _in_parts(work: Callable[[int, int], None], size: int, numbers: int) -> None:
+    threads = min(torch.get_num_threads(), size) if numbers >= _FOR_THREADS else 1
+    if threads == 1:
+        work(0, size)
+        return
+    ends = [size * i // threads for i in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, ends[:-1], ends[1:]))
+
+
+@cache
+def compiled() -> RowPasses | None:
+    """None without a compiler, or where its code does not work or does not add up."""
+    try:
+        made = _load()
+        return made if _adds_up(made) else None
+    except Exception:  # whatever a compiler can do on a machine that nobody has tried
+        return None
+
+
+def _load() -> RowPasses:
+    code = library(Path(__file__).with_suffix(".c"), {"TILE": _TILE})
+    floats, doubles, size = array(np.float32), array(np.float64), c_int64
+    squares = function(code, "squares", [floats, size, size, doubles])
+    add = function(code, "add", [floats, size, size, size, size, doubles, doubles])
+    return RowPasses(
+        lambda values, sums: squares(values, *values.shape, sums),
+        lambda values, first, last, factors, total: add(values, *values.shape, first, last, factors, total),
+    )
+
+
+def _adds_up(made: RowPasses) -> bool:
+    """Whether a few numbers give what they give with NumPy: the sum bit by bit. A compiler may be wrong."""
+    rows, columns, first = 7, _TILE + 45, 3
+    values = np.sin(np.arange(rows * columns, dtype=np.float32) * np.float32(1.7)).reshape(rows, columns)
+    factors, sums = np.linspace(0.1, 1.0, rows), np.empty(rows)
+    total = np.arange(columns, dtype=np.float64)
+    expected = total.copy()
+    for factor, row in zip(factors, values, strict=True):
+        expected[first:] += factor * row[first:].astype(np.float64)
+    made.squares(values, sums)
+    made.add(values, first, columns, factors, total)
+    return np.array_equal(total, expected) and np.allclose(sums, (values.astype(np.float64) ** 2).sum(1), rtol=1e-12)

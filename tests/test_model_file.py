@@ -1,0 +1,319 @@
+"""The last model lies beside its ledger: whole after a kill at any line, and told from every other file."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedcgd.cli import app
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger, export, model_file, released_model, seal, verify
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)  # from Python 3.12
+
+PLAN = Plan(
+    mechanism=LambdaCGD(0.5),
+    participation=Participation(rounds=500, min_separation=1),
+    clip_norm=1.0,
+    noise_multiplier=2.0,
+    delta=1e-5,
+)
+LAYOUT = '[["w"], [[100]], ["float32"]]'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    return tmp_path / "run.db"
+
+
+def opened(path: Path) -> Ledger:
+    return Ledger.open(path, plan=PLAN, configuration={}, key=NoiseKey.from_file(path.with_name("noise.key")))
+
+
+def model_of(round: int) -> bytes:
+    return np.full(100, round, np.float32).tobytes()
+
+
+def summed(ledger: Ledger, round: int) -> int:
+    attempt = ledger.plan_round(round, ["ann"])
+    ledger.record_aggregated(round, attempt, int.from_bytes(os.urandom(16), "big"))
+    return attempt
+
+
+def release(ledger: Ledger, round: int, model: bytes | None = None) -> None:
+    ledger.record_released(
+        round, summed(ledger, round), model_of(round) if model is None else model, b"the state", LAYOUT
+    )
+
+
+def with_rounds(path: Path, rounds: int) -> Path:
+    with opened(path) as ledger:
+        for round in range(rounds):
+            release(ledger, round)
+    return path
+
+
+def files(path: Path) -> list[str]:
+    return sorted(file.name for file in path.parent.glob(f"{path.name}*"))
+
+
+def killed(work: Callable[[], object]) -> bool:
+    """Whether the process of its own that does `work` was killed; else it came to its end."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def kill_before_line(line: int) -> None:
+    """kill -9 to this process before the so-manieth line of the ledger's code in what is called from now on."""
+    left = line
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        if "/fedcgd/ledger/" not in frame.f_code.co_filename:
+            return None
+        left -= event == "line"
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)
+
+
+@pytest.mark.parametrize("every", [pytest.param(9, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+def test_a_kill_at_any_line_of_a_release_loses_nothing(path: Path, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there afterwards is the release before, or this one; the record and the model agree on which."""
+    monkeypatch.setattr(model_file, "_AT_ONCE", 150)
+    with_rounds(path, 2)
+    line, outcomes, left_over = 0, set(), 0
+    models = {0: model_of(0), 1: model_of(1)}
+    round = 2
+    while True:
+        attempted = np.random.default_rng(line).bytes(400)
+
+        def work(attempted: bytes = attempted, round: int = round, line: int = line) -> None:
+            ledger = opened(path)
+            attempt = summed(ledger, round)
+            kill_before_line(line)
+            ledger.record_released(round, attempt, attempted, b"s", LAYOUT)
+
+        died = killed(work)
+        released = verify(path).released
+        assert released in (round, round + 1)
+        if released > round:
+            models[round] = attempted
+        outcomes.add(released - round)
+        unused = model_file.file_of(path, released)
+        left_over += released == round and unused.exists() and unused.read_bytes() != models[round - 2]
+        np.testing.assert_array_equal(released_model(path)["w"], np.frombuffer(models[released - 1], np.float32))
+        with opened(path) as ledger:
+            assert not unused.exists()  # what was not released is gone
+            run = ledger.resume()
+            assert (run.round, run.model) == (released, models[released - 1])
+            assert run.state in (b"s", b"the state")
+        round = released
+        if not died:
+            break
+        line += every
+    assert outcomes == {0, 1}
+    assert left_over > 1, "no kill came between the file and the commit"
+    assert verify(path).problems == ()
+
+
+def exchanged_for(other: Callable[[Path], bytes]) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        file = path.with_name("run.db-model-1")
+        file.write_bytes(other(file))
+
+    return change
+
+
+def of_another_run(file: Path) -> bytes:
+    other = file.parent / "other" / "run.db"
+    other.parent.mkdir()
+    NoiseKey.from_file(other.with_name("noise.key"), create=True)
+    with opened(other) as ledger:
+        release(ledger, 0)
+        release(ledger, 1, bytes(400))
+    return other.with_name(file.name).read_bytes()
+
+
+DAMAGE = {
+    "deleted": (lambda path: path.with_name("run.db-model-1").unlink(), "run.db-model-1 is missing"),
+    "truncated": (exchanged_for(lambda file: file.read_bytes()[:-1]), "damaged"),
+    "emptied": (exchanged_for(lambda file: b""), "damaged"),
+    "longer": (exchanged_for(lambda file: file.read_bytes() + b"!"), "damaged"),
+    "one bit": (exchanged_for(lambda file: b"\x01" + file.read_bytes()[1:]), "damaged"),
+    "of the round before": (exchanged_for(lambda file: file.with_name("run.db-model-0").read_bytes()), "another round"),
+    "of another run": (exchanged_for(of_another_run), "another round or run"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_file_that_is_not_the_ledgers_is_refused_and_the_records_are_read(path: Path, damage: str) -> None:
+    change, words = DAMAGE[damage]
+    with_rounds(path, 2)
+    whole, kept = path.with_name("run.db-model-1").read_bytes(), export(path)
+    change(path)
+    with opened(path) as ledger, pytest.raises(ValueError, match=words) as refused:
+        ledger.resume()
+    assert "put back the file that belongs to that ledger" in str(refused.value)
+    assert "Begin another run with a new key" in str(refused.value)
+    shown = CliRunner().invoke(app, ["ledger", "model", str(path), str(path.with_name("model.npz"))])
+    assert shown.exit_code == 2
+    assert words in " ".join(shown.stderr.split())
+    assert (verify(path).released, verify(path).problems) == (2, ())
+    assert export(path) == kept
+    for command in ("show", "verify", "export"):
+        assert CliRunner().invoke(app, ["ledger", command, str(path)]).exit_code == 0
+    assert CliRunner().invoke(app, ["report", str(path), "-o", str(path.with_name("report.md"))]).exit_code == 0
+    path.with_name("run.db-model-1").write_bytes(whole)  # the remedy
+    with opened(path) as ledger:
+        assert ledger.resume().model == model_of(1)
+        release(ledger, 2)
+
+
+def test_two_files_take_turns_and_are_for_the_owner_only(path: Path) -> None:
+    with_rounds(path, 1)
+    file = path.with_name("run.db-model-0")
+    file.chmod(0o644)
+    with opened(path) as ledger:
+        for round in (1, 2):
+            release(ledger, round, np.zeros(100 - round, np.float32).tobytes())
+            assert ledger.resume().model == np.zeros(100 - round, np.float32).tobytes()
+    assert files(path) == ["run.db", "run.db-model-0", "run.db-model-1"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.stat().st_size == 4 * 98 + len(b"the state")  # the longer model of round 0 has left nothing
+
+
+def test_what_is_empty_needs_no_file(path: Path) -> None:
+    with opened(path) as ledger:
+        ledger.record_released(0, summed(ledger, 0), b"")
+        run = ledger.resume()
+    assert (run.model, run.state) == (b"", b"")
+    assert files(path) == ["run.db"]
+
+
+@pytest.mark.parametrize("end", ["skip", "seal"])
+def test_a_model_that_was_not_released_does_not_outlive_its_attempt(path: Path, end: str) -> None:
+    with_rounds(path, 1)
+    with opened(path) as ledger:
+        attempt = summed(ledger, 1)
+        with pytest.raises(TypeError):
+            ledger.record_released(1, attempt, model_of(1), "no bytes")  # type: ignore[arg-type]
+        path.with_name("run.db-model-1").write_bytes(model_of(1))
+        if end == "skip":
+            ledger.skip(1, "it could not be released")
+    if end == "seal":
+        seal(path, None)
+    assert files(path) == ["run.db", "run.db-model-0"]
+    assert released_model(path)["w"].tobytes() == model_of(0)
+
+
+def test_a_process_that_is_shut_out_leaves_the_file_alone(path: Path) -> None:
+    with_rounds(path, 1)
+    with opened(path) as old:
+        attempt = summed(old, 1)
+        with opened(path) as new:
+            release(new, 1, model_of(7))
+            for late in (
+                lambda: old.record_released(1, attempt, model_of(8)),
+                lambda: old.skip(1, "too late"),
+            ):
+                with pytest.raises(ValueError, match=r"another process|another copy"):
+                    late()
+            assert new.resume().model == model_of(7)
+
+
+def test_a_run_does_not_write_over_the_model_of_another(path: Path) -> None:
+    """Somebody moves a ledger away, and begins another run in its place."""
+    with_rounds(path, 1)
+    path.rename(path.with_name("old.db"))
+    path.with_name("noise.key").rename(path.with_name("old.key"))
+    path.with_name("noise.key.runs").rename(path.with_name("old.key.runs"))
+    NoiseKey.from_file(path.with_name("noise.key"), create=True)
+    with pytest.raises(ValueError, match=r"run.db-model-0 holds a model of another run.*move it"):
+        opened(path)
+    path.with_name("run.db-model-0").rename(path.with_name("old.db-model-0"))
+    with_rounds(path, 1)
+    key = NoiseKey.from_file(path.with_name("old.key"))
+    with Ledger.open(path.with_name("old.db"), plan=PLAN, configuration={}, key=key) as ledger:
+        assert ledger.resume().model == model_of(0)
+
+
+def test_it_lies_beside_the_ledger_and_not_beside_a_link_to_it(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    path.symlink_to(tmp_path / "disk" / "real.db")
+    with_rounds(path, 2)
+    assert files(tmp_path / "disk" / "real.db") == ["real.db", "real.db-model-0", "real.db-model-1"]
+    assert files(path) == ["run.db"]
+    for name in (path, tmp_path / "disk" / "real.db"):
+        assert released_model(name)["w"].tobytes() == model_of(1)
+
+
+def test_a_link_in_its_place_is_not_followed(path: Path, tmp_path: Path) -> None:
+    with_rounds(path, 1)
+    with opened(path) as ledger:
+        attempt = summed(ledger, 1)
+        path.with_name("run.db-model-1").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(OSError, match="symbolic links"):
+            ledger.record_released(1, attempt, model_of(1))
+        assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_copy_of_both_files_is_a_whole_copy(path: Path) -> None:
+    with_rounds(path, 3)
+    for file in path.parent.glob("run.db*"):
+        shutil.copy(file, str(file).replace("run.db", "copy.db"))
+    assert released_model(path.with_name("copy.db"))["w"].tobytes() == model_of(2)
+    with opened(path.with_name("copy.db")) as ledger:
+        assert ledger.resume().model == model_of(2)
+
+
+def test_whoever_reads_while_the_run_goes_on_gets_a_whole_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both files are written anew between what the reader is told and what it finds."""
+    with_rounds(path, 1)
+    read = model_file.read
+    with opened(path) as ledger:
+        rounds = iter(range(1, 5))
+
+        def overtaken(*arguments: Any) -> tuple[bytes, bytes]:
+            for round in list(rounds)[:3]:
+                release(ledger, round)
+            return read(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(model_file, "read", overtaken)
+            assert released_model(path)["w"].tobytes() == model_of(3)
+
+
+def test_a_ledger_of_an_earlier_format_is_refused_in_words(path: Path) -> None:
+    with_rounds(path, 1)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE run SET format = 2")
+        connection.execute("DROP TABLE latest")
+    with pytest.raises(ValueError, match="format 2, and this version of fedcgd reads format 3"):
+        opened(path)
+    with pytest.raises(ValueError, match="another version of fedcgd"):
+        released_model(path)

@@ -1,0 +1,82 @@
+"""Norms and weighted sums of rows by machine code: as torch makes them, whatever the rows hold, in any number of threads."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedcgd.opacus import clipping, row_passes
+
+
+@pytest.fixture(scope="module")
+def passes() -> row_passes.RowPasses:
+    made = row_passes.compiled()
+    assert made is not None, "these tests need a C compiler: pip install 'fedcgd[fast]'"
+    return made
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 31), (4, 32), (9, 2048 * 2 + 77)])
+def test_norms_and_sums(shape: tuple[int, int], threads: int, passes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_passes.torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(row_passes, "_FOR_THREADS", 0)
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(shape, generator=generator)
+    factors = torch.rand(len(values), generator=generator, dtype=torch.float64)
+    total = torch.rand(shape[1], generator=generator, dtype=torch.float64)
+    expected = total.numpy().copy()
+    for factor, row in zip(factors.numpy(), values.numpy(), strict=True):
+        expected += factor * row.astype(np.float64)
+    row_passes.add_rows(passes, total, values, factors)
+    assert total.numpy().tobytes() == expected.tobytes()
+    norms = np.sqrt((values.numpy().astype(np.float64) ** 2).sum(1))
+    np.testing.assert_allclose(row_passes.norms(passes, values).numpy(), norms, rtol=1e-13)
+
+
+def test_squares_neither_overflow_nor_vanish(passes) -> None:
+    tiny, huge = float(np.float32(1e-45)), float(np.finfo(np.float32).max)
+    values = torch.tensor([[tiny] * 4, [huge] * 4, [0.0] * 4])
+    assert row_passes.norms(passes, values).tolist() == [2 * tiny, 2 * huge, 0.0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 40, 99])
+def test_a_row_that_is_not_finite_adds_nothing(bad: float, place: int, passes) -> None:
+    values = torch.ones(6, 100)
+    values[2, place] = bad
+    assert torch.isfinite(row_passes.norms(passes, values)).tolist() == [True, True, False, True, True, True]
+    total = torch.zeros(100, dtype=torch.float64)
+    clipping.add_clipped([total], [clipping.Dense(values)], clip_norm=1.0)
+    torch.testing.assert_close(total, torch.full((100,), 0.5 * (1 - clipping.MARGIN), dtype=torch.float64))
+
+
+def test_torch_does_what_machine_code_cannot(passes) -> None:
+    rows = torch.randn(8, 6)
+    assert row_passes.passes_for(rows) is passes
+    assert row_passes.passes_for(rows.double()) is None
+    assert row_passes.passes_for(rows.T) is None
+    assert row_passes.passes_for(rows.bfloat16()) is None
+
+
+def test_the_clipped_sum_is_the_same_without_a_compiler(passes, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.randn(17, 3000, generator=torch.Generator().manual_seed(2)) * torch.logspace(-3, 3, 17)[:, None]
+    sums = []
+    for made in (passes, None):
+        monkeypatch.setattr(row_passes, "compiled", lambda made=made: made)
+        sums.append(torch.zeros(3000, dtype=torch.float64))
+        clipping.add_clipped([sums[-1]], [clipping.Dense(values)], clip_norm=1.0)
+    assert 0 < float((sums[0] - sums[1]).norm()) < 17 * clipping.MARGIN
+
+
+@pytest.mark.parametrize("wrong", ["squares", "add"])
+def test_machine_code_that_does_not_add_up_is_not_used(wrong: str, passes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def squares(values, sums):
+        passes.squares(values, sums)
+        sums[-1] *= 1 + 1e-9
+
+    def add(values, first, last, factors, total):
+        passes.add(values, first, last - 1, factors, total)
+
+    monkeypatch.setattr(
+        row_passes, "_load", lambda: passes._replace(**{wrong: {"squares": squares, "add": add}[wrong]})
+    )
+    assert row_passes.compiled.__wrapped__() is None
