@@ -5,6 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,8 @@ from fedcgd_experiments.people_report import (
     rows,
     setting_text,
 )
-from fedcgd_experiments.sweep import ResultsFile
+from fedcgd_experiments.significance import PairedComparison, compare_paired
+from fedcgd_experiments.sweep import ResultsFile, runs_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -195,6 +197,64 @@ def test_the_numbers_of_the_buffers_are_the_kept_ones() -> None:
     assert row is not None
     printed = [float(cell) for cell in row[1].split("|")]
     assert printed == [float(f"{value:.2g}") for value in kept["blt"]["approximation"]]
+
+
+def compared(file: str, *samplings: str, **options: Any) -> dict[tuple[str, str, float], PairedComparison]:
+    """The comparisons of a sweep under some samplings, by family, sampling and ε."""
+    runs = [
+        run for run in runs_of(ResultsFile(RESULTS / file).records) if run["point"]["setup"]["sampling"] in samplings
+    ]
+    rows = compare_paired(runs, **options)
+    return {(row.setup.family, row.setup.sampling, row.setup.epsilon): row for row in rows}
+
+
+def test_what_the_page_says_of_models_that_are_not_linear() -> None:
+    page = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    plain, fashion = compared("digits-cnn.jsonl", "none"), compared("fashion-mnist-cnn.jsonl", "none")
+    gains = [f"{100 * plain['lambda-cgd', 'none', epsilon].difference:.1f}" for epsilon in (2.0, 8.0)]
+    assert f"with the CNN too, by {gains[0]} points at ε = 2 and {gains[1]} at ε = 8" in page
+    gain = f"{100 * fashion['lambda-cgd', 'none', 2.0].difference:.1f}"
+    assert f"with the CNN on a tenth of it too, by {gain} points at ε = 2" in page
+    others = [compared(f"{data}-cnn.jsonl", "none", baseline="lambda-cgd") for data in ("digits", "fashion-mnist")]
+    sure = [(*key, row) for rows in others for key, row in rows.items() if key[0] != "dp-sgd" and row.corrected < 0.05]
+    assert [(family, epsilon) for family, _, epsilon, _ in sure] == [("blt", 2.0)]
+    assert sure[0][-1].difference < 0
+
+    same = compared("digits-cnn.jsonl", "balls-in-bins")
+    gains = [f"{100 * same['lambda-cgd', 'balls-in-bins', epsilon].difference:.1f}" for epsilon in (2.0, 8.0)]
+    assert f"with the CNN on digits by {gains[0]} points at ε = 2 and {gains[1]} at ε = 8" in page
+    poisson = compared("digits-cnn.jsonl", "poisson", "balls-in-bins", under="poisson")
+    two, eight = (poisson["lambda-cgd", "balls-in-bins", epsilon] for epsilon in (2.0, 8.0))
+    assert f"With the CNN it is {-100 * two.difference:.1f} points behind at ε = 2, and on par at ε = 8" in page
+    assert two.corrected < 0.05 < eight.corrected
+
+
+def test_what_the_page_says_of_bisr() -> None:
+    page = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    rows = compared("fashion-mnist.jsonl", "none", baseline="lambda-cgd")
+    bisr = [rows["bisr", "none", epsilon] for epsilon in (1.0, 2.0, 4.0, 8.0)]
+    gains = [100 * row.difference for row in bisr]
+    assert f"on Fashion-MNIST at every ε, by {min(gains):.1f} to {max(gains):.1f} points with 16 bands" in page
+    assert all(row.corrected < 0.05 and row.setup.spelling.value == 16 for row in bisr)
+    apart = [abs(100 * row.difference) for (family, _, _), row in rows.items() if family in ("bisr", "blt")]
+    assert max(apart) < 1.3
+    assert "BISR and BLT within 1.3 points on Fashion-MNIST" in page
+    digits = compared("digits.jsonl", "none", baseline="lambda-cgd")["bisr", "none", 1.0]
+    assert digits.corrected < 0.05
+    assert f"on digits at ε = 1, by {100 * digits.difference:.1f}," in page
+
+
+def test_what_the_page_says_of_cyclic_poisson_sampling() -> None:
+    page = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    rows = compared("digits.jsonl", "poisson", "cyclic-poisson", "balls-in-bins", under="poisson")
+    cyclic = [rows["band-mf", "cyclic-poisson", epsilon] for epsilon in (1.0, 2.0, 4.0, 8.0)]
+    behind, *ahead = (100 * row.difference for row in cyclic)
+    told = f"{-behind:.1f} points behind at ε = 1 and {min(ahead):.1f} to {max(ahead):.1f} ahead at the others"
+    assert f"No difference to Poisson DP-SGD is sure, {told}, with two or three bands" in page
+    assert all(row.corrected > 0.05 for row in cyclic)
+    assert {row.setup.spelling.value for row in cyclic} == {2, 3}
+    apart = [row.accuracy - rows["lambda-cgd", "balls-in-bins", row.setup.epsilon].accuracy for row in cyclic]
+    assert f"DP-λCGD with Balls-in-Bins is within {100 * max(map(abs, apart)):.1f} points of it at every ε" in page
 
 
 WORDS = {curvature.DP_SGD: "DP-SGD", curvature.PRACTICAL: "λ-CGD, λ by the practical rule"}
