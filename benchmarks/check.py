@@ -64,7 +64,7 @@ def client_updates(parameters: int = 10_000_000, turns: int = 5) -> dict[str, fl
     """What a message costs a client after its first one, over one `np.linalg.norm(trained - model)` of float64."""
     model, trained = (np.random.default_rng(i).standard_normal(parameters, np.float32) for i in (1, 2))
     ratio = median(
-        median(client_update.alone(parameters, "machine code")[1:])
+        median(mod - app for mod, app in client_update.alone(parameters, "machine code")[1:])
         / min(seconds(lambda: np.linalg.norm(np.subtract(trained, model, dtype=np.float64))) for _ in range(3))
         for _ in range(turns)
     )

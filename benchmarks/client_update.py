@@ -2,7 +2,8 @@
 
 python benchmarks/client_update.py [--parameters 10000000 25000000] [--repeats 5] [--json FILE]
 
-A message comes in, the app answers with arrays that are there, the reply goes out: all of it but the app's own part counts. A
+A message comes in, the app reads the model's arrays and answers with arrays that are there, the reply goes out. Counted is what
+that takes longer than the same app takes by itself, on the same arrays in an ordinary message, which it is given just before. A
 deployed ClientApp is a new process for each message, so each repeat is one, in turns between the forms; what comes after its
 first message stands beside it. Loading machine code counts, compiling it does not: that happens once on a machine. Results are
 in docs/performance.md.
@@ -14,6 +15,8 @@ import math
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -35,8 +38,8 @@ FORMS = ("NumPy", "machine code")
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks for them
 
 
-def alone(parameters: int, form: str) -> list[float]:
-    """Seconds that each message to this process takes."""
+def alone(parameters: int, form: str) -> list[tuple[float, float]]:
+    """Seconds that each message to this process takes, and those of the app without the mod."""
     if form == "NumPy":
         passes._PATIENCE = math.inf  # type: ignore[assignment]
     generator = np.random.default_rng(1)
@@ -49,48 +52,59 @@ def alone(parameters: int, form: str) -> list[float]:
     grid = Grid.fitting(clip_norm=1.0, size=parameters, stddev=1.0)
     task = TrainTask(round=0, attempt=0, clip_norm=1.0, grid=grid, users=("ann",), layout=layout)
     node: Any = SimpleNamespace(node_config={"user-id": "ann"})
-    of_the_app = 0.0
 
     def train(message: Message, context: Any) -> Message:
-        nonlocal of_the_app
-        begin = time.process_time()
-        reply = Message(RecordDict({"arrays": trained, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
-        of_the_app = time.process_time() - begin
-        return reply
+        assert len(message.content.array_records["arrays"].to_numpy_ndarrays()) == ARRAYS
+        return Message(RecordDict({"arrays": trained, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
 
-    seconds = []
-    for _ in range(MESSAGES):
-        message = train_message(1, flat, ConfigRecord(), task)
+    def took(message: Message, work: Callable[[], Message]) -> float:
         message.metadata.__dict__["_message_id"] = "message"
         begin = time.process_time()
-        reply = clipped_update_mod(message, node, train)
-        seconds.append(time.process_time() - begin - of_the_app)
+        reply = work()
+        seconds = time.process_time() - begin
         assert not reply.has_error()
+        return seconds
+
+    seconds: list[tuple[float, float]] = []
+    for _ in range(MESSAGES):
+        plain = Message(RecordDict({"arrays": arrays, "config": ConfigRecord()}), dst_node_id=1, message_type="train")
+        of_the_app = took(plain, partial(train, plain, node))
+        message = train_message(1, flat, ConfigRecord(), task)
+        seconds.append((took(message, partial(clipped_update_mod, message, node, train)), of_the_app))
     if form != "NumPy":
         assert passes.compiled() is not None, "there is no C compiler: pip install 'fedcgd[fast]'"
     return seconds
 
 
-def in_new_process(parameters: int, form: str) -> list[float]:
+def in_new_process(parameters: int, form: str) -> list[tuple[float, float]]:
     command = [sys.executable, __file__, "--parameters", str(parameters), "--alone", form]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    seconds: list[float] = json.loads(done.stdout)
-    return seconds
+    return [(with_mod, without) for with_mod, without in json.loads(done.stdout)]
 
 
 def measure(sizes: list[int], repeats: int) -> list[dict[str, Any]]:
-    """The table, a row for each size and form; printed too."""
+    """The table, a row for each size, form and kind of message; printed too."""
     results = []
     in_new_process(passes._PATIENCE + 1, "machine code")  # compiles it, if nobody has
-    print(f"{'parameters':>10} {'':12} {'first message of a process':>32} {'later ones':>12}")
+    print(
+        f"{'parameters':>10} {'':12} {'message':>7} {'added to the app (spread)':>32} {'with / without (spread)':>26}"
+    )
     for parameters in sizes:
         runs = [{form: in_new_process(parameters, form) for form in FORMS} for _ in range(repeats)]
         for form in FORMS:
-            first = [run[form][0] for run in runs]
-            later = [seconds for run in runs for seconds in run[form][1:]]
-            results.append({"parameters": parameters, "form": form, "first": first, "later": later})
-            spread = f"{median(first):.3f} s ({min(first):.3f} to {max(first):.3f})"
-            print(f"{parameters:>10} {form:12} {spread:>32} {median(later):10.3f} s")
+            for kind, part in (("first", slice(1)), ("later", slice(1, None))):
+                pairs = [pair for run in runs for pair in run[form][part]]
+                added = sorted(with_mod - without for with_mod, without in pairs)
+                ratios = sorted(with_mod / without for with_mod, without in pairs)
+                row = {"parameters": parameters, "form": form, "message": kind, "added": median(added)}
+                row |= {"added_spread": [added[0], added[-1]], "ratio": median(ratios)}
+                results.append(row | {"ratio_spread": [ratios[0], ratios[-1]]})
+                print(
+                    f"{parameters:>10} {form:12} {kind:>7} "
+                    f"{f'{median(added):.3f} s ({added[0]:.3f} to {added[-1]:.3f})':>32} "
+                    f"{f'{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})':>26}",
+                    flush=True,
+                )
     return results
 
 

@@ -126,7 +126,7 @@ def update(parameters: int, folder: Path) -> Step:
     for start in range(0, parameters, CHUNK):
         trained[start : start + CHUNK] = 0.01
     grid = Grid.fitting(clip_norm=1.0, size=parameters, stddev=1.0)
-    return lambda: clipped_update(trained, model, clip_norm=1.0, grid=grid, dtype=np.int32)
+    return lambda: clipped_update(trained, model, clip_norm=1.0, grid=grid, out=np.empty(len(model), np.int32))
 
 
 class Shard:

@@ -28,12 +28,12 @@ from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 
 SIZE = 40
-ROUNDS = 300
+ROUNDS = 150
 COHORT = 8
 USERS = [f"user-{i}" for i in range(40)]
 PLAN = Plan(
     mechanism=LambdaCGD(0.9),
-    participation=Participation(rounds=ROUNDS, min_separation=4, max_participations=60),
+    participation=Participation(rounds=ROUNDS, min_separation=4, max_participations=35),
     clip_norm=1.0,
     noise_multiplier=3.0,
     delta=1e-5,

@@ -4,7 +4,8 @@
 
 The server is `CorrelatedNoise` with a ledger, a secret key and FedAdam; two node processes host the users. VICTIMS is "server" or
 "server,node". `FOLDER/world` gets a line for each thing that leaves the server: what a node was asked (written by the node)
-and each model that was published. Prints the number of kills of servers and of nodes.
+and each model that was published; and one for each model that is on the disk and not released yet. Prints the number of kills
+of servers and of nodes.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fake_grid import is_training
@@ -34,6 +36,7 @@ from flwr.serverapp.strategy import FedAdam
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcgd.keys import NoiseKey
+from fedcgd.ledger import model_file
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -47,7 +50,7 @@ NODES = 2
 USERS = [f"user-{i}" for i in range(100)]
 SEPARATION = 4
 
-STEP, ANSWERED = b".", b"a"
+STEP, PLANNED, ANSWERED, WRITTEN, RELEASED = b".", b"p", b"a", b"w", b"r"
 Progress = Callable[[bytes], object]
 
 
@@ -139,7 +142,10 @@ class SocketGrid(Grid):
         return list(self._nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids = []
+        ids, messages = [], list(messages)
+        if any(is_training(message) for message in messages):
+            self._progress(PLANNED)
+            time.sleep(0.003)
         for message in messages:
             self._progress(STEP)
             self._sent += 1
@@ -193,7 +199,19 @@ def train(folder: Path, rounds: int, life: int, progress: Progress) -> None:
     """One life of the server: from wherever the ledger says to the last round."""
     logging.disable(logging.WARNING)
 
+    write = model_file.write
+
+    def write_and_tell(ledger: Path, round: int, *parts: Any) -> model_file.Latest:
+        written = write(ledger, round, *parts)
+        tell_the_world(folder, "written", life, round)
+        progress(WRITTEN)
+        time.sleep(0.003)  # a moment to be killed in, before the ledger names the file
+        return written
+
+    model_file.write = write_and_tell  # type: ignore[assignment]  # in this process, which is a server's one life
+
     def publish(release: int, arrays: ArrayRecord) -> None:
+        progress(RELEASED)
         time.sleep(0.003)  # a moment to be killed in, before the world knows and after it
         tell_the_world(folder, "published", life, release, digest(arrays))
         time.sleep(0.003)
@@ -218,11 +236,14 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def wait_for_a_moment(steps: int, generator: random.Random) -> None:
-    """Some steps of the server, or until a round or two have their answers, and then a moment more.
+    """Some steps of the server, or until a round or two are planned, answered, written or released, and then a moment more.
 
     By steps and not by the clock, so that the kills spread over all of a round however busy the machine is.
     """
-    wanted, of = generator.choice([(generator.randint(0, 20), STEP + ANSWERED), (generator.randint(1, 2), ANSWERED)])
+    few = generator.randint(1, 2)
+    wanted, of = generator.choice(
+        [(generator.randint(0, 20), STEP + ANSWERED), (few, PLANNED), (few, ANSWERED), (few, WRITTEN), (few, RELEASED)]
+    )
     while wanted and (seen := os.read(steps, 1)):
         wanted -= seen in of
     time.sleep(generator.choice([0.0, 0.002, 0.01]) * generator.random())

@@ -9,11 +9,13 @@ from itertools import product
 import numpy as np
 import pytest
 
+from fedcgd.accounting import gaussian
 from fedcgd.accounting.balls_in_bins import monte_carlo, remove
 from fedcgd.accounting.balls_in_bins.add import _EXPONENTS, _log_laplace, add_bound
 from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, log_excess
 from fedcgd.accounting.balls_in_bins.remove import remove_bound, sample_remove
 from fedcgd.accounting.balls_in_bins.stars import Stars
+from fedcgd.accounting.confidence import cost_of_cut, cut, upper_bound
 
 GRAM = np.array([[1.2, 0.5, 0.1], [0.5, 0.9, 0.3], [0.1, 0.3, 1.0]])
 
@@ -113,6 +115,19 @@ def test_confirmed_bounds_are_below_the_truth_as_rarely_as_they_say() -> None:
     assert 40 < sum(mean < truth for mean in means) < 110
 
 
+def test_draws_that_are_cut_off_still_count() -> None:
+    """X = 100 with probability 1/1000: wherever it is cut, E X² = 10 covers the rest, without which most bounds fail."""
+    square, largest, count, failure = 10.0, 1e6, 2000, 0.1
+    assert cut(largest, square, count, failure) == pytest.approx(46.6, rel=1e-3)
+    assert (cut(1.0, math.inf, count, failure), cost_of_cut(1.0, 1.0, math.inf)) == (1.0, 0.0)
+    at, generator = 20.0, np.random.default_rng(1)
+    assert all(x - at <= cost_of_cut(at, largest, float(x) ** 2) for x in np.geomspace(1e-3, 1e6, 1000))
+    rare = [100.0 * (generator.random(count) < 1e-3) for _ in range(100)]
+    bounds = np.array([upper_bound(np.minimum(draws, at), at, 0.9 / at, failure) for draws in rare])
+    assert np.sum(bounds + cost_of_cut(at, largest, square) < 0.1) <= 10
+    assert np.sum(bounds < 0.1) > 50
+
+
 @pytest.mark.parametrize("constant", ["values", "shares"])
 def test_each_of_the_two_means_has_a_margin(constant: str) -> None:
     """One is known, of the other 3 of 10 draws are 1: at failure 0.2 a tenth of the bounds on that mean may be too small."""
@@ -176,3 +191,25 @@ def test_bounds_without_draws_are_above_quadrature(overlap: float, sigma: float,
     x = np.random.default_rng(2).standard_normal((400_000, 2)) @ np.linalg.cholesky(gram).T
     adding = np.maximum(1 - math.exp(epsilon) * np.exp(x - np.diag(gram) / 2).mean(axis=1), 0)
     assert add_bound(gram, epsilon) > adding.mean() - 4 * adding.std() / math.sqrt(len(adding))
+
+
+@pytest.mark.parametrize(("sigma", "epsilon", "drawn"), [(0.5, 2.0, True), (2.0, 2.0, True), (2.0, 5.0, False)])
+def test_a_delta_without_a_search_is_an_upper_bound(monkeypatch, sigma: float, epsilon: float, drawn: bool) -> None:
+    """Two bins of overlap 0.6, by quadrature; the last, below 10⁻²⁰, has no more draws than a confirmation has at least."""
+    counts: list[int] = []
+    confirm = monte_carlo.Direction.confirm
+
+    def counted(self: monte_carlo.Direction, count: int, seed: tuple[int, int]) -> float:
+        counts.append(count)
+        return confirm(self, count, seed)
+
+    monkeypatch.setattr(monte_carlo.Direction, "confirm", counted)
+    bins, heard = Bins(np.array([[1.0, 0.6], [0.6, 1.0]])), list[str]()
+    found = monte_carlo.delta(bins, sigma=sigma, epsilon=epsilon, progress=heard.append)
+    assert delta_of_two_bins(0.6, sigma, epsilon) <= found.value <= gaussian.delta(epsilon=epsilon, sigma=sigma)
+    assert all("draws to confirm it, about" in text for text in heard)
+    if drawn:
+        assert len(heard) == len(counts) > 0
+    else:
+        assert found.value < 1e-20
+        assert all(count <= monte_carlo._FEWEST for count in counts)

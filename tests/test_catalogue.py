@@ -90,3 +90,11 @@ def test_a_value_knows_its_spelling(mechanism, text: str) -> None:
 def test_the_docs_name_every_mechanism_as_it_is_spelled() -> None:
     page = (Path(__file__).parents[1] / "docs" / "mechanisms.md").read_text()
     assert [row.spelling for row in TABLE.values() if f"`{row.spelling}`" not in page] == []
+
+
+def test_the_readme_counts_the_mechanisms_of_correlated_noise() -> None:
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+    correlated = len(TABLE) - len({"dp-sgd", "diagonal"} & TABLE.keys())  # these have independent noise
+    assert correlated == 12
+    assert f"| correlated noise | {correlated} mechanisms |" in readme
+    assert "Eleven other mechanisms of correlated noise" in readme

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from fedcgd_experiments import curvature
 from fedcgd_experiments.__main__ import app
 from fedcgd_experiments.claims import claims
+from fedcgd_experiments.experiment import TEST_SEEDS
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 
@@ -31,6 +32,8 @@ def test_a_comparison_says_what_its_epsilon_means(command, file, tmp_path) -> No
     lines = (RESULTS / file).read_text().splitlines()
     few = [json.loads(line) for line in lines]
     few = [r for r in few if (r.get("setup") or r["point"]["setup"])["epsilon"] == 8]
+    # Three of the ten test seeds: the exact permutation test of ten against ten has 184,756 ways.
+    few = [r for r in few if "point" not in r or r["point"]["seed"] % TEST_SEEDS < 3]
     path = tmp_path / "results.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in few))
     done = CliRunner().invoke(command, ["compare", str(path)], env={"COLUMNS": "400"}, catch_exceptions=False)

@@ -4,7 +4,9 @@ import json
 import re
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from html.parser import HTMLParser
+from math import log
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from typer.testing import CliRunner, Result
 from fedcgd.cli import app
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, verify
-from fedcgd.ledger.statement import privacy_statement
+from fedcgd.ledger.statement import privacy_statement, sentence
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -138,7 +140,23 @@ def test_a_statement_has_the_promise_and_no_counts_of_users(path, tmp_path):
         assert "too few users" not in text  # which rounds were put off depends on who was there
         assert "abandoned" not in text
     assert "differentially private" in markdown
+    assert "is right about whether one user took part in at most 99.49 % of cases" in markdown
     assert statement["so_far"]["condition"] in markdown
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "percent"),
+    [
+        (log(3), 1e-9, "75"),  # that of randomised response, which says the truth three times of four
+        (0.0, 0.1, "55"),  # one time of ten the truth is told, else nothing: 0.1 + 0.9 / 2
+        (1e15, 1e-5, "100"),
+    ],
+)
+def test_the_statement_says_how_often_the_best_guess_is_right(epsilon, delta, percent):
+    whole = replace(PLAN.guarantee(), epsilon=epsilon, delta=delta)
+    assert f"in at most {percent} % of cases, where a coin is right in 50 %" in sentence(
+        whole, simulated=False, sound=True
+    )
 
 
 @pytest.mark.parametrize("name", ["report.html", "statement.md", "statement.json"])
@@ -152,7 +170,7 @@ def test_a_run_whose_records_contradict_the_plan_is_promised_nothing(path, tmp_p
     text = (tmp_path / name).read_text()
     assert "NO guarantee can be given" in text
     assert "1 users have counters that differ" in text
-    assert "learns little" not in text
+    assert "% of cases" not in text
     assert not privacy_statement(path)["private"]
 
 
@@ -162,7 +180,7 @@ def test_a_simulation_says_so_first(path, tmp_path, name):
     assert report(path, tmp_path / name).exit_code == 0
     text = (tmp_path / name).read_text()
     assert "SIMULATION" in text
-    assert "learns little" not in text
+    assert "% of cases" not in text
     assert not privacy_statement(path)["private"]
 
 

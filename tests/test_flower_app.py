@@ -116,6 +116,23 @@ def test_one_line_makes_an_ordinary_app_private(form: str) -> None:
     assert result.evaluate_metrics_clientapp[2]["accuracy"] == 0.5  # evaluation passes the mod
 
 
+def test_an_app_with_its_own_names_of_records_finds_them() -> None:
+    """FedAvg(arrayrecord_key=…, configrecord_key=…) of an app that had them before it was made private."""
+    app = ClientApp(mods=[clipped_update_mod])
+    seen: list = []
+
+    @app.train()
+    def train(message: Message, context) -> Message:
+        model = message.content["weights"].to_torch_state_dict()
+        seen.append(message.content["how"]["lr"])
+        new = {name: value + 1 for name, value in model.items()}
+        return Message(RecordDict({"weights": ArrayRecord(new)}), reply_to=message)
+
+    run = strategy(FedAvg(arrayrecord_key="weights", configrecord_key="how"))
+    run.start(nodes(app), ArrayRecord({"w": torch.zeros(3)}), train_config=ConfigRecord({"lr": 0.5}))
+    assert (run.releases, seen) == (2, [0.5] * 8)
+
+
 @pytest.mark.parametrize("inner", [FedAvg, FedAdam])
 def test_batch_norm_made_private_carries_counters_and_frozen_parameters(inner) -> None:
     seen: list = []

@@ -1,15 +1,18 @@
 """What a node may answer, and what is dropped."""
 
+import copy
+import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcgd.noise.quantisation import Grid
-from fedcgd_flower.layout import Layout, array_of, flatten, layout_of, unflatten, view
+from fedcgd_flower.layout import Layout, Outgoing, Shown, array_of, flatten, layout_of, unflatten, view
 from fedcgd_flower.messages import (
     NodeSum,
     TrainTask,
@@ -189,6 +192,53 @@ def test_the_requests_of_all_nodes_share_one_copy_of_the_model() -> None:
 def test_arrays_are_written_as_flower_writes_them(value: np.ndarray) -> None:
     assert array_of(value) == Array(value)
     np.testing.assert_array_equal(view(array_of(value)), value)
+
+
+SHOWN = [np.arange(6, dtype=np.float32).reshape(2, 3), np.array(7.0), np.zeros((0, 3), np.float16)]
+
+
+@pytest.mark.parametrize("value", SHOWN, ids=lambda value: str(value.shape))
+def test_an_array_that_is_shown_is_an_array(value: np.ndarray) -> None:
+    """In every way in which Flower, an app or a mod may take it, before and after its bytes are made."""
+    plain = Array(value)
+    for asked_before in (False, True):
+        shown = Shown(value)
+        assert not asked_before or shown.data == plain.data
+        assert (shown == plain, plain == shown) == (True, True)
+        assert (Shown(value + 1) == plain) == (not value.size)
+        for same in (pickle.loads(pickle.dumps(shown)), copy.deepcopy(shown), copy.copy(shown)):
+            assert (type(same), same) == (Array, plain)
+        record, expected = ArrayRecord({"w": shown}), ArrayRecord({"w": plain})
+        assert record == expected
+        assert record.object_id == expected.object_id
+        assert recorddict_to_proto(RecordDict({"arrays": record})) == recorddict_to_proto(
+            RecordDict({"arrays": expected})
+        )
+        np.testing.assert_array_equal(record.to_torch_state_dict()["w"].numpy(), value)
+
+
+def test_what_is_shown_can_be_written_to_and_stays_as_it_is() -> None:
+    flat = np.frombuffer(np.arange(6, dtype=np.float32).tobytes(), np.float32)  # read-only, as a message is
+    shown = Shown(flat.reshape(2, 3))
+    first = shown.numpy()
+    first += 1
+    np.testing.assert_array_equal(shown.numpy(), [[0, 1, 2], [3, 4, 5]])
+    np.testing.assert_array_equal(Array.numpy(shown), [[0, 1, 2], [3, 4, 5]])
+
+
+@pytest.mark.parametrize("size", [5, 2**20 + 3])
+def test_an_outgoing_array_is_sent_without_a_copy_and_cannot_be_changed_any_more(size: int) -> None:
+    outgoing = Outgoing((size,), np.int32)
+    outgoing.array[:] = np.arange(size)
+    place = outgoing.array.ctypes.data
+    sent = outgoing.sent()
+    assert sent == Array(np.arange(size, dtype=np.int32))
+    assert view(sent).ctypes.data == place
+    held = Outgoing((size,), np.int32)
+    kept = held.array
+    sent = held.sent()
+    kept[:] = 1
+    assert not view(sent).any()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fedcgd.ledger import Ledger, export, verify
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.source import grid_of
 
-KILLS = 200
+KILLS = 100
 
 
 @pytest.fixture(scope="module")

@@ -244,3 +244,83 @@ def test_steps_cannot_be_counted_by_hand_and_checkpoints_do_not_mix(tmp_path: Pa
 def test_a_key_that_is_none_is_refused_at_once_and_not_shown(key: object) -> None:
     with pytest.raises(TypeError, match=r"key must be a NoiseKey, .* got (int|NoneType|bytes)$"):
         CorrelatedPrivacyEngine(key)  # type: ignore[arg-type]
+
+
+def made_of(**changed):
+    """`make_private_with_epsilon` of an engine, with its usual arguments but for `changed`."""
+    model = nn.Linear(4, 2)
+    usual = {
+        "module": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "data_loader": DataLoader(data(), batch_size=8),
+        "mechanism": DPSGD(),
+        "target_epsilon": 4.0,
+        "target_delta": 1e-5,
+        "epochs": 2,
+        "max_grad_norm": 1.0,
+    }
+    return CorrelatedPrivacyEngine(SECRET).make_private_with_epsilon(**usual | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"mechanism": 0.9}, r"mechanism must be a value such as LambdaCGD\(0.9\) or DPSGD\(\), got 0.9"),
+        ({"mechanism": LambdaCGD}, "mechanism must be a value"),
+        ({"epochs": "3"}, "epochs must be a whole number, got '3'"),
+        ({"epochs": 3.0}, "epochs must be a whole number, got 3.0"),
+        ({"data_loader": DataLoader(data(), batch_size=None)}, "batch_size=None"),
+        ({"data_loader": DataLoader(data(0), batch_size=8)}, "no batch: its data set has 0 examples"),
+        (
+            {"optimizer": [torch.optim.SGD(nn.Linear(4, 2).parameters())] * 2},
+            "one torch optimizer of all parameters, got list",
+        ),
+    ],
+)
+def test_a_slip_is_answered_in_the_words_of_the_argument(changed, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        made_of(**changed)
+
+
+def test_a_layer_that_sees_fewer_rows_is_named():
+    """As the position embeddings of Transformers' models, which look up one row of positions for the whole batch."""
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.positions = nn.Linear(4, 4), nn.Embedding(4, 1)
+
+        def forward(self, inputs):
+            return self.linear(inputs) + self.positions(torch.arange(4)[None])[..., 0]
+
+    model = Positions()
+    module, optimizer, loader = made_of(module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    inputs, _ = next(iter(loader))
+    module(inputs).sum().backward()
+    with pytest.raises(RuntimeError, match=r"'positions.weight' and 0 others of fewer than \d+: .*position_ids"):
+        optimizer.step()
+
+
+def test_a_checkpoint_does_not_go_on_under_another_key(tmp_path):
+    plan = Plan.calibrated(
+        LambdaCGD(0.5), Participation(rounds=10, min_separation=5), clip_norm=1.0, epsilon=4, delta=1e-5
+    )
+
+    def made(key):
+        model, engine = nn.Linear(4, 2), CorrelatedPrivacyEngine(key)
+        optimizer, loader = torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data(), batch_size=8)
+        return engine, engine.make_private(module=model, optimizer=optimizer, data_loader=loader, plan=plan)
+
+    engine, (module, optimizer, loader) = made(SECRET)
+    for inputs, targets in loader:
+        nn.functional.cross_entropy(module(inputs), targets).backward()
+        optimizer.step()
+    engine.save_checkpoint(path=tmp_path / "run", module=module, optimizer=optimizer)
+    assert bytes(range(32)).hex().encode() not in (tmp_path / "run").read_bytes()
+    other, (module, optimizer, _) = made(NoiseKey.generate())
+    with pytest.raises(ValueError, match=f"fingerprint {SECRET.fingerprint}, and the engine has another.*Keep the key"):
+        other.load_checkpoint(path=tmp_path / "run", module=module, optimizer=optimizer)
+    assert len(other.accountant) == 0
+    same, (module, optimizer, _) = made(SECRET)
+    same.load_checkpoint(path=tmp_path / "run", module=module, optimizer=optimizer)
+    assert len(same.accountant) == 5

@@ -135,7 +135,7 @@ def test_noise_far_finer_than_its_own_resolution_still_covers_every_cell():
     assert stats.chisquare(np.bincount(big % 64, minlength=64)).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("update", [[np.nan], [np.inf], [-np.inf], [1e300], [2.0**40]])
+@pytest.mark.parametrize("update", [[np.nan], [np.inf], [-np.inf], [1e300], [2.0**40], [-(2.0**33)]])
 def test_what_does_not_fit_is_refused(update):
     with pytest.raises(ValueError, match="not finite or too large"):
         Grid(2.0**-20).to_steps(np.array(update))

@@ -76,6 +76,9 @@ def test_effort_is_processor_time(tmp_path):
     results(tmp_path)
     (row,) = table(tmp_path, "effort/digits")[2:]
     assert row == ["`digits.jsonl`", "4", "0 … 0", "30", "1000 … 1009", "1 … 1", f"{34 * 3 / 60:.1f}"]
+    (tmp_path / "tweets.jsonl").write_text((tmp_path / "digits.jsonl").read_text())
+    total = table(tmp_path, "effort/digits+tweets")[-1]
+    assert total == ["all", "8", "", "60", "", "", f"{2 * 34 * 3 / 60:.1f}"]
 
 
 def test_an_unknown_table_is_refused(tmp_path):

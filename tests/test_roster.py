@@ -150,6 +150,12 @@ def test_a_silent_node_is_waited_for_once_and_then_asked_ever_more_rarely(
     assert "host_users" not in caplog.text
 
 
+def test_many_silent_nodes_are_one_line(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    roster(timeout=60.0).refresh(FakeGrid({i: silent(f"user {i}") for i in range(1, 21)}))
+    assert caplog.text.count("did not answer") == 1
+    assert "node 1 and 19 others did not answer within 60 s" in caplog.text
+
+
 def test_a_late_answer_is_taken_down_whenever_it_comes(clock: Clock) -> None:
     grid = FakeGrid({2: silent("bob")})
     directory = roster(timeout=60.0)

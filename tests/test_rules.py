@@ -138,13 +138,32 @@ def test_the_command_judges_every_rule_and_the_plot_leaves_its_runs_out(tmp_path
     ]
     command += ["--mechanism", "dp-sgd", "--mechanism", "lambda-cgd:0.5", "--epsilon", "8", "--address", "here"]
     command += ["--learning-rate", "2", "--learning-rate", "4", "--learning-rate", "8"]
+    judge = [
+        "rules",
+        str(swept),
+        "--output",
+        str(ruled),
+        "--seeds",
+        "2",
+        "--address",
+        "here",
+        "--spectrum",
+        str(spectrum),
+    ]
+    asked = []
     for words in (
         command,
-        ["rules", str(swept), "--output", str(ruled), "--seeds", "2", "--address", "here", "--spectrum", str(spectrum)],
+        [*judge, "--rule", "practical"],
+        judge,
         ["plot", str(swept), str(ruled), "--output", str(tmp_path / "plots")],
     ):
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
+        asked.append({rule for chosen in chosen_lambdas(ResultsFile(ruled).records).values() for rule in chosen})
+    assert asked == [set(), {"practical"}, set(NAMES), set(NAMES)]
+    refused = CliRunner().invoke(app, [*judge, "--rule", "guess"])
+    assert refused.exit_code == 2
+    assert "unknown rule 'guess'; the rules are rmse" in " ".join(refused.output.replace("│", " ").split())
     runs = [to_point(r) for r in ResultsFile(ruled).runs().values()]
     (fitted,) = (r for r in ResultsFile(ruled).records if r["kind"] == "rule" and r["rule"] == CURVATURE)
     assert {fitted["learning_rate"]} == {

@@ -51,6 +51,8 @@ class KilledRun:
     kills: int
     asked: tuple[Asked, ...]
     published: tuple[Published, ...]
+    written: frozenset[tuple[str, int]]
+    """(life, round) in which a model was on the disk before the ledger named it."""
     attempts: tuple[dict, ...]
 
     @property
@@ -77,6 +79,7 @@ def run_with_kills(folder: Path, rounds: int, kills: int, victims: str) -> Kille
         kills=kills,
         asked=tuple(Asked(w[1], int(w[2]), int(w[3]), w[4], frozenset(w[5:])) for w in lines if w[0] == "asked"),
         published=tuple(Published(w[1], int(w[2]), w[3]) for w in lines if w[0] == "published"),
+        written=frozenset((w[1], int(w[2])) for w in lines if w[0] == "written"),
         attempts=tuple(export(folder / "ledger")["attempts"]),
     )
 
@@ -166,6 +169,7 @@ def test_a_server_that_is_killed_trains_the_model_of_one_that_is_not(
 def check_that_the_kills_came_at_every_stage(run: KilledRun) -> None:
     abandoned = [attempt for attempt in run.attempts if attempt["state"] == "abandoned"]
     asked = {(a.round, a.attempt) for a in run.asked}
+    life_of = {(a.round, a.attempt): a.life for a in run.asked}
     first_seen = {}
     for shown in run.published:
         first_seen.setdefault(shown.release, shown)
@@ -179,6 +183,9 @@ def check_that_the_kills_came_at_every_stage(run: KilledRun) -> None:
             (a["round"], a["attempt"]) in asked and a["aggregated"] is None for a in abandoned
         ),
         "aggregated, not released": sum(a["aggregated"] is not None for a in abandoned),
+        "written, not released": sum(
+            (life_of.get((a["round"], a["attempt"])), a["round"]) in run.written for a in abandoned
+        ),
         "released, not published": sum(
             shown.release > 0 and first_of_life[shown.life] == shown for shown in first_seen.values()
         ),

@@ -39,10 +39,12 @@ def test_pieces_are_what_the_whole_is(cuts: list[int], size: int) -> None:
     expected = grid.to_steps(clip(trained.astype(float) - model, 0.5))
     for clip_norm, tolerance in ((0.5, 1), (1e6, 0)):  # within the norm, no factor is in play
         whole = clipped_update(trained, model, clip_norm=clip_norm, grid=grid)
-        pieces = clipped_update(np.split(trained, cuts), model, clip_norm=clip_norm, grid=grid, dtype=np.int64)
+        pieces = clipped_update(np.split(trained, cuts), model, clip_norm=clip_norm, grid=grid)
         np.testing.assert_allclose(pieces, whole, atol=tolerance)
     np.testing.assert_allclose(clipped_update(trained, model, clip_norm=0.5, grid=grid), expected, atol=1)
-    narrow = clipped_update(np.split(trained, cuts), model, clip_norm=0.5, grid=grid, dtype=np.int32)
+    narrow = clipped_update(
+        np.split(trained, cuts), model, clip_norm=0.5, grid=grid, out=np.empty(len(model), np.int32)
+    )
     assert narrow.dtype == np.int32
     assert grid.step * np.linalg.norm(narrow.astype(float)) <= 0.5
     np.testing.assert_allclose(narrow, expected, atol=1)

@@ -113,7 +113,7 @@ def test_every_record_of_the_run_is_marked(tmp_path: Path) -> None:
         printed("report", str(path), "-o", str(tmp_path / name))
         text = (tmp_path / name).read_text()
         assert "NO NOISE" in text
-        assert "learns little" not in text
+        assert "% of cases" not in text
         assert "Verified" not in text
     assert json.loads((tmp_path / "statement.json").read_text())["whole_run"]["epsilon"] == "inf"
 

@@ -19,8 +19,15 @@ tight and as fast, and the first elsewhere."""
 def accountant(mechanism: Mechanism, participation: Participation, method: Method | None = None) -> Accountant:
     """The accountant for runs of `mechanism` in which users take part as `participation` says.
 
-    It costs nothing to make. `method` is for Balls-in-Bins. Raises ValueError for an unknown method.
+    It costs nothing to make. `method` is for Balls-in-Bins. Raises ValueError for an unknown method, TypeError for what is no
+    mechanism, such as its λ alone, its class or its name, or no participation, such as a number of rounds.
     """
+    if isinstance(mechanism, type) or not hasattr(mechanism, "inverse_row"):
+        raise TypeError(f"mechanism must be a value such as LambdaCGD(0.9) or DPSGD(), got {mechanism!r}")
+    if not isinstance(participation, Participation):
+        raise TypeError(
+            f"participation must be a Participation, such as Participation(rounds=100), got {participation!r}"
+        )
     if method is not None and method not in get_args(Method):
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     match participation.sampling:

@@ -5,8 +5,8 @@ that was fixed beforehand; by Markov's inequality it exceeds 1/β with probabili
 refuted (Section 4 of Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", 2020,
 arXiv:2010.09686). The error adapts to the variance, and the range costs only r·log(1/β)/n.
 
-Second moment: if X_i ≥ 0 and E X_i² ≤ s, the mean of n draws is below E X_i − √(2s·log(1/β)/n) with probability at most β,
-because E e^(−hX) ≤ 1 − h·E X + h²s/2 (Bernstein's inequality, whose lower tail needs no range).
+Cut: if X_i ≥ 0 and E X_i² ≤ s, cutting the draws off at some t costs E (X − t)₊ ≤ s/(4t), as x − t ≤ x²/(4t) for every x. So the
+range becomes t, also where nothing else is known of it.
 """
 
 import math
@@ -29,9 +29,14 @@ def radius(variance: float, largest: float, count: int, failure: float) -> float
     return math.log(1 / failure) / (count * bet) + bet * variance / 2
 
 
-def moment_radius(square: float, count: int, failure: float) -> float:
-    """How far below the expectation the mean of `count` draws ≥ 0 is with probability at most `failure`; E X² ≤ `square`."""
-    return math.sqrt(2 * square * math.log(1 / failure) / count)
+def cut(largest: float, square: float, count: int, failure: float) -> float:
+    """The t in (0, `largest`] for `count` draws that makes the cost of range and cut together least; E X² ≤ `square`."""
+    return min(largest, math.sqrt(square * count / (4 * math.log(1 / failure))))
+
+
+def cost_of_cut(at: float, largest: float, square: float) -> float:
+    """At least E (X − `at`)₊."""
+    return 0.0 if at >= largest else square / (4 * at)
 
 
 def upper_bound(draws: Vector, largest: float, bet: float, failure: float) -> float:

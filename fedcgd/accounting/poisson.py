@@ -35,6 +35,7 @@ _STEPS = (1e-5, 1e-3)  # the least step, and the largest for an ε of tens
 _COARSE = 2e-5  # the step for a huge ε, as a part of it
 _CELLS = 2e6  # of the discretised privacy loss at most: what memory holds
 _ACCURACY = 1e-5  # relative, of a calibrated σ: on the safe side
+_NEWTON_STEPS = 4  # before the search begins again, without a slope
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,31 @@ def poisson_noise_multiplier(epsilon: float, delta: float, participation: Partic
             "it promises nothing long before"
         )
     fine = _step(epsilon)
-    rough = _search(epsilon, delta, participation, (0.3, 1.0), 10 * _ACCURACY, max(fine, min(10 * fine, _STEPS[1])))
-    # Larger steps only raise δ, so that the answer lies below, and near.
+    coarse = max(fine, min(10 * fine, _STEPS[1]))
+    rough = _search(epsilon, delta, participation, (0.3, 1.0), 10 * _ACCURACY, coarse)
+    # Larger steps only raise δ, so that the answer lies below, and near: Newton's method, with the slope at larger steps.
+    width, sigma = 0.01, rough
+    slope = (
+        _excess(rough * math.exp(-width), epsilon, delta, participation, coarse)
+        - _excess(rough, epsilon, delta, participation, coarse)
+    ) / width
+    for _ in range(_NEWTON_STEPS if rough < _certain(epsilon, delta, participation) and slope > 0 else 0):
+        above = _excess(sigma, epsilon, delta, participation, fine)
+        if -_ACCURACY * slope < above <= 0:
+            return sigma
+        sigma *= math.exp(above / slope) * (1 + _ACCURACY / 4)
     return _search(epsilon, delta, participation, (rough * 0.995, rough), _ACCURACY / 4, fine)
+
+
+def _excess(sigma: float, epsilon: float, delta: float, participation: Participation, step: float) -> float:
+    """How far log δ at this σ and step is above that of `delta`; falls with σ."""
+    composed = _composed(sigma, participation, None, max(step, _range(sigma, participation, None) / _CELLS))
+    return math.log((float(composed.get_delta_for_epsilon(epsilon)) + _rounding(participation, None)) / delta)
+
+
+def _certain(epsilon: float, delta: float, participation: Participation) -> float:
+    """σ of somebody who takes part in every round: enough for everybody."""
+    return gaussian.sigma(epsilon=epsilon, delta=delta) * math.sqrt(_eligible(participation, None))
 
 
 def _search(
@@ -143,12 +166,9 @@ def _search(
     """
 
     def excess(sigma: float) -> float:
-        least = _range(sigma, participation, None) / _CELLS
-        composed = _composed(sigma, participation, None, max(step, least))
-        found = float(composed.get_delta_for_epsilon(epsilon)) + _rounding(participation, None)
-        return math.log(found) - math.log(delta)
+        return _excess(sigma, epsilon, delta, participation, step)
 
-    certain = gaussian.sigma(epsilon=epsilon, delta=delta) * math.sqrt(_eligible(participation, None))
+    certain = _certain(epsilon, delta, participation)
     most = min(certain, _LARGEST_MULTIPLIER)
     low, high = bracket
     ratio = high / low

@@ -2,6 +2,7 @@
 
 import platform
 from importlib.metadata import version
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +99,24 @@ def sentence(whole: Guarantee, both: JointGuarantee | None = None, *, simulated:
     return (
         f"All models that this run releases, together, are ({rounded_up(whole.epsilon)}, {rounded_up(whole.delta, 6)})-"
         f"differentially private under {whole.adjacency.removeprefix('add or remove ')} being added or removed: whoever sees "
-        "all of them, and knows everything about all other users, learns little about whether one user took part."
+        "all of them, and knows everything about all other users, is right about whether one user took part in at most "
+        f"{_right_at_most(whole)} % of cases, where a coin is right in 50 %."
     ) + (
         ""
         if both is None
         else " What users' data say of the models is told too, as noised sums: the models and all such evaluations that "
         f"are planned, together, are ({rounded_up(both.epsilon)}, {rounded_up(both.delta, 6)})-differentially private."
     )
+
+
+def _right_at_most(guarantee: Guarantee) -> str:
+    """(e^ε + δ)/(e^ε + 1) in percent: how often the best test is right, if the user takes part or not with equal probability.
+
+    Its two errors are a + e^ε·b ≥ 1 − δ and e^ε·a + b ≥ 1 − δ (Kairouz et al., 2015, arXiv:1311.0776): together at least
+    2(1 − δ)/(1 + e^ε).
+    """
+    odds = exp(-guarantee.epsilon)
+    return rounded_up(min(100.0, 100 * (1 + guarantee.delta * odds) / (1 + odds)), 4)
 
 
 def statement_markdown(statement: dict[str, Any]) -> str:

@@ -23,6 +23,10 @@ def check_loader(data_loader: DataLoader[Any], accumulation_steps: int) -> tuple
     """(examples, steps of an epoch) when a step takes so many batches. Raises for a loader that picks examples its own way."""
     if isinstance(data_loader.dataset, IterableDataset):
         raise TypeError("the data set must have a length and indices, so that the engine can pick its batches")
+    if data_loader.batch_sampler is None:
+        raise ValueError(
+            "the data loader has batch_size=None, so that its batches are the data set's; give it a batch_size"
+        )
     if not isinstance(data_loader, RoundLoader) and (
         type(data_loader.batch_sampler) is not BatchSampler
         or type(data_loader.sampler) not in (SequentialSampler, RandomSampler)
@@ -40,6 +44,8 @@ def check_loader(data_loader: DataLoader[Any], accumulation_steps: int) -> tuple
             "weigh their losses"
         )
     batches = len(data_loader)
+    if not batches:
+        raise ValueError(f"the data loader has no batch: its data set has {len(data_loader.dataset)} examples")  # type: ignore[arg-type]
     if accumulation_steps < 1 or batches % accumulation_steps:
         raise ValueError(
             f"accumulation_steps must be at least 1 and divide the {batches} batches of an epoch, got {accumulation_steps}: "
@@ -99,6 +105,8 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer) -> None:
     """Raise unless the parameters that can move are those that are clipped, and nothing else carries data away."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         raise TypeError("DistributedDataParallel is not supported: each process would add its own noise")
+    if not isinstance(optimizer, optim.Optimizer):
+        raise TypeError(f"the optimizer must be one torch optimizer of all parameters, got {type(optimizer).__name__}")
     known = set(module.parameters())
     given = dict.fromkeys(p for group in optimizer.param_groups for p in group["params"])  # in order
     if any(p not in known for p in given):

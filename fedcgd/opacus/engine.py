@@ -161,7 +161,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         loss = None
         if grad_sample_mode == "ghost":
             loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)
-        rounds = Rounds(plan, "" if self._key.simulated else secrets.token_hex(16), 1 / steps)
+        rounds = Rounds(plan, "" if self._key.simulated else secrets.token_hex(16), 1 / steps, self._key.fingerprint)
         if isinstance(optimizer, CorrelatedOptimizer):
             optimizer.retire()
         private = CorrelatedOptimizer(

@@ -235,11 +235,15 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             flight.total = self._sum.zero_()
         totals = torch.split(flight.total, [p.numel() for p in self._moving])
         for rows in zip(*passes, strict=True):
-            examples = rows[0].examples
-            if any(row.examples != examples for row in rows):
+            examples = max(row.examples for row in rows)
+            odd = {p for p, row in zip(self._moving, rows, strict=True) if row.examples != examples}
+            if odd:
+                names = [name for name, p in self._module.named_parameters() if p in odd]
                 raise RuntimeError(
-                    "the parameters have gradients of different numbers of examples: the batch must be the first "
-                    "dimension (or batch_first=False) of the input of every layer"
+                    f"the parameters have gradients of different numbers of examples, {names[0]!r} and {len(names) - 1} others "
+                    f"of fewer than {examples}: the batch must be the first dimension (or batch_first=False) of the input of "
+                    "every layer. Position ids that a model makes itself have one row for all; give it position_ids with a row "
+                    "for each example, or freeze that layer"
                 )
             flight.clipped += examples
             flight.length = max(flight.length, *(row.length for row in rows))

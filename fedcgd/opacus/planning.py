@@ -63,6 +63,8 @@ def plan_of(
 
 def participation_of(steps: int, epochs: int, sampling: Sampling, groups: int | None) -> Participation:
     """What `epochs` epochs of `steps` steps are."""
+    if not isinstance(epochs, int):
+        raise TypeError(f"epochs must be a whole number, got {epochs!r}")
     if epochs < 1:
         raise ValueError(f"epochs must be at least 1, got {epochs}")
     if (groups is not None) != (sampling == "cyclic-poisson"):

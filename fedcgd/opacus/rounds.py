@@ -65,9 +65,10 @@ class Rounds(IAccountant):  # type: ignore[misc]
     and enters it again starts the round under way afresh.
     """
 
-    def __init__(self, plan: Plan, run: str, sample_rate: float) -> None:
-        """`sample_rate` is the part of the examples that a round takes on average."""
+    def __init__(self, plan: Plan, run: str, sample_rate: float, fingerprint: str = "") -> None:
+        """`sample_rate` is the part of the examples that a round takes on average; `fingerprint`, for checkpoints, the key's."""
         self.plan = plan
+        self.fingerprint = fingerprint
         self.sample_rate = sample_rate
         self.run = run
         """Names the run among all with its key: no two share noise or batches. Empty with a simulation key."""
@@ -200,7 +201,7 @@ class Rounds(IAccountant):  # type: ignore[misc]
         """What a checkpoint has to hold so that the noise goes on in the right round; put into `destination` if there is one."""
         state: dict[str, Any] = {} if destination is None else destination
         state["plan"] = self.plan.to_description()
-        state["run"], state["noise stream"] = self.run, STREAM
+        state["run"], state["noise stream"], state["key"] = self.run, STREAM, self.fingerprint
         state["nonces"] = [f"{nonce:032x}" for nonce in self.nonces]
         state["history"], state["mechanism"] = self.history, self.mechanism()
         return state
@@ -208,7 +209,7 @@ class Rounds(IAccountant):  # type: ignore[misc]
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`; the round under way starts afresh.
 
-        Raises ValueError if it is another plan's, or if this object has released rounds that the state does not know:
+        Raises ValueError if it is another plan's or key's, or if this object has released rounds that the state does not know:
         they would be released twice.
         """
         if "plan" not in state:
@@ -224,6 +225,11 @@ class Rounds(IAccountant):  # type: ignore[misc]
         if (run == "") != (self.run == ""):
             raise ValueError(
                 "one of checkpoint and engine has a simulation key, the other a secret one; use the checkpoint's"
+            )
+        if state.get("key", self.fingerprint) != self.fingerprint:
+            raise ValueError(
+                f"the checkpoint's noise comes from the key with fingerprint {state['key']}, and the engine has another, "
+                f"{self.fingerprint}: later rounds would not cancel it. Keep the key: NoiseKey.from_file(path, create=True)"
             )
         if self.nonces and (run != self.run or nonces[: len(self.nonces)] != self.nonces):
             raise ValueError(

@@ -24,6 +24,7 @@ from fedcgd_experiments.federated import points_of, train_federated
 from fedcgd_experiments.flower_command import flower_command
 from fedcgd_experiments.rules import (
     CURVATURE,
+    NAMES,
     RULES,
     budgets,
     chosen_lambdas,
@@ -243,6 +244,7 @@ def rules_command(
         Path | None,
         typer.Option(help="what `fedcgd curve` measured for the model: also judge the λ fitted to it", exists=True),
     ] = None,
+    rule: Annotated[list[str] | None, typer.Option(help=f"{', '.join(NAMES)}; all if not given; repeat it")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="for the test, as in the sweep")] = 10,
     extensions: Annotated[int, typer.Option(min=0, help="as of `sweep`")] = 4,
     data_dir: Annotated[str | None, typer.Option(help="folder of the task's files")] = None,
@@ -256,12 +258,15 @@ def rules_command(
     With a spectrum also at the λ that is fitted to it for the learning rate that DP-SGD was tuned to, where `results` has that.
     Example: rules digits.jsonl --output digits-rules.jsonl --spectrum spectrum.json
     """
+    asked = rule or list(NAMES)
+    if unknown := [name for name in asked if name not in NAMES]:
+        raise typer.BadParameter(f"unknown rule {unknown[0]!r}; the rules are {', '.join(NAMES)}")
     runs, ruled = list(ResultsFile(results).runs().values()), ResultsFile(output)
     mapper = here if address == "here" else on_ray(address, cpus=cpus, gpus=gpus)
     known = {budget: set(lams) for budget, lams in chosen_lambdas(ruled.records).items()}
-    missing = [(rule, setup) for setup in budgets(runs) for rule in RULES if rule not in known.get(setup, ())]
+    missing = [(name, s) for s in budgets(runs) for name in RULES if name in asked and name not in known.get(s, ())]
     failures = gather("choose λ", rule_record, missing, ruled, mapper, console)
-    if spectrum is not None:
+    if spectrum is not None and CURVATURE in asked:
         rates = best_rates(runs)
         fitted = [setup for setup in budgets(runs) if setup in rates and CURVATURE not in known.get(setup, ())]
         fit = partial(curvature_record, spectrum=Spectrum.load(spectrum))

@@ -109,21 +109,25 @@ def federated(results: Path, argument: str) -> str:
 
 
 def effort(results: Path, argument: str) -> str:
-    """What was run, and its processor time, for each of the files in `argument` (a+b+c)."""
+    """What was run, and its processor time, for each of the files in `argument` (a+b+c), and for all of them."""
     head = ["file", "tuning runs", "their seeds", "test runs", "their seeds", "learning rates", "processor minutes"]
-    lines = []
+    lines, totals = [], [0.0, 0.0, 0.0]
     for name in argument.split("+"):
         records = _records(results, name)
         points = [to_point(run) for run in runs_of(records)]
         splits = [[p for p in points if p.split == split] for split in ("validation", "test")]
-        seconds = sum(record.get("seconds", 0.0) for record in records)
+        minutes = sum(record.get("seconds", 0.0) for record in records) / 60
         cells = [f"`{name}.jsonl`"]
         for split in splits:
             seeds = sorted({p.seed for p in split})
             cells += [f"{len(split):,}", f"{seeds[0]} … {seeds[-1]}" if seeds else ""]
         rates = sorted({p.learning_rate for p in splits[0]})
-        cells += [f"{rates[0]:g} … {rates[-1]:g}" if rates else "", f"{seconds / 60:.1f}"]
+        cells += [f"{rates[0]:g} … {rates[-1]:g}" if rates else "", f"{minutes:.1f}"]
         lines.append(cells)
+        totals = [sum(pair) for pair in zip(totals, (*map(len, splits), minutes), strict=True)]
+    tuning, test, minutes = totals
+    if len(lines) > 1:
+        lines.append(["all", f"{tuning:,.0f}", "", f"{test:,.0f}", "", "", f"{minutes:.1f}"])
     return _markdown(head, lines)
 
 

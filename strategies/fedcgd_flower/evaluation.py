@@ -152,8 +152,9 @@ class Evaluator:
         path: Path | None,
         training_stream: str,
         begun: bool,
+        keys: tuple[str, str],
     ) -> None:
-        self.settings = settings
+        self.settings, self._keys = settings, keys
         self.cohort_size = settings.cohort_size or cohort_size
         self._training = training
         self._key = key
@@ -265,7 +266,13 @@ class Evaluator:
         messages, tasks = [], []
         for node_id, hosted in sorted(by_node.items()):
             task = TrainTask(
-                round=round, attempt=attempt, clip_norm=1.0, grid=self._grid, users=tuple(hosted), layout=layout
+                round=round,
+                attempt=attempt,
+                clip_norm=1.0,
+                grid=self._grid,
+                users=tuple(hosted),
+                layout=layout,
+                keys=self._keys,
             )
             messages.append(evaluate_message(node_id, model, config, task, self.settings.bounds))
             tasks.append(replace(task, layout=self._answers))

@@ -24,6 +24,8 @@ from flwr.serverapp.strategy import (
 )
 from flwr.supercore.run import Run
 
+from fedcgd_flower.messages import KEYS
+
 _DIFFERENTIALLY_PRIVATE = (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -130,6 +132,11 @@ def warnings_only() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def keys_of(inner: Strategy) -> tuple[str, str]:
+    """The names under which nodes get the model and the configuration, as the inner strategy would send them."""
+    return getattr(inner, "arrayrecord_key", KEYS[0]), getattr(inner, "configrecord_key", KEYS[1])  # Flower's names
 
 
 def inner_config(inner: Strategy, server_round: int, arrays: ArrayRecord, config: ConfigRecord) -> ConfigRecord:

@@ -4,8 +4,9 @@ import ctypes
 import json
 import math
 import mmap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from io import BytesIO
 from typing import Any, Literal
 
@@ -124,37 +125,92 @@ def view(array: Array) -> NDArray[Any]:
     return array.numpy()
 
 
+class Outgoing:
+    """An array of `shape`, not empty, in the memory of the message that will carry it. It is written to, and then `sent`."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: type[np.generic] | np.dtype[Any]) -> None:
+        header, size = _header(shape, np.dtype(dtype)), math.prod(shape) * np.dtype(dtype).itemsize
+        self._file = BytesIO(bytes(len(header) + size))  # zeros that are not in memory yet, and no copy
+        buffer = self._file.getbuffer()
+        buffer[: len(header)] = header
+        if size >= _LARGE:
+            _ask_for_large_pages(np.frombuffer(buffer, np.uint8))
+        self.array: NDArray[Any] = np.frombuffer(buffer, dtype, offset=len(header)).reshape(shape)
+
+    @staticmethod
+    def of(value: NDArray[Any]) -> "Outgoing":
+        """A copy of `value`."""
+        copy = Outgoing(value.shape, value.dtype)
+        copy.array[...] = value
+        return copy
+
+    def sent(self) -> Array:
+        """The array as it is now. Whoever holds on to `array` makes this copy it."""
+        dtype, shape = str(self.array.dtype), self.array.shape
+        del self.array
+        return Array(dtype, shape, _STYPE, self._file.getvalue())
+
+
+def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """What `numpy.save` writes before the numbers."""
+    file = BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, described)
+    return file.getvalue()
+
+
+def _ask_for_large_pages(memory: NDArray[np.uint8]) -> None:
+    """Most of the time that it takes to write to new memory, Linux is asked for small pages."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        address = memory.ctypes.data
+        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = address + len(memory)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_HUGEPAGE)
+
+
 def array_of(value: NDArray[Any]) -> Array:
     """`Array(value)`, in one copy instead of three where `value` is contiguous."""
     if not value.flags.c_contiguous or not value.size:
         return Array(value)
-    file = BytesIO()
-    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(value))
-    data = _joined(file.getvalue(), value.reshape(-1).view(np.uint8).data)
+    if value.nbytes >= _LARGE:
+        return Outgoing.of(value).sent()
+    data = b"".join((_header(value.shape, value.dtype), value.reshape(-1).view(np.uint8).data))
     return Array(str(value.dtype), value.shape, _STYPE, data)
 
 
-def _joined(header: bytes, content: memoryview) -> bytes:
-    """Both one after the other. Most of the time that a large copy takes, Linux is asked for small pages: ask for large ones."""
-    if len(content) < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return b"".join((header, content))
-    file = BytesIO(bytes(len(header) + len(content)))  # zeros that are not in memory yet; no copy, and none at the end
-    with file.getbuffer() as buffer:
-        buffer[: len(header)] = header
-        address = np.frombuffer(buffer, np.uint8).ctypes.data
-        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = address + len(buffer)
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_HUGEPAGE)
-        buffer[len(header) :] = content
-    return file.getvalue()
+class Shown(Array):
+    """`Array(value)`, whose bytes are made when somebody asks for them; most ask for `numpy()`, a copy. `value` stays so."""
+
+    def __init__(self, value: NDArray[Any]) -> None:
+        self.dtype, self.shape, self.stype = str(value.dtype), value.shape, _STYPE
+        self._value = value
+
+    @cached_property
+    def data(self) -> bytes:  # type: ignore[override]
+        """What Flower sends."""
+        return array_of(self._value).data
+
+    def numpy(self) -> NDArray[Any]:
+        """A copy, which may be written to."""
+        return self._value.copy()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Array) and Array(self.dtype, self.shape, self.stype, self.data) == Array(
+            other.dtype, other.shape, other.stype, other.data
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # as of every Array
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Array, (self.dtype, self.shape, self.stype, self.data)
 
 
-def flatten(arrays: Mapping[str, Array], layout: Layout) -> Flat:
+def flatten(arrays: Mapping[str, Array], layout: Layout, out: Flat | None = None) -> Flat:
     """The trained entries of `arrays` in the order of `layout`, shape (layout.size,), float32. Other arrays are left out.
 
     Raises ValueError if an array is missing, has another shape, or does not hold real numbers.
     """
-    return np.concatenate([np.empty(0, np.float32), *pieces(arrays, layout)])
+    return np.concatenate([np.empty(0, np.float32), *pieces(arrays, layout)], out=out)
 
 
 def pieces(arrays: Mapping[str, Array], layout: Layout) -> list[Flat]:
@@ -174,12 +230,17 @@ def pieces(arrays: Mapping[str, Array], layout: Layout) -> list[Flat]:
 
 
 def unflatten(
-    flat: Flat, layout: Layout, *, carried: bool = True, same: Mapping[str, Array] | None = None
+    flat: Flat,
+    layout: Layout,
+    *,
+    carried: bool = True,
+    same: Mapping[str, Array] | None = None,
+    array: Callable[[NDArray[Any]], Array] = array_of,
 ) -> ArrayRecord:
     """The named arrays of a flat vector of shape (layout.size,), each with its own shape and dtype.
 
     With `carried`, the whole model, in its own order. A running variance is at least 0, whatever the noise made of it. `same` are
-    the arrays that `flat` was made of: those that a copy would be equal to are taken as they are.
+    the arrays that `flat` was made of: those that a copy would be equal to are taken as they are. `array` makes the others.
     """
     if flat.shape != (layout.size,):
         raise ValueError(f"a flat model of this layout has shape ({layout.size},), got {flat.shape}")
@@ -194,7 +255,7 @@ def unflatten(
             continue
         if name.rpartition(".")[2] == "running_var":
             value = np.maximum(value, 0)
-        arrays.append((name, array_of(value.astype(dtype, copy=False))))
+        arrays.append((name, array(value.astype(dtype, copy=False))))
     for part in layout.carried if carried else ():
         arrays.insert(part.position, (part.name, part.array))
     return ArrayRecord(dict(arrays))

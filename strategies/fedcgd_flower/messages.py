@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedcgd.clipping import ROUNDING, clip
 from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd.passes import CHUNK, LANES, Lanes, aligned, passes, sum_of_lanes
-from fedcgd_flower.layout import Carried, Flat, Layout, array_of, view
+from fedcgd_flower.layout import Carried, Flat, Layout, Outgoing, array_of, view
 from fedcgd_flower.update import Steps
 
 MODEL = "model"
@@ -28,6 +28,8 @@ UPDATE = "update"
 FLAT = "flat"
 CARRIED = "carried"
 CONFIG = "config"
+KEYS = "arrays", "config"
+"""Under which Flower's strategies send the model and the configuration, unless they are told other names."""
 TASK = "fedcgd"
 _CHECKSUM = "checksum"
 _FAILED = 2  # Flower's code for a ClientApp that raised
@@ -83,6 +85,8 @@ class TrainTask:
     """Updates are divided by it before they are clipped."""
     indicator: int = 0
     """Steps that a user adds to one coordinate more if its update is within the norm, and takes from it if not; 0: none."""
+    keys: tuple[str, str] = KEYS
+    """Under which the app's own function finds the model and the configuration."""
 
     @property
     def size(self) -> int:
@@ -108,9 +112,9 @@ class NodeSum:
     answered: int
 
 
-def model_records(model: Flat, layout: Layout) -> dict[str, ArrayRecord]:
+def model_records(model: Flat | Outgoing, layout: Layout) -> dict[str, ArrayRecord]:
     """The part of a request that all nodes share, in memory too: the flat model, and what it carries along."""
-    records = {MODEL: ArrayRecord({FLAT: array_of(model)})}
+    records = {MODEL: ArrayRecord({FLAT: model.sent() if isinstance(model, Outgoing) else array_of(model)})}
     if layout.carried:  # as one array: the number of arrays is what a deployed round costs
         parts = [np.ascontiguousarray(view(part.array)).reshape(-1).view(np.uint8) for part in layout.carried]
         records[CARRIED] = ArrayRecord({FLAT: array_of(np.concatenate(parts))})
@@ -143,6 +147,8 @@ def train_message(
             ),
         }
     )
+    if task.keys != KEYS:
+        description["keys"] = list(task.keys)
     content = RecordDict({**records, CONFIG: config, TASK: description})
     return Message(content, dst_node_id=node_id, message_type=message_type)
 
@@ -178,18 +184,20 @@ def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]
         layout=Layout.from_json(cast(str, description["layout"]), _read_carried(content)),
         unit=cast(float, description["unit"]),
         indicator=cast(int, description["indicator"]),
+        keys=cast(tuple[str, str], tuple(cast(list[str], description.get("keys", KEYS)))),
     )
     return view(content.array_records[MODEL][FLAT]), content.config_records[CONFIG], task
 
 
-def train_reply(request: Message, task: TrainTask, update: Steps, answered: int) -> Message:
+def train_reply(request: Message, task: TrainTask, update: Steps | Outgoing, answered: int) -> Message:
     """The reply to `request`: the sum of the clipped updates of `answered` of the task's users, each in whole steps."""
-    checksum = int(update.sum(dtype=np.int64))  # it tells of changes by mistake; it keeps nobody from changing both
+    outgoing = update if isinstance(update, Outgoing) else Outgoing.of(update.astype(task.dtype, copy=False))
+    # It tells of changes by mistake; it keeps nobody from changing both.
+    checksum = int(outgoing.array.sum(dtype=np.int64))
     description = ConfigRecord(
         {"round": task.round, "attempt": task.attempt, "answered": answered, _CHECKSUM: checksum}
     )
-    arrays = ArrayRecord({FLAT: array_of(update.astype(task.dtype, copy=False))})
-    content = RecordDict({UPDATE: arrays, TASK: description})
+    content = RecordDict({UPDATE: ArrayRecord({FLAT: outgoing.sent()}), TASK: description})
     return Message(content, reply_to=request)
 
 

@@ -10,7 +10,7 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 from flwr.supercore import log
 
 from fedcgd_flower.evaluation import answer, bounds_of, is_private_evaluation
-from fedcgd_flower.layout import Flat, as_trained_from, pieces, unflatten
+from fedcgd_flower.layout import Flat, Outgoing, Shown, as_trained_from, pieces, unflatten
 from fedcgd_flower.messages import (
     ANOTHER_MODEL,
     LOCAL_FAILURE,
@@ -41,10 +41,10 @@ class ClippedUpdateMod:
     >>> app = ClientApp(mods=[clipped_update_mod])          # ClippedUpdateMod(), for all of the app, or
     >>> @app.train(mods=[clipped_update_mod])               # for its train function
 
-    That one line is all. The function sees the model under "arrays" and the configuration under "config", as with Flower's own
-    strategies, and replies as for FedAvg. Nothing but the clipped update of the arrays that the server trains is sent, rounded to
-    the server's grid: no metrics, no error text, no counters. Of an evaluate function's metrics, those that the server's
-    `PrivateEvaluation` bounds are sent, for its noised sum. Messages of other kinds pass.
+    That one line is all. The function sees the model under "arrays" and the configuration under "config", or under the names that
+    the inner strategy gives them, and replies as for FedAvg. Nothing but the clipped update of the arrays that the server trains
+    is sent, rounded to the server's grid: no metrics, no error text, no counters. Of an evaluate function's metrics, those that
+    the server's `PrivateEvaluation` bounds are sent, for its noised sum. Messages of other kinds pass.
 
     The node is one user; `user(context)` is its id, the same whenever the node comes back. It must be the first of the mods: what
     a mod before it changes is refused by the server, and Flower's own privacy mods are refused after it.
@@ -86,6 +86,7 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
         log(ERROR, "fedcgd: the train function did not reply the model that it was sent: %s", error)
         return Message(Error(code=0, reason=ANOTHER_MODEL), reply_to=message)
     seen = as_trained_from(model, new, task.layout)
+    outgoing = Outgoing((task.size,), task.dtype)
     update = clipped_update(
         new,
         seen,
@@ -93,11 +94,12 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
         grid=task.grid,
         unit=task.unit,
         indicator=task.indicator,
-        dtype=task.dtype,
+        out=outgoing.array,
     )
     if update is None:
         return Message(Error(code=0, reason=NOT_FINITE), reply_to=message)
-    return train_reply(message, task, update, 1)
+    del update  # it is that of the reply
+    return train_reply(message, task, outgoing, 1)
 
 
 def _evaluate(message: Message, context: Context, call_next: CallNext) -> Message:
@@ -119,7 +121,8 @@ def _show_model(message: Message, model: Flat, config: ConfigRecord, task: Train
     """Give `message` the content that the app's own function expects. Raises ValueError if it is not for one user."""
     if len(task.users) != 1:
         raise ValueError(f"a node with clipped_update_mod is one user, and {len(task.users)} were asked for")
-    message.content = RecordDict({"arrays": unflatten(model, task.layout), "config": config})
+    arrays_key, config_key = task.keys
+    message.content = RecordDict({arrays_key: unflatten(model, task.layout, array=Shown), config_key: config})
 
 
 def _mods_inside(call_next: CallNext) -> Iterator[Any]:

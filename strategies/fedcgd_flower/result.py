@@ -35,7 +35,8 @@ class IncompleteRunError(RuntimeError):
             if recorded
             else "Its record is in memory and ends with this process; with a ledger file and a key file a run can go on"
         )
+        nodes = "" if result.released else ". What fails on a node is told in that node's log alone"
         super().__init__(
-            f"{result.released} of {result.planned} planned rounds are released: {result.stopped}. {remedy}"
+            f"{result.released} of {result.planned} planned rounds are released: {result.stopped}{nodes}. {remedy}"
         )
         self.result = result

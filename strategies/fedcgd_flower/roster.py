@@ -129,15 +129,19 @@ class Roster:
             time.sleep(wait)
             wait = min(1.5 * wait, 1.0)
         self._waited = self._waited or bool(names)
+        late = []
         for node_id, question in self._questions.items():
             if question.message_ids and not question.told and time.monotonic() >= question.asked + self.timeout:
                 question.told = True
-                log(
-                    WARNING,
-                    "fedcgd: node %d did not answer within %.0f s; its users take part once it does",
-                    node_id,
-                    self.timeout,
-                )
+                late.append(node_id)
+        if late:
+            log(
+                WARNING,
+                "fedcgd: node %d%s did not answer within %.0f s; users of a node take part once it does",
+                late[0],
+                f" and {len(late) - 1} others" if late[1:] else "",
+                self.timeout,
+            )
 
     def _read_answers(self, grid: Grid, names: Mapping[int, str]) -> bool:
         """Take down what has been answered; whether a question is still open."""

@@ -30,8 +30,8 @@ from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
 from fedcgd_flower.cohort_choice import CohortChoice
 from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation, needed
-from fedcgd_flower.inner import check_inner, inner_config, inner_step, planned_cohort
-from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten, view
+from fedcgd_flower.inner import check_inner, inner_config, inner_step, keys_of, planned_cohort
+from fedcgd_flower.layout import BatchNorm, Flat, Layout, Outgoing, flatten, layout_of, unflatten, view
 from fedcgd_flower.messages import (
     FLAT,
     HINTS,
@@ -253,6 +253,7 @@ class CorrelatedNoise(Strategy):
                     path=self._ledger_path,
                     training_stream=ledger.stream_id,
                     begun=self.releases > 0,
+                    keys=keys_of(self.inner),
                 )
         except BaseException:
             self.close()
@@ -371,7 +372,9 @@ class CorrelatedNoise(Strategy):
         chosen = self._choose(round, grid)
         if chosen is None:
             return []
-        records = model_records(flatten(arrays, layout), layout)
+        outgoing = Outgoing((layout.size,), np.float32)
+        flatten(arrays, layout, outgoing.array)
+        records = model_records(outgoing, layout)
         unsaved = inner_state.fingerprint(self.inner)
         trained = ArrayRecord({name: arrays[name] for name in layout.names})
         train_config = inner_config(self.inner, round + 1, trained, config)
@@ -394,6 +397,7 @@ class CorrelatedNoise(Strategy):
                 layout=layout,
                 unit=1.0 if scale is None else scale.unit,
                 indicator=0 if scale is None else scale.indicator,
+                keys=keys_of(self.inner),
             )
             requests.append((train_message(node_id, records, train_config, task), task))
         self._asked = _Asked(

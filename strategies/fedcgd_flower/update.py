@@ -24,12 +24,13 @@ def clipped_update(
     grid: Grid,
     unit: float = 1.0,
     indicator: int = 0,
-    dtype: type[np.signedinteger[Any]] = np.int64,
+    out: Steps | None = None,
 ) -> Steps | None:
     """(`trained` − `model`) / `unit` scaled to L2 norm at most `clip_norm`, in steps of `grid`, rounded towards zero; shape (d,).
 
-    `trained` may come in consecutive pieces, as a model's arrays are. `dtype` must hold clip_norm / step and `indicator`. With an
-    `indicator`, one entry more says whether the update was within the norm: `indicator` if it was, −`indicator` if it was scaled.
+    `trained` may come in consecutive pieces, as a model's arrays are. The result is `out`, whose integers must hold
+    clip_norm / step and `indicator`; without it, a new vector of 64-bit integers. With an `indicator`, one entry more says
+    whether the update was within the norm: `indicator` if it was, −`indicator` if it was scaled.
     None if the update is not finite. Guarantee: step times the result has norm at most `clip_norm` (without its last entry), for
     every input: the norm is off by at most 2⁻²⁹ of itself, the factor aims 2⁻²² below the bound, and rounding towards zero makes
     no entry larger.
@@ -45,7 +46,7 @@ def clipped_update(
         return None
     norm = math.sqrt(squares) / unit
     factor = clip_factor(norm, clip_norm)
-    steps: Steps = np.empty(len(model) + bool(indicator), dtype)
+    steps: Steps = np.empty(len(model) + bool(indicator), np.int64) if out is None else out
     if indicator:
         steps[-1] = indicator if factor == 1 else -indicator
     work = passes(len(model))

@@ -77,7 +77,7 @@ class BallsInBinsAccountant(Accountant):
     def _delta_at(self, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound:
         bins = _bins_of(self.mechanism, self.participation, released)
         if self._draws(bins):
-            return monte_carlo.delta(bins, sigma=sigma, epsilon=epsilon)
+            return monte_carlo.delta(bins, sigma=sigma, epsilon=epsilon, progress=progress)
         found = deterministic.delta(bins.gram, sigma=sigma, epsilon=epsilon, progress=progress)
         return Bound(found, deterministic.METHOD)
 

@@ -14,6 +14,7 @@ about 1/β = 10¹² calibrations. Whoever wants no such clause takes the method 
 
 import hashlib
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,9 +24,9 @@ import numpy as np
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.balls_in_bins.add import add_bound, sample_add
 from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, Seed
-from fedcgd.accounting.balls_in_bins.remove import SHARES, remove_bound, sample_remove
+from fedcgd.accounting.balls_in_bins.remove import SHARES, remove_bound, sample_remove, seconds_of_draw
 from fedcgd.accounting.base import Bound, Progress
-from fedcgd.accounting.confidence import moment_radius, radius, stake, upper_bound
+from fedcgd.accounting.confidence import cost_of_cut, cut, radius, stake, upper_bound
 from fedcgd.accounting.guarantee import LEAST_DELTA
 from fedcgd.mechanisms.mechanism import Vector
 
@@ -42,7 +43,12 @@ _PILOT = 4096  # draws of one step of the search
 _FEWEST, _MOST = 2**16, 2**21  # draws of a confirmation; the last step of the search takes half
 _WORK = 5e8  # numbers drawn at most in one confirmation, where the matrix product is cheap
 _PRECISION = 0.09  # of δ, that more draws should not be spent on; about 0.5 % of σ
+_LONGEST = 60.0  # processor seconds, about, for one direction of a δ
+_NEGLIGIBLE = 1e-20  # a δ that need not be found closely
 _TRIES = 8
+_NEAR = 0.6  # part of δ below which a direction needs no closer look
+_DOUBTS = 1.5  # standard deviations: a confirmation that fails costs more than they do in σ
+_CLOSE = 0.1  # of log δ: near enough for Newton's method
 _FLATTEST, _STEEPEST = 2.0, 25.0  # −log δ over log σ or log ε, about
 
 
@@ -93,11 +99,10 @@ class Direction:
         """An upper bound on δ of this direction, wrong with probability at most `failure`."""
         sample = self.draw(count, seed)
         drawn, failure = len(sample.values), self._failure_of_one
-        if self._by_moment(drawn):
-            mean = float(sample.values.mean()) + moment_radius(sample.square, drawn, failure)
-        else:
-            bet = stake(self.values.variance, sample.range, drawn, failure)
-            mean = upper_bound(sample.values, sample.range, bet, failure)
+        at = cut(sample.range, sample.square, drawn, failure)
+        bet = stake(self.values.variance, at, drawn, failure)
+        mean = upper_bound(np.minimum(sample.values, at), at, bet, failure)
+        mean += cost_of_cut(at, sample.range, sample.square)
         if self.shares is not None and sample.shares is not None:
             bet = stake(self.shares.variance, 1.0, len(sample.shares), failure)
             mean *= upper_bound(sample.shares, 1.0, bet, failure)
@@ -125,19 +130,15 @@ class Direction:
         return self.failure if self.shares is None else self.failure / 2
 
     def _radius(self, count: int) -> float:
-        if self._by_moment(count):
-            return moment_radius(self.square, count, self._failure_of_one)
-        return radius(self.values.variance, self.range, count, self._failure_of_one)
+        failure = self._failure_of_one
+        at = cut(self.range, self.square, count, failure)
+        return radius(self.values.variance, at, count, failure) + cost_of_cut(at, self.range, self.square)
 
     def _radius_of_share(self, count: int) -> float:
         if self.shares is None:
             return 0.0
         drawn = max(1, min(SHARES, int(count * self.shares.count / self.values.count)))
         return min(1 - self._share, radius(self.shares.variance, 1.0, drawn, self._failure_of_one))
-
-    def _by_moment(self, count: int) -> bool:
-        betting = radius(self.values.variance, self.range, count, self._failure_of_one)
-        return moment_radius(self.square, count, self._failure_of_one) < betting
 
 
 def calibrate(bins: Bins, *, epsilon: float, delta: float, progress: Progress) -> Bound:
@@ -158,22 +159,35 @@ def epsilon(bins: Bins, *, sigma: float, delta: float, progress: Progress) -> Bo
     return search.least(lambda epsilon: (sigma, epsilon), raise_by=1.003, lowest=LEAST_EPSILON)
 
 
-def delta(bins: Bins, *, sigma: float, epsilon: float) -> Bound:
+def delta(bins: Bins, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
     """A δ for which both directions are proven to be (ε, δ)-private."""
     highest = gaussian.delta(epsilon=epsilon, sigma=sigma / _reach(bins))
     if len(bins.gram) == 1 or highest <= LEAST_DELTA or sigma > LARGEST_SIGMA or _is_hopeless(bins, sigma):
         return Bound(highest, METHOD)
-    seed = _seed("delta", bins, sigma, epsilon)
-    pilots = [_pilot(draw, _PILOT, seed, 1.0) for draw in _samplers(bins, sigma, epsilon, 0.0).values()]
+    seed, gram, start = _seed("delta", bins, sigma, epsilon), bins.gram / sigma**2, time.perf_counter()
+    proven = {"remove": math.exp(min(remove_bound(gram, epsilon), 0.0)), "add": add_bound(gram, epsilon)}
+    pilots = {name: _pilot(draw, _PILOT, seed, 1.0) for name, draw in _samplers(bins, sigma, epsilon, 0.0).items()}
+    seconds = (time.perf_counter() - start) / len(pilots) / _PILOT  # a draw
     # As small as the answer is expected to be asks; the draws that confirm it know nothing of the pilot's.
-    failure = failure_probability(max(max(pilot.mean for pilot in pilots), LEAST_DELTA))
-    found = 0.0
-    for i, pilot in enumerate(pilots):
-        direction = replace(pilot, failure=failure / len(pilots))
-        count = direction.draws_for(0.8 * direction.mean, len(bins.gram))  # no search follows: be closer
-        found = max(found, direction.confirm(count, (seed, 1 + i)))
-    found += failure
-    return Bound(found, METHOD, failure_probability=failure) if found < highest else Bound(highest, METHOD)
+    failure = failure_probability(max(max(pilot.mean for pilot in pilots.values()), LEAST_DELTA))
+    directions = {name: replace(pilot, failure=failure / len(pilots)) for name, pilot in pilots.items()}
+    counts = {}
+    for name, found in directions.items():  # no search follows: be closer than for one, but not where nobody looks
+        count = found.draws_for(0.8 * found.mean, len(gram)) if found.bound(_FEWEST) > _NEGLIGIBLE else _FEWEST
+        cost = seconds_of_draw(bins, sigma, epsilon) if name == "remove" else 0.0
+        counts[name] = max(_FEWEST, min(count, int(_LONGEST / max(cost, 1e-9))))
+    likely = max(min(proven[name], found.bound(counts[name])) for name, found in directions.items())
+    if likely >= highest:
+        return Bound(highest, METHOD)
+    result, risk = 0.0, 0.0
+    for i, (name, direction) in enumerate(directions.items()):
+        if proven[name] <= likely:  # then draws bring nothing, or nothing that shows beside the other direction
+            result = max(result, proven[name])
+            continue
+        progress(f"δ about {likely:.2g}: {counts[name]:,} draws to confirm it, about {seconds * counts[name]:.0f} s")
+        result, risk = max(result, min(proven[name], direction.confirm(counts[name], (seed, 1 + i)))), failure
+    result += risk
+    return Bound(result, METHOD, failure_probability=risk) if result < highest else Bound(highest, METHOD)
 
 
 def _seed(asked: str, bins: Bins, *numbers: float) -> int:
@@ -254,27 +268,35 @@ class _Search:
             for name, draw in _samplers(self.bins, *at(x), self._goal).items():
                 direction = self._pilot(draw, _PILOT)
                 count = direction.draws_for(self._goal, len(self.bins.gram))
+                doubt = 0.0
                 if fine:
-                    direction = pilots[name] = self._pilot(draw, count // 2)
-                    count = direction.draws_for(self._goal, len(self.bins.gram))
-                doubt = direction.doubt(count) if fine else 0.0
+                    if direction.bound(count) > _NEAR * self._goal:
+                        direction = self._pilot(draw, count // 4)
+                        count = direction.draws_for(self._goal, len(self.bins.gram))
+                    pilots[name] = direction
+                    doubt = _DOUBTS * direction.doubt(count)
                 largest = max(largest, math.log((direction.bound(count) + doubt) / self._goal))
             return largest
 
         low, high = self.highest * 0.7, self.highest
-        while log_excess(low) <= 0:
-            low, high = low * 0.7, low
+        below = -math.inf  # at `high`, and above at `low`
+        while (above := log_excess(low)) <= 0:
+            low, high, below = low * 0.7, low, above
             if low < lowest:
                 return high, pilots
-        while high / low > 1.01:
-            middle = math.sqrt(low * high)
-            if log_excess(middle) <= 0:
-                high = middle
+        while high / low > 1.01 and below < -_CLOSE:
+            width = math.log(high / low)
+            # The secant, but well inside, so that both ends come nearer.
+            part = above / (above - below) if math.isfinite(above - below) else 0.5
+            middle = low * math.exp(width * min(max(part + 0.02, 0.1), 0.9))
+            found = log_excess(middle)
+            if found <= 0:
+                high, below = middle, found
             else:
-                low = middle
-        # One step of Newton's method, with the slope that the same few draws show.
-        slope = (log_excess(high * 1.02) - log_excess(high / 1.02)) / (2 * math.log(1.02))
-        step = min(log_excess(high, fine=True) / max(-slope, 3.0), 0.1)
+                low, above = middle, found
+        # One step of Newton's method, with a slope over more than the scatter of few draws.
+        slope = (below - log_excess(high * 1.06)) / math.log(1.06) if math.isfinite(below) else math.inf
+        step = min(log_excess(high, fine=True) / min(max(slope, 3.0), _STEEPEST), 0.1)
         return min(self.highest, high * math.exp(step)), pilots
 
     def _pilot(self, draw: Draw, count: int) -> Direction:

@@ -93,9 +93,9 @@ def _proposal(bins: Bins, sigma: float, epsilon: float) -> tuple[Stars, float]:
         stars = Stars.of(gram, order)
         _, shares = stars.draw(np.random.default_rng(0), max(128, min(_TRIED, 16 * _TRIED // order)))
         accepted = float(shares.mean())
-        # Draws needed, times the time of one: both in proportion, as measured.
+        # Draws needed, in proportion, times the time of one.
         draws = stars.log_total + math.log(accepted) + (1 - order) * epsilon + _log_top(order, c)
-        cost = draws + math.log(b * 2.5e-8 + b**2 * 5e-11 + (order * 1e-7 + order**2 * 7e-9) / accepted)
+        cost = draws + math.log(_seconds(order, accepted, b))
         if accepted >= _LEAST_ACCEPTED and (best is None or cost < best[0]):
             best = cost, stars, accepted
         elif best is not None and cost > best[0] + 1:
@@ -104,6 +104,16 @@ def _proposal(bins: Bins, sigma: float, epsilon: float) -> tuple[Stars, float]:
     if best is None:
         raise ValueError(f"noise multiplier {sigma:g} is too small beside the columns of C")
     return best[1], best[2]
+
+
+def _seconds(order: int, accepted: float, b: int) -> float:
+    return b * 2.5e-8 + b**2 * 5e-11 + (order * 1e-7 + order**2 * 7e-9) / accepted
+
+
+def seconds_of_draw(bins: Bins, sigma: float, epsilon: float) -> float:
+    """About the processor seconds of a draw, as measured once: the same number on every machine."""
+    stars, accepted = _proposal(bins, sigma, epsilon)
+    return _seconds(stars.order, accepted, len(bins.gram))
 
 
 def sample_remove(bins: Bins, sigma: float, epsilon: float, count: int, seed: Seed) -> Sample:
