@@ -35,6 +35,17 @@ WORSE = 1.2
 
 
 def measure() -> dict[str, float]:
+    """All figures; each is told as it is there."""
+    figures: dict[str, float] = {}
+    for part in (server_round_figures, noise_figures, client_updates, accounting.speed, central_steps, simulated_users):
+        found = part()
+        for name, figure in found.items():
+            print(f"{name:50} {figure:6.2f}", file=sys.stderr, flush=True)
+        figures |= found
+    return figures
+
+
+def server_round_figures() -> dict[str, float]:
     sizes = argparse.Namespace(nodes=10, parameters=10_000_000, arrays=60, rounds=5)
     strategies = server_round.measure(sizes)
     ours, fedavg = strategies[server_round.OURS], strategies["FedAvg"]
@@ -42,25 +53,25 @@ def measure() -> dict[str, float]:
     return {
         "server round / Flower DP with fixed clipping": ours["ratio"],
         "server's peak above FedAvg's, in models": models,
-        "noise of two rounds / normal_": noise.measure(size=25_000_000, threads=2, repeats=9)["ratio"],
-        "client's update / NumPy's norm of it": client_updates(),
-        **accounting.speed(),
-        **central_steps(),
-        "simulated user / gradient without privacy": simulated_users(),
     }
 
 
-def client_updates(parameters: int = 10_000_000, turns: int = 5) -> float:
+def noise_figures() -> dict[str, float]:
+    return {"noise of two rounds / normal_": noise.measure(size=25_000_000, threads=2, repeats=9)["ratio"]}
+
+
+def client_updates(parameters: int = 10_000_000, turns: int = 5) -> dict[str, float]:
     """What a message costs a client after its first one, over one `np.linalg.norm(trained - model)` of float64."""
     model, trained = (np.random.default_rng(i).standard_normal(parameters, np.float32) for i in (1, 2))
-    return median(
+    ratio = median(
         median(mod - app for mod, app in client_update.alone(parameters, "machine code")[1:])
         / min(seconds(lambda: np.linalg.norm(np.subtract(trained, model, dtype=np.float64))) for _ in range(3))
         for _ in range(turns)
     )
+    return {"client's update / NumPy's norm of it": ratio}
 
 
-def simulated_users(users: int = 64, batch: int = 16, turns: int = 9) -> float:
+def simulated_users(users: int = 64, batch: int = 16, turns: int = 9) -> dict[str, float]:
     """The clipped gradients of users with one image each, over gradients of batches of them; the CNN, as a node trains it."""
     settle()
     torch.manual_seed(0)
@@ -81,7 +92,8 @@ def simulated_users(users: int = 64, batch: int = 16, turns: int = 9) -> float:
 
     private()
     plain()  # both take longer the first time
-    return median(seconds(private) / seconds(plain) for _ in range(turns))
+    ratio = median(seconds(private) / seconds(plain) for _ in range(turns))
+    return {"simulated user / gradient without privacy": ratio}
 
 
 def seconds(work: Callable[[], object]) -> float:

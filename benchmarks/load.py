@@ -7,14 +7,14 @@ with simulated nodes; and 500 simulated nodes of one user each, all of them in e
 64 numbers, and trains a network of 4810 parameters, which takes 0.1 ms: any real training makes the ledger's share smaller. The
 first round, in which nodes start and say whom they host, is left out of the averages.
 
-On 2 virtual cores of an AMD EPYC, shared with other work (load 10 to 12), in seconds and MiB:
+On 2 virtual cores of an AMD EPYC, shared with other work (load 10 to 12, in the last row 23 to 26), in seconds and MiB:
 
                                     round    nodes  choosing   ledger   share    server       all
 10,000 users, 4 SuperNodes          34.08    33.49     0.178    0.319     0.9       684      4086
 10,000 users, 4 simulated nodes      6.58     6.43     0.084    0.047     0.7       739      2698
-500 simulated nodes of one user    119.61   118.98     0.005    0.079     0.1       746      2153
+500 simulated nodes of one user    116.61   112.99     0.001    0.408     0.4       746      2115
 
-The last took 9.63 s a round at load 4; why load matters so much more to it was not found out.
+Why the last takes so long, and so much longer on a busy machine, is in docs/performance.md, "Waiting for replies".
 """
 
 import argparse

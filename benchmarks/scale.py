@@ -194,7 +194,7 @@ CURVES = (
     Curve("a round in the ledger, by cohort", "cohort", asked, tens(1, 5)),
     Curve("noise of a round", "parameters", noise, (*tens(4, 8), SHARD)),
     Curve("a user's clipped update", "parameters", update, (*tens(4, 8), SHARD)),
-    Curve("eight shards at once, as Ray actors", "parameters", shards, tens(7, 9), held=16),
+    Curve("eight shards at once, as Ray actors", "parameters", shards, (*tens(7, 8), 5 * 10**8, 10**9), held=16),
 )
 
 

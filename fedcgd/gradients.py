@@ -19,8 +19,8 @@ from fedcgd.passes import LANES, aligned, passes, sum_of_lanes
 ExampleLoss = Callable[..., Tensor]
 """(flat parameters, *one example's tensors) → that example's loss, a scalar."""
 
-CHUNK_ENTRIES = 2**22
-"""Gradient entries held at once by default: 16 MiB."""
+CHUNK_ENTRIES = 2**23
+"""Gradient entries held at once by default: 32 MiB."""
 
 _LONG = 2**14  # entries of a row for which two calls cost less than the passes over all rows that they save
 
@@ -97,7 +97,7 @@ def clipped_gradient_sum(
     shape (d,), on the device of `flat`; each term is rounded towards zero. An example adds zero and is not counted if its
     gradient is not finite, if `counted` is False for it, or if its loss raises (a label out of range); where all raise, so does
     this. What one example does leaves the others' terms as they are, bit by bit.
-    At most `chunk` gradients exist at once (default: as many as fit in 16 MiB), so memory is O(chunk·d).
+    At most `chunk` gradients exist at once (default: as many as fit in 32 MiB), so memory is O(chunk·d).
 
     The gradients are measured in `unit`s: g_i / unit takes the place of g_i. With an `indicator`, the sum has one entry more:
     each counted example adds `indicator` there if its gradient was within the norm, and takes as much away if it was scaled.

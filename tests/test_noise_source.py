@@ -1,12 +1,16 @@
 """Replayed and buffered noise are the same rows of C⁻¹Z, whatever was tried in between."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, BinaryTree, Diagonal, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import GridNormals, NoiseSource
+from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
 
 ROUNDS, SIZE, STEP = 12, 50, 2.0**-22
 STREAM = NoiseStream(bytes(range(32)))
@@ -98,3 +102,17 @@ def test_no_noise_after_the_last_round() -> None:
         noise = source(BSR(4), mode)
         with pytest.raises(ValueError, match="round"):
             noise.add(np.zeros(SIZE, np.int64), [0] * (ROUNDS + 1), 1.5)
+
+
+def test_the_grid_holds_the_largest_row_of_the_noise():
+    """Of one coordinate at clip norm 1 it holds 2³⁰; a row of C⁻¹ of λ = 0.9 sums up to 1.9."""
+    plan = Plan(
+        mechanism=LambdaCGD(0.9),
+        participation=Participation(rounds=4),
+        clip_norm=1.0,
+        noise_multiplier=0.6 * 2**30,
+        delta=1e-5,
+    )
+    with pytest.raises(ValueError, match="more than the grid holds"):
+        grid_of(plan, 1)
+    assert grid_of(replace(plan, mechanism=LambdaCGD(0.0)), 1) == Grid(2.0**-10)

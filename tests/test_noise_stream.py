@@ -37,6 +37,8 @@ def test_each_number_is_the_defined_one(round, nonce, start):
 
 
 def test_the_keystream_is_chacha20():
+    # "expand 32-byte k", as section 2.3 of RFC 8439 has its words: GPUs begin with them.
+    assert chacha20.CONSTANTS == (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
     # D. Strombergson, "Test Vectors for the Stream Cipher ChaCha", draft-strombergson-chacha-test-vectors-01: TC1, 256 bits.
     first = bytes.fromhex("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
     assert chacha20.blocks(bytes(32), 0, 1).tobytes()[:32] == first

@@ -11,7 +11,8 @@ examples with other seeds.
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -37,36 +38,56 @@ def _sized(name: str, sizes: Sequence[float], rates: Sequence[float]) -> list[Ca
     return [{"mechanism": f"{name}:{size:g}", "learning_rate": rate} for size in sizes for rate in rates]
 
 
-def _arms(rates: Sequence[float], finer: Sequence[float], norms: Sequence[float]) -> dict[str, list[Candidate]]:
-    """What each arm may choose from, as many for all: two sizes and some rates, or twice as many rates (or clip norms)."""
+_FINER = (0.7, 0.84, 1.0, 1.2, 1.4, 1.7, 2.0, 2.4, 2.8, 3.4, 4.0, 4.8, 5.6, 6.7, 8.0)
+_LOCAL = (3.0, 6.0, 12.0)
+
+
+def _arms(*rates: float) -> dict[str, list[Candidate]]:
+    """What each arm may choose from, fifteen for all: five sizes with three rates, or finer rates.
+
+    Flower's strategies have no server rate, so they choose how far a person goes in place of it, and the norm. The sizes go from
+    end to end: λ-CGD with λ = 0, and one band, are DP-FedAvg; a BLT with more buffers is the same again.
+    """
     return {
-        "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in finer],
-        "DP-λCGD": _sized("lambda-cgd", (0.5, 0.8), rates),
-        "BISR": _sized("bisr", (4, 16), rates),
-        "BLT": _sized("blt", (2, 4), rates),
-        "banded Toeplitz": _sized("banded-toeplitz", (4, 16), rates),
-        "tree": [{"mechanism": "tree", "learning_rate": rate} for rate in finer],
-        "Flower, fixed clipping": [{"mechanism": FLOWER_FIXED, "clip_norm": norm} for norm in finer],
+        "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in _FINER],
+        "DP-λCGD": _sized("lambda-cgd", (0.1, 0.3, 0.5, 0.7, 0.9), rates),
+        "BISR": _sized("bisr", (2, 4, 8, 16, 32), rates),
+        "BLT": _sized("blt", (1, 2, 3, 4, 5), rates),
+        "banded Toeplitz": _sized("banded-toeplitz", (2, 4, 8, 16, 32), rates),
+        "tree": [{"mechanism": "tree", "learning_rate": rate} for rate in _FINER],
+        "Flower, fixed clipping": [
+            {"mechanism": FLOWER_FIXED, "clip_norm": norm, "local_learning_rate": local}
+            for local in _LOCAL
+            for norm in (0.7, 1.4, 2.8, 5.6, 11.2)
+        ],
         "Flower, adaptive clipping": [
-            {"mechanism": FLOWER_ADAPTIVE, "clip_norm": norm, "quantile": quantile}
-            for quantile in (0.5, 0.8)
-            for norm in norms
+            {"mechanism": FLOWER_ADAPTIVE, "clip_norm": norm, "quantile": quantile, "local_learning_rate": local}
+            for local in _LOCAL
+            for norm, quantile in ((1.0, 0.5), (0.3, 0.9), (1.0, 0.9), (3.0, 0.9), (1.0, 0.99))
         ],
     }
 
 
-TEN = _arms((0.5, 1.0, 2.0, 4.0, 8.0), (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0), (0.1, 0.3, 1.0, 3.0, 10.0))
-SIX = _arms((2.0, 4.0, 8.0), (1.0, 1.4, 2.0, 2.8, 4.0, 5.6), (0.3, 1.0, 3.0))
+ALL = _arms(2.0, 4.0, 8.0)
+THREE = {arm: ALL[arm] for arm in ("DP-FedAvg", "DP-λCGD", "BLT")}
 _CNN: dict[str, list[Candidate]] = {
-    "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in (1.0, 2.0, 4.0)],
-    "DP-λCGD": _sized("lambda-cgd", (0.8,), (2.0, 4.0, 8.0)),
+    "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in (1.0, 1.4, 2.0, 2.8, 4.0, 5.6)],
+    "DP-λCGD": _sized("lambda-cgd", (0.3, 0.6), (2.0, 4.0, 8.0)),
+    "BISR": _sized("bisr", (4, 16), (2.0, 4.0, 8.0)),
 }
-THREE = {arm: SIX[arm] for arm in ("DP-FedAvg", "DP-λCGD", "BLT")}
+_PROXIMAL: dict[str, list[Candidate]] = {
+    f"µ = {mu:g}": [
+        {"proximal": mu, "local_learning_rate": local, "learning_rate": rate}
+        for local in (0.3, 1.0, 3.0, 10.0)
+        for rate in (1.0, 2.0, 4.0, 8.0)
+    ]
+    for mu in (0.0, 0.01, 0.1, 1.0)
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """`arms` at each of `settings` (what differs from `base`), each tuned among its candidates.
+    """`arms` at each of `settings` (what differs from `base`), each tuned among its candidates and compared with `baseline`.
 
     Raises ValueError for arms that may choose from more candidates than others, and for test seeds that are tuned with.
     """
@@ -76,6 +97,7 @@ class Study:
     arms: Mapping[str, Sequence[Candidate]]
     seeds: tuple[int, ...] = TEST_SEEDS
     tuning: tuple[int, ...] = TUNING_SEEDS
+    baseline: str = "DP-FedAvg"
 
     def __post_init__(self) -> None:
         counts = {arm: len(candidates) for arm, candidates in self.arms.items()}
@@ -96,9 +118,10 @@ _FASHION = {
     "clip_norm": 1.0, "local_learning_rate": 3.0,
 }  # fmt: skip
 _TWEETS = _FASHION | {"task": "tweets", "users": "dirichlet:1:2000"}
+_EPSILONS = tuple({"epsilon": epsilon} for epsilon in (0.5, 1.0, 2.0, 4.0))
 STUDIES: dict[str, Study] = {
-    "epsilon": Study(base=_FASHION, settings=tuple({"epsilon": e} for e in (0.5, 1.0, 2.0, 4.0)), arms=SIX),
-    "tweets": Study(base=_TWEETS, settings=({"epsilon": 1.0},), arms=TEN),
+    "epsilon": Study(base=_FASHION, settings=_EPSILONS, arms=ALL),
+    "tweets": Study(base=_TWEETS, settings=_EPSILONS, arms=_arms(1.0, 2.0, 4.0)),
     "cohort": Study(base=_FASHION, settings=tuple({"cohort": c} for c in (100, 250, 500)), arms=THREE),
     "skew": Study(
         base=_FASHION,
@@ -107,26 +130,30 @@ STUDIES: dict[str, Study] = {
     ),
     "population": Study(base=_FASHION, settings=tuple({"population": p} for p in (0, 100_000, 1_000_000)), arms=THREE),
     "proximal": Study(
-        base=_FASHION | {"users": "dirichlet:0.1:2500"},
-        settings=tuple({"proximal": mu} for mu in (0.0, 0.1, 1.0)),
-        arms={"DP-λCGD": SIX["DP-λCGD"]},
+        base=_FASHION | {"mechanism": "lambda-cgd:0.5", "local_epochs": 5},
+        settings=tuple({"users": f"{u}:2500", "epsilon": e} for u in ("dirichlet:0.1", "iid") for e in (1.0, 4.0)),
+        arms=_PROXIMAL,
+        baseline="µ = 0",
     ),
     "tanh-cnn": Study(
-        base=_FASHION | {"model": "tanh-cnn", "participations": 1, "local_learning_rate": 0.3, "epsilon": 4.0},
-        settings=({"epsilon": 4.0},),
+        base=_FASHION | {"model": "tanh-cnn", "participations": 1, "local_learning_rate": 0.3},
+        settings=({"epsilon": 4.0}, {"epsilon": 8.0}),
         arms=_CNN,
+        seeds=(0, 1, 2, 3, 4),
+        tuning=TUNING_SEEDS[:2],
     ),
 }
 _SCALED = ("learning_rate", "clip_norm")
-_MOST_EXTENSIONS = 3
+_MOST_EXTENSIONS = 5
 _TOGETHER = 48  # models, whose weights are read in every round
 FAILED = float("-inf")
 """The score of a candidate that broke off: below all others, and never chosen."""
 
 
+@cache
 def name_of(point: PeoplePoint) -> str:
     """A text that is equal exactly for equal points."""
-    return json.dumps(asdict(point), sort_keys=True)
+    return json.dumps(vars(point), sort_keys=True)
 
 
 def point_of(record: Record) -> PeoplePoint:
@@ -292,7 +319,8 @@ def report_command(
     typer.echo(people_report.report(records))
     for name, study in STUDIES.items():
         found = people_report.rows(records, study)
-        if output is not None and len({str(row.setting) for row in found}) > 1:
+        alone = all(len(row.setting) == 1 for row in found)
+        if output is not None and alone and len({str(row.setting) for row in found}) > 1:
             plots.save(people_report.plot(found, people_report.TITLES[name]), output / f"people-{name}.png")
 
 

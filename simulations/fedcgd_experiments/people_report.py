@@ -14,12 +14,12 @@ from scipy.stats import ttest_1samp
 
 from fedcgd_experiments.claims import claims
 from fedcgd_experiments.experiment import Record
-from fedcgd_experiments.people import STUDIES, THREE, Study, best, by_point, moved, name_of, point_of, tuning
+from fedcgd_experiments.people import STUDIES, Study, best, by_point, moved, name_of, point_of, tuning
 from fedcgd_experiments.people_run import PeoplePoint
 from fedcgd_experiments.plots import MARKS
 from fedcgd_experiments.significance import holm
 
-BASELINE, OURS = "DP-FedAvg", "DP-λCGD"
+OURS = "DP-λCGD"
 CORRELATED = (OURS, "BISR", "BLT", "banded Toeplitz", "tree")
 TITLES = {
     "tweets": "Tweets, all mechanisms",
@@ -27,7 +27,7 @@ TITLES = {
     "skew": "Fashion-MNIST, against how different people are",
     "cohort": "Fashion-MNIST, against the cohort of a fixed population",
     "population": "Fashion-MNIST, extrapolated to larger populations",
-    "proximal": "Fashion-MNIST, FedProx",
+    "proximal": "Fashion-MNIST, FedProx with five local epochs",
     "tanh-cnn": "Fashion-MNIST, tanh-CNN",
 }
 MARKED = {
@@ -47,7 +47,6 @@ AXES = {
     "cohort": "people a round",
     "users": "how labels are spread over people (left: most skewed)",
     "population": "population (hollow: extrapolated, the noise of cohorts larger in proportion)",
-    "proximal": "µ of FedProx",
 }
 
 
@@ -84,12 +83,12 @@ class Row:
         return float(ttest_1samp(values, 0.0).pvalue)
 
 
-def rows(records: Sequence[Record], study: Study, baseline: str = BASELINE) -> list[Row]:
+def rows(records: Sequence[Record], study: Study) -> list[Row]:
     """What of `study` has been tuned and tested on all seeds, with p after Holm's correction over the study.
 
-    Each arm is compared with the arm `baseline` at the same setting.
+    Each arm is compared with the study's baseline at the same setting.
     """
-    known = by_point(records)
+    known, baseline = by_point(records), study.baseline
     found: list[Row] = []
     for setting in study.settings:
         tested = {}
@@ -109,10 +108,10 @@ def rows(records: Sequence[Record], study: Study, baseline: str = BASELINE) -> l
     return [replace(row, corrected=p) for row, p in zip(found, corrected, strict=True)]
 
 
-def table(found: Sequence[Row]) -> str:
-    """`found` as Markdown: percent, ± one standard deviation over seeds, differences in points."""
+def table(found: Sequence[Row], baseline: str) -> str:
+    """`found` as Markdown: percent, ± one standard deviation over seeds, differences to `baseline` in points."""
     lines = [
-        "| setting | arm | tuned to | σ | test accuracy | against DP-FedAvg | p | p (Holm) |",
+        f"| setting | arm | tuned to | σ | test accuracy | against {baseline} | p | p (Holm) |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in found:
@@ -130,14 +129,17 @@ def table(found: Sequence[Row]) -> str:
 
 def pairs_of(records: Sequence[Record], study: Study) -> list[Row]:
     """The correlated arms of `study`, compared with DP-λCGD."""
-    return rows(records, replace(study, arms={arm: study.arms[arm] for arm in CORRELATED}), OURS)
+    return rows(records, replace(study, arms={arm: study.arms[arm] for arm in CORRELATED}, baseline=OURS))
 
 
 def between(found: Sequence[Row]) -> str:
     """The differences of `found` and their p after Holm's correction as Markdown, a line for each arm."""
     settings = list(dict.fromkeys(setting_text(row.setting) for row in found))
     cells = {
-        (row.arm, setting_text(row.setting)): f"{100 * fmean(row.differences):+.1f} ({p_text(row.corrected)})"
+        (
+            row.arm,
+            setting_text(row.setting),
+        ): f"{100 * fmean(row.differences):+.1f} ({p_text(row.corrected) or 'equal'})"
         for row in found
         if row.differences
     }
@@ -165,7 +167,6 @@ def setting_text(setting: Mapping[str, Any]) -> str:
         "cohort": "{} a round",
         "users": "{}",
         "population": "population {:,}",
-        "proximal": "µ = {:g}",
     }
     return ", ".join(
         "the population there is"
@@ -177,13 +178,14 @@ def setting_text(setting: Mapping[str, Any]) -> str:
 
 def tuned_text(point: PeoplePoint) -> str:
     """What was chosen on validation examples."""
+    local = f", local rate {point.local_learning_rate:g}"
     match point.mechanism:
         case "flower-fixed":
-            return f"clip norm {point.clip_norm:g}"
+            return f"clip norm {point.clip_norm:g}{local}"
         case "flower-adaptive":
-            return f"first norm {point.clip_norm:g}, quantile {point.quantile:g}"
+            return f"first norm {point.clip_norm:g}, quantile {point.quantile:g}{local}"
         case _:
-            return f"`{point.mechanism}`, rate {point.learning_rate:g}"
+            return f"`{point.mechanism}`, rate {point.learning_rate:g}{local if point.local_epochs > 1 else ''}"
 
 
 def p_text(p: float) -> str:
@@ -202,8 +204,8 @@ def section(records: Sequence[Record], name: str) -> str:
     found = rows(records, study)
     if len(found) < 2 or len({str(row.setting) for row in found}) < min(2, len(study.settings)):
         return ""
-    parts = [f"### {TITLES[name]}", table(found)]
-    if len(study.arms) > len(THREE):
+    parts = [f"### {TITLES[name]}", table(found, study.baseline)]
+    if study.arms.keys() >= set(CORRELATED):
         parts.append(f"Points more or less than {OURS}, and p (Holm):\n\n{between(pairs_of(records, study))}")
     parts.append(f"{caption(found)} {len(study.seeds)} test seeds; {spent_text(records, study)}.")
     if failures := failures_text(records, study):

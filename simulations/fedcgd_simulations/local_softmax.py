@@ -68,15 +68,17 @@ def coefficients(
     *,
     classes: int,
     batch: int,
-    learning_rate: float,
-    proximal: float,
+    learning_rate: float | Tensor,
+    proximal: float | Tensor,
 ) -> Tensor:
     """The a of each example, shape (users, examples, models·classes), for models that are trained apart on the same examples.
 
     `first` has the outputs that all examples have before training, in that shape, and `products` the inner products of each
-    user's inputs, shape (users, examples, examples); the others are as for `trained_softmax`.
+    user's inputs, shape (users, examples, examples); the others are as for `trained_softmax`, and a learning rate or µ of each
+    model has shape (models, 1).
     """
     device, wide = first.device, first.shape[2]
+    kept = torch.as_tensor(learning_rate * proximal).to(device)
     marks = functional.one_hot(targets, classes).to(first.dtype)
     there = (torch.arange(first.shape[1]) < counts[:, None]).to(first.dtype)
     changes = torch.zeros_like(first)
@@ -89,7 +91,9 @@ def coefficients(
             residuals = outputs.view(*outputs.shape[:2], -1, classes).softmax(dim=3)
             residuals -= marks.gather(1, now.expand(-1, -1, classes))[:, :, None]
             residuals *= learning_rate * shares[:, :, None, None]
-            if proximal:  # who has no batch left stays where it is
-                changes *= (1 - learning_rate * proximal * (taken > 0))[:, None, None]
+            if kept.any():  # who has no batch left stays where it is
+                changes.view(*residuals.shape[:1], -1, *residuals.shape[2:]).mul_(
+                    1 - kept * (taken > 0)[:, None, None, None]
+                )
             changes.scatter_add_(1, now.expand(-1, -1, wide), residuals.flatten(2))
     return changes
