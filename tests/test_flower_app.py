@@ -116,6 +116,11 @@ def test_one_line_makes_an_ordinary_app_private(form: str) -> None:
     assert result.evaluate_metrics_clientapp[2]["accuracy"] == 0.5  # evaluation passes the mod
 
 
+def test_a_state_dict_is_no_array_record() -> None:
+    with pytest.raises(TypeError, match=r"for example ArrayRecord\(model.state_dict\(\)\); got OrderedDict"):
+        strategy().start(nodes(ClientApp()), make_net().state_dict())
+
+
 def test_an_app_with_its_own_names_of_records_finds_them() -> None:
     """FedAvg(arrayrecord_key=…, configrecord_key=…) of an app that had them before it was made private."""
     app = ClientApp(mods=[clipped_update_mod])

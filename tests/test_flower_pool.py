@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 from fake_grid import FakeGrid, FakeNode
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedcgd.noise.quantisation import Grid
 from fedcgd_flower import clipped_update_mod, host_users, one_by_one, one_gradient_step
 from fedcgd_flower.layout import Layout
-from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply, train_message
+from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply, train_message, users_query
 from fedcgd_flower.send_and_receive import send_and_receive
 
 STEP = 2.0**-24
@@ -51,6 +51,16 @@ def test_a_user_that_fails_or_is_not_finite_adds_nothing() -> None:
     result = ask(FakeGrid({1: pool()}), 1, ("dan", "bob", "eve"))
     np.testing.assert_allclose(result.update, [0, 0.3, 0], rtol=1e-6)
     assert result.answered == 1
+
+
+@pytest.mark.parametrize(("users", "what"), [(["ann", 17], "one is int"), (["ann", ""], "one is an empty text")])
+def test_ids_have_to_be_texts(users: list, what: str) -> None:
+    app = ClientApp()
+    host_users(app, lambda context: users, one_by_one(towards_target))
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    with pytest.raises(TypeError, match=what) as raised:
+        app(users_query(1), context)
+    assert "17" not in str(raised.value).replace("such as '17'", "")  # Flower may tell the text to the server
 
 
 def test_a_node_does_not_speak_for_users_it_does_not_host() -> None:

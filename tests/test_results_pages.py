@@ -116,6 +116,20 @@ def test_what_the_page_says_of_tweets_is_in_its_tables() -> None:
     assert f"λ tuned to {tuned_lambdas(table)} there" in page
 
 
+def test_what_the_page_says_of_fedprox_is_in_its_table() -> None:
+    page = " ".join((ROOT / "docs" / "results_federated.md").read_text().split())
+    table = found("proximal")
+    lost = {e: [points(table[f"iid:2500, ε = {e}", f"µ = {mu}"]) for mu in ("0.01", "0.1", "1")] for e in (1, 4)}
+    one, four = ([gain.removeprefix("-") for gain in lost[e]] for e in (1, 4))
+    told = f"are {one[0]}, {one[1]} and {one[2]} points behind µ = 0 at ε = 1, and {four[0]}, {four[1]} and {four[2]} at ε = 4"
+    assert told in page
+    assert all(row.corrected < 0.05 and fmean(row.differences) < 0 for row in table.values() if row.baseline)
+    best = table["iid:2500, ε = 1", "µ = 0"]
+    assert f"DP-λCGD has {percent(best)} at ε = 1" in page
+    assert f"one epoch at rate 3 has {percent(found('skew')['iid:2500', OURS])}" in page
+    assert best.chosen.local_learning_rate == 10.0
+
+
 def test_what_the_pages_say_of_cohorts_is_in_the_tables() -> None:
     page, guide = (" ".join((ROOT / "docs" / name).read_text().split()) for name in PEOPLE_PAGES)
     against = found("epsilon"), found("cohort")

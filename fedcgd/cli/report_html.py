@@ -42,12 +42,14 @@ li { margin: .35rem 0; }
 
 
 def axes_of(height: float) -> tuple[Any, Any]:
-    """A figure of this height in inches, and its axes."""
+    """A figure of this height in inches, and its axes; along x are rounds or how many, which are whole."""
     from matplotlib.figure import Figure  # takes a second, and only this page needs it
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7.5, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure, axes
 
 

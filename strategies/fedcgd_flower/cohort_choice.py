@@ -100,8 +100,7 @@ class CohortChoice:
         if not round and users < self._expected_users:
             return (
                 f"{users} users are there, and {self._expected_users} are expected before the first round: with "
-                f"{self._cohort_size} a round, so many let each user pause as the plan's separation "
-                f"{self._participation.min_separation} asks for"
+                f"{self._cohort_size} a round, and a user's rounds at least {self._participation.min_separation} apart"
             )
         return f"{users} users are there, and round {round + 1} needs {self._cohort_size} who may take part"
 

@@ -164,7 +164,7 @@ class Roster:
                     question.told = True
                     why = (
                         "does not say which users it hosts; its ClientApp needs clipped_update_mod as the first of its mods, or "
-                        "host_users(app, ...)"
+                        "host_users(app, ...). If it has them, its own log says what failed"
                         if users is None
                         else f"cannot take part: {PROBLEMS[users]}"
                     )

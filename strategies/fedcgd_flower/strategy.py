@@ -554,6 +554,11 @@ class CorrelatedNoise(Strategy):
         the ε spent, by release; `evaluate_fn(release, arrays)` sees the initial model as release 0 and then every released one.
         Raises IncompleteRunError if the run ends before its plan, unless `num_rounds` is smaller than what was left of it.
         """
+        if not isinstance(initial_arrays, ArrayRecord):
+            raise TypeError(
+                "initial_arrays must be an ArrayRecord, for example ArrayRecord(model.state_dict()); got "
+                f"{type(initial_arrays).__name__}"
+            )
         opened_here = self._opened is None
         if opened_here:
             self._open()
