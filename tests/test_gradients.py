@@ -8,7 +8,14 @@ from torch import nn
 from torch.nn import functional
 
 from fedcgd import gradients
-from fedcgd.gradients import clip_rows, clipped_gradient_sum, example_loss, refuse_batch_statistics, sum_in_steps
+from fedcgd.gradients import (
+    add_clipped_rows,
+    clip_rows,
+    clipped_gradient_sum,
+    example_loss,
+    refuse_batch_statistics,
+    sum_in_steps,
+)
 from fedcgd.noise.quantisation import Grid
 from fedcgd.parameters import flatten
 
@@ -155,3 +162,21 @@ def test_bad_arguments_are_refused():
             clipped_gradient_sum(loss, flatten(model), (inputs, targets), clip_norm=clip_norm, grid=Grid(STEP))
     with pytest.raises(ValueError, match=r"one row per example, got \[23, 22\]"):
         clipped_gradient_sum(loss, flatten(model), (inputs, targets[1:]), clip_norm=1.0, grid=Grid(STEP))
+
+
+@pytest.mark.parametrize("unit", [1.0, 0.25])
+@pytest.mark.parametrize("size", [100, 2**14 + 3])
+def test_rows_are_clipped_to_the_norm_whether_short_or_long(size, unit):
+    """Each by the definition: min(1, ζ/‖g‖)·g for g = row / unit, in steps, towards zero."""
+    rows = torch.randn(3, size, generator=torch.Generator().manual_seed(5))
+    rows[1] *= 0.1 * unit / rows[1].norm()
+    grid = Grid(2.0**-22)
+    for row in rows:
+        total = torch.zeros(size, dtype=torch.int64)
+        usable, scaled = add_clipped_rows(total, row[None], torch.tensor([True]), 1.0, grid, unit)
+        measured = row.double() / unit
+        factor = min(1.0, 1.0 / float(measured.norm()))
+        assert (bool(usable), bool(scaled)) == (True, factor < 1)
+        added = total.double() * grid.step
+        assert float(added.norm()) <= 1.0
+        torch.testing.assert_close(added, factor * measured, rtol=0, atol=2 * grid.step)
