@@ -207,6 +207,19 @@ def test_two_files_take_turns_and_are_for_the_owner_only(path: Path) -> None:
     assert file.stat().st_size == 4 * 98 + len(b"the state")  # the longer model of round 0 has left nothing
 
 
+def test_a_lost_ledger_is_said_before_its_model_file_is_in_the_way(path: Path) -> None:
+    with_rounds(path, 2)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"began the same run on .*has released 2 rounds"):
+        opened(path)
+    NoiseKey.from_file(path.with_name("noise.key")).runs.unlink()  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"run.db-model-\d holds a model of another run"):
+        opened(path)
+    path.with_name("run.db-model-0").unlink()
+    path.with_name("run.db-model-1").unlink()
+    opened(path).close()  # a run that was refused is not remembered as begun
+
+
 def test_what_is_empty_needs_no_file(path: Path) -> None:
     with opened(path) as ledger:
         ledger.record_released(0, summed(ledger, 0), b"")

@@ -102,12 +102,17 @@ def _number(row: Row) -> str:
 def _with_links(page: str) -> str:
     """Headings with anchors that can be told from the command, and examples as code."""
     page = re.sub(r"^(##+ `(.+)`)$", lambda m: f"{m[1]} {{#{m[2].replace(' ', '-')}}}", page, flags=re.MULTILINE)
-    page = re.sub(r"^Example: (.+)$", r"```console\n$ \1\n```", page, flags=re.MULTILINE)
+    page = re.sub(r"^Example: (.+(?:\n+--.+)*)$", _as_code, page, flags=re.MULTILINE)
     parent = re.match(r"## `(.+?)`", page)
     link = rf"* [`\1`](#{parent[1].replace(' ', '-') if parent else 'fedcgd'}-\1)"
     head, found, commands = page.partition("**Commands**:")
     listed, heading, rest = commands.partition("\n##")
     return head + found + re.sub(r"^\* `(\S+)`: .*$", link, listed, flags=re.MULTILINE) + heading + rest
+
+
+def _as_code(example: re.Match[str]) -> str:
+    """The example, of one line or more, as one command."""
+    return f"```console\n$ {' '.join(example[1].split())}\n```"
 
 
 def on_post_page(output: str, **_: Any) -> str:

@@ -70,16 +70,20 @@ class Registry:
     def close(self) -> None:
         self._connection.close()
 
+    def check_new(self, settings: str, ledger: str) -> None:
+        """Raise ValueError if the key has begun a run of these `settings` that released anything or was sealed."""
+        for run in self._runs("settings = ? AND (released > 0 OR sealed IS NOT NULL)", settings):
+            raise ValueError(
+                f"this key began the same run on {run.begun}, in the ledger {run.ledger}, which "
+                f"{f'was sealed on {run.sealed}' if run.sealed else f'has released {run.released} rounds'}; {ledger} has no "
+                f"record of it, and would start again from round 0. Give that ledger. {_REMEDY}"
+            )
+
     def begin(self, stream_id: str, settings: str, ledger: str) -> None:
-        """Remember a new run of these `settings`. Raises ValueError if the key has begun one that released anything."""
+        """Remember a new run of these `settings`. Raises ValueError as `check_new` does."""
         with transaction(self._connection):
+            self.check_new(settings, ledger)
             self._forget_unused(settings)
-            for run in self._runs("settings = ?", settings):
-                raise ValueError(
-                    f"this key began the same run on {run.begun}, in the ledger {run.ledger}, which "
-                    f"{f'was sealed on {run.sealed}' if run.sealed else f'has released {run.released} rounds'}; {ledger} has no "
-                    f"record of it, and would start again from round 0. Give that ledger. {_REMEDY}"
-                )
             self._connection.execute(
                 "INSERT INTO runs (stream_id, settings, ledger, begun, released) VALUES (?, ?, ?, ?, 0)",
                 (stream_id, settings, ledger, now()),

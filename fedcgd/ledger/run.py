@@ -114,6 +114,8 @@ class Ledger:
             with transaction(connection):
                 new = connection.execute("SELECT 1 FROM run").fetchone() is None
                 if new:
+                    if registry is not None:  # first: where a ledger is lost, its model's file may not be
+                        registry.check_new(settings, name)
                     if file is not None:
                         model_file.check_unused(file)
                     _create(connection, values, purpose)
