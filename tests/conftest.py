@@ -5,6 +5,9 @@ import os
 # One thread a process: the machine's cores are shared, and thread contention makes times jump.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+# The terminal of whoever runs the tests has no say in how tables break; workers of pytest-xdist are told it.
+os.environ.pop("COLUMNS", None)
+os.environ.pop("LINES", None)
 
 from flwr.supercore.task_identity import TaskIdentity
 

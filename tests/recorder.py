@@ -3,6 +3,10 @@
 The file holds what commit 9ec9bba said. In a checkout of that commit, with this file copied into its `tests`:
 
     PYTHONPATH=. python tests/recorder.py > recorded.json
+
+but for two figures of deterministic Balls-in-Bins with 60 rounds in 20 bins (ε 3.67385 at σ = 2, σ 7.09434 for (1, 1e-6)):
+Hölder's bound is now the least over all orders, where it was that of the largest order of nearly the least. Both questions were
+simulated with 2·10⁷ draws of the privacy loss, which give δ = 8.6(1.0)e-7 for the 1e-5, and 1.0(0.2)e-7 for the 1e-6 asked.
 """
 
 import json

@@ -179,7 +179,12 @@ class RunOptions(FitOptions):
         """The mechanism; a number that is left open is chosen for the budget. Raises ValueError if there is none."""
         if epsilon is None or not self.spelling().is_open:
             return mechanism(
-                self.mechanism, participation, error=error.value, workload=workload, curvature=self.quadratic()
+                self.mechanism,
+                participation,
+                error=error.value,
+                workload=workload,
+                curvature=self.quadratic(),
+                progress=_iterations(progress) if progress else None,
             )
         from fedcgd.accounting.selection import select_mechanism
 
@@ -193,6 +198,11 @@ class RunOptions(FitOptions):
             curvature=self.quadratic(),
             progress=progress,
         )
+
+
+def _iterations(say: Callable[[str], None]) -> Callable[[int, float], None]:
+    """What an optimisation calls, said in words."""
+    return lambda done, value: say(f"optimising, {done} iterations, log error {value:.5g}")
 
 
 def takes(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -7,6 +7,10 @@ import torch
 from scipy.signal import fftconvolve, lfilter
 from torch import Tensor
 
+from fedcgd.mechanisms.mechanism import Vector
+
+_FEW = 64  # so many sums take less time than three Fourier transforms
+
 
 class _Quotient(torch.autograd.Function):
     """y with Σ_l c[l]·y[t − l] = r[t], in O(n·p): the first n coefficients of r(x)/c(x)."""
@@ -24,9 +28,16 @@ class _Quotient(torch.autograd.Function):
         w = np.asarray(lfilter([1.0], c.numpy(), gradients[0].numpy()[::-1]))[::-1].copy()
         if not ctx.needs_input_grad[0]:
             return None, torch.from_numpy(w)
-        n, p = len(y), len(c)
-        correlation = fftconvolve(w, y.numpy()[::-1])[n - 1 : n - 1 + p]  # Σ_t w[t]·y[t − l]
-        return torch.from_numpy(-correlation), torch.from_numpy(w)
+        return torch.from_numpy(-_correlation(w, y.numpy(), len(c))), torch.from_numpy(w)
+
+
+def _correlation(w: Vector, y: Vector, lags: int) -> Vector:
+    """Σ_t w[t]·y[t − l] for l < lags."""
+    n = len(y)
+    if lags <= _FEW:
+        return np.array([w[lag:] @ y[: n - lag] for lag in range(lags)])
+    result: Vector = fftconvolve(w, y[::-1])[n - 1 : n - 1 + lags]
+    return result
 
 
 def quotient(c: Tensor, r: Tensor) -> Tensor:

@@ -140,7 +140,10 @@ def least_blt(
 
     x = torch.tensor([-1.0], dtype=torch.float64)
     for _ in range(degree):
-        tries = [minimise(objective, _one_more(x, memory), iterations=60, tolerance=1e-6) for memory in _memories(n)]
+        tries = [
+            minimise(objective, _one_more(x, memory), iterations=60, tolerance=1e-6, progress=progress)
+            for memory in _memories(n)
+        ]
         x, _ = minimise(objective, min(tries, key=lambda found: found[1])[0], tolerance=1e-11, progress=progress)
     scales, decays = _buffers(x)
     return BLT(tuple(scales.tolist()), tuple(decays.tolist()))
