@@ -131,6 +131,25 @@ def test_compare_lists_best_first_and_says_why_a_row_is_missing() -> None:
     assert "min_separation = 390" in rows[3]["error"]
 
 
+def test_compare_fails_if_no_mechanism_could_be_calibrated() -> None:
+    result = run(
+        "compare",
+        "--rounds",
+        "40",
+        "--separation",
+        "50",
+        "--epsilon",
+        "2",
+        "--delta",
+        "1e-5",
+        "--sampling",
+        "cyclic-poisson",
+    )
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.count("--sampling-rate") == 1
+
+
 def test_compare_draws(tmp_path: Path) -> None:
     plot = tmp_path / "rmse.png"
     assert run("compare", "--mechanism", "dp-sgd", "--mechanism", "bsr:4", *TABLE_4, "--plot", str(plot)).exit_code == 0

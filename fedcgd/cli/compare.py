@@ -98,6 +98,9 @@ def compare_command(
                     if len(asked) == 1:
                         raise
                     rows.append({"label": text, "error": str(reason)})
+        if all("error" in row for row in rows):
+            reasons = dict.fromkeys(row["error"] for row in rows)
+            raise ValueError("no mechanism could be calibrated: " + "; ".join(reasons))
     rows.sort(key=lambda row: row.get("loss", row.get("rmse", float("inf"))))
     if plot is not None:
         draw(plot, rows)
@@ -113,27 +116,25 @@ compare_command.epilog = "\n\n".join(  # type: ignore[attr-defined]
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """The rows as a table whose title says what holds for all of them."""
+    """The rows, one of which at least is no error, as a table whose title says what holds for all of them."""
     done = [row for row in rows if "error" not in row]
     own = len({_participation(row) for row in done}) > 1  # groups of their own, with cyclic Poisson sampling
-    title = "no mechanism could be calibrated"
-    if done:
-        first = done[0]
-        title = (
-            f"ε ≤ {number(first['epsilon'])} at δ = {number(first['delta'])}; adjacency: {first['adjacency']}; "
-            f"sampling: {first['sampling']}; {' or '.join(dict.fromkeys(row['method'] for row in done))}; n = {first['rounds']}"
-            + ("" if own else f", {_participation(first)}")
-        )
-        if unsure := max(row["failure_probability"] for row in done):
-            title += f"; δ includes {number(unsure)} for draws that mislead"
+    first = done[0]
+    title = (
+        f"ε ≤ {number(first['epsilon'])} at δ = {number(first['delta'])}; adjacency: {first['adjacency']}; "
+        f"sampling: {first['sampling']}; {' or '.join(dict.fromkeys(row['method'] for row in done))}; n = {first['rounds']}"
+        + ("" if own else f", {_participation(first)}")
+    )
+    if unsure := max(row["failure_probability"] for row in done):
+        title += f"; δ includes {number(unsure)} for draws that mislead"
     caption = "RMSE and MaxSE include σ; per unit of clip norm. The sensitivity of C is exact, or an upper bound where it has ≤"
-    if done and "loss" in done[0]:
+    if "loss" in first:
         caption += "; loss is what the noise adds at the end, per (clip norm / cohort)²"
     table = Table(title=title, caption=caption)
     table.add_column("mechanism", no_wrap=True)
     if own:
         table.add_column("participation")
-    columns = _COLUMNS + (("loss",) if done and "loss" in done[0] else ())
+    columns = _COLUMNS + (("loss",) if "loss" in first else ())
     for column in columns:
         table.add_column(column.replace("_", " "), justify="right")
     for row in done:
