@@ -229,6 +229,10 @@ def test_what_the_page_says_of_models_that_are_not_linear() -> None:
     assert f"with the CNN too, by {gains[0]} points at ε = 2 and {gains[1]} at ε = 8" in page
     gains = [f"{100 * fashion['lambda-cgd', 'none', epsilon].difference:.1f}" for epsilon in (2.0, 8.0)]
     assert f"with the CNN on a tenth of it too, by {gains[0]} points at ε = 2 and {gains[1]} at ε = 8" in page
+    block = compared("tweets-block.jsonl", "none")
+    gains = [f"{100 * block['lambda-cgd', 'none', epsilon].difference:.1f}" for epsilon in (2.0, 8.0)]
+    assert f"no gain is shown: {gains[0]} points at ε = 2 and {gains[1]} at ε = 8" in page
+    assert all(block["lambda-cgd", "none", epsilon].corrected > 0.05 for epsilon in (2.0, 8.0))
     others = [compared(f"{data}-cnn.jsonl", "none", baseline="lambda-cgd") for data in ("digits", "fashion-mnist")]
     sure = [(*key, row) for rows in others for key, row in rows.items() if key[0] != "dp-sgd" and row.corrected < 0.05]
     assert [(family, epsilon) for family, _, epsilon, _ in sure] == [("blt", 2.0)]
