@@ -249,6 +249,9 @@ def test_what_the_page_says_of_models_that_are_not_linear() -> None:
     assert f"with the CNN too, by {gains[0]} points at ε = 2 and {gains[1]} at ε = 8" in page
     gains = [f"{100 * fashion['lambda-cgd', 'none', epsilon].difference:.1f}" for epsilon in (2.0, 8.0)]
     assert f"with the CNN on a tenth of it too, by {gains[0]} points at ε = 2 and {gains[1]} at ε = 8" in page
+    lstm = compared("tweets-lstm.jsonl", "none")["lambda-cgd", "none", 2.0]
+    assert lstm.corrected < 0.05
+    assert f"With the LSTM it is ahead by {100 * lstm.difference:.1f} points at ε = 2" in page
     block = compared("tweets-block.jsonl", "none")
     gains = [f"{100 * block['lambda-cgd', 'none', epsilon].difference:.1f}" for epsilon in (2.0, 8.0)]
     assert f"no gain is shown: {gains[0]} points at ε = 2 and {gains[1]} at ε = 8" in page
