@@ -10,7 +10,7 @@ import pytest
 from fake_grid import FakeGrid, is_training
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg
-from test_flower_strategy import KEY, SIZE, UPDATE, make, node, on_the_grid, record, two_nodes
+from test_flower_strategy import KEY, SIZE, STEP, UPDATE, make, node, on_the_grid, record, two_nodes
 
 import fedcgd_flower.strategy as module
 from fedcgd.keys import NoiseKey
@@ -121,7 +121,8 @@ def test_a_resumed_run_makes_the_noise_of_its_record_again(mechanism, tmp_path: 
     stream = NoiseStream(key.noise_of(stream_id))
     noise = np.stack([stream.normal(*term, 0, SIZE) for term in terms]).astype(np.float64)
     added = on_the_grid(inverse_matrix(mechanism, ROUNDS) @ noise, terms, key.noise_of(stream_id))
-    np.testing.assert_allclose(result.arrays["w"].numpy(), ROUNDS * UPDATE + added.sum(axis=0) / 4, atol=5e-6)
+    # The key is another each time: where it puts a number in the middle of two points of the grid, either is right.
+    np.testing.assert_allclose(result.arrays["w"].numpy(), ROUNDS * UPDATE + added.sum(axis=0) / 4, atol=1.5 * STEP / 4)
 
 
 def test_a_finished_run_starts_no_further_round(tmp_path: Path) -> None:

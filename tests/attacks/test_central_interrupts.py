@@ -17,6 +17,14 @@ STATEFUL = ("opacus/optimizer.py", "opacus/rounds.py", "noise/source.py", "noise
 """Where a step keeps what the next one finds, or writes into its sum; all else computes."""
 
 
+@pytest.fixture(autouse=True)
+def pythons_own_handler():
+    """Servers and Ray in the same process leave handlers of their own, which do not raise KeyboardInterrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @contextmanager
 def at_each_line(do):
     """Calls `do((file, line))` before each line of `STATEFUL` that is executed."""
