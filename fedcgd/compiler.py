@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,17 @@ _FLAGS = [
     "-fno-trapping-math",
 ]
 _SECONDS = 120  # a compiler needs less than one
+
+Code = TypeVar("Code")
+
+
+def checked(load: Callable[[], Code], is_right: Callable[[Code], bool]) -> Code | None:
+    """What `load` makes of a `library`; None without a compiler, or where its code does not work or is not right."""
+    try:
+        made = load()
+        return made if is_right(made) else None
+    except Exception:  # whatever a compiler can do on a machine that nobody has tried
+        return None
 
 
 def library(source: Path, constants: Mapping[str, int | np.int32 | np.float32]) -> ctypes.CDLL:

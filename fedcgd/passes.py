@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.compiler import array, function, library
+from fedcgd.compiler import array, checked, function, library
 
 CHUNK = 2**16
 """Numbers at once: what a core's cache holds."""
@@ -146,11 +146,7 @@ def passes(numbers: int) -> Passes:
 @cache
 def compiled() -> Passes | None:
     """Machine code; None without a compiler, or where its code does not work or gives other bits than NumPy."""
-    try:
-        made = _load()
-        return made if _same_bits(made) else None
-    except Exception:  # whatever a compiler can do on a machine that nobody has tried
-        return None
+    return checked(_load, _same_bits)
 
 
 def _load() -> Passes:

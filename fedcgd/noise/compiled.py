@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcgd.compiler import array, function, library
+from fedcgd.compiler import array, checked, function, library
 from fedcgd.noise import box_muller as bm
 
 WORTHWHILE = 2**16  # numbers; below, NumPy makes them in a few milliseconds
@@ -34,11 +34,7 @@ def kernels_for(size: int) -> Kernels | None:
 @cache
 def kernels() -> Kernels | None:
     """None without a compiler, or where its code does not work or gives other bits than NumPy."""
-    try:
-        compiled = _load()
-        return compiled if _same_bits(compiled) else None
-    except Exception:  # whatever a compiler can do on a machine that nobody has tried
-        return None
+    return checked(_load, _same_bits)
 
 
 def _load() -> Kernels:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcgd.compiler import array, function, library
+from fedcgd.compiler import array, checked, function, library
 
 _TILE = 2048  # numbers of the total, 16 KiB
 _FOR_THREADS = 2**22  # numbers, below which another thread costs more than it brings
@@ -65,11 +65,7 @@ def _in_parts(work: Callable[[int, int], None], size: int, numbers: int) -> None
 @cache
 def compiled() -> RowPasses | None:
     """None without a compiler, or where its code does not work or does not add up."""
-    try:
-        made = _load()
-        return made if _adds_up(made) else None
-    except Exception:  # whatever a compiler can do on a machine that nobody has tried
-        return None
+    return checked(_load, _adds_up)
 
 
 def _load() -> RowPasses:
