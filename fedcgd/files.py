@@ -1,5 +1,6 @@
 """Files that somebody relies on are written whole or not at all: a full disk or a Ctrl-C leaves what was there."""
 
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,3 +23,12 @@ def whole(path: Path | str) -> Iterator[Path]:
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make durable which files are in `folder`; what is in them is made so by their own `fsync`."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

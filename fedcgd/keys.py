@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
+from fedcgd.files import sync_folder
 from fedcgd.noise.nonce import synthetic_nonce
 
 _BYTES = 32
@@ -150,7 +151,7 @@ def delete_key_file(path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     path.unlink()
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _create(path: Path) -> None:
@@ -169,15 +170,7 @@ def _create(path: Path) -> None:
             return
     finally:
         part.unlink()
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)
 
 
 def _from_hex(text: str, source: str) -> bytes:

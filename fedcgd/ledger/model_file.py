@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from fedcgd.files import sync_folder
+
 _AT_ONCE = 1 << 20  # bytes: written while they are still in the cache that the checksum has read them into
 
 
@@ -74,11 +76,7 @@ def write(ledger: Path | None, round: int, model: memoryview, state: memoryview,
                 file.truncate()
                 file.flush()
                 os.fsync(file.fileno())
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(path.parent)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
