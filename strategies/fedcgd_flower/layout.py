@@ -172,10 +172,7 @@ def array_of(value: NDArray[Any]) -> Array:
     """`Array(value)`, in one copy instead of three where `value` is contiguous."""
     if not value.flags.c_contiguous or not value.size:
         return Array(value)
-    if value.nbytes >= _LARGE:
-        return Outgoing.of(value).sent()
-    data = b"".join((_header(value.shape, value.dtype), value.reshape(-1).view(np.uint8).data))
-    return Array(str(value.dtype), value.shape, _STYPE, data)
+    return Outgoing.of(value).sent()
 
 
 class Shown(Array):

@@ -31,8 +31,12 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) ->
     replies: dict[str, Message | None] = {}
     waiting: set[str] = set()
     deadline: float | None = None
+
+    def has_room() -> bool:
+        return bool(unsent) and 2 * len(waiting) <= most
+
     while True:
-        if unsent and 2 * len(waiting) <= most:
+        if has_room():
             some, unsent = unsent[: most - len(waiting)], unsent[most - len(waiting) :]
             replies |= {reply.metadata.reply_to_message_id: reply for reply in push(grid, some)}
             waiting |= {message.metadata.message_id for message in some} - replies.keys()
@@ -51,7 +55,7 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) ->
         now = time.monotonic()
         if deadline is None or now >= deadline or not (waiting or unsent):
             break
-        if unsent and 2 * len(waiting) <= most:
+        if has_room():
             continue
         wait = min(max(_LATE * (now - sent), _FIRST_WAIT), _LONGEST_WAIT)
         # Looking at many messages takes the SuperLink's time: at most half of it.
