@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from fedcgd.noise.quantisation import Grid
-from fedcgd_flower import clipped_update_mod, host_users, one_by_one, one_gradient_step
+from fedcgd_flower import ClippedUpdateMod, clipped_update_mod, host_users, one_by_one, one_gradient_step
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply, train_message, users_query
 from fedcgd_flower.send_and_receive import send_and_receive
@@ -61,6 +61,14 @@ def test_ids_have_to_be_texts(users: list, what: str) -> None:
     with pytest.raises(TypeError, match=what) as raised:
         app(users_query(1), context)
     assert "17" not in str(raised.value).replace("such as '17'", "")  # Flower may tell the text to the server
+
+
+def test_the_id_of_a_single_user_has_to_be_a_text() -> None:
+    app = ClientApp(mods=[ClippedUpdateMod(user=lambda context: 17)])  # type: ignore[arg-type,return-value]
+    app.train()(lambda message, context: message)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    with pytest.raises(TypeError, match="one is int"):
+        app(users_query(1), context)
 
 
 def test_a_node_does_not_speak_for_users_it_does_not_host() -> None:

@@ -385,9 +385,20 @@ def is_users_query(message: Message) -> bool:
 
 
 def users_reply(request: Message, users: Sequence[str] | Problem) -> Message:
-    """The reply to a `users_query`: the stable ids of the users this node hosts, or why it can name none."""
+    """The reply to a `users_query`: the stable ids of the users this node hosts, or why it can name none.
+
+    Raises TypeError, which names no user, unless the ids are texts that are not empty.
+    """
+    for user in () if isinstance(users, str) else users:
+        if not _is_id(user):
+            what = "an empty text" if user == "" else type(user).__name__
+            raise TypeError(f"ids of users must be texts and not empty, such as '17'; one is {what}")
     answer = ConfigRecord({"problem": users} if isinstance(users, str) else {"users": list(users)})
     return Message(RecordDict({TASK: answer}), reply_to=request)
+
+
+def _is_id(user: object) -> bool:
+    return isinstance(user, str) and user != ""
 
 
 def read_users_reply(reply: Message | None) -> tuple[str, ...] | Problem | None:
@@ -399,6 +410,6 @@ def read_users_reply(reply: Message | None) -> tuple[str, ...] | Problem | None:
         if answer.get("problem") == problem:
             return problem
     users = answer.get("users")
-    if not isinstance(users, list) or not all(isinstance(user, str) and user for user in users):
+    if not isinstance(users, list) or not all(map(_is_id, users)):
         return None
     return tuple(dict.fromkeys(cast(list[str], users)))

@@ -63,16 +63,6 @@ UserData = Callable[[Sequence[str], Context], tuple[torch.Tensor, ...]]
 """((user,), context) → tensors with one row each: that user's example. It is asked for one user at a time."""
 
 
-def _named(users: Sequence[str]) -> list[str]:
-    """`users`; TypeError, which names none of them, unless they are texts that are not empty."""
-    named = list(users)
-    for user in named:
-        if not isinstance(user, str) or not user:
-            what = "an empty text" if user == "" else type(user).__name__
-            raise TypeError(f"users(context) must return ids that are texts and not empty, such as '17'; one is {what}")
-    return named
-
-
 def host_users(
     app: ClientApp,
     users: Callable[[Context], Sequence[str]],
@@ -90,7 +80,7 @@ def host_users(
     @app.train()
     def train(message: Message, context: Context) -> Message:
         if is_users_query(message):
-            return users_reply(message, _named(users(context)))
+            return users_reply(message, list(users(context)))
         model, config, task = read_train_message(message)
         hosted = set(users(context))
         asked = tuple(user for user in task.users if user in hosted)
