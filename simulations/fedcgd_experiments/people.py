@@ -187,7 +187,7 @@ STUDIES: dict[str, Study] = {
     ),
 }
 _SCALED = ("learning_rate", "clip_norm", "local_learning_rate", "local_epochs")
-_MOST_EXTENSIONS = 10
+_MOST_EXTENSIONS = 20
 _TOGETHER = 48  # models, whose weights are read in every round
 FAILED = float("-inf")
 """The score of a candidate that broke off: below all others, and never chosen."""
