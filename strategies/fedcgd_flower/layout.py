@@ -5,6 +5,7 @@ import json
 import math
 import mmap
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
@@ -246,14 +247,16 @@ def unflatten(
         value = flat[start:stop].reshape(shape)
         start = stop
         if same is not None and _is_float32(same[name]) and dtype == "float32" and not _is_statistic(name):
-            arrays.append((name, same[name]))
+            arrays.append((name, copy(same[name])))  # the bytes are the same ones
             continue
         if name.rpartition(".")[2] == "running_var":
             value = np.maximum(value, 0)
         arrays.append((name, array(value.astype(dtype, copy=False))))
     for part in layout.carried if carried else ():
-        arrays.insert(part.position, (part.name, part.array))
-    return ArrayRecord(dict(arrays))
+        arrays.insert(part.position, (part.name, copy(part.array)))
+    record = ArrayRecord()
+    record.update(arrays)  # given to the constructor, each would have to make its bytes
+    return record
 
 
 def _is_float32(array: Array) -> bool:
