@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedcgd_experiments import curvature
-from fedcgd_experiments.people import STUDIES
+from fedcgd_experiments.people import STUDIES, best, beyond, by_point, candidates
 from fedcgd_experiments.people_report import (
     CORRELATED,
     OURS,
@@ -54,6 +54,16 @@ def percent(row: Row) -> str:
 
 def points(row: Row) -> str:
     return f"{100 * fmean(row.differences):.1f}"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_no_rate_norm_or_epochs_that_was_chosen_is_at_an_edge(name: str) -> None:
+    study, known = STUDIES[name], by_point(PEOPLE)
+    for setting in study.settings:
+        for arm in study.arms:
+            chosen = best(study, arm, setting, known)
+            assert chosen is not None
+            assert not beyond(chosen, candidates(study, arm, setting, known))
 
 
 def test_what_the_page_says_of_people_is_in_its_tables() -> None:

@@ -174,7 +174,6 @@ STUDIES: dict[str, Study] = {
             "DP-FedAvg, Poisson": _under("poisson", _SAMPLED["DP-FedAvg"]),
             "DP-FedAvg, Balls-in-Bins": _under("balls-in-bins", _SAMPLED["DP-FedAvg"]),
             "DP-λCGD, Balls-in-Bins": _under("balls-in-bins", _SAMPLED["DP-λCGD"]),
-            **{arm: _under("none", some) for arm, some in _SAMPLED.items()},
         },
         baseline="DP-FedAvg, Poisson",
     ),
