@@ -297,10 +297,7 @@ def test_an_optimum_at_an_edge_is_followed_in_all_that_is_tuned() -> None:
         settings=({"mechanism": "dp-sgd"},),
         arms={
             "DP-FedAvg": [
-                {"learning_rate": rate, "local_learning_rate": local, "local_epochs": epochs}
-                for rate in (1.0, 2.0)
-                for local in (4.0, 8.0)
-                for epochs in (1, 2)
+                {"learning_rate": rate, "local_learning_rate": local} for rate in (1.0, 2.0) for local in (4.0, 8.0)
             ]
         },
         seeds=(0,),
@@ -308,18 +305,16 @@ def test_an_optimum_at_an_edge_is_followed_in_all_that_is_tuned() -> None:
     )
 
     def accuracy(point: PeoplePoint) -> float:
-        apart = (point.learning_rate / 8, point.local_learning_rate / 1, point.local_epochs / 4)
-        return 1 - 0.1 * sum(abs(math.log2(ratio)) for ratio in apart)
+        return 1 - 0.1 * abs(math.log2(point.learning_rate / 8)) - 0.1 * abs(math.log2(point.local_learning_rate / 1))
 
     records: list[dict] = []
     while todo := missing(study, people.by_point(records)):
         records += [{"kind": "people", "point": vars(p), "accuracy": accuracy(p), "failure": ""} for p in todo]
     known = people.by_point(records)
     found = best(study, "DP-FedAvg", study.settings[0], known)
-    assert (found.learning_rate, found.local_learning_rate, found.local_epochs) == (8.0, 1.0, 4)
+    assert (found.learning_rate, found.local_learning_rate) == (8.0, 1.0)
     assert not beyond(found, candidates(study, "DP-FedAvg", study.settings[0], known))
-    inside = people.moved(found, local_epochs=1)
-    assert [p.local_epochs for p in beyond(inside, [inside, found])] == []  # half an epoch is none
+    assert [p.learning_rate for p in beyond(found, [found, replace(found, learning_rate=4.0)])] == [16.0]
 
 
 def test_the_report_compares_seed_by_seed(monkeypatch) -> None:

@@ -57,7 +57,7 @@ def points(row: Row) -> str:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_no_rate_norm_or_epochs_that_was_chosen_is_at_an_edge(name: str) -> None:
+def test_no_rate_or_norm_that_was_chosen_is_at_an_edge(name: str) -> None:
     study, known = STUDIES[name], by_point(PEOPLE)
     for setting in study.settings:
         for arm in study.arms:

@@ -185,7 +185,7 @@ STUDIES: dict[str, Study] = {
         tuning=TUNING_SEEDS[:2],
     ),
 }
-_SCALED = ("learning_rate", "clip_norm", "local_learning_rate", "local_epochs")
+_SCALED = ("learning_rate", "clip_norm", "local_learning_rate")
 _MOST_EXTENSIONS = 20
 _TOGETHER = 48  # models, whose weights are read in every round
 FAILED = float("-inf")
@@ -209,7 +209,7 @@ def by_point(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def candidates(study: Study, arm: str, setting: Mapping[str, Any], known: Mapping[str, Record]) -> list[PeoplePoint]:
-    """The candidates of `arm`; while the best is at the edge of its rates, norms or epochs, the next one beyond is one of them.
+    """The candidates of `arm`; while the best is at the edge of its rates or norms, the next one beyond is one of them.
 
     The best is the one with the highest accuracy with the first tuning seed, then that of the finalists.
     """
@@ -234,7 +234,7 @@ def beyond(chosen: PeoplePoint, points: Sequence[PeoplePoint]) -> list[PeoplePoi
         alike = [getattr(point, name) for point in points if moved(point, **{name: 1}) == like]
         if at == max(alike):
             found.append(moved(chosen, **{name: at * 2}))
-        if at == min(alike) and name != "local_epochs":  # which has no half
+        if at == min(alike):
             found.append(moved(chosen, **{name: at / 2}))
     return found
 
