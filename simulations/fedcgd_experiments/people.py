@@ -87,7 +87,6 @@ _EIGHT: dict[str, list[Candidate]] = {
     "DP-λCGD": _sized("lambda-cgd", (0.2, 0.4, 0.6, 0.8), (4.0, 8.0)),
     "Flower, fixed clipping": [{"mechanism": FLOWER_FIXED, "clip_norm": norm} for norm in _STEPS],
 }
-_OURS = ("DP-FedAvg", "DP-λCGD")
 _SAMPLED: dict[str, list[Candidate]] = {
     "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": 4 * rate} for rate in _FINER],
     "DP-λCGD": _sized("lambda-cgd", (0.1, 0.3, 0.5, 0.7, 0.9), (4.0, 8.0, 16.0)),
@@ -161,11 +160,6 @@ STUDIES: dict[str, Study] = {
         base=_FASHION,
         settings=_EPSILONS,
         arms=_working(_EIGHT, local_epochs=(1, 2, 5, 10), local_learning_rate=(3.0, 10.0, 30.0)),
-    ),
-    "work": Study(
-        base=_FASHION,
-        settings=tuple({"local_epochs": epochs} for epochs in (1, 2, 5, 10, 20)),
-        arms=_working({arm: _EIGHT[arm] for arm in _OURS}, local_learning_rate=(3.0, 10.0, 30.0)),
     ),
     "sampling": Study(
         base=_FASHION | {"local_epochs": 5, "local_learning_rate": 10.0},
