@@ -93,7 +93,7 @@ stage() {
             epsilons="2 8" amplify digits-cnn "0.25 0.5 1" "$(echo lambda-cgd:{0.3,0.5,0.7})" --seeds 10 "${digits_cnn[@]}"
             ;;
         digits-cnn-federated) federate digits-cnn --seeds 3 --family dp-sgd --family lambda-cgd ;;
-        digits-cnn-rules) judge digits-cnn digits tanh-cnn --seeds 10 --rule practical --rule curvature ;;
+        digits-cnn-rules) judge digits-cnn digits tanh-cnn --seeds 10 ;;
         fashion-mnist-cnn)
             deep fashion-mnist-cnn "0.25 0.5 1" "dp-sgd $(echo lambda-cgd:{0.5,0.8,0.9}) band-mf:12" "${fashion_cnn[@]}" ;;
         fashion-mnist-cnn-amplified)

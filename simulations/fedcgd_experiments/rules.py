@@ -91,14 +91,14 @@ def rule_points(runs: Sequence[Record], records: Iterable[Record]) -> list[Point
     for point in map(to_point, runs):
         if point.split == "validation" and point.setup.family == "lambda-cgd":
             for lam in chosen.get(point.setup.budget, {}).values():
-                made = replace(point, setup=replace(point.setup, mechanism=f"lambda-cgd:{lam}"))
+                made = replace(point, setup=_at(point.setup, lam))
                 points[identity(made)] = made
     return list(points.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(Pairs):
-    """Test accuracy at the λ of a rule, and as the baseline that at the tuned λ.
+    """Test accuracy at the λ of a rule, and as the baseline that at the tuned λ, or at the λ of another rule.
 
     `corrected` is the p-value after Holm's correction over all losses that were made together.
     """
@@ -106,27 +106,44 @@ class Loss(Pairs):
     budget: Setup
     rule: str
     lam: float
-    tuned_lam: float
+    baseline_lam: float
     corrected: float
 
 
-def losses(runs: Sequence[Record], rule_runs: Sequence[Record], records: Sequence[Record]) -> list[Loss]:
-    """The loss of each rule at each budget: `runs` tuned λ, `rule_runs` are at the λ of `records`. What is missing is absent."""
-    best = {s.budget: s for s in best_of_families(runs) if s.family == "lambda-cgd"}
-    tested = tuned_accuracies(runs)
-    ruled = tuned_accuracies(rule_runs)
+def losses(
+    runs: Sequence[Record], rule_runs: Sequence[Record], records: Sequence[Record], *, against: str | None = None
+) -> list[Loss]:
+    """The loss of each rule at each budget: `runs` tuned λ, `rule_runs` are at the λ of `records`. What is missing is absent.
+
+    With `against`, which names a rule, the baseline is the λ of that rule.
+    """
+    ruled, chosen = tuned_accuracies(rule_runs), chosen_lambdas(records)
+    if against is None:
+        tested = tuned_accuracies(runs)
+        references = {s.budget: s for s in best_of_families(runs) if s.family == "lambda-cgd"}
+    else:
+        tested = ruled
+        references = {b: _at(b, rules[against]) for b, rules in chosen.items() if against in rules}
     found: list[Loss] = []
-    for budget, rules in chosen_lambdas(records).items():
-        reference = best.get(budget)
+    for budget, rules in chosen.items():
+        reference = references.get(budget)
         for rule, lam in rules.items():
-            setup = replace(budget, mechanism=f"lambda-cgd:{lam}")
-            if reference is None or setup not in ruled or reference not in tested:
+            setup = _at(budget, lam)
+            if rule == against or reference is None or setup not in ruled or reference not in tested:
                 continue
             pairs = paired(ruled[setup], tested[reference])
             if pairs is not None:
-                found.append(
-                    Loss(**vars(pairs), budget=budget, rule=rule, lam=lam, tuned_lam=reference.lam, corrected=math.nan)
+                loss = Loss(
+                    **vars(pairs), budget=budget, rule=rule, lam=lam, baseline_lam=reference.lam, corrected=math.nan
                 )
-    corrected = holm([row.p_value for row in found])
-    rows = [replace(row, corrected=p) for row, p in zip(found, corrected, strict=True)]
-    return sorted(rows, key=lambda row: (row.budget.sampling, row.budget.epsilon, NAMES.index(row.rule)))
+                found.append(loss)
+    return sorted(corrected(found), key=lambda row: (row.budget.sampling, row.budget.epsilon, NAMES.index(row.rule)))
+
+
+def corrected(found: Sequence[Loss]) -> list[Loss]:
+    """`found`, with Holm's correction over all of them."""
+    return [replace(row, corrected=p) for row, p in zip(found, holm([row.p_value for row in found]), strict=True)]
+
+
+def _at(budget: Setup, lam: float) -> Setup:
+    return replace(budget, mechanism=f"lambda-cgd:{lam}")
