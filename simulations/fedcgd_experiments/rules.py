@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 
-from fedcgd.accounting.selection import PRACTICAL_DIVISOR, Objective, select_lambda
+from fedcgd.accounting.selection import Objective, practical, select_lambda, third_of_excess
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd_experiments.curvature import tamed
@@ -23,24 +23,12 @@ def _selected(objective: Objective, budget: Setup) -> float:
     return chosen.lam
 
 
-def _practical(budget: Setup) -> float:
-    """1/(1 − λ) a third of that with the least amplified RMSE: `select_lambda`'s, without its search for the error there."""
-    return max(0.0, 1 - PRACTICAL_DIVISOR * (1 - _selected("amplified-rmse", budget)))
-
-
-def _excess(budget: Setup) -> float:
-    """λ/(1 − λ) a third of that with the least amplified RMSE: near the practical rule where it is large, and not 0 sooner."""
-    lam = _selected("amplified-rmse", budget)
-    excess = lam / (1 - lam) / PRACTICAL_DIVISOR
-    return excess / (1 + excess)
-
-
 RULES: dict[str, Rule] = {
     "rmse": partial(_selected, "rmse"),
     "max-se": partial(_selected, "max-se"),
     "amplified-rmse": partial(_selected, "amplified-rmse"),
-    "practical": _practical,
-    "third of the excess": _excess,
+    "practical": lambda budget: practical(_selected("amplified-rmse", budget)),
+    "third of the excess": lambda budget: third_of_excess(_selected("amplified-rmse", budget)),
 }
 
 CURVATURE = "curvature"
