@@ -111,7 +111,7 @@ stage() {
         tweets-lstm-federated) federate tweets-lstm --seeds 3 --epsilon 2 ;;
         tweets-block-federated) federate tweets-block --seeds 3 ;;
         plots)
-            local files=("$results"/{digits,tweets,fashion-mnist}{,-rules}.jsonl)
+            local files=("$results"/{{digits,tweets,fashion-mnist,tweets-3000,fashion-mnist-6000,digits-cnn}{,-rules},fashion-mnist-cnn}.jsonl)
             if [ -e "$results/runtime.jsonl" ]; then files+=("$results/runtime.jsonl"); fi
             python -m fedcgd_experiments plot "${files[@]}" --output "$results/plots"
             ;;
