@@ -36,7 +36,7 @@ from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
 from fedcgd.passes import CHUNK
 from fedcgd.plan import Plan
-from fedcgd_flower.update import clipped_update
+from fedcgd_flower.update import write_clipped_update
 
 RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
 PLOT = Path(__file__).parent / "results" / "plots" / "scale.png"
@@ -126,7 +126,7 @@ def update(parameters: int, folder: Path) -> Step:
     for start in range(0, parameters, CHUNK):
         trained[start : start + CHUNK] = 0.01
     grid = Grid.fitting(clip_norm=1.0, size=parameters, stddev=1.0)
-    return lambda: clipped_update(trained, model, clip_norm=1.0, grid=grid, out=np.empty(len(model), np.int32))
+    return lambda: write_clipped_update(np.empty(len(model), np.int32), trained, model, clip_norm=1.0, grid=grid)
 
 
 class Shard:

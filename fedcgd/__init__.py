@@ -9,8 +9,9 @@
 Names are loaded when they are first used: `import fedcgd` itself costs next to nothing.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedcgd.on_use import names_on_use
 
 if TYPE_CHECKING:
     from fedcgd import opacus
@@ -50,30 +51,27 @@ __all__ = [
     "sensitivity",
 ]
 
-_HOMES = {
-    "Guarantee": "accounting",
-    "calibrate": "accounting",
-    "compute_delta": "accounting",
-    "compute_epsilon": "accounting",
-    "select_lambda": "accounting.selection",
-    "NoiseKey": "keys",
-    "JointBudget": "ledger",
-    "Ledger": "ledger",
-    "error_norms": "mechanisms.error",
-    "sensitivity": "mechanisms.sensitivity",
-    "Participation": "participation",
-    "Plan": "plan",
-}
+_MECHANISMS = ("BISR", "BSR", "DPSGD", "BinaryTree", "LambdaCGD", "Mechanism", "Normalized", "NuDPFTRL")
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'fedcgd' has no attribute {name!r}; it has {', '.join(__all__)}")
-    if name == "opacus":
-        return import_module("fedcgd.opacus")
-    value = getattr(import_module(f"fedcgd.{_HOMES.get(name, 'mechanisms')}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = names_on_use(
+    __name__,
+    dict.fromkeys(_MECHANISMS, "mechanisms")
+    | {
+        "Guarantee": "accounting",
+        "calibrate": "accounting",
+        "compute_delta": "accounting",
+        "compute_epsilon": "accounting",
+        "select_lambda": "accounting.selection",
+        "NoiseKey": "keys",
+        "JointBudget": "ledger",
+        "Ledger": "ledger",
+        "error_norms": "mechanisms.error",
+        "sensitivity": "mechanisms.sensitivity",
+        "opacus": "opacus",
+        "Participation": "participation",
+        "Plan": "plan",
+    },
+)
 
 
 def __dir__() -> list[str]:

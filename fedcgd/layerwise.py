@@ -111,7 +111,7 @@ def gradients(
     found = dict(zip(sources, torch.autograd.grad(x, list(sources.values()), slopes), strict=True))
     for name, layer in layers:
         if name in before:
-            parts = _linear if isinstance(layer, nn.Linear) else _conv2d
+            parts = _linear if isinstance(layer, nn.Linear) else convolution_gradients
             rows |= {_full(name, part): row for part, row in parts(layer, before[name], found[name]).items()}
     return torch.cat([(rows | found)[name].reshape(examples, -1) for name in layout.names], dim=1)
 
@@ -133,12 +133,16 @@ def _linear(layer: nn.Module, x: Tensor, slope: Tensor) -> dict[str, Tensor]:
     return rows if layer.bias is None else {**rows, "bias": slope.sum(dim=1)}
 
 
-def _conv2d(layer: nn.Module, x: Tensor, slope: Tensor) -> dict[str, Tensor]:
-    """Weight: that of one convolution of one example, of which each of these is a group of channels."""
+def convolution_gradients(layer: nn.Module, x: Tensor, slope: Tensor) -> dict[str, Tensor]:
+    """Of an `nn.Conv2d` that pads with zeros: each example's gradients, (examples, *shape), from inputs `x` and those of outputs.
+
+    Weight: that of one convolution of one example, of which each of these is a group of channels.
+    """
     assert isinstance(layer, nn.Conv2d)
     out, channels, *size = layer.weight.shape
     _, weight, _ = torch.ops.aten.convolution_backward(
         slope.reshape(1, -1, *slope.shape[2:]), x.reshape(1, -1, *x.shape[2:]), x.new_empty(len(x) * out, channels, *size),
         None, layer.stride, layer.padding, layer.dilation, False, [0, 0], len(x) * layer.groups, [False, True, False],
     )  # fmt: skip
-    return {"weight": weight} if layer.bias is None else {"weight": weight, "bias": slope.sum(dim=(2, 3))}
+    rows = {"weight": weight.view(len(x), *layer.weight.shape)}
+    return rows if layer.bias is None else {**rows, "bias": slope.sum(dim=(2, 3))}

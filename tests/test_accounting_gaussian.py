@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcgd.accounting import calibrate, compute_delta, compute_epsilon, gaussian
+from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.participation import Participation
 
@@ -51,6 +52,12 @@ def test_delta_is_the_textbook_formula(log_sigma, log_scale):
 def test_known_value():
     # Algorithm 1 of arXiv:1805.06530 at ε = 8, δ = 1e-5, evaluated with mpmath at 2000 bits.
     assert gaussian.sigma(epsilon=8, delta=1e-5) == pytest.approx(0.60022907219992, rel=1e-9)
+
+
+@pytest.mark.parametrize("target", [-0.5, -1e-9, math.inf, math.nan])
+def test_delta_is_asked_for_at_an_epsilon_from_0_on(target):
+    with pytest.raises(ValueError, match="epsilon must be at least 0 and finite"):
+        gaussian.delta(epsilon=target, sigma=1.0)
 
 
 def test_agrees_with_dp_accounting():
@@ -95,6 +102,24 @@ def test_epsilon_grows_with_the_rounds_released():
     assert so_far[1] == pytest.approx(gaussian.epsilon(sigma=3.0, delta=1e-6))  # C[0, 0] = 1
     assert so_far == sorted(so_far)
     assert so_far[12] == compute_epsilon(LambdaCGD(0.5), plan, noise_multiplier=3, delta=1e-6).epsilon
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (1.2301, 3, "1.24"),
+        (1.2399, 3, "1.24"),
+        (1.24, 3, "1.24"),
+        (9.991, 3, "10"),
+        (1.0001e-5, 3, "1.01e-05"),
+        (123456.2, 6, "123457"),
+        (0.1 + 0.2, 3, "0.3"),  # above 0.3 by rounding alone
+        (0.0, 3, "0"),
+        (math.inf, 3, "inf"),
+    ],
+)
+def test_what_is_printed_is_the_next_number_above(value, digits, text):
+    assert rounded_up(value, digits) == text
 
 
 def test_a_guarantee_reads_well():

@@ -10,10 +10,10 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 from opacus.accountants.prv import PRVAccountant
 
-from fedcgd.accounting import calibrate, compute_delta, compute_epsilon, gaussian
+from fedcgd.accounting import accountant, calibrate, compute_delta, compute_epsilon, gaussian
 from fedcgd.accounting import poisson as poisson_module
 from fedcgd.accounting.poisson import _once, column_norm, poisson_delta, poisson_epsilon, poisson_noise_multiplier
-from fedcgd.mechanisms import BISR, BSR, DPSGD, LambdaCGD, Normalized
+from fedcgd.mechanisms import BISR, BSR, DPSGD, BandedToeplitz, LambdaCGD, Normalized
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.participation import Participation
 
@@ -122,6 +122,15 @@ def test_bands_in_turns_is_dp_sgd_with_fewer_rounds_at_a_higher_rate() -> None:
     norm = math.sqrt(1 + 1 / 4 + 9 / 64 + 25 / 256)  # of BSR's coefficients 1, 1/2, 3/8, 5/16
     assert column_norm(BSR(4), cyclic) == pytest.approx(norm)
     assert long.noise_multiplier == pytest.approx(plain.noise_multiplier * norm, rel=1e-4)
+
+
+def test_known_rounds_cost_what_a_gaussian_mechanism_does() -> None:
+    """A user in every turn: releases that share nothing, each of the column norm √(1 + ¼) over σ, so that squares add up."""
+    turns = Participation(rounds=30, min_separation=3, sampling="cyclic-poisson", sampling_rate=0.1)
+    mechanism = BandedToeplitz((1.0, 0.5))
+    for released, eligible in ((30, 10), (7, 3), (1, 1)):
+        loss = accountant(mechanism, turns).known_loss(4.0, released).value
+        assert loss == pytest.approx(math.sqrt(eligible * 1.25) / 4.0, rel=1e-12)
 
 
 def test_fewer_released_rounds_cost_less() -> None:

@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
         "fedcgd.keys",
         "fedcgd.passes",
         "fedcgd.layerwise",
+        "fedcgd.on_use",
     },
     {"fedcgd.gradients", "fedcgd.mechanisms", "fedcgd.noise.quantisation", "fedcgd.noise.tensors"},
     {"fedcgd.optimisation", "fedcgd.curvature"},

@@ -203,6 +203,17 @@ def test_first_round_alone(b: int, method: Method, slack: float) -> None:
     assert adding < removing <= found <= removing * slack
 
 
+@pytest.mark.parametrize("method", ["monte-carlo", "deterministic"])
+@pytest.mark.parametrize("sigma", [1e5, 1e16, 1e50, 1e150])
+def test_noise_beyond_any_use_hides_no_loss_in_rounding(sigma: float, method: Method) -> None:
+    """S − 1 tends to N(0, |ū|²), so that δ at ε = 0 tends to |ū|/√2π, ū the mean of the m_j/σ."""
+    c = matrix(LambdaCGD(0.5), 6)
+    mean = sum(c[:, j::3].sum(axis=1) for j in range(3)) / 3 / sigma
+    truth = float(np.linalg.norm(mean)) / math.sqrt(2 * math.pi)
+    found = compute_delta(LambdaCGD(0.5), bins(6, 3), noise_multiplier=sigma, epsilon=0, method=method).delta
+    assert truth * (1 - 1e-6) <= found <= 1.3 * truth
+
+
 @pytest.mark.parametrize("sampling", ["none", "balls-in-bins"])
 def test_delta_is_never_zero_once_a_round_is_released(sampling) -> None:
     participation = Participation(rounds=12, min_separation=3, sampling=sampling)

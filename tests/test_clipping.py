@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from fedcgd.clipping import ROUNDING, clip
+from fedcgd.clipping import ROUNDING, clip, clip_factor
 from fedcgd.parameters import flatten, layout, unflatten
 
 everything = st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -45,6 +45,12 @@ def test_rounding_to_the_dtype_does_not_lift_the_norm(dtype):
 def test_the_margin_covers_what_rounds_after_clipping():
     # In float32 the divisor, the quotient and a change of unit: 2⁻²⁴ each.
     assert (1 - ROUNDING) * (1 + 2.0**-24) ** 3 < 1 - 2.0**-25
+
+
+def test_the_factor_leads_just_below_the_norm_and_is_one_within_it():
+    assert [clip_factor(norm, 2.0) for norm in (0.0, 1e-300, 1.9)] == [1.0, 1.0, 1.0]
+    for norm in (2.0, 2.1, 1e30):
+        assert 2.0 * (1 - 3e-7) < norm * clip_factor(norm, 2.0) < 2.0 * (1 - 2e-7)
 
 
 def test_a_short_update_is_left_as_it_is():

@@ -97,6 +97,10 @@ def test_what_is_too_small_or_too_large_for_a_grid_is_composed_as_if_the_rounds_
     runs = [run_of(LambdaCGD(0.5), Participation(rounds=4, min_separation=2, sampling="balls-in-bins"))] * 2
     known = [run_of(LambdaCGD(0.5), Participation(rounds=4, min_separation=2))] * 2
     assert compose(runs, delta=1e-13).epsilon == compose(known, delta=1e-13).epsilon
+    often = [run_of(DPSGD(), COINS)] * 2
+    always = [run_of(DPSGD(), Participation(rounds=100, min_separation=1))] * 2
+    assert compose(often, delta=2e-11).epsilon < compose(always, delta=2e-11).epsilon
+    assert compose(often, delta=9e-12).epsilon == pytest.approx(compose(always, delta=9e-12).epsilon, rel=1e-9)
     weak = run_of(DPSGD(), COINS, 1e-3)
     assert compose([weak], delta=1e-5).epsilon == pytest.approx(
         compose([run_of(DPSGD(), Participation(rounds=100), 1e-3)], delta=1e-5).epsilon

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedcgd
+import fedcgd_flower
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -21,6 +22,21 @@ def run(program: str) -> str:
 def test_import_loads_nothing_heavy() -> None:
     heavy = "{'torch', 'numpy', 'scipy', 'matplotlib', 'dp_accounting', 'opacus', 'typer'}"
     assert run(f"import sys, fedcgd; dir(fedcgd); print(sorted({heavy} & set(sys.modules)))") == "[]"
+
+
+def test_a_node_does_not_load_what_the_server_needs() -> None:
+    """A deployed node is a new process for each message: what it imports, it imports each time."""
+    heavy = "{'torch', 'scipy', 'dp_accounting', 'fedcgd.accounting', 'fedcgd.ledger', 'fedcgd_flower.strategy'}"
+    assert (
+        run(f"import sys; from fedcgd_flower import clipped_update_mod; print(sorted({heavy} & set(sys.modules)))")
+        == "[]"
+    )
+
+
+def test_every_name_of_the_strategies_is_there() -> None:
+    for name in fedcgd_flower.__all__:
+        assert getattr(fedcgd_flower, name) is vars(fedcgd_flower)[name]
+    assert dir(fedcgd_flower) == fedcgd_flower.__all__ == sorted(fedcgd_flower.__all__)
 
 
 def test_every_name_is_there_and_is_found_by_dir() -> None:

@@ -19,6 +19,7 @@ from fedcgd.mechanisms import LambdaCGD
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import ClippedUpdateMod, CorrelatedNoise, arrays_of, clipped_update_mod, load_arrays
+from fedcgd_flower.layout import Layout, as_trained_from
 from fedcgd_flower.roster import Roster
 
 LOCAL_DP = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
@@ -284,6 +285,16 @@ def test_half_precision_is_no_update() -> None:
         for name in TRAINABLE[:-1]:
             np.testing.assert_allclose(moved[name], 0, atol=0.03)
         load_arrays(model, final)  # also into 16 bits
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_a_model_trained_in_16_bits_is_rounded_as_torch_rounds_it(half: torch.dtype) -> None:
+    bits = np.random.default_rng(0).integers(2**32, size=100_000, dtype=np.uint64).astype(np.uint32)
+    model = bits.view(np.float32)[np.isfinite(bits.view(np.float32))]
+    rounded = torch.from_numpy(model).to(half).float().numpy()
+    layout = Layout(("w",), (model.shape,), ("float32",))
+    np.testing.assert_array_equal(as_trained_from(model, [rounded], layout), rounded)
+    assert as_trained_from(model, [model], layout) is model
 
 
 def test_only_trained_arrays_from_the_server_and_a_whole_state_dict_from_nodes() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from hypothesis import given, settings
@@ -61,6 +62,13 @@ def test_honest_reply_is_read_as_sent() -> None:
     assert isinstance(result, NodeSum)
     assert result.answered == 2
     np.testing.assert_array_equal(result.update, update)
+
+
+def test_a_checksum_that_is_known_is_sent_as_64_bits_and_not_made_again() -> None:
+    update = np.array([100_000, -200_000, 300_000, 0, 100_001])
+    for known in (300_001, 300_001 - 2**64, 300_001 + 2**64):
+        assert isinstance(read_train_reply(train_reply(request(), TASK, update, 2, known), TASK), NodeSum)
+    assert read_train_reply(train_reply(request(), TASK, update, 2, 300_002), TASK) == "changed after clipping"
 
 
 def test_sums_that_32_bits_do_not_hold_are_sent_in_64() -> None:
@@ -214,7 +222,7 @@ def test_an_array_that_is_shown_is_an_array(value: np.ndarray) -> None:
         assert recorddict_to_proto(RecordDict({"arrays": record})) == recorddict_to_proto(
             RecordDict({"arrays": expected})
         )
-        np.testing.assert_array_equal(record.to_torch_state_dict()["w"].numpy(), value)
+        assert torch.equal(record.to_torch_state_dict()["w"], torch.from_numpy(value))
 
 
 def test_what_is_shown_can_be_written_to_and_stays_as_it_is() -> None:
@@ -224,6 +232,14 @@ def test_what_is_shown_can_be_written_to_and_stays_as_it_is() -> None:
     first += 1
     np.testing.assert_array_equal(shown.numpy(), [[0, 1, 2], [3, 4, 5]])
     np.testing.assert_array_equal(Array.numpy(shown), [[0, 1, 2], [3, 4, 5]])
+
+
+def test_a_model_that_is_shown_makes_no_bytes_until_they_are_asked_for(monkeypatch) -> None:
+    monkeypatch.setattr(Shown, "data", property(lambda _: pytest.fail("nobody asked for bytes")))
+    flat = np.arange(LAYOUT.size, dtype=np.float32)
+    content = RecordDict({"arrays": unflatten(flat, LAYOUT, array=Shown), "config": ConfigRecord()})
+    shown = content.array_records["arrays"].to_numpy_ndarrays()
+    np.testing.assert_array_equal(np.concatenate([value.ravel() for value in shown]), flat)
 
 
 @pytest.mark.parametrize("size", [5, 2**20 + 3])
@@ -370,4 +386,5 @@ def test_a_model_is_made_of_the_arrays_that_it_came_in_where_they_are_the_same()
     back = unflatten(flat, layout, same=arrays)
     assert back == unflatten(flat, layout)  # as a run that is resumed makes it
     assert [back[name].data is arrays[name].data for name in layout.names] == [True, False, False, False]
+    assert back["a"] is not arrays["a"]  # who writes another text into one of them does not change both
     assert (back["bn.running_var"].numpy() >= 0).all()

@@ -268,6 +268,7 @@ def test_a_run_does_not_write_over_the_model_of_another(path: Path) -> None:
     NoiseKey.from_file(path.with_name("noise.key"), create=True)
     with pytest.raises(ValueError, match=r"run.db-model-0 holds a model of another run.*move it"):
         opened(path)
+    assert files(path) == ["run.db-model-0"]
     path.with_name("run.db-model-0").rename(path.with_name("old.db-model-0"))
     with_rounds(path, 1)
     key = NoiseKey.from_file(path.with_name("old.key"))

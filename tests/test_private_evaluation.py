@@ -36,7 +36,7 @@ from fedcgd_flower import (
     host_users,
     one_by_one,
 )
-from fedcgd_flower.evaluation import answer
+from fedcgd_flower.evaluation_messages import answer
 
 KEY = NoiseKey.simulation(11)
 BOUNDS = {"eval_loss": 4.0, "eval_acc": 1.0}

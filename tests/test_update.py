@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from fedcgd.clipping import clip
 from fedcgd.noise.quantisation import Grid
 from fedcgd.passes import CHUNK
-from fedcgd_flower.update import clipped_update
+from fedcgd_flower.update import clipped_update, write_clipped_update
 
 VECTORS = arrays(np.float32, 7, elements=st.floats(width=32))
 
@@ -42,10 +42,9 @@ def test_pieces_are_what_the_whole_is(cuts: list[int], size: int) -> None:
         pieces = clipped_update(np.split(trained, cuts), model, clip_norm=clip_norm, grid=grid)
         np.testing.assert_allclose(pieces, whole, atol=tolerance)
     np.testing.assert_allclose(clipped_update(trained, model, clip_norm=0.5, grid=grid), expected, atol=1)
-    narrow = clipped_update(
-        np.split(trained, cuts), model, clip_norm=0.5, grid=grid, out=np.empty(len(model), np.int32)
-    )
-    assert narrow.dtype == np.int32
+    narrow = np.empty(len(model), np.int32)
+    checksum = write_clipped_update(narrow, np.split(trained, cuts), model, clip_norm=0.5, grid=grid)
+    assert checksum == narrow.sum(dtype=np.int64)
     assert grid.step * np.linalg.norm(narrow.astype(float)) <= 0.5
     np.testing.assert_allclose(narrow, expected, atol=1)
 
@@ -69,3 +68,7 @@ def test_units_and_what_is_counted(unit: float, length: float) -> None:
     result = clipped_update(difference, np.zeros(9, np.float32), clip_norm=0.5, grid=grid, unit=unit, indicator=77)
     np.testing.assert_allclose(result[:-1], grid.to_steps(clip(difference / np.float64(unit), 0.5)), atol=1)
     assert result[-1] == (77 if length < 0.5 else -77)
+    written = np.empty(10, np.int64)
+    options = {"clip_norm": 0.5, "grid": grid, "unit": unit, "indicator": 77}
+    assert write_clipped_update(written, difference, np.zeros(9, np.float32), **options) == written.sum()
+    np.testing.assert_array_equal(written, result)

@@ -1,6 +1,7 @@
 """What is promised to a user, with all that a reviewer needs to check it."""
 
 from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Context
 from numbers import Real
 from typing import Any
 
@@ -89,12 +90,5 @@ def check_noise_multiplier(noise_multiplier: float) -> None:
 
 def rounded_up(value: float, digits: int = 3) -> str:
     """`value` to so many significant digits, never less than `value` by more than rounding."""
-    text = f"{value:.{digits}g}"
-    if float(text) < value * (1 - 1e-9):
-        step = 10.0 ** (_exponent(value) - digits + 1)
-        text = f"{float(text) + step:.{digits}g}"
-    return f"{float(text):g}"
-
-
-def _exponent(value: float) -> int:
-    return int(f"{value:e}".partition("e")[2])
+    upwards = Context(prec=digits, rounding=ROUND_CEILING)
+    return f"{float(upwards.create_decimal(value * (1 - 1e-9))):g}"

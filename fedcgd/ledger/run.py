@@ -110,14 +110,20 @@ class Ledger:
             raise ValueError(f"{path} is where the key's runs are remembered; the ledger is a file of its own")
         with ExitStack() as stack:
             registry = None if key.runs is None else stack.enter_context(closing(Registry(key.runs)))
+
+            def check_new() -> None:
+                if registry is not None:  # first: where a ledger is lost, its model's file may not be
+                    registry.check_new(settings, name)
+                if file is not None:
+                    model_file.check_unused(file)
+
+            if file is not None and not file.exists():  # what is refused leaves no file
+                check_new()
             connection = stack.enter_context(closing(connect(path)))
             with transaction(connection):
                 new = connection.execute("SELECT 1 FROM run").fetchone() is None
                 if new:
-                    if registry is not None:  # first: where a ledger is lost, its model's file may not be
-                        registry.check_new(settings, name)
-                    if file is not None:
-                        model_file.check_unused(file)
+                    check_new()
                     _create(connection, values, purpose)
                 _check_same(connection, path, values)
                 (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()

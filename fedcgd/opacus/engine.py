@@ -20,7 +20,7 @@ from fedcgd.mechanisms import Mechanism
 from fedcgd.noise.source import NoiseMode
 from fedcgd.opacus.batches import RoundBatches, RoundLoader
 from fedcgd.opacus.checks import check_fits, check_loader, check_module, refuse_schedulers
-from fedcgd.opacus.ghost import GhostHooks, GhostLoss, GhostModule, LookupHooks, LookupModule
+from fedcgd.opacus.ghost import CompactHooks, CompactModule, GhostHooks, GhostLoss, GhostModule
 from fedcgd.opacus.independence import Independence
 from fedcgd.opacus.optimizer import CorrelatedOptimizer, RoundNoise
 from fedcgd.opacus.planning import check_clipping, chosen_sampling, plan_of
@@ -33,7 +33,7 @@ Private = tuple[Any, ...]
 """(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""
 
 
-_WRAPPERS: dict[str, tuple[Any, Any]] = {"hooks": (LookupModule, LookupHooks), "ghost": (GhostModule, GhostHooks)}
+_WRAPPERS: dict[str, tuple[Any, Any]] = {"hooks": (CompactModule, CompactHooks), "ghost": (GhostModule, GhostHooks)}
 """Around the model, and into it."""
 
 
@@ -326,7 +326,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             raise ValueError(f"grad_sample_mode must be hooks, functorch, ew or ghost, got {mode!r}")
         wrappers = _WRAPPERS.get(mode)
         if mode == "hooks" and (
-            type(module) is GradSampleModule or not any(type(layer) is nn.Embedding for layer in module.modules())
+            type(module) is GradSampleModule
+            or not any(type(layer) in (nn.Embedding, nn.Conv2d) for layer in module.modules())
         ):
             wrappers = None  # Opacus' own does it
         expected = wrappers[0] if wrappers else get_gsm_class(mode)

@@ -1,13 +1,14 @@
 """Per-example gradients of embedding layers, and of linear ones, kept as their factors: "ghost clipping" with one backward pass.
 
 A table of embeddings has a gradient in those rows that an example looked up, and zeros, which are most of it, elsewhere. So the
-rows alone are kept, also where linear layers keep their gradients.
+rows alone are kept, also where linear layers keep their gradients. Those of convolutions are made in another way than Opacus'.
 
 Opacus' own ghost clipping takes norms in a first backward pass and sums in a second one, which multiplies the losses. What it
 adds is not what it measured (another criterion, other rounding, parameters that were frozen before), and one NaN spoils the sum.
 Here both come from the same factors.
 """
 
+from collections import ChainMap
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -18,11 +19,13 @@ from opacus.utils.module_utils import trainable_parameters
 from torch import Tensor, nn
 
 from fedcgd.opacus.clipping import Dense, Lookup, Outer, Rows
+from fedcgd.opacus.convolutions import convolution
 
 
 class _Factors:
     """Leaves `Rows` in `grad_sample` for the layers whose gradients have a short form; the others as Opacus does."""
 
+    GRAD_SAMPLERS: ClassVar = ChainMap({nn.Conv2d: convolution}, GradSampleModule.GRAD_SAMPLERS)
     factors: ClassVar[dict[type[nn.Module], Callable[..., "Factors"]]]
     hooks_enabled: bool
     rearrange_grad_samples: Callable[..., tuple[list[Tensor], Tensor]]
@@ -115,20 +118,20 @@ def _embedding(layer: nn.Embedding, activations: Tensor, backprops: Tensor) -> F
     return [(layer.weight, Lookup(pairs // layer.num_embeddings, pairs % layer.num_embeddings, values, examples))]
 
 
-class LookupModule(_Factors, GradSampleModule):  # type: ignore[misc]
-    """`opacus.GradSampleModule` with factors of embeddings."""
+class CompactModule(_Factors, GradSampleModule):  # type: ignore[misc]
+    """`opacus.GradSampleModule` with factors of embeddings, and convolutions that are not unfolded."""
 
     factors: ClassVar = {nn.Embedding: _embedding}
 
 
-class LookupHooks(_Factors, GradSampleHooks):  # type: ignore[misc]
-    """`LookupModule` without a wrapper around the model."""
+class CompactHooks(_Factors, GradSampleHooks):  # type: ignore[misc]
+    """`CompactModule` without a wrapper around the model."""
 
-    factors: ClassVar = LookupModule.factors
+    factors: ClassVar = CompactModule.factors
 
 
 class GhostModule(_Factors, GradSampleModule):  # type: ignore[misc]
-    """`opacus.GradSampleModule` with factors of linear layers too."""
+    """`CompactModule` with factors of linear layers too."""
 
     factors: ClassVar = {nn.Linear: _linear, nn.Embedding: _embedding}
 

@@ -1,12 +1,20 @@
-"""Flower: the server strategy, the client mod, and nodes that host many users."""
+"""Flower: the server strategy, the client mod, and nodes that host many users.
 
-from fedcgd_flower.adaptive_clipping import AdaptiveClipping
-from fedcgd_flower.evaluation import PrivateEvaluation
-from fedcgd_flower.layout import arrays_of, load_arrays
-from fedcgd_flower.mod import ClippedUpdateMod, clipped_update_mod
-from fedcgd_flower.pool import LocalEvaluation, LocalTask, host_users, one_by_one, one_gradient_step
-from fedcgd_flower.result import IncompleteRunError, RunResult
-from fedcgd_flower.strategy import CorrelatedNoise
+Names are loaded when they are first used: a node, a new process for each message, does not load what the server needs.
+"""
+
+from typing import TYPE_CHECKING
+
+from fedcgd.on_use import names_on_use
+
+if TYPE_CHECKING:
+    from fedcgd_flower.adaptive_clipping import AdaptiveClipping
+    from fedcgd_flower.evaluation import PrivateEvaluation
+    from fedcgd_flower.mod import ClippedUpdateMod, clipped_update_mod
+    from fedcgd_flower.pool import LocalEvaluation, LocalTask, host_users, one_by_one, one_gradient_step
+    from fedcgd_flower.result import IncompleteRunError, RunResult
+    from fedcgd_flower.strategy import CorrelatedNoise
+    from fedcgd_flower.torch_models import arrays_of, load_arrays
 
 __all__ = [
     "AdaptiveClipping",
@@ -24,3 +32,27 @@ __all__ = [
     "one_by_one",
     "one_gradient_step",
 ]
+
+__getattr__ = names_on_use(
+    __name__,
+    {
+        "AdaptiveClipping": "adaptive_clipping",
+        "ClippedUpdateMod": "mod",
+        "CorrelatedNoise": "strategy",
+        "IncompleteRunError": "result",
+        "LocalEvaluation": "pool",
+        "LocalTask": "pool",
+        "PrivateEvaluation": "evaluation",
+        "RunResult": "result",
+        "arrays_of": "torch_models",
+        "clipped_update_mod": "mod",
+        "host_users": "pool",
+        "load_arrays": "torch_models",
+        "one_by_one": "pool",
+        "one_gradient_step": "pool",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,8 +1,8 @@
 """Accuracy and loss on the users' own data, as noised sums with a budget of their own.
 
-Each user of an evaluation's cohort measures the released model on its data. A metric with bounds [0, B] becomes
-(2/√q)·(value/B − 1/2), one coordinate of q, so that a user adds a vector of norm at most 1. The sum gets the noise of the
-evaluation's plan, on the integer grid, and is read as the mean over the planned cohort. Who did not answer counts as B/2.
+Each user of an evaluation's cohort measures the released model on its data and adds a vector of norm at most 1
+(`evaluation_messages`). The sum gets the noise of the evaluation's plan, on the integer grid, and is read as the mean over the
+planned cohort. Who did not answer counts as the middle of a metric's range.
 """
 
 import math
@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
@@ -23,16 +23,14 @@ from fedcgd.accounting import JointGuarantee
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger, with_evaluations
-from fedcgd.noise.quantisation import Grid as IntegerGrid
 from fedcgd.noise.quantisation import Integers
 from fedcgd.noise.source import NoiseSource, grid_of, grid_source
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
+from fedcgd_flower.evaluation_messages import evaluate_message, scale_of
 from fedcgd_flower.layout import Flat, Layout
-from fedcgd_flower.messages import TASK, NodeSum, TrainTask, read_train_reply, train_message
+from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply
 from fedcgd_flower.send_and_receive import send_and_receive
-
-_NAMES, _BOUNDS = "metrics", "bounds"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,48 +93,7 @@ class PrivateEvaluation:
         rounds = self.plan.participation.rounds
         inverse = self.plan.mechanism.inverse_row(rounds - 1, rounds)
         stddev = self.plan.noise_multiplier * float(np.linalg.norm(inverse))
-        return {name: bound * stddev / _scale(len(self.bounds)) / cohort_size for name, bound in self.bounds.items()}
-
-
-def _scale(metrics: int) -> float:
-    """So that values in [−1/2, 1/2], one for each metric, make a vector of norm at most 1."""
-    return 2 / math.sqrt(metrics)
-
-
-def answer(metrics: Mapping[str, Any], bounds: Mapping[str, float], grid: IntegerGrid) -> Integers:
-    """What a user adds to the sum, in steps, shape (number of metrics,). Guarantee: its norm is at most 1.
-
-    Raises ValueError if a metric is missing or no number.
-    """
-    values = np.empty(len(bounds))
-    for i, (name, bound) in enumerate(bounds.items()):
-        value = float(metrics[name]) if name in metrics else math.nan
-        if math.isnan(value):
-            raise ValueError(f"the evaluate function must reply {list(bounds)}, each a number; {name!r} is none")
-        values[i] = min(max(value, 0.0), bound) / bound - 0.5
-    return grid.to_steps(
-        values * _scale(len(bounds)) * (1 - 2.0**-40)
-    )  # the factor: rounding must not lift the norm above 1
-
-
-def evaluate_message(
-    node_id: int, model: Flat, config: ConfigRecord, task: TrainTask, bounds: Mapping[str, float]
-) -> Message:
-    """The request for one node: the model, and the metrics that are wanted, of the task's users."""
-    message = train_message(node_id, model, config, task, MessageType.EVALUATE)
-    message.content.config_records[TASK].update({_NAMES: list(bounds), _BOUNDS: [float(b) for b in bounds.values()]})
-    return message
-
-
-def bounds_of(message: Message) -> dict[str, float]:
-    """The metrics that an `evaluate_message` asks for."""
-    description = message.content.config_records[TASK]
-    return dict(zip(cast(list[str], description[_NAMES]), cast(list[float], description[_BOUNDS]), strict=True))
-
-
-def is_private_evaluation(message: Message) -> bool:
-    """Whether `message` was made by `evaluate_message`."""
-    return TASK in message.content.config_records and _NAMES in message.content.config_records[TASK]
+        return {name: bound * stddev / scale_of(len(self.bounds)) / cohort_size for name, bound in self.bounds.items()}
 
 
 class Evaluator:
@@ -291,7 +248,7 @@ class Evaluator:
         return total, answered
 
     def _read(self, total: Integers) -> dict[str, float]:
-        values = self._grid.from_steps(total) / _scale(len(total)) / self.cohort_size + 0.5
+        values = self._grid.from_steps(total) / scale_of(len(total)) / self.cohort_size + 0.5
         return {name: bound * float(v) for (name, bound), v in zip(self.settings.bounds.items(), values, strict=True)}
 
 

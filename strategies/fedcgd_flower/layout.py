@@ -5,16 +5,15 @@ import json
 import math
 import mmap
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
-from torch import nn
 
 Flat = NDArray[np.float32]
 
@@ -248,14 +247,16 @@ def unflatten(
         value = flat[start:stop].reshape(shape)
         start = stop
         if same is not None and _is_float32(same[name]) and dtype == "float32" and not _is_statistic(name):
-            arrays.append((name, same[name]))
+            arrays.append((name, copy(same[name])))  # the bytes are the same ones
             continue
         if name.rpartition(".")[2] == "running_var":
             value = np.maximum(value, 0)
         arrays.append((name, array(value.astype(dtype, copy=False))))
     for part in layout.carried if carried else ():
-        arrays.insert(part.position, (part.name, part.array))
-    return ArrayRecord(dict(arrays))
+        arrays.insert(part.position, (part.name, copy(part.array)))
+    record = ArrayRecord()
+    record.update(arrays)  # given to the constructor, each would have to make its bytes
+    return record
 
 
 def _is_float32(array: Array) -> bool:
@@ -270,38 +271,19 @@ def as_trained_from(model: Flat, trained: Sequence[Flat], layout: Layout) -> Fla
     """
     if set(layout.dtypes) - {"float32", "float64"}:
         model = flatten(unflatten(model, layout, carried=False), layout)
-    for half in (torch.bfloat16, torch.float16):
-        if all(
-            np.array_equal(_rounded(part, half), part) for few in (1024, None) for part in (p[:few] for p in trained)
-        ):
-            return _rounded(model, half)
+    for half in (_bfloat16, _float16):
+        if all(np.array_equal(half(part), part) for few in (1024, None) for part in (p[:few] for p in trained)):
+            return half(model)
     return model
 
 
-def _rounded(values: Flat, dtype: torch.dtype) -> Flat:
-    rounded: Flat = torch.from_numpy(np.array(values)).to(dtype).float().numpy()
+def _float16(values: Flat) -> Flat:
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16).astype(np.float32)
+
+
+def _bfloat16(values: Flat) -> Flat:
+    """To the nearest, ties to even: the upper half of the bits."""
+    bits = np.array(values, np.float32).view(np.uint32)
+    rounded: Flat = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
     return rounded
-
-
-def arrays_of(model: nn.Module) -> ArrayRecord:
-    """The trained parameters of `model` (`requires_grad`), for `initial_arrays` and for a train function's reply.
-
-    bfloat16 and smaller types, which Flower cannot carry, travel as float32. `load_arrays` is the way back.
-    """
-    sendable = (torch.float16, torch.float32, torch.float64)
-    arrays = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            value = parameter.detach().cpu()
-            arrays[name] = Array((value if value.dtype in sendable else value.float()).numpy())
-    return ArrayRecord(arrays)
-
-
-def load_arrays(model: nn.Module, arrays: Mapping[str, Array]) -> None:
-    """Write `arrays` into the parameters of these names of `model`, in place. Raises ValueError if a trained one is missing."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in arrays:
-                parameter.copy_(torch.from_numpy(arrays[name].numpy()))
-            elif parameter.requires_grad:
-                raise ValueError(f"parameter {name!r} is not among the arrays {list(arrays)}")

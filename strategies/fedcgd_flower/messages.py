@@ -189,11 +189,18 @@ def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]
     return view(content.array_records[MODEL][FLAT]), content.config_records[CONFIG], task
 
 
-def train_reply(request: Message, task: TrainTask, update: Steps | Outgoing, answered: int) -> Message:
-    """The reply to `request`: the sum of the clipped updates of `answered` of the task's users, each in whole steps."""
+def train_reply(
+    request: Message, task: TrainTask, update: Steps | Outgoing, answered: int, checksum: int | None = None
+) -> Message:
+    """The reply to `request`: the sum of the clipped updates of `answered` of the task's users, each in whole steps.
+
+    `checksum` is what these integers add up to, where that is known.
+    """
     outgoing = update if isinstance(update, Outgoing) else Outgoing.of(update.astype(task.dtype, copy=False))
     # It tells of changes by mistake; it keeps nobody from changing both.
-    checksum = int(outgoing.array.sum(dtype=np.int64))
+    if checksum is None:
+        checksum = int(outgoing.array.sum(dtype=np.int64))
+    checksum = _modulo(checksum)
     description = ConfigRecord(
         {"round": task.round, "attempt": task.attempt, "answered": answered, _CHECKSUM: checksum}
     )
@@ -251,6 +258,11 @@ def sum_of_replies(
     return total, results
 
 
+def _modulo(checksum: int) -> int:
+    """As a 64-bit integer, which is what a message can hold."""
+    return (checksum + 2**63) % 2**64 - 2**63
+
+
 class _Addend:
     """A well-formed reply, whose numbers nobody has checked yet; and what is found out about them while they are added."""
 
@@ -272,7 +284,7 @@ class _Addend:
 
     def is_changed(self) -> bool:
         """Whether the numbers are not those whose sum, modulo 2⁶⁴, the node sent along."""
-        return self._claimed is not None and self._claimed != (self._sum + 2**63) % 2**64 - 2**63
+        return self._claimed is not None and self._claimed != _modulo(self._sum)
 
     def is_within(self) -> bool:
         """True only if the update's norm is at most bound = users·clip_norm, and always if it is at most (1 − `ROUNDING`)·bound;

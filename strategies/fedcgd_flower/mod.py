@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.supercore import log
 
-from fedcgd_flower.evaluation import answer, bounds_of, is_private_evaluation
+from fedcgd_flower.evaluation_messages import answer, bounds_of, is_private_evaluation
 from fedcgd_flower.layout import Flat, Outgoing, Shown, as_trained_from, pieces, unflatten
 from fedcgd_flower.messages import (
     ANOTHER_MODEL,
@@ -23,7 +23,7 @@ from fedcgd_flower.messages import (
     train_reply,
     users_reply,
 )
-from fedcgd_flower.update import clipped_update
+from fedcgd_flower.update import write_clipped_update
 
 CallNext = Callable[[Message, Context], Message]
 
@@ -87,19 +87,18 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
         return Message(Error(code=0, reason=ANOTHER_MODEL), reply_to=message)
     seen = as_trained_from(model, new, task.layout)
     outgoing = Outgoing((task.size,), task.dtype)
-    update = clipped_update(
+    checksum = write_clipped_update(
+        outgoing.array,
         new,
         seen,
         clip_norm=task.clip_norm,
         grid=task.grid,
         unit=task.unit,
         indicator=task.indicator,
-        out=outgoing.array,
     )
-    if update is None:
+    if checksum is None:
         return Message(Error(code=0, reason=NOT_FINITE), reply_to=message)
-    del update  # it is that of the reply
-    return train_reply(message, task, outgoing, 1)
+    return train_reply(message, task, outgoing, 1, checksum)
 
 
 def _evaluate(message: Message, context: Context, call_next: CallNext) -> Message:

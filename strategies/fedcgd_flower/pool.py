@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedcgd.gradients import ExampleLoss, clipped_gradient_sum
 from fedcgd.noise.quantisation import Grid, Integers
-from fedcgd_flower.evaluation import answer, bounds_of
+from fedcgd_flower.evaluation_messages import answer, bounds_of
 from fedcgd_flower.isolation import TIME_LIMIT, each_apart
 from fedcgd_flower.layout import Flat, Layout, as_trained_from, flatten, unflatten
 from fedcgd_flower.messages import failed_reply, is_users_query, read_train_message, train_reply, users_reply

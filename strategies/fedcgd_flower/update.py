@@ -24,16 +24,35 @@ def clipped_update(
     grid: Grid,
     unit: float = 1.0,
     indicator: int = 0,
-    out: Steps | None = None,
 ) -> Steps | None:
     """(`trained` − `model`) / `unit` scaled to L2 norm at most `clip_norm`, in steps of `grid`, rounded towards zero; shape (d,).
 
-    `trained` may come in consecutive pieces, as a model's arrays are. The result is `out`, whose integers must hold
-    clip_norm / step and `indicator`; without it, a new vector of 64-bit integers. With an `indicator`, one entry more says
-    whether the update was within the norm: `indicator` if it was, −`indicator` if it was scaled.
+    `trained` may come in consecutive pieces, as a model's arrays are. The result has 64 bits. With an `indicator`, one entry more
+    says whether the update was within the norm: `indicator` if it was, −`indicator` if it was scaled.
     None if the update is not finite. Guarantee: step times the result has norm at most `clip_norm` (without its last entry), for
     every input: the norm is off by at most 2⁻²⁹ of itself, the factor aims 2⁻²² below the bound, and rounding towards zero makes
     no entry larger.
+    """
+    steps: Steps = np.empty(len(model) + bool(indicator), np.int64)
+    checksum = write_clipped_update(
+        steps, trained, model, clip_norm=clip_norm, grid=grid, unit=unit, indicator=indicator
+    )
+    return None if checksum is None else steps
+
+
+def write_clipped_update(
+    out: Steps,
+    trained: Flat | Sequence[Flat],
+    model: Flat,
+    *,
+    clip_norm: float,
+    grid: Grid,
+    unit: float = 1.0,
+    indicator: int = 0,
+) -> int | None:
+    """Write `clipped_update` to `out`, whose integers must hold clip_norm / step and `indicator`; the result is their sum.
+
+    None, and nothing is written, if the update is not finite.
     """
     pieces = [trained] if isinstance(trained, np.ndarray) else trained
     stretches, start = [], 0
@@ -44,15 +63,15 @@ def clipped_update(
     squares = sum(squared_distance(piece, model[start:stop]) for start, stop, piece in stretches)
     if not math.isfinite(squares):
         return None
-    norm = math.sqrt(squares) / unit
-    factor = clip_factor(norm, clip_norm)
-    steps: Steps = np.empty(len(model) + bool(indicator), np.int64) if out is None else out
-    if indicator:
-        steps[-1] = indicator if factor == 1 else -indicator
+    factor = clip_factor(math.sqrt(squares) / unit, clip_norm)
+    total = 0
     work = passes(len(model))
     for start, stop, piece in stretches:
         for first in range(start, stop, CHUNK):
             last = min(first + CHUNK, stop)
             part = piece[first - start : last - start]
-            work.steps(part, model[first:last], factor / unit, 1 / grid.step, steps[first:last])
-    return steps
+            total += work.steps(part, model[first:last], factor / unit, 1 / grid.step, out[first:last])
+    if indicator:
+        out[-1] = indicator if factor == 1 else -indicator
+        total += int(out[-1])
+    return total

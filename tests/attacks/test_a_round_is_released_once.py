@@ -85,6 +85,10 @@ def test_a_lost_ledger_does_not_begin_the_run_again(tmp_path: Path, key_file: Pa
     for _ in range(2):
         with pytest.raises(ValueError, match=r"began the same run on .*run.db, which has released 2 rounds.*new key"):
             opened(other, key_file)
+    assert not list(tmp_path.glob(f"{other.name}*"))  # what is refused leaves no ledger
+    with pytest.raises(ValueError, match="began the same run"):
+        opened(tmp_path / "folder" / "run.db", key_file)
+    assert not (tmp_path / "folder").exists()
     with pytest.raises(ValueError, match="began the same run"):  # a ledger in memory is no ledger
         Ledger.open(":memory:", plan=PLAN, configuration={}, key=NoiseKey.from_file(key_file))
     if elsewhere:

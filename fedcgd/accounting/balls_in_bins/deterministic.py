@@ -32,7 +32,7 @@ _REFINEMENTS = 6
 def calibrate(gram: Matrix, *, epsilon: float, delta: float, progress: Progress) -> float:
     """A noise multiplier σ for which both directions are (ε, δ)-private; `gram` is for σ = 1."""
     highest = gaussian.sigma(epsilon=epsilon, delta=delta) * _reach(gram)
-    if highest > LARGEST_SIGMA:
+    if highest > LARGEST_SIGMA * _reach(gram):
         return highest
     return _least(lambda sigma: (sigma, epsilon), gram, delta, highest, progress)
 
@@ -48,7 +48,7 @@ def epsilon(gram: Matrix, *, sigma: float, delta: float, progress: Progress) -> 
 def delta(gram: Matrix, *, sigma: float, epsilon: float, progress: Progress) -> float:
     """A δ for which both directions are (ε, δ)-private."""
     highest = gaussian.delta(epsilon=epsilon, sigma=sigma / _reach(gram))
-    if highest <= LEAST_DELTA or sigma > LARGEST_SIGMA or _reach(gram) / sigma > LARGEST_EXPONENT:
+    if highest <= LEAST_DELTA or not 1 / LARGEST_EXPONENT <= sigma / _reach(gram) <= LARGEST_SIGMA:
         return highest
     chains = chains_of(gram)
     if len(gram) == 1 or not chains:

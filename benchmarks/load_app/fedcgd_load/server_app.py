@@ -1,68 +1,30 @@
-"""A Flower app that trains a small network on made-up examples, one a user, and notes where each round's time goes."""
+"""The server's part: trains, and notes where each round's time goes."""
 
 import json
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, Context
-from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvgM
 
 import fedcgd_flower.cohort_choice as choice_module
 import fedcgd_flower.strategy as strategy_module
-from fedcgd.gradients import example_loss
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd_flower import CorrelatedNoise, host_users, one_gradient_step
+from fedcgd_flower import CorrelatedNoise
+from fedcgd_load.network import network
 
-FEATURES, HIDDEN, CLASSES = 64, 64, 10
 LEDGER_STEPS = ("history", "plan_round", "record_aggregated", "record_released", "skip")
 
 server = ServerApp()
-client = ClientApp()
-
-
-def _network() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(FEATURES, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, CLASSES))
-
-
-@cache
-def _material(users: int) -> tuple[torch.Tensor, torch.Tensor, Callable[..., torch.Tensor]]:
-    torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(users, FEATURES, generator=generator)
-    targets = torch.randint(CLASSES, (users,), generator=generator)
-    return inputs, targets, example_loss(_network(), torch.nn.CrossEntropyLoss(reduction="none"))
-
-
-def _hosted(context: Context) -> Sequence[str]:
-    """Node p of P hosts the users p, p + P, …"""
-    users, nodes = int(context.run_config["users"]), int(context.run_config["nodes"])
-    return [f"user-{i:06d}" for i in range(int(context.node_config["partition-id"]), users, nodes)]
-
-
-def _clipped_sum(work: Any, context: Context) -> Any:
-    inputs, targets, loss = _material(int(context.run_config["users"]))
-
-    def data(users: Sequence[str], context: Context) -> tuple[torch.Tensor, ...]:
-        rows = torch.tensor([int(user.removeprefix("user-")) for user in users], dtype=torch.long)
-        return inputs[rows], targets[rows]
-
-    return one_gradient_step(loss, data)(work, context)
-
-
-host_users(client, _hosted, _clipped_sum)
 
 
 class _Clock:
@@ -125,7 +87,7 @@ def main(grid: Grid, context: Context) -> None:
             seen.append({"whole": now - last, **clock.look()})
         last = now
 
-    strategy.start(grid, ArrayRecord(_network().state_dict()), evaluate_fn=released)
+    strategy.start(grid, ArrayRecord(network().state_dict()), evaluate_fn=released)
     figures = {
         "releases": strategy.releases,
         "rounds": seen,

@@ -1,0 +1,23 @@
+"""Names of a package that are loaded when they are first used, so that importing it costs next to nothing (PEP 562)."""
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def names_on_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of `package`, whose names are in the modules `homes` of it. A home of a name's own name is a module.
+
+    Raises AttributeError, when called, for a name that is in none.
+    """
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(homes))}")
+        module = import_module(f"{package}.{homes[name]}")
+        value = module if homes[name] == name else getattr(module, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load
