@@ -162,6 +162,35 @@ def test_what_may_fail_is_shared_out(monkeypatch) -> None:
     assert 2 * monte_carlo._TRIES * 2 * max(spent[:2]) <= monte_carlo.failure_probability(1e-5) * (1 + 1e-9)
 
 
+def test_no_draw_that_the_search_has_seen_confirms_anything(monkeypatch) -> None:
+    """Nor one of an earlier try, nor of the other direction: with a seed twice, chance would be picked for being low."""
+    looked: list[tuple[int, int]] = []
+    confirmed: list[tuple[int, int]] = []
+
+    def recorded(kind):
+        def draw(bins: Bins, sigma: float, epsilon: float, count: int, seed: tuple[int, int]) -> Sample:
+            looked.append(seed)
+            return kind(bins, sigma, epsilon, count, seed)
+
+        return draw
+
+    def confirm(direction: monte_carlo.Direction, count: int, seed: tuple[int, int]) -> float:
+        confirmed.append(seed)
+        return 0.0 if len(confirmed) % 2 else 1.0  # the second direction fails in every try
+
+    monkeypatch.setattr(monte_carlo, "sample_remove", recorded(monte_carlo.sample_remove))
+    monkeypatch.setattr(monte_carlo, "sample_add", recorded(monte_carlo.sample_add))
+    monkeypatch.setattr(monte_carlo.Direction, "confirm", confirm)
+    monkeypatch.setattr(monte_carlo, "_STEEPEST", 1e6)  # small steps, for as many tries as there may be
+    monte_carlo.calibrate(Bins(GRAM), epsilon=0.1, delta=1e-2, progress=lambda _: None)
+    assert len(confirmed) == 2 * monte_carlo._TRIES
+    assert len({*confirmed, *looked}) == len(confirmed) + 1  # all of the search are one
+    looked.clear()
+    confirmed.clear()
+    monte_carlo.delta(Bins(GRAM), sigma=2.0, epsilon=0.1, progress=lambda _: None)
+    assert len({*confirmed, *looked}) == 3
+
+
 def test_nothing_accepted_is_the_worst_there_is(monkeypatch) -> None:
     monkeypatch.setattr(remove, "_proposal", lambda bins, sigma, _: (Stars.of(bins.apart, 2), 1e9))
     monkeypatch.setattr(Stars, "draw", lambda *_: (np.zeros((2, 1), dtype=np.intp), np.zeros(1)))
