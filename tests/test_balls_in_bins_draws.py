@@ -129,6 +129,17 @@ def test_each_of_the_two_means_has_a_margin(constant: str) -> None:
     assert np.mean(found) < 0.4
 
 
+def test_what_is_cut_off_is_part_of_a_bound() -> None:
+    """X = 100 with probability 10⁻⁶, which 1000 draws do not see: E X² = 0.01 says how much that can be."""
+
+    def draw(count: int, seed: tuple[int, int]) -> Sample:
+        return Sample(np.zeros(count), 1e6, 0.01, None)
+
+    found = monte_carlo._pilot(draw, 4096, 1, 0.1).confirm(1000, (1, 7))
+    at = math.sqrt(0.01 * 1000 / (4 * math.log(10)))
+    assert found == pytest.approx(at * math.expm1(math.log(10) / 1000) / 0.99 + 0.01 / (4 * at), rel=1e-6)
+
+
 def test_what_may_fail_is_shared_out(monkeypatch) -> None:
     """Between the two means of a bound, and between all bounds of a search: together no more than β."""
     spent: list[float] = []
@@ -175,6 +186,31 @@ def test_no_draw_that_the_search_has_seen_confirms_anything(monkeypatch) -> None
     confirmed.clear()
     monte_carlo.delta(Bins(GRAM), sigma=2.0, epsilon=0.1, progress=lambda _: None)
     assert len({*confirmed, *looked}) == 3
+
+
+def test_a_delta_without_a_search_is_the_larger_direction_and_what_may_fail(monkeypatch) -> None:
+    shares: list[float] = []
+
+    def confirm(direction: monte_carlo.Direction, count: int, seed: tuple[int, int]) -> float:
+        shares.append(direction.failure)
+        return 0.01 * len(shares)
+
+    def found(**changed: object):
+        shares.clear()
+        for name, function in changed.items():
+            monkeypatch.setattr(monte_carlo, name, function)
+        return monte_carlo.delta(Bins(GRAM), sigma=2.0, epsilon=0.1, progress=lambda _: None)
+
+    both = found()
+    monkeypatch.setattr(monte_carlo.Direction, "confirm", confirm)
+    drawn = found()
+    assert drawn.failure_probability == both.failure_probability == 1e-12
+    assert (len(shares), sum(shares)) == (2, pytest.approx(1e-12))
+    assert drawn.value == 0.02 + 1e-12
+    # What is proven without draws, and needs none beside the other direction, counts too.
+    assert both.value > 0.03
+    proven = found(remove_bound=lambda gram, epsilon: math.log(0.03))
+    assert (len(shares), proven.value) == (1, pytest.approx(0.03 + 1e-12, rel=1e-14))
 
 
 def test_nothing_accepted_is_the_worst_there_is(monkeypatch) -> None:

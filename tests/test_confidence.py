@@ -30,6 +30,17 @@ def test_bounds_are_close_where_nothing_is_seen() -> None:
         assert least <= upper_bound(np.zeros(5000), 1.0, 0.99, failure) <= 1.02 * least
 
 
+@pytest.mark.parametrize("unit", [1e-12, 1e-3, 1e9])
+def test_bounds_know_no_unit(unit: float) -> None:
+    draws = np.random.default_rng(1).random(100)
+    bound = upper_bound(draws, 2.0, 0.4, 1e-3)
+    assert upper_bound(unit * draws, 2.0 * unit, 0.4 / unit, 1e-3) == pytest.approx(unit * bound, rel=1e-9)
+    at = cut(2.0, 0.1, 100, 1e-3)
+    assert cut(2.0 * unit, 0.1 * unit**2, 100, 1e-3) == pytest.approx(unit * at, rel=1e-9)
+    # A single value at twice the cut, where it costs as much as the bound on the cost says.
+    assert cost_of_cut(unit, 3 * unit, (2 * unit) ** 2) == pytest.approx(unit, rel=1e-12)
+
+
 def test_the_stake_is_about_the_best() -> None:
     """It makes `radius` smallest, and that is what is found."""
     draws = np.random.default_rng(1).beta(2, 8, 20_000)
@@ -47,6 +58,7 @@ def test_the_stake_is_about_the_best() -> None:
 def test_a_bet_that_could_lose_more_than_all_is_refused(bet: float) -> None:
     with pytest.raises(ValueError, match="bet must be in"):
         upper_bound(np.zeros(3), 4.0, bet, 0.1)
+    assert upper_bound(np.zeros(30), 4.0, 0.25, 0.1) < 4.0
 
 
 def test_draws_that_are_cut_off_still_count() -> None:
