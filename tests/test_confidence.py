@@ -34,11 +34,11 @@ def test_bounds_are_close_where_nothing_is_seen() -> None:
 def test_bounds_know_no_unit(unit: float) -> None:
     draws = np.random.default_rng(1).random(100)
     bound = upper_bound(draws, 2.0, 0.4, 1e-3)
-    assert upper_bound(unit * draws, 2.0 * unit, 0.4 / unit, 1e-3) == pytest.approx(unit * bound, rel=1e-9)
+    assert upper_bound(unit * draws, 2.0 * unit, 0.4 / unit, 1e-3) == pytest.approx(unit * bound, rel=1e-9, abs=0)
     at = cut(2.0, 0.1, 100, 1e-3)
-    assert cut(2.0 * unit, 0.1 * unit**2, 100, 1e-3) == pytest.approx(unit * at, rel=1e-9)
+    assert cut(2.0 * unit, 0.1 * unit**2, 100, 1e-3) == pytest.approx(unit * at, rel=1e-9, abs=0)
     # A single value at twice the cut, where it costs as much as the bound on the cost says.
-    assert cost_of_cut(unit, 3 * unit, (2 * unit) ** 2) == pytest.approx(unit, rel=1e-12)
+    assert cost_of_cut(unit, 3 * unit, (2 * unit) ** 2) == pytest.approx(unit, rel=1e-12, abs=0)
 
 
 def test_the_stake_is_about_the_best() -> None:
