@@ -101,7 +101,7 @@ def measure(cohort: int, examples: int, rounds: int, model: str = "", test_examp
             "results": str(folder / "results.json"),
         }
         if examples > 1:
-            config |= {"users": f"iid:{users}", "local-epochs": 1, "local-batch": 10}
+            config |= {"users": f"iid:{users}", "local-epochs": 1, "local-batch": 10, "local-learning-rate": 0.1}
         times, work, memory = [], [], {}
 
         def note(round: int, _: int) -> None:
