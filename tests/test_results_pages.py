@@ -518,3 +518,14 @@ def test_the_comparisons_of_fitted_noise_on_digits_are_those_of_its_runs() -> No
         names = f"{WORDS.get(row.better, row.better)} against {WORDS.get(row.than, row.than)}"
         numbers = f"{100 * row.difference:+.1f} | {row.p_permutation:.2g} | {row.corrected:.2g}"
         assert f"| {row.epsilon:g} | {names} | {numbers} |" in page
+
+
+def test_the_times_of_a_step_are_those_of_the_kept_turns() -> None:
+    page = (ROOT / "docs" / "results.md").read_text()
+    records = [json.loads(line) for line in (RESULTS / "runtime.jsonl").read_text().splitlines()]
+    assert len(records) == 4
+    for record in records:
+        opacus, *others = record["rows"]
+        cells = [f"{row['ratio']:.2f} ({row['quartiles'][0]:.2f}–{row['quartiles'][1]:.2f})" for row in others]
+        name = f"{record['model']}, {record['mode']}, batch {record['batch']}"
+        assert f"| {name} | {opacus['milliseconds']:.0f} ms | {' | '.join(cells)} |" in page
