@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fedcgd_experiments import curvature
+from fedcgd_experiments.experiment import identity
 from fedcgd_experiments.people import STUDIES
 from fedcgd_experiments.people_report import (
     CORRELATED,
@@ -26,7 +27,7 @@ from fedcgd_experiments.people_report import (
 )
 from fedcgd_experiments.rules import CURVATURE, Loss, corrected, losses
 from fedcgd_experiments.significance import PairedComparison, compare_paired
-from fedcgd_experiments.sweep import ResultsFile, runs_of
+from fedcgd_experiments.sweep import ResultsFile, runs_of, to_point
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -373,6 +374,17 @@ def test_what_the_page_says_of_the_curvature_rule() -> None:
             }
             assert min(lams, key=lams.__getitem__) == CURVATURE
     assert f"in every cell, by up to {lost('digits-cnn', CURVATURE, 'none', 2.0)} points" in page
+
+
+def test_what_the_page_says_of_the_lstms_federated_twin() -> None:
+    page = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    runs, twins = ({identity(to_point(run)): run["accuracy"] for run in records} for records in (
+        runs_of(ResultsFile(RESULTS / "tweets-lstm.jsonl").records), ResultsFile(RESULTS / "tweets-lstm-federated.jsonl").records
+    ))  # fmt: skip
+    assert len(twins) == 2
+    at = sorted(twins, key=lambda name: "dp-sgd" in name)
+    gains = [100 * (found[at[0]] - found[at[1]]) for found in (twins, runs)]
+    assert f"ahead of DP-SGD by {gains[0]:.1f} points with one seed, centrally by {gains[1]:.1f}" in page
 
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
