@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedcgd import Participation, select_lambda
 from fedcgd_experiments import curvature
 from fedcgd_experiments.experiment import identity
 from fedcgd_experiments.people import STUDIES
@@ -354,6 +355,18 @@ def test_what_the_page_says_of_a_third_of_the_excess() -> None:
     left = [lost("digits", name, "none", 1.0), lost("tweets", name, "none", 1.0), lost("digits-cnn", name, "none", 2.0)]
     assert f"on digits by {left[0]} points (p .39) and on tweets by {left[1]}, and with the CNN" in page
     assert f"at ε = 2 by {left[2]}, where" in page
+
+
+def test_what_the_page_says_of_the_rules_with_few_rounds() -> None:
+    page, guide = (" ".join((ROOT / "docs" / name).read_text().split()) for name in ("results.md", PEOPLE_PAGES[1]))
+    few = [Participation(rounds=rounds, min_separation=rounds // 2) for rounds in (50, 20, 10)]
+    excess, practical = (
+        [select_lambda(one, objective=rule, epsilon=1.0, delta=1e-5).lam for one in few]
+        for rule in ("excess", "practical")
+    )
+    assert "it chooses {:.2f}, {:.2f} and {:.2f}".format(*excess) in page
+    assert "the practical rule has {:.2f}, {:.2f} and {:.0f}".format(*practical) in page
+    assert f"({excess[2]:.2f} and {excess[1]:.2f})" in guide
 
 
 def test_what_the_page_says_of_the_curvature_rule() -> None:
