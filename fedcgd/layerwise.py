@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.nn import functional
 
+from fedcgd.activations import max_pool2d, tanh
 from fedcgd.parameters import Layout, unflatten
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -94,10 +95,14 @@ def gradients(
                 x = functional.group_norm(whole, examples * layer.num_groups, **many, eps=layer.eps).reshape(x.shape)
             elif isinstance(layer, nn.Linear | nn.Conv2d):
                 before[name] = x.detach()
-                x = functional_call(layer, held, x)
+                x = _applied(layer, x, **held)
                 if not x.requires_grad:  # nothing before it is trained
                     x.requires_grad_()
                 sources[name] = x
+            elif isinstance(layer, nn.Tanh):
+                x = tanh(x)
+            elif isinstance(layer, nn.MaxPool2d):
+                x = max_pool2d(layer, x)
             else:
                 x = layer(x)
     slopes = vmap(grad(lambda output, target: loss(output.unsqueeze(0), target.unsqueeze(0)).sum()))(
@@ -113,6 +118,12 @@ def gradients(
 
 def _full(name: str, part: str) -> str:
     return f"{name}.{part}" if name else part
+
+
+def _applied(layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if isinstance(layer, nn.Linear):
+        return functional.linear(x, weight, bias)
+    return functional.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
 def _linear(layer: nn.Module, x: Tensor, slope: Tensor) -> dict[str, Tensor]:
