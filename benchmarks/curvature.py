@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedcgd.accounting.selection import select_lambda
 from fedcgd.curvature import Spectrum, fitted
 from fedcgd.curvature.curves import private_loss
 from fedcgd.curvature.loss import final_loss, gradient_norm
@@ -191,9 +192,7 @@ def one_number() -> None:
 
 
 def practical(who: Participation) -> Mechanism:
-    from fedcgd.accounting.selection import select_mechanism
-
-    return select_mechanism("lambda-cgd", who, epsilon=8, delta=1e-5)
+    return LambdaCGD(select_lambda(who, objective="practical", epsilon=8, delta=1e-5).lam)
 
 
 def networks() -> None:

@@ -203,6 +203,35 @@ def test_first_round_alone(b: int, method: Method, slack: float) -> None:
     assert adding < removing <= found <= removing * slack
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "rounds", "released", "asked"),
+    [
+        (LambdaCGD(0.9), 6, None, {"epsilon": 1.0, "delta": 1e-4}),
+        (BSR(3), 4, None, {"epsilon": 4.0, "delta": 1e-6}),
+        (BISR(3), 8, 5, {"noise_multiplier": 3.0, "delta": 1e-5}),
+        (Normalized(LambdaCGD(0.7)), 6, 1, {"noise_multiplier": 0.8, "delta": 1e-3}),
+    ],
+)
+def test_answers_of_a_search_by_quadrature(mechanism, rounds: int, released: int | None, asked) -> None:
+    """σ of a budget, and ε of a part of a run, for two bins: both directions in the plane of m_0 and m_1 are within δ."""
+    participation = bins(rounds, 2)
+    found = (
+        calibrate(mechanism, participation, method="monte-carlo", **asked)
+        if "epsilon" in asked
+        else compute_epsilon(mechanism, participation, released=released, method="monte-carlo", **asked)
+    )
+    c = matrix(mechanism, rounds)[:released] / found.noise_multiplier
+    m = np.stack([c[:, j::2].sum(axis=1) for j in range(2)])
+    centers = np.linalg.cholesky(m @ m.T + 1e-12 * np.eye(2))
+    axis = np.linspace(-9, 14, 1101)
+    x, y = np.meshgrid(axis, axis, indexing="ij")
+    plain, *shifted = (np.exp(-((x - u) ** 2 + (y - v) ** 2) / 2) for u, v in [(0.0, 0.0), *centers])
+    mixture, a = sum(shifted) / 2, math.exp(found.epsilon)
+    truth = max(np.maximum(mixture - a * plain, 0).sum(), np.maximum(plain - a * mixture, 0).sum())
+    truth *= (axis[1] - axis[0]) ** 2 / (2 * math.pi)
+    assert truth * (1 - 1e-3) <= found.delta <= truth * 1.1
+
+
 @pytest.mark.parametrize("method", ["monte-carlo", "deterministic"])
 @pytest.mark.parametrize("sigma", [1e5, 1e16, 1e50, 1e150])
 def test_noise_beyond_any_use_hides_no_loss_in_rounding(sigma: float, method: Method) -> None:

@@ -15,7 +15,6 @@ from fedcgd.accounting.balls_in_bins.add import _EXPONENTS, _log_laplace, add_bo
 from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, log_excess
 from fedcgd.accounting.balls_in_bins.remove import remove_bound, sample_remove
 from fedcgd.accounting.balls_in_bins.stars import Stars
-from fedcgd.accounting.confidence import cost_of_cut, cut, upper_bound
 
 GRAM = np.array([[1.2, 0.5, 0.1], [0.5, 0.9, 0.3], [0.1, 0.3, 1.0]])
 
@@ -115,19 +114,6 @@ def test_confirmed_bounds_are_below_the_truth_as_rarely_as_they_say() -> None:
     assert 40 < sum(mean < truth for mean in means) < 110
 
 
-def test_draws_that_are_cut_off_still_count() -> None:
-    """X = 100 with probability 1/1000: wherever it is cut, E X² = 10 covers the rest, without which most bounds fail."""
-    square, largest, count, failure = 10.0, 1e6, 2000, 0.1
-    assert cut(largest, square, count, failure) == pytest.approx(46.6, rel=1e-3)
-    assert (cut(1.0, math.inf, count, failure), cost_of_cut(1.0, 1.0, math.inf)) == (1.0, 0.0)
-    at, generator = 20.0, np.random.default_rng(1)
-    assert all(x - at <= cost_of_cut(at, largest, float(x) ** 2) for x in np.geomspace(1e-3, 1e6, 1000))
-    rare = [100.0 * (generator.random(count) < 1e-3) for _ in range(100)]
-    bounds = np.array([upper_bound(np.minimum(draws, at), at, 0.9 / at, failure) for draws in rare])
-    assert np.sum(bounds + cost_of_cut(at, largest, square) < 0.1) <= 10
-    assert np.sum(bounds < 0.1) > 50
-
-
 @pytest.mark.parametrize("constant", ["values", "shares"])
 def test_each_of_the_two_means_has_a_margin(constant: str) -> None:
     """One is known, of the other 3 of 10 draws are 1: at failure 0.2 a tenth of the bounds on that mean may be too small."""
@@ -141,6 +127,17 @@ def test_each_of_the_two_means_has_a_margin(constant: str) -> None:
     found = [direction.confirm(1000, (seed, 7)) for seed in range(2, 302)]
     assert sum(bound < 0.3 for bound in found) <= 30 + 3 * math.sqrt(27)
     assert np.mean(found) < 0.4
+
+
+def test_what_is_cut_off_is_part_of_a_bound() -> None:
+    """X = 100 with probability 10⁻⁶, which 1000 draws do not see: E X² = 0.01 says how much that can be."""
+
+    def draw(count: int, seed: tuple[int, int]) -> Sample:
+        return Sample(np.zeros(count), 1e6, 0.01, None)
+
+    found = monte_carlo._pilot(draw, 4096, 1, 0.1).confirm(1000, (1, 7))
+    at = math.sqrt(0.01 * 1000 / (4 * math.log(10)))
+    assert found == pytest.approx(at * math.expm1(math.log(10) / 1000) / 0.99 + 0.01 / (4 * at), rel=1e-6)
 
 
 def test_what_may_fail_is_shared_out(monkeypatch) -> None:
@@ -160,6 +157,60 @@ def test_what_may_fail_is_shared_out(monkeypatch) -> None:
     monte_carlo.calibrate(bins, epsilon=1.0, delta=1e-5, progress=lambda _: None)
     assert len(spent) in (2, 3)
     assert 2 * monte_carlo._TRIES * 2 * max(spent[:2]) <= monte_carlo.failure_probability(1e-5) * (1 + 1e-9)
+
+
+def test_no_draw_that_the_search_has_seen_confirms_anything(monkeypatch) -> None:
+    """Nor one of an earlier try, nor of the other direction: with a seed twice, chance would be picked for being low."""
+    looked: list[tuple[int, int]] = []
+    confirmed: list[tuple[int, int]] = []
+
+    def recorded(kind):
+        def draw(bins: Bins, sigma: float, epsilon: float, count: int, seed: tuple[int, int]) -> Sample:
+            looked.append(seed)
+            return kind(bins, sigma, epsilon, count, seed)
+
+        return draw
+
+    def confirm(direction: monte_carlo.Direction, count: int, seed: tuple[int, int]) -> float:
+        confirmed.append(seed)
+        return 0.0 if len(confirmed) % 2 else 1.0  # the second direction fails in every try
+
+    monkeypatch.setattr(monte_carlo, "sample_remove", recorded(monte_carlo.sample_remove))
+    monkeypatch.setattr(monte_carlo, "sample_add", recorded(monte_carlo.sample_add))
+    monkeypatch.setattr(monte_carlo.Direction, "confirm", confirm)
+    monkeypatch.setattr(monte_carlo, "_STEEPEST", 1e6)  # small steps, for as many tries as there may be
+    monte_carlo.calibrate(Bins(GRAM), epsilon=0.1, delta=1e-2, progress=lambda _: None)
+    assert len(confirmed) == 2 * monte_carlo._TRIES
+    assert len({*confirmed, *looked}) == len(confirmed) + 1  # all of the search are one
+    looked.clear()
+    confirmed.clear()
+    monte_carlo.delta(Bins(GRAM), sigma=2.0, epsilon=0.1, progress=lambda _: None)
+    assert len({*confirmed, *looked}) == 3
+
+
+def test_a_delta_without_a_search_is_the_larger_direction_and_what_may_fail(monkeypatch) -> None:
+    shares: list[float] = []
+
+    def confirm(direction: monte_carlo.Direction, count: int, seed: tuple[int, int]) -> float:
+        shares.append(direction.failure)
+        return 0.01 * len(shares)
+
+    def found(**changed: object):
+        shares.clear()
+        for name, function in changed.items():
+            monkeypatch.setattr(monte_carlo, name, function)
+        return monte_carlo.delta(Bins(GRAM), sigma=2.0, epsilon=0.1, progress=lambda _: None)
+
+    both = found()
+    monkeypatch.setattr(monte_carlo.Direction, "confirm", confirm)
+    drawn = found()
+    assert drawn.failure_probability == both.failure_probability == 1e-12
+    assert (len(shares), sum(shares)) == (2, pytest.approx(1e-12, rel=1e-9, abs=0))
+    assert drawn.value == 0.02 + 1e-12
+    # What is proven without draws, and needs none beside the other direction, counts too.
+    assert both.value > 0.03
+    proven = found(remove_bound=lambda gram, epsilon: math.log(0.03))
+    assert (len(shares), proven.value) == (1, pytest.approx(0.03 + 1e-12, rel=1e-14))
 
 
 def test_nothing_accepted_is_the_worst_there_is(monkeypatch) -> None:

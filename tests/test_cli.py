@@ -316,8 +316,8 @@ def test_help_loads_nothing_heavy() -> None:
 
 def test_lambda_and_bands_left_out_are_chosen_for_the_budget() -> None:
     words = ["--rounds", "40", "--separation", "8", "--epsilon", "2", "--delta", "1e-5"]
-    practical = figures("select-lambda", *words)["lam"]
-    assert figures("calibrate", "--mechanism", "lambda-cgd", *words)["parameters"] == {"lam": practical}
+    lam = figures("select-lambda", *words)["lam"]
+    assert figures("calibrate", "--mechanism", "lambda-cgd", *words)["parameters"] == {"lam": lam}
     chosen = figures("select-bands", "--mechanism", "bsr", *words)
     assert [p for p, _ in chosen["errors"]] == [1, 2, 4, 8]
     assert min(error for _, error in chosen["errors"]) == dict(chosen["errors"])[chosen["bands"]]

@@ -20,7 +20,7 @@ def invoke(*words: str):
     return CliRunner().invoke(app, [*RUN, *words], env={"COLUMNS": "200"})
 
 
-@pytest.mark.parametrize("objective", ["rmse", "max-se", "amplified-rmse", "practical"])
+@pytest.mark.parametrize("objective", ["rmse", "max-se", "amplified-rmse", "practical", "excess"])
 def test_json_is_the_library_s_answer(objective: str) -> None:
     result = invoke("--objective", objective, "--json")
     assert result.exit_code == 0

@@ -35,8 +35,8 @@ def test_a_text_and_a_value_make_the_same_plan(text, value) -> None:
     assert Plan.from_description(plan.to_description()) == plan
 
 
-def test_lambda_left_open_is_chosen_by_the_practical_rule() -> None:
-    found = select_lambda(MANY, objective="practical", epsilon=3.0, delta=1e-5)
+def test_lambda_left_open_is_a_third_of_the_excess_of_least_error() -> None:
+    found = select_lambda(MANY, objective="excess", epsilon=3.0, delta=1e-5)
     assert 0 < found.lam < 1
     assert Plan.calibrated("lambda-cgd", MANY, **BUDGET).mechanism == LambdaCGD(found.lam)
     chosen = Plan.calibrated("lambda-cgd:normalized", MANY, **BUDGET).mechanism

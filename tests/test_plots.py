@@ -164,12 +164,14 @@ def test_runtime_bars_show_the_ratios_to_the_first_row(first):
         "model": "cnn",
         "parameters": 300_000,
         "device": "cpu",
+        "mode": "ghost",
         "rows": [row | {"noise": first, "bands": 1, "ratio": 1.0, "quartiles": [1.0, 1.0]}, row],
     }
     axes = plots.runtime_bars([record]).axes[0]
     assert [bar.get_height() for bar in axes.patches] == [1.0, 1.1]
     assert [label.get_text() for label in axes.get_xticklabels()] == [first, "replay p=2"]
     assert axes.get_ylabel() == f"time of a step over that of {first}"
+    assert axes.get_title() == "cnn (0.3 M), ghost, cpu"
 
 
 def test_a_plot_is_written_as_its_ending_says(tmp_path):

@@ -1,7 +1,7 @@
 """Tables are made from results, and those of the page of results are."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -72,10 +72,38 @@ def test_poisson_dp_sgd_is_what_amplified_mechanisms_are_compared_with(tmp_path)
     assert rows["lambda-cgd"] == "+20.00 (p < .001)"
 
 
+def test_two_rules_beside_each_other(tmp_path):
+    results(tmp_path)
+    lines = [
+        json.dumps({"kind": "rule", "rule": rule, "setup": asdict(BUDGET), "lam": lam}) + "\n"
+        for rule, lam in (("practical", 0.2), ("third of the excess", 0.4), ("rmse", 0.9))
+    ]
+    for lam, accuracy in ((0.2, 0.6), (0.4, 0.61), (0.9, 0.5)):
+        lines.append(line(f"lambda-cgd:{lam}", 0, accuracy, "validation"))
+        lines += [line(f"lambda-cgd:{lam}", 1000 + s, accuracy + lam * s / 1000, "test") for s in range(10)]
+    (tmp_path / "digits-rules.jsonl").write_text("".join(lines))
+    head, _, row = table(tmp_path, "between-rules/digits+tweets")
+    assert head == ["data", "sampling", "ε = 2"]
+    # a point, and the mean of 0 … 0.18 points by which the seeds differ
+    assert row == ["digits", "none", "0.2 → 0.4: +1.09 (p < .001)"]
+
+
 def test_effort_is_processor_time(tmp_path):
     results(tmp_path)
     (row,) = table(tmp_path, "effort/digits")[2:]
     assert row == ["`digits.jsonl`", "4", "0 … 0", "30", "1000 … 1009", "1 … 1", f"{34 * 3 / 60:.1f}"]
+    twin = json.loads(line("dp-sgd", 1000, 0.5, "test"))
+    twin = {"kind": "federated", "point": twin["point"] | {"learning_rate": 1.0}, "accuracy": 0.5, "seconds": 90.0}
+    (tmp_path / "digits-federated.jsonl").write_text(json.dumps(twin) + "\n")
+    assert table(tmp_path, "effort/digits-federated")[2] == [
+        "`digits-federated.jsonl`",
+        "0",
+        "",
+        "1",
+        "1000 … 1000",
+        "",
+        "1.5",
+    ]
     (tmp_path / "tweets.jsonl").write_text((tmp_path / "digits.jsonl").read_text())
     total = table(tmp_path, "effort/digits+tweets")[-1]
     assert total == ["all", "8", "", "60", "", "", f"{2 * 34 * 3 / 60:.1f}"]

@@ -50,10 +50,11 @@ def swept():
     return [*runs, *(run("lambda-cgd:0.8", seed, 0.9) for seed in range(3))]
 
 
-@pytest.mark.parametrize("objective", ["rmse", "max-se", "amplified-rmse", "practical"])
-def test_the_papers_rules_are_those_of_the_library(objective):
+@pytest.mark.parametrize("rule", RULES)
+def test_the_rules_are_those_of_the_library(rule):
+    objective = "excess" if rule == "third of the excess" else rule
     expected = select_lambda(BUDGET.participation(), objective=objective, epsilon=2.0, delta=1e-5).lam
-    assert RULES[objective](BUDGET) == pytest.approx(expected, abs=1e-9)
+    assert RULES[rule](BUDGET) == pytest.approx(expected, abs=1e-9)
     assert 0 < expected < 1
 
 
@@ -105,11 +106,22 @@ def test_the_loss_is_against_the_lambda_that_validation_chose():
     ruled = [run("lambda-cgd:0.93", 0, 0.5, "validation")]
     ruled += [run("lambda-cgd:0.93", seed, value) for seed, value in enumerate((0.57, 0.57, 0.57))]
     (row,) = losses(swept(), ruled, [record("rmse", 0.93)])
-    assert (row.tuned_lam, row.lam, row.rule, row.seeds) == (0.5, 0.93, "rmse", 3)
+    assert (row.baseline_lam, row.lam, row.rule, row.seeds) == (0.5, 0.93, "rmse", 3)
     assert (row.baseline, row.accuracy) == pytest.approx((0.61, 0.57))
     # differences −0.03, −0.04, −0.05: t = −6.928 with 2 degrees of freedom
     assert row.difference == pytest.approx(-0.04)
     assert row.p_value == pytest.approx(1 - 6.9282 / math.sqrt(2 + 6.9282**2), rel=1e-4)
+
+
+def test_rules_are_compared_with_one_another_on_the_same_seeds():
+    ruled = [run(f"lambda-cgd:{lam}", 0, 0.5, "validation") for lam in (0.2, 0.6)]
+    for seed, values in enumerate(((0.5, 0.53), (0.5, 0.54), (0.5, 0.55))):
+        ruled += [run(f"lambda-cgd:{lam}", seed, value) for lam, value in zip((0.2, 0.6), values, strict=True)]
+    chosen = [record("practical", 0.2), record("third of the excess", 0.6)]
+    (row,) = losses(swept(), ruled, chosen, against="practical")
+    assert (row.rule, row.lam, row.baseline_lam) == ("third of the excess", 0.6, 0.2)
+    assert row.difference == pytest.approx(0.04)
+    assert losses(swept(), ruled, chosen[1:], against="practical") == []
 
 
 def test_a_rule_that_finds_the_tuned_lambda_loses_nothing():

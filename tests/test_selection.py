@@ -83,7 +83,7 @@ def test_the_closed_forms_of_the_paper_have_the_same_minimum_and_lemma_3_orders_
 
 
 @pytest.mark.parametrize("n", [1, 2, 10, 1000])
-@pytest.mark.parametrize("objective", ["rmse", "max-se", "amplified-rmse", "practical"])
+@pytest.mark.parametrize("objective", ["rmse", "max-se", "amplified-rmse", "practical", "excess"])
 def test_full_batches_need_no_correlation(n: int, objective: str) -> None:
     """Corollary 6: for b = 1, k = n the minimum is at λ = 0 exactly."""
     assert select_lambda(Participation(rounds=n), objective=objective, **BUDGET).lam == 0
@@ -117,7 +117,17 @@ def test_without_a_sampling_amplified_is_plain_and_practical_a_third_on_the_scal
     assert select_lambda(small, objective="practical", **BUDGET).lam == 0
 
 
-@pytest.mark.parametrize("objective", ["rmse", "practical"])
+def test_a_third_of_the_excess_over_one_is_not_none_where_there_is_some() -> None:
+    for participation in (Participation(rounds=12, min_separation=3), Participation(rounds=3900, min_separation=390)):
+        plain, practical, excess = (
+            select_lambda(participation, objective=o, **BUDGET) for o in ("rmse", "practical", "excess")
+        )
+        assert excess.lam / (1 - excess.lam) == pytest.approx(plain.lam / (1 - plain.lam) / 3)
+        assert practical.lam < excess.lam < plain.lam
+        assert excess.value == dict(zip(excess.lams, excess.values, strict=True))[excess.lam] > plain.value
+
+
+@pytest.mark.parametrize("objective", ["rmse", "practical", "excess"])
 def test_the_curve_is_sorted_and_holds_the_choice(objective: str) -> None:
     found = select_lambda(Participation(rounds=100, min_separation=20), objective=objective, **BUDGET)
     assert found.lams[0] == 0

@@ -256,7 +256,7 @@ def once_delta(epsilons: Vector, noise_multiplier: float, q: float, adding: bool
     least = math.log1p(-q) if q < 1 else -math.inf
     inside = signed > least
     e = signed[inside]
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", divide="ignore"):  # at q = 1 a loss far below 0 is log(1 + (e^ε − 1)) = −∞
         near, far = np.log1p(np.expm1(np.minimum(e, 1.0)) / q), e - math.log(q) + np.log1p(-(1 - q) * np.exp(-e))
     shifted = np.where(e > 1.0, far, near) * (-1 if adding else 1)
     mu = 1 / noise_multiplier

@@ -20,7 +20,7 @@ from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.bands import BandChoice, best_bandwidth, power_bandwidths
 from fedcgd.participation import Participation
 
-Objective = Literal["rmse", "max-se", "amplified-rmse", "practical", "curvature"]
+Objective = Literal["rmse", "max-se", "amplified-rmse", "practical", "excess", "curvature"]
 
 PRACTICAL_DIVISOR = 3.0
 """The best accuracy was seen at 1/(1 − λ) 2–4 times below the amplified-RMSE value (Section 5.1): take the middle."""
@@ -34,7 +34,8 @@ _TIE = 1e-12  # relative; rounding makes no λ better than 0
 class LambdaSelection:
     """The chosen λ, the objective and its value there, and the curve that was searched (ascending λ).
 
-    `value` and `values` are errors per unit of clip norm at the (ε, δ) asked for; that of "practical" is the amplified RMSE.
+    `value` and `values` are errors per unit of clip norm at the (ε, δ) asked for, those of "practical" and "excess" the amplified
+    RMSE.
     """
 
     lam: float
@@ -61,6 +62,8 @@ def select_lambda(
     - `amplified-rmse`: ‖B‖_F/√n·σ with σ calibrated under the sampling. Without a sampling it is the same as `rmse`. Found to
       about 10 % on the scale 1/(1 − λ), over which the error itself hardly changes, in about 12 calibrations.
     - `practical`: 1/(1 − λ) a third of the amplified-RMSE one, and λ = 0 if that is below 1.
+    - `excess`: λ/(1 − λ), which is 1/(1 − λ) less 1, a third of the amplified-RMSE one: as `practical` where λ is near 1, and not
+      0 where 1/(1 − λ) is small, which cost accuracy wherever it was tried.
     - `curvature`: the root of the loss that noise of σ, calibrated under the sampling, adds on a quadratic with this `curvature`
       (`fedcgd.curvature.loss.final_loss`). It must come from public data.
 
@@ -105,8 +108,8 @@ def select_lambda(
         plain = _search(closed_form, limit, _GRID, 1e-3)
         curve = _search(amplified, min(limit, log(2.0) + _scale(_best(plain))), _COARSE_GRID, 0.1)
     lam = _best(curve)
-    if objective == "practical":
-        lam = -expm1(-max(0.0, _scale(lam) - log(PRACTICAL_DIVISOR)))
+    if objective in ("practical", "excess"):
+        lam = practical(lam) if objective == "practical" else third_of_excess(lam)
         value = closed_form if participation.sampling == "none" else amplified
         curve.setdefault(lam, value(lam))
     lams = sorted(curve)
@@ -126,7 +129,7 @@ def select_mechanism(
 ) -> Mechanism:
     """The mechanism that is spelled; a number that is left open is chosen for the participation and the budget.
 
-    - `lambda-cgd`: λ by the practical rule of `select_lambda`, or for the `curvature` if there is one.
+    - `lambda-cgd`: λ by the rule `excess` of `select_lambda`, or for the `curvature` if there is one.
     - A mechanism with bands: of p = 1, 2, 4, … and b (min_separation) the one of least error at (ε, δ), or of least loss.
     - `nu-dp-ftrl`, where there is a curvature: ν for its loss.
 
@@ -137,7 +140,7 @@ def select_mechanism(
     if asked.is_open and asked.row.parameter == catalogue.LAMBDA:
         chosen = select_lambda(
             participation,
-            objective="practical" if curvature is None else "curvature",
+            objective="excess" if curvature is None else "curvature",
             epsilon=epsilon,
             delta=delta,
             normalize=asked.normalized,
@@ -189,6 +192,16 @@ def select_bands(
     return best_bandwidth(
         candidate, power_bandwidths(longest, 1), rounds=rounds, error=error, workload=workload, curvature=curvature
     )
+
+
+def practical(lam: float) -> float:
+    """The λ whose 1/(1 − λ) is a third of that of `lam`; 0 if that is below 1 (Section 5.1 of arXiv:2601.22334)."""
+    return -expm1(-max(0.0, _scale(lam) - log(PRACTICAL_DIVISOR)))
+
+
+def third_of_excess(lam: float) -> float:
+    """The λ whose λ/(1 − λ) is a third of that of `lam`: 0 only for 0."""
+    return lam / (lam + PRACTICAL_DIVISOR * (1 - lam))
 
 
 def _mechanism(lam: float, normalize: bool) -> Mechanism:

@@ -46,6 +46,7 @@ class ObjectiveName(StrEnum):
     MAX_SE = "max-se"
     AMPLIFIED_RMSE = "amplified-rmse"
     PRACTICAL = "practical"
+    EXCESS = "excess"
     CURVATURE = "curvature"
 
 
@@ -58,8 +59,9 @@ def select_lambda_command(
     objective: Annotated[
         ObjectiveName | None,
         typer.Option(
-            help="rmse and max-se ignore the sampling; amplified-rmse counts it in; practical is a third of that on 1/(1 − λ); "
-            "curvature is the root of the loss on --curvature. Default: practical, or curvature if there is one."
+            help="rmse and max-se ignore the sampling; amplified-rmse counts it in; practical is a third of that on 1/(1 − λ), "
+            "and excess on λ/(1 − λ); curvature is the root of the loss on --curvature. Default: excess, or "
+            "curvature if there is one."
         ),
     ] = None,
     normalized: Annotated[bool, typer.Option("--normalized", help="Of C_λ with unit columns.")] = False,
@@ -77,7 +79,7 @@ def select_lambda_command(
 
         check_plot(plot)
         participation, curvature = when.participation(rounds), when.quadratic()
-        chosen = objective or (ObjectiveName.PRACTICAL if curvature is None else ObjectiveName.CURVATURE)
+        chosen = objective or (ObjectiveName.EXCESS if curvature is None else ObjectiveName.CURVATURE)
         with nullcontext() if json else complaints.status("searching") as status:
             found = select_lambda(
                 participation,

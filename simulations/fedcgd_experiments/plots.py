@@ -204,7 +204,7 @@ def runtime_bars(records: Sequence[Record]) -> Figure:
             bar.set_hatch(hatches[row["noise"]])
         names = [row["noise"] + (f" p={row['bands']}" if row["bands"] > 1 else "") for row in rows]
         axes.set_xticks(places, names, rotation=60, ha="right", fontsize=8)
-        axes.set(title=f"{record['model']} ({record['parameters'] / 1e6:.3g} M), {record['device']}")
+        axes.set(title=f"{record['model']} ({record['parameters'] / 1e6:.3g} M), {record['mode']}, {record['device']}")
         axes.axhline(1, color="0.35", linewidth=0.8)
     panels[0][0].set_ylabel(f"time of a step over that of {records[0]['rows'][0]['noise']}")
     return figure

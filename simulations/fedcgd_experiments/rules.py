@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 
-from fedcgd.accounting.selection import PRACTICAL_DIVISOR, Objective, select_lambda
+from fedcgd.accounting.selection import Objective, practical, select_lambda, third_of_excess
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd_experiments.curvature import tamed
@@ -23,24 +23,12 @@ def _selected(objective: Objective, budget: Setup) -> float:
     return chosen.lam
 
 
-def _practical(budget: Setup) -> float:
-    """1/(1 − λ) a third of that with the least amplified RMSE: `select_lambda`'s, without its search for the error there."""
-    return max(0.0, 1 - PRACTICAL_DIVISOR * (1 - _selected("amplified-rmse", budget)))
-
-
-def _excess(budget: Setup) -> float:
-    """λ/(1 − λ) a third of that with the least amplified RMSE: near the practical rule where it is large, and not 0 sooner."""
-    lam = _selected("amplified-rmse", budget)
-    excess = lam / (1 - lam) / PRACTICAL_DIVISOR
-    return excess / (1 + excess)
-
-
 RULES: dict[str, Rule] = {
     "rmse": partial(_selected, "rmse"),
     "max-se": partial(_selected, "max-se"),
     "amplified-rmse": partial(_selected, "amplified-rmse"),
-    "practical": _practical,
-    "third of the excess": _excess,
+    "practical": lambda budget: practical(_selected("amplified-rmse", budget)),
+    "third of the excess": lambda budget: third_of_excess(_selected("amplified-rmse", budget)),
 }
 
 CURVATURE = "curvature"
@@ -91,14 +79,14 @@ def rule_points(runs: Sequence[Record], records: Iterable[Record]) -> list[Point
     for point in map(to_point, runs):
         if point.split == "validation" and point.setup.family == "lambda-cgd":
             for lam in chosen.get(point.setup.budget, {}).values():
-                made = replace(point, setup=replace(point.setup, mechanism=f"lambda-cgd:{lam}"))
+                made = replace(point, setup=_at(point.setup, lam))
                 points[identity(made)] = made
     return list(points.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(Pairs):
-    """Test accuracy at the λ of a rule, and as the baseline that at the tuned λ.
+    """Test accuracy at the λ of a rule, and as the baseline that at the tuned λ, or at the λ of another rule.
 
     `corrected` is the p-value after Holm's correction over all losses that were made together.
     """
@@ -106,27 +94,44 @@ class Loss(Pairs):
     budget: Setup
     rule: str
     lam: float
-    tuned_lam: float
+    baseline_lam: float
     corrected: float
 
 
-def losses(runs: Sequence[Record], rule_runs: Sequence[Record], records: Sequence[Record]) -> list[Loss]:
-    """The loss of each rule at each budget: `runs` tuned λ, `rule_runs` are at the λ of `records`. What is missing is absent."""
-    best = {s.budget: s for s in best_of_families(runs) if s.family == "lambda-cgd"}
-    tested = tuned_accuracies(runs)
-    ruled = tuned_accuracies(rule_runs)
+def losses(
+    runs: Sequence[Record], rule_runs: Sequence[Record], records: Sequence[Record], *, against: str | None = None
+) -> list[Loss]:
+    """The loss of each rule at each budget: `runs` tuned λ, `rule_runs` are at the λ of `records`. What is missing is absent.
+
+    With `against`, which names a rule, the baseline is the λ of that rule.
+    """
+    ruled, chosen = tuned_accuracies(rule_runs), chosen_lambdas(records)
+    if against is None:
+        tested = tuned_accuracies(runs)
+        references = {s.budget: s for s in best_of_families(runs) if s.family == "lambda-cgd"}
+    else:
+        tested = ruled
+        references = {b: _at(b, rules[against]) for b, rules in chosen.items() if against in rules}
     found: list[Loss] = []
-    for budget, rules in chosen_lambdas(records).items():
-        reference = best.get(budget)
+    for budget, rules in chosen.items():
+        reference = references.get(budget)
         for rule, lam in rules.items():
-            setup = replace(budget, mechanism=f"lambda-cgd:{lam}")
-            if reference is None or setup not in ruled or reference not in tested:
+            setup = _at(budget, lam)
+            if rule == against or reference is None or setup not in ruled or reference not in tested:
                 continue
             pairs = paired(ruled[setup], tested[reference])
             if pairs is not None:
-                found.append(
-                    Loss(**vars(pairs), budget=budget, rule=rule, lam=lam, tuned_lam=reference.lam, corrected=math.nan)
+                loss = Loss(
+                    **vars(pairs), budget=budget, rule=rule, lam=lam, baseline_lam=reference.lam, corrected=math.nan
                 )
-    corrected = holm([row.p_value for row in found])
-    rows = [replace(row, corrected=p) for row, p in zip(found, corrected, strict=True)]
-    return sorted(rows, key=lambda row: (row.budget.sampling, row.budget.epsilon, NAMES.index(row.rule)))
+                found.append(loss)
+    return sorted(corrected(found), key=lambda row: (row.budget.sampling, row.budget.epsilon, NAMES.index(row.rule)))
+
+
+def corrected(found: Sequence[Loss]) -> list[Loss]:
+    """`found`, with Holm's correction over all of them."""
+    return [replace(row, corrected=p) for row, p in zip(found, holm([row.p_value for row in found]), strict=True)]
+
+
+def _at(budget: Setup, lam: float) -> Setup:
+    return replace(budget, mechanism=f"lambda-cgd:{lam}")

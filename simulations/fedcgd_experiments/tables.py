@@ -11,7 +11,7 @@ from fedcgd.participation import Sampling
 from fedcgd_experiments.experiment import Record, Setup, identity
 from fedcgd_experiments.federated import beside
 from fedcgd_experiments.plots import MARKS
-from fedcgd_experiments.rules import NAMES, Loss, losses
+from fedcgd_experiments.rules import NAMES, Loss, corrected, losses
 from fedcgd_experiments.significance import PairedComparison, compare_paired, tuned_accuracies
 from fedcgd_experiments.sweep import ResultsFile, best_of_families, runs_of, to_point
 
@@ -62,8 +62,7 @@ def same_sampling(results: Path, task: str) -> str:
 
 def rules(results: Path, task: str) -> str:
     """What each rule for λ chooses, and what is lost against the tuned λ, in points."""
-    runs, ruled = _records(results, task), _records(results, f"{task}-rules")
-    found = [loss for loss in losses(runs_of(runs), runs_of(ruled), ruled) if loss.seeds >= LEAST_SEEDS]
+    found = _losses(results, task)
     by_budget: dict[Setup, dict[str, Loss]] = defaultdict(dict)
     for loss in found:
         by_budget[loss.budget][loss.rule] = loss
@@ -71,7 +70,7 @@ def rules(results: Path, task: str) -> str:
     lines = []
     for budget, of_rule in by_budget.items():
         first = next(iter(of_rule.values()))
-        cells = [budget.sampling, f"{budget.epsilon:g}", f"{first.tuned_lam:g}", f"{100 * first.baseline:.1f}"]
+        cells = [budget.sampling, f"{budget.epsilon:g}", f"{first.baseline_lam:g}", f"{100 * first.baseline:.1f}"]
         lines.append([*cells, *(_loss(of_rule.get(rule)) for rule in NAMES)])
     return _markdown(head, lines)
 
@@ -81,8 +80,7 @@ def rules_summary(results: Path, argument: str) -> str:
     head = ["data", "sampling", "budgets", *NAMES]
     lines = []
     for task in argument.split("+"):
-        runs, ruled = _records(results, task), _records(results, f"{task}-rules")
-        found = [loss for loss in losses(runs_of(runs), runs_of(ruled), ruled) if loss.seeds >= LEAST_SEEDS]
+        found = _losses(results, task)
         for sampling in dict.fromkeys(loss.budget.sampling for loss in found):
             mine = [loss for loss in found if loss.budget.sampling == sampling]
             budgets = {loss.budget for loss in mine}
@@ -93,6 +91,26 @@ def rules_summary(results: Path, argument: str) -> str:
                 cells.append(f"{fmean(values):+.2f}, {min(values):+.2f}" if complete else "")
             lines.append(cells)
     return _markdown(head, lines)
+
+
+def between_rules(results: Path, argument: str) -> str:
+    """A third of the excess against the practical rule, in points, for each of the tasks in `argument` (a+b+c).
+
+    A cell is `λ of the practical rule → λ of the other: difference (p)`; Holm's correction is over the table.
+    """
+    found = [
+        (task, loss)
+        for task in argument.split("+")
+        for loss in _losses(results, task, against="practical")
+        if loss.rule == "third of the excess"
+    ]
+    rows: dict[tuple[str, str], dict[float, str]] = defaultdict(dict)
+    for (task, _), loss in zip(found, corrected([loss for _, loss in found]), strict=True):
+        cell = f"{loss.baseline_lam:g} → {_loss(loss)}"
+        rows[task, loss.budget.sampling][loss.budget.epsilon] = cell
+    budgets = sorted({epsilon for row in rows.values() for epsilon in row})
+    head = ["data", "sampling", *(f"ε = {budget:g}" for budget in budgets)]
+    return _markdown(head, ([*key, *(row.get(budget, "") for budget in budgets)] for key, row in rows.items()))
 
 
 def federated(results: Path, argument: str) -> str:
@@ -114,7 +132,8 @@ def effort(results: Path, argument: str) -> str:
     lines, totals = [], [0.0, 0.0, 0.0]
     for name in argument.split("+"):
         records = _records(results, name)
-        points = [to_point(run) for run in runs_of(records)]
+        federated = [record for record in records if record["kind"] == "federated"]
+        points = [to_point(run) for run in [*runs_of(records), *federated]]
         splits = [[p for p in points if p.split == split] for split in ("validation", "test")]
         minutes = sum(record.get("seconds", 0.0) for record in records) / 60
         cells = [f"`{name}.jsonl`"]
@@ -149,6 +168,7 @@ TABLES: dict[str, Table] = {
     "same-sampling": same_sampling,
     "rules": rules,
     "rules-summary": rules_summary,
+    "between-rules": between_rules,
     "federated": federated,
     "effort": effort,
 }
@@ -157,6 +177,12 @@ TABLES: dict[str, Table] = {
 def _records(results: Path, name: str) -> list[Record]:
     path = results / f"{name}.jsonl"
     return ResultsFile(path).records if path.exists() else []
+
+
+def _losses(results: Path, task: str, against: str | None = None) -> list[Loss]:
+    runs, ruled = _records(results, task), _records(results, f"{task}-rules")
+    found = losses(runs_of(runs), runs_of(ruled), ruled, against=against)
+    return [loss for loss in found if loss.seeds >= LEAST_SEEDS]
 
 
 def _by_mechanism(runs: _Sweep, cell: Callable[[Setup], str], *, leave_out: Iterable[str] = ()) -> str:

@@ -4,6 +4,7 @@ import ctypes
 import json
 import math
 import mmap
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ BatchNorm = Literal["refuse", "private", "fixed"]
 """What becomes of BatchNorm's running statistics: an error; trained like a parameter, so clipped and noised; left as they are."""
 
 _LARGE = 2**22  # bytes: NumPy asks for large pages from here on
+_LARGE_PAGE = mmap.PAGESIZE**2 // 8  # bytes: what one table of 8-byte entries maps
+_SMALL_PAGES_TAKE = 4e-6 * _LARGE_PAGE / mmap.PAGESIZE  # seconds, at most
 _STYPE = "numpy.ndarray"  # Flower's name for bytes that numpy.save wrote
 _STATISTICS = ("running_mean", "running_var")
 
@@ -131,9 +134,9 @@ class Outgoing:
         header, size = _header(shape, np.dtype(dtype)), math.prod(shape) * np.dtype(dtype).itemsize
         self._file = BytesIO(bytes(len(header) + size))  # zeros that are not in memory yet, and no copy
         buffer = self._file.getbuffer()
-        buffer[: len(header)] = header
         if size >= _LARGE:
             _ask_for_large_pages(np.frombuffer(buffer, np.uint8))
+        buffer[: len(header)] = header
         self.array: NDArray[Any] = np.frombuffer(buffer, dtype, offset=len(header)).reshape(shape)
 
     @staticmethod
@@ -159,12 +162,28 @@ def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 def _ask_for_large_pages(memory: NDArray[np.uint8]) -> None:
-    """Most of the time that it takes to write to new memory, Linux is asked for small pages."""
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        address = memory.ctypes.data
-        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = address + len(memory)
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_HUGEPAGE)
+    """Most of the time that it takes to write to new memory, zeros, Linux is asked for small pages: ask for large ones.
+
+    Only where they are at hand: putting one together first takes five times as long as the small pages do. So each is taken now,
+    and after one that took longer than they would, the rest is of small ones.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    start = memory.ctypes.data
+    end = start + len(memory)
+    _advise(start, end, mmap.MADV_HUGEPAGE)
+    for page in range(-(-start // _LARGE_PAGE) * _LARGE_PAGE, end - _LARGE_PAGE + 1, _LARGE_PAGE):
+        begin = time.thread_time()
+        memory[page - start] = 0
+        if time.thread_time() - begin > _SMALL_PAGES_TAKE:
+            _advise(page + _LARGE_PAGE, end, mmap.MADV_NOHUGEPAGE)
+            return
+
+
+def _advise(start: int, end: int, advice: int) -> None:
+    start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    if start < end:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
 
 
 def array_of(value: NDArray[Any]) -> Array:
