@@ -92,6 +92,18 @@ def test_effort_is_processor_time(tmp_path):
     results(tmp_path)
     (row,) = table(tmp_path, "effort/digits")[2:]
     assert row == ["`digits.jsonl`", "4", "0 … 0", "30", "1000 … 1009", "1 … 1", f"{34 * 3 / 60:.1f}"]
+    twin = json.loads(line("dp-sgd", 1000, 0.5, "test"))
+    twin = {"kind": "federated", "point": twin["point"] | {"learning_rate": 1.0}, "accuracy": 0.5, "seconds": 90.0}
+    (tmp_path / "digits-federated.jsonl").write_text(json.dumps(twin) + "\n")
+    assert table(tmp_path, "effort/digits-federated")[2] == [
+        "`digits-federated.jsonl`",
+        "0",
+        "",
+        "1",
+        "1000 … 1000",
+        "",
+        "1.5",
+    ]
     (tmp_path / "tweets.jsonl").write_text((tmp_path / "digits.jsonl").read_text())
     total = table(tmp_path, "effort/digits+tweets")[-1]
     assert total == ["all", "8", "", "60", "", "", f"{2 * 34 * 3 / 60:.1f}"]

@@ -132,7 +132,8 @@ def effort(results: Path, argument: str) -> str:
     lines, totals = [], [0.0, 0.0, 0.0]
     for name in argument.split("+"):
         records = _records(results, name)
-        points = [to_point(run) for run in runs_of(records)]
+        federated = [record for record in records if record["kind"] == "federated"]
+        points = [to_point(run) for run in [*runs_of(records), *federated]]
         splits = [[p for p in points if p.split == split] for split in ("validation", "test")]
         minutes = sum(record.get("seconds", 0.0) for record in records) / 60
         cells = [f"`{name}.jsonl`"]
