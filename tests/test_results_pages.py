@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from fedcgd import Participation, select_lambda
 from fedcgd_experiments import curvature
+from fedcgd_experiments.experiment import identity
 from fedcgd_experiments.people import STUDIES
 from fedcgd_experiments.people_report import (
     CORRELATED,
@@ -26,7 +28,7 @@ from fedcgd_experiments.people_report import (
 )
 from fedcgd_experiments.rules import CURVATURE, Loss, corrected, losses
 from fedcgd_experiments.significance import PairedComparison, compare_paired
-from fedcgd_experiments.sweep import ResultsFile, runs_of
+from fedcgd_experiments.sweep import ResultsFile, runs_of, to_point
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -355,6 +357,18 @@ def test_what_the_page_says_of_a_third_of_the_excess() -> None:
     assert f"at ε = 2 by {left[2]}, where" in page
 
 
+def test_what_the_page_says_of_the_rules_with_few_rounds() -> None:
+    page, guide = (" ".join((ROOT / "docs" / name).read_text().split()) for name in ("results.md", PEOPLE_PAGES[1]))
+    few = [Participation(rounds=rounds, min_separation=rounds // 2) for rounds in (50, 20, 10)]
+    excess, practical = (
+        [select_lambda(one, objective=rule, epsilon=1.0, delta=1e-5).lam for one in few]
+        for rule in ("excess", "practical")
+    )
+    assert "it chooses {:.2f}, {:.2f} and {:.2f}".format(*excess) in page
+    assert "the practical rule has {:.2f}, {:.2f} and {:.0f}".format(*practical) in page
+    assert f"({excess[2]:.2f} and {excess[1]:.2f})" in guide
+
+
 def test_what_the_page_says_of_the_curvature_rule() -> None:
     page = " ".join((ROOT / "docs" / "results.md").read_text().split())
     found = [
@@ -373,6 +387,17 @@ def test_what_the_page_says_of_the_curvature_rule() -> None:
             }
             assert min(lams, key=lams.__getitem__) == CURVATURE
     assert f"in every cell, by up to {lost('digits-cnn', CURVATURE, 'none', 2.0)} points" in page
+
+
+def test_what_the_page_says_of_the_lstms_federated_twin() -> None:
+    page = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    runs, twins = ({identity(to_point(run)): run["accuracy"] for run in records} for records in (
+        runs_of(ResultsFile(RESULTS / "tweets-lstm.jsonl").records), ResultsFile(RESULTS / "tweets-lstm-federated.jsonl").records
+    ))  # fmt: skip
+    assert len(twins) == 2
+    at = sorted(twins, key=lambda name: "dp-sgd" in name)
+    gains = [100 * (found[at[0]] - found[at[1]]) for found in (twins, runs)]
+    assert f"ahead of DP-SGD by {gains[0]:.1f} points with one seed, centrally by {gains[1]:.1f}" in page
 
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
