@@ -16,6 +16,7 @@ from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, export, seal, verify
 from fedcgd.ledger import run as run_module
 from fedcgd.ledger.store import pack_ids, unpack_ids
+from fedcgd.ledger.transactions import transaction
 from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History
@@ -468,3 +469,22 @@ def test_what_is_remembered_of_users_is_what_is_on_record(path, most_seen, monke
         assert ledger.history(users) == on_record(ledger)
         assert ledger.history(users).counts == dict.fromkeys(["user-0", "user-1", "user-2", *users[3:]], 2)
     assert verify(path).problems == ()
+
+
+def test_what_cannot_be_undone_is_not_read_any_more():
+    """The disk fails while a transaction is undone: what it wrote must not be seen by a later read."""
+
+    class Failing:
+        in_transaction, closed = True, False
+
+        def execute(self, statement):
+            if statement == "ROLLBACK":
+                raise sqlite3.OperationalError("disk I/O error")
+
+        def close(self):
+            self.closed = True
+
+    connection = Failing()
+    with pytest.raises(KeyError), transaction(connection):
+        raise KeyError
+    assert connection.closed

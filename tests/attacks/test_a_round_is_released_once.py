@@ -6,6 +6,7 @@ import shutil
 import signal
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, verify
+from fedcgd.ledger.registry import Registry
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -94,6 +96,17 @@ def test_a_lost_ledger_does_not_begin_the_run_again(tmp_path: Path, key_file: Pa
     if elsewhere:
         with opened(path, key_file) as ledger:
             release(ledger, 2)
+
+
+def test_of_two_that_begin_at_once_the_later_looks_again(tmp_path: Path) -> None:
+    """Neither had released anything when both asked; one has by the time the other begins, while nobody else writes."""
+    with closing(Registry(tmp_path / "runs")) as registry:
+        registry.begin("one", "settings", "one.db")
+        with registry.release("one", 0, [7]):
+            pass
+        with pytest.raises(ValueError, match=r"began the same run on .* one.db, which has released 1 rounds"):
+            registry.begin("two", "settings", "two.db")
+        assert registry.run("two") is None
 
 
 def test_an_old_copy_is_refused(tmp_path: Path, key_file: Path) -> None:
