@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fedcgd.parameters import flatten
 from fedcgd_experiments import people, people_report, people_run, people_softmax
 from fedcgd_experiments.in_process import NodeError
-from fedcgd_experiments.people import STUDIES, Study, best, missing, name_of
+from fedcgd_experiments.people import STUDIES, Study, best, beyond, candidates, missing, name_of
 from fedcgd_experiments.people_run import PeoplePoint, app_defaults, flower_adaptive_noise, run_people
 from fedcgd_experiments.people_softmax import shared, train_people
 from fedcgd_simulations import client_app, server_app
@@ -105,11 +105,35 @@ def test_runs_that_are_trained_at_once_are_those_of_the_app(monkeypatch) -> None
         expected = model_of(point, monkeypatch)
         assert np.linalg.norm(expected) > 1
         assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)  # the smoothing of the app's noise
+    assert shared(POINT) != shared(replace(POINT, sampling="balls-in-bins"))
     quiet = replace(POINT, epsilon=1e7)
     np.testing.assert_allclose(models_together([quiet], monkeypatch)[0], model_of(quiet, monkeypatch), atol=5e-4)
     small = replace(POINT, local_batch=7)  # where the order of a user's examples matters, and is another one
     apart = models_together([small], monkeypatch)[0] - model_of(small, monkeypatch)
     assert 1e-3 < np.linalg.norm(apart) < 0.1 * np.linalg.norm(together[0])
+
+
+@pytest.mark.parametrize(("sampling", "mechanism"), [("poisson", "dp-sgd"), ("balls-in-bins", "lambda-cgd:0.5")])
+def test_people_who_are_sampled_secretly_are_those_of_the_app(sampling: str, mechanism: str, monkeypatch) -> None:
+    point = replace(POINT, sampling=sampling, mechanism=mechanism, epsilon=4.0, cohort=6, participations=1)
+    public = replace(point, sampling="none")
+    known, secret = (people_run.prepared(one).guarantee for one in (public, point))
+    assert (secret.sampling, secret.rounds) == (sampling, 10)
+    assert secret.noise_multiplier < 0.8 * known.noise_multiplier
+    [found], [others], expected = (
+        *(models_together([one], monkeypatch) for one in (point, public)),
+        model_of(point, monkeypatch),
+    )
+    assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)
+    assert np.linalg.norm(found - others) > 0.2 * np.linalg.norm(expected)
+
+
+def test_a_round_in_which_nobody_is_drawn_is_noise(monkeypatch) -> None:
+    point = replace(POINT, sampling="poisson", mechanism="dp-sgd", cohort=1, participations=1)
+    drawn: list[int] = []
+    monkeypatch.setattr(people_softmax, "cohort", lambda *_, **__: drawn.append(1) or [])
+    assert np.linalg.norm(models_together([point], monkeypatch)[0]) > 0.1
+    assert len(drawn) == 60
 
 
 def test_flowers_strategies_trained_at_once_are_flowers_own(monkeypatch) -> None:
@@ -261,6 +285,36 @@ def test_every_arm_has_as_many_candidates_and_other_seeds_for_the_test() -> None
         replace(study, arms={"DP-FedAvg": study.arms["DP-FedAvg"], "BLT": study.arms["BLT"][:1]})
     with pytest.raises(ValueError, match="split must be validation or test, got 'tset'"):
         replace(POINT, split="tset")
+    with pytest.raises(ValueError, match="sampling must be none, balls-in-bins or poisson, got 'cyclic-poisson'"):
+        replace(POINT, sampling="cyclic-poisson")
+    with pytest.raises(ValueError, match="which is secret with sampling = 'poisson'; take sampling = 'none'"):
+        replace(POINT, sampling="poisson", mechanism="flower-fixed")
+
+
+def test_an_optimum_at_an_edge_is_followed_in_all_that_is_tuned() -> None:
+    study = Study(
+        base={"task": "digits", "users": "iid:60", "cohort": 12, "participations": 2, "epsilon": 1.0, "clip_norm": 0.5},
+        settings=({"mechanism": "dp-sgd"},),
+        arms={
+            "DP-FedAvg": [
+                {"learning_rate": rate, "local_learning_rate": local} for rate in (1.0, 2.0) for local in (4.0, 8.0)
+            ]
+        },
+        seeds=(0,),
+        tuning=(9,),
+    )
+
+    def accuracy(point: PeoplePoint) -> float:
+        return 1 - 0.1 * abs(math.log2(point.learning_rate / 8)) - 0.1 * abs(math.log2(point.local_learning_rate / 1))
+
+    records: list[dict] = []
+    while todo := missing(study, people.by_point(records)):
+        records += [{"kind": "people", "point": vars(p), "accuracy": accuracy(p), "failure": ""} for p in todo]
+    known = people.by_point(records)
+    found = best(study, "DP-FedAvg", study.settings[0], known)
+    assert (found.learning_rate, found.local_learning_rate) == (8.0, 1.0)
+    assert not beyond(found, candidates(study, "DP-FedAvg", study.settings[0], known))
+    assert [p.learning_rate for p in beyond(found, [found, replace(found, learning_rate=4.0)])] == [16.0]
 
 
 def test_the_report_compares_seed_by_seed(monkeypatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fedcgd import Participation, select_lambda
 from fedcgd_experiments import curvature
 from fedcgd_experiments.experiment import identity
-from fedcgd_experiments.people import STUDIES
+from fedcgd_experiments.people import STUDIES, best, beyond, by_point, candidates
 from fedcgd_experiments.people_report import (
     CORRELATED,
     OURS,
@@ -60,6 +60,16 @@ def points(row: Row) -> str:
     return f"{100 * fmean(row.differences):.1f}"
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_no_rate_or_norm_that_was_chosen_is_at_an_edge(name: str) -> None:
+    study, known = STUDIES[name], by_point(PEOPLE)
+    for setting in study.settings:
+        for arm in study.arms:
+            chosen = best(study, arm, setting, known)
+            assert chosen is not None
+            assert not beyond(chosen, candidates(study, arm, setting, known))
+
+
 def test_what_the_page_says_of_people_is_in_its_tables() -> None:
     page = " ".join((ROOT / "docs" / "results_federated.md").read_text().split())
     table = found("epsilon")
@@ -104,6 +114,60 @@ def test_what_the_page_says_of_flowers_strategies_is_in_its_tables() -> None:
         assert all(row.corrected < 0.05 for row in adaptive) == (name == "epsilon")
 
 
+def in_turn(values: list[str]) -> str:
+    return f"{', '.join(values[:-1])} and {values[-1]}"
+
+
+def test_what_the_pages_say_of_local_training_is_in_their_tables() -> None:
+    page, guide = (" ".join((ROOT / "docs" / name).read_text().split()) for name in PEOPLE_PAGES)
+    table, once = found("local"), found("epsilon")
+    means = {e: 100 * fmean(table[f"ε = {e}", "DP-FedAvg"].accuracies) for e in (0.5, 1, 2, 4)}
+    before = {e: 100 * fmean(once[f"ε = {e}", "DP-FedAvg"].accuracies) for e in means}
+    gains = in_turn([f"{means[e] - before[e]:.1f}" for e in means])
+    reached = in_turn([f"{mean:.1f}" for mean in means.values()])
+    assert f"DP-FedAvg has {reached} % at ε = 0.5, 1, 2 and 4, which is {gains} points more than with one epoch" in page
+    ours = [table[f"ε = {e}", OURS] for e in means]
+    assert all(row.corrected < 0.05 for row in ours)
+    assert f"DP-λCGD has {in_turn([points(row) for row in ours[:3]])} points more than that" in page
+    behind = f"{points(ours[3]).removeprefix('-')} points behind, shown too (p = {p_text(ours[3].corrected)})"
+    assert f"At ε = 4 it is {behind}" in page
+    assert f"λ was tuned to {tuned_lambdas(table)}." in page
+    local = {key: (row.chosen.local_epochs, row.chosen.local_learning_rate) for key, row in table.items()}
+    assert {key: kind for key, kind in local.items() if kind != (10, 10.0)} == {("ε = 4", OURS): (10, 3.0)}
+    flowers = [table[f"ε = {e}", "Flower, fixed clipping"] for e in means]
+    assert f"{in_turn([f'{100 * fmean(row.differences):+.1f}' for row in flowers])} points" in page
+    assert all(row.corrected > 0.05 for row in flowers)
+    assert f"At ε = 1 ten local epochs at rate 10 give DP-FedAvg {percent(table['ε = 1', 'DP-FedAvg'])}" in guide
+    assert f"and DP-λCGD {percent(ours[1])}" in guide
+
+
+def test_what_the_pages_say_of_secret_sampling_is_in_their_tables() -> None:
+    page, guide = (" ".join((ROOT / "docs" / name).read_text().split()) for name in PEOPLE_PAGES)
+    table, public = found("sampling"), found("local")
+    poisson, flat, ours = (
+        [table[f"ε = {e}", arm] for e in (0.5, 1, 2, 4)]
+        for arm in ("DP-FedAvg, Poisson", "DP-FedAvg, Balls-in-Bins", "DP-λCGD, Balls-in-Bins")
+    )
+    sigmas = [row.records[0]["noise_multiplier"] for row in (poisson[0], public["ε = 0.5", "DP-FedAvg"])]
+    assert (
+        "σ at ε = 0.5 is {:.1f} with Poisson sampling of the same 2500 people where it is {:.1f}".format(*sigmas)
+        in page
+    )
+    reached = in_turn([f"{100 * fmean(row.accuracies):.1f}" for row in poisson])
+    assert f"DP-FedAvg with Poisson sampling has {reached} % at ε = 0.5, 1, 2 and 4" in page
+    without = max(fmean(public["ε = 2", arm].accuracies) for arm in STUDIES["local"].arms)
+    assert f"at ε = 2 but for {100 * (without - fmean(poisson[0].accuracies)):.1f} points" in page
+    apart = max(abs(100 * fmean(row.differences)) for row in ours)
+    assert (
+        f"DP-λCGD with Balls-in-Bins differs from it by {apart:.1f} points at most, and no difference is shown" in page
+    )
+    assert all(row.corrected > 0.05 for row in (*ours, *flat[:3]))
+    assert flat[3].corrected < 0.05
+    assert f"at ε = 4 it is {points(flat[3]).removeprefix('-')} points behind" in page
+    assert min(flat[3].accuracies) < min(flat[2].accuracies)
+    assert f"DP-FedAvg with Poisson sampling has {percent(poisson[0])} at ε = 0.5" in guide
+
+
 def test_what_the_page_says_of_tweets_is_in_its_tables() -> None:
     page = " ".join((ROOT / "docs" / "results_federated.md").read_text().split())
     table = found("tweets")
@@ -125,23 +189,16 @@ def test_what_the_page_says_of_fedprox_is_in_its_table() -> None:
     table = found("proximal")
     lost = {e: [points(table[f"iid:2500, ε = {e}", f"µ = {mu}"]) for mu in ("0.01", "0.1", "1")] for e in (1, 4)}
     one, four = ([gain.removeprefix("-") for gain in lost[e]] for e in (1, 4))
-    told = f"are {one[0]}, {one[1]} and {one[2]} points behind µ = 0 at ε = 1, and {four[0]}, {four[1]} and {four[2]} at ε = 4"
+    told = f"are {one[0]} (not shown), {one[1]} and {one[2]} points behind µ = 0 at ε = 1, and {in_turn(four)} at ε = 4"
     assert told in page
     skewed = {
         e: [points(table[f"dirichlet:0.1:2500, ε = {e}", f"µ = {mu}"]).removeprefix("-") for mu in ("0.01", "0.1", "1")]
         for e in (1, 4)
     }
-    told = "are {}, {} and {} points behind at ε = 1, and {} (not shown), {} and {} at ε = 4".format(
-        *skewed[1], *skewed[4]
-    )
-    assert told in page
+    assert f"are {in_turn(skewed[1])} points behind at ε = 1, and {in_turn(skewed[4])} at ε = 4" in page
     unsure = [key for key, row in table.items() if row.baseline and row.corrected >= 0.05]
-    assert unsure == [("dirichlet:0.1:2500, ε = 4", "µ = 0.01")]
+    assert unsure == [("iid:2500, ε = 1", "µ = 0.01")]
     assert all(fmean(row.differences) < 0 for row in table.values() if row.baseline)
-    best = table["iid:2500, ε = 1", "µ = 0"]
-    assert f"DP-λCGD has {percent(best)} at ε = 1" in page
-    assert f"one epoch at rate 3 has {percent(found('skew')['iid:2500', OURS])}" in page
-    assert best.chosen.local_learning_rate == 10.0
 
 
 def test_what_the_page_says_of_the_tanh_cnn_is_in_its_table() -> None:
@@ -471,6 +528,20 @@ def test_what_the_page_says_of_amplification() -> None:
         f"by {behind.pop(('fashion-mnist', 1.0))} and {behind.pop(('fashion-mnist', 2.0))} at ε = 1 and 2. With" in page
     )
     assert behind == {}
+
+
+def test_what_the_page_says_of_amplification_of_the_cnn_on_fashion_mnist() -> None:
+    page = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    key = ("lambda-cgd", "balls-in-bins", 2.0)
+    same = compared("fashion-mnist-cnn.jsonl", "balls-in-bins")[key]
+    poisson = compared("fashion-mnist-cnn.jsonl", "poisson", "balls-in-bins", under="poisson")[key]
+    assert same.seeds == poisson.seeds == 10
+    assert poisson.corrected < 0.05 < same.corrected
+    behind = [f"{-100 * row.difference:.1f}" for row in (same, poisson)]
+    told = (
+        f"it gains nothing at ε = 2: it is {behind[0]} points behind DP-SGD with the same sampling, which is not shown,"
+    )
+    assert f"{told} and {behind[1]} behind Poisson DP-SGD" in page
 
 
 def test_what_the_page_says_of_bisr() -> None:

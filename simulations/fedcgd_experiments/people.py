@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -68,8 +69,28 @@ def _arms(*rates: float) -> dict[str, list[Candidate]]:
     }
 
 
+def _under(sampling: str, arm: Sequence[Candidate]) -> list[Candidate]:
+    return [{**candidate, "sampling": sampling} for candidate in arm]
+
+
+def _working(arms: Mapping[str, Sequence[Candidate]], **local: Sequence[float]) -> dict[str, list[Candidate]]:
+    """`arms` that also choose how a person trains, each as often: every candidate with every combination of `local`."""
+    kinds = [dict(zip(local, values, strict=True)) for values in product(*local.values())]
+    return {arm: [{**kind, **candidate} for kind in kinds for candidate in some] for arm, some in arms.items()}
+
+
 ALL = _arms(2.0, 4.0, 8.0)
 THREE = {arm: ALL[arm] for arm in ("DP-FedAvg", "DP-λCGD", "BLT")}
+_STEPS = (1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2, 16.0)
+_EIGHT: dict[str, list[Candidate]] = {
+    "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in _STEPS],
+    "DP-λCGD": _sized("lambda-cgd", (0.2, 0.4, 0.6, 0.8), (4.0, 8.0)),
+    "Flower, fixed clipping": [{"mechanism": FLOWER_FIXED, "clip_norm": norm} for norm in _STEPS],
+}
+_SAMPLED: dict[str, list[Candidate]] = {
+    "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": 4 * rate} for rate in _FINER],
+    "DP-λCGD": _sized("lambda-cgd", (0.1, 0.3, 0.5, 0.7, 0.9), (4.0, 8.0, 16.0)),
+}
 _CNN: dict[str, list[Candidate]] = {
     "DP-FedAvg": [{"mechanism": "dp-sgd", "learning_rate": rate} for rate in (1.0, 1.4, 2.0, 2.8, 4.0, 5.6)],
     "DP-λCGD": _sized("lambda-cgd", (0.3, 0.6), (2.0, 4.0, 8.0)),
@@ -135,6 +156,21 @@ STUDIES: dict[str, Study] = {
         arms=_PROXIMAL,
         baseline="µ = 0",
     ),
+    "local": Study(
+        base=_FASHION,
+        settings=_EPSILONS,
+        arms=_working(_EIGHT, local_epochs=(1, 2, 5, 10), local_learning_rate=(3.0, 10.0, 30.0)),
+    ),
+    "sampling": Study(
+        base=_FASHION | {"local_epochs": 5, "local_learning_rate": 10.0},
+        settings=_EPSILONS,
+        arms={
+            "DP-FedAvg, Poisson": _under("poisson", _SAMPLED["DP-FedAvg"]),
+            "DP-FedAvg, Balls-in-Bins": _under("balls-in-bins", _SAMPLED["DP-FedAvg"]),
+            "DP-λCGD, Balls-in-Bins": _under("balls-in-bins", _SAMPLED["DP-λCGD"]),
+        },
+        baseline="DP-FedAvg, Poisson",
+    ),
     "tanh-cnn": Study(
         base=_FASHION | {"model": "tanh-cnn", "participations": 1, "local_learning_rate": 0.3},
         settings=({"epsilon": 4.0}, {"epsilon": 8.0}),
@@ -143,8 +179,8 @@ STUDIES: dict[str, Study] = {
         tuning=TUNING_SEEDS[:2],
     ),
 }
-_SCALED = ("learning_rate", "clip_norm")
-_MOST_EXTENSIONS = 5
+_SCALED = ("learning_rate", "clip_norm", "local_learning_rate")
+_MOST_EXTENSIONS = 20
 _TOGETHER = 48  # models, whose weights are read in every round
 FAILED = float("-inf")
 """The score of a candidate that broke off: below all others, and never chosen."""
@@ -167,32 +203,34 @@ def by_point(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def candidates(study: Study, arm: str, setting: Mapping[str, Any], known: Mapping[str, Record]) -> list[PeoplePoint]:
-    """The candidates of `arm`; while the best is at the edge of its rates (or norms), the next one beyond is one of them.
+    """The candidates of `arm`; while the best is at the edge of its rates or norms, the next one beyond is one of them.
 
     The best is the one with the highest accuracy with the first tuning seed, then that of the finalists.
     """
     points = study.points(arm, setting)
-    varied = next((name for name in _SCALED if len({getattr(point, name) for point in points}) > 1), None)
-    if varied is None:
-        return points
     for _ in range(_MOST_EXTENSIONS):
         first = _best_of(points, study.tuning[:1], known)
         final = _best_of(_finalists(study, points, known), study.tuning, known)
-        beyond = [_beyond(chosen, points, varied) for chosen in (first, final) if chosen]
-        new = [point for point in beyond if point and point not in points]
+        new = [point for chosen in (first, final) if chosen for point in beyond(chosen, points)]
         if not new:
             break
         points.append(new[0])
     return points
 
 
-def _beyond(chosen: PeoplePoint, points: Sequence[PeoplePoint], varied: str) -> PeoplePoint | None:
-    """The next of `varied` after that of `chosen`, if no point like it has one that is as far out."""
-    alike = [getattr(p, varied) for p in points if moved(p, **{varied: 1.0}) == moved(chosen, **{varied: 1.0})]
-    at = getattr(chosen, varied)
-    if at == max(alike):
-        return moved(chosen, **{varied: at * 2})
-    return moved(chosen, **{varied: at / 2}) if at == min(alike) else None
+def beyond(chosen: PeoplePoint, points: Sequence[PeoplePoint]) -> list[PeoplePoint]:
+    """What comes next after `chosen` wherever it is at the edge of what `points` try; empty if it is at none."""
+    found = []
+    for name in _SCALED:
+        if len({getattr(point, name) for point in points}) == 1:
+            continue  # it is given
+        at, like = getattr(chosen, name), moved(chosen, **{name: 1})
+        alike = [getattr(point, name) for point in points if moved(point, **{name: 1}) == like]
+        if at == max(alike):
+            found.append(moved(chosen, **{name: at * 2}))
+        if at == min(alike):
+            found.append(moved(chosen, **{name: at / 2}))
+    return found
 
 
 def moved(point: PeoplePoint, **changes: Any) -> PeoplePoint:

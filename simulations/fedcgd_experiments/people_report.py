@@ -28,6 +28,8 @@ TITLES = {
     "cohort": "Fashion-MNIST, against the cohort of a fixed population",
     "population": "Fashion-MNIST, extrapolated to larger populations",
     "proximal": "Fashion-MNIST, FedProx with five local epochs",
+    "local": "Fashion-MNIST, local training tuned too",
+    "sampling": "Fashion-MNIST, with secret sampling of people",
     "tanh-cnn": "Fashion-MNIST, tanh-CNN",
 }
 MARKED = {
@@ -39,6 +41,9 @@ MARKED = {
     "tree": MARKS["tree"],
     "Flower, fixed clipping": ("0.45", "x"),
     "Flower, adaptive clipping": ("0.7", "+"),
+    "DP-FedAvg, Poisson": (MARKS["dp-sgd"][0], "*"),
+    "DP-FedAvg, Balls-in-Bins": (MARKS["dp-sgd"][0], "P"),
+    "DP-λCGD, Balls-in-Bins": (MARKS["lambda-cgd"][0], "P"),
 }
 
 
@@ -114,6 +119,7 @@ def table(found: Sequence[Row], baseline: str) -> str:
         f"| setting | arm | tuned to | σ | test accuracy | against {baseline} | p | p (Holm) |",
         "|---|---|---|---|---|---|---|---|",
     ]
+    local_too = any(row.chosen.local_epochs > 1 for row in found)
     for row in found:
         compared = (
             f"{100 * fmean(row.differences):+.1f} | {p_text(row.p_value)} | {p_text(row.corrected)} |"
@@ -121,7 +127,7 @@ def table(found: Sequence[Row], baseline: str) -> str:
             else "| | |"
         )
         lines.append(
-            f"| {setting_text(row.setting)} | {row.arm} | {tuned_text(row.chosen)} | "
+            f"| {setting_text(row.setting)} | {row.arm} | {tuned_text(row.chosen, local_too=local_too)} | "
             f"{row.records[0]['noise_multiplier']:.3g} | {accuracy_text(row)} | {compared}"
         )
     return "\n".join(lines)
@@ -176,16 +182,17 @@ def setting_text(setting: Mapping[str, Any]) -> str:
     )
 
 
-def tuned_text(point: PeoplePoint) -> str:
-    """What was chosen on validation examples."""
-    local = f", local rate {point.local_learning_rate:g}"
+def tuned_text(point: PeoplePoint, *, local_too: bool = False) -> str:
+    """What was chosen on validation examples; Flower's strategies always choose their local training too."""
+    epochs = f", {point.local_epochs} epochs" if point.local_epochs > 1 else ""
+    local = f"{epochs}, local rate {point.local_learning_rate:g}"
     match point.mechanism:
         case "flower-fixed":
             return f"clip norm {point.clip_norm:g}{local}"
         case "flower-adaptive":
             return f"first norm {point.clip_norm:g}, quantile {point.quantile:g}{local}"
         case _:
-            return f"`{point.mechanism}`, rate {point.learning_rate:g}{local if point.local_epochs > 1 else ''}"
+            return f"`{point.mechanism}`, rate {point.learning_rate:g}{local if local_too else ''}"
 
 
 def p_text(p: float) -> str:

@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import (
     FedAvg,
 )
 
+from fedcgd.accounting import Guarantee
 from fedcgd.keys import NoiseKey
 from fedcgd.noise.source import grid_of
 from fedcgd.participation import Participation
@@ -57,6 +58,7 @@ class PeoplePoint:
     users: str
     cohort: int
     participations: int
+    sampling: Literal["none", "balls-in-bins", "poisson"] = "none"
     mechanism: str
     epsilon: float
     delta: float = 1e-5
@@ -74,12 +76,19 @@ class PeoplePoint:
     def __post_init__(self) -> None:
         if self.split not in ("validation", "test"):
             raise ValueError(f"split must be validation or test, got {self.split!r}")
+        if self.sampling not in ("none", "balls-in-bins", "poisson"):
+            raise ValueError(f"sampling must be none, balls-in-bins or poisson, got {self.sampling!r}")
+        if self.sampling != "none" and self.mechanism in (FLOWER_FIXED, FLOWER_ADAPTIVE):
+            raise ValueError(
+                f"{self.mechanism} divides by the number of users drawn, which is secret with sampling = {self.sampling!r}; take "
+                "sampling = 'none'"
+            )
 
     @property
     def run_config(self) -> dict[str, Any]:
         """What `flwr run` is given for this training, where it is one of the app's."""
         names = (
-            "task", "model", "users", "cohort", "participations", "epsilon", "delta", "clip_norm", "learning_rate",
+            "task", "model", "users", "cohort", "participations", "sampling", "epsilon", "delta", "clip_norm", "learning_rate",
             "local_epochs", "local_batch", "local_learning_rate", "proximal", "seed",
         )  # fmt: skip
         mechanism = "dp-sgd" if self.mechanism in (FLOWER_FIXED, FLOWER_ADAPTIVE) else self.mechanism
@@ -100,13 +109,13 @@ class PeerError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What is known of a training before it begins. `plan` has the noise that is drawn, and `sigma` is what ε is of."""
+    """What is known of a training before it begins. `plan` has the noise that is drawn, `guarantee` the σ that ε is of."""
 
     config: dict[str, Any]
     settings: Settings
     parts: list[Indices]
     plan: Plan
-    sigma: float
+    guarantee: Guarantee
 
 
 def prepared(point: PeoplePoint, *, data_dir: str = "") -> Prepared:
@@ -114,17 +123,16 @@ def prepared(point: PeoplePoint, *, data_dir: str = "") -> Prepared:
     config = app_defaults() | point.run_config | {"data-dir": data_dir}
     settings = Settings.read(config)
     parts = _parts(point.task, point.model, data_dir, settings.users, settings.seed)
-    plan = _calibrated(
+    plan, guarantee = _calibrated(
         settings.mechanism, settings.participation(len(parts)), point.clip_norm, point.epsilon, point.delta
     )
-    sigma = plan.noise_multiplier
     if point.population:
         if point.population < len(parts):
             raise ValueError(
                 f"population must be 0 or at least the {len(parts)} users that there are, got {point.population}"
             )
-        plan = replace(plan, noise_multiplier=sigma * len(parts) / point.population)
-    return Prepared(config=config, settings=settings, parts=parts, plan=plan, sigma=sigma)
+        plan = replace(plan, noise_multiplier=plan.noise_multiplier * len(parts) / point.population)
+    return Prepared(config=config, settings=settings, parts=parts, plan=plan, guarantee=guarantee)
 
 
 @warnings_only()
@@ -156,8 +164,7 @@ def run_people(point: PeoplePoint, *, data_dir: str = "") -> Record:
 
 def record_of(point: PeoplePoint, made: Prepared, accuracy: float | None, failure: str = "") -> Record:
     """What is kept of a training, but for the processor time that it took."""
-    participation = made.plan.participation
-    guarantee = replace(made.plan, noise_multiplier=made.sigma).guarantee()
+    participation, guarantee = made.plan.participation, made.guarantee
     return {
         "kind": "people",
         "point": asdict(point),
@@ -166,7 +173,7 @@ def record_of(point: PeoplePoint, made: Prepared, accuracy: float | None, failur
         "users": len(made.parts),
         "rounds": participation.rounds,
         "min_separation": participation.min_separation,
-        "noise_multiplier": made.sigma,
+        "noise_multiplier": guarantee.noise_multiplier,
         "epsilon": guarantee.epsilon,
         "delta": guarantee.delta,
         "adjacency": guarantee.adjacency,
@@ -181,8 +188,11 @@ def _parts(task: str, model: str, data_dir: str, users: str, seed: int) -> list[
 
 
 @cache
-def _calibrated(mechanism: str, participation: Participation, clip_norm: float, epsilon: float, delta: float) -> Plan:
-    return Plan.calibrated(mechanism, participation, clip_norm=clip_norm, epsilon=epsilon, delta=delta)
+def _calibrated(
+    mechanism: str, participation: Participation, clip_norm: float, epsilon: float, delta: float
+) -> tuple[Plan, Guarantee]:
+    plan = Plan.calibrated(mechanism, participation, clip_norm=clip_norm, epsilon=epsilon, delta=delta)
+    return plan, plan.guarantee()
 
 
 @cache

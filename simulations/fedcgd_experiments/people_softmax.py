@@ -45,7 +45,7 @@ _FLOWERS = (FLOWER_FIXED, FLOWER_ADAPTIVE)
 def shared(point: PeoplePoint, *, data_dir: str = "") -> str:
     """A text that is equal for points that `train_people` can train together; empty if it cannot train `point`."""
     task, _ = loaded(point.task, point.model, data_dir)
-    alike = ("task", "model", "users", "cohort", "participations", "local_epochs", "local_batch", "seed")
+    alike = ("task", "model", "users", "cohort", "participations", "sampling", "local_epochs", "local_batch", "seed")
     return str([getattr(point, name) for name in alike]) if is_softmax(task.model(0), task.loss) else ""
 
 
@@ -84,7 +84,7 @@ def train_people(points: Sequence[PeoplePoint], *, data_dir: str = "") -> list[R
         history = history.with_round(number, chosen)
         own = [parts[int(user)] for user in chosen]
         total, lengths = _clipped_sum(weights, classes, data.train, own, points, norms, number)
-        least = torch.minimum(least, lengths.amin(0))
+        least = torch.cat([least[None], lengths]).amin(0)
         by_point = total.view(len(points), classes, -1)
         if noise:
             by_point[list(correlated)] += noise(number)
@@ -146,7 +146,7 @@ def _clipped_sum(
     rates, proximal = (
         torch.tensor([[getattr(point, name)] for point in points]) for name in ("local_learning_rate", "proximal")
     )
-    rows, lengths = sorted(rows, key=len), []
+    rows, lengths = sorted(rows, key=len), [torch.empty(0, len(points))]  # a secret sampling may draw nobody
     for start in range(0, len(rows), _SOME):
         some = rows[start : start + _SOME]
         counts = torch.tensor([len(own) for own in some])

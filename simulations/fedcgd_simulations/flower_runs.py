@@ -78,6 +78,8 @@ def flower_environment(home: Path) -> dict[str, str]:
         "RAY_DISABLE_IMPORT_WARNING": "1",
         # Ray's workers are 15 nicer than who starts them: then nodes stand still while anything else runs on their cores.
         "RAY_worker_niceness": "0",
+        # The server's torch has a thread for each core, and nodes train on the cores: a thread that is ahead sleeps, not spins.
+        "OMP_WAIT_POLICY": "passive",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
 

@@ -8,9 +8,7 @@ def cnn(channels: int = 3, classes: int = 10) -> nn.Module:
     layers: list[nn.Module] = []
     for width, halve in ((32, False), (32, True), (64, False), (64, True), (128, False), (128, True)):
         layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.GroupNorm(8, width)]
-        layers += (
-            [nn.MaxPool2d(2)] if halve else []
-        )  # before tanh, which grows: the same numbers from a quarter of them
-        layers.append(nn.Tanh())
+        # Pooling before tanh, which grows: the same numbers, and tanh of a quarter of them.
+        layers += [nn.MaxPool2d(2), nn.Tanh()] if halve else [nn.Tanh()]
         channels = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes))
