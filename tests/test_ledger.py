@@ -60,6 +60,11 @@ def test_what_was_measured_is_there_when_the_run_goes_on(path):
         assert ledger.metrics("evaluate") == {1: {"accuracy": 0.25}, 2: {"accuracy": 0.75}}
         assert ledger.metrics("train") == {1: {"epsilon": 1.0}}
         assert ledger.metrics("other") == {}
+    exported = export(path)
+    assert exported["releases"] == [{"release": 1, "epsilon": 1.0}]
+    assert exported["measured"] == [
+        {"kind": "evaluate", "release": release, "accuracy": accuracy} for release, accuracy in ((1, 0.25), (2, 0.75))
+    ]
 
 
 @pytest.mark.parametrize("where", ["file", "memory"])

@@ -138,8 +138,7 @@ class Registry:
 
     def seal(self, stream_id: str, sealed: str) -> None:
         """The run is over."""
-        with transaction(self._connection):
-            self._connection.execute("UPDATE runs SET sealed = ? WHERE stream_id = ?", (sealed, stream_id))
+        self._connection.execute("UPDATE runs SET sealed = ? WHERE stream_id = ?", (sealed, stream_id))
 
     def run(self, stream_id: str) -> RegisteredRun | None:
         """What is known of one run."""
