@@ -100,6 +100,13 @@ def test_a_key_file_makes_the_run_private(tmp_path: Path) -> None:
     assert settings(ledger=str(tmp_path / "run.db")).ledger() == tmp_path / "run.db"
 
 
+@pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan")])
+def test_waiting_for_replies_ends(seconds: float) -> None:
+    assert settings(reply_timeout=90).reply_timeout == 90.0
+    with pytest.raises(ValueError, match=f"reply-timeout must be a positive number of seconds, got {float(seconds)}"):
+        settings(reply_timeout=seconds)
+
+
 def test_test_examples_are_a_number() -> None:
     assert settings(test_examples=5).test_examples == 5
     with pytest.raises(ValueError, match=r"test-examples must be at least 0 .*, got -1"):

@@ -121,7 +121,11 @@ def train(settings: Settings, grid: Grid) -> dict[str, Any]:
         return MetricRecord({ACCURACY: evaluate(model, task, test)})
 
     result = strategy.start(
-        grid, arrays_of(model), evaluate_fn=evaluate_released, train_config=ConfigRecord(), timeout=600.0
+        grid,
+        arrays_of(model),
+        evaluate_fn=evaluate_released,
+        train_config=ConfigRecord(),
+        timeout=settings.reply_timeout,
     )
     guarantee = plan.guarantee()
     return {

@@ -33,6 +33,7 @@ class Settings:
     cohort: int
     participations: int
     rounds: int
+    reply_timeout: float
     learning_rate: float
     test_examples: int
     optimizer: ServerOptimizer
@@ -49,12 +50,14 @@ class Settings:
         """The settings in a Flower run configuration. Raises ValueError if the mechanism is misspelled."""
         renamed = {"ledger_file": "ledger"}
         values = {f.name: config[renamed.get(f.name, f.name.replace("_", "-"))] for f in fields(Settings)}
-        for name in ("epsilon", "delta", "clip_norm", "learning_rate", "momentum", "local_learning_rate", "proximal"):
+        for name in (f.name for f in fields(Settings) if f.type is float):
             values[name] = float(values[name])  # TOML reads 4 as an integer
         Spelling.parse(values["mechanism"])
         settings = Settings(**values)
         if settings.test_examples < 0:
             raise ValueError(f"test-examples must be at least 0 (0: all of them), got {settings.test_examples}")
+        if not 0 < settings.reply_timeout < math.inf:
+            raise ValueError(f"reply-timeout must be a positive number of seconds, got {settings.reply_timeout}")
         check_descent(settings.optimizer, settings.momentum, settings.schedule)
         local = settings.local  # refuses what makes no sense
         if settings.users != "examples" and not local.epochs:
