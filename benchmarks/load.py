@@ -7,14 +7,14 @@ with simulated nodes; and 500 simulated nodes of one user each, all of them in e
 64 numbers, and trains a network of 4810 parameters, which takes 0.1 ms: any real training makes the ledger's share smaller. The
 first round, in which nodes start and say whom they host, is left out of the averages.
 
-On 2 virtual cores of an AMD EPYC, shared with other work (load 10 to 12, in the last row 23 to 26), in seconds and MiB:
+On 2 virtual cores of an AMD EPYC, otherwise idle, in seconds and MiB:
 
                                     round    nodes  choosing   ledger   share    server       all
-10,000 users, 4 SuperNodes          34.08    33.49     0.178    0.319     0.9       684      4086
-10,000 users, 4 simulated nodes      6.58     6.43     0.084    0.047     0.7       739      2698
-500 simulated nodes of one user    116.61   112.99     0.001    0.408     0.4       746      2115
+10,000 users, 4 SuperNodes          17.82    17.51     0.091    0.167     0.9       681      3944
+10,000 users, 4 simulated nodes      3.04     2.82     0.119    0.085     2.8       737      2634
+500 simulated nodes of one user      3.46     3.36     0.001    0.005     0.2       749      2285
 
-Why the last takes so long, and so much longer on a busy machine, is in docs/performance.md, "Waiting for replies".
+Why the last takes so long for so few users, and far longer on a busy machine, is in docs/performance.md, "Waiting for replies".
 """
 
 import argparse
