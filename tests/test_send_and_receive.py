@@ -24,14 +24,21 @@ class Clock:
         self.now += seconds
 
 
-def seen_after(seconds: float, monkeypatch: pytest.MonkeyPatch, *, look: float = 0.0, timeout: float = 1e6) -> Clock:
+def seen_after(
+    seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    look: float = 0.0,
+    timeout: float = 1e6,
+    kind: type[Grid] = Grid,
+) -> Clock:
     """The clock when the reply to a message, there `seconds` after it was sent, has been seen; a look takes `look` seconds."""
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     message = Message(RecordDict({"c": ConfigRecord()}), dst_node_id=1, message_type="train")
     message.metadata.__dict__["_message_id"] = "m"
     reply = Message(RecordDict(), reply_to=message)
-    grid = create_autospec(Grid, instance=True)
+    grid = create_autospec(kind, instance=True)
     grid.push_messages.return_value = ["m"]
 
     def pull(ids):
@@ -50,6 +57,15 @@ def test_a_reply_is_seen_at_most_a_tenth_late(seconds: float, monkeypatch: pytes
     clock = seen_after(seconds, monkeypatch)
     assert clock.now - 1000.0 - seconds <= min(max(0.1 * seconds, 0.005), 1.0) + 1e-9
     assert clock.looks <= 100 + seconds
+
+
+@pytest.mark.parametrize(("kind", "late"), [(InMemoryGrid, 0.021), (Grid, 0.3)])
+def test_a_simulations_reply_is_seen_as_soon_as_a_twentieth_of_the_time_allows(
+    kind: type[Grid], late: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = seen_after(3.0, monkeypatch, look=0.001, kind=kind)
+    assert late / 10 < clock.now - 1003.0 <= late
+    assert clock.looks * 0.001 <= 0.05 * 3.0 + 0.02
 
 
 def test_looking_takes_at_most_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

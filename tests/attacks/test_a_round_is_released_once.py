@@ -109,6 +109,16 @@ def test_of_two_that_begin_at_once_the_later_looks_again(tmp_path: Path) -> None
         assert registry.run("two") is None
 
 
+def test_a_sealed_run_does_not_begin_again_although_it_released_nothing(tmp_path: Path) -> None:
+    with closing(Registry(tmp_path / "runs")) as registry:
+        registry.begin("one", "settings", "one.db")
+        registry.check_new("settings", "two.db")
+        registry.seal("one", "2026-01-01")
+        with pytest.raises(ValueError, match=r"began the same run on .* one.db, which was sealed on 2026-01-01"):
+            registry.begin("two", "settings", "two.db")
+        assert registry.run("two") is None
+
+
 def test_an_old_copy_is_refused(tmp_path: Path, key_file: Path) -> None:
     path = tmp_path / "run.db"
     with opened(path, key_file) as ledger:

@@ -162,9 +162,8 @@ def epsilon(bins: Bins, *, sigma: float, delta: float, progress: Progress) -> Bo
 def delta(bins: Bins, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
     """A δ for which both directions are proven to be (ε, δ)-private."""
     highest = gaussian.delta(epsilon=epsilon, sigma=sigma / _reach(bins))
-    if len(bins.gram) == 1 or highest <= LEAST_DELTA or sigma > LARGEST_SIGMA * _reach(bins):
-        return Bound(highest, METHOD)
-    if _is_hopeless(bins, sigma):
+    needless = len(bins.gram) == 1 or highest <= LEAST_DELTA or sigma > LARGEST_SIGMA * _reach(bins)
+    if needless or _is_hopeless(bins, sigma):
         return Bound(highest, METHOD)
     seed, gram, start = _seed("delta", bins, sigma, epsilon), bins.gram / sigma**2, time.perf_counter()
     proven = {"remove": math.exp(min(remove_bound(gram, epsilon), 0.0)), "add": add_bound(gram, epsilon)}
