@@ -11,6 +11,7 @@ from torch import nn
 
 from fedcgd.opacus import convolutions
 from fedcgd.opacus.convolutions import convolution
+from fedcgd.opacus.ghost import CompactModule
 
 LARGE = {
     "plain": (nn.Conv2d(2, 3, 3, padding=1), (7, 8)),
@@ -131,3 +132,13 @@ def test_a_private_step_uses_them(mode, wrap, monkeypatch, grouped):
         expected = expected + gradient * min(1.0, 0.3 / float(gradient.norm()))
     run.optimizer.step()
     assert float((run.sums[0] - expected).norm()) < 1e-3 * float(expected.norm())
+
+
+def test_a_frozen_bias_has_no_rows(grouped):
+    layer, pixels = nn.Conv2d(2, 3, 3, padding=1), (7, 8)
+    layer.bias.requires_grad = False
+    module = CompactModule(layer)
+    module(torch.randn(5, 2, *pixels, requires_grad=True)).sum().backward()
+    assert len(grouped) == 1
+    assert layer.weight.grad_sample.shape == (5, 3, 2, 3, 3)
+    assert getattr(layer.bias, "grad_sample", None) is None
