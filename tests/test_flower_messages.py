@@ -16,6 +16,7 @@ from fedcgd.noise.quantisation import Grid
 from fedcgd_flower import layout as layout_module
 from fedcgd_flower.layout import Layout, Outgoing, Shown, array_of, flatten, layout_of, unflatten, view
 from fedcgd_flower.messages import (
+    Hosted,
     NodeSum,
     TrainTask,
     model_records,
@@ -355,8 +356,9 @@ def test_no_sum_exceeds_its_share(values: list[int]) -> None:
 
 def test_users_are_read_once_each_and_only_as_text() -> None:
     query = users_query(1)
-    assert read_users_reply(users_reply(query, ["a", "b", "a"])) == ("a", "b")
-    assert read_users_reply(users_reply(query, [])) == ()
+    assert read_users_reply(users_reply(query, ["b", "a", "b"])) == Hosted(("b", "a"))
+    assert read_users_reply(users_reply(query, ["b", "a", "b"], shared=True)) == Hosted(("a", "b"), shared=True)
+    assert read_users_reply(users_reply(query, [])) == Hosted(())
     assert read_users_reply(None) is None
     assert read_users_reply(Message(RecordDict({"fedcgd": ConfigRecord({"users": [1, 2]})}), reply_to=query)) is None
     assert read_users_reply(Message(RecordDict({"fedcgd": ConfigRecord({"users": [""]})}), reply_to=query)) is None

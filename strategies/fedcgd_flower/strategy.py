@@ -432,10 +432,9 @@ class CorrelatedNoise(Strategy):
             return None, None
         answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
         report = self._report
-        tasks = [task for _, task in asked.requests]
         matched = [(answers.get(message.metadata.message_id), task) for message, task in asked.requests]
         total, results = sum_of_replies(matched, asked.layout.size + (asked.scale is not None))
-        for task, result in zip(tasks, results, strict=True):
+        for (message, task), result in zip(asked.requests, results, strict=True):
             cause: Cause = "left out by its node"
             answered = 0
             if isinstance(result, int):
@@ -447,7 +446,8 @@ class CorrelatedNoise(Strategy):
             report.answered += answered
             if answered < len(task.users):
                 report.lost[cause] += len(task.users) - answered
-                self._choice.note_silence(asked.round, task.users)  # which of them, the node does not say
+                node = None if isinstance(result, int) else message.metadata.dst_node_id
+                self._choice.note_silence(asked.round, task.users, node)  # which of them, the node does not say
         self.dropped += Counter()  # without zeros
         for lost in report.lost.keys() & HINTS.keys() - self._hinted:
             self._hinted.add(lost)
