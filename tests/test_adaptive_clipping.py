@@ -34,7 +34,8 @@ from fedcgd_flower import (
 from fedcgd_flower import strategy as strategy_module
 from fedcgd_flower.adaptive_clipping import Scale, next_norm
 from fedcgd_flower.layout import Layout
-from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply, train_message
+from fedcgd_flower.messages import TrainTask, train_message
+from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.update import clipped_update
 
 SIZE = 5

@@ -15,8 +15,8 @@ from fedcgd.mechanisms import DPSGD
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import IncompleteRunError, PrivateEvaluation, host_users, one_by_one
-from fedcgd_flower.messages import Hosted
 from fedcgd_flower.places import nodes_of_users, spread
+from fedcgd_flower.user_messages import Hosted
 
 
 def trains(model, user, config, context):

@@ -10,8 +10,8 @@ from flwr.clientapp import ClientApp
 
 import fedcgd_flower.roster as module
 from fedcgd_flower import host_users
-from fedcgd_flower.messages import is_users_query
 from fedcgd_flower.roster import Roster
+from fedcgd_flower.user_messages import is_users_query
 
 
 def pool(*users: str, shared: bool = False, **options) -> FakeNode:

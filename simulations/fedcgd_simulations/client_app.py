@@ -1,4 +1,4 @@
-"""The node: hosts the users, as all others do, and answers with the sum of the clipped updates of those that it is asked for."""
+"""The node: hosts users, and answers with the sum of the clipped updates of those that it is asked for."""
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -55,13 +55,17 @@ def examples_of(config: Mapping[str, Any]) -> tuple[Examples, Part]:
 
 
 @lru_cache(maxsize=2)
-def _names(users: int) -> AbstractSet[str]:
-    return dict.fromkeys(map(str, range(users))).keys()
+def _names(first: int, users: int, step: int) -> AbstractSet[str]:
+    return dict.fromkeys(map(str, range(first, users, step))).keys()
 
 
 def _hosted(context: Context) -> AbstractSet[str]:
-    """User i owns part i of the training examples. Every node can read them all, so each hosts all users."""
-    return _names(len(_parts_of(context.run_config)))
+    """User i owns part i of the training examples. A simulated node can read them all, and hosts all users.
+
+    A deployed node that is silo p of P, as its configuration says, hosts the users p, p + P, …
+    """
+    silo, silos = (int(context.node_config.get(name, default)) for name, default in (("silo", 0), ("silos", 1)))
+    return _names(silo, len(_parts_of(context.run_config)), silos)
 
 
 def _data(users: Sequence[str], context: Context) -> tuple[torch.Tensor, ...]:

@@ -29,8 +29,9 @@ from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower.evaluation_messages import evaluate_message, scale_of
 from fedcgd_flower.layout import Flat, Layout
-from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply
+from fedcgd_flower.messages import TrainTask
 from fedcgd_flower.places import Nodes, spread
+from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.send_and_receive import send_and_receive
 
 

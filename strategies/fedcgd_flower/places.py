@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from heapq import heapify, heapreplace
 
-from fedcgd_flower.messages import Hosted
+from fedcgd_flower.user_messages import Hosted
 
 Nodes = tuple[int, ...]
 """Ids of nodes, in ascending order; one object for all users who are at the same nodes."""

@@ -15,15 +15,9 @@ from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd_flower.evaluation_messages import answer, bounds_of
 from fedcgd_flower.isolation import TIME_LIMIT, each_apart
 from fedcgd_flower.layout import Flat, Layout, as_trained_from, flatten, unflatten
-from fedcgd_flower.messages import (
-    TrainTask,
-    failed_reply,
-    is_users_query,
-    read_train_message,
-    train_reply,
-    users_reply,
-)
+from fedcgd_flower.messages import TrainTask, failed_reply, read_train_message, train_reply
 from fedcgd_flower.update import Steps, clipped_update
+from fedcgd_flower.user_messages import is_users_query, users_reply
 
 
 @dataclass(frozen=True, kw_only=True)

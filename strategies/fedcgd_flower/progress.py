@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, MetricRecord
 
 from fedcgd.accounting.guarantee import NO_NOISE
 from fedcgd.plan import Plan
-from fedcgd_flower.messages import Cause
+from fedcgd_flower.causes import Cause
 
 
 @dataclass

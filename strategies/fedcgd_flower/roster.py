@@ -15,9 +15,9 @@ from typing import Literal
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
-from fedcgd_flower.messages import PROBLEMS, Hosted, read_users_reply, users_query
 from fedcgd_flower.places import Nodes, nodes_of_users
 from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push
+from fedcgd_flower.user_messages import PROBLEMS, Hosted, read_users_reply, users_query
 
 Identity = Literal["declared", "authenticated"]
 

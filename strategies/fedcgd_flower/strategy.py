@@ -28,21 +28,20 @@ from fedcgd.passes import passes
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
+from fedcgd_flower.causes import HINTS, Cause
 from fedcgd_flower.cohort_choice import CohortChoice
 from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation, needed
 from fedcgd_flower.inner import check_inner, inner_config, inner_step, keys_of, planned_cohort
 from fedcgd_flower.layout import BatchNorm, Flat, Layout, Outgoing, flatten, layout_of, unflatten, view
 from fedcgd_flower.messages import (
     FLAT,
-    HINTS,
     MODEL,
-    Cause,
     TrainTask,
     model_records,
-    sum_of_replies,
     train_message,
 )
 from fedcgd_flower.progress import RoundReport, config_text, epsilon_text, metrics_text
+from fedcgd_flower.replies import sum_of_replies
 from fedcgd_flower.result import IncompleteRunError, RunResult
 from fedcgd_flower.roster import Identity, Roster
 from fedcgd_flower.send_and_receive import send_and_receive
