@@ -1,6 +1,5 @@
 """The Flower server strategy: user updates are clipped and summed, correlated noise is added, the inner strategy steps."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -17,7 +16,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
-from fedcgd.accounting.guarantee import NO_NOISE
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger, Run
 from fedcgd.ledger.evaluations import EVALUATION
@@ -40,7 +38,8 @@ from fedcgd_flower.messages import (
     model_records,
     train_message,
 )
-from fedcgd_flower.progress import RoundReport, config_text, epsilon_text, metrics_text
+from fedcgd_flower.progress import RoundReport, config_text, metrics_text
+from fedcgd_flower.promise import epsilon_text, log_promise
 from fedcgd_flower.replies import sum_of_replies
 from fedcgd_flower.result import IncompleteRunError, RunResult
 from fedcgd_flower.roster import Identity, Roster
@@ -309,45 +308,16 @@ class CorrelatedNoise(Strategy):
 
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
-        plan = self.plan
-        if plan.noiseless:
-            log(
-                WARNING,
-                "fedcgd: %s. Clipping is as in the real run; give the plan a noise_multiplier for that",
-                NO_NOISE,
-            )
-        if self.forward_client_metrics:
-            log(
-                WARNING,
-                "fedcgd: metrics of clients are forwarded as they are (forward_client_metrics=True): they have no noise, "
-                "and no ε covers them. evaluation=PrivateEvaluation(…) gives private ones",
-            )
-        log(INFO, "\t├──> fedcgd: %s, σ = %.4g, clip norm %g", plan.mechanism, plan.noise_multiplier, plan.clip_norm)
-        if self.adaptive_clipping is not None:
-            log(
-                INFO,
-                "\t│\t├── the clip norm adapts to the %g quantile; that makes the noise on updates %.4g times as large",
-                self.adaptive_clipping.quantile,
-                1 / math.sqrt(1 - self._indicator_norm**2),
-            )
-        log(INFO, "\t│\t├── %s", plan.participation)
-        log(INFO, "\t│\t├── %d users a round (%s), and the mean is over so many", self.cohort_size, self._cohort_source)
-        log(INFO, "\t│\t├── each user counts once: numbers of examples per client are not used as weights")
-        log(
-            INFO,
-            "\t│\t├── the ledger: %s",
-            self._ledger_path.absolute() if self._ledger_path else "in memory; not kept",
+        log_promise(
+            self.plan,
+            released=self.releases,
+            cohort_size=self.cohort_size,
+            cohort_source=self._cohort_source,
+            adaptive_clipping=self.adaptive_clipping,
+            ledger=self._ledger_path,
+            evaluator=self._evaluator,
+            forward_client_metrics=self.forward_client_metrics,
         )
-        log(INFO, "\t│\t├── this run: %s", epsilon_text(plan, self.releases))
-        log(
-            INFO,
-            "\t│\t└── ε so far, in the rounds below, holds if nobody looks at a released model to decide when the run ends",
-        )
-        if self._evaluator is not None:
-            log(INFO, "\t├──> fedcgd: %s", self._evaluator.summary())
-            noise = self._evaluator.settings.noise(self._evaluator.cohort_size)
-            told = ", ".join(f"{name} ± {stddev:.2g}" for name, stddev in noise.items())
-            log(INFO, "\t│\t└── %d users an evaluation; noise: %s", self._evaluator.cohort_size, told)
         log(INFO, "\t├──> Inner strategy (its fractions and numbers of nodes for training are not used):")
         self.inner.summary()
 
