@@ -29,7 +29,7 @@ from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower.evaluation_messages import evaluate_message, scale_of
 from fedcgd_flower.layout import Flat, Layout
-from fedcgd_flower.messages import TrainTask
+from fedcgd_flower.messages import TrainTask, by_node
 from fedcgd_flower.places import Nodes, spread
 from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.send_and_receive import send_and_receive
@@ -217,17 +217,14 @@ class Evaluator:
         timeout: float,
     ) -> tuple[Integers, int]:
         """(Σ answers, in steps; users in it)."""
-        by_node: dict[int, list[str]] = {}
-        for user, node_id in users.items():
-            by_node.setdefault(node_id, []).append(user)
         messages, tasks = [], []
-        for node_id, hosted in sorted(by_node.items()):
+        for node_id, hosted in by_node(users):
             task = TrainTask(
                 round=round,
                 attempt=attempt,
                 clip_norm=1.0,
                 grid=self._grid,
-                users=tuple(hosted),
+                users=hosted,
                 layout=layout,
                 keys=self._keys,
             )
@@ -262,8 +259,8 @@ def _told(kept: Mapping[str, Any]) -> MetricRecord:
     return MetricRecord({name: value for name, value in kept.items() if name != "release"})
 
 
-def needed(settings: PrivateEvaluation, rounds: int) -> int:
-    """How many evaluations a training of so many rounds has. Raises ValueError if the plan has fewer."""
+def check_enough(settings: PrivateEvaluation, rounds: int) -> None:
+    """Raise ValueError if the plan has fewer evaluations than a training of so many rounds has."""
     due: Sequence[int] = [release for release in range(1, rounds + 1) if settings.is_due(release, rounds)]
     planned = settings.plan.participation.rounds
     if planned < len(due):
@@ -271,4 +268,3 @@ def needed(settings: PrivateEvaluation, rounds: int) -> int:
             f"{rounds} rounds, evaluated every {settings.every} and at the end, are {len(due)} evaluations, and their plan has "
             f"{planned}: plan Participation(rounds={len(due)}, …), or take a larger `every`"
         )
-    return len(due)

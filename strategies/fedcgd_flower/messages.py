@@ -67,6 +67,14 @@ class TrainTask:
         return np.int32 if len(self.users) * self.norm / self.grid.step < 2**31 - 1 else np.int64
 
 
+def by_node(users: Mapping[str, int]) -> list[tuple[int, tuple[str, ...]]]:
+    """Of user → node, each node, in order, with its users: who is asked together, by one message."""
+    hosted: dict[int, list[str]] = {}
+    for user, node_id in users.items():
+        hosted.setdefault(node_id, []).append(user)
+    return [(node_id, tuple(users)) for node_id, users in sorted(hosted.items())]
+
+
 def model_records(model: Flat | Outgoing, layout: Layout) -> dict[str, ArrayRecord]:
     """The part of a request that all nodes share, in memory too: the flat model, and what it carries along."""
     records = {MODEL: ArrayRecord({FLAT: model.sent() if isinstance(model, Outgoing) else array_of(model)})}
