@@ -173,7 +173,7 @@ def test_rows_are_clipped_to_the_norm_whether_short_or_long(size, unit):
     grid = Grid(2.0**-22)
     for row in rows:
         total = torch.zeros(size, dtype=torch.int64)
-        usable, scaled = add_clipped_rows(total, row[None], torch.tensor([True]), 1.0, grid, unit)
+        usable, scaled = add_clipped_rows(total, [row[None]], torch.tensor([True]), 1.0, grid, unit)
         measured = row.double() / unit
         factor = min(1.0, 1.0 / float(measured.norm()))
         assert (bool(usable), bool(scaled)) == (True, factor < 1)
