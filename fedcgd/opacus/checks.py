@@ -150,7 +150,7 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
             )
         if mode in ("ew", "functorch") and getattr(layer, "padding_idx", None) is not None and _is_trained(layer):
             raise ValueError(
-                f"{name!r} has a padding_idx, whose row grad_sample_mode {mode!r} trains like others; take 'hooks', or leave it out"
+                f"{name!r} has a padding_idx, whose row grad_sample_mode {mode!r} trains like others; take 'hooks'"
             )
 
 
