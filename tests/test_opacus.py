@@ -20,8 +20,8 @@ from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.source import GridNormals, NoiseSource
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipping import MARGIN
-from fedcgd.opacus.planning import participation_of as planned
 from fedcgd.opacus.optimizer import RoundNoise
+from fedcgd.opacus.planning import participation_of as planned
 from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -309,21 +309,20 @@ def test_coins_are_thrown_anew_in_every_epoch(sampling):
 
 
 def test_an_epoch_left_early_goes_on_where_it_stopped():
-    _, model, private = make()
+    engine, model, private = make()
     module, optimizer, loader = private
 
     def steps(limit):
+        before = engine.accountant.released
         for number, (inputs, targets) in enumerate(loader):
             if number == limit:
-                return
+                break
             optimizer.zero_grad()
             functional.cross_entropy(module(inputs), targets).backward()
             optimizer.step()
+        return engine.accountant.released - before
 
-    steps(3)
-    steps(99)
-    steps(1)
-    steps(99)
+    assert [steps(limit) for limit in (3, 99, 1, 99)] == [3, 2, 1, 4]
     assert torch.equal(flatten(model), run())
 
 

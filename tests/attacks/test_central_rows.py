@@ -178,7 +178,9 @@ def test_an_output_of_steps_in_time_is_not_taken_for_rows(monkeypatch):
     data = TensorDataset(torch.randn(SIZE, SIZE, 6), torch.arange(SIZE) % 3)
     run = Run(monkeypatch, data=data, batch=SIZE, batch_first=False)
     inputs, targets = next(iter(run.loader))
-    run.backward((inputs.transpose(0, 1), targets.expand(SIZE, SIZE)[..., None].expand(SIZE, SIZE, 3).float().softmax(-1)))
+    run.backward(
+        (inputs.transpose(0, 1), targets.expand(SIZE, SIZE)[..., None].expand(SIZE, SIZE, 3).float().softmax(-1))
+    )
     run.optimizer.step()
     assert run.released == 1
 

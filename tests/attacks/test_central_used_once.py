@@ -242,3 +242,11 @@ def test_a_batch_of_an_earlier_round_or_after_a_missing_part_is_not_handed_out(m
         rounds.hand_out(loop, 1, 4, part=2, parts=3)
     with pytest.raises(RuntimeError, match="there is no batch"):
         rounds.flight  # noqa: B018
+
+
+def test_a_loop_over_the_sampler_hands_out_rounds_after_one_over_the_loader(monkeypatch):
+    """The loader takes that over for loops of its own only."""
+    run = Run(monkeypatch)
+    run.train()
+    next(iter(run.loader.batch_sampler))
+    assert run.engine.accountant.flight.examples == 4
