@@ -24,7 +24,7 @@ DEFAULTS = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["
 
 def run(results: Path, nodes: int = 2, **changes) -> FakeGrid:
     config = DEFAULTS | {"rounds": 2, "results": str(results)} | changes
-    hosts = {i + 1: FakeNode(client_app, {"partition-id": i, "num-partitions": 2}) for i in range(nodes)}
+    hosts = {i + 1: FakeNode(client_app, {"silo": i, "silos": 2}) for i in range(nodes)}
     grid = FakeGrid(hosts, config)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
     server_app.main(grid, context)

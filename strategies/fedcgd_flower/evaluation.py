@@ -30,6 +30,7 @@ from fedcgd.plan import Plan
 from fedcgd_flower.evaluation_messages import evaluate_message, scale_of
 from fedcgd_flower.layout import Flat, Layout
 from fedcgd_flower.messages import TrainTask, by_node
+from fedcgd_flower.places import Nodes, spread
 from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.send_and_receive import send_and_receive
 
@@ -158,12 +159,12 @@ class Evaluator:
         layout: Layout,
         config: ConfigRecord,
         grid: Grid,
-        nodes: Mapping[str, int],
+        nodes: Mapping[str, Nodes],
         timeout: float,
     ) -> MetricRecord | None:
         """What users measured of the model that is release number `release`, with noise; None if it could not be measured.
 
-        `nodes` says at which node each user is. Raises ValueError if the plan's evaluations are used up.
+        `nodes` says at which nodes each user can be asked. Raises ValueError if the plan's evaluations are used up.
         """
         plan, round = self.settings.plan, len(self._nonces)
         choices = self._key.choices_of(self._ledger.stream_id)
@@ -180,9 +181,7 @@ class Evaluator:
             return None
         attempt = self._ledger.plan_round(round, users)
         try:
-            total, answered = self._ask(
-                round, attempt, model, layout, config, grid, {u: nodes[u] for u in users}, timeout
-            )
+            total, answered = self._ask(round, attempt, model, layout, config, grid, spread(users, nodes), timeout)
             if not answered and plan.participation.sampling == "none":
                 self._skip(round, "no user answered")
                 return None

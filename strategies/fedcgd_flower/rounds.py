@@ -248,7 +248,7 @@ class Rounds:
     def _count(self, asked: _Asked, results: Sequence[int | Cause]) -> None:
         """Take down who answered and why others are lost, and tell the operator what to do about it, once."""
         report = self.report
-        for (_, task), result in zip(asked.requests, results, strict=True):
+        for (message, task), result in zip(asked.requests, results, strict=True):
             cause: Cause = "left out by its node"
             answered = 0
             if isinstance(result, int):
@@ -260,7 +260,8 @@ class Rounds:
             report.answered += answered
             if answered < len(task.users):
                 report.lost[cause] += len(task.users) - answered
-                self._choice.note_silence(asked.round, task.users)  # which of them, the node does not say
+                node_id = None if isinstance(result, int) else message.metadata.dst_node_id
+                self._choice.note_silence(asked.round, task.users, node_id)  # which of them, the node does not say
         self.dropped += Counter()  # without zeros
         for lost in report.lost.keys() & HINTS.keys() - self._hinted:
             self._hinted.add(lost)

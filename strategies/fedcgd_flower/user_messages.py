@@ -1,6 +1,7 @@
 """The question which users a node hosts, and its answer: their ids, or why it can name none."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, cast
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -35,7 +36,15 @@ def is_users_query(message: Message) -> bool:
     return TASK in message.content.config_records and "question" in message.content.config_records[TASK]
 
 
-def users_reply(request: Message, users: Sequence[str] | Problem) -> Message:
+@dataclass(frozen=True)
+class Hosted:
+    """The users that a node says it hosts. If they are shared, other nodes may host the same: each is asked at one of them."""
+
+    users: tuple[str, ...]
+    shared: bool = False
+
+
+def users_reply(request: Message, users: Sequence[str] | Problem, *, shared: bool = False) -> Message:
     """The reply to a `users_query`: the stable ids of the users this node hosts, or why it can name none.
 
     Raises TypeError, which names no user, unless the ids are texts that are not empty.
@@ -45,6 +54,8 @@ def users_reply(request: Message, users: Sequence[str] | Problem) -> Message:
             what = "an empty text" if user == "" else type(user).__name__
             raise TypeError(f"ids of users must be texts and not empty, such as '17'; one is {what}")
     answer = ConfigRecord({"problem": users} if isinstance(users, str) else {"users": list(users)})
+    if shared:
+        answer["shared"] = True
     return Message(RecordDict({TASK: answer}), reply_to=request)
 
 
@@ -52,7 +63,7 @@ def _is_id(user: object) -> bool:
     return isinstance(user, str) and user != ""
 
 
-def read_users_reply(reply: Message | None) -> tuple[str, ...] | Problem | None:
+def read_users_reply(reply: Message | None) -> Hosted | Problem | None:
     """The users that a node says it hosts, or what keeps it from saying so; None if the reply tells neither."""
     if reply is None or reply.has_error() or TASK not in reply.content.config_records:
         return None
@@ -63,4 +74,8 @@ def read_users_reply(reply: Message | None) -> tuple[str, ...] | Problem | None:
     users = answer.get("users")
     if not isinstance(users, list) or not all(map(_is_id, users)):
         return None
-    return tuple(dict.fromkeys(cast(list[str], users)))
+    listed = tuple(dict.fromkeys(cast(list[str], users)))
+    shared = answer.get("shared") is True
+    return Hosted(
+        tuple(sorted(listed)) if shared else listed, shared
+    )  # so that the lists of nodes that share are equal
