@@ -310,6 +310,18 @@ def test_sequences_as_long_as_the_batch_are_not_refused(mode, model, monkeypatch
     assert run.released == 1
 
 
+def test_an_output_of_steps_in_time_is_not_taken_for_rows(monkeypatch):
+    """With batch_first=False an output as long as the batch has an example in each of its rows, and mixes none."""
+    data = TensorDataset(torch.randn(SIZE, SIZE, 6), torch.arange(SIZE) % 3)
+    run = Run(monkeypatch, data=data, batch=SIZE, batch_first=False)
+    inputs, targets = next(iter(run.loader))
+    run.backward(
+        (inputs.transpose(0, 1), targets.expand(SIZE, SIZE)[..., None].expand(SIZE, SIZE, 3).float().softmax(-1))
+    )
+    run.optimizer.step()
+    assert run.released == 1
+
+
 def test_one_row_more_is_not_added_to_all_rows(monkeypatch):
     """Expanded weights add gradients up; one row would be broadcast: an example in the rows of all."""
     run = Run(monkeypatch, mode="ew")
