@@ -1,5 +1,6 @@
 """`opacus.PrivacyEngine` with correlated noise."""
 
+import pickle
 import secrets
 import warnings
 from collections.abc import Mapping
@@ -256,9 +257,15 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         if self._rounds is None:
             raise RuntimeError("call make_private first, with the plan of the checkpoint")
         options = {**(torch_load_kwargs or {}), "weights_only": True}
-        checkpoint: dict[str, Any] = torch.load(path, **options)
-        self._rounds.load_state_dict(checkpoint["privacy_accountant_state_dict"])
-        module.load_state_dict(checkpoint["module_state_dict"], **(module_load_dict_kwargs or {}))
+        try:
+            checkpoint: dict[str, Any] = torch.load(path, **options)
+            run, model = checkpoint["privacy_accountant_state_dict"], checkpoint["module_state_dict"]
+        except (pickle.UnpicklingError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} holds no checkpoint, or more than tensors and plain values; save_checkpoint makes one"
+            ) from error
+        self._rounds.load_state_dict(run)
+        module.load_state_dict(model, **(module_load_dict_kwargs or {}))
         state = checkpoint.pop("optimizer_state_dict", {})
         if optimizer is not None and state:
             optimizer.load_state_dict(state)
