@@ -154,13 +154,14 @@ def test_a_run_can_move_between_devices(answers) -> None:
 
 
 def compiled(
-    *, rounded: bool = True, values: bool = False, fused: bool = False, ones: tuple[str, ...] = ()
+    *,
+    rounded: bool = True,
+    values: bool = False,
+    fused: bool = False,
+    ones: tuple[str, ...] = (),
+    capability: int = 90,
 ) -> dict[str, Any]:
-    """What Triton makes of the kernel for compute capability 9.0: needs no device. Arguments of value 1 are constants to it."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+    """What Triton makes of the noise's kernel. Arguments of value 1 are constants to it."""
     from fedcgd.noise import gpu_code
 
     sums = "*fp64" if rounded else "*fp32"
@@ -175,9 +176,21 @@ def compiled(
     types |= {"start": "i32", "stop": "i64", "HAS_VALUES": "constexpr", "ROUND": "constexpr"}
     types |= dict.fromkeys(ones, "constexpr")
     constants = {"HAS_VALUES": values, "ROUND": rounded} | dict.fromkeys(ones, 1)
-    source = ASTSource(gpu_code._noise, types, constants)
     options = gpu_code.OPTIONS | ({"enable_fp_fusion": True} if fused else {})
-    asm: dict[str, Any] = triton.compile(source, GPUTarget("cuda", 90, 32), options).asm
+    return assembled(gpu_code._noise, types, constants, options, capability)
+
+
+def assembled(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, Any], capability: int = 90
+) -> dict[str, Any]:
+    """What Triton makes of `kernel` for a compute capability (90 is 9.0), down to the binary: needs no device."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    source = ASTSource(kernel, types, constants)
+    asm: dict[str, Any] = triton.compile(source, GPUTarget("cuda", capability, 32), options).asm
+    assert asm["cubin"]
     return asm
 
 
@@ -192,7 +205,13 @@ def _no_cache_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"rounded": False, "ones": ("terms",)}, {"values": True}, {"ones": ("terms", "first_tile", "start")}],
+    [
+        {},
+        {"rounded": False, "ones": ("terms",)},
+        {"values": True},
+        {"ones": ("terms", "first_tile", "start")},
+        *(pytest.param({"capability": version}, marks=pytest.mark.slow) for version in (70, 80, 89, 100)),
+    ],
     ids=str,
 )
 def test_compiled_arithmetic_is_rounded_after_every_operation(options: dict[str, Any]) -> None:
@@ -217,3 +236,18 @@ def test_nothing_but_the_sum_touches_memory_and_registers_suffice() -> None:
     found = instructions(ptx)
     assert sum(n for o, n in found.items() if o.startswith("st.global")) == 12
     assert box_muller.NUMBERS == 12
+
+
+@pytest.mark.parametrize("size", ["i32", "i64"])
+def test_the_other_kernels_compile_and_count_beyond_what_an_int32_holds(size: str) -> None:
+    """All their rows and numbers may be 2³¹ and more, also where each of their counts is less."""
+    from fedcgd.noise import gpu_code
+    from fedcgd.opacus import gpu_code as rows
+
+    types = {"out": "*i64", "numbers": "*fp64", "coefficients": "*i64", "size": size}
+    constants = {"HASHES": 4, "BLOCK": 2048}
+    hashes = assembled(gpu_code._tile_hashes, types | dict.fromkeys(constants, "constexpr"), constants, {})["ttir"]
+    types = {"total": "*fp64", "values": "*fp32", "factors": "*fp64", "rows": "i32", "columns": size}
+    added = assembled(rows._add_rows, types | {"BLOCK": "constexpr"}, {"BLOCK": 1024}, {})["ttir"]
+    for code in (hashes, added):
+        assert set(re.findall(r"arith\.muli .*?\b\d*x?(i\d+)\b", code)) == {"i64"}
