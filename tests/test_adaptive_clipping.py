@@ -30,11 +30,13 @@ from fedcgd_flower import (
     host_users,
     one_by_one,
     one_gradient_step,
+    run_loop,
 )
-from fedcgd_flower import strategy as strategy_module
+from fedcgd_flower import rounds as rounds_module
 from fedcgd_flower.adaptive_clipping import Scale, next_norm
 from fedcgd_flower.layout import Layout
-from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply, train_message
+from fedcgd_flower.messages import TrainTask, train_message
+from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.update import clipped_update
 
 SIZE = 5
@@ -167,7 +169,7 @@ def sums_before_noise(monkeypatch: pytest.MonkeyPatch, strategy: CorrelatedNoise
         return recorded
 
     with monkeypatch.context() as patched:
-        patched.setattr(strategy_module, "grid_source", source)
+        patched.setattr(rounds_module, "grid_source", source)
         strategy.start(grid, record(np.zeros(SIZE)))
     return found
 
@@ -186,9 +188,7 @@ def test_with_and_without_a_user_the_sums_of_all_rounds_differ_by_norm_at_most_1
         with_user = sums_before_noise(monkeypatch, make(plan(), 5, settings), FakeGrid({1: pool(updates)}), releases)
         silent = FakeGrid({1: pool(fewer), 2: pool({victim: updates[victim]})})
         silent.nodes[2].tamper = lambda request, reply: None if is_training(request) else reply
-        monkeypatch.setattr(
-            strategy_module, "send_and_receive", lambda grid, messages, _: grid.send_and_receive(messages)
-        )
+        monkeypatch.setattr(run_loop, "send_and_receive", lambda grid, messages, _: grid.send_and_receive(messages))
         without = sums_before_noise(monkeypatch, make(plan(), 5, settings), silent, releases)
         differences = np.linalg.norm(np.array(with_user) - without, axis=1)
         assert (differences <= 1).all()

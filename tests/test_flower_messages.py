@@ -16,18 +16,14 @@ from fedcgd.noise.quantisation import Grid
 from fedcgd_flower import layout as layout_module
 from fedcgd_flower.layout import Layout, Outgoing, Shown, array_of, flatten, layout_of, unflatten, view
 from fedcgd_flower.messages import (
-    NodeSum,
     TrainTask,
     model_records,
     read_train_message,
-    read_train_reply,
-    read_users_reply,
-    sum_of_replies,
     train_message,
     train_reply,
-    users_query,
-    users_reply,
 )
+from fedcgd_flower.replies import NodeSum, read_train_reply, sum_of_replies
+from fedcgd_flower.user_messages import Hosted, read_users_reply, users_query, users_reply
 
 LAYOUT = Layout(("w", "b"), ((2, 2), (1,)), ("float32", "float32"))
 TASK = TrainTask(round=3, attempt=1, clip_norm=0.5, grid=Grid(2.0**-20), users=("ann", "bob"), layout=LAYOUT)
@@ -355,8 +351,9 @@ def test_no_sum_exceeds_its_share(values: list[int]) -> None:
 
 def test_users_are_read_once_each_and_only_as_text() -> None:
     query = users_query(1)
-    assert read_users_reply(users_reply(query, ["a", "b", "a"])) == ("a", "b")
-    assert read_users_reply(users_reply(query, [])) == ()
+    assert read_users_reply(users_reply(query, ["b", "a", "b"])) == Hosted(("b", "a"))
+    assert read_users_reply(users_reply(query, ["b", "a", "b"], shared=True)) == Hosted(("a", "b"), shared=True)
+    assert read_users_reply(users_reply(query, [])) == Hosted(())
     assert read_users_reply(None) is None
     assert read_users_reply(Message(RecordDict({"fedcgd": ConfigRecord({"users": [1, 2]})}), reply_to=query)) is None
     assert read_users_reply(Message(RecordDict({"fedcgd": ConfigRecord({"users": [""]})}), reply_to=query)) is None

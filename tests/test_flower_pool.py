@@ -10,8 +10,10 @@ from flwr.clientapp import ClientApp
 from fedcgd.noise.quantisation import Grid
 from fedcgd_flower import ClippedUpdateMod, clipped_update_mod, host_users, one_by_one, one_gradient_step
 from fedcgd_flower.layout import Layout
-from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply, train_message, users_query
+from fedcgd_flower.messages import TrainTask, train_message
+from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.send_and_receive import send_and_receive
+from fedcgd_flower.user_messages import users_query
 
 STEP = 2.0**-24
 LAYOUT = Layout(("w",), ((3,),), ("float32",))

@@ -12,13 +12,12 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from test_flower_strategy import KEY, SIZE, STEP, UPDATE, make, node, on_the_grid, record, two_nodes
 
-import fedcgd_flower.strategy as module
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, verify
 from fedcgd.mechanisms import BSR, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.participation import Participation
-from fedcgd_flower import IncompleteRunError
+from fedcgd_flower import IncompleteRunError, rounds, run_loop
 
 ROUNDS = 6
 
@@ -40,8 +39,17 @@ def dying(after: int, function):
     return run
 
 
-POINTS = ["send_and_receive", "inner_step", "train_message", "sum_of_replies"]
-LEDGER_POINTS = ["plan_round", "record_aggregated", "record_released", "history", "record_metrics"]
+POINTS = {
+    "send_and_receive": run_loop,
+    "inner_step": rounds,
+    "train_message": rounds,
+    "sum_of_replies": rounds,
+    "plan_round": Ledger,
+    "record_aggregated": Ledger,
+    "record_released": Ledger,
+    "history": Ledger,
+    "record_metrics": Ledger,
+}
 
 
 def final_model(path: Path | None, inner=None, **options) -> np.ndarray:
@@ -53,12 +61,12 @@ def final_model(path: Path | None, inner=None, **options) -> np.ndarray:
 
 
 @pytest.mark.parametrize("after", range(4))
-@pytest.mark.parametrize("point", POINTS + LEDGER_POINTS)
+@pytest.mark.parametrize("point", POINTS)
 def test_killed_anywhere_and_started_again(
     point: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.db"
-    owner = Ledger if point in LEDGER_POINTS else module
+    owner = POINTS[point]
     with monkeypatch.context() as patched:
         patched.setattr(owner, point, dying(after, getattr(owner, point)))
         with pytest.raises(Killed):

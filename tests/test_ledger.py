@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcgd.keys import NoiseKey
-from fedcgd.ledger import Ledger, export, seal, verify
-from fedcgd.ledger import run as run_module
+from fedcgd.ledger import Ledger, attempts, export, seal, turns, verify
 from fedcgd.ledger.store import pack_ids, unpack_ids
 from fedcgd.ledger.transactions import transaction
 from fedcgd.mechanisms import DPSGD, LambdaCGD
@@ -176,7 +175,7 @@ def test_another_run_is_refused_and_changes_nothing(path, changed, message):
 
 def test_a_run_goes_on_under_the_same_definition_of_the_noise_only(path, monkeypatch):
     opened(path).close()
-    monkeypatch.setattr("fedcgd.ledger.run.STREAM", "another")
+    monkeypatch.setattr("fedcgd.ledger.settings.STREAM", "another")
     with pytest.raises(ValueError, match="noise stream: chacha20 → another"):
         opened(path)
 
@@ -443,7 +442,7 @@ def test_a_path_called_memory_is_refused():
 @pytest.mark.parametrize("most_seen", [0, 2, 1_000_000])
 def test_what_is_remembered_of_users_is_what_is_on_record(path, most_seen, monkeypatch):
     """Through failures in the middle, tries again, and more users than are remembered."""
-    monkeypatch.setattr(run_module, "_MOST_SEEN", most_seen)
+    monkeypatch.setattr(turns, "_MOST_SEEN", most_seen)
     users = [f"user-{i}" for i in range(6)]
 
     def on_record(ledger: Ledger) -> History:
@@ -458,7 +457,7 @@ def test_what_is_remembered_of_users_is_what_is_on_record(path, most_seen, monke
             asked = users[: 2 + t % 2] if t % 2 else users[3:]
             assert ledger.history(users) == on_record(ledger)
             with monkeypatch.context() as patched:
-                patched.setattr(run_module, "pack_ids", fail)
+                patched.setattr(attempts, "pack_ids", fail)
                 with pytest.raises(OSError, match="disk is full"):
                     ledger.plan_round(t, asked) if t < 4 else fail()
             assert ledger.history(users) == on_record(ledger)

@@ -60,7 +60,7 @@ def reader() -> nn.Module:
 
 
 def sequences() -> nn.Module:
-    """Linear layers on sequences: ghost clipping keeps the factors of the first, and the product of the second, with few outputs."""
+    """Linear layers on sequences: ghost clipping keeps factors of the first, the product of the second, with few outputs."""
     return nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3), nn.Flatten(), nn.Linear(9, 3))
 
 

@@ -32,6 +32,15 @@ def test_whatever_run_comes_next_has_noise_of_its_own() -> None:
     assert abs(np.corrcoef(noise_of(shared, "a"), noise_of(shared, "b"))[0, 1]) < 0.2
 
 
+def test_what_is_released_is_whole_steps_of_the_grid() -> None:
+    """Whatever the sum was: the lowest bits of a floating-point number would tell what the noise was added to."""
+    noise = RoundNoise(PLAN, NoiseKey.simulation(1), 500, None)
+    total = noise.grid.step * torch.linspace(-1000, 1000, 500, dtype=torch.float64)
+    noise.add(total, "", [])
+    steps = total / noise.grid.step
+    assert torch.equal(steps, steps.round())
+
+
 def test_in_main_memory_a_sum_is_known_by_itself() -> None:
     steps = torch.arange(64, dtype=torch.float64)
     assert np.shares_memory(fingerprint(steps, bytes(32)), steps.numpy())

@@ -80,3 +80,12 @@ def test_machine_code_that_does_not_add_up_is_not_used(wrong: str, passes, monke
         row_passes, "_load", lambda: passes._replace(**{wrong: {"squares": squares, "add": add}[wrong]})
     )
     assert row_passes.compiled.__wrapped__() is None
+
+
+def test_the_margin_covers_what_its_proof_counts():
+    """As the head of `fedcgd.opacus.clipping` has it: norms, entries whose squares vanish, the sum, and the grid."""
+    norms = (clipping._BLOCK + 2) * 2.0**-24 / 2
+    vanished = 2.0**15 * 2.0**-63 / clipping._LEAST_FAST_NORM
+    examples = 2 * clipping._MOST_EXAMPLES**2 * 2.0**-53
+    sequences = 2 * clipping._MOST_TERMS * 2.0**-53 / clipping._GRAM_FLOOR**0.5
+    assert norms + vanished + max(examples, sequences) + clipping.GRID_LOSS <= clipping.MARGIN

@@ -1,6 +1,7 @@
 """Which users can be reached, at which node, and which nodes may speak for them."""
 
 import logging
+from collections.abc import Mapping
 
 import pytest
 from fake_grid import FakeGrid, FakeNode
@@ -9,13 +10,14 @@ from flwr.clientapp import ClientApp
 
 import fedcgd_flower.roster as module
 from fedcgd_flower import host_users
-from fedcgd_flower.messages import is_users_query
 from fedcgd_flower.roster import Roster
+from fedcgd_flower.user_messages import is_users_query
 
 
-def pool(*users: str, **options) -> FakeNode:
+def pool(*users: str, shared: bool = False, **options) -> FakeNode:
     app = ClientApp()
-    host_users(app, lambda context: users, lambda work, context: pytest.fail("only asked who is there"))
+    asked = pytest.fail
+    host_users(app, lambda context: users, lambda work, context: asked("only asked who is there"), shared=shared)
     return FakeNode(app, **options)
 
 
@@ -36,6 +38,11 @@ def roster(identity="declared", *, timeout=0.0, pins: dict[str, str] | None = No
     return Roster(identity, pin, timeout=timeout, **options)
 
 
+def alone(nodes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Users who are at one node each, and that node."""
+    return {user: node for user, (node,) in nodes.items()}
+
+
 def questions(grid: FakeGrid) -> list[Message]:
     return [message for message in grid.sent if is_users_query(message)]
 
@@ -43,9 +50,9 @@ def questions(grid: FakeGrid) -> list[Message]:
 def test_users_are_followed_to_a_new_node_and_each_node_is_asked_once() -> None:
     grid = FakeGrid({1: pool("ann", "bob"), 2: pool("cat")})
     directory = roster()
-    assert directory.refresh(grid) == {"ann": 1, "bob": 1, "cat": 2}
+    assert alone(directory.refresh(grid)) == {"ann": 1, "bob": 1, "cat": 2}
     grid.nodes[9] = grid.nodes.pop(1)  # the same pool, reconnected under a new node id
-    assert directory.refresh(grid) == {"ann": 9, "bob": 9, "cat": 2}
+    assert alone(directory.refresh(grid)) == {"ann": 9, "bob": 9, "cat": 2}
     assert len(questions(grid)) == 3
 
 
@@ -53,7 +60,7 @@ def test_users_claimed_twice_take_no_part_and_that_is_said_once(caplog: pytest.L
     grid = FakeGrid({1: pool("ann", "bob"), 2: pool("bob", "cat")})
     directory = roster()
     for _ in range(3):
-        assert directory.refresh(grid) == {"ann": 1, "cat": 2}
+        assert alone(directory.refresh(grid)) == {"ann": 1, "cat": 2}
     assert caplog.text.count("1 users are claimed by two nodes") == 1
 
 
@@ -69,8 +76,8 @@ def test_authenticated_nodes_are_one_user_each_by_registered_name(caplog: pytest
         }
     )
     directory = roster("authenticated")
-    assert directory.refresh(grid) == {"u1": 1}
-    assert directory.refresh(grid) == {"u1": 1}
+    assert alone(directory.refresh(grid)) == {"u1": 1}
+    assert alone(directory.refresh(grid)) == {"u1": 1}
     assert not grid.sent
     assert caplog.text.count("2 of 5 nodes are not registered by name") == 1
     with pytest.raises(ValueError, match=r"1 of 1 nodes are not registered by name.*flwr supernode register"):
@@ -86,32 +93,34 @@ def test_a_user_belongs_to_the_registered_node_that_named_it_first(caplog: pytes
     grid.nodes[3] = pool("bob")  # not registered
     directory = roster(pins=pins)  # after a restart of the server
     for _ in range(3):
-        assert directory.refresh(grid) == {"cat": 2}
+        assert alone(directory.refresh(grid)) == {"cat": 2}
     assert caplog.text.count("claims 1 users that belong to another node") == 2  # once for each node
     grid.nodes[77] = pool("ann", "bob", name="silo0")  # back under another node id
-    assert directory.refresh(grid) == {"ann": 77, "bob": 77, "cat": 2}
+    assert alone(directory.refresh(grid)) == {"ann": 77, "bob": 77, "cat": 2}
 
 
 def test_a_registered_node_takes_a_user_back_from_one_that_is_not() -> None:
     grid = FakeGrid({3: pool("ann", "bob")})
     directory = roster()
-    assert directory.refresh(grid) == {"ann": 3, "bob": 3}
+    assert alone(directory.refresh(grid)) == {"ann": 3, "bob": 3}
     grid.nodes[1] = pool("ann", name="silo0")
-    assert directory.refresh(grid) == {"ann": 1, "bob": 3}
+    assert alone(directory.refresh(grid)) == {"ann": 1, "bob": 3}
+    grid.nodes[2] = pool("ann", "bob", name="silo1")  # the same list as that of node 3
+    assert alone(directory.refresh(grid)) == {"ann": 1, "bob": 2}
 
 
 def test_the_operators_map_says_which_node_a_user_belongs_to() -> None:
     grid = FakeGrid({1: pool("ann", "bob", name="silo0"), 2: pool("ann", "eve", name="silo1"), 3: pool("bob")})
-    assert roster(hosts={"ann": "silo1", "bob": "silo0"}).refresh(grid) == {"bob": 1, "ann": 2}
+    assert alone(roster(hosts={"ann": "silo1", "bob": "silo0"}).refresh(grid)) == {"bob": 1, "ann": 2}
 
 
 def test_without_registration_a_secret_sampling_asks_nobody() -> None:
     grid = FakeGrid({1: pool("ann"), 2: pool("bob", name="silo0")})
-    assert roster(registered_only=True).refresh(grid) == {"bob": 2}
+    assert alone(roster(registered_only=True).refresh(grid)) == {"bob": 2}
     del grid.nodes[2]
     with pytest.raises(ValueError, match=r"1 of 1 nodes are not registered by name.*trusted_nodes=True"):
         roster(registered_only=True).refresh(grid)
-    assert roster(registered_only=True).refresh(FakeGrid({})) == {}
+    assert alone(roster(registered_only=True).refresh(FakeGrid({}))) == {}
 
 
 class Clock:
@@ -137,12 +146,12 @@ def test_a_silent_node_is_waited_for_once_and_then_asked_ever_more_rarely(
 ) -> None:
     grid = FakeGrid({1: pool("ann"), 2: silent("bob")})
     directory = roster(timeout=60.0)
-    assert directory.refresh(grid) == {"ann": 1}
+    assert alone(directory.refresh(grid)) == {"ann": 1}
     assert 60 <= clock.now < 62
     assert directory.silent == 1
     waited = clock.now
     for _ in range(1000):  # rounds that take ten seconds
-        assert directory.refresh(grid) == {"ann": 1}
+        assert alone(directory.refresh(grid)) == {"ann": 1}
         clock.now += 10
     assert clock.now == pytest.approx(waited + 10_000)  # no wait in any of them
     assert 5 <= len(questions(grid)) - 1 <= 9  # after 60, 120, 240, … seconds
@@ -159,7 +168,7 @@ def test_many_silent_nodes_are_one_line(clock: Clock, caplog: pytest.LogCaptureF
 def test_a_late_answer_is_taken_down_whenever_it_comes(clock: Clock) -> None:
     grid = FakeGrid({2: silent("bob")})
     directory = roster(timeout=60.0)
-    assert directory.refresh(grid) == {}
+    assert alone(directory.refresh(grid)) == {}
     [question] = questions(grid)
     reply = pool("bob").app
     from flwr.app import Context
@@ -167,7 +176,7 @@ def test_a_late_answer_is_taken_down_whenever_it_comes(clock: Clock) -> None:
     grid._replies[question.metadata.message_id] = reply(
         question, Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
     )
-    assert directory.refresh(grid) == {"bob": 2}
+    assert alone(directory.refresh(grid)) == {"bob": 2}
     assert directory.silent == 0
 
 
@@ -176,7 +185,66 @@ def test_a_node_that_answers_something_else_is_not_waited_for(clock: Clock, capl
     directory = roster(timeout=60.0)
     with caplog.at_level(logging.WARNING, logger="flwr"):
         for _ in range(3):
-            assert directory.refresh(grid) == {"cat": 2}
+            assert alone(directory.refresh(grid)) == {"cat": 2}
     assert clock.now == 0
     assert caplog.text.count("node 1 does not say which users it hosts") == 1
     assert "did not answer" not in caplog.text
+
+
+def test_nodes_that_share_users_are_all_where_they_can_be_asked() -> None:
+    grid = FakeGrid({i: pool("ann", "bob", shared=True) for i in (3, 1)} | {2: pool("cat")})
+    assert roster().refresh(grid) == {"ann": (1, 3), "bob": (1, 3), "cat": (2,)}
+    grid.nodes[4] = pool("bob", "dan", shared=True)
+    assert roster().refresh(grid) == {"ann": (1, 3), "bob": (1, 3, 4), "cat": (2,), "dan": (4,)}
+
+
+@pytest.mark.parametrize("says_so", [1, 2])
+def test_a_user_is_shared_only_if_both_nodes_say_so(says_so: int, caplog: pytest.LogCaptureFixture) -> None:
+    grid = FakeGrid({i: pool("ann", f"user {i}", shared=i == says_so) for i in (1, 2)})
+    grid.nodes[3] = pool("ann", shared=True)
+    assert alone(roster().refresh(grid)) == {"user 1": 1, "user 2": 2}
+    assert "1 users are claimed by two nodes" in caplog.text
+
+
+def test_an_answer_that_is_not_exactly_shared_is_not() -> None:
+    def almost(request: Message, reply: Message) -> Message:
+        reply.content["fedcgd"]["shared"] = 1
+        return reply
+
+    grid = FakeGrid({i: pool("ann", shared=True, tamper=almost) for i in (1, 2)})
+    assert roster().refresh(grid) == {}
+
+
+def test_registered_nodes_share_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The same id at two silos may be two people, of whom one would have had the other's turns."""
+    silos = {1: pool("ann", "bob", shared=True, name="silo0"), 2: pool("ann", "cat", shared=True, name="silo1")}
+    assert alone(roster().refresh(FakeGrid(silos))) == {"ann": 1, "bob": 1, "cat": 2}
+    assert "claims 1 users that belong to another node" in caplog.text
+    assert alone(roster(hosts={"ann": "silo1"}).refresh(FakeGrid(silos))) == {"ann": 2}
+    silos[3] = pool("cat", "dan", shared=True, name="silo1")  # there twice
+    assert alone(roster().refresh(FakeGrid(silos))) == {"ann": 1, "bob": 1, "dan": 3}
+
+
+def test_nodes_that_share_cannot_take_a_registered_nodes_users_and_lose_what_it_names() -> None:
+    sharing = {i: pool("ann", "bob", "cat", shared=True) for i in (1, 2)}
+    pins = {"ann": "silo0"}  # known from before the server restarted, and away
+    grid = FakeGrid(dict(sharing))
+    directory = roster(pins=pins)
+    assert directory.refresh(grid) == {"bob": (1, 2), "cat": (1, 2)}
+    grid.nodes[3] = pool("bob", name="silo1")
+    assert directory.refresh(grid) == {"bob": (3,), "cat": (1, 2)}
+    grid.nodes[4] = pool("ann", "bob", "cat", shared=True)  # with a list that was there before
+    assert directory.refresh(grid) == {"bob": (3,), "cat": (1, 2, 4)}
+    grid.nodes[5] = pool("cat", name="silo2")
+    assert directory.refresh(grid) == {"bob": (3,), "cat": (5,)}
+
+
+def test_lists_that_are_the_same_are_kept_once_in_whatever_order_they_come() -> None:
+    """A hundred nodes that share ten thousand users would otherwise keep a million."""
+    users = ("ann", "bob", "cat")
+    grid = FakeGrid({i: pool(*users[i % 3 :], *users[: i % 3], shared=True) for i in range(9)})
+    directory = roster()
+    nodes = directory.refresh(grid)
+    assert len({id(hosted) for hosted in directory._declared.values()}) == 1
+    assert len({id(where) for where in nodes.values()}) == 1
+    assert nodes["cat"] == tuple(range(9))

@@ -24,7 +24,7 @@ DEFAULTS = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["
 
 def run(results: Path, nodes: int = 2, **changes) -> FakeGrid:
     config = DEFAULTS | {"rounds": 2, "results": str(results)} | changes
-    hosts = {i + 1: FakeNode(client_app, {"partition-id": i, "num-partitions": 2}) for i in range(nodes)}
+    hosts = {i + 1: FakeNode(client_app, {"silo": i, "silos": 2}) for i in range(nodes)}
     grid = FakeGrid(hosts, config)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
     server_app.main(grid, context)
@@ -63,14 +63,14 @@ def test_fewer_releases_than_planned_are_a_failure_and_the_resumed_run_has_all_f
 ) -> None:
     options = {"ledger": str(tmp_path / "run.db"), "rounds": 4}
     with monkeypatch.context() as patched:
-        patched.setattr("fedcgd_flower.strategy._MOST_FAILURES", 1)
+        patched.setattr("fedcgd_flower.run_loop._MOST_FAILURES", 1)
         releases = iter(range(100))
         real = server_app.CorrelatedNoise
 
         def stalling(*args, **kwargs):
             strategy = real(*args, **kwargs)
-            choose = strategy._choose
-            strategy._choose = lambda round, grid: choose(round, grid) if next(releases) < 2 else None
+            choose = strategy._rounds._choose
+            strategy._rounds._choose = lambda round, grid: choose(round, grid) if next(releases) < 2 else None
             return strategy
 
         patched.setattr(server_app, "CorrelatedNoise", stalling)

@@ -32,7 +32,8 @@ from fedcgd.ledger.budget import Admission, JointBudget
 from fedcgd.ledger.joint import JointRecord, UserGroup, joint
 from fedcgd.ledger.model import completed, released_model, save_model
 from fedcgd.ledger.records import Verification, export, verify
-from fedcgd.ledger.run import Ledger, Run, seal
+from fedcgd.ledger.run import Ledger, Run
+from fedcgd.ledger.sealing import seal
 
 __all__ = [
     "Admission",

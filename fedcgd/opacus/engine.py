@@ -149,7 +149,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         check_fits(plan.participation, steps)
         inner = module._module if isinstance(module, AbstractGradSampleModule) else module
         self.validate(module=inner, optimizer=None, data_loader=None)
-        check_module(inner, optimizer)
+        check_module(inner, optimizer, grad_sample_mode)
         moving = [p for p in inner.parameters() if p.requires_grad]
         self._key = self._run_key(noise_generator)
         if plan.noiseless:
@@ -173,7 +173,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             loss_reduction=loss_reduction,
             expanded=wrapped if grad_sample_mode == "ew" else None,
         )
-        Independence(inner, wrapped if grad_sample_mode == "ew" else inner, batch_first)
+        Independence(inner, wrapped if grad_sample_mode == "ew" else inner, batch_first, wrapped)
         batches = RoundBatches(plan.participation, examples, steps, self._choices, rounds, accumulation_steps)
         loader = self._loader(data_loader, batches, batch_first)
         self._rounds = rounds

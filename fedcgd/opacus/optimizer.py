@@ -15,6 +15,7 @@ from fedcgd.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.source import NoiseMode, NoiseSource, tensor_source
 from fedcgd.noise.tensors import fingerprint
+from fedcgd.opacus.agreement import disagreeing
 from fedcgd.opacus.clipping import GRID_LOSS, Dense, Rows, add_clipped, check_size
 from fedcgd.opacus.rounds import Rounds
 from fedcgd.plan import Plan
@@ -96,10 +97,13 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         """One for all rounds, where the parameters are: a fresh one costs as much as the additions to it."""
         self._handles: list[Any] = [
             optimizer.register_step_pre_hook(self._only_after_a_release),
-            *(p.register_post_accumulate_grad_hook(_forget_raw_gradient) for p in self._moving),
+            *(p.register_post_accumulate_grad_hook(self._forget_raw_gradient) for p in self._moving),
         ]
         if expanded is not None:
             self._handles.append(expanded.register_forward_pre_hook(self._check_rows))
+        self._whole: dict[Any, list[Tensor]] = {}
+        """Until some were compared: autograd's own gradients, of each backward pass since the last step."""
+        self._compared = False
         self._rows: int | None = None
         """With expanded weights: of how many rows the forward passes since the last step were."""
         self._before: dict[str, tuple[int, int | None]] = {}
@@ -224,6 +228,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 "mode, with one backward pass for each forward pass, and zero_grad not between backward and step. Freeze "
                 "parameters that are not used, before make_private"
             )
+        self._compare(passes)
         if flight.total is None:
             device = self._moving[0].device
             if not len(self._sum) or self._sum.device != device:  # the module may be moved after make_private
@@ -246,6 +251,31 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             flight.length = max(flight.length, *(row.length for row in rows))
             if flight.clipped <= flight.examples:  # else `complete` will raise
                 add_clipped(totals, rows, self._rounds.plan.clip_norm)
+
+    def _compare(self, passes: Sequence[Sequence[Rows]]) -> None:
+        """Raise RuntimeError unless the first gradients of examples add up to those of autograd."""
+        gradients, self._whole = [self._whole.get(p, []) for p in self._moving], {}
+        # There are none with expanded weights, and others where the model's zero_grad came between.
+        if self._compared or not passes[0] or max(map(len, gradients)) != len(passes[0]):
+            return
+        other = set(disagreeing(self._moving, passes, gradients, self.loss_reduction == "mean"))
+        if other:
+            names = [name for name, p in self._module.named_parameters() if p in other]
+            raise RuntimeError(
+                f"the gradients of the examples do not add up to the gradient of {names[0]!r} and {len(names) - 1} other "
+                "parameters: they are used in a way that the layer's gradients do not cover, as a weight that another layer or a "
+                "penalty in the loss takes by itself, tensors that a layer is given by keyword, "
+                "or a hook that changes the gradient. Call the layer for all that it does, or make it one module with a forward "
+                "pass of one tensor, with grad_sample_mode='functorch'"
+            )
+        self._compared = any(row.examples for row in passes[0])
+
+    def _forget_raw_gradient(self, p: Any) -> None:
+        """After a backward pass: whatever optimizer takes the sum of the unclipped gradients finds zero, while `p` is private."""
+        if hasattr(p, "grad_sample") and p.grad is not None:
+            if not self._compared:
+                self._whole.setdefault(p, []).append(p.grad.detach().clone())
+            p.grad.zero_()
 
     def _release(self) -> None:
         """Make the round's sum, with its noise and divided by the batch size, the `grad` of the parameters."""
@@ -311,6 +341,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
 
     def _forget(self) -> None:
         """Remove what an interrupted forward or backward pass has left in the module, as if it had never begun."""
+        self._whole = {}
         for module in self._module.modules():
             for name in ("activations", "max_batch_len"):
                 if name in module.__dict__:
@@ -337,12 +368,6 @@ def _whole() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if waiting:
             signal.raise_signal(signal.SIGINT)
-
-
-def _forget_raw_gradient(p: Any) -> None:
-    """After a backward pass: whatever optimizer takes the sum of the unclipped gradients finds zero, while `p` is private."""
-    if hasattr(p, "grad_sample") and p.grad is not None:
-        p.grad.zero_()
 
 
 def _passes(p: Any) -> list[Rows]:

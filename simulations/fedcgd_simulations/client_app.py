@@ -1,6 +1,7 @@
-"""The node: hosts its share of the users, and answers with the sum of their clipped updates."""
+"""The node: hosts users, and answers with the sum of the clipped updates of those that it is asked for."""
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import Any
 
@@ -53,10 +54,18 @@ def examples_of(config: Mapping[str, Any]) -> tuple[Examples, Part]:
     return _material(*_named(config))[1], lambda user: parts[int(user)]
 
 
-def _hosted(context: Context) -> Sequence[str]:
-    """User i owns part i of the training examples; node p of P hosts the users p, p + P, …"""
-    first, step = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-    return [str(user) for user in range(first, len(_parts_of(context.run_config)), step)]
+@lru_cache(maxsize=2)
+def _names(first: int, users: int, step: int) -> AbstractSet[str]:
+    return dict.fromkeys(map(str, range(first, users, step))).keys()
+
+
+def _hosted(context: Context) -> AbstractSet[str]:
+    """User i owns part i of the training examples. A simulated node can read them all, and hosts all users.
+
+    A deployed node that is silo p of P, as its configuration says, hosts the users p, p + P, …
+    """
+    silo, silos = (int(context.node_config.get(name, default)) for name, default in (("silo", 0), ("silos", 1)))
+    return _names(silo, len(_parts_of(context.run_config)), silos)
 
 
 def _data(users: Sequence[str], context: Context) -> tuple[torch.Tensor, ...]:
@@ -84,4 +93,4 @@ def _clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
     return one_by_one(_local_training)(work, context)
 
 
-host_users(app, _hosted, _clipped_sum)
+host_users(app, _hosted, _clipped_sum, shared=True)

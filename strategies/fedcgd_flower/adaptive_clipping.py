@@ -85,12 +85,17 @@ def _rounded_up(value: float) -> float:
 class Scale:
     """How a round's updates become vectors of norm at most 1 on `grid`, and how their noised sum is read.
 
-    `unit` is ζ_t / α, `part` is α, and `indicator` is β/2 in steps.
+    `unit` is ζ_t / α, `part` is α, and `indicator` is β/2 in steps. With a `fixed` norm updates are as they are.
     """
 
     unit: float
     part: float
     indicator: int
+
+    @staticmethod
+    def fixed(clip_norm: float) -> "Scale":
+        """The scale of every round if the norm does not adapt: 1, and no share is measured."""
+        return Scale(unit=1.0, part=clip_norm, indicator=0)
 
     @staticmethod
     def of_round(clip_norm: float, indicator_norm: float, grid: Grid) -> "Scale":

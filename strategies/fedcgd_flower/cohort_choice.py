@@ -12,6 +12,7 @@ from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
+from fedcgd_flower.places import Nodes, spread
 from fedcgd_flower.roster import Roster
 from fedcgd_flower.turns import can_replace, too_few, users_needed
 
@@ -43,12 +44,15 @@ class CohortChoice:
         self._budget = budget
         self._told_budget = False
         self._silent: Counter[str] = Counter()
+        self._lost: set[int] = set()
         self._silent_in = 0
 
-    def note_silence(self, round: int, users: Collection[str]) -> None:
-        """Some of `users`, which one node hosts, did not answer in a try of `round`."""
+    def note_silence(self, round: int, users: Collection[str], lost: int | None = None) -> None:
+        """Some of `users`, which were asked at one node, did not answer in a try of `round`; `lost` is the node if none did."""
         self._forget_before(round)
         self._silent.update(users)
+        if lost is not None:
+            self._lost.add(lost)
 
     def wait_for(self, round: int, grid: Grid, roster: Roster, ledger: Ledger, key: NoiseKey) -> dict[str, int] | str:
         """Users of the round and the node of each, or the reason if too few are there within `patience` seconds.
@@ -72,7 +76,7 @@ class CohortChoice:
                 if users is not None and (
                     len(available) == len(nodes) or can_replace(participation, round, users, nodes, history)
                 ):
-                    return {user: nodes[user] for user in users}
+                    return spread(users, nodes, avoid=self._lost)
             if (now := time.monotonic()) >= deadline:
                 break
             if now >= told:  # at once, and then from time to time
@@ -94,7 +98,7 @@ class CohortChoice:
 
     def _forget_before(self, round: int) -> None:
         if round != self._silent_in:
-            self._silent, self._silent_in = Counter(), round
+            self._silent, self._lost, self._silent_in = Counter(), set(), round
 
     def _waiting(self, round: int, users: int) -> str:
         if not round and users < self._expected_users:
@@ -116,7 +120,7 @@ class CohortChoice:
             "expected_users to begin with fewer, if others join later"
         )
 
-    def _within_budget(self, nodes: Mapping[str, int]) -> Mapping[str, int]:
+    def _within_budget(self, nodes: Mapping[str, Nodes]) -> Mapping[str, Nodes]:
         """Those of the users that the joint budget admits. That depends on earlier ledgers alone, never on what is drawn."""
         refused = nodes.keys() & self.refused
         self.over_budget = len(refused)
@@ -130,4 +134,4 @@ class CohortChoice:
                 self._budget.epsilon,
                 self._budget.delta,
             )
-        return {user: node for user, node in nodes.items() if user not in refused} if refused else nodes
+        return {user: where for user, where in nodes.items() if user not in refused} if refused else nodes

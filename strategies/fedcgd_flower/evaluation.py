@@ -29,7 +29,9 @@ from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower.evaluation_messages import evaluate_message, scale_of
 from fedcgd_flower.layout import Flat, Layout
-from fedcgd_flower.messages import NodeSum, TrainTask, read_train_reply
+from fedcgd_flower.messages import TrainTask, by_node
+from fedcgd_flower.places import Nodes, spread
+from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.send_and_receive import send_and_receive
 
 
@@ -157,12 +159,12 @@ class Evaluator:
         layout: Layout,
         config: ConfigRecord,
         grid: Grid,
-        nodes: Mapping[str, int],
+        nodes: Mapping[str, Nodes],
         timeout: float,
     ) -> MetricRecord | None:
         """What users measured of the model that is release number `release`, with noise; None if it could not be measured.
 
-        `nodes` says at which node each user is. Raises ValueError if the plan's evaluations are used up.
+        `nodes` says at which nodes each user can be asked. Raises ValueError if the plan's evaluations are used up.
         """
         plan, round = self.settings.plan, len(self._nonces)
         choices = self._key.choices_of(self._ledger.stream_id)
@@ -179,9 +181,7 @@ class Evaluator:
             return None
         attempt = self._ledger.plan_round(round, users)
         try:
-            total, answered = self._ask(
-                round, attempt, model, layout, config, grid, {u: nodes[u] for u in users}, timeout
-            )
+            total, answered = self._ask(round, attempt, model, layout, config, grid, spread(users, nodes), timeout)
             if not answered and plan.participation.sampling == "none":
                 self._skip(round, "no user answered")
                 return None
@@ -217,17 +217,14 @@ class Evaluator:
         timeout: float,
     ) -> tuple[Integers, int]:
         """(Σ answers, in steps; users in it)."""
-        by_node: dict[int, list[str]] = {}
-        for user, node_id in users.items():
-            by_node.setdefault(node_id, []).append(user)
         messages, tasks = [], []
-        for node_id, hosted in sorted(by_node.items()):
+        for node_id, hosted in by_node(users):
             task = TrainTask(
                 round=round,
                 attempt=attempt,
                 clip_norm=1.0,
                 grid=self._grid,
-                users=tuple(hosted),
+                users=hosted,
                 layout=layout,
                 keys=self._keys,
             )
@@ -262,8 +259,8 @@ def _told(kept: Mapping[str, Any]) -> MetricRecord:
     return MetricRecord({name: value for name, value in kept.items() if name != "release"})
 
 
-def needed(settings: PrivateEvaluation, rounds: int) -> int:
-    """How many evaluations a training of so many rounds has. Raises ValueError if the plan has fewer."""
+def check_enough(settings: PrivateEvaluation, rounds: int) -> None:
+    """Raise ValueError if the plan has fewer evaluations than a training of so many rounds has."""
     due: Sequence[int] = [release for release in range(1, rounds + 1) if settings.is_due(release, rounds)]
     planned = settings.plan.participation.rounds
     if planned < len(due):
@@ -271,4 +268,3 @@ def needed(settings: PrivateEvaluation, rounds: int) -> int:
             f"{rounds} rounds, evaluated every {settings.every} and at the end, are {len(due)} evaluations, and their plan has "
             f"{planned}: plan Participation(rounds={len(due)}, …), or take a larger `every`"
         )
-    return len(due)

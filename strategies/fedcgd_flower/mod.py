@@ -9,21 +9,17 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.supercore import log
 
+from fedcgd_flower.causes import ANOTHER_MODEL, LOCAL_FAILURE, NOT_FINITE
 from fedcgd_flower.evaluation_messages import answer, bounds_of, is_private_evaluation
 from fedcgd_flower.layout import Flat, Outgoing, Shown, as_trained_from, pieces, unflatten
 from fedcgd_flower.messages import (
-    ANOTHER_MODEL,
-    LOCAL_FAILURE,
-    NOT_FINITE,
-    PROBLEMS,
     TrainTask,
     failed_reply,
-    is_users_query,
     read_train_message,
     train_reply,
-    users_reply,
 )
 from fedcgd_flower.update import write_clipped_update
+from fedcgd_flower.user_messages import PROBLEMS, is_users_query, users_reply
 
 CallNext = Callable[[Message, Context], Message]
 

@@ -1,7 +1,8 @@
 """The node's side: one node hosts one or many users, and answers with the sum of their clipped updates."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +15,9 @@ from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd_flower.evaluation_messages import answer, bounds_of
 from fedcgd_flower.isolation import TIME_LIMIT, each_apart
 from fedcgd_flower.layout import Flat, Layout, as_trained_from, flatten, unflatten
-from fedcgd_flower.messages import failed_reply, is_users_query, read_train_message, train_reply, users_reply
+from fedcgd_flower.messages import TrainTask, failed_reply, read_train_message, train_reply
 from fedcgd_flower.update import Steps, clipped_update
+from fedcgd_flower.user_messages import is_users_query, users_reply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,29 +67,37 @@ UserData = Callable[[Sequence[str], Context], tuple[torch.Tensor, ...]]
 
 def host_users(
     app: ClientApp,
-    users: Callable[[Context], Sequence[str]],
+    users: Callable[[Context], Collection[str]],
     clipped_sum: ClippedSum,
     *,
     evaluate: LocalEvaluation | None = None,
+    shared: bool = False,
 ) -> None:
     """Make `app` a node that hosts `users` and trains the ones it is asked for by `clipped_sum`.
 
     `users(context)` returns ids that stay the same when the node reconnects, for example from `context.node_config`.
     A user that the node does not host is left out; so one node cannot be made to speak for another's users. `evaluate` is what
     the server's `PrivateEvaluation` asks of a user; one that raises, or takes longer than the time limit, adds nothing.
+
+    `shared=True`, for simulations: other nodes host the same users, and hold the same data. Each user of a round is asked at one
+    of them, so that all have as much to do. It is not always the same one, so training must keep nothing there for later rounds.
+    A node that is registered by name shares nothing, whatever it says: the same id at two silos may be two people.
     """
+
+    def asked_of(task: TrainTask, context: Context) -> tuple[str, ...]:
+        hosted = users(context)
+        hosted = hosted if isinstance(hosted, AbstractSet) else set(hosted)
+        return tuple(user for user in task.users if user in hosted)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         if is_users_query(message):
-            return users_reply(message, list(users(context)))
+            return users_reply(message, list(users(context)), shared=shared)
         model, config, task = read_train_message(message)
-        hosted = set(users(context))
-        asked = tuple(user for user in task.users if user in hosted)
         work = LocalTask(
             model=model.copy(),  # the message's own cannot be written to, which torch.from_numpy warns about
             layout=task.layout,
-            users=asked,
+            users=asked_of(task, context),
             clip_norm=task.clip_norm,
             grid=task.grid,
             config=config,
@@ -106,8 +116,7 @@ def host_users(
     @app.evaluate()
     def evaluate_users(message: Message, context: Context) -> Message:
         model, config, task = read_train_message(message)
-        bounds, hosted = bounds_of(message), set(users(context))
-        asked = tuple(user for user in task.users if user in hosted)
+        bounds, asked = bounds_of(message), asked_of(task, context)
 
         def measure(user: str, config: ConfigRecord, context: Context) -> Integers:
             measured = evaluate(unflatten(model, task.layout), user, config, context)

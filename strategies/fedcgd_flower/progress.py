@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, MetricRecord
 
 from fedcgd.accounting.guarantee import NO_NOISE
-from fedcgd.plan import Plan
-from fedcgd_flower.messages import Cause
+from fedcgd_flower.causes import Cause
 
 
 @dataclass
@@ -61,17 +60,3 @@ def config_text(config: ConfigRecord | None) -> str:
     if not config:
         return "(empty)"
     return ", ".join(f"{name}: {'<bytes>' if isinstance(value, bytes) else value}" for name, value in config.items())
-
-
-def epsilon_text(plan: Plan, released: int) -> str:
-    """ε of the planned run and, of a part of it, also the smaller one and the condition under which that holds."""
-    whole = plan.guarantee()
-    if released >= plan.participation.rounds or plan.noiseless:
-        return str(whole)
-    if not released:
-        return f"nothing is released; the planned run: {whole}"
-    so_far = plan.quick_guarantee(released=released)
-    return (
-        f"the planned run: {whole}; for the {released} rounds released, ε ≤ {so_far.epsilon:.4g}, provided that nobody looked at "
-        "a released model to decide that the run ends here"
-    )

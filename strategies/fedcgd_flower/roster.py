@@ -8,15 +8,16 @@ so does that node's key. Only a *registered name* (`flwr supernode register KEY 
 import time
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import WARNING
 from typing import Literal
 
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
-from fedcgd_flower.messages import PROBLEMS, read_users_reply, users_query
+from fedcgd_flower.places import Nodes, nodes_of_users
 from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push
+from fedcgd_flower.user_messages import PROBLEMS, Hosted, read_users_reply, users_query
 
 Identity = Literal["declared", "authenticated"]
 
@@ -44,6 +45,10 @@ class Roster:
     remembers it), or to the one that `hosts` says (user → name), and other nodes' claims are refused. With "authenticated" each
     node is one user, its registered name. `registered_only` leaves out nodes that are not registered.
 
+    A user that two nodes name takes no part, unless all nodes that name it say that they share it and none of them is registered:
+    they are a simulation's, or an operator's own. A registered node shares nothing, whatever it says: the first one that names a
+    user speaks for it alone, and takes it from those that share it.
+
     Only the first `refresh` waits for answers, at most `timeout` seconds. A node that is silent is asked again after a while,
     longer each time, and nobody waits for it.
     """
@@ -55,7 +60,9 @@ class Roster:
     timeout: float = 60.0
     refused: dict[int, int] = field(default_factory=dict)
     """How many users of other nodes a node has claimed."""
-    _declared: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    _declared: dict[int, Hosted] = field(default_factory=dict)
+    _granted: dict[Hosted, Hosted] = field(default_factory=dict)
+    """Lists of nodes that are not registered, as sent → what they may speak for: one object for all that send the same."""
     _questions: dict[int, _Question] = field(default_factory=dict)
     _waited: bool = False
     _told: set[str] = field(default_factory=set)
@@ -65,25 +72,17 @@ class Roster:
         """How many connected nodes have not said yet which users they host."""
         return len(self._questions)
 
-    def refresh(self, grid: Grid) -> Mapping[str, int]:
-        """The node of every user that exactly one connected node hosts."""
+    def refresh(self, grid: Grid) -> Mapping[str, Nodes]:
+        """The node of every user that exactly one connected node hosts; of a shared one, all that host it."""
         names = {node.node_id: node.name for node in grid.get_nodes()}
         if self.registered_only or self.identity == "authenticated":
             names = self._registered(names)
-        hosted: dict[int, tuple[str, ...]]
         if self.identity == "authenticated":
-            hosted = {node_id: (name,) for node_id, name in names.items()}
+            hosted = {node_id: Hosted((name,)) for node_id, name in names.items()}
         else:
             self._ask(grid, names)
             hosted = {node_id: self._declared[node_id] for node_id in names if node_id in self._declared}
-        nodes: dict[str, int] = {}
-        claimed_twice: set[str] = set()
-        for node_id, users in hosted.items():
-            for user in users:
-                if nodes.setdefault(user, node_id) != node_id:
-                    claimed_twice.add(user)
-        for user in claimed_twice:
-            del nodes[user]
+        nodes, claimed_twice = nodes_of_users(hosted)
         if claimed_twice:
             self._say_once(f"{len(claimed_twice)} users are claimed by two nodes and do not take part")
         return nodes
@@ -149,15 +148,15 @@ class Roster:
             for message_id in list(question.message_ids):
                 try:
                     reply = pull(grid, message_id)
-                    users = read_users_reply(reply)
+                    answer = read_users_reply(reply)
                 except UnreadableReplyError:
-                    users = None
+                    answer = None
                 else:
                     if reply is None:
                         continue
-                if isinstance(users, tuple):
+                if isinstance(answer, Hosted):
                     del self._questions[node_id]
-                    self._take_down(node_id, names, users)
+                    self._take_down(node_id, names, answer)
                     break
                 question.message_ids.remove(message_id)
                 if not question.told:
@@ -165,21 +164,20 @@ class Roster:
                     why = (
                         "does not say which users it hosts; its ClientApp needs clipped_update_mod as the first of its mods, or "
                         "host_users(app, ...). If it has them, its own log says what failed"
-                        if users is None
-                        else f"cannot take part: {PROBLEMS[users]}"
+                        if answer is None
+                        else f"cannot take part: {PROBLEMS[answer]}"
                     )
                     log(WARNING, "fedcgd: node %d %s", node_id, why)
         return any(question.message_ids for question in self._questions.values())
 
-    def _take_down(self, node_id: int, names: Mapping[int, str], users: tuple[str, ...]) -> None:
+    def _take_down(self, node_id: int, names: Mapping[int, str], claimed: Hosted) -> None:
         name = names[node_id]
-        if self.hosts is None:
-            granted = self.pin(users, name)
-        else:
-            granted = {user for user in users if name and self.hosts.get(user) == name}
-        self._declared[node_id] = tuple(user for user in users if user in granted)
-        if len(granted) < len(users):
-            self.refused[node_id] = len(users) - len(granted)
+        granted = self._granted.get(claimed) if not name else None
+        if granted is None:
+            granted = self._grant(claimed, name)
+        self._declared[node_id] = granted
+        if len(granted.users) < len(claimed.users):
+            self.refused[node_id] = len(claimed.users) - len(granted.users)
             log(
                 WARNING,
                 "fedcgd: node %d (%s) claims %d users that belong to another node; they are not asked there",
@@ -187,12 +185,30 @@ class Roster:
                 name or "not registered",
                 self.refused[node_id],
             )
-        if name:  # a node that is not registered claimed them first, and could not keep them
-            for other, claimed in self._declared.items():
-                if not names.get(other):
-                    self._declared[other] = tuple(user for user in claimed if user not in granted)
+
+    def _grant(self, claimed: Hosted, name: str) -> Hosted:
+        """What a node with that registered name, or "", may speak for of what it claims."""
+        if self.hosts is None:
+            allowed = self.pin(claimed.users, name)
+        else:
+            allowed = {user for user in claimed.users if name and self.hosts.get(user) == name}
+        others = set(claimed.users) - allowed
+        granted = Hosted(_without(claimed.users, others), claimed.shared and not name)
+        if not name:
+            self._granted[claimed] = granted
+        else:  # nodes that are not registered claimed them first, and cannot keep them
+            before, self._granted = self._granted, {}
+            kept = {}
+            for sent, theirs in before.items():
+                kept[id(theirs)] = self._granted[sent] = replace(theirs, users=_without(theirs.users, allowed))
+            self._declared = {other: kept.get(id(theirs), theirs) for other, theirs in self._declared.items()}
+        return granted
 
     def _say_once(self, words: str) -> None:
         if words not in self._told:
             self._told.add(words)
             log(WARNING, "fedcgd: %s", words)
+
+
+def _without(users: tuple[str, ...], others: AbstractSet[str]) -> tuple[str, ...]:
+    return users if others.isdisjoint(users) else tuple(user for user in users if user not in others)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, eligible
+from fedcgd_flower.places import Nodes
 
 
 def users_needed(participation: Participation, cohort_size: int) -> int:
@@ -35,7 +36,7 @@ def too_few(
     participation: Participation,
     round: int,
     cohort_size: int,
-    nodes: Mapping[str, int],
+    nodes: Mapping[str, Nodes],
     history: History,
     silent: int,
     refused: int,
@@ -49,8 +50,9 @@ def too_few(
         for user in nodes
         if user in history.counts
     )
+    there = {node_id for where in set(nodes.values()) for node_id in where}
     parts = [
-        f"{len(nodes)} users are there at {len(set(nodes.values()))} nodes and {len(nodes) - used_up - held_back} of them may "
+        f"{len(nodes)} users are there at {len(there)} nodes and {len(nodes) - used_up - held_back} of them may "
         f"take part, of {cohort_size} for a cohort",
         f"{held_back} took part less than {b} rounds ago" if held_back else "",
         f"{used_up} have taken part {k} times, which is all they may" if used_up else "",

@@ -143,3 +143,13 @@ def test_a_layer_that_is_used_twice_is_clipped_once(monkeypatch):
         run.train()
         sums.append(torch.stack(run.sums))
     assert torch.allclose(*sums, atol=1e-4)
+
+
+def test_the_longest_sequence_of_all_parts_decides_whether_a_sum_is_safe(monkeypatch):
+    checked = []
+    monkeypatch.setattr("fedcgd.opacus.optimizer.check_size", lambda *size: checked.append(size))
+    data = TensorDataset(torch.ones(6, 7, 64), torch.arange(6) % 64)
+    run = Run(monkeypatch, data=data, batch=2, accumulation=3, epochs=1, model=Mean(64, 64), mode="ghost")
+    for length, (tokens, targets) in zip((2, 7, 3), run.loader, strict=True):
+        run.step((tokens[:, :length], targets))
+    assert checked == [(6, 7)]

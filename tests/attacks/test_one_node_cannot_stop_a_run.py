@@ -10,9 +10,9 @@ import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
 from test_flower_strategy import SIZE, make, names, node, record, two_nodes
 
-import fedcgd_flower.strategy as module
 from fedcgd.ledger import verify
 from fedcgd.participation import Participation
+from fedcgd_flower import rounds, run_loop
 
 
 class MalformedGrid(FakeGrid):
@@ -100,15 +100,25 @@ def test_a_node_that_ignores_the_question_for_its_users_costs_no_round_its_wait(
     grid = two_nodes()
     grid.nodes[3] = FakeNode(node(["u"]).app, tamper=lambda request, reply: None)
     with make() as strategy:
-        strategy._roster.timeout = 0.5
+        strategy._rounds.roster.timeout = 0.5
         started = time.monotonic()
         strategy.start(grid, record(np.zeros(SIZE)))
     assert strategy.releases == 6
     assert time.monotonic() - started < 1.5  # half a second once, not in each of 6 rounds
 
 
-@pytest.mark.parametrize("point", ["inner_step", "sum_of_replies", "send_and_receive", "train_message"])
-def test_ctrl_c_leaves_no_attempt_in_flight(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("module", "point"),
+    [
+        (rounds, "inner_step"),
+        (rounds, "sum_of_replies"),
+        (run_loop, "send_and_receive"),
+        (rounds, "train_message"),
+    ],
+)
+def test_ctrl_c_leaves_no_attempt_in_flight(
+    module, point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "run.db"
 
     def interrupt(*_, **__):

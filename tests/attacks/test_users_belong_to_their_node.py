@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.clientapp import ClientApp
-from test_flower_strategy import SIZE, make, names, node, record
+from test_flower_strategy import SIZE, make, names, node, record, shifting
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import verify
 from fedcgd.mechanisms import DPSGD
 from fedcgd.participation import Participation
-from fedcgd_flower import IncompleteRunError
+from fedcgd_flower import IncompleteRunError, host_users
 
 BINS = {
     "participation": Participation(rounds=12, min_separation=4, sampling="balls-in-bins"),
@@ -125,3 +125,29 @@ def test_a_node_without_registration_takes_nobody_from_a_registered_one() -> Non
         result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
     assert result.released == 1
     assert all(told(grid, 2, user) == [] for user in users)
+
+
+@pytest.mark.parametrize("name", ["", "silo1"])
+@pytest.mark.parametrize("first", ["owner", "thief"])
+def test_a_node_that_says_it_shares_a_registered_nodes_users_does_not_learn_when_they_take_part(
+    name: str, first: str
+) -> None:
+    users = names(12)
+    app = ClientApp()
+    host_users(app, lambda context: users, shifting(1.0), shared=True)
+    thief = FakeNode(app, name=name)
+    grid = FakeGrid({1: node(users, name="silo0"), 2: thief} if first == "owner" else {1: thief})
+    with make(trusted_nodes=True) as strategy:
+        if first == "thief":
+            strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+            before = {user: told(grid, 1, user) for user in users}
+            grid.nodes[0] = node(users, name="silo0")
+        strategy.start(grid, record(np.zeros(SIZE)))
+    if first == "owner":
+        assert all(told(grid, 2, user) == [] and told(grid, 1, user) for user in users)
+    elif name:  # whoever is registered and comes first speaks for a user
+        assert all(told(grid, 0, user) == [] for user in users)
+    else:
+        assert before == {user: told(grid, 1, user) for user in users}
+        assert sum(len(told(grid, 0, user)) for user in users) == 5 * 4
+    assert strategy.releases == 6

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvgM
 
 import fedcgd_flower.cohort_choice as choice_module
-import fedcgd_flower.strategy as strategy_module
+import fedcgd_flower.run_loop as run_module
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
@@ -59,7 +59,7 @@ def main(grid: Grid, context: Context) -> None:
     clock = _Clock()
     for step in LEDGER_STEPS:
         clock.watch(Ledger, step, "ledger")
-    clock.watch(strategy_module, "send_and_receive", "nodes")
+    clock.watch(run_module, "send_and_receive", "nodes")
     clock.watch(choice_module, "cohort", "choosing")
     plan = Plan(
         mechanism=LambdaCGD(0.9),

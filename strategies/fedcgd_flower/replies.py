@@ -1,0 +1,159 @@
+"""What the server takes of the nodes' replies: their sum, within the norm that so many users can have.
+
+Whatever does not look exactly like what was asked for is dropped, with a cause.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Message
+from numpy.typing import NDArray
+
+from fedcgd.clipping import ROUNDING, clip
+from fedcgd.noise.quantisation import Integers
+from fedcgd.passes import CHUNK, LANES, Lanes, aligned, passes, sum_of_lanes
+from fedcgd_flower.causes import Cause, cause_of
+from fedcgd_flower.layout import view
+from fedcgd_flower.messages import CHECKSUM, FLAT, TASK, UPDATE, TrainTask, modulo
+from fedcgd_flower.update import Steps
+
+
+@dataclass(frozen=True)
+class NodeSum:
+    """An accepted reply: the sum of the clipped updates of `answered` users, in steps."""
+
+    update: Integers
+    answered: int
+
+
+def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
+    """The node's sum in steps, scaled to norm at most (users asked) · task.norm; or why the reply was dropped.
+
+    The sum of several users comes as integers, because the node has to round each user's update. A single user's update
+    may also come as floats, clipped or not: it is clipped and rounded here.
+    Guarantee: whatever the reply holds, this returns, and a returned update has that norm.
+    """
+    total, [result] = sum_of_replies([(reply, task)], task.size)
+    return NodeSum(total, result) if isinstance(result, int) else result
+
+
+def sum_of_replies(
+    replies: Sequence[tuple[Message | None, TrainTask]], size: int
+) -> tuple[Integers, list[int | Cause]]:
+    """(Σ updates, each as `read_train_reply` gives it, shape (size,); how many users are in each, or why it was dropped).
+
+    All replies are added stretch by stretch, with their norms and checksums in the same pass, so that each is read once and the
+    sum goes through memory once. One that turns out to be wrong is subtracted again, which for integers is exact.
+    """
+    total, lanes = np.zeros(size, np.int64), np.empty(LANES)
+    received = [_received(reply, task) for reply, task in replies]
+    addends = [part for part in received if isinstance(part, _Addend)]
+    for start in range(0, size, CHUNK):
+        for addend in addends:
+            addend.add_to(total, start, lanes)
+    results: list[int | Cause] = []
+    for part in received:
+        if not isinstance(part, _Addend):
+            results.append(part)
+        elif part.is_changed():
+            total -= part.update
+            results.append("changed after clipping")
+        else:
+            if not part.is_within():
+                total -= part.update
+                total += _bounded(part.update, part.task)
+            results.append(part.answered)
+    return total, results
+
+
+class _Addend:
+    """A well-formed reply, whose numbers nobody has checked yet; and what is found out about them while they are added."""
+
+    def __init__(self, update: Steps, task: TrainTask, answered: int, checksum: object) -> None:
+        self.update, self.task, self.answered = aligned(update), task, answered
+        self._claimed = checksum  # what the node says that the numbers add up to; None if it says nothing
+        self._sum, self._squares = 0, 0.0
+        self._passes = passes(len(update))
+
+    def add_to(self, total: Integers, start: int, lanes: Lanes) -> None:
+        """Add the stretch of the update that begins at `start` to `total`."""
+        end = min(start + CHUNK, len(self.update))
+        model = max(start, min(end, self.task.layout.size))  # after these, what is counted: no part of the norm
+        if model > start:
+            self._sum += self._passes.add(self.update[start:model], total[start:model], lanes)
+            self._squares += sum_of_lanes(lanes)
+        if end > model:
+            self._sum += self._passes.add(self.update[model:end], total[model:end], lanes)
+
+    def is_changed(self) -> bool:
+        """Whether the numbers are not those whose sum, modulo 2⁶⁴, the node sent along."""
+        return self._claimed is not None and self._claimed != modulo(self._sum)
+
+    def is_within(self) -> bool:
+        """True only if the update's norm is at most bound = users·clip_norm, and always if it is at most (1 − `ROUNDING`)·bound;
+        and only if what is counted is within its bounds.
+
+        In float64, with u = 2⁻⁵³: a number that became a float is off by a factor 1 ± u, its square by (1 ± u)³, and a sum of
+        n ≤ 2¹⁶ squares, whatever the order, by (1 ± u)ⁿ⁻¹ more, as are the sums of at most 2²⁴ of these by (1 ± u)^(2²⁴). All
+        terms are positive, so up to 2⁴⁰ numbers the result is at least (1 − 2⁻²⁷) times the true square of the norm: if it is at
+        most (1 − 2⁻²³)·bound², as computed (another 2⁻⁴⁹), the true one is below bound². Nothing overflows: the sum stays below
+        2⁴⁰·2¹²⁶. An honest sum, clipped to (1 − `ROUNDING`)·bound with `ROUNDING` = 2⁻²², passes.
+        """
+        task, users = self.task, len(self.task.users)
+        counted, most = self.update[task.layout.size :], users * task.indicator
+        bound = users * task.clip_norm / task.grid.step
+        return self._squares <= (1 - ROUNDING / 2) * bound**2 and bool(((counted <= most) & (counted >= -most)).all())
+
+
+def _received(reply: Message | None, task: TrainTask) -> _Addend | Cause:
+    if reply is None:
+        return "no answer"
+    if reply.has_error():
+        return cause_of(reply.error)
+    content = reply.content
+    if TASK not in content.config_records:
+        return "without fedcgd's mod"
+    if set(content.array_records) != {UPDATE}:
+        return "wrong arrays"
+    description, arrays = content.config_records[TASK], content.array_records[UPDATE]
+    if (description.get("round"), description.get("attempt")) != (task.round, task.attempt):
+        return "wrong round"
+    answered = description.get("answered")
+    if not isinstance(answered, int) or not 0 <= answered <= len(task.users):
+        return "more users than asked"
+    if set(arrays) != {FLAT}:
+        return "wrong arrays"
+    try:
+        value = view(arrays[FLAT])
+    except Exception:  # the bytes are the sender's: any failure to parse them is the same to us
+        return "wrong arrays"
+    if not isinstance(value, np.ndarray) or value.ndim != 1:
+        return "wrong shape or dtype"
+    if len(task.users) == 1 and value.dtype in (np.float32, np.float64) and len(value) == task.layout.size:
+        if not np.isfinite(value).all():
+            return "not finite"
+        if CHECKSUM in description:
+            return "changed after clipping"  # it left fedcgd's code as integers
+        return _Addend(_clipped_and_rounded(value.astype(np.float64), task), task, answered, None)
+    if value.dtype == task.dtype and len(value) == task.size:
+        return _Addend(np.ascontiguousarray(value), task, answered, description.get(CHECKSUM))
+    return "wrong shape or dtype"
+
+
+def _clipped_and_rounded(update: NDArray[np.float64], task: TrainTask) -> Integers:
+    """A single user's update, as `clipped_update` would have sent it."""
+    clipped = clip(update, task.clip_norm * task.unit)
+    steps = task.grid.to_steps(clipped / task.unit)
+    if not task.indicator:
+        return steps
+    return np.append(steps, task.indicator if np.array_equal(clipped, update) else -task.indicator)
+
+
+def _bounded(total: Steps, task: TrainTask) -> Integers:
+    """`total`, made no longer than sums of so many users' vectors are: the update, and what is counted, each by itself."""
+    users, size = len(task.users), task.layout.size
+    update, counted = total[:size], total[size:].astype(np.int64)
+    bounded = task.grid.to_steps(clip(task.grid.from_steps(update), users * task.clip_norm))
+    most = users * task.indicator
+    return np.append(bounded, np.clip(counted, -most, most)) if task.indicator else bounded

@@ -1,0 +1,321 @@
+"""The rounds of a run, one try at a time: users are asked, the sum of their updates gets its noise, the inner strategy steps.
+
+What the promise rests on is the order. A user's turn is in the ledger before the user is asked, the nonce before noise of it is
+drawn, and the release before anybody sees it. Whatever fails between is given up: that noise is used no more, and the inner
+strategy is put back to where it was at the last release.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from logging import WARNING
+from typing import cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from flwr.supercore import log
+
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger, Run
+from fedcgd.noise.quantisation import Grid as IntegerGrid
+from fedcgd.noise.quantisation import Integers
+from fedcgd.noise.source import NoiseSource, grid_of, grid_source
+from fedcgd.passes import passes
+from fedcgd.plan import Plan
+from fedcgd_flower import inner_state
+from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
+from fedcgd_flower.causes import HINTS, Cause
+from fedcgd_flower.cohort_choice import CohortChoice
+from fedcgd_flower.inner import inner_config, inner_step, keys_of
+from fedcgd_flower.layout import BatchNorm, Flat, Layout, Outgoing, flatten, layout_of, unflatten, view
+from fedcgd_flower.messages import FLAT, MODEL, TrainTask, by_node, model_records, train_message
+from fedcgd_flower.progress import RoundReport
+from fedcgd_flower.replies import sum_of_replies
+from fedcgd_flower.roster import Roster
+
+_NOTHING = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The round in flight: what was sent, and what each message asked for."""
+
+    round: int
+    attempt: int
+    model: Flat
+    layout: Layout
+    grid: IntegerGrid
+    scale: Scale
+    """How the sum is read."""
+    requests: tuple[tuple[Message, TrainTask], ...]
+    unsaved: dict[str, str]
+    """What the inner strategy held that cannot be saved, before the round."""
+
+
+class Rounds:
+    """The rounds of `plan` around the strategy `inner`: each is configured and aggregated, or given up. `open` comes first."""
+
+    def __init__(
+        self,
+        inner: Strategy,
+        plan: Plan,
+        *,
+        key: NoiseKey,
+        cohort_size: int,
+        min_answers: int,
+        choice: CohortChoice,
+        adaptive_clipping: AdaptiveClipping | None,
+        trainable: Collection[str] | None,
+        batch_norm: BatchNorm,
+    ) -> None:
+        self.clip_norm = plan.clip_norm
+        """The norm of the next round: the plan's, unless it adapts."""
+        self.dropped: Counter[Cause] = Counter()
+        """Replies dropped so far, by cause, and users that nodes left out."""
+        self.report = RoundReport(0, plan.participation.rounds)
+        """What the last try came to, for the operator's log."""
+        self._inner = inner
+        self._plan = plan
+        self._key = key
+        self._cohort_size = cohort_size
+        self._min_answers = min_answers
+        self._choice = choice
+        self._adaptive_clipping = adaptive_clipping
+        self._trainable = trainable
+        self._batch_norm: BatchNorm = batch_norm
+        self._indicator_norm = 0.0
+        self._on_the_wire = plan  # of what is summed and noised: with adaptive clipping, of vectors of norm at most 1
+        if adaptive_clipping is not None:
+            self._indicator_norm = adaptive_clipping.indicator_norm(plan.noise_multiplier, cohort_size)
+            self._on_the_wire = replace(plan, clip_norm=1.0)
+        self._opened: tuple[Ledger, Roster] | None = None
+        self._nonces: list[int] = []
+        self._inner_state = inner_state.save(inner)
+        self._noise: NoiseSource | None = None
+        self._begun = False
+        self._asked: _Asked | None = None
+        self._hinted: set[Cause] = set()
+
+    def open(self, ledger: Ledger, roster: Roster) -> None:
+        """Go on where `ledger` stands, with the users of `roster`."""
+        self._opened = ledger, roster
+        self.resume()
+
+    def close(self) -> None:
+        """Close the ledger, if it is open."""
+        opened, self._opened, self._noise, self._asked = self._opened, None, None, None
+        if opened is not None:
+            opened[0].close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a ledger, so that rounds can be tried."""
+        return self._opened is not None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger. Raises ValueError if it is not open."""
+        if self._opened is None:
+            raise ValueError("the ledger is not open: call start, or use the strategy inside `with strategy:`")
+        return self._opened[0]
+
+    @property
+    def roster(self) -> Roster:
+        """Who can be reached where."""
+        assert self._opened is not None  # it is made when the ledger is opened
+        return self._opened[1]
+
+    @property
+    def releases(self) -> int:
+        """How many rounds are released so far, as the ledger said when it was open last."""
+        return len(self._nonces)
+
+    def resume(self) -> Run:
+        """Where the ledger says that the run stands; from here on these rounds and the inner strategy stand there too."""
+        run = self.ledger.resume()
+        self._nonces = list(run.nonces)
+        if run.state is not None:
+            self._inner_state = run.state
+        inner_state.restore(self._inner, self._inner_state)
+        last = self.ledger.metrics("train").get(self.releases)
+        self.clip_norm = self._plan.clip_norm if last is None else last.get("next-clip-norm", self._plan.clip_norm)
+        return run
+
+    def layout(self, arrays: ArrayRecord) -> Layout:
+        """What of a model is trained."""
+        return layout_of(arrays, trainable=self._trainable, batch_norm=self._batch_norm)
+
+    def configure(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """One message for each node that hosts a user of this round's cohort; none if the round is skipped.
+
+        Raises ValueError if the plan's rounds are used up.
+        """
+        round = self.releases
+        if self._begun:
+            self.give_up("its replies were never aggregated")
+        self.report = RoundReport(round, self._plan.participation.rounds)
+        if round >= self._plan.participation.rounds:
+            raise ValueError(
+                f"all {round} planned rounds are released, and ε covers no further one. Begin another run from this model, with "
+                "a plan and a key of its own: fedcgd ledger compose says what both cost together"
+            )
+        layout = self.layout(arrays)
+        chosen = self._choose(round, grid)
+        if chosen is None:
+            return []
+        outgoing = Outgoing((layout.size,), np.float32)
+        flatten(arrays, layout, outgoing.array)
+        records = model_records(outgoing, layout)
+        unsaved = inner_state.fingerprint(self._inner)
+        trained = ArrayRecord({name: arrays[name] for name in layout.names})
+        train_config = inner_config(self._inner, round + 1, trained, config)
+        adaptive = self._adaptive_clipping is not None
+        integer_grid = grid_of(self._on_the_wire, layout.size + adaptive)
+        scale = Scale.fixed(self.clip_norm)
+        if adaptive:
+            scale = Scale.of_round(self.clip_norm, self._indicator_norm, integer_grid)
+        self._begun = True
+        attempt = self.ledger.plan_round(round, list(chosen))
+        requests = []
+        for node_id, users in by_node(chosen):
+            task = TrainTask(
+                round=round,
+                attempt=attempt,
+                clip_norm=scale.part,
+                grid=integer_grid,
+                users=users,
+                layout=layout,
+                unit=scale.unit,
+                indicator=scale.indicator,
+                keys=keys_of(self._inner),
+            )
+            requests.append((train_message(node_id, records, train_config, task), task))
+        self._asked = _Asked(
+            round=round,
+            attempt=attempt,
+            model=view(records[MODEL][FLAT]),
+            layout=layout,
+            grid=integer_grid,
+            scale=scale,
+            requests=tuple(requests),
+            unsaved=unsaved,
+        )
+        self.report.asked, self.report.nodes = len(chosen), len(requests)
+        return [message for message, _ in requests]
+
+    def _choose(self, round: int, grid: Grid) -> dict[str, int] | None:
+        """Users of the round and the node of each; None if too few are there."""
+        ledger = self.ledger  # first: it raises for a strategy that is not open
+        chosen = self._choice.wait_for(round, grid, self.roster, ledger, self._key)
+        if isinstance(chosen, str):
+            self.report.failure = chosen
+            ledger.skip(round, "too few users that may take part were reachable")
+            return None
+        return chosen
+
+    def aggregate(self, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The inner strategy's next model after the noised mean of the replies, and the ε spent; (None, None) without release."""
+        asked = self._asked
+        if asked is None:
+            return None, None
+        answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        matched = [(answers.get(message.metadata.message_id), task) for message, task in asked.requests]
+        total, results = sum_of_replies(matched, asked.layout.size + (self._adaptive_clipping is not None))
+        self._count(asked, results)
+        if self.report.answered < self._min_answers:
+            self.give_up(f"at least {self._min_answers} users must answer")
+            return None, None
+        nonce = self._key.nonce_of(self.ledger.stream_id, total, earlier=self._nonces, attempt=asked.attempt)
+        try:
+            self.ledger.record_aggregated(asked.round, asked.attempt, nonce)
+            noised, metrics, following = self._noised(asked, total, nonce)
+            asked = self._asked = replace(asked, model=_NOTHING, requests=())
+            del total, matched, answers  # the inner strategy needs room
+            stepped = inner_step(self._inner, asked.round + 1, noised)
+            del noised
+            released = self._release(asked, stepped, metrics, following)
+        except BaseException:
+            self.give_up("it could not be released")
+            raise
+        self._begun, self._asked = False, None
+        self._nonces.append(nonce)
+        self.report.epsilon, self.report.delta = cast(float, metrics["epsilon"]), self._plan.delta
+        return released, metrics
+
+    def _count(self, asked: _Asked, results: Sequence[int | Cause]) -> None:
+        """Take down who answered and why others are lost, and tell the operator what to do about it, once."""
+        report = self.report
+        for (message, task), result in zip(asked.requests, results, strict=True):
+            cause: Cause = "left out by its node"
+            answered = 0
+            if isinstance(result, int):
+                answered = result
+                self.dropped[cause] += len(task.users) - answered
+            else:
+                cause = result
+                self.dropped[cause] += 1
+            report.answered += answered
+            if answered < len(task.users):
+                report.lost[cause] += len(task.users) - answered
+                node_id = None if isinstance(result, int) else message.metadata.dst_node_id
+                self._choice.note_silence(asked.round, task.users, node_id)  # which of them, the node does not say
+        self.dropped += Counter()  # without zeros
+        for lost in report.lost.keys() & HINTS.keys() - self._hinted:
+            self._hinted.add(lost)
+            log(WARNING, "fedcgd: %s: %s", lost, HINTS[lost])
+
+    def _noised(self, asked: _Asked, total: Integers, nonce: int) -> tuple[ArrayRecord, MetricRecord, float]:
+        """The model plus the noised mean of the updates whose sum is `total`; what is told with it; the next round's clip norm.
+
+        `total` holds nothing of use then: the noise is added in it, and the model is made in its memory.
+        """
+        if self._noise is None:
+            self._noise = grid_source(self._on_the_wire, self._key, self.ledger.stream_id, asked.grid)
+        self._noise.add(total, [*self._nonces, nonce], self._on_the_wire.stddev)
+        metrics = self._metrics(asked.round + 1)
+        following = self.clip_norm
+        if self._adaptive_clipping is not None:
+            share = asked.scale.share(int(total[-1]), self._cohort_size)
+            following = next_norm(self.clip_norm, share, self._adaptive_clipping)
+            self.report.clipping = f"clip norm {self.clip_norm:.4g} → {following:.4g} (share within: {share:.2f})"
+            metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": following})
+        noised = total.view(np.float32)[: asked.layout.size]  # what is written lies before what is still to be read
+        passes(len(noised)).mean(asked.model, total, asked.grid.step, asked.scale.unit, self._cohort_size, noised)
+        return unflatten(noised, asked.layout, carried=False), metrics, following
+
+    def _metrics(self, release: int) -> MetricRecord:
+        """What is told of a release: ε of the whole plan, and of the rounds until then."""
+        guarantee = self._plan.quick_guarantee(released=release)
+        whole = self._plan.guarantee().epsilon
+        return MetricRecord(
+            {"epsilon": guarantee.epsilon, "epsilon-planned": whole, "delta": guarantee.delta, "releases": release}
+        )
+
+    def _release(self, asked: _Asked, stepped: ArrayRecord, metrics: MetricRecord, following: float) -> ArrayRecord:
+        """The model of the round in flight, as the inner strategy made it; it is in the ledger when this returns."""
+        released = flatten(stepped, asked.layout)
+        changed = dict(inner_state.fingerprint(self._inner).items() ^ asked.unsaved.items())
+        if changed:
+            name = type(self._inner).__name__
+            raise ValueError(
+                f"{name} changed {', '.join(sorted(changed))} in a round, and the ledger cannot save it: a run that is resumed "
+                "would go on without it. Keep what changes in arrays, numbers, texts, lists, dicts or Flower's records"
+            )
+        state = inner_state.save(self._inner)
+        # Durable first: what has left the process can then never be followed by another release under this noise.
+        self.ledger.record_released(asked.round, asked.attempt, released.data, state, asked.layout.to_json(), metrics)
+        self._inner_state, self.clip_norm = state, following
+        return unflatten(released, asked.layout, same=stepped)
+
+    def give_up(self, reason: str) -> None:
+        """Leave the round in flight unreleased: its noise is never used again, and the inner strategy has not seen it."""
+        begun, self._begun, self._asked = self._begun, False, None
+        self.report.failure = self.report.failure or reason
+        if begun:
+            with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
+                self.ledger.skip(self.report.round, reason)
+            self._noise = None  # it may have stopped halfway
+            inner_state.restore(self._inner, self._inner_state)

@@ -1,0 +1,192 @@
+"""What `CorrelatedNoise.start` does: tries rounds until all are released, and has each release evaluated."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from logging import INFO, WARNING
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from flwr.supercore import log
+
+from fedcgd.plan import Plan
+from fedcgd_flower.evaluation import Evaluator
+from fedcgd_flower.layout import Layout, flatten, unflatten
+from fedcgd_flower.progress import RoundReport, config_text, metrics_text
+from fedcgd_flower.promise import epsilon_text
+from fedcgd_flower.result import IncompleteRunError, RunResult
+from fedcgd_flower.rounds import Rounds
+from fedcgd_flower.send_and_receive import send_and_receive
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+_MOST_FAILURES = 10  # tries in a row without a release before a run gives up
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLoop:
+    """The loop over `rounds`, by way of the methods of `strategy`, as Flower's own loop calls them."""
+
+    strategy: Strategy
+    inner: Strategy
+    plan: Plan
+    rounds: Rounds
+    evaluator: Evaluator | None
+    recorded: bool
+    """Whether there is a ledger file, from which the run can go on."""
+    grid: Grid
+    timeout: float
+    train_config: ConfigRecord | None
+    evaluate_config: ConfigRecord | None
+    evaluate_fn: EvaluateFn | None
+
+    def run(self, initial_arrays: ArrayRecord, num_rounds: int | None) -> RunResult:
+        """All releases, when the last planned round is released or `num_rounds` tries are made.
+
+        Raises IncompleteRunError if the run ends before its plan without being asked to.
+        """
+        started = time.monotonic()
+        log(INFO, "Starting %s around %s:", type(self.strategy).__name__, type(self.inner).__name__)
+        result = self._resume(initial_arrays)
+        log(INFO, "\t├── Rounds: %d planned, %d released", result.planned, result.released)
+        log(INFO, "\t├── ConfigRecord (train): %s", config_text(self.train_config))
+        log(INFO, "\t├── ConfigRecord (evaluate): %s", config_text(self.evaluate_config))
+        self.strategy.summary()
+        rounds = self.rounds
+        rounds.report = RoundReport(rounds.releases - 1, result.planned)
+        self._evaluate(result)
+        if rounds.report.evaluated:
+            log(INFO, "Release %d: %s", rounds.releases, rounds.report.evaluated[0])
+        self._evaluate_privately(result)  # if the server died before it could
+        asked_for_less = num_rounds is not None and num_rounds < result.planned - result.released
+        if num_rounds is not None and num_rounds > result.planned:
+            log(WARNING, "fedcgd: num_rounds is %d, and the plan ends after %d", num_rounds, result.planned)
+        tries = failures = 0
+        failure = ""
+        most_tries = num_rounds if asked_for_less else None
+        while rounds.releases < result.planned and tries != most_tries and failures < _MOST_FAILURES:
+            tries += 1
+            try:
+                released = self._try_round(result)
+                if released:
+                    self._evaluate_privately(result)
+                    self._evaluate_on_clients(result)
+                    self._evaluate(result)
+            except BaseException:
+                rounds.give_up("interrupted")
+                raise
+            failures, failure = (0, failure) if released else (failures + 1, rounds.report.failure)
+            log(INFO if released else WARNING, "%s", rounds.report)
+        if not result.complete:
+            result.stopped = f"after {tries} tries" + (f"; not released: {failure}" if failure else ", as asked for")
+        log(
+            INFO,
+            "Finished in %.1f s with %d of %d rounds released",
+            time.monotonic() - started,
+            result.released,
+            result.planned,
+        )
+        log(INFO, "\t└── %s", epsilon_text(self.plan, result.released))
+        if self.evaluator is not None:
+            log(INFO, "\t└── %s", self.evaluator.summary())
+        if not result.complete:
+            log(WARNING, "fedcgd: the run ended before its plan: %s", result.stopped)
+            if not asked_for_less:
+                raise IncompleteRunError(result, recorded=self.recorded)
+        return result
+
+    def _try_round(self, result: RunResult) -> bool:
+        """Whether a round was released; then `result` has its model."""
+        strategy, rounds = self.strategy, self.rounds
+        config = ConfigRecord() if self.train_config is None else self.train_config
+        messages = list(strategy.configure_train(rounds.releases + 1, result.arrays, config, self.grid))
+        replies = [reply for reply in send_and_receive(self.grid, messages, self.timeout) if reply is not None]
+        del messages  # they hold a model
+        released, metrics = strategy.aggregate_train(rounds.releases + 1, replies)
+        if released is None or metrics is None:
+            return False
+        result.arrays, result.released = released, rounds.releases
+        result.train_metrics_clientapp[rounds.releases] = metrics
+        return True
+
+    def _resume(self, initial_arrays: ArrayRecord) -> RunResult:
+        """Where the run stands: the last model that was released, if the ledger has one, and the metrics of all releases."""
+        run = self.rounds.resume()
+        result = RunResult(initial_arrays, planned=self.plan.participation.rounds, released=self.rounds.releases)
+        for kind, metrics in _kinds(result).items():
+            metrics |= {release: MetricRecord(kept) for release, kept in self.rounds.ledger.metrics(kind).items()}
+        if self.evaluator is not None:
+            result.evaluate_metrics_clientapp |= self.evaluator.released()
+        # Before the first release too: what it refuses is refused before any work.
+        layout = self.rounds.layout(initial_arrays)
+        if run.model is None:
+            return result
+        recorded = Layout.from_json(run.layout)
+        if recorded != layout:
+            raise ValueError(
+                f"the ledger's model trains {recorded.size} parameters in {recorded}, and initial_arrays {layout.size} in "
+                f"{layout}; give the same model, trainable and batch_norm"
+            )
+        model = np.frombuffer(run.model, np.float32)
+        if result.complete:
+            log(
+                WARNING,
+                "fedcgd: all %d rounds of this run were released before: nothing is trained, and the result is its last model. "
+                "Another run has another ledger and another key",
+                result.planned,
+            )
+        else:
+            log(INFO, "fedcgd: going on after release %d of %d", run.round, result.planned)
+        result.arrays = unflatten(model, layout)
+        return result
+
+    def _evaluate(self, result: RunResult) -> None:
+        """Have `evaluate_fn` look at the last released model."""
+        if self.evaluate_fn is not None:
+            self._keep("evaluate", result, self.evaluate_fn(self.rounds.releases, result.arrays))
+
+    def _evaluate_on_clients(self, result: RunResult) -> None:
+        """Have clients evaluate the last released model as the inner strategy does, if their metrics are forwarded."""
+        strategy, release = self.strategy, self.rounds.releases
+        config = ConfigRecord() if self.evaluate_config is None else self.evaluate_config
+        messages = list(strategy.configure_evaluate(release, result.arrays, config, self.grid))
+        if not messages:
+            return
+        replies = [reply for reply in send_and_receive(self.grid, messages, self.timeout) if reply is not None]
+        self._keep("evaluate on clients", result, strategy.aggregate_evaluate(release, replies))
+
+    def _evaluate_privately(self, result: RunResult) -> None:
+        """Have users evaluate the last released model, if that is due and not done."""
+        evaluator, release = self.evaluator, self.rounds.releases
+        if evaluator is None or release in evaluator.released():
+            return
+        if not evaluator.settings.is_due(release, result.planned):
+            return
+        layout = self.rounds.layout(result.arrays)
+        config = ConfigRecord({} if self.evaluate_config is None else dict(self.evaluate_config))
+        config["server-round"] = release
+        nodes = self.rounds.roster.refresh(self.grid)
+        model = flatten(result.arrays, layout)
+        measured = evaluator.evaluate(release, model, layout, config, self.grid, nodes, self.timeout)
+        if measured is not None:
+            result.evaluate_metrics_clientapp[release] = measured
+            self.rounds.report.evaluated.append(metrics_text("evaluate on users, private", measured))
+
+    def _keep(self, kind: str, result: RunResult, metrics: MetricRecord | None) -> None:
+        """Put what was measured after the last release in the result and in the ledger, for the result of a run that goes on."""
+        if metrics is not None:
+            release = self.rounds.releases
+            _kinds(result)[kind][release] = metrics
+            self.rounds.ledger.record_metrics(kind, release, metrics)
+            self.rounds.report.evaluated.append(metrics_text(kind, metrics))
+
+
+def _kinds(result: RunResult) -> dict[str, dict[int, MetricRecord]]:
+    """Where the metrics that the ledger keeps by kind are in the result."""
+    return {
+        "train": result.train_metrics_clientapp,
+        "evaluate on clients": result.evaluate_metrics_clientapp,
+        "evaluate": result.evaluate_metrics_serverapp,
+    }
