@@ -23,9 +23,8 @@ from fedcgd.mechanisms import BSR
 from fedcgd.noise import gpu_code, tensors
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.tensors import GpuKernels
-from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.opacus import CorrelatedPrivacyEngine, independence
 from fedcgd.opacus import gpu_code as opacus_gpu_code
-from fedcgd.opacus import independence
 from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
