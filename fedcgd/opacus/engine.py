@@ -256,7 +256,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         if self._rounds is None:
             raise RuntimeError("call make_private first, with the plan of the checkpoint")
-        options = {**(torch_load_kwargs or {}), "weights_only": True}
+        # To main memory first: what was saved on a GPU can be loaded without one, and is not there twice with one.
+        options = {"map_location": "cpu", **(torch_load_kwargs or {}), "weights_only": True}
         try:
             checkpoint: dict[str, Any] = torch.load(path, **options)
             run, model = checkpoint["privacy_accountant_state_dict"], checkpoint["module_state_dict"]

@@ -1,8 +1,8 @@
-"""What a ledger says to people and machines: its records as values, and ε derived again from them alone."""
+"""ε derived again from the records of a run alone, and whatever in them contradicts it."""
 
 import json
 import sqlite3
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedcgd.accounting import Guarantee, JointGuarantee
 from fedcgd.ledger.evaluations import evaluation_plan, with_evaluations
-from fedcgd.ledger.recorded import BUDGET
+from fedcgd.ledger.recorded_run import BUDGET
 from fedcgd.ledger.store import reader, sha256, unpack_ids
 from fedcgd.plan import Plan
 
@@ -125,61 +125,3 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
         "participants are not in the table of users": unknown,
     }
     return [f"{number} {what}" for what, number in found.items() if number]
-
-
-def export(path: Path | str) -> dict[str, Any]:
-    """The records at `path` without user ids and models, as JSON-able values; ValueError if there is no ledger.
-
-    `attempts` lists every attempt with the size of its cohort, in order, `releases` what was told with each model, and `measured`
-    what was measured of it afterwards, of which `kind`. Cohort sizes, and metrics of nodes, are not differentially private.
-    """
-    with reader(path) as connection:
-        columns = "created, plan, configuration, configuration_hash, stream_id, key_fingerprint, simulated, sealed"
-        values = connection.execute(f"SELECT {columns} FROM run").fetchone()  # noqa: S608
-        run = dict(zip(columns.split(", "), values, strict=True))
-        run |= {name: json.loads(run[name]) for name in ("plan", "configuration")}
-        run["simulated"] = bool(run["simulated"])
-        attempts = [
-            {
-                "round": round,
-                "attempt": attempt,
-                "state": state,
-                "users": len(unpack_ids(packed)),
-                "planned": planned,
-                "aggregated": aggregated,
-                "ended": ended,
-            }
-            for round, attempt, state, packed, planned, aggregated, ended in connection.execute(
-                "SELECT round, attempt, state, users, planned, aggregated, ended FROM attempts ORDER BY id"
-            )
-        ]
-        skips = [
-            {"round": round, "at": at, "reason": reason}
-            for round, at, reason in connection.execute("SELECT round, at, reason FROM skips ORDER BY id")
-        ]
-        metrics = connection.execute("SELECT release, data FROM metrics WHERE kind = 'train' ORDER BY release")
-        releases = [{"release": release} | json.loads(data) for release, data in metrics]
-        others = connection.execute(
-            "SELECT kind, release, data FROM metrics WHERE kind != 'train' ORDER BY kind, release"
-        )
-        measured = [{"kind": kind, "release": release} | json.loads(data) for kind, release, data in others]
-        histogram = dict(
-            connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
-        )
-    verification = verify(path)
-    both = verification.with_evaluations
-    return {
-        "run": run,
-        "verification": asdict(verification)
-        | {
-            "whole": verification.whole.to_description(),
-            "guarantee": verification.guarantee and verification.guarantee.to_description(),
-            "noiseless": verification.noiseless,
-            "with_evaluations": both and both.to_description(),
-        },
-        "attempts": attempts,
-        "releases": releases,
-        "measured": measured,
-        "skips": skips,
-        "users_by_participations": histogram,
-    }
