@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 _ROUNDING = 8
 _RECURRENT = (DPRNN, DPLSTM, DPGRU)
 _AGAIN = 10
+_REPEATS, _SPREADS = 2, 16
 
 
 class _Seen(NamedTuple):
@@ -67,10 +68,12 @@ class Independence:
         tensors = [t for t in _tensors(given) if t.dim() > self._batch_dim]
         if not tensors or (rows := tensors[0].shape[self._batch_dim]) < 2:
             return
+        self._batches += 1
+        if self._batches < self._next:
+            return
         first, *others = (self._replaced(given, rows, which) for which in _replacements(rows))
         equal = _same(given, first)  # which tell nothing on the way forward
-        self._batches += not equal
-        if self._batches < self._next and not (equal and self._next == 1):
+        if equal and self._next > 1:
             return
         with self._quiet():
             mixed = self._mixed_backward(given, rows)
@@ -173,9 +176,18 @@ class Independence:
                     slope[which] *= -2
                 return list(torch.autograd.grad(outputs, values, given, retain_graph=True, allow_unused=True))
 
-            before, changed = pulled(slice(0)), [pulled(which) for which in _replacements(rows)]
+            before, *again = (pulled(slice(0)) for _ in range(1 + _REPEATS))
+            changed = [pulled(which) for which in _replacements(rows)]
         except Exception:  # it has no gradients in this way, as with checkpoints that are entered again
             return ""
+        spread = max(
+            (
+                _spread(one, other, seen.dim)
+                for repeated in again
+                for seen, one, other in zip(found, before, repeated, strict=True)
+            ),
+            default=0.0,
+        )
         uses = Counter(id(p) for seen in found for p in _own_parameters(seen.layer))
         for i, (seen, one) in enumerate(zip(found, before, strict=True)):
             if one is None:
@@ -187,7 +199,7 @@ class Independence:
                 continue  # if it is used once, clipping sees that there are fewer rows
             for which, slopes_after in zip(_replacements(rows), changed, strict=True):
                 other = slopes_after[i]
-                if other is not None and bool(_others(_changed(one, other, seen.dim), which).any()):
+                if other is not None and bool(_others(_changed(one, other, seen.dim, spread), which).any()):
                     return seen.name
         return ""
 
@@ -269,12 +281,20 @@ def _has_rows(value: Any, dim: int, rows: int) -> bool:
     return isinstance(value, Tensor) and value.dim() > dim and value.shape[dim] == rows and value.numel() > 0
 
 
-def _changed(one: Tensor, other: Tensor, dim: int) -> Tensor:
-    """Which rows differ by more than rounding."""
+def _spread(one: Tensor | None, other: Tensor | None, dim: int) -> float:
+    """By how much two results for the same batch differ, relative to the largest number of the row; at most 1/32."""
+    if one is None or other is None or one.dim() <= dim or not one.numel():
+        return 0.0
+    off, one = (t.movedim(dim, 0).reshape(t.shape[dim], -1).abs().amax(1) for t in (one - other, one))
+    return min(float((off / one).nan_to_num(0, 0, 0).max()), 1 / 32)
+
+
+def _changed(one: Tensor, other: Tensor, dim: int, spread: float = 0.0) -> Tensor:
+    """Which rows differ by more than rounding, and than what is `spread` each time: on a GPU sums are made in any order."""
     one, other = (t.movedim(dim, 0).reshape(t.shape[dim], -1) for t in (one, other))
     if not one.is_floating_point():
         return (one != other).any(1)
-    limit = _ROUNDING * torch.finfo(one.dtype).eps * one.abs().nan_to_num(0, 0, 0).amax(1)
+    limit = max(_ROUNDING * torch.finfo(one.dtype).eps, _SPREADS * spread) * one.abs().nan_to_num(0, 0, 0).amax(1)
     return ((one - other).abs() > limit[:, None]).any(1)
 
 

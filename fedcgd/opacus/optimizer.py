@@ -1,6 +1,5 @@
 """`opacus.optimizers.DPOptimizer` that releases rounds: clips, adds row t of C⁻¹Z to the sum of step t, and moves the model."""
 
-import hashlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from torch import Tensor, nn, optim
 from fedcgd.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.source import NoiseMode, NoiseSource, tensor_source
+from fedcgd.noise.tensors import fingerprint
 from fedcgd.opacus.agreement import disagreeing
 from fedcgd.opacus.clipping import GRID_LOSS, Dense, Rows, add_clipped, check_size
 from fedcgd.opacus.rounds import Rounds
@@ -44,7 +44,7 @@ class RoundNoise:
         if run != self._run:
             self._source, self._run = self._source_of(run), run
         total.div_(self.grid.step).round_()
-        known_by = total.numpy() if total.device.type == "cpu" else _fingerprint(total, self._key.noise_of(run))
+        known_by = fingerprint(total, self._key.noise_of(run))
         nonce = self._key.nonce_of(run, known_by, earlier=nonces, attempt=0)
         self._source.add(total, [*nonces, nonce], self._plan.stddev)
         total.mul_(self.grid.step)
@@ -52,22 +52,6 @@ class RoundNoise:
 
     def _source_of(self, run: str) -> NoiseSource:
         return tensor_source(self._plan, self._key, run, self.grid, self._mode)
-
-
-def _fingerprint(steps: Tensor, key: bytes) -> Any:
-    """Four 32-bit linear hashes of `steps`, float64, with coefficients from `key`; made where `steps` is. int64, shape (4,).
-
-    Other steps have other hashes but for a chance of 2⁻¹²⁸, if the generator's coefficients were uniform.
-    """
-    generator = torch.Generator(steps.device)
-    generator.manual_seed(int.from_bytes(hashlib.sha256(b"fedcgd fingerprint" + key).digest()[:8], "big"))
-    hashes = torch.zeros(4, dtype=torch.int64, device=steps.device)
-    for part in torch.split(steps, 2**24):
-        for i in range(4):
-            coefficients = torch.empty(len(part), dtype=torch.int64, device=part.device)
-            coefficients.random_(-(2**63), None, generator=generator)
-            hashes[i] += (coefficients * part.long()).sum()  # modulo 2⁶⁴, of which the upper half is taken
-    return (hashes >> 32).cpu().numpy()
 
 
 class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
@@ -78,6 +62,9 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     round, and Ctrl-C waits for the end of a step: a round is released and moves the model, or neither. Gradients are used up by
     the step, so that any `zero_grad`, or none, will do.
     """
+
+    _step_supports_amp_scaling = True
+    """Makes a GradScaler say that it is there, by setting `found_inf`, so that `step` can refuse it."""
 
     def __init__(
         self,
@@ -106,9 +93,8 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._kept = [*self._grouped(), *module.parameters()]  # while they are, no other parameter has their id
         self._known = self._parameters()
         self._moving = [p for p in self._grouped() if p.requires_grad]
-        # One for all rounds: a fresh one costs as much as the additions to it.
-        size = sum(p.numel() for p in self._moving)
-        self._sum = torch.zeros(size, dtype=torch.float64, device=self._moving[0].device)
+        self._sum = torch.empty(0, dtype=torch.float64)
+        """One for all rounds, where the parameters are: a fresh one costs as much as the additions to it."""
         self._handles: list[Any] = [
             optimizer.register_step_pre_hook(self._only_after_a_release),
             *(p.register_post_accumulate_grad_hook(self._forget_raw_gradient) for p in self._moving),
@@ -176,6 +162,13 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         return True
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        if self.__dict__.pop("found_inf", None) is not None:
+            self._rounds.abandon()
+            raise RuntimeError(
+                "GradScaler multiplies the losses, and with them the gradients of examples before they are clipped: all would be "
+                "cut to the clip norm, and its search for overflows sees none of them. Use autocast with bfloat16, which needs "
+                "no GradScaler, and loss.backward() and optimizer.step() as usual"
+            )
         if closure is not None:
             with torch.enable_grad():
                 closure()
@@ -237,6 +230,10 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             )
         self._compare(passes)
         if flight.total is None:
+            device = self._moving[0].device
+            if not len(self._sum) or self._sum.device != device:  # the module may be moved after make_private
+                size = sum(p.numel() for p in self._moving)
+                self._sum = torch.empty(size, dtype=torch.float64, device=device)
             flight.total = self._sum.zero_()
         totals = torch.split(flight.total, [p.numel() for p in self._moving])
         for rows in zip(*passes, strict=True):
