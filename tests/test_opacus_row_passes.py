@@ -70,6 +70,15 @@ def test_factors_and_looked_up_rows_are_clipped_as_the_gradients_that_they_stand
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+def test_a_row_whose_squares_overflow_is_clipped_without_a_compiler_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_passes, "compiled", lambda: None)
+    values = torch.zeros(2, 300)
+    values[0, 0], values[1, 299] = 1e30, 0.25
+    total = torch.zeros(300, dtype=torch.float64)
+    clipping.add_clipped([total], [clipping.Dense(values)], clip_norm=1.0)
+    assert total[[0, 299]].tolist() == [pytest.approx(1 - clipping.MARGIN, rel=1e-6), 0.25]
+
+
 def test_torch_does_what_machine_code_cannot(passes) -> None:
     rows = torch.randn(8, 6)
     assert row_passes.passes_for(rows) is passes
