@@ -2,7 +2,8 @@
 
 What `torch.func.vmap` does for any model, in less time, where it is certain that no example touches another: the model is an
 `nn.Sequential` (of `nn.Sequential`s) of layers in `_LAYERS` and `_PER_EXAMPLE`, each exactly of that class, with nothing hooked
-into it, and no parameter twice. Those treat the rows of a batch apart. The loss, which may be anybody's code, still sees one example.
+into it, and no parameter twice. Those treat the rows of a batch apart. The loss, which may be anybody's code, still sees one
+example.
 """
 
 from collections.abc import Callable, Iterator, Sequence
