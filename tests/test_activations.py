@@ -55,6 +55,11 @@ def test_pooling_is_torch_s(layer: nn.MaxPool2d, size: tuple[int, int], memory: 
     torch.testing.assert_close(given[unique], wanted[unique])
 
 
+def test_one_picture_without_a_batch_is_pooled_too() -> None:
+    x = torch.randn(3, 4, 6)
+    assert torch.equal(max_pool2d(nn.MaxPool2d(2), x), nn.MaxPool2d(2)(x))
+
+
 def test_of_equal_numbers_one_has_the_slope() -> None:
     x = torch.zeros(1, 1, 2, 4).requires_grad_()
     (found,) = torch.autograd.grad(max_pool2d(nn.MaxPool2d(2), x), x, torch.tensor([[[[3.0, 5.0]]]]))
