@@ -152,3 +152,17 @@ class Plan:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"this describes no plan: {error!r}") from error
+
+
+def differences(before: Any, after: Any, name: str = "") -> list[str]:
+    """The settings, nested in dicts, that are not the same, as "name: before → after"."""
+    if before == after:
+        return []
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [
+            line
+            for key in sorted(before.keys() | after.keys())
+            for line in differences(before.get(key, "nothing"), after.get(key, "nothing"), f"{name}.{key}".lstrip("."))
+        ]
+    before, after = ("there" if isinstance(value, dict) else value for value in (before, after))
+    return [f"{name}: {before} → {after}"]

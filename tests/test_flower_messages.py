@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcgd.noise.quantisation import Grid
-from fedcgd_flower import layout as layout_module
-from fedcgd_flower.layout import Layout, Outgoing, Shown, array_of, flatten, layout_of, unflatten, view
+from fedcgd_flower import arrays as arrays_module
+from fedcgd_flower.arrays import Outgoing, Shown, array_of, view
+from fedcgd_flower.layout import Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import (
     TrainTask,
     model_records,
@@ -224,17 +225,17 @@ def test_an_array_that_is_shown_is_an_array(value: np.ndarray) -> None:
 
 @pytest.mark.parametrize("slow", [None, 0, 2])
 def test_large_pages_are_asked_for_until_one_takes_longer_than_small_ones(monkeypatch, slow: int | None) -> None:
-    page = layout_module._LARGE_PAGE
+    page = arrays_module._LARGE_PAGE
     clock = iter([at for i in range(5) for at in (0.0, 1e-4 if slow is None or i < slow else 1.0)])
     advised: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(layout_module.mmap, "MADV_HUGEPAGE", 14, raising=False)
-    monkeypatch.setattr(layout_module.mmap, "MADV_NOHUGEPAGE", 15, raising=False)
-    monkeypatch.setattr(layout_module.time, "thread_time", lambda: next(clock))
-    monkeypatch.setattr(layout_module, "_advise", lambda *given: advised.append(given))
+    monkeypatch.setattr(arrays_module.mmap, "MADV_HUGEPAGE", 14, raising=False)
+    monkeypatch.setattr(arrays_module.mmap, "MADV_NOHUGEPAGE", 15, raising=False)
+    monkeypatch.setattr(arrays_module.time, "thread_time", lambda: next(clock))
+    monkeypatch.setattr(arrays_module, "_advise", lambda *given: advised.append(given))
     memory = np.zeros(6 * page, np.uint8)
     first = -memory.ctypes.data % page
     memory = memory[first : first + 5 * page]
-    layout_module._ask_for_large_pages(memory)
+    arrays_module._ask_for_large_pages(memory)
     start, end = memory.ctypes.data, memory.ctypes.data + 5 * page
     expected = [(start, end, 14)]
     if slow is not None:

@@ -112,7 +112,7 @@ def test_a_file_or_variable_without_a_key_is_refused_and_not_repeated(tmp_path, 
 
 
 def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"there is no key file .*create=True"):
         NoiseKey.from_file(tmp_path / "key")
 
 

@@ -27,10 +27,11 @@ from fedcgd.passes import passes
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
+from fedcgd_flower.arrays import Outgoing, view
 from fedcgd_flower.causes import HINTS, Cause
 from fedcgd_flower.cohort_choice import CohortChoice
 from fedcgd_flower.inner import inner_config, inner_step, keys_of
-from fedcgd_flower.layout import BatchNorm, Flat, Layout, Outgoing, flatten, layout_of, unflatten, view
+from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import FLAT, MODEL, TrainTask, by_node, model_records, train_message
 from fedcgd_flower.progress import RoundReport
 from fedcgd_flower.replies import sum_of_replies
