@@ -11,8 +11,9 @@ from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.source import NoiseSource
 from fedcgd.noise.stream import NoiseStream
 from fedcgd.noise.tensors import GpuKernels, TensorNormals
+from fedcgd.opacus import gpu_code as rows
 
-KERNELS = GpuKernels(gpu_code.add_to_grid, gpu_code.add_values_to_grid, gpu_code.fill_normals)
+KERNELS = GpuKernels(gpu_code.add_to_grid, gpu_code.add_values_to_grid, gpu_code.fill_normals, gpu_code.tile_hashes)
 
 
 def normal(key: bytes, start: int, size: int) -> np.ndarray:
@@ -33,6 +34,35 @@ def values(start: int, values: np.ndarray, scale: float, smoothing: bytes, width
     words = np.frombuffer(smoothing, "<u4")
     KERNELS.add_values_to_grid(total, start, torch.from_numpy(values), scale, words, width)
     return total.numpy()
+
+
+def hashes(numbers: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    return KERNELS.tile_hashes(torch.from_numpy(numbers), torch.from_numpy(coefficients)).numpy()
+
+
+def fingerprint(steps: np.ndarray, key: bytes) -> np.ndarray:
+    tensors.gpu_kernels = lambda device: KERNELS  # type: ignore[assignment]
+    return tensors.fingerprint(torch.from_numpy(steps), key)
+
+
+def add_rows(total: np.ndarray, values: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    rows.add_rows(torch.from_numpy(total), torch.from_numpy(values), torch.from_numpy(factors))
+    return total
+
+
+def apart(what: str) -> str:
+    """What is said of numbers that are apart in memory."""
+    numbers = torch.zeros(20, 2, dtype=torch.float64)[:, 0]
+    try:
+        if what == "noise":
+            KERNELS.add_to_grid(numbers, 0, [], [], np.zeros(8, np.uint32), 1.0)
+        elif what == "hashes":
+            KERNELS.tile_hashes(numbers, torch.ones(1, 16, dtype=torch.int64))
+        else:
+            rows.add_rows(numbers, torch.ones(3, 20), torch.ones(3, dtype=torch.float64))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def same_bits() -> bool:

@@ -265,6 +265,19 @@ def test_later_rounds_cancel_the_noise_that_was_really_released() -> None:
         np.testing.assert_allclose(models[2] - models[1], expected, atol=2e-6)
 
 
+def test_a_nonce_is_bound_to_the_rounds_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that copies of a run which released other rounds have other noise from then on, whatever their random numbers."""
+    bound = []
+
+    def made(key, stream, total, *, earlier, attempt):
+        bound.append(list(earlier))
+        return 10 + len(bound)
+
+    monkeypatch.setattr(NoiseKey, "nonce_of", made)
+    make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=3)
+    assert bound == [[], [11], [11, 12]]
+
+
 def test_too_few_users_skips_the_round_without_spending_noise() -> None:
     users = names(12)
     grid = FakeGrid({1: node(users[:3])})
@@ -355,6 +368,34 @@ def test_balls_in_bins_asks_exactly_one_secret_bin_and_releases_empty_ones() -> 
         assert per_round[t] == per_round[t + 3]  # the same bins in the second epoch
     assert sorted(per_round[0] | per_round[1] | per_round[2]) == names(5)
     assert sum(len(per_round[t]) for t in range(3)) == 5
+
+
+@pytest.mark.parametrize("sampling", ["balls-in-bins", "poisson"])
+def test_who_was_drawn_is_asked_in_each_try_of_the_round_however_silent(sampling) -> None:
+    """Else who takes part would hang on who answers, and the sampling would not be the one that is accounted for."""
+
+    class Failing(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            if server_round == 2:
+                raise RuntimeError("no model")
+            return super().aggregate_train(server_round, replies)
+
+    shape = {"sampling_rate": 0.5} if sampling == "poisson" else {"min_separation": 2}
+    grid = two_nodes(24)
+    strategy = make(
+        Failing(), mechanism=DPSGD(), participation=Participation(rounds=4, sampling=sampling, **shape), min_answers=0
+    )
+    asked = []
+    with strategy:
+        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+        grid.nodes[2].tamper = lambda request, reply: None if is_training(request) else reply
+        for _ in range(4):
+            before = len(grid.sent)
+            with pytest.raises(RuntimeError, match="no model"):
+                strategy.start(grid, record(np.zeros(SIZE)), timeout=0.01)
+            asked.append(sorted(u for m in grid.sent[before:] if is_training(m) for u in m.content["fedcgd"]["users"]))
+    assert asked == [asked[0]] * 4
+    assert any(int(user[1:]) % 2 for user in asked[0])  # of the silent node
 
 
 @pytest.mark.parametrize("inner", [FedAvgM(server_learning_rate=0.5), FedAdam(eta=0.05)])

@@ -32,12 +32,31 @@ TERMS = [(1, [1.0]), (4, [0.3, -(2.0**40), 1e-9, 7.0])]
 RUNS = [(LambdaCGD(0.8), "replay"), (BSR(3), "cpu-buffer")]
 ROW = np.random.default_rng(0).normal(size=333).astype(np.float32)
 
+RANDOM = np.random.default_rng(1)
+COEFFICIENTS = RANDOM.integers(-(2**63), 2**63 - 1, (3, 256), dtype=np.int64)
+HASHED = [np.rint(RANDOM.normal(size=n) * 2.0**50) for n in (1, 256, 700)]
+HASHED.append(HASHED[-1].astype(np.int64) * 2**11)
+STEPS = np.rint(RANDOM.normal(size=5000) * 2.0**40)
+OTHER = np.eye(1, 5000, 4999)[0]
+TOTAL, FACTORS = RANDOM.normal(size=1500), RANDOM.random(3)
+ROWS = [RANDOM.normal(size=(3, 1500)).astype(kind) for kind in (np.float32, np.float16)]
+
 QUESTIONS: list[tuple[Any, ...]] = [
     *(("normal", KEYS[0], start, size) for start, size in PARTS[1:]),
     *(("noise", start, size, KEYS[:2], [1.3e6, -0.9e6], KEYS[3], WIDTH) for start, size in PARTS),
     *(("noise", 100, 301, KEYS[:n], weights, KEYS[3], WIDTH) for n, weights in TERMS),
     ("values", 77, ROW, 1.7e6, KEYS[3], WIDTH),
     ("same_bits",),
+    ("normal", KEYS[0], 7, 0),
+    ("normal", KEYS[0], 1535, 1),
+    ("normal", KEYS[0], 2**31 - 5, 10),  # past what an int32 holds, in the middle of a tile
+    *(("hashes", numbers, COEFFICIENTS) for numbers in HASHED),
+    ("fingerprint", STEPS, bytes(32)),
+    ("fingerprint", STEPS + OTHER, bytes(32)),
+    ("fingerprint", STEPS, bytes(31) + b"1"),
+    *(("add_rows", TOTAL.copy(), rows, FACTORS) for rows in ROWS),
+    ("add_rows", TOTAL.copy(), ROWS[0][:0], FACTORS[:0]),
+    *(("apart", what) for what in ("noise", "hashes", "rows")),
     *(("rounds", mechanism, mode, 3.0, 401) for mechanism, mode in RUNS),
 ]
 
@@ -72,7 +91,7 @@ def test_numbers_are_the_defined_ones_of_cryptographys_keystream(answers) -> Non
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
     for (key, start, size), z in of(answers, "normal"):
-        for i in {0, size - 1}:
+        for i in {0, size - 1} if size else ():
             block, which = oracles_noise.place(start + i)
             cipher = Cipher(algorithms.ChaCha20(key, block.to_bytes(8, "little") + bytes(8)), None).encryptor()
             words = np.frombuffer(cipher.update(bytes(64)), "<u4")
@@ -100,6 +119,30 @@ def test_the_check_before_use_passes(answers) -> None:
     assert of(answers, "same_bits") == [((), True)]
 
 
+def test_hashes_are_those_of_numpy(answers) -> None:
+    for (numbers, coefficients), found in of(answers, "hashes"):
+        tiles = np.pad(numbers.astype(np.int64), (0, -len(numbers) % 256)).reshape(-1, 1, 256)
+        np.testing.assert_array_equal(found, (tiles * coefficients).sum(-1).reshape(-1))
+
+
+def test_a_fingerprint_depends_on_every_number_and_on_the_key(answers) -> None:
+    one, changed, keyed = (found for _, found in of(answers, "fingerprint"))
+    assert one.shape == (12,)
+    differ = one != changed
+    assert differ.tolist() == [False] * 8 + [True] * 4  # the last number is of the third tile
+    assert (one != keyed).all()
+
+
+def test_rows_are_added_in_double_precision(answers) -> None:
+    for (_, values, factors), found in of(answers, "add_rows"):
+        expected = TOTAL + (values.astype(np.float64) * factors[:, None]).sum(0)
+        np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-15)
+
+
+def test_numbers_that_are_apart_in_memory_are_refused(answers) -> None:
+    assert all("must be contiguous" in found for _, found in of(answers, "apart"))
+
+
 def test_a_run_can_move_between_devices(answers) -> None:
     for (mechanism, mode, stddev, size), totals in of(answers, "rounds"):
         source = NoiseSource(mechanism, 3, TensorNormals(STREAM, Grid(2.0**-18)), mode)
@@ -111,13 +154,14 @@ def test_a_run_can_move_between_devices(answers) -> None:
 
 
 def compiled(
-    *, rounded: bool = True, values: bool = False, fused: bool = False, ones: tuple[str, ...] = ()
+    *,
+    rounded: bool = True,
+    values: bool = False,
+    fused: bool = False,
+    ones: tuple[str, ...] = (),
+    capability: int = 90,
 ) -> dict[str, Any]:
-    """What Triton makes of the kernel for compute capability 9.0: needs no device. Arguments of value 1 are constants to it."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+    """What Triton makes of the noise's kernel. Arguments of value 1 are constants to it."""
     from fedcgd.noise import gpu_code
 
     sums = "*fp64" if rounded else "*fp32"
@@ -132,9 +176,21 @@ def compiled(
     types |= {"start": "i32", "stop": "i64", "HAS_VALUES": "constexpr", "ROUND": "constexpr"}
     types |= dict.fromkeys(ones, "constexpr")
     constants = {"HAS_VALUES": values, "ROUND": rounded} | dict.fromkeys(ones, 1)
-    source = ASTSource(gpu_code._noise, types, constants)
     options = gpu_code.OPTIONS | ({"enable_fp_fusion": True} if fused else {})
-    asm: dict[str, Any] = triton.compile(source, GPUTarget("cuda", 90, 32), options).asm
+    return assembled(gpu_code._noise, types, constants, options, capability)
+
+
+def assembled(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], options: dict[str, Any], capability: int = 90
+) -> dict[str, Any]:
+    """What Triton makes of `kernel` for a compute capability (90 is 9.0), down to the binary: needs no device."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    source = ASTSource(kernel, types, constants)
+    asm: dict[str, Any] = triton.compile(source, GPUTarget("cuda", capability, 32), options).asm
+    assert asm["cubin"]
     return asm
 
 
@@ -149,7 +205,13 @@ def _no_cache_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"rounded": False, "ones": ("terms",)}, {"values": True}, {"ones": ("terms", "first_tile", "start")}],
+    [
+        {},
+        {"rounded": False, "ones": ("terms",)},
+        {"values": True},
+        {"ones": ("terms", "first_tile", "start")},
+        *(pytest.param({"capability": version}, marks=pytest.mark.slow) for version in (70, 80, 89, 100)),
+    ],
     ids=str,
 )
 def test_compiled_arithmetic_is_rounded_after_every_operation(options: dict[str, Any]) -> None:
@@ -174,3 +236,18 @@ def test_nothing_but_the_sum_touches_memory_and_registers_suffice() -> None:
     found = instructions(ptx)
     assert sum(n for o, n in found.items() if o.startswith("st.global")) == 12
     assert box_muller.NUMBERS == 12
+
+
+@pytest.mark.parametrize("size", ["i32", "i64"])
+def test_the_other_kernels_compile_and_count_beyond_what_an_int32_holds(size: str) -> None:
+    """All their rows and numbers may be 2³¹ and more, also where each of their counts is less."""
+    from fedcgd.noise import gpu_code
+    from fedcgd.opacus import gpu_code as rows
+
+    types = {"out": "*i64", "numbers": "*fp64", "coefficients": "*i64", "size": size}
+    constants = {"HASHES": 4, "BLOCK": 2048}
+    hashes = assembled(gpu_code._tile_hashes, types | dict.fromkeys(constants, "constexpr"), constants, {})["ttir"]
+    types = {"total": "*fp64", "values": "*fp32", "factors": "*fp64", "rows": "i32", "columns": size}
+    added = assembled(rows._add_rows, types | {"BLOCK": "constexpr"}, {"BLOCK": 1024}, {})["ttir"]
+    for code in (hashes, added):
+        assert set(re.findall(r"arith\.muli .*?\b\d*x?(i\d+)\b", code)) == {"i64"}

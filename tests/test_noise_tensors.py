@@ -70,7 +70,12 @@ def numpy_kernels(*, wrong: bool = False) -> GpuKernels:
         words = tensors.words_of(smoothing.astype("<u4").tobytes(), first, last)[start - first * 1536 :][: len(total)]
         total += torch.from_numpy(np.rint(values.double().numpy() * scale + width * words))
 
-    return GpuKernels(add_to_grid, add_values_to_grid, fill_normals)
+    def tile_hashes(numbers, coefficients):
+        steps = numbers.to(torch.int64).numpy()
+        tiles = np.pad(steps, (0, -len(steps) % coefficients.shape[1])).reshape(-1, 1, coefficients.shape[1])
+        return torch.from_numpy((tiles * coefficients.numpy()).sum(-1).reshape(-1))
+
+    return GpuKernels(add_to_grid, add_values_to_grid, fill_normals, tile_hashes)
 
 
 def test_kernels_are_used_only_if_their_bits_are_numpys() -> None:

@@ -21,6 +21,7 @@ from fedcgd.noise.source import GridNormals, NoiseSource
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipping import MARGIN
 from fedcgd.opacus.optimizer import RoundNoise
+from fedcgd.opacus.planning import participation_of as planned
 from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -246,6 +247,14 @@ def test_epsilon_is_the_accountings():
     assert engine.get_epsilon(1e-5) > expected.epsilon
 
 
+def test_epsilon_is_that_of_the_delta_that_is_asked_about():
+    engine, _, private = make()
+    train(private)
+    for delta in (1e-7, 1e-3):
+        asked = compute_epsilon(LambdaCGD(0.8), participation_of(), noise_multiplier=SIGMA, delta=delta)
+        assert engine.get_epsilon(delta) == asked.epsilon
+
+
 def test_a_budget_makes_the_plan():
     engine, _, private = make_with_epsilon(sampling="none")
     expected = calibrate(LambdaCGD(0.8), participation_of(), epsilon=3.0, delta=1e-4)
@@ -300,21 +309,20 @@ def test_coins_are_thrown_anew_in_every_epoch(sampling):
 
 
 def test_an_epoch_left_early_goes_on_where_it_stopped():
-    _, model, private = make()
+    engine, model, private = make()
     module, optimizer, loader = private
 
     def steps(limit):
+        before = engine.accountant.released
         for number, (inputs, targets) in enumerate(loader):
             if number == limit:
-                return
+                break
             optimizer.zero_grad()
             functional.cross_entropy(module(inputs), targets).backward()
             optimizer.step()
+        return engine.accountant.released - before
 
-    steps(3)
-    steps(99)
-    steps(1)
-    steps(99)
+    assert [steps(limit) for limit in (3, 99, 1, 99)] == [3, 2, 1, 4]
     assert torch.equal(flatten(model), run())
 
 
@@ -328,8 +336,18 @@ def test_a_checkpoint_goes_on_in_the_right_round(tmp_path):
         train(again, epochs=1)
         assert torch.allclose(flatten(model), run(), atol=1e-6)
     stranger, _, private = make(mechanism=DPSGD())
-    with pytest.raises(ValueError, match="another plan"):
+    with pytest.raises(ValueError, match=r"another plan .*mechanism.name: lambda-cgd → dp-sgd"):
         stranger.load_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
+
+
+@pytest.mark.parametrize("content", [{"weight": torch.zeros(2)}, nn.Linear(2, 2)])
+def test_a_file_that_is_no_checkpoint_is_named(content, tmp_path):
+    torch.save(content, tmp_path / "model.pt")
+    engine, model, private = make()
+    before = flatten(model).clone()
+    with pytest.raises(ValueError, match=r"model.pt holds no checkpoint.*save_checkpoint"):
+        engine.load_checkpoint(path=tmp_path / "model.pt", module=private[0])
+    assert torch.equal(flatten(model), before)
 
 
 @pytest.mark.parametrize("noise", ["replay", "buffer"])
@@ -606,6 +624,19 @@ def test_a_plan_that_the_loader_cannot_keep_is_refused(participation, message):
     mechanism = MECHANISM if participation.sampling_rate is None else DPSGD()  # Poisson sampling covers no other
     with pytest.raises(ValueError, match=message):
         make(plan=plan_of(mechanism, participation=participation))
+
+
+def test_clipping_in_another_way_is_refused_with_a_plan_too():
+    with pytest.raises(ValueError, match="clipping must be flat, got 'per_layer'"):
+        make(clipping="per_layer")
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5])
+def test_groups_in_turn_are_planned_at_the_rate_of_the_loader(groups):
+    """In each of 5 steps a fifth of all examples, who are in one of the groups: up to all groups' examples in theirs."""
+    participation = planned(5, 3, "cyclic-poisson", groups)
+    assert (participation.rounds, participation.min_separation) == (15, groups)
+    assert participation.sampling_rate == groups / 5
 
 
 def test_a_plan_with_a_smaller_separation_than_the_loaders_is_kept():

@@ -113,6 +113,20 @@ def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_the_run_without_inte
     assert torch.allclose(flatten(again.model), expected, atol=1e-6)
 
 
+def test_the_loader_of_an_engine_that_gave_its_optimizer_away_leaves_the_next_ones_gradients(monkeypatch):
+    """A notebook's cell that still has the old loader: its batch is for nobody, and the new round goes on."""
+    old = Run(monkeypatch)
+    module, optimizer, loader = CorrelatedPrivacyEngine(NoiseKey.simulation(3)).make_private(
+        module=old.module, optimizer=old.optimizer, data_loader=DataLoader(old.data, batch_size=4), plan=old.plan
+    )
+    inputs, targets = next(iter(loader))
+    functional.cross_entropy(module(inputs), targets).backward()
+    next(iter(old.loader))
+    before = flatten(old.model)
+    optimizer.step()
+    assert not torch.equal(flatten(old.model), before)
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.RMSprop])
 def test_optimizers_with_state_and_their_checkpoint(optimizer, tmp_path, monkeypatch):
     """The state of the wrapped optimizer is saved and loaded; the gradients it sees are finite and of the model's type."""

@@ -1,7 +1,7 @@
 """Accounting: upper bounds on ε, and the noise multiplier that a budget allows."""
 
-from fedcgd.accounting.api import Method, accountant, calibrate, compute_delta, compute_epsilon
-from fedcgd.accounting.base import Accountant
+from fedcgd.accounting.accountant import Accountant
+from fedcgd.accounting.calibration import Method, accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.compose import JointGuarantee, PastRun, compose
 from fedcgd.accounting.guarantee import ADJACENCY, Guarantee
 

@@ -15,8 +15,8 @@ from typing import Any
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
 from fedcgd.accounting import gaussian
-from fedcgd.accounting.api import Method, accountant
-from fedcgd.accounting.base import Accountant, Bound, Progress, silent
+from fedcgd.accounting.accountant import Accountant, Bound, Progress, silent
+from fedcgd.accounting.calibration import Method, accountant
 from fedcgd.accounting.guarantee import ADJACENCY, check_delta, check_noise_multiplier, rounded_up
 from fedcgd.mechanisms import Mechanism
 from fedcgd.participation import Participation

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
 
-from fedcgd.accounting.base import Accountant, Bound, Progress
+from fedcgd.accounting.accountant import Accountant, Bound, Progress
 from fedcgd.accounting.guarantee import check_delta, check_epsilon
 from fedcgd.mechanisms.sensitivity import Sensitivity, sensitivity
 

@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from fedcgd.accounting import gaussian
-from fedcgd.accounting.base import Accountant, Bound, Progress
+from fedcgd.accounting.accountant import Accountant, Bound, Progress
 from fedcgd.mechanisms import Mechanism, bandwidth
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.sensitivity import sensitivity

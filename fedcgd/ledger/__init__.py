@@ -29,10 +29,12 @@ Nothing here holds the key, and whoever reads the file learns who took part when
 """
 
 from fedcgd.ledger.budget import Admission, JointBudget
+from fedcgd.ledger.export import export
 from fedcgd.ledger.joint import JointRecord, UserGroup, joint
 from fedcgd.ledger.model import completed, released_model, save_model
-from fedcgd.ledger.records import Verification, export, verify
-from fedcgd.ledger.run import Ledger, Run, seal
+from fedcgd.ledger.run import Ledger, Run
+from fedcgd.ledger.sealing import seal
+from fedcgd.ledger.verification import Verification, verify
 
 __all__ = [
     "Admission",

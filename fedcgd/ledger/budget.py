@@ -7,9 +7,10 @@ from typing import Any
 
 from fedcgd.accounting.guarantee import check_delta, check_epsilon, rounded_up
 from fedcgd.keys import NoiseKey
-from fedcgd.ledger.recorded import BUDGET, RecordedRun, Together, recorded
-from fedcgd.ledger.records import verify
+from fedcgd.ledger.recorded_run import BUDGET, RecordedRun, recorded
 from fedcgd.ledger.store import MEMORY
+from fedcgd.ledger.together import Together
+from fedcgd.ledger.verification import verify
 from fedcgd.plan import Plan
 
 

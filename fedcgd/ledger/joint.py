@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedcgd.accounting import JointGuarantee
-from fedcgd.ledger.recorded import Together, recorded
-from fedcgd.ledger.records import verify
+from fedcgd.ledger.recorded_run import recorded
+from fedcgd.ledger.together import Together
+from fedcgd.ledger.verification import verify
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,30 +4,20 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
-from fedcgd.keys import NoiseKey, delete_key_file, runs_file
-from fedcgd.ledger import model_file
-from fedcgd.ledger.registry import Registry
-from fedcgd.ledger.store import (
-    FORMAT,
-    MEMORY,
-    checkpoint,
-    connect,
-    pack_ids,
-    reader,
-    sha256,
-    to_json,
-)
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import attempts, model_file, settings
+from fedcgd.ledger.registry import RegisteredRun, Registry
+from fedcgd.ledger.store import MEMORY, checkpoint, connect
 from fedcgd.ledger.transactions import now, transaction
-from fedcgd.noise import STREAM
+from fedcgd.ledger.turns import UsersTurns
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.participation.cohorts import History, check_round
 from fedcgd.plan import Plan
@@ -43,15 +33,6 @@ class Run:
     state: bytes | None
     layout: str
     """What the model's arrays are, as `record_released` was told."""
-
-
-_MOST_SEEN = 1_000_000  # users whose records are kept in memory
-
-
-class _User(NamedTuple):  # made by the ten thousand: four times as fast as a frozen dataclass
-    id: int
-    participations: int
-    last_round: int
 
 
 class Ledger:
@@ -77,7 +58,7 @@ class Ledger:
         self._registry = registry
         self._plan = plan
         self._owner = owner
-        self._seen: dict[str, _User | None] = {}  # as recorded: nobody else may write while this process is the owner
+        self._turns = UsersTurns(connection, plan.participation)
         self.stream_id = stream_id
         """Names this run's part of the key: `key.noise_of(stream_id)`, `key.choices_of(stream_id)`."""
         self.simulated = simulated
@@ -97,13 +78,8 @@ class Ledger:
         same noise unless their `purpose` differs; under any other key no two runs share noise. Raises ValueError if the ledger is
         sealed, or is that of another plan, configuration, key or definition of the noise.
         """
-        values = {
-            "plan": to_json(plan.to_description()),
-            "configuration": to_json({**configuration, "noise stream": STREAM}),
-            "key_fingerprint": key.fingerprint,
-            "simulated": int(key.simulated),
-        }
-        settings = sha256(f"{values['plan']} {values['configuration']} {key.fingerprint}")
+        wanted = settings.settings_of(plan, configuration, key)
+        fingerprint = settings.fingerprint(wanted)
         file = None if path == MEMORY else Path(path).resolve()  # links may change while the run goes on
         name = MEMORY if file is None else str(Path(path).absolute())
         if key.runs is not None and key.runs.resolve() == Path(name).resolve():
@@ -113,7 +89,7 @@ class Ledger:
 
             def check_new() -> None:
                 if registry is not None:  # first: where a ledger is lost, its model's file may not be
-                    registry.check_new(settings, name)
+                    registry.check_new(fingerprint, name)
                 if file is not None:
                     model_file.check_unused(file)
 
@@ -124,17 +100,17 @@ class Ledger:
                 new = connection.execute("SELECT 1 FROM run").fetchone() is None
                 if new:
                     check_new()
-                    _create(connection, values, purpose)
-                _check_same(connection, path, values)
+                    settings.write(connection, wanted, purpose)
+                settings.check_same(connection, path, wanted)
                 (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
                 # Before the run is in the ledger: of what a crash leaves in the registry alone, nothing was ever released.
                 if registry is not None and new:
-                    registry.begin(stream_id, settings, name)
+                    registry.begin(stream_id, fingerprint, name)
                 elif registry is not None:
-                    registry.resume(stream_id, settings, name, _nonces(connection))
+                    registry.resume(stream_id, fingerprint, name, attempts.nonces_of(connection))
                 owner = secrets.token_hex(16)
                 connection.execute("UPDATE run SET owner = ?", (owner,))
-                _abandon(connection, file)
+                attempts.abandon(connection, file)
             checkpoint(connection)
             stack.pop_all()
         return cls(connection, registry, plan, owner, stream_id, key.simulated, file)
@@ -153,12 +129,16 @@ class Ledger:
         if self._registry is not None:
             self._registry.close()
 
+    def other_runs(self) -> list[RegisteredRun]:
+        """The other runs of the key that have released rounds and are not sealed, by when they began; as far as it remembers."""
+        return [] if self._registry is None else self._registry.others(self.stream_id)
+
     def resume(self) -> Run:
         """Where the run stands, with the last released model and inner state (None before the first release).
 
         Raises ValueError, with the remedy, if the file that holds these is missing or is another.
         """
-        nonces, last = _nonces(self._connection), model_file.described(self._connection)
+        nonces, last = attempts.nonces_of(self._connection), model_file.described(self._connection)
         if last is None:
             return Run(len(nonces), nonces, None, None, "")
         model, state = self._in_memory if self._path is None else model_file.read(self._path, last)
@@ -167,7 +147,7 @@ class Ledger:
     def history(self, users: Collection[str]) -> History:
         """The participations so far of those `users` that have any."""
         with self._write():
-            known = self._known(users)
+            known = self._turns.of(users)
         return History(
             {user: record.participations for user, record in known.items()},
             {user: record.last_round for user, record in known.items()},
@@ -181,16 +161,11 @@ class Ledger:
         """
         check_round(self._plan.participation, round)
         with self._write():
-            connection = self._connection
-            self._check_turn(round)
-            counted = self._count(round, users)
-            tries = "SELECT count(*) FROM attempts WHERE round = ?"
-            attempt: int = connection.execute(tries, (round,)).fetchone()[0]
-            connection.execute(
-                "INSERT INTO attempts (round, attempt, state, users, planned) VALUES (?, ?, 'planned', ?, ?)",
-                (round, attempt, pack_ids(np.array([user.id for user in counted.values()], np.int64)), now()),
-            )
-        self._seen.update(counted)  # only now, when it is on record
+            attempts.check_turn(self._connection, round)
+            counted = self._turns.count(round, users)
+            ids = np.array([turns.id for turns in counted.values()], np.int64)
+            attempt = attempts.begin(self._connection, round, ids)
+        self._turns.remember(counted)  # only now, when it is on record
         return attempt
 
     def record_aggregated(self, round: int, attempt: int, nonce: int) -> None:
@@ -200,7 +175,7 @@ class Ledger:
         """
         packed = nonce.to_bytes(NONCE_BYTES, "big")
         with self._write():
-            self._advance(round, attempt, "planned", "aggregated")
+            attempts.advance(self._connection, round, attempt, "planned", "aggregated")
             same = "SELECT 1 FROM attempts WHERE round = ? AND nonce = ?"
             if self._connection.execute(same, (round, packed)).fetchone():
                 raise ValueError(
@@ -231,13 +206,11 @@ class Ledger:
         """
         with ExitStack() as stack:
             if self._registry is not None:
-                (released,) = self._connection.execute(
-                    "SELECT count(*) FROM attempts WHERE state = 'released'"
-                ).fetchone()
-                latest = _nonces(self._connection, "aggregated")
+                released = attempts.count_released(self._connection)
+                latest = attempts.nonces_of(self._connection, "aggregated")
                 stack.enter_context(self._registry.release(self.stream_id, released, latest))
             with self._write():
-                self._advance(round, attempt, "aggregated", "released")
+                attempts.advance(self._connection, round, attempt, "aggregated", "released")
                 if metrics is not None:
                     self._write_metrics("train", round + 1, metrics)
                 parts = memoryview(model).cast("B"), memoryview(state).cast("B")
@@ -250,8 +223,8 @@ class Ledger:
         """The round is not released this time: its attempt, if one is in flight, is abandoned. Its turn remains."""
         check_round(self._plan.participation, round)
         with self._write():
-            _abandon(self._connection, self._path)
-            self._check_turn(round)
+            attempts.abandon(self._connection, self._path)
+            attempts.check_turn(self._connection, round)
             self._connection.execute("INSERT INTO skips (round, at, reason) VALUES (?, ?, ?)", (round, now(), reason))
 
     def pin(self, users: Collection[str], node: str) -> set[str]:
@@ -294,202 +267,3 @@ class Ledger:
                     "another process has opened this ledger since; this one must not release anything any more"
                 )
             yield
-
-    def _known(self, users: Collection[str]) -> dict[str, _User]:
-        """The records of those `users` that have one."""
-        if len(set(users)) != len(users):
-            raise ValueError(
-                f"{len(users) - len(set(users))} users are named twice; a user has one id, and takes part once"
-            )
-        unseen = sorted(user for user in users if user not in self._seen)
-        if unseen:
-            if len(self._seen) > _MOST_SEEN:
-                self._seen.clear()
-                unseen = sorted(users)
-            self._connection.execute("DELETE FROM asked")
-            self._connection.executemany("INSERT INTO asked VALUES (?)", zip(unseen, strict=True))
-            rows = self._connection.execute(
-                "SELECT user, id, participations, last_round FROM asked CROSS JOIN users USING (user)"
-            )
-            self._seen.update(dict.fromkeys(unseen))
-            self._seen.update((row[0], _User._make(row[1:])) for row in rows)
-        seen = self._seen
-        return {user: record for user in users if (record := seen[user]) is not None}
-
-    def _count(self, round: int, users: Collection[str]) -> dict[str, _User]:
-        """Count `users` in `round`, once however often it is tried, and return their records."""
-        known = self._known(users)
-        k, b = self._plan.participation.participations, self._plan.participation.min_separation
-        again = [user for user in known.values() if user.last_round != round]
-        breaking = sum(user.participations >= k or round - user.last_round < b for user in again)
-        if breaking:
-            raise ValueError(
-                f"{breaking} users would take part more than {k} times, or less than {b} rounds apart, in round {round}; "
-                "fedcgd.participation.cohorts.cohort never chooses them"
-            )
-        foreign = sum((round - user.last_round) % b != 0 for user in again) if self._plan.participation.has_bins else 0
-        if foreign:
-            raise ValueError(
-                f"{foreign} users would take part in round {round}, which is not of their bin (round modulo {b}); "
-                "fedcgd.participation.cohorts.cohort never chooses them"
-            )
-        self._connection.executemany(
-            "UPDATE users SET participations = participations + 1, last_round = ? WHERE id = ?",
-            ((round, user.id) for user in sorted(again, key=attrgetter("id"))),
-        )
-        (last,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM users").fetchone()
-        new = sorted(set(users) - known.keys())
-        ids = range(last + 1, last + 1 + len(new))
-        self._connection.executemany(
-            "INSERT INTO users (id, user, participations, last_round) VALUES (?, ?, 1, ?)",
-            ((id, user, round) for id, user in zip(ids, new, strict=True)),
-        )
-        counted = {
-            name: user if user.last_round == round else _User(user.id, user.participations + 1, round)
-            for name, user in known.items()
-        }
-        return counted | {user: _User(id, 1, round) for id, user in zip(ids, new, strict=True)}
-
-    def _check_turn(self, round: int) -> None:
-        # Each by an index of its own: a run of a million rounds has a million attempts.
-        (released,) = self._connection.execute("SELECT count(*) FROM attempts WHERE state = 'released'").fetchone()
-        (in_flight,) = self._connection.execute(
-            "SELECT count(*) FROM attempts WHERE state IN ('planned', 'aggregated')"
-        ).fetchone()
-        if round != released:
-            raise ValueError(f"round must be {released}, the first that is not released, got {round}")
-        if in_flight:
-            raise ValueError(
-                f"an attempt at round {round} is in flight; release it, or call skip, before another begins"
-            )
-
-    def _advance(self, round: int, attempt: int, before: str, after: str) -> None:
-        column = "aggregated" if after == "aggregated" else "ended"
-        changed = self._connection.execute(
-            f"UPDATE attempts SET state = ?, {column} = ? WHERE round = ? AND attempt = ? AND state = ?",  # noqa: S608
-            (after, now(), round, attempt, before),
-        ).rowcount
-        if changed != 1:
-            raise ValueError(f"attempt {attempt} at round {round} is not {before}, so it cannot become {after}")
-
-
-def _nonces(connection: sqlite3.Connection, state: str = "released") -> tuple[int, ...]:
-    rows = connection.execute("SELECT nonce FROM attempts WHERE state = ? ORDER BY round", (state,))
-    return tuple(int.from_bytes(nonce, "big") for (nonce,) in rows)
-
-
-def seal(path: Path | str, key_file: Path | None) -> None:
-    """End the run at `path` for good and delete its key file (None: the key is elsewhere, and yours to delete).
-
-    Without the key nobody, the operator included, can take the noise off what was released. May be repeated. Raises ValueError,
-    and neither seals nor deletes, if `key_file` is missing or is another key, or if another run of the key is not sealed.
-    """
-    with reader(path) as connection:  # it is a ledger: `connect` would make one of any other database
-        fingerprint, stream_id = connection.execute("SELECT key_fingerprint, stream_id FROM run").fetchone()
-    with ExitStack() as stack:
-        registry = None
-        if key_file is not None:
-            _check_key(key_file, fingerprint, stream_id)
-            registry = stack.enter_context(closing(Registry(runs_file(key_file))))
-            _check_not_needed(registry, stream_id, key_file)
-        connection = stack.enter_context(closing(connect(path)))
-        with transaction(connection):
-            _abandon(connection, Path(path))
-            connection.execute("UPDATE run SET sealed = coalesce(sealed, ?)", (now(),))
-        checkpoint(connection)
-        if registry is not None:
-            registry.seal(stream_id, now())
-    if key_file is not None:
-        delete_key_file(key_file)
-
-
-def _check_key(key_file: Path, fingerprint: str, stream_id: str) -> None:
-    """Raise ValueError unless `key_file` is the key of that run, or was until the run was sealed."""
-    if key_file.exists():
-        if NoiseKey.from_file(key_file).fingerprint != fingerprint:
-            raise ValueError(f"{key_file} is not the key of this run (fingerprint {fingerprint}); nothing is deleted")
-        return
-    if runs_file(key_file).exists():
-        with closing(Registry(runs_file(key_file))) as registry:
-            run = registry.run(stream_id)
-        if run is not None and run.sealed is not None:
-            return
-    raise ValueError(f"there is no key file {key_file}: nothing is sealed, and nothing is deleted")
-
-
-def _check_not_needed(registry: Registry, stream_id: str, key_file: Path) -> None:
-    """Raise ValueError if another run of the key may go on. One that was sealed without its key file says so in its ledger."""
-    for run in registry.others(stream_id):
-        with suppress(ValueError), reader(run.ledger) as connection:
-            stored, sealed = connection.execute("SELECT stream_id, sealed FROM run").fetchone()
-            if stored == run.stream_id and sealed is not None:
-                registry.seal(run.stream_id, sealed)
-                continue
-        raise ValueError(
-            f"{key_file} is also the key of the run in {run.ledger} ({run.released} rounds released, not sealed): nothing is "
-            f"sealed or deleted. Seal that run first with `fedcgd ledger seal {run.ledger}`, then this one with the key file; if "
-            "that ledger is lost, seal this run without --key-file and delete the key yourself"
-        )
-
-
-def _create(connection: sqlite3.Connection, values: Mapping[str, Any], purpose: str) -> None:
-    # A simulation shall repeat, with a ledger or without one.
-    stream_id = purpose if values["simulated"] else secrets.token_hex(16)
-    connection.execute(
-        "INSERT INTO run (id, format, created, plan, configuration, configuration_hash, stream_id, key_fingerprint, "
-        "simulated, owner) VALUES (1, :format, :created, :plan, :configuration, :hash, :stream_id, :key_fingerprint, "
-        ":simulated, '')",
-        {
-            **values,
-            "format": FORMAT,
-            "created": now(),
-            "hash": sha256(values["configuration"]),
-            "stream_id": stream_id,
-        },
-    )
-
-
-def _check_same(connection: sqlite3.Connection, path: Path | str, values: Mapping[str, Any]) -> None:
-    row = connection.execute(
-        "SELECT format, sealed, plan, configuration, key_fingerprint, simulated FROM run"
-    ).fetchone()
-    written, sealed, *stored = row
-    if written != FORMAT:
-        raise ValueError(f"{path} has format {written}, and this version of fedcgd reads format {FORMAT}")
-    if sealed is not None:
-        raise ValueError(f"{path} was sealed on {sealed}: its run is over; begin another one with a new ledger and key")
-    for name, before in zip(("plan", "configuration"), stored[:2], strict=True):
-        differing = differences(json.loads(before), json.loads(values[name]))
-        if differing:
-            raise ValueError(
-                f"{path} is the ledger of another run: its {name} is not the same (on record → here): {', '.join(differing)}; "
-                "give the same, or another path"
-            )
-    if tuple(stored[2:]) != (values["key_fingerprint"], values["simulated"]):
-        raise ValueError(
-            f"{path} is the ledger of another run: its key fingerprint is {stored[2]}, here it is {values['key_fingerprint']}; "
-            "give the same key, or another path"
-        )
-
-
-def differences(before: Any, after: Any, name: str = "") -> list[str]:
-    """The settings, nested in dicts, that are not the same, as "name: before → after"."""
-    if before == after:
-        return []
-    if isinstance(before, dict) and isinstance(after, dict):
-        return [
-            line
-            for key in sorted(before.keys() | after.keys())
-            for line in differences(before.get(key, "nothing"), after.get(key, "nothing"), f"{name}.{key}".lstrip("."))
-        ]
-    before, after = ("there" if isinstance(value, dict) else value for value in (before, after))
-    return [f"{name}: {before} → {after}"]
-
-
-def _abandon(connection: sqlite3.Connection, path: Path | None) -> None:
-    """End the attempt that is in flight, if there is one, and leave nothing of it."""
-    connection.execute(
-        "UPDATE attempts SET state = 'abandoned', ended = ? WHERE state IN ('planned', 'aggregated')", (now(),)
-    )
-    if path is not None:
-        model_file.discard(path, len(_nonces(connection)))

@@ -10,7 +10,8 @@ from fedcgd.accounting import Guarantee, JointGuarantee
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.ledger.evaluations import EVALUATION_OF
-from fedcgd.ledger.records import export, verify
+from fedcgd.ledger.export import export
+from fedcgd.ledger.verification import verify
 from fedcgd.plan import Plan
 
 LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography", "dp-accounting")

@@ -28,6 +28,7 @@ _FRACTION, _TWO_FRACTIONS = tl.constexpr(float(bm.FRACTION)), tl.constexpr(float
 _COLUMNS, _TILE = tl.constexpr(COLUMNS), tl.constexpr(TILE)
 _ROUNDING = tl.constexpr(1.5 * 2.0**52)  # x + this − this, for |x| < 2⁵¹, is x rounded as by rint
 
+_ANY = ["terms", "first_tile", "start", "stop"]  # else a run compiles the kernel again, for one term and for 16
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
 
@@ -155,7 +156,7 @@ def _set(out, noise, tile, start, stop, i: tl.constexpr):
     tl.store(out + at, noise.to(tl.float32), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ANY)
 def _noise(total, values, keys, numbers, terms, first_tile, start, stop, HAS_VALUES: tl.constexpr, ROUND: tl.constexpr):
     """`keys` are those of the terms and then that of the smoothing; `numbers` the weights, the width, the scale of `values`."""
     tile = tl.program_id(0).to(tl.int64) + first_tile
@@ -209,6 +210,16 @@ def _noise(total, values, keys, numbers, terms, first_tile, start, stop, HAS_VAL
         _set(total, n11, tile, start, stop, 11)
 
 
+@triton.jit(do_not_specialize=["size"])
+def _tile_hashes(out, numbers, coefficients, size, HASHES: tl.constexpr, BLOCK: tl.constexpr):
+    tile = tl.program_id(0).to(tl.int64)
+    within = tl.arange(0, BLOCK)
+    at = tile * BLOCK + within
+    x = tl.load(numbers + at, mask=at < size, other=0).to(tl.int64)
+    for i in tl.static_range(HASHES):
+        tl.store(out + tile * HASHES + i, tl.sum(x * tl.load(coefficients + i * BLOCK + within)))
+
+
 def add_to_grid(total: Tensor, start: int, keys: Any, weights: Any, smoothing: Any, width: float) -> None:
     """total += round(Σ weights[j]·Z_j + width·words), whole numbers as float64; arguments as in `compiled.Kernels`."""
     _launch(total, total, start, [*keys, smoothing], [*weights, width, 0.0], HAS_VALUES=False, ROUND=True)
@@ -224,14 +235,34 @@ def fill_normals(out: Tensor, start: int, key: Any) -> None:
     _launch(out, out, start, [key, key], [1.0, 0.0, 0.0], HAS_VALUES=False, ROUND=False)  # the second is not used
 
 
+def tile_hashes(numbers: Tensor, coefficients: Tensor) -> Tensor:
+    """[Σ_j coefficients[i, j]·tile[j] mod 2⁶⁴ for each i] of each tile of `numbers`, one after the other, int64.
+
+    `numbers` are whole, float64 or int64, and a tile is as many of them as a row of `coefficients`, int64, has: a power of two.
+    """
+    hashes, block = coefficients.shape
+    tiles = -(-numbers.numel() // block)
+    out = torch.empty(tiles * hashes, dtype=torch.int64, device=numbers.device)
+    with torch.cuda.device_of(numbers):
+        _tile_hashes[(tiles,)](out, _contiguous(numbers), coefficients, numbers.numel(), hashes, block, num_warps=4)
+    return out
+
+
 def _launch(out: Tensor, values: Tensor, start: int, keys: list[Any], numbers: list[float], **constants: bool) -> None:
-    if not out.is_contiguous() or not values.is_contiguous():
-        raise ValueError("the sum must be contiguous")
-    first, stop = start // TILE, start + out.numel()
-    programs = -(-stop // TILE) - first
     if not out.numel():
         return
+    first, stop = start // TILE, start + out.numel()
+    programs = -(-stop // TILE) - first
     words = torch.from_numpy(np.stack(keys).astype(np.uint32).view(np.int32)).to(out.device)
     scales = torch.tensor(numbers, dtype=torch.float64, device=out.device)
-    _noise[(programs,)](out, values, words, scales, len(keys) - 1, first, start, stop, **constants, **OPTIONS)
+    with torch.cuda.device_of(out):  # Triton launches on the current device, wherever the tensors are
+        arguments = (_contiguous(out), _contiguous(values), words, scales, len(keys) - 1, first, start, stop)
+        _noise[(programs,)](*arguments, **constants, **OPTIONS)
     words.zero_()  # after the kernel: else the keys would stay in memory that the allocator keeps
+
+
+def _contiguous(numbers: Tensor) -> Tensor:
+    """`numbers`. Raises ValueError if they are apart in memory, where a kernel would not find them."""
+    if not numbers.is_contiguous():
+        raise ValueError(f"the numbers must be contiguous, got strides {numbers.stride()}")
+    return numbers

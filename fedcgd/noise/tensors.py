@@ -1,10 +1,10 @@
 """Noise for sums that are torch tensors: made where they are by Triton (`gpu_code`), else in main memory; the same numbers."""
 
+import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from hashlib import shake_256
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,8 @@ from fedcgd.noise.quantisation import (
 )
 from fedcgd.noise.stream import COLUMNS, TILE, NoiseStream, add_tiles, key_words, words_of
 
+_HASHES, _HASHED = 4, 2048
+_FEW_HASHES = 2**13  # 64 KiB, which the host hashes in the time of a kernel's launch
 _PART = 2**15  # numbers, so that a part's copy stays in the second-level cache
 
 
@@ -36,6 +38,8 @@ class GpuKernels(NamedTuple):
     """(total, start, values, scale, smoothing, width): total += round(scale·values + width·words)."""
     fill_normals: Callable[..., None]
     """(out, start, key): out = Z, float32."""
+    tile_hashes: Callable[..., Tensor]
+    """(numbers, coefficients) → linear hashes of each tile, modulo 2⁶⁴; see `fingerprint`."""
 
 
 class TensorNormals:
@@ -110,7 +114,9 @@ def gpu_kernels(device: torch.device) -> GpuKernels | None:
     try:
         from fedcgd.noise import gpu_code
 
-        kernels = GpuKernels(gpu_code.add_to_grid, gpu_code.add_values_to_grid, gpu_code.fill_normals)
+        kernels = GpuKernels(
+            gpu_code.add_to_grid, gpu_code.add_values_to_grid, gpu_code.fill_normals, gpu_code.tile_hashes
+        )
         reason = "" if same_bits(kernels, device) else "Triton gives other bits there than NumPy"
     except Exception as error:  # whatever a compiler can raise for a device that it does not know
         reason = f"Triton does not work there ({type(error).__name__}: {error})"
@@ -127,7 +133,7 @@ def gpu_kernels(device: torch.device) -> GpuKernels | None:
 
 def same_bits(kernels: GpuKernels, device: torch.device) -> bool:
     """Whether some thousand numbers that `kernels` make on `device` are those of NumPy."""
-    stream = NoiseStream(shake_256(b"numbers to compare").digest(32))
+    stream = NoiseStream(hashlib.shake_256(b"numbers to compare").digest(32))
     seeds = [stream.key_of(i, 0) for i in range(3)]
     keys = [key_words(seed) for seed in seeds]
     first, last = 2**32 // COLUMNS - 1, 2**32 // COLUMNS + 1
@@ -143,4 +149,39 @@ def same_bits(kernels: GpuKernels, device: torch.device) -> bool:
     normal = wide[5:-4].astype(np.float32)
     add_rounded(expected, start, [(seeds[0], -0.9), (seeds[1], 1e6)], seeds[2], width)
     expected += np.rint(np.float64(normal) * 1.7e5 + width * words_of(seeds[2], first, last)[5:-4]).astype(np.int64)
-    return z.cpu().numpy().tobytes() == normal.tobytes() and np.array_equal(total.cpu().numpy(), expected)
+    coefficients = _coefficients(bytes(32))
+    hashes = [kernels.tile_hashes(part, torch.from_numpy(coefficients).to(device)) for part in (total, total.long())]
+    tiles = np.pad(expected, (0, -size % coefficients.shape[1])).reshape(-1, 1, coefficients.shape[1])
+    expected_hashes = (tiles * coefficients).sum(-1).reshape(-1)
+    return (
+        z.cpu().numpy().tobytes() == normal.tobytes()
+        and np.array_equal(total.cpu().numpy(), expected)
+        and all(np.array_equal(found.cpu().numpy(), expected_hashes) for found in hashes)
+    )
+
+
+def fingerprint(steps: Tensor, key: bytes) -> NDArray[Any]:
+    """What tells `steps`, whole numbers as float64, from others: themselves in main memory, else some thousand hashes of them.
+
+    Hashes are linear, modulo 2⁶⁴, four for each tile of 2048 numbers, with coefficients from `key`; and of these again, with
+    other coefficients, while they are many. Other steps have other hashes but for a chance of 2⁻¹²⁸ in each of few passes, if
+    2³² does not divide all that differs: a difference δ that 2ᵛ divides has none in one of four hashes with chance 2⁻⁽⁶⁴⁻ᵛ⁾.
+    """
+    gpu = gpu_kernels(steps.device)
+    if gpu is None:
+        return steps.cpu().numpy()
+    hashes = steps
+    while hashes is steps or len(hashes) > _FEW_HASHES:
+        key = hashlib.sha256(b"fedcgd fingerprint" + key).digest()
+        hashes = gpu.tile_hashes(hashes, torch.from_numpy(_coefficients(key)).to(steps.device))
+    return hashes.cpu().numpy()
+
+
+@lru_cache(maxsize=4)
+def _coefficients(key: bytes) -> NDArray[np.int64]:
+    """Uniform, shape (4, 2048)."""
+    return (
+        np.frombuffer(hashlib.shake_256(key).digest(8 * _HASHES * _HASHED), "<i8")
+        .astype(np.int64)
+        .reshape(_HASHES, _HASHED)
+    )

@@ -101,8 +101,11 @@ def check_fits(participation: Participation, steps: int) -> None:
         )
 
 
-def check_module(module: nn.Module, optimizer: optim.Optimizer) -> None:
-    """Raise unless the parameters that can move are those that are clipped, and nothing else carries data away."""
+def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> None:
+    """Raise unless the parameters that can move are those that are clipped, and nothing else carries data away.
+
+    `mode` is how the gradients of examples are made.
+    """
     if isinstance(module, nn.parallel.DistributedDataParallel):
         raise TypeError("DistributedDataParallel is not supported: each process would add its own noise")
     if not isinstance(optimizer, optim.Optimizer):
@@ -135,6 +138,33 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer) -> None:
             raise ValueError(
                 f"{name!r} has max_norm: it changes the embeddings of the tokens that it sees, without clipping or noise"
             )
+        if getattr(layer, "scale_grad_by_freq", False):
+            raise ValueError(
+                f"{name!r} has scale_grad_by_freq: it divides gradients by how often a token occurs in the batch, among all its "
+                "examples"
+            )
+        if mode in ("hooks", "ghost") and getattr(layer, "padding_mode", "zeros") != "zeros" and _is_trained(layer):
+            raise ValueError(
+                f"{name!r} has the padding_mode {layer.padding_mode!r}, and Opacus makes the gradients of examples as if it were "
+                "'zeros'; take grad_sample_mode='functorch', or pad in a layer before it"
+            )
+        if (
+            mode in ("hooks", "ghost")
+            and type(layer) is nn.LayerNorm
+            and getattr(layer, "bias", None) is None
+            and _is_trained(layer)
+        ):
+            raise ValueError(
+                f"{name!r} is a LayerNorm without bias, which Opacus has no gradients of: take 'functorch'"
+            )
+        if mode in ("ew", "functorch") and getattr(layer, "padding_idx", None) is not None and _is_trained(layer):
+            raise ValueError(
+                f"{name!r} has a padding_idx, whose row grad_sample_mode {mode!r} trains like others; take 'hooks'"
+            )
+
+
+def _is_trained(layer: nn.Module) -> bool:
+    return any(p.requires_grad for p in layer.parameters(recurse=False))
 
 
 def refuse_schedulers(noise_scheduler: Any, grad_clip_scheduler: Any) -> None:

@@ -28,7 +28,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedcgd.opacus.row_passes import add_rows, passes_for
+from fedcgd.opacus.row_passes import add_rows, gpu_add_rows, passes_for
 from fedcgd.opacus.row_passes import norms as row_norms
 
 MARGIN = 2.0**-14
@@ -40,7 +40,8 @@ _GRAM_FLOOR = 2.0**-18
 _ROWS_AT_ONCE = 4096
 _BLOCK = 256
 _LEAST_FAST_NORM = 2.0**-30
-_FLOATS_AT_ONCE = 2**18
+_FLOATS_AT_ONCE = 2**18  # what a processor's cache holds
+_FLOATS_AT_ONCE_ON_A_GPU = 2**26  # half a gibibyte as float64: each part costs some launches
 
 
 class Rows(Protocol):
@@ -94,7 +95,11 @@ class Dense:
         if (passes := passes_for(values)) is not None:
             add_rows(passes, total, values, factors)
             return
-        columns = max(1024, _FLOATS_AT_ONCE // len(values))
+        if (add := gpu_add_rows(values.device)) is not None:
+            add(total, values.contiguous(), factors.contiguous())
+            return
+        at_once = _FLOATS_AT_ONCE if values.device.type == "cpu" else _FLOATS_AT_ONCE_ON_A_GPU
+        columns = max(1024, at_once // len(values))
         for start in range(0, values.shape[1], columns):  # in parts, because they are copied to float64
             part = total[start : start + columns]
             part += torch.mv(values[:, start : start + columns].double().T, factors)
@@ -112,7 +117,11 @@ class Outer:
 
     def norms(self, fast: bool) -> Tensor:
         if self.length > 1:
-            few = max(1, _FLOATS_AT_ONCE // self.length**2)
+            if self.b.device.type == "cpu":
+                few = max(1, _FLOATS_AT_ONCE // self.length**2)
+            else:  # the copies, too, are to fit
+                wide = max(self.length, self.b.shape[2] + self.a.shape[2])
+                few = max(1, _FLOATS_AT_ONCE_ON_A_GPU // (self.length * wide))
             parts = zip(torch.split(self.b, few), torch.split(self.a, few), strict=True)
             return torch.cat([_gram_norms(b.double(), a.double()) for b, a in parts])[:, None]
         return _norm(self.b) * _norm(self.a)
@@ -178,11 +187,14 @@ def add_clipped(totals: Sequence[Tensor], rows: Sequence[Rows], clip_norm: float
     aim = clip_norm * (1 - MARGIN)
     fast = clip_norm >= _LEAST_FAST_NORM
     norms = _norms(rows, fast)
-    if fast and not bool(torch.isfinite(norms).all()):
-        norms = torch.where(torch.isfinite(norms), norms, _norms(rows, False))
     finite = torch.isfinite(norms)
+    all_finite = bool(finite.all())  # for which a GPU has to be waited for
+    if fast and not all_finite:
+        norms = torch.where(finite, norms, _norms(rows, False))
+        finite = torch.isfinite(norms)
+        all_finite = bool(finite.all())
     factors = torch.where(finite, (aim / norms).clamp(max=1.0), 0.0)
-    usable = None if bool(finite.all()) else finite  # 0·NaN is NaN: a factor of zero is not enough
+    usable = None if all_finite else finite  # 0·NaN is NaN: a factor of zero is not enough
     for total, row in zip(totals, rows, strict=True):
         row.add_to(total, factors, usable)
 

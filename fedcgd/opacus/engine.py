@@ -1,5 +1,6 @@
 """`opacus.PrivacyEngine` with correlated noise."""
 
+import pickle
 import secrets
 import warnings
 from collections.abc import Mapping
@@ -149,7 +150,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         check_fits(plan.participation, steps)
         inner = module._module if isinstance(module, AbstractGradSampleModule) else module
         self.validate(module=inner, optimizer=None, data_loader=None)
-        check_module(inner, optimizer)
+        check_module(inner, optimizer, grad_sample_mode)
         moving = [p for p in inner.parameters() if p.requires_grad]
         self._key = self._run_key(noise_generator)
         if plan.noiseless:
@@ -173,7 +174,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             loss_reduction=loss_reduction,
             expanded=wrapped if grad_sample_mode == "ew" else None,
         )
-        Independence(inner, wrapped if grad_sample_mode == "ew" else inner, batch_first)
+        Independence(inner, wrapped if grad_sample_mode == "ew" else inner, batch_first, wrapped)
         batches = RoundBatches(plan.participation, examples, steps, self._choices, rounds, accumulation_steps)
         loader = self._loader(data_loader, batches, batch_first)
         self._rounds = rounds
@@ -255,10 +256,17 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         if self._rounds is None:
             raise RuntimeError("call make_private first, with the plan of the checkpoint")
-        options = {**(torch_load_kwargs or {}), "weights_only": True}
-        checkpoint: dict[str, Any] = torch.load(path, **options)
-        self._rounds.load_state_dict(checkpoint["privacy_accountant_state_dict"])
-        module.load_state_dict(checkpoint["module_state_dict"], **(module_load_dict_kwargs or {}))
+        # To main memory first: what was saved on a GPU can be loaded without one, and is not there twice with one.
+        options = {"map_location": "cpu", **(torch_load_kwargs or {}), "weights_only": True}
+        try:
+            checkpoint: dict[str, Any] = torch.load(path, **options)
+            run, model = checkpoint["privacy_accountant_state_dict"], checkpoint["module_state_dict"]
+        except (pickle.UnpicklingError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} holds no checkpoint, or more than tensors and plain values; save_checkpoint makes one"
+            ) from error
+        self._rounds.load_state_dict(run)
+        module.load_state_dict(model, **(module_load_dict_kwargs or {}))
         state = checkpoint.pop("optimizer_state_dict", {})
         if optimizer is not None and state:
             optimizer.load_state_dict(state)

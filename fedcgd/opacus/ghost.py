@@ -115,6 +115,8 @@ def _embedding(layer: nn.Embedding, activations: Tensor, backprops: Tensor) -> F
     pairs, places = torch.unique(example * layer.num_embeddings + tokens, return_inverse=True)
     values = torch.zeros(len(pairs), layer.embedding_dim, dtype=backprops.dtype, device=backprops.device)
     values.index_add_(0, places.reshape(-1), backprops.reshape(-1, layer.embedding_dim))
+    if layer.padding_idx is not None:
+        values[pairs % layer.num_embeddings == layer.padding_idx] = 0
     return [(layer.weight, Lookup(pairs // layer.num_embeddings, pairs % layer.num_embeddings, values, examples))]
 
 

@@ -1,9 +1,13 @@
 """Whether the rows of a batch stay apart in a model, so that what is clipped for an example is that example's alone."""
 
+import random
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from opacus.layers.dp_rnn import DPGRU, DPLSTM, DPRNN, RNNLinear
 from torch import Tensor, nn
@@ -12,102 +16,296 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 _ROUNDING = 8
 _RECURRENT = (DPRNN, DPLSTM, DPGRU)
+_AGAIN = 10
+_REPEATS, _SPREADS = 2, 16
+
+
+class _Seen(NamedTuple):
+    """The input or the output of a layer, or of the model."""
+
+    name: str
+    dim: int
+    """Of its rows."""
+    values: Tensor
+    layer: nn.Module | None = None
 
 
 class Independence:
     """Raises RuntimeError in the forward pass of a model in which one example reaches the rows of others.
 
     Counting rows does not find a sequence-first layer whose length is the batch size, attention or statistics across the
-    batch, or rows in another order in one layer than in the next. So the first batch in which that can be seen goes through the
-    model three times more, without gradients and with the same random numbers: twice as it is, and with its first row replaced by
-    its second. Beyond the first row the inputs of all layers and the output have to be the same. A model that does not repeat
-    itself cannot be judged in this way, nor can the loss, which the model does not see.
+    batch, rows in another order in one layer than in the next, or a layer that works on something of the model's own, and has
+    rows that are no examples. So some batches (the 1st, 10th, 100th, … in which it can be seen) go through the model a few times
+    more, with the same random numbers:
+
+    - forward, as they are and with rows (the first; every other one) replaced by the next: in the other rows the inputs of all
+      layers and the outputs have to be the same;
+    - and backward, with another slope in the first row of the output, or the last: in the other rows the slopes of the outputs of
+      all layers have to be the same.
+
+    Where an output is one number for the batch, its slopes have to be the same in rows that are not replaced: so a loss that a
+    model makes is judged. A loss that the model does not see is not. A model that does not repeat itself cannot be judged by
+    what it answers, which is said in a warning.
     """
 
-    def __init__(self, module: nn.Module, seen: nn.Module, batch_first: bool) -> None:
-        """Watches `module`, when `seen` (itself, or a wrapper around it) is called, for as long as it is private."""
+    def __init__(self, module: nn.Module, seen: nn.Module, batch_first: bool, hooks: Any = None) -> None:
+        """Watches `module`, when `seen` (itself, or a wrapper around it) is called, for as long as it is private.
+
+        `hooks` are Opacus' that make the gradients of examples, if any do: they are off meanwhile.
+        """
         self._module = module
         self._batch_dim = 0 if batch_first else 1
-        self._judged = False
+        self._hooks = hooks if hasattr(hooks, "disable_hooks") else None
+        self._batches, self._next, self._looking = 0, 1, False
         seen.register_forward_pre_hook(self._before, with_kwargs=True)
         for layer in module.modules():
             if isinstance(layer, _RECURRENT):
                 layer.register_forward_pre_hook(_refuse_reordered)
 
     def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._judged or not _trains(self._module):
+        if self._looking or not _trains(self._module) or not getattr(self._hooks, "hooks_enabled", True):
             return
         given = (args, kwargs)
         tensors = [t for t in _tensors(given) if t.dim() > self._batch_dim]
         if not tensors or (rows := tensors[0].shape[self._batch_dim]) < 2:
             return
-        other = tree_map(lambda value: self._replaced(value, rows), given)
-        if all(torch.equal(one, two) for one, two in zip(_tensors(given), _tensors(other), strict=True)):
-            return  # two equal rows, which tell nothing
-        mixed = self._mixed(given, other, rows)
+        self._batches += 1
+        if self._batches < self._next:
+            return
+        first, *others = (self._replaced(given, rows, which) for which in _replacements(rows))
+        equal = _same(given, first)  # which tell nothing on the way forward
+        if equal and self._next > 1:
+            return
+        with self._quiet():
+            mixed = self._mixed_backward(given, rows)
+            if not equal:
+                mixed = self._mixed_forward(given, [first, *others], rows) or mixed
+                mixed = mixed or self._mixed_number(given, [first, *others], rows)
         if mixed:
             raise RuntimeError(
                 f"another example in the first row of the batch changes the other rows of {mixed}: examples influence each "
                 "other there, and clipping bounds none of them. Each example must keep its row, apart from all others, from "
                 "the input to the output: no statistics or attention across the batch, rows in one order in all layers (no "
-                "pack_padded_sequence with enforce_sorted=False), and the batch as the first dimension of each layer's input "
-                "(batch_first=True of attention and recurrent layers)"
+                "pack_padded_sequence with enforce_sorted=False), each layer called with all rows or with none, and the batch as "
+                "the first dimension of each layer's input (batch_first=True of attention and recurrent layers; position ids, or "
+                "what else is the same for all examples, with a row for each of them)"
             )
-        self._judged = True
+        if not equal:
+            self._next *= _AGAIN
 
-    def _replaced(self, value: Any, rows: int) -> Any:
-        if not _has_rows(value, self._batch_dim, rows):
-            return value
-        value = value.detach().clone()
-        value.select(self._batch_dim, 0).copy_(value.select(self._batch_dim, 1))
-        return value
+    def _replaced(self, given: Any, rows: int, which: slice) -> Any:
+        source = torch.arange(rows)
+        source[which] = (source[which] + 1) % rows
 
-    def _mixed(self, given: Any, other: Any, rows: int) -> str:
+        def replaced(value: Any) -> Any:
+            if not _has_rows(value, self._batch_dim, rows):
+                return value
+            return value.detach().index_select(self._batch_dim, source.to(value.device))
+
+        return tree_map(replaced, given)
+
+    def _mixed_forward(self, given: Any, others: list[Any], rows: int) -> str:
         """The first place where rows mix; empty if none is known."""
         try:
-            plain, again, changed = (self._trace(one) for one in (given, given, other))
+            plain, again = self._trace(given), self._trace(given)
+            changed = [self._trace(other) for other in others]
         except Exception:  # the model refuses such a batch
             return ""
-        for (name, dim, before), (same, _, repeated), (place, _, after) in zip(plain, again, changed, strict=False):
-            if not name == same == place:
+        for i, (before, repeated) in enumerate(zip(plain, again, strict=False)):
+            if before.name != repeated.name or before.values.shape != repeated.values.shape:
                 return ""
-            if not _has_rows(before, dim, rows) or not before.shape == repeated.shape == after.shape:
+            if not _has_rows(before.values, before.dim, rows):
                 continue
-            if bool(_changed(before, repeated, dim).any()):  # not by the example: the model does not repeat itself
+            if bool(_changed(before.values, repeated.values, before.dim).any()):
+                warnings.warn(
+                    f"the model gave {before.name} another value for the same batch and the same random numbers: it draws "
+                    "numbers of its own, or keeps something from one batch for the next. If that is something of the batch, "
+                    "ε does not hold; whether examples reach each other's rows cannot be told",
+                    stacklevel=2,
+                )
                 return ""
-            if bool(_changed(before, after, dim)[1:].any()):
-                return name
+            for which, trace in zip(_replacements(rows), changed, strict=True):
+                if i >= len(trace) or trace[i].name != before.name:
+                    return ""
+                after = trace[i].values
+                if before.values.shape == after.shape and bool(
+                    _others(_changed(before.values, after, before.dim), which).any()
+                ):
+                    return before.name
         return ""
 
-    def _trace(self, given: Any) -> list[tuple[str, int, Tensor]]:
-        """The inputs of all layers that are trained, and the output, in their order, each with its batch dimension."""
-        found: list[tuple[str, int, Tensor]] = []
+    def _trace(self, given: Any) -> list[_Seen]:
+        """The inputs of all layers that are trained, and the outputs, in their order."""
+        found: list[_Seen] = []
 
-        def hook(name: str) -> Callable[..., None]:
+        def hook(name: str, layer: nn.Module) -> Any:
             def note(layer: nn.Module, inputs: Any) -> None:
-                dim = self._batch_dim
-                if isinstance(layer, (RNNLinear, *_RECURRENT)):  # these know themselves, and keep rows first inside
-                    dim = 0 if getattr(layer, "batch_first", True) else 1
-                found.extend((f"the input of {name!r}", dim, t.detach().clone()) for t in _tensors(inputs)[:1])
+                found.extend(
+                    _Seen(f"the input of {name!r}", self._dim(layer), t.detach().clone()) for t in _tensors(inputs)[:1]
+                )
 
-            return note
+            return layer.register_forward_pre_hook(note)
 
+        output = self._called(given, hook)
+        if self._batch_dim == 0:  # else it may have any shape
+            found.extend(_Seen("the output", 0, t.detach()) for t in _tensors(output))
+        return found
+
+    def _mixed_backward(self, given: Any, rows: int) -> str:
+        """The first place where the slopes of rows mix; empty if none is known."""
+        if self._batch_dim != 0:  # the output's rows are not known
+            return ""
+        try:
+            found, given_out = self._graph(given)
+            outputs = [t for t in given_out if _has_rows(t, 0, rows)]
+            generator = torch.Generator().manual_seed(0)
+            slopes = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
+            values = [seen.values for seen in found]
+
+            def pulled(which: slice) -> list[Tensor | None]:
+                given = [slope.clone() for slope in slopes]
+                for slope in given:
+                    slope[which] *= -2
+                return list(torch.autograd.grad(outputs, values, given, retain_graph=True, allow_unused=True))
+
+            before, *again = (pulled(slice(0)) for _ in range(1 + _REPEATS))
+            changed = [pulled(which) for which in _replacements(rows)]
+        except Exception:  # it has no gradients in this way, as with checkpoints that are entered again
+            return ""
+        spread = max(
+            (
+                _spread(one, other, seen.dim)
+                for repeated in again
+                for seen, one, other in zip(found, before, repeated, strict=True)
+            ),
+            default=0.0,
+        )
+        uses = Counter(id(p) for seen in found for p in _own_parameters(seen.layer))
+        for i, (seen, one) in enumerate(zip(found, before, strict=True)):
+            if one is None:
+                continue
+            if not _has_rows(one, seen.dim, rows):
+                packed = isinstance(seen.layer, RNNLinear)
+                if not packed and any(uses[id(p)] > 1 for p in _own_parameters(seen.layer)):
+                    return seen.name
+                continue  # if it is used once, clipping sees that there are fewer rows
+            for which, slopes_after in zip(_replacements(rows), changed, strict=True):
+                other = slopes_after[i]
+                if other is not None and bool(_others(_changed(one, other, seen.dim, spread), which).any()):
+                    return seen.name
+        return ""
+
+    def _mixed_number(self, given: Any, others: list[Any], rows: int) -> str:
+        """Where an output that is one number for the batch, as a loss is, is no sum of its examples'; empty if none is known."""
+
+        def slopes(given: Any) -> list[tuple[_Seen, Tensor | None]]:
+            found, outputs = self._graph(given)
+            numbers = [t for t in outputs if t.dim() == 0]
+            if not numbers:
+                return []
+            made = torch.autograd.grad(numbers, [seen.values for seen in found], allow_unused=True)
+            return list(zip(found, made, strict=True))
+
+        try:
+            if not (plain := slopes(given)):
+                return ""
+            again = [slopes(given) for _ in range(_REPEATS)]
+            changed = [slopes(other) for other in others]
+        except Exception:  # the model refuses such a batch
+            return ""
+        spread = max(
+            (
+                _spread(one, other, seen.dim)
+                for repeated in again
+                for (seen, one), (_, other) in zip(plain, repeated, strict=True)
+            ),
+            default=0.0,
+        )
+        for which, slopes_after in zip(_replacements(rows), changed, strict=False):
+            for (seen, one), (after, other) in zip(plain, slopes_after, strict=False):
+                if one is None or other is None or seen.name != after.name or one.shape != other.shape:
+                    continue
+                if _has_rows(one, seen.dim, rows) and bool(
+                    _others(_changed(one, other, seen.dim, spread), which).any()
+                ):
+                    return f"{seen.name}, of a single number that the model gives for the batch"
+        return ""
+
+    def _graph(self, given: Any) -> tuple[list[_Seen], list[Tensor]]:
+        """The outputs of all layers that are trained, in their order, and those of the model that depend on them."""
+        found: list[_Seen] = []
+
+        def hook(name: str, layer: nn.Module) -> Any:
+            def note(layer: nn.Module, _inputs: Any, output: Any) -> Any:
+                if not isinstance(output, Tensor) or not output.requires_grad:
+                    return None
+                found.append(_Seen(f"the slope of the output of {name!r}", self._dim(layer), output, layer))
+                return output.clone()  # which may be written to
+
+            return layer.register_forward_hook(note)
+
+        return found, [t for t in _tensors(self._called(given, hook)) if t.requires_grad]
+
+    def _dim(self, layer: nn.Module) -> int:
+        if isinstance(layer, (RNNLinear, *_RECURRENT)):  # these know themselves, and keep rows first inside
+            return 0 if getattr(layer, "batch_first", True) else 1
+        return self._batch_dim
+
+    def _called(self, given: Any, hook: Callable[[str, nn.Module], Any]) -> Any:
+        """What the model answers, with `hook` in each of the layers that have gradients of examples."""
+        hooked = None if self._hooks is None else set(self._hooks.iterate_submodules(self._module))
         handles = [
-            layer.register_forward_pre_hook(hook(name))
+            hook(name, layer)
             for name, layer in self._module.named_modules()
-            if name and any(p.requires_grad for p in layer.parameters(recurse=False))
+            if any(p.requires_grad for p in layer.parameters(recurse=False)) and (hooked is None or layer in hooked)
         ]
         args, kwargs = given
         devices = {t.device for t in (*_tensors(given), *self._module.parameters()) if t.device.type == "cuda"}
+        drawn, numpys = random.getstate(), np.random.get_state()
         try:
-            with torch.no_grad(), torch.random.fork_rng(list(devices)), _same_buffers(self._module):
-                output = self._module(*args, **kwargs)
+            with torch.random.fork_rng(list(devices)):
+                return self._module(*args, **kwargs)
         finally:
+            random.setstate(drawn)
+            np.random.set_state(numpys)
             for handle in handles:
                 handle.remove()
-        if self._batch_dim == 0:  # else it may have any shape
-            found.extend(("the output", 0, t) for t in _tensors(output)[:1])
-        return found
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """A context in which the model may be called: nobody watches, and Opacus' hooks make no gradients of examples.
+
+        Buffers are afterwards what they were, but not between the calls: what they keep of one batch shows in the next.
+        """
+        self._looking = True
+        if self._hooks is not None:
+            self._hooks.disable_hooks()
+        try:
+            with _same_buffers(self._module):
+                yield
+        finally:
+            self._looking = False
+            if self._hooks is not None:
+                self._hooks.enable_hooks()
+
+
+def _replacements(rows: int) -> list[slice]:
+    """Which rows are replaced."""
+    return [slice(1)] if rows == 2 else [slice(1), slice(0, rows - 1, 2), slice(1, None, 2)]
+
+
+def _others(changed: Tensor, replaced: slice) -> Tensor:
+    changed = changed.clone()
+    changed[replaced] = False
+    return changed
+
+
+def _own_parameters(layer: nn.Module | None) -> list[nn.Parameter]:
+    return [] if layer is None else [p for p in layer.parameters(recurse=False) if p.requires_grad]
+
+
+def _same(one: Any, other: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(_tensors(one), _tensors(other), strict=True))
 
 
 def _trains(module: nn.Module) -> bool:
@@ -126,12 +324,20 @@ def _has_rows(value: Any, dim: int, rows: int) -> bool:
     return isinstance(value, Tensor) and value.dim() > dim and value.shape[dim] == rows and value.numel() > 0
 
 
-def _changed(one: Tensor, other: Tensor, dim: int) -> Tensor:
-    """Which rows differ by more than rounding."""
+def _spread(one: Tensor | None, other: Tensor | None, dim: int) -> float:
+    """By how much two results for the same batch differ, relative to the largest number of the row; at most 1/32."""
+    if one is None or other is None or one.dim() <= dim or not one.numel():
+        return 0.0
+    off, one = (t.movedim(dim, 0).reshape(t.shape[dim], -1).abs().amax(1) for t in (one - other, one))
+    return min(float((off / one).nan_to_num(0, 0, 0).max()), 1 / 32)
+
+
+def _changed(one: Tensor, other: Tensor, dim: int, spread: float = 0.0) -> Tensor:
+    """Which rows differ by more than rounding, and than what is `spread` each time: on a GPU sums are made in any order."""
     one, other = (t.movedim(dim, 0).reshape(t.shape[dim], -1) for t in (one, other))
     if not one.is_floating_point():
         return (one != other).any(1)
-    limit = _ROUNDING * torch.finfo(one.dtype).eps * one.abs().nan_to_num(0, 0, 0).amax(1)
+    limit = max(_ROUNDING * torch.finfo(one.dtype).eps, _SPREADS * spread) * one.abs().nan_to_num(0, 0, 0).amax(1)
     return ((one - other).abs() > limit[:, None]).any(1)
 
 

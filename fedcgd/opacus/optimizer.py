@@ -1,6 +1,5 @@
 """`opacus.optimizers.DPOptimizer` that releases rounds: clips, adds row t of C⁻¹Z to the sum of step t, and moves the model."""
 
-import hashlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,8 @@ from torch import Tensor, nn, optim
 from fedcgd.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.source import NoiseMode, NoiseSource, tensor_source
+from fedcgd.noise.tensors import fingerprint
+from fedcgd.opacus.agreement import disagreeing
 from fedcgd.opacus.clipping import GRID_LOSS, Dense, Rows, add_clipped, check_size
 from fedcgd.opacus.rounds import Rounds
 from fedcgd.plan import Plan
@@ -43,7 +44,7 @@ class RoundNoise:
         if run != self._run:
             self._source, self._run = self._source_of(run), run
         total.div_(self.grid.step).round_()
-        known_by = total.numpy() if total.device.type == "cpu" else _fingerprint(total, self._key.noise_of(run))
+        known_by = fingerprint(total, self._key.noise_of(run))
         nonce = self._key.nonce_of(run, known_by, earlier=nonces, attempt=0)
         self._source.add(total, [*nonces, nonce], self._plan.stddev)
         total.mul_(self.grid.step)
@@ -51,22 +52,6 @@ class RoundNoise:
 
     def _source_of(self, run: str) -> NoiseSource:
         return tensor_source(self._plan, self._key, run, self.grid, self._mode)
-
-
-def _fingerprint(steps: Tensor, key: bytes) -> Any:
-    """Four 32-bit linear hashes of `steps`, float64, with coefficients from `key`; made where `steps` is. int64, shape (4,).
-
-    Other steps have other hashes but for a chance of 2⁻¹²⁸, if the generator's coefficients were uniform.
-    """
-    generator = torch.Generator(steps.device)
-    generator.manual_seed(int.from_bytes(hashlib.sha256(b"fedcgd fingerprint" + key).digest()[:8], "big"))
-    hashes = torch.zeros(4, dtype=torch.int64, device=steps.device)
-    for part in torch.split(steps, 2**24):
-        for i in range(4):
-            coefficients = torch.empty(len(part), dtype=torch.int64, device=part.device)
-            coefficients.random_(-(2**63), None, generator=generator)
-            hashes[i] += (coefficients * part.long()).sum()  # modulo 2⁶⁴, of which the upper half is taken
-    return (hashes >> 32).cpu().numpy()
 
 
 class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
@@ -77,6 +62,9 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     round, and Ctrl-C waits for the end of a step: a round is released and moves the model, or neither. Gradients are used up by
     the step, so that any `zero_grad`, or none, will do.
     """
+
+    _step_supports_amp_scaling = True
+    """Makes a GradScaler say that it is there, by setting `found_inf`, so that `step` can refuse it."""
 
     def __init__(
         self,
@@ -105,15 +93,17 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._kept = [*self._grouped(), *module.parameters()]  # while they are, no other parameter has their id
         self._known = self._parameters()
         self._moving = [p for p in self._grouped() if p.requires_grad]
-        # One for all rounds: a fresh one costs as much as the additions to it.
-        size = sum(p.numel() for p in self._moving)
-        self._sum = torch.zeros(size, dtype=torch.float64, device=self._moving[0].device)
+        self._sum = torch.empty(0, dtype=torch.float64)
+        """One for all rounds, where the parameters are: a fresh one costs as much as the additions to it."""
         self._handles: list[Any] = [
             optimizer.register_step_pre_hook(self._only_after_a_release),
-            *(p.register_post_accumulate_grad_hook(_forget_raw_gradient) for p in self._moving),
+            *(p.register_post_accumulate_grad_hook(self._forget_raw_gradient) for p in self._moving),
         ]
         if expanded is not None:
             self._handles.append(expanded.register_forward_pre_hook(self._check_rows))
+        self._whole: dict[Any, list[Tensor]] = {}
+        """Until some were compared: autograd's own gradients, of each backward pass since the last step."""
+        self._compared = False
         self._rows: int | None = None
         """With expanded weights: of how many rows the forward passes since the last step were."""
         self._before: dict[str, tuple[int, int | None]] = {}
@@ -172,6 +162,13 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         return True
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        if self.__dict__.pop("found_inf", None) is not None:
+            self._rounds.abandon()
+            raise RuntimeError(
+                "GradScaler multiplies the losses, and with them the gradients of examples before they are clipped: all would be "
+                "cut to the clip norm, and its search for overflows sees none of them. Use autocast with bfloat16, which needs "
+                "no GradScaler, and loss.backward() and optimizer.step() as usual"
+            )
         if closure is not None:
             with torch.enable_grad():
                 closure()
@@ -231,7 +228,12 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 "mode, with one backward pass for each forward pass, and zero_grad not between backward and step. Freeze "
                 "parameters that are not used, before make_private"
             )
+        self._compare(passes)
         if flight.total is None:
+            device = self._moving[0].device
+            if not len(self._sum) or self._sum.device != device:  # the module may be moved after make_private
+                size = sum(p.numel() for p in self._moving)
+                self._sum = torch.empty(size, dtype=torch.float64, device=device)
             flight.total = self._sum.zero_()
         totals = torch.split(flight.total, [p.numel() for p in self._moving])
         for rows in zip(*passes, strict=True):
@@ -249,6 +251,31 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             flight.length = max(flight.length, *(row.length for row in rows))
             if flight.clipped <= flight.examples:  # else `complete` will raise
                 add_clipped(totals, rows, self._rounds.plan.clip_norm)
+
+    def _compare(self, passes: Sequence[Sequence[Rows]]) -> None:
+        """Raise RuntimeError unless the first gradients of examples add up to those of autograd."""
+        gradients, self._whole = [self._whole.get(p, []) for p in self._moving], {}
+        # There are none with expanded weights, and others where the model's zero_grad came between.
+        if self._compared or not passes[0] or max(map(len, gradients)) != len(passes[0]):
+            return
+        other = set(disagreeing(self._moving, passes, gradients, self.loss_reduction == "mean"))
+        if other:
+            names = [name for name, p in self._module.named_parameters() if p in other]
+            raise RuntimeError(
+                f"the gradients of the examples do not add up to the gradient of {names[0]!r} and {len(names) - 1} other "
+                "parameters: they are used in a way that the layer's gradients do not cover, as a weight that another layer or a "
+                "penalty in the loss takes by itself, tensors that a layer is given by keyword, "
+                "or a hook that changes the gradient. Call the layer for all that it does, or make it one module with a forward "
+                "pass of one tensor, with grad_sample_mode='functorch'"
+            )
+        self._compared = any(row.examples for row in passes[0])
+
+    def _forget_raw_gradient(self, p: Any) -> None:
+        """After a backward pass: whatever optimizer takes the sum of the unclipped gradients finds zero, while `p` is private."""
+        if hasattr(p, "grad_sample") and p.grad is not None:
+            if not self._compared:
+                self._whole.setdefault(p, []).append(p.grad.detach().clone())
+            p.grad.zero_()
 
     def _release(self) -> None:
         """Make the round's sum, with its noise and divided by the batch size, the `grad` of the parameters."""
@@ -314,6 +341,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
 
     def _forget(self) -> None:
         """Remove what an interrupted forward or backward pass has left in the module, as if it had never begun."""
+        self._whole = {}
         for module in self._module.modules():
             for name in ("activations", "max_batch_len"):
                 if name in module.__dict__:
@@ -340,12 +368,6 @@ def _whole() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if waiting:
             signal.raise_signal(signal.SIGINT)
-
-
-def _forget_raw_gradient(p: Any) -> None:
-    """After a backward pass: whatever optimizer takes the sum of the unclipped gradients finds zero, while `p` is private."""
-    if hasattr(p, "grad_sample") and p.grad is not None:
-        p.grad.zero_()
 
 
 def _passes(p: Any) -> list[Rows]:

@@ -1,6 +1,7 @@
 """Norms and the weighted sum of rows in main memory, each in one pass and in float64, by the machine code of `row_passes.c`.
 
-A row is read once for its norm and once for the sum, and nothing is copied. Both use as many threads as torch does.
+A row is read once for its norm and once for the sum, and nothing is copied. Both use as many threads as torch does. On a GPU the
+sum is Triton's (`gpu_code`).
 """
 
 from collections.abc import Callable
@@ -37,6 +38,24 @@ def passes_for(values: Tensor) -> RowPasses | None:
     """What `norms` and `add_rows` need to work on `values`, shape (rows, columns); None where torch has to do it."""
     usable = values.device.type == "cpu" and values.dtype == torch.float32 and values.is_contiguous()
     return compiled() if usable else None
+
+
+@cache
+def gpu_add_rows(device: torch.device) -> Callable[[Tensor, Tensor, Tensor], None] | None:
+    """(total, values, factors): total += Σ_i factors[i]·values[i] on `device`; None on a CPU, and where Triton cannot do it."""
+    if device.type == "cpu":
+        return None
+    try:
+        from fedcgd.opacus.gpu_code import add_rows
+
+        values = torch.sin(torch.arange(3 * 2077, device=device, dtype=torch.float32)).view(3, -1)
+        factors = torch.tensor([0.1, 1e6, -0.7], dtype=torch.float64, device=device)
+        total, expected = (torch.ones(2077, dtype=torch.float64, device=device) for _ in range(2))
+        add_rows(total, values, factors)
+        expected += torch.mv(values.double().T, factors)
+        return add_rows if torch.allclose(total, expected, rtol=1e-12, atol=1e-9) else None
+    except Exception:  # whatever a compiler can raise for a device that it does not know; `gpu_kernels` warns of it
+        return None
 
 
 def norms(passes: RowPasses, values: Tensor) -> Tensor:

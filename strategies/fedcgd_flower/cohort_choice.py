@@ -12,9 +12,9 @@ from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
+from fedcgd_flower.enough_users import can_replace, too_few, users_needed
 from fedcgd_flower.places import Nodes, spread
 from fedcgd_flower.roster import Roster
-from fedcgd_flower.turns import can_replace, too_few, users_needed
 
 _POLL = 1.0  # seconds between looks at who is there
 _TOLD_EVERY = 30.0  # seconds between lines about what is waited for

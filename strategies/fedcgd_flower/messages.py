@@ -17,8 +17,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageTy
 from flwr.supercore import log
 
 from fedcgd.noise.quantisation import Grid
+from fedcgd_flower.arrays import Outgoing, array_of, view
 from fedcgd_flower.causes import LOCAL_FAILURE
-from fedcgd_flower.layout import Carried, Flat, Layout, Outgoing, array_of, view
+from fedcgd_flower.layout import Carried, Flat, Layout
 from fedcgd_flower.update import Steps
 
 MODEL = "model"

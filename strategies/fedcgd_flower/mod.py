@@ -9,9 +9,10 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.supercore import log
 
+from fedcgd_flower.arrays import Outgoing, Shown
 from fedcgd_flower.causes import ANOTHER_MODEL, LOCAL_FAILURE, NOT_FINITE
 from fedcgd_flower.evaluation_messages import answer, bounds_of, is_private_evaluation
-from fedcgd_flower.layout import Flat, Outgoing, Shown, as_trained_from, pieces, unflatten
+from fedcgd_flower.layout import Flat, as_trained_from, pieces, unflatten
 from fedcgd_flower.messages import (
     TrainTask,
     failed_reply,

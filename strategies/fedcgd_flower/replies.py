@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fedcgd.clipping import ROUNDING, clip
 from fedcgd.noise.quantisation import Integers
 from fedcgd.passes import CHUNK, LANES, Lanes, aligned, passes, sum_of_lanes
+from fedcgd_flower.arrays import view
 from fedcgd_flower.causes import Cause, cause_of
-from fedcgd_flower.layout import view
 from fedcgd_flower.messages import CHECKSUM, FLAT, TASK, UPDATE, TrainTask, modulo
 from fedcgd_flower.update import Steps
 

@@ -7,9 +7,9 @@ from flwr.serverapp.strategy import Strategy
 from fedcgd.ledger import JointBudget
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
+from fedcgd_flower.enough_users import users_needed
 from fedcgd_flower.evaluation import PrivateEvaluation, check_enough
 from fedcgd_flower.inner import planned_cohort
-from fedcgd_flower.turns import users_needed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,6 +81,18 @@ def test_loading_in_the_middle_of_a_round_starts_it_afresh(tmp_path, monkeypatch
     assert max(run.norms()) <= 4.0
 
 
+def test_the_batches_after_loading_are_those_of_the_checkpoints_run(tmp_path, monkeypatch):
+    """Also where the loader has drawn those of its own run before: an example in two splits takes part too often."""
+    key = NoiseKey.generate()
+    run, again = Run(monkeypatch, key=key), Run(monkeypatch, key=key)
+    run.step(next(iter(run.loader)))
+    run.engine.save_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
+    next(iter(again.loader))
+    again.engine.load_checkpoint(path=tmp_path / "c", module=again.module, optimizer=again.optimizer)
+    inputs = [run.data[i][0] for i in run.loader.batch_sampler.batch(1)]
+    assert torch.equal(next(iter(again.loader))[0], torch.stack(inputs))
+
+
 def test_schedulers_of_noise_and_clip_norm_are_not_part_of_a_checkpoint(tmp_path, monkeypatch):
     run = Run(monkeypatch)
     for method in (run.engine.save_checkpoint, run.engine.load_checkpoint):

@@ -3,6 +3,7 @@
 import copy
 import io
 
+import numpy as np
 import pytest
 import torch
 from central_runs import MODES, Run, examples
@@ -71,12 +72,117 @@ class Sorted(Centred):
         return self.out(torch.tanh(self.hidden(inputs[order])))[order.argsort()]
 
 
+class Two(Centred):
+    """Two layers, for what may go wrong between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(6, 6)
+
+
+class SomeRows(Two):
+    """The hidden layer once more for some of the rows, which are then rows of other examples."""
+
+    def forward(self, inputs):
+        hidden = torch.tanh(self.hidden(inputs)).clone()
+        some = inputs[:, 0] > 0
+        hidden[some] = torch.tanh(self.hidden(hidden[some]))
+        return self.out(hidden)
+
+
+class Positions(nn.Module):
+    """A row for each position, of which there are as many as examples: each is all examples' sum."""
+
+    shape = (SIZE,)
+
+    def __init__(self):
+        super().__init__()
+        self.place, self.hidden, self.out = nn.Embedding(SIZE, 4), nn.Linear(1, 4), nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        return self.out(torch.tanh(self.hidden(inputs[..., None]) + self.place(torch.arange(SIZE))).mean(1))
+
+
+class Prototypes(Centred):
+    """A row for each class, as many as examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(4, 6)
+
+    def forward(self, inputs):
+        return inputs @ self.hidden(torch.eye(SIZE, 4)).T + nn.functional.pad(self.out(inputs), (0, SIZE - 3))
+
+
+class Shortened(torch.autograd.Function):
+    """The slopes of a batch together to length 1."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, slopes):
+        return slopes / slopes.norm()
+
+
+class OnTheWayBack(Two):
+    def forward(self, inputs):
+        return self.out(Shortened.apply(torch.tanh(self.hidden(inputs))))
+
+
+class SecondOutput(Centred):
+    def forward(self, inputs):
+        outputs = self.out(inputs)
+        return outputs, outputs - outputs.mean(0)
+
+
+class InTraining(Centred):
+    """Where gradients are made, and not where somebody looks without them."""
+
+    def forward(self, inputs):
+        return self.out(inputs - inputs.mean(0) if torch.is_grad_enabled() else inputs)
+
+
+class LastRow(Two):
+    def forward(self, inputs):
+        hidden = self.hidden(inputs)
+        return self.out(torch.cat([hidden[:-1], hidden[-1:] + hidden[-2:-1]]))
+
+
+class Shuffled(Two):
+    """All rows but the first, by numbers that are not torch's."""
+
+    def forward(self, inputs):
+        order = torch.tensor([0, *(1 + np.random.permutation(len(inputs) - 1))])
+        return self.out(self.hidden(inputs[order]))[order.argsort()]
+
+
+class Remembering(Centred):
+    """The mean of the batch before, in a buffer that is not saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6), persistent=False)
+
+    def forward(self, inputs):
+        outputs = self.out(inputs - self.mean)
+        self.mean = inputs.mean(0).detach()
+        return outputs
+
+
+MIXING = [
+    TimeFirst, AcrossTheBatch, Centred, CentredOutput, Sorted, SomeRows, Positions, Prototypes, OnTheWayBack, SecondOutput,
+    InTraining, LastRow, Shuffled, Remembering,
+]  # fmt: skip
+
+
 def inputs_of(model, scale=3.0):
     generator = torch.Generator().manual_seed(5)
     return scale * torch.randn(SIZE, *model.shape, generator=generator)
 
 
-@pytest.mark.parametrize("model", [TimeFirst, AcrossTheBatch, Centred, CentredOutput, Sorted])
+@pytest.mark.parametrize("model", MIXING)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_model_that_mixes_rows_is_refused(mode, model, monkeypatch):
     data = TensorDataset(inputs_of(model), torch.arange(SIZE) % 3)
@@ -141,6 +247,75 @@ def test_a_model_that_draws_random_numbers_is_not_refused(monkeypatch):
     assert torch.equal(outputs, model(batch[0]))
 
 
+def test_a_model_that_does_not_repeat_itself_is_told_of(monkeypatch):
+    """Its rows cannot be judged by what the model answers, but by the slopes."""
+
+    class Drawing(Two):
+        generator = torch.Generator().manual_seed(1)
+
+        def forward(self, inputs):
+            return self.out(self.hidden(inputs) + torch.randn(6, generator=self.generator))
+
+    run = Run(monkeypatch, model=Drawing(), size=SIZE, batch=SIZE)
+    with pytest.warns(UserWarning, match="another value for the same batch and the same random numbers"):
+        run.train()
+    assert run.released == 1
+
+
+class WithLoss(Centred):
+    """A model that makes its loss itself, as those of Transformers do."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, inputs, targets):
+        outputs = self.out(inputs)
+        return {"loss": self.loss(outputs, targets), "logits": outputs}
+
+
+LOSSES = {
+    "mean": (functional.cross_entropy, False),
+    "root of the mean": (lambda outputs, targets: functional.cross_entropy(outputs, targets).sqrt(), True),
+    "by how many count": (lambda outputs, targets: functional.cross_entropy(outputs, targets, ignore_index=1), True),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_that_the_model_makes_is_judged(loss, mode, monkeypatch):
+    made, mixes = LOSSES[loss]
+    data = TensorDataset(inputs_of(Centred), torch.tensor([0, 1, 1, 2] * (SIZE // 4)))
+    run = Run(monkeypatch, data=data, batch=SIZE, epochs=1, model=WithLoss(made), mode=mode)
+
+    def step(batch):
+        run.module(*batch)["loss"].backward()
+        run.optimizer.step()
+
+    if mixes:
+        with pytest.raises(RuntimeError, match="of a single number that the model gives"):
+            run.train(step)
+    else:
+        run.train(step)
+    assert run.released == (not mixes)
+
+
+class Sometimes(Centred):
+    """Across the batch where an example is far out."""
+
+    def forward(self, inputs):
+        return self.out(inputs - inputs.mean(0) if bool((inputs > 1e3).any()) else inputs)
+
+
+def test_later_batches_are_looked_at_too(monkeypatch):
+    data = TensorDataset(torch.randn(40, 6), torch.arange(40) % 3)
+    run = Run(monkeypatch, data=data, batch=4, epochs=1, model=Sometimes())
+    data.tensors[0][run.loader.batch_sampler.batch(9)] += 2e3
+    with pytest.raises(RuntimeError, match="examples influence each other"):
+        run.train()
+    assert run.released == 9
+
+
 class Recurrent(nn.Module):
     """A recurrent layer, which finds the batch in the second dimension by itself."""
 
@@ -170,6 +345,18 @@ def test_sequences_as_long_as_the_batch_are_not_refused(mode, model, monkeypatch
     data = TensorDataset(inputs_of(model), torch.arange(SIZE) % 3)
     run = Run(monkeypatch, data=data, batch=SIZE, model=model(), mode=mode)
     run.train()
+    assert run.released == 1
+
+
+def test_an_output_of_steps_in_time_is_not_taken_for_rows(monkeypatch):
+    """With batch_first=False an output as long as the batch has an example in each of its rows, and mixes none."""
+    data = TensorDataset(torch.randn(SIZE, SIZE, 6), torch.arange(SIZE) % 3)
+    run = Run(monkeypatch, data=data, batch=SIZE, batch_first=False)
+    inputs, targets = next(iter(run.loader))
+    run.backward(
+        (inputs.transpose(0, 1), targets.expand(SIZE, SIZE)[..., None].expand(SIZE, SIZE, 3).float().softmax(-1))
+    )
+    run.optimizer.step()
     assert run.released == 1
 
 

@@ -35,6 +35,16 @@ class Silent(Dataset):
         return (inputs, target, torch.tensor(0.0 if i == self.index else 1.0))
 
 
+class Double(Silent):
+    """`data` in float64, in which the sum is made."""
+
+    def __init__(self, data):
+        super().__init__(data, -1)
+
+    def __getitem__(self, i):
+        return self.data[i][0].double(), self.data[i][1]
+
+
 class Program:
     """One user's program: a list of actions, each of which may fail as it would in a notebook, where the next cell runs then."""
 
@@ -156,3 +166,27 @@ def test_programs_release_and_reach_the_bound(mode, monkeypatch):
         without, _ = sums_of(mode, actions, silent, monkeypatch, releases)
         moved += [float((total - less).norm()) for total, less in zip(everybody, without, strict=True)]
     assert max(moved) > 0.99 * CLIP
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_batch_too_large_for_the_margin_is_refused_before_there_is_noise(accumulation, monkeypatch):
+    """All of the round's examples count, whichever part of the batch they came in."""
+    monkeypatch.setattr("fedcgd.opacus.clipping._MOST_EXAMPLES", 5)
+    run = Run(monkeypatch, size=12, batch=6 // accumulation, accumulation=accumulation)
+    with pytest.raises(ValueError, match="a batch may have 5 examples"):
+        run.train()
+    assert (run.sums, run.released) == ([], 0)
+    monkeypatch.setattr("fedcgd.opacus.clipping._MOST_EXAMPLES", 6)
+    run.train()
+    assert run.released == 2
+
+
+def test_what_a_step_left_in_grad_does_not_change_with_the_next_rounds_sum(monkeypatch):
+    """The sum has one memory for all rounds, and is there without noise for a while."""
+    run = Run(monkeypatch, data=Double(examples(SIZE)), model=nn.Linear(6, 3).double())
+    batches = iter(run.loader)
+    run.step(next(batches))
+    kept = [p.grad for p in run.model.parameters()]
+    released = [p.clone() for p in kept]
+    run.step(next(batches))
+    assert all(torch.equal(one, other) for one, other in zip(kept, released, strict=True))

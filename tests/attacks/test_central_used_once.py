@@ -215,3 +215,38 @@ def test_an_interrupted_step_ends_its_round(monkeypatch):
     with pytest.raises(RuntimeError, match="there is no batch from the loader for this step"):
         run.step(batch)
     assert run.sums == []
+
+
+def test_steps_are_skipped_in_the_order_in_which_that_was_said(monkeypatch):
+    """A loop that says it ahead of its steps: the first adds to the round's sum only, and the second releases it."""
+    run = Run(monkeypatch, batch=6)
+    inputs, targets = next(iter(run.loader))
+    run.optimizer.signal_skip_step(True)
+    run.optimizer.signal_skip_step(False)
+    run.step((inputs[:2], targets[:2]))
+    assert run.sums == []
+    run.step((inputs[2:], targets[2:]))
+    assert run.released == len(run.sums) == 1
+
+
+def test_a_batch_of_an_earlier_round_or_after_a_missing_part_is_not_handed_out(monkeypatch):
+    """Whatever a loader of somebody's own asks for."""
+    run = Run(monkeypatch)
+    run.step(next(iter(run.loader)))
+    rounds = run.engine.accountant
+    loop = rounds.enter()
+    with pytest.raises(RuntimeError, match="the batch of round 0 was asked for when 1 rounds had been released"):
+        rounds.hand_out(loop, 0, 4)
+    rounds.hand_out(loop, 1, 4, part=0, parts=3)
+    with pytest.raises(RuntimeError, match="a part of the batch is missing"):
+        rounds.hand_out(loop, 1, 4, part=2, parts=3)
+    with pytest.raises(RuntimeError, match="there is no batch"):
+        rounds.flight  # noqa: B018
+
+
+def test_a_loop_over_the_sampler_hands_out_rounds_after_one_over_the_loader(monkeypatch):
+    """The loader takes that over for loops of its own only."""
+    run = Run(monkeypatch)
+    run.train()
+    next(iter(run.loader.batch_sampler))
+    assert run.engine.accountant.flight.examples == 4

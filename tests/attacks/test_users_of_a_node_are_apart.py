@@ -216,6 +216,21 @@ def test_the_process_is_left_as_it_was() -> None:
     assert before == (Path.cwd(), torch.get_default_dtype(), torch.is_grad_enabled(), np.geterr(), dict(os.environ))
 
 
+def test_each_user_of_each_round_draws_numbers_of_its_own() -> None:
+    """From Python, NumPy and torch; the same ones again only for the same user and model."""
+    drawn: list[tuple[float, float, float]] = []
+
+    def drawing(model: ArrayRecord, user: str, config: ConfigRecord, context: Context) -> ArrayRecord:
+        drawn.append((random.random(), float(np.random.random()), float(torch.rand(()))))
+        return model
+
+    for model in (MODEL, MODEL + 1, MODEL):
+        one_by_one(drawing)(task(USERS[:2], model=model), context())
+    assert drawn[4:] == drawn[:2]
+    for numbers in zip(*drawn[:4], strict=True):
+        assert len(set(numbers)) == 4
+
+
 def test_interrupting_the_node_is_not_a_users_failure() -> None:
     with pytest.raises(KeyboardInterrupt):
         one_by_one(raises(KeyboardInterrupt()))(task(), context())

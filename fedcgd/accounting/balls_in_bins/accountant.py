@@ -7,11 +7,11 @@ from typing import Literal
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
+from fedcgd.accounting.accountant import Accountant, Bound, Progress
 from fedcgd.accounting.balls_in_bins import deterministic, monte_carlo
 from fedcgd.accounting.balls_in_bins.draws import Bins
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.balls_in_bins.profile import pmf_of_profile
-from fedcgd.accounting.base import Accountant, Bound, Progress
 from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import Guarantee, rounded_up
 from fedcgd.mechanisms import Mechanism

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from fedcgd.accounting import gaussian
+from fedcgd.accounting.accountant import Progress
 from fedcgd.accounting.balls_in_bins.add import add_bound
 from fedcgd.accounting.balls_in_bins.markov_chain import (
     FINE,
@@ -17,7 +18,6 @@ from fedcgd.accounting.balls_in_bins.markov_chain import (
 )
 from fedcgd.accounting.balls_in_bins.monte_carlo import LARGEST_SIGMA, LEAST_EPSILON
 from fedcgd.accounting.balls_in_bins.remove import remove_bound
-from fedcgd.accounting.base import Progress
 from fedcgd.accounting.guarantee import LEAST_DELTA
 from fedcgd.mechanisms.mechanism import Matrix
 

@@ -22,10 +22,10 @@ from functools import partial
 import numpy as np
 
 from fedcgd.accounting import gaussian
+from fedcgd.accounting.accountant import Bound, Progress
 from fedcgd.accounting.balls_in_bins.add import add_bound, sample_add
 from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, Seed
 from fedcgd.accounting.balls_in_bins.remove import SHARES, remove_bound, sample_remove, seconds_of_draw
-from fedcgd.accounting.base import Bound, Progress
 from fedcgd.accounting.confidence import cost_of_cut, cut, radius, stake, upper_bound
 from fedcgd.accounting.guarantee import LEAST_DELTA
 from fedcgd.mechanisms.mechanism import Vector

@@ -2,8 +2,8 @@
 
 from typing import Literal, get_args
 
+from fedcgd.accounting.accountant import Accountant, Progress, silent
 from fedcgd.accounting.balls_in_bins import BallsInBinsAccountant
-from fedcgd.accounting.base import Accountant, Progress, silent
 from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import Guarantee
 from fedcgd.accounting.poisson import PoissonAccountant

@@ -1,8 +1,8 @@
-"""What a ledger says to people and machines: its records as values, and ε derived again from them alone."""
+"""ε derived again from the records of a run alone, and whatever in them contradicts it."""
 
 import json
 import sqlite3
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedcgd.accounting import Guarantee, JointGuarantee
 from fedcgd.ledger.evaluations import evaluation_plan, with_evaluations
-from fedcgd.ledger.recorded import BUDGET
+from fedcgd.ledger.recorded_run import BUDGET
 from fedcgd.ledger.store import reader, sha256, unpack_ids
 from fedcgd.plan import Plan
 
@@ -43,7 +43,7 @@ class Verification:
 def verify(path: Path | str) -> Verification:
     """The ε of the run recorded at `path`, derived again from the records; ValueError if there is no ledger.
 
-    Checks that the configuration is the one that was hashed, that rounds were released in order and once each, that no
+    Checks that plan and configuration are those that were hashed, that rounds were released in order and once each, that no
     noise was used twice, and from the cohorts that were asked, also those of abandoned attempts, that no user exceeds
     the participation that ε relies on, and that the users' counters, which the scheduler goes by, say the same.
     """
@@ -52,8 +52,12 @@ def verify(path: Path | str) -> Verification:
             "SELECT plan, configuration, configuration_hash, simulated FROM run"
         ).fetchone()
         plan = Plan.from_description(json.loads(text))
+        whole = f"{text} {configuration}"
+        # Runs that earlier versions began have the hash of the configuration alone.
         problems = (
-            [] if sha256(configuration) == hashed else ["the configuration is not the one whose hash is on record"]
+            []
+            if hashed in (sha256(whole), sha256(configuration))
+            else ["the plan and the configuration are not those whose hash is on record"]
         )
         rows = connection.execute(
             "SELECT round, attempt FROM attempts WHERE state = 'released' ORDER BY round"
@@ -63,14 +67,16 @@ def verify(path: Path | str) -> Verification:
             problems.append(f"the released rounds are not 0 … {released - 1}, once each")
         if released > plan.participation.rounds:
             problems.append(f"{released} rounds are released, and {plan.participation.rounds} are accounted for")
+        # Nonces are 128 random bits, and equal by no chance; of a simulation, numbers of tries.
+        key = "nonce" if not simulated else "round, nonce"
         (doubled,) = connection.execute(
-            "SELECT count(*) FROM (SELECT 1 FROM attempts WHERE nonce IS NOT NULL GROUP BY round, nonce HAVING count(*) > 1)"
+            f"SELECT count(*) FROM (SELECT 1 FROM attempts WHERE nonce IS NOT NULL GROUP BY {key} HAVING count(*) > 1)"  # noqa: S608
         ).fetchone()
         (without,) = connection.execute(
             "SELECT count(*) FROM attempts WHERE state = 'released' AND nonce IS NULL"
         ).fetchone()
         if doubled:
-            problems.append(f"{doubled} nonces were used for two sums of one round")
+            problems.append(f"{doubled} nonces are on record for two sums")
         if without:
             problems.append(f"{without} released rounds have no nonce, and so no noise")
         problems += _participation_problems(connection, plan)
@@ -119,61 +125,3 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
         "participants are not in the table of users": unknown,
     }
     return [f"{number} {what}" for what, number in found.items() if number]
-
-
-def export(path: Path | str) -> dict[str, Any]:
-    """The records at `path` without user ids and models, as JSON-able values; ValueError if there is no ledger.
-
-    `attempts` lists every attempt with the size of its cohort, in order, `releases` what was told with each model, and `measured`
-    what was measured of it afterwards, of which `kind`. Cohort sizes, and metrics of nodes, are not differentially private.
-    """
-    with reader(path) as connection:
-        columns = "created, plan, configuration, configuration_hash, stream_id, key_fingerprint, simulated, sealed"
-        values = connection.execute(f"SELECT {columns} FROM run").fetchone()  # noqa: S608
-        run = dict(zip(columns.split(", "), values, strict=True))
-        run |= {name: json.loads(run[name]) for name in ("plan", "configuration")}
-        run["simulated"] = bool(run["simulated"])
-        attempts = [
-            {
-                "round": round,
-                "attempt": attempt,
-                "state": state,
-                "users": len(unpack_ids(packed)),
-                "planned": planned,
-                "aggregated": aggregated,
-                "ended": ended,
-            }
-            for round, attempt, state, packed, planned, aggregated, ended in connection.execute(
-                "SELECT round, attempt, state, users, planned, aggregated, ended FROM attempts ORDER BY id"
-            )
-        ]
-        skips = [
-            {"round": round, "at": at, "reason": reason}
-            for round, at, reason in connection.execute("SELECT round, at, reason FROM skips ORDER BY id")
-        ]
-        metrics = connection.execute("SELECT release, data FROM metrics WHERE kind = 'train' ORDER BY release")
-        releases = [{"release": release} | json.loads(data) for release, data in metrics]
-        others = connection.execute(
-            "SELECT kind, release, data FROM metrics WHERE kind != 'train' ORDER BY kind, release"
-        )
-        measured = [{"kind": kind, "release": release} | json.loads(data) for kind, release, data in others]
-        histogram = dict(
-            connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
-        )
-    verification = verify(path)
-    both = verification.with_evaluations
-    return {
-        "run": run,
-        "verification": asdict(verification)
-        | {
-            "whole": verification.whole.to_description(),
-            "guarantee": verification.guarantee and verification.guarantee.to_description(),
-            "noiseless": verification.noiseless,
-            "with_evaluations": both and both.to_description(),
-        },
-        "attempts": attempts,
-        "releases": releases,
-        "measured": measured,
-        "skips": skips,
-        "users_by_participations": histogram,
-    }

@@ -1,0 +1,67 @@
+"""The records of a run as values that JSON can hold, without user ids and models."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedcgd.ledger.store import reader, unpack_ids
+from fedcgd.ledger.verification import verify
+
+
+def export(path: Path | str) -> dict[str, Any]:
+    """The records at `path` without user ids and models, as JSON-able values; ValueError if there is no ledger.
+
+    `attempts` lists every attempt with the size of its cohort, in order, `releases` what was told with each model, and `measured`
+    what was measured of it afterwards, of which `kind`. Cohort sizes, and metrics of nodes, are not differentially private.
+    """
+    with reader(path) as connection:
+        columns = "created, plan, configuration, configuration_hash, stream_id, key_fingerprint, simulated, sealed"
+        values = connection.execute(f"SELECT {columns} FROM run").fetchone()  # noqa: S608
+        run = dict(zip(columns.split(", "), values, strict=True))
+        run |= {name: json.loads(run[name]) for name in ("plan", "configuration")}
+        run["simulated"] = bool(run["simulated"])
+        attempts = [
+            {
+                "round": round,
+                "attempt": attempt,
+                "state": state,
+                "users": len(unpack_ids(packed)),
+                "planned": planned,
+                "aggregated": aggregated,
+                "ended": ended,
+            }
+            for round, attempt, state, packed, planned, aggregated, ended in connection.execute(
+                "SELECT round, attempt, state, users, planned, aggregated, ended FROM attempts ORDER BY id"
+            )
+        ]
+        skips = [
+            {"round": round, "at": at, "reason": reason}
+            for round, at, reason in connection.execute("SELECT round, at, reason FROM skips ORDER BY id")
+        ]
+        metrics = connection.execute("SELECT release, data FROM metrics WHERE kind = 'train' ORDER BY release")
+        releases = [{"release": release} | json.loads(data) for release, data in metrics]
+        others = connection.execute(
+            "SELECT kind, release, data FROM metrics WHERE kind != 'train' ORDER BY kind, release"
+        )
+        measured = [{"kind": kind, "release": release} | json.loads(data) for kind, release, data in others]
+        histogram = dict(
+            connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
+        )
+    verification = verify(path)
+    both = verification.with_evaluations
+    return {
+        "run": run,
+        "verification": asdict(verification)
+        | {
+            "whole": verification.whole.to_description(),
+            "guarantee": verification.guarantee and verification.guarantee.to_description(),
+            "noiseless": verification.noiseless,
+            "with_evaluations": both and both.to_description(),
+        },
+        "attempts": attempts,
+        "releases": releases,
+        "measured": measured,
+        "skips": skips,
+        "users_by_participations": histogram,
+    }

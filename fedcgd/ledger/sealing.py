@@ -1,0 +1,64 @@
+"""The end of a run for good: its ledger is sealed and its key deleted."""
+
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+from fedcgd.keys import NoiseKey, delete_key_file, runs_file
+from fedcgd.ledger import attempts
+from fedcgd.ledger.registry import Registry
+from fedcgd.ledger.store import checkpoint, connect, reader
+from fedcgd.ledger.transactions import now, transaction
+
+
+def seal(path: Path | str, key_file: Path | None) -> None:
+    """End the run at `path` for good and delete its key file (None: the key is elsewhere, and yours to delete).
+
+    Without the key nobody, the operator included, can take the noise off what was released. May be repeated. Raises ValueError,
+    and neither seals nor deletes, if `key_file` is missing or is another key, or if another run of the key is not sealed.
+    """
+    with reader(path) as connection:  # it is a ledger: `connect` would make one of any other database
+        fingerprint, stream_id = connection.execute("SELECT key_fingerprint, stream_id FROM run").fetchone()
+    with ExitStack() as stack:
+        registry = None
+        if key_file is not None:
+            _check_key(key_file, fingerprint, stream_id)
+            registry = stack.enter_context(closing(Registry(runs_file(key_file))))
+            _check_not_needed(registry, stream_id, key_file)
+        connection = stack.enter_context(closing(connect(path)))
+        with transaction(connection):
+            attempts.abandon(connection, Path(path))
+            connection.execute("UPDATE run SET sealed = coalesce(sealed, ?)", (now(),))
+        checkpoint(connection)
+        if registry is not None:
+            registry.seal(stream_id, now())
+    if key_file is not None:
+        delete_key_file(key_file)
+
+
+def _check_key(key_file: Path, fingerprint: str, stream_id: str) -> None:
+    """Raise ValueError unless `key_file` is the key of that run, or was until the run was sealed."""
+    if key_file.exists():
+        if NoiseKey.from_file(key_file).fingerprint != fingerprint:
+            raise ValueError(f"{key_file} is not the key of this run (fingerprint {fingerprint}); nothing is deleted")
+        return
+    if runs_file(key_file).exists():
+        with closing(Registry(runs_file(key_file))) as registry:
+            run = registry.run(stream_id)
+        if run is not None and run.sealed is not None:
+            return
+    raise ValueError(f"there is no key file {key_file}: nothing is sealed, and nothing is deleted")
+
+
+def _check_not_needed(registry: Registry, stream_id: str, key_file: Path) -> None:
+    """Raise ValueError if another run of the key may go on. One that was sealed without its key file says so in its ledger."""
+    for run in registry.others(stream_id):
+        with suppress(ValueError), reader(run.ledger) as connection:
+            stored, sealed = connection.execute("SELECT stream_id, sealed FROM run").fetchone()
+            if stored == run.stream_id and sealed is not None:
+                registry.seal(run.stream_id, sealed)
+                continue
+        raise ValueError(
+            f"{key_file} is also the key of the run in {run.ledger} ({run.released} rounds released, not sealed): nothing is "
+            f"sealed or deleted. Seal that run first with `fedcgd ledger seal {run.ledger}`, then this one with the key file; if "
+            "that ledger is lost, seal this run without --key-file and delete the key yourself"
+        )

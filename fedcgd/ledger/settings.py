@@ -1,0 +1,73 @@
+"""Which run a ledger is of: its plan, its configuration and its key, written once and compared whenever it is opened."""
+
+import json
+import secrets
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger.store import FORMAT, sha256, to_json
+from fedcgd.ledger.transactions import now
+from fedcgd.noise import STREAM
+from fedcgd.plan import Plan, differences
+
+_ANOTHER = "Another path begins another run, and for everybody in both ε then composes (fedcgd ledger compose)"
+
+
+def settings_of(plan: Plan, configuration: Mapping[str, Any], key: NoiseKey) -> dict[str, Any]:
+    """What defines a run, as columns of the ledger. Raises ValueError for a configuration that JSON cannot hold."""
+    return {
+        "plan": to_json(plan.to_description()),
+        "configuration": to_json({**configuration, "noise stream": STREAM}),
+        "key_fingerprint": key.fingerprint,
+        "simulated": int(key.simulated),
+    }
+
+
+def fingerprint(settings: Mapping[str, Any]) -> str:
+    """A text that is the same for runs of the same settings."""
+    return sha256(f"{settings['plan']} {settings['configuration']} {settings['key_fingerprint']}")
+
+
+def write(connection: sqlite3.Connection, settings: Mapping[str, Any], purpose: str) -> None:
+    """Let the ledger be that of a new run of these settings."""
+    # A simulation shall repeat, with a ledger or without one.
+    stream_id = purpose if settings["simulated"] else secrets.token_hex(16)
+    connection.execute(
+        "INSERT INTO run (id, format, created, plan, configuration, configuration_hash, stream_id, key_fingerprint, "
+        "simulated, owner) VALUES (1, :format, :created, :plan, :configuration, :hash, :stream_id, :key_fingerprint, "
+        ":simulated, '')",
+        {
+            **settings,
+            "format": FORMAT,
+            "created": now(),
+            "hash": sha256(f"{settings['plan']} {settings['configuration']}"),
+            "stream_id": stream_id,
+        },
+    )
+
+
+def check_same(connection: sqlite3.Connection, path: Path | str, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError, with what differs, unless the ledger is that of a run of these settings, and not sealed."""
+    row = connection.execute(
+        "SELECT format, sealed, plan, configuration, key_fingerprint, simulated FROM run"
+    ).fetchone()
+    written, sealed, *stored = row
+    if written != FORMAT:
+        raise ValueError(f"{path} has format {written}, and this version of fedcgd reads format {FORMAT}")
+    if sealed is not None:
+        raise ValueError(f"{path} was sealed on {sealed}: its run is over; begin another one with a new ledger and key")
+    for name, before in zip(("plan", "configuration"), stored[:2], strict=True):
+        differing = differences(json.loads(before), json.loads(settings[name]))
+        if differing:
+            raise ValueError(
+                f"{path} is the ledger of another run: its {name} is not the same (on record → here): {', '.join(differing)}; "
+                f"give the same. {_ANOTHER}"
+            )
+    if tuple(stored[2:]) != (settings["key_fingerprint"], settings["simulated"]):
+        raise ValueError(
+            f"{path} is the ledger of another run: its key fingerprint is {stored[2]}, here it is {settings['key_fingerprint']}; "
+            f"give the key that the run began with. {_ANOTHER}"
+        )

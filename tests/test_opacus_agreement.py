@@ -1,0 +1,170 @@
+"""Gradients of examples that do not add up to autograd's own are refused; those that do are those of each example by itself."""
+
+import copy
+
+import pytest
+import torch
+from central_runs import Run
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+SIZE = 5
+
+
+class Around(nn.Module):
+    """A layer between two others, used as `how` says."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.first, self.inner, self.last = how, nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        x, inner = torch.tanh(self.first(inputs)), self.inner
+        match self.how:
+            case "twice":
+                x = inner(torch.tanh(inner(x)))
+            case "weight alone":
+                x = functional.linear(torch.tanh(inner(x)), inner.weight)
+            case "weight transposed":
+                x = inner(x) @ inner.weight
+        return self.last(x)
+
+
+class Shifted(nn.Module):
+    """A factor of its own, of an input and of another that is given by keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(6))
+
+    def forward(self, inputs, other=None):
+        return self.factor * (inputs if other is None else inputs + other)
+
+
+class ByKeyword(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shifted, self.out = Shifted(), nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        return self.out(torch.tanh(self.shifted(inputs, other=inputs.flip(1))))
+
+
+def words(**options):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(7, 6, **options), nn.Flatten(), nn.Linear(18, 3))
+
+
+def images(**options):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, **options), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3))
+
+
+def private_sum(monkeypatch, model, mode, inputs, clip_norm=0.2):
+    """(the sum of the round, that of autograd example by example)."""
+    targets = torch.arange(SIZE) % 3
+    alone = copy.deepcopy(model).double()
+    expected = 0
+    for i in range(SIZE):
+        alone.zero_grad()
+        one = inputs[i : i + 1]
+        functional.cross_entropy(alone(one.double() if one.is_floating_point() else one), targets[i : i + 1]).backward()
+        gradient = torch.cat([p.grad.reshape(-1) for p in alone.parameters()])
+        expected = expected + gradient * min(1.0, clip_norm / float(gradient.norm()))
+    data = TensorDataset(inputs, targets)
+    run = Run(monkeypatch, data=data, batch=SIZE, epochs=1, model=model, mode=mode, clip_norm=clip_norm)
+    run.train()
+    return run.sums[0], expected
+
+
+def agrees(found, expected):
+    return float((found - expected).norm()) < 1e-3 * float(expected.norm())
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+def test_a_layer_that_is_used_twice_is_right(mode, monkeypatch):
+    torch.manual_seed(0)
+    assert agrees(*private_sum(monkeypatch, Around("twice"), mode, torch.randn(SIZE, 6)))
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+@pytest.mark.parametrize("how", ["weight alone", "weight transposed"])
+def test_a_weight_that_is_taken_from_its_layer_is_refused(how, mode, monkeypatch):
+    torch.manual_seed(0)
+    with pytest.raises(RuntimeError, match=r"do not add up to the gradient of 'inner\.weight' and 0 other"):
+        private_sum(monkeypatch, Around(how), mode, torch.randn(SIZE, 6))
+
+
+def test_tensors_by_keyword_are_refused(monkeypatch):
+    torch.manual_seed(0)
+    with pytest.raises(RuntimeError, match=r"do not add up to the gradient of 'shifted\.factor'"):
+        private_sum(monkeypatch, ByKeyword(), "hooks", torch.randn(SIZE, 6))
+
+
+def test_a_penalty_in_the_loss_is_refused_and_gradients_are_compared_once(monkeypatch):
+    run = Run(monkeypatch, epochs=1)
+
+    def step(penalty):
+        def with_penalty(batch):
+            loss = functional.cross_entropy(run.module(batch[0]), batch[1])
+            (loss + penalty * run.model.weight.square().sum()).backward()
+            run.optimizer.step()
+
+        return with_penalty
+
+    with pytest.raises(RuntimeError, match="penalty in the loss"):
+        run.train(step(100.0))
+    assert run.sums == []
+    run.train(step(0.0))
+    assert run.released == 3
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_the_row_for_padding_is_not_trained(mode, monkeypatch):
+    inputs = torch.arange(3 * SIZE).reshape(SIZE, 3) % 7
+    found, expected = private_sum(monkeypatch, words(padding_idx=2), mode, inputs)
+    assert agrees(found, expected)
+    assert not found[2 * 6 : 3 * 6].any()
+
+
+@pytest.mark.parametrize("padding", ["reflect", "circular", "replicate"])
+def test_a_padding_that_is_not_of_zeros(padding, monkeypatch):
+    torch.manual_seed(0)
+    inputs = torch.randn(SIZE, 1, 4, 4)
+    for mode in ("hooks", "ghost"):
+        with pytest.raises(ValueError, match="has the padding_mode"):
+            private_sum(monkeypatch, images(padding_mode=padding), mode, inputs)
+    assert agrees(*private_sum(monkeypatch, images(padding_mode=padding), "functorch", inputs))
+
+
+def test_a_norm_without_bias(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6, bias=False), nn.Linear(6, 3))
+    inputs = torch.randn(SIZE, 6)
+    for mode in ("hooks", "ghost"):
+        with pytest.raises(ValueError, match="LayerNorm without bias"):
+            private_sum(monkeypatch, copy.deepcopy(model), mode, inputs)
+    assert agrees(*private_sum(monkeypatch, model, "functorch", inputs))
+
+
+def test_options_of_embeddings_that_a_mode_does_not_know_are_refused(monkeypatch):
+    inputs = torch.zeros(SIZE, 3, dtype=torch.long)
+    for mode in ("ew", "functorch"):
+        with pytest.raises(ValueError, match="padding_idx"):
+            private_sum(monkeypatch, words(padding_idx=2), mode, inputs)
+    with pytest.raises(ValueError, match="scale_grad_by_freq"):
+        private_sum(monkeypatch, words(scale_grad_by_freq=True), "hooks", inputs)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_halves_round_and_are_not_refused(mode, monkeypatch):
+    torch.manual_seed(0)
+    run = Run(monkeypatch, model=nn.Sequential(nn.Linear(6, 30), nn.Tanh(), nn.Linear(30, 3)).bfloat16(), mode=mode)
+
+    def step(batch):
+        run.loss(run.module(batch[0].bfloat16()), batch[1]).backward()
+        run.optimizer.step()
+
+    run.train(step)
+    assert run.released == 3
