@@ -25,7 +25,6 @@ CHUNK = 2**16
 
 LANES = 256
 _PATIENCE = 2**20
-_TILE = 2048  # numbers of a total, 16 KiB
 
 Floats = NDArray[np.float32]
 Lanes = NDArray[np.float64]
@@ -153,7 +152,7 @@ def compiled() -> Passes | None:
 
 
 def _load() -> Passes:
-    code = library(Path(__file__).with_suffix(".c"), {"LANES": LANES, "TILE": _TILE})
+    code = library(Path(__file__).with_suffix(".c"), {"LANES": LANES})
     size, x, lanes, doubles = c_int64, array(np.float32), array(np.float64, LANES), array(np.float64)
     of_difference = function(code, "difference", [x, x, size, lanes])
     of_squares = function(code, "squares", [x, size, size, doubles])
