@@ -512,6 +512,8 @@ def test_what_cannot_work_is_refused_at_once() -> None:
         ValueError, match=r"6 rounds, evaluated every 1 and at the end, are 6 evaluations, and their plan has 3"
     ):
         make(evaluation(every=1))
+    with pytest.raises(ValueError, match="are 6 evaluations, and their plan has 5"):
+        make(evaluation(every=1, evaluations=5))
     with pytest.raises(ValueError, match="forward_client_metrics"):
         make(evaluation(), forward_client_metrics=True)
     with pytest.raises(ValueError, match="joint budget does not count"):
