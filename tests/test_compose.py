@@ -138,6 +138,12 @@ def test_a_profile_is_dominated_between_its_points_too() -> None:
     high = pmf_of_profile(multiples, deltas * np.where(multiples == 90, 1.5, 1.0), step)
     assert high.get_delta_for_epsilon(0.9) < 1.5 * deltas[3]
     assert high.get_delta_for_epsilon(0.9) >= deltas[3]
+    gammas = np.exp(multiples * step)
+    for i in range(1, len(multiples) - 1):  # the hull is there the line between its neighbours
+        spoilt = pmf_of_profile(multiples, np.where(np.arange(len(deltas)) == i, 1.5 * deltas, deltas), step)
+        part = (gammas[i] - gammas[i - 1]) / (gammas[i + 1] - gammas[i - 1])
+        line = deltas[i - 1] + part * (deltas[i + 1] - deltas[i - 1])
+        assert spoilt.get_delta_for_epsilon(float(multiples[i] * step)) == pytest.approx(min(line, 1.5 * deltas[i]))
 
 
 def test_refusals() -> None:
