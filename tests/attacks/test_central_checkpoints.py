@@ -93,6 +93,16 @@ def test_the_batches_after_loading_are_those_of_the_checkpoints_run(tmp_path, mo
     assert torch.equal(next(iter(again.loader))[0], torch.stack(inputs))
 
 
+def test_a_loop_that_began_before_loading_is_over(tmp_path, monkeypatch):
+    """Its workers may have prepared batches of another run's split."""
+    run = Run(monkeypatch)
+    run.engine.save_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
+    batches = iter(run.loader)
+    run.engine.load_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
+    with pytest.raises(RuntimeError, match="another loop over the loader has begun"):
+        next(batches)
+
+
 def test_schedulers_of_noise_and_clip_norm_are_not_part_of_a_checkpoint(tmp_path, monkeypatch):
     run = Run(monkeypatch)
     for method in (run.engine.save_checkpoint, run.engine.load_checkpoint):
