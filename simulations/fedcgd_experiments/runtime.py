@@ -107,6 +107,7 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
             optimizer.zero_grad()
             loss(module(inputs[rows]), targets[rows]).backward()
             optimizer.step()
+        optimizer.zero_grad()  # else the gradients of examples would stay while another model has its turn
 
     return step
 
