@@ -27,7 +27,7 @@ elif ! python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'; t
     exit 2
 fi
 
-if ! grep -qs passed "$results/correct.txt"; then
+if [ ! -s "$results/correct.txt" ]; then
     python -m pytest -q -rs -p no:cacheprovider tests/test_gpu.py tests/test_gpu_device.py tests/test_noise_gpu.py -m "" \
         > "$results/running.txt" 2>&1 || { cat "$results/running.txt"; echo "wrong on this GPU: what follows would be of no use" >&2; exit 1; }
     mv "$results/running.txt" "$results/correct.txt"
