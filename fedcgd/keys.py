@@ -59,6 +59,8 @@ class NoiseKey:
         path = Path(path)
         if create and not path.exists():
             _create(path)
+        elif not path.exists():
+            raise FileNotFoundError(f"there is no key file {path}; create=True makes one, for a run that has not begun")
         with path.open(encoding="ascii", errors="replace") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:

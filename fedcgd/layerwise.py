@@ -2,7 +2,8 @@
 
 What `torch.func.vmap` does for any model, in less time, where it is certain that no example touches another: the model is an
 `nn.Sequential` (of `nn.Sequential`s) of layers in `_LAYERS` and `_PER_EXAMPLE`, each exactly of that class, with nothing hooked
-into it, and none twice. Those treat the rows of a batch apart. The loss, which may be anybody's code, still sees one example.
+into it, and no parameter twice. Those treat the rows of a batch apart. The loss, which may be anybody's code, still sees one
+example.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,7 @@ def layers_of(model: nn.Module) -> tuple[tuple[str, nn.Module], ...] | None:
     layers = tuple(_layers(model, ""))
     known = all(_is_known(layer) for _, layer in layers)
     held = [tensor for _, layer in layers for tensor in layer.parameters()]
-    apart = len({id(layer) for _, layer in layers}) == len(layers) and len({id(tensor) for tensor in held}) == len(held)
+    apart = len({id(tensor) for tensor in held}) == len(held)
     return layers if known and apart and held else None
 
 
@@ -62,9 +63,9 @@ def _is_known(layer: nn.Module) -> bool:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether calling the module does what its class does."""
+    """Whether calling the module does what its class does; one that is parametrised has another class."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return not any(hooks) and "forward" not in vars(module) and not nn.utils.parametrize.is_parametrized(module)
+    return not any(hooks) and "forward" not in vars(module)
 
 
 def gradients(

@@ -8,6 +8,7 @@ from fedcgd.accounting.guarantee import check_delta, check_noise_multiplier, che
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.own import check_own
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
 
@@ -18,7 +19,8 @@ class Plan:
 
     `noise_multiplier` is σ. Make one with `calibrated` (σ from a budget), or give σ and read ε from `guarantee`. Given as 0 it is
     a plan for debugging, `noiseless`: updates are clipped and summed, no noise is added, ε = ∞, and every record says so. Raises
-    ValueError for a mechanism that the participation's sampling is not accounted for, also without noise: there is no such plan.
+    ValueError for a mechanism that the participation's sampling is not accounted for, also without noise: there is no such plan;
+    and for one of yours whose noise is not that of its C (`fedcgd.mechanisms.own`).
     """
 
     mechanism: Mechanism
@@ -44,6 +46,7 @@ class Plan:
                     "smaller ε"
                 )
         self.accountant.check()
+        check_own(self.mechanism, self.participation.rounds)
 
     @staticmethod
     def calibrated(
@@ -152,3 +155,17 @@ class Plan:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"this describes no plan: {error!r}") from error
+
+
+def differences(before: Any, after: Any, name: str = "") -> list[str]:
+    """The settings, nested in dicts, that are not the same, as "name: before → after"."""
+    if before == after:
+        return []
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [
+            line
+            for key in sorted(before.keys() | after.keys())
+            for line in differences(before.get(key, "nothing"), after.get(key, "nothing"), f"{name}.{key}".lstrip("."))
+        ]
+    before, after = ("there" if isinstance(value, dict) else value for value in (before, after))
+    return [f"{name}: {before} → {after}"]

@@ -27,7 +27,17 @@ def test_tanh_of_what_is_not_a_number_and_of_what_is_infinite() -> None:
     assert found[1:].tolist() == [1, -1, 1, -1, 0]
 
 
-@pytest.mark.parametrize("layer", [nn.MaxPool2d(2), nn.MaxPool2d(2, stride=1), nn.MaxPool2d(3, 2, padding=1)])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.MaxPool2d(2),
+        nn.MaxPool2d(2, stride=1),
+        nn.MaxPool2d(2, padding=1),
+        nn.MaxPool2d(2, dilation=2),
+        nn.MaxPool2d(3, 2, padding=1),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("size", [(10, 8), (11, 8), (10, 9)])
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 def test_pooling_is_torch_s(layer: nn.MaxPool2d, size: tuple[int, int], memory: torch.memory_format) -> None:
@@ -43,6 +53,11 @@ def test_pooling_is_torch_s(layer: nn.MaxPool2d, size: tuple[int, int], memory: 
     unique = torch.ones(3, 5, dtype=torch.bool)
     unique[0, 1], unique[0, 2], unique[1, 0] = False, False, False
     torch.testing.assert_close(given[unique], wanted[unique])
+
+
+def test_one_picture_without_a_batch_is_pooled_too() -> None:
+    x = torch.randn(3, 4, 6)
+    assert torch.equal(max_pool2d(nn.MaxPool2d(2), x), nn.MaxPool2d(2)(x))
 
 
 def test_of_equal_numbers_one_has_the_slope() -> None:

@@ -13,23 +13,19 @@ from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.optimisation.catalogue import read_mechanism
-from fedcgd_experiments.curvature import (
+from fedcgd_experiments.curvature import app
+from fedcgd_experiments.curvature_design import (
     ARMS,
     BAND_MF,
-    COMPARISONS,
     DP_SGD,
     FITTED_LAMBDA,
     NOISE_CURVE,
     PRACTICAL,
     Design,
-    app,
     arm_of,
-    best_rates,
-    compare,
-    judged,
     tamed,
-    tuned,
 )
+from fedcgd_experiments.curvature_report import COMPARISONS, best_rates, compare, judged, tuned
 from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record
 from fedcgd_experiments.sweep import ResultsFile, to_point
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedcgd.cli import app
 from fedcgd.curvature.spectrum import Spectrum
-from fedcgd.files import whole
+from fedcgd.files import sync_folder, whole
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import DPSGD
@@ -131,3 +131,9 @@ def test_an_answer_that_cannot_be_printed_is_an_error_and_no_refutation(output: 
         result = CliRunner().invoke(app, [*command, *output])
     assert result.exit_code == 2
     assert result.stderr == "Error: [Errno 28] No space left on device\n"
+
+
+def test_a_folder_that_is_synchronised_is_not_kept_open(tmp_path: Path) -> None:
+    before = sorted(Path("/proc/self/fd").iterdir())
+    sync_folder(tmp_path)
+    assert sorted(Path("/proc/self/fd").iterdir()) == before

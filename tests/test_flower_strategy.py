@@ -265,6 +265,19 @@ def test_later_rounds_cancel_the_noise_that_was_really_released() -> None:
         np.testing.assert_allclose(models[2] - models[1], expected, atol=2e-6)
 
 
+def test_a_nonce_is_bound_to_the_rounds_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that copies of a run which released other rounds have other noise from then on, whatever their random numbers."""
+    bound = []
+
+    def made(key, stream, total, *, earlier, attempt):
+        bound.append(list(earlier))
+        return 10 + len(bound)
+
+    monkeypatch.setattr(NoiseKey, "nonce_of", made)
+    make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=3)
+    assert bound == [[], [11], [11, 12]]
+
+
 def test_too_few_users_skips_the_round_without_spending_noise() -> None:
     users = names(12)
     grid = FakeGrid({1: node(users[:3])})

@@ -142,6 +142,18 @@ def test_rows_are_clipped_to_the_norm_after_rounding():
     assert not clipped[0].any()
 
 
+def test_a_flat_model_is_in_single_precision_whatever_the_module_is():
+    assert flatten(nn.Linear(2, 2).double()).dtype == torch.float32
+
+
+def test_rows_that_are_not_finite_are_zero():
+    rows = torch.ones(4, 3)
+    rows[1, 0], rows[2, 2] = torch.nan, -torch.inf
+    clipped, usable = clip_rows(rows, 9.0)
+    assert usable.tolist() == [True, False, False, True]
+    assert clipped.sum(1).tolist() == [3, 0, 0, 3]
+
+
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False)])
 def test_batch_norm_is_refused(norm):
     with pytest.raises(ValueError, match=r"'1' is BatchNorm1d.*use GroupNorm"):

@@ -7,6 +7,7 @@ import stat
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from fedcgd.keys import NoiseKey, delete_key_file
@@ -35,6 +36,26 @@ def test_parts_are_independent_of_each_other_and_pinned():
     assert key.noise_of("a").hex() == NOISE_A
     assert key.choices.hex() == CHOICES
     assert key.fingerprint == FINGERPRINT
+
+
+def test_nonces_are_made_under_a_part_of_their_own(monkeypatch):
+    """Else what is told of a sum by its nonce, and its noise, would come from one key."""
+    used = []
+    monkeypatch.setattr("fedcgd.keys.synthetic_nonce", lambda key, nonces, total: used.append(key) or 0)
+    key = NoiseKey(ROOT)
+    for stream in ("", "a"):
+        key.nonce_of(stream, np.zeros(3), earlier=[], attempt=0)
+    assert len({*used, key.noise, key.choices, key.noise_of("a"), key.choices_of("a"), ROOT}) == 7
+
+
+def test_a_created_file_is_there_after_a_power_failure(tmp_path, monkeypatch):
+    """Before any noise is made from it: the folder it is in is synchronised, after it has its name."""
+    synchronised = []
+    monkeypatch.setattr(
+        "fedcgd.keys.sync_folder", lambda folder: synchronised.append([p.name for p in folder.iterdir()])
+    )
+    NoiseKey.from_file(tmp_path / "key", create=True)
+    assert synchronised == [["key"]]
 
 
 def test_a_simulation_key_repeats_and_says_what_it_is():
@@ -91,7 +112,7 @@ def test_a_file_or_variable_without_a_key_is_refused_and_not_repeated(tmp_path, 
 
 
 def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"there is no key file .*create=True"):
         NoiseKey.from_file(tmp_path / "key")
 
 

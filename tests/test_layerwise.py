@@ -22,7 +22,7 @@ def cross_entropy(outputs, targets):
 def pictures():
     return nn.Sequential(
         nn.Conv2d(4, 6, 3, stride=2, padding=(1, 2), dilation=(1, 2), groups=2),
-        nn.GroupNorm(3, 6),
+        nn.GroupNorm(3, 6, eps=0.1),
         nn.Sequential(nn.ReLU(), nn.Conv2d(6, 5, (1, 2), bias=False), nn.GroupNorm(1, 5, affine=False), nn.GELU()),
         nn.MaxPool2d(2),
         nn.AvgPool2d(1),
@@ -36,6 +36,12 @@ def pictures():
 
 def words():
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 6), nn.Flatten(), nn.Linear(54, 3))
+
+
+def the_same_twice():
+    """A layer without parameters may be."""
+    tanh = nn.Tanh()
+    return nn.Sequential(nn.Flatten(), nn.Linear(324, 5), tanh, nn.Linear(5, 5), tanh, nn.Linear(5, 3))
 
 
 def normalised_first():
@@ -60,11 +66,15 @@ def both(model, inputs, targets):
     loss = example_loss(model, cross_entropy)
     layers = layerwise.layers_of(model)
     assert layers is not None
-    ours = layerwise.gradients(layers, cross_entropy, layout(model), flatten(model), inputs, targets)
-    return ours, vmap(grad(loss), in_dims=(None, 0, 0))(flatten(model), inputs, targets)
+    flat = flatten(model)
+    flat += 0.2 * torch.randn(len(flat), generator=torch.Generator().manual_seed(1))  # a server's, not the module's own
+    ours = layerwise.gradients(layers, cross_entropy, layout(model), flat, inputs, targets)
+    return ours, vmap(grad(loss), in_dims=(None, 0, 0))(flat, inputs, targets)
 
 
-@pytest.mark.parametrize("make", [pictures, words, normalised_first, frozen_below, lambda: nn.Sequential(*pictures())])
+@pytest.mark.parametrize(
+    "make", [pictures, words, the_same_twice, normalised_first, frozen_below, lambda: nn.Sequential(*pictures())]
+)
 def test_they_are_the_gradients_of_vmap(make) -> None:
     ours, expected = both(*setting(make))
     assert ours.shape == (11, expected.shape[1])
@@ -160,6 +170,27 @@ def test_the_loss_sees_one_example_at_a_time() -> None:
     model, inputs, targets = setting(words)
     rows = layerwise.gradients(layerwise.layers_of(model), mixing, layout(model), flatten(model), inputs, targets)
     assert float(rows.abs().max()) < 1e-7  # alone, an example is its own mean
+
+
+def test_a_loss_of_several_numbers_for_an_example_is_their_sum() -> None:
+    def squares(outputs, targets):
+        return outputs**2
+
+    model, inputs, targets = setting(words)
+    found = []
+    for loss in (squares, lambda outputs, targets: squares(outputs, targets).sum(1)):
+        layers = layerwise.layers_of(model)
+        found.append(layerwise.gradients(layers, loss, layout(model), flatten(model), inputs, targets))
+    torch.testing.assert_close(*found)
+
+
+def test_examples_of_one_number_are_never_taken_for_features() -> None:
+    """Three examples, and a layer that wants three features."""
+    model = nn.Linear(3, 3)
+    with pytest.raises(layerwise.UnusualShapeError):
+        layerwise.gradients(
+            layerwise.layers_of(model), cross_entropy, layout(model), flatten(model), torch.randn(3), torch.zeros(3)
+        )
 
 
 def test_examples_are_never_taken_for_channels() -> None:

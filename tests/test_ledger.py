@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, attempts, export, seal, turns, verify
-from fedcgd.ledger.store import pack_ids, unpack_ids
+from fedcgd.ledger.store import pack_ids, reader, unpack_ids
 from fedcgd.ledger.transactions import transaction
 from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.participation import Participation
@@ -294,7 +294,9 @@ def test_a_user_stays_in_its_bin(path, sampling):
 
 
 TAMPERINGS = {
-    "UPDATE run SET configuration = '{}'": "the configuration is not the one whose hash is on record",
+    "UPDATE run SET configuration = '{}'": "the plan and the configuration are not those whose hash is on record",
+    "UPDATE run SET plan = replace(plan, '\"noise_multiplier\": ', '\"noise_multiplier\": 9')": "the plan and",
+    "UPDATE attempts SET nonce = (SELECT nonce FROM attempts WHERE round = 0) WHERE round = 1": "1 nonces are on record for two",
     "UPDATE users SET participations = 0 WHERE user = 'a'": "1 users have counters that differ",
     "UPDATE users SET participations = 2 WHERE user = 'b'": "1 users have counters that differ",
     "UPDATE users SET last_round = 9 WHERE user = 'a'": "1 users have counters that differ",
@@ -303,7 +305,7 @@ TAMPERINGS = {
     "DELETE FROM attempts WHERE round = 0": "the released rounds are not 0 … 1, once each",
     "UPDATE attempts SET nonce = NULL WHERE round = 1": "1 released rounds have no nonce",
     "INSERT INTO attempts (round, attempt, nonce, state, users, planned) SELECT round, attempt + 1, nonce, 'abandoned', users, "
-    "planned FROM attempts WHERE round = 1": "1 nonces were used for two sums of one round",
+    "planned FROM attempts WHERE round = 1": "1 nonces are on record for two sums",
     "UPDATE attempts SET users = (SELECT users FROM attempts WHERE round = 0) WHERE round = 1": "less than 2 rounds after",
     "INSERT INTO attempts (round, attempt, state, users, planned) SELECT round + 4, attempt, state, users, planned "
     "FROM attempts WHERE round = 0": "1 users took part more than 2 times",
@@ -492,3 +494,57 @@ def test_what_cannot_be_undone_is_not_read_any_more():
     with pytest.raises(KeyError), transaction(connection):
         raise KeyError
     assert connection.closed
+
+
+def test_a_review_leaves_nothing_behind(path):
+    with opened(path) as ledger:
+        release(ledger, 0, ["a"])
+    before = sorted(path.parent.iterdir())
+    assert verify(path).problems == ()
+    assert sorted(path.parent.iterdir()) == before
+
+
+def test_a_ledger_that_comes_into_use_while_it_is_read_is_not_believed(path):
+    with opened(path) as ledger:
+        release(ledger, 0, ["a"])
+
+    def go_on() -> None:
+        with opened(path) as ledger:
+            release(ledger, 1, ["b"])
+
+    with pytest.raises(ValueError, match="came into use"), reader(path):
+        go_on()
+
+
+def test_a_ledger_in_use_is_read_as_it_is(path):
+    with opened(path) as ledger:
+        release(ledger, 0, ["a"])
+        assert verify(path).released == 1
+        release(ledger, 1, ["b"])
+        assert verify(path).released == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "advice"),
+    [
+        (b"", "not the key's or the models beside it"),
+        (b"0" * 64, "not the key's or the models beside it"),
+        (None, "counts with all of its plan"),
+    ],
+)
+def test_what_is_no_whole_ledger_says_what_to_do(path, content, advice):
+    with opened(path) as ledger:
+        release(ledger, 0, ["a"])
+    path.write_bytes(path.read_bytes()[:20_000] if content is None else content)
+    with pytest.raises(ValueError, match=f"cannot be read as a ledger.*{advice}"):
+        verify(path)
+
+
+def test_a_key_tells_which_other_runs_it_has_begun(tmp_path):
+    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    with Ledger.open(tmp_path / "first.db", plan=PLAN, configuration={}, key=key) as first:
+        assert first.other_runs() == []
+        release(first, 0, ["a"])
+    with Ledger.open(tmp_path / "second.db", plan=PLAN, configuration={"other": 1}, key=key) as second:
+        [other] = second.other_runs()
+    assert (other.ledger, other.released) == (str(tmp_path / "first.db"), 1)

@@ -61,6 +61,18 @@ def test_nonces_that_were_not_released_leave_no_trace(mechanism) -> None:
         np.testing.assert_allclose(total * STEP, expected(mechanism)[t], atol=2e-5)
 
 
+@pytest.mark.parametrize("mode", ["buffer", "cpu-buffer"])
+@pytest.mark.parametrize("other", [0, 7])
+def test_buffers_of_another_history_are_not_used(other: int, mode) -> None:
+    """As many rounds, of which one was released under another nonce: by another process, or by one before a copy of it."""
+    noise = source(BLT((0.2, 0.1), (0.9, 0.5)), mode)
+    history = [50 if t == other else nonce for t, nonce in enumerate(NONCES[:8])]
+    noise.add(np.zeros(SIZE, np.int64), history, 1.5)
+    total = np.zeros(SIZE, np.int64)
+    noise.add(total, NONCES[:9], 1.5)
+    np.testing.assert_allclose(total * STEP, expected(BLT((0.2, 0.1), (0.9, 0.5)))[8], atol=2e-5)
+
+
 def test_another_process_goes_on_from_the_nonces_alone() -> None:
     total = np.zeros(SIZE, np.int64)
     source(BSR(4), "buffer").add(total, NONCES[:9], 1.5)

@@ -336,8 +336,18 @@ def test_a_checkpoint_goes_on_in_the_right_round(tmp_path):
         train(again, epochs=1)
         assert torch.allclose(flatten(model), run(), atol=1e-6)
     stranger, _, private = make(mechanism=DPSGD())
-    with pytest.raises(ValueError, match="another plan"):
+    with pytest.raises(ValueError, match=r"another plan .*mechanism.name: lambda-cgd → dp-sgd"):
         stranger.load_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
+
+
+@pytest.mark.parametrize("content", [{"weight": torch.zeros(2)}, nn.Linear(2, 2)])
+def test_a_file_that_is_no_checkpoint_is_named(content, tmp_path):
+    torch.save(content, tmp_path / "model.pt")
+    engine, model, private = make()
+    before = flatten(model).clone()
+    with pytest.raises(ValueError, match=r"model.pt holds no checkpoint.*save_checkpoint"):
+        engine.load_checkpoint(path=tmp_path / "model.pt", module=private[0])
+    assert torch.equal(flatten(model), before)
 
 
 @pytest.mark.parametrize("noise", ["replay", "buffer"])

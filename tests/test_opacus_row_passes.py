@@ -49,6 +49,36 @@ def test_a_row_that_is_not_finite_adds_nothing(bad: float, place: int, passes) -
     torch.testing.assert_close(total, torch.full((100,), 0.5 * (1 - clipping.MARGIN), dtype=torch.float64))
 
 
+@pytest.mark.parametrize("bad", [0, 2, 4])
+def test_factors_and_looked_up_rows_are_clipped_as_the_gradients_that_they_stand_for(bad: int) -> None:
+    """An example that is not finite in one of them is left out of all, and the others keep their own factors."""
+    generator = torch.Generator().manual_seed(4)
+    sizes = torch.logspace(-1, 1, 5)
+    b = sizes[:, None, None] * torch.randn(5, 1, 3, generator=generator)
+    a, pairs = torch.randn(5, 1, 4, generator=generator), torch.tensor([[0, 1], [0, 3], [1, 0], [2, 2], [4, 3], [4, 0]])
+    looked_up = sizes[pairs[:, 0], None] * torch.randn(6, 2, generator=generator)
+    b[bad] = torch.nan
+    table = torch.zeros(5, 6, 2).index_put_(tuple(pairs.T), looked_up)
+    dense = [clipping.Dense(b.mT @ a), clipping.Dense(table)]
+    short = [clipping.Outer(b, a), clipping.Lookup(*pairs.T, looked_up, 5)]
+    sums = []
+    for rows in (dense, short):
+        sums.append([torch.zeros(12, dtype=torch.float64) for _ in rows])
+        clipping.add_clipped(sums[-1], rows, clip_norm=1.0)
+    for one, other in zip(*sums, strict=True):
+        assert bool((one != 0).any())
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_row_whose_squares_overflow_is_clipped_without_a_compiler_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_passes, "compiled", lambda: None)
+    values = torch.zeros(2, 300)
+    values[0, 0], values[1, 299] = 1e30, 0.25
+    total = torch.zeros(300, dtype=torch.float64)
+    clipping.add_clipped([total], [clipping.Dense(values)], clip_norm=1.0)
+    assert total[[0, 299]].tolist() == [pytest.approx(1 - clipping.MARGIN, rel=1e-6), 0.25]
+
+
 def test_torch_does_what_machine_code_cannot(passes) -> None:
     rows = torch.randn(8, 6)
     assert row_passes.passes_for(rows) is passes

@@ -2,14 +2,17 @@
 
 import logging
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, is_training
-from flwr.app import Error, Message, MetricRecord
+from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from test_flower_strategy import SIZE, make, names, node, record, two_nodes
 
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import DPSGD
 from fedcgd.participation import Participation
 from fedcgd_flower import IncompleteRunError
 
@@ -109,3 +112,54 @@ def test_the_log_does_not_claim_what_is_not_done(caplog: pytest.LogCaptureFixtur
     ]
     [claim] = [i for i, line in enumerate(said) if "Fraction: train" in line]
     assert claim > words
+
+
+def test_a_release_that_nobody_answered_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """With a sampling nothing may depend on who answers, so that ε is spent; the operator has to hear it."""
+    grid = two_nodes()
+    for one in grid.nodes.values():
+        one.tamper = failing(2, "local training failed")
+    coins = Participation(rounds=3, sampling="poisson", sampling_rate=0.9)
+    make(participation=coins, mechanism=DPSGD()).start(grid, record(np.zeros(SIZE)))
+    said = [entry for entry in caplog.records if entry.getMessage().startswith("[ROUND ")]
+    assert len(said) == 3
+    assert all("noise alone" in entry.getMessage() and entry.levelno == logging.WARNING for entry in said)
+
+
+def test_a_release_that_somebody_answered_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    assert "noise alone" not in caplog.text
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(0.25, True), (1 / 12, True), (0.01, False)])
+def test_a_delta_of_one_user_or_more_is_a_warning(caplog: pytest.LogCaptureFixture, delta: float, warned: bool) -> None:
+    make(delta=delta).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    assert ("this run has at least 12 users" in caplog.text) == warned
+
+
+def test_an_aggregation_of_metrics_that_is_not_called_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    def mean_loss(records: list[RecordDict], key: str) -> MetricRecord:
+        raise AssertionError
+
+    make(FedAvg(train_metrics_aggr_fn=mean_loss)).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    assert caplog.text.count("train_metrics_aggr_fn is not called") == 1
+
+
+def test_a_key_with_other_runs_is_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    for name, clip_norm in (("first", 0.5), ("first", 0.5), ("second", 0.25)):
+        assert "other runs" not in caplog.text
+        make(key=key, ledger=tmp_path / f"{name}.db", clip_norm=clip_norm).start(
+            two_nodes(), record(np.zeros(SIZE)), num_rounds=1
+        )
+    [told] = [line for line in lines(caplog) if "other runs" in line]
+    assert str(tmp_path / "first.db") in told
+    assert key.runs is not None
+    assert key.noise_of("").hex() not in caplog.text
+
+
+@pytest.mark.parametrize("wrong", ["4", 1.5, -1])
+def test_a_number_of_rounds_that_is_none_is_refused(wrong: int) -> None:
+    with pytest.raises(ValueError, match=f"num_rounds must be a whole number.*{wrong!r}"):
+        make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=wrong)

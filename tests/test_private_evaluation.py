@@ -23,9 +23,10 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli import app as cli
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
-from fedcgd.mechanisms import DPSGD, LambdaCGD
+from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.source import NoiseSource
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import (
@@ -284,6 +285,35 @@ def test_killed_anywhere_the_run_goes_on_without_using_noise_twice(
     assert {k: dict(v) for k, v in again.evaluate_metrics_clientapp.items()} == {
         k: dict(v) for k, v in result.evaluate_metrics_clientapp.items()
     }
+
+
+@pytest.mark.parametrize("mechanism", [DPSGD(), BLT((0.2, 0.1), (0.9, 0.5))], ids=["independent", "with buffers"])
+def test_an_evaluation_that_cannot_be_recorded_is_made_again_by_the_same_process(
+    mechanism, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fresh noise, and the later ones cancel what was released."""
+    added: list[list[int]] = []
+    original, add, calls = Ledger.record_released, NoiseSource.add, itertools.count()
+
+    def failing(ledger, round, attempt, model, *args, **kwargs):
+        if not model and next(calls) == 1:  # the second evaluation
+            raise OSError("disk full")
+        return original(ledger, round, attempt, model, *args, **kwargs)
+
+    def listening(noise, total, nonces, stddev):
+        if len(total) == len(BOUNDS):
+            added.append(list(nonces))
+        add(noise, total, nonces, stddev)
+
+    monkeypatch.setattr(Ledger, "record_released", failing)
+    monkeypatch.setattr(NoiseSource, "add", listening)
+    grid = FakeGrid({1: pool(names())})
+    with make(evaluation(noise_multiplier=3.0, mechanism=mechanism)) as strategy:
+        with pytest.raises(OSError, match="disk full"):
+            start(strategy, grid)
+        result = start(strategy, grid)
+    assert sorted(result.evaluate_metrics_clientapp) == [2, 4, 6]
+    assert added == [[0], [0, 0], [0, 1], [0, 1, 0]]  # the attempts, which are a simulation's nonces
 
 
 def test_epsilon_of_both_together_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedcgd import Participation, select_lambda
-from fedcgd_experiments import curvature
+from fedcgd_experiments import curvature_design, curvature_report
 from fedcgd_experiments.experiment import identity
 from fedcgd_experiments.people import STUDIES, best, beyond, by_point, candidates
 from fedcgd_experiments.people_report import (
@@ -587,15 +587,15 @@ def test_what_the_page_says_of_cyclic_poisson_sampling() -> None:
     assert f"DP-λCGD with Balls-in-Bins is within {100 * max(map(abs, apart)):.1f} points of it at every ε" in page
 
 
-WORDS = {curvature.DP_SGD: "DP-SGD", curvature.PRACTICAL: "λ-CGD, λ by the practical rule"}
+WORDS = {curvature_design.DP_SGD: "DP-SGD", curvature_design.PRACTICAL: "λ-CGD, λ by the practical rule"}
 
 
 @pytest.mark.parametrize("file", ["digits.jsonl", "fashion-mnist-6000.jsonl"])
 def test_the_accuracies_of_fitted_noise_are_those_of_its_runs(file: str) -> None:
     page = (ROOT / "docs" / "results_curvature.md").read_text()
     runs = list(ResultsFile(RESULTS / "curvature" / file).runs().values())
-    accuracies, rates = curvature.judged(runs), curvature.best_rates(runs)
-    for arm in curvature.ARMS:
+    accuracies, rates = curvature_report.judged(runs), curvature_report.best_rates(runs)
+    for arm in curvature_design.ARMS:
         cells = [
             f"{100 * fmean(values):.1f} ± {100 * stdev(values):.1f} ({rates[arm, epsilon]:g})"
             for epsilon in (1.0, 2.0, 4.0, 8.0)
@@ -608,7 +608,7 @@ def test_the_accuracies_of_fitted_noise_are_those_of_its_runs(file: str) -> None
 def test_the_comparisons_of_fitted_noise_on_digits_are_those_of_its_runs() -> None:
     page = (ROOT / "docs" / "results_curvature.md").read_text()
     runs = ResultsFile(RESULTS / "curvature" / "digits.jsonl").runs().values()
-    shown = [row for row in curvature.compare(runs) if row.than != curvature.FITTED_LAMBDA]
+    shown = [row for row in curvature_report.compare(runs) if row.than != curvature_design.FITTED_LAMBDA]
     assert len(shown) == 20
     for row in shown:
         names = f"{WORDS.get(row.better, row.better)} against {WORDS.get(row.than, row.than)}"

@@ -14,38 +14,41 @@ from fedcgd.curvature.lanczos import largest_eigenpairs
 
 Matrix = NDArray[np.float64]
 
+_TOLERANCE = 1e-10  # of rounding, relative to the largest entry, for each row
+
 
 class CurvatureWarning(UserWarning):
     """A Hessian is not bounded by the one that the noise was fitted to."""
 
 
-def dominance(hessian: Matrix, bound: Matrix, *, tolerance: float = 1e-10) -> float:
+def dominance(hessian: Matrix, bound: Matrix) -> float:
     """ρ(H, Ĥ) = max over v of vᵀHv / vᵀĤv with 0/0 = 0, for symmetric H and a Ĥ that has no negative eigenvalues.
 
     H ⪯ Ĥ exactly if ρ ≤ 1 (Theorem 5.1 of Gu et al., 2026, arXiv:2510.05416). Infinite where H curves upwards in a direction in
     which Ĥ is flat, as it nearly always is for a network: `Reference` has the measure for those. Eigenvalues of Ĥ within
-    `tolerance` of the largest entry count as 0. Raises ValueError if Ĥ has a negative one.
+    1e-10 n of the largest entry count as 0. Raises ValueError if Ĥ has a negative one.
     """
     scale = max(float(np.abs(bound).max()), float(np.abs(hessian).max()))
     if scale == 0:
         return 0.0
+    zero = _TOLERANCE * scale * len(bound)
     values, vectors = eigh(bound)
-    if values[0] < -tolerance * scale * len(values):
+    if values[0] < -zero:
         raise ValueError(f"the bound must have no negative eigenvalues, got {values[0]:.3g}; set them to 0")
-    curved = values > tolerance * scale * len(values)
+    curved = values > zero
     flat, steep = vectors[:, ~curved], vectors[:, curved]
     across = steep.T @ hessian @ flat
     along_flat = flat.T @ hessian @ flat
     inner = steep.T @ hessian @ steep
     if flat.shape[1]:
         sizes, directions = eigh(along_flat)
-        zero = np.abs(sizes) <= tolerance * scale * len(values)
-        if sizes[-1] > tolerance * scale * len(values):
+        level = np.abs(sizes) <= zero
+        if sizes[-1] > zero:
             return float("inf")
-        if np.abs(across @ directions[:, zero]).max(initial=0.0) > tolerance * scale * len(values):
+        if np.abs(across @ directions[:, level]).max(initial=0.0) > zero:
             return float("inf")  # a little of the flat direction makes vᵀĤv as small, against vᵀHv, as one likes
-        down = across @ directions[:, ~zero]
-        inner = inner - down @ np.diag(1 / sizes[~zero]) @ down.T
+        down = across @ directions[:, ~level]
+        inner = inner - down @ np.diag(1 / sizes[~level]) @ down.T
     if not curved.any():
         return 0.0
     root = np.sqrt(values[curved])
@@ -57,7 +60,7 @@ class Reference:
     """The bound Ĥ = Σ_i μ_i·u_i·u_iᵀ + `damping`·I, from the largest eigenpairs of a Hessian on public data.
 
     `values` has shape (k,), `vectors` (d, k). The damping is that of the eigenvalues that are not known, which are all below it:
-    the smallest of the known ones, unless another is wanted.
+    the smallest of the known ones.
     """
 
     values: NDArray[np.float64]
@@ -65,22 +68,19 @@ class Reference:
     damping: float
 
     @staticmethod
-    def of(hessian: Hessian, *, eigenvalues: int = 20, damping: float | None = None, seed: int = 0) -> "Reference":
+    def of(hessian: Hessian, *, eigenvalues: int = 20) -> "Reference":
         """From the largest `eigenvalues` of `hessian`, of which at least one must be positive; keeps k·d numbers."""
         values, vectors = largest_eigenpairs(
-            hessian.product, hessian.dimension, eigenvalues, dtype=hessian.dtype, vectors=True, seed=seed
+            hessian.product, hessian.dimension, eigenvalues, dtype=hessian.dtype, vectors=True
         )
         assert vectors is not None
         positive = values > 0
         if not positive.any():
             raise ValueError(f"the largest eigenvalue is {values[0]:.3g}: a Hessian that curves nowhere bounds nothing")
-        least = float(values[positive][-1]) if damping is None else damping
-        if not least > 0:
-            raise ValueError(f"damping must be positive, got {damping}")
         columns = torch.from_numpy(np.ascontiguousarray(vectors[:, positive])).to(hessian.device)
-        return Reference(values[positive], columns, least)
+        return Reference(values[positive], columns, float(values[positive][-1]))
 
-    def dominance(self, hessian: Hessian, *, warn: bool = True, seed: int = 0) -> float:
+    def dominance(self, hessian: Hessian, *, warn: bool = True) -> float:
         """ρ(H, Ĥ) of `hessian` against this bound: how much Ĥ would have to be scaled up to bound H. ρ ≤ 1: it does.
 
         `hessian` must be of public data too. The model may be a private run's, as soon as it is released; examples may not: a ρ
@@ -95,7 +95,7 @@ class Reference:
             return result
 
         values, _ = largest_eigenpairs(
-            lambda v: scaled(hessian.product(scaled(v))), hessian.dimension, 1, dtype=hessian.dtype, seed=seed
+            lambda v: scaled(hessian.product(scaled(v))), hessian.dimension, 1, dtype=hessian.dtype
         )
         rho = max(float(values[0]), 0.0)
         if warn and rho > 1:
@@ -107,16 +107,14 @@ class Reference:
             )
         return rho
 
-    def eigenvalue_ratio(self, hessian: Hessian, *, seed: int = 0) -> float:
+    def eigenvalue_ratio(self, hessian: Hessian) -> float:
         """The largest μ_i(H) / μ_i(Ĥ) over the eigenvalues that are known of Ĥ, without its damping, each sorted by size.
 
         What the choice of noise asks for: noise is the same in all directions, so that it matters little if steep ones turn, and
         the spectrum alone counts. H ⪯ Ĥ bounds it by 1, not the other way round. `hessian` must be of public data here too.
         """
         self._check(hessian)
-        found, _ = largest_eigenpairs(
-            hessian.product, hessian.dimension, len(self.values), dtype=hessian.dtype, seed=seed
-        )
+        found, _ = largest_eigenpairs(hessian.product, hessian.dimension, len(self.values), dtype=hessian.dtype)
         return float((found / self.values).max())
 
     def _check(self, hessian: Hessian) -> None:

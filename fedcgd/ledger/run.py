@@ -14,7 +14,7 @@ import numpy as np
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import attempts, model_file, settings
-from fedcgd.ledger.registry import Registry
+from fedcgd.ledger.registry import RegisteredRun, Registry
 from fedcgd.ledger.store import MEMORY, checkpoint, connect
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.ledger.turns import UsersTurns
@@ -128,6 +128,10 @@ class Ledger:
         self._connection.close()
         if self._registry is not None:
             self._registry.close()
+
+    def other_runs(self) -> list[RegisteredRun]:
+        """The other runs of the key that have released rounds and are not sealed, by when they began; as far as it remembers."""
+        return [] if self._registry is None else self._registry.others(self.stream_id)
 
     def resume(self) -> Run:
         """Where the run stands, with the last released model and inner state (None before the first release).

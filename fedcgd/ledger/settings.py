@@ -11,7 +11,9 @@ from fedcgd.keys import NoiseKey
 from fedcgd.ledger.store import FORMAT, sha256, to_json
 from fedcgd.ledger.transactions import now
 from fedcgd.noise import STREAM
-from fedcgd.plan import Plan
+from fedcgd.plan import Plan, differences
+
+_ANOTHER = "Another path begins another run, and for everybody in both ε then composes (fedcgd ledger compose)"
 
 
 def settings_of(plan: Plan, configuration: Mapping[str, Any], key: NoiseKey) -> dict[str, Any]:
@@ -41,7 +43,7 @@ def write(connection: sqlite3.Connection, settings: Mapping[str, Any], purpose: 
             **settings,
             "format": FORMAT,
             "created": now(),
-            "hash": sha256(settings["configuration"]),
+            "hash": sha256(f"{settings['plan']} {settings['configuration']}"),
             "stream_id": stream_id,
         },
     )
@@ -58,28 +60,14 @@ def check_same(connection: sqlite3.Connection, path: Path | str, settings: Mappi
     if sealed is not None:
         raise ValueError(f"{path} was sealed on {sealed}: its run is over; begin another one with a new ledger and key")
     for name, before in zip(("plan", "configuration"), stored[:2], strict=True):
-        differing = _differences(json.loads(before), json.loads(settings[name]))
+        differing = differences(json.loads(before), json.loads(settings[name]))
         if differing:
             raise ValueError(
                 f"{path} is the ledger of another run: its {name} is not the same (on record → here): {', '.join(differing)}; "
-                "give the same, or another path"
+                f"give the same. {_ANOTHER}"
             )
     if tuple(stored[2:]) != (settings["key_fingerprint"], settings["simulated"]):
         raise ValueError(
             f"{path} is the ledger of another run: its key fingerprint is {stored[2]}, here it is {settings['key_fingerprint']}; "
-            "give the same key, or another path"
+            f"give the key that the run began with. {_ANOTHER}"
         )
-
-
-def _differences(before: Any, after: Any, name: str = "") -> list[str]:
-    """The settings, nested in dicts, that are not the same, as "name: before → after"."""
-    if before == after:
-        return []
-    if isinstance(before, dict) and isinstance(after, dict):
-        return [
-            line
-            for key in sorted(before.keys() | after.keys())
-            for line in _differences(before.get(key, "nothing"), after.get(key, "nothing"), f"{name}.{key}".lstrip("."))
-        ]
-    before, after = ("there" if isinstance(value, dict) else value for value in (before, after))
-    return [f"{name}: {before} → {after}"]

@@ -107,11 +107,17 @@ def connect(path: Path | str) -> sqlite3.Connection:
 
 @contextmanager
 def reader(path: Path | str) -> Iterator[sqlite3.Connection]:
-    """A connection that can only read, and sees one moment of a ledger that may be in use. ValueError if it is no ledger."""
+    """A connection that can only read, and sees one moment of a ledger that may be in use. ValueError if it is no ledger.
+
+    Nothing is written, also not beside the ledger, unless it is in use or was left by a process that was killed.
+    """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no ledger at {path}")
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0, isolation_level=None)
+    # Whoever has it open has a -wal beside it. Else SQLite would make one, and leave it, or fail where nobody may write.
+    unused, changed = not _in_use(path), path.stat().st_mtime_ns
+    address = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * unused}"
+    connection = sqlite3.connect(address, uri=True, timeout=60.0, isolation_level=None)
     try:
         connection.execute("BEGIN")
         if connection.execute("SELECT format FROM run").fetchall() != [(FORMAT,)]:
@@ -119,10 +125,24 @@ def reader(path: Path | str) -> Iterator[sqlite3.Connection]:
                 f"{path} holds no run, or one of another version of fedcgd (this one reads format {FORMAT})"
             )
         yield connection
-    except sqlite3.DatabaseError as error:
-        raise ValueError(f"{path} cannot be read as a ledger: {error}") from error
+        if unused and (_in_use(path) or path.stat().st_mtime_ns != changed):
+            raise ValueError(f"{path} came into use while it was read; try again")
+    except (sqlite3.DatabaseError, json.JSONDecodeError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be read as a ledger: {error}{_advice(path, error)}") from error
     finally:
         connection.close()
+
+
+def _in_use(path: Path) -> bool:
+    return Path(f"{path}-wal").exists()
+
+
+def _advice(path: Path, error: Exception) -> str:
+    if "readonly" in str(error) or "unable to open" in str(error):
+        return f"; its run is going on or was killed: copy it, with {path.name}-wal, to where you may write"
+    if "file is not a database" in str(error) or "no such table: run" in str(error):
+        return "; give the file that the run calls its ledger, not the key's or the models beside it"
+    return "; if no whole copy is left, the run counts with all of its plan"
 
 
 def checkpoint(connection: sqlite3.Connection) -> None:

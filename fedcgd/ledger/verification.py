@@ -43,7 +43,7 @@ class Verification:
 def verify(path: Path | str) -> Verification:
     """The ε of the run recorded at `path`, derived again from the records; ValueError if there is no ledger.
 
-    Checks that the configuration is the one that was hashed, that rounds were released in order and once each, that no
+    Checks that plan and configuration are those that were hashed, that rounds were released in order and once each, that no
     noise was used twice, and from the cohorts that were asked, also those of abandoned attempts, that no user exceeds
     the participation that ε relies on, and that the users' counters, which the scheduler goes by, say the same.
     """
@@ -52,8 +52,12 @@ def verify(path: Path | str) -> Verification:
             "SELECT plan, configuration, configuration_hash, simulated FROM run"
         ).fetchone()
         plan = Plan.from_description(json.loads(text))
+        whole = f"{text} {configuration}"
+        # Runs that earlier versions began have the hash of the configuration alone.
         problems = (
-            [] if sha256(configuration) == hashed else ["the configuration is not the one whose hash is on record"]
+            []
+            if hashed in (sha256(whole), sha256(configuration))
+            else ["the plan and the configuration are not those whose hash is on record"]
         )
         rows = connection.execute(
             "SELECT round, attempt FROM attempts WHERE state = 'released' ORDER BY round"
@@ -63,14 +67,16 @@ def verify(path: Path | str) -> Verification:
             problems.append(f"the released rounds are not 0 … {released - 1}, once each")
         if released > plan.participation.rounds:
             problems.append(f"{released} rounds are released, and {plan.participation.rounds} are accounted for")
+        # Nonces are 128 random bits, and equal by no chance; of a simulation, numbers of tries.
+        key = "nonce" if not simulated else "round, nonce"
         (doubled,) = connection.execute(
-            "SELECT count(*) FROM (SELECT 1 FROM attempts WHERE nonce IS NOT NULL GROUP BY round, nonce HAVING count(*) > 1)"
+            f"SELECT count(*) FROM (SELECT 1 FROM attempts WHERE nonce IS NOT NULL GROUP BY {key} HAVING count(*) > 1)"  # noqa: S608
         ).fetchone()
         (without,) = connection.execute(
             "SELECT count(*) FROM attempts WHERE state = 'released' AND nonce IS NULL"
         ).fetchone()
         if doubled:
-            problems.append(f"{doubled} nonces were used for two sums of one round")
+            problems.append(f"{doubled} nonces are on record for two sums")
         if without:
             problems.append(f"{without} released rounds have no nonce, and so no noise")
         problems += _participation_problems(connection, plan)

@@ -1,5 +1,6 @@
 """`opacus.PrivacyEngine` with correlated noise."""
 
+import pickle
 import secrets
 import warnings
 from collections.abc import Mapping
@@ -257,9 +258,15 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             raise RuntimeError("call make_private first, with the plan of the checkpoint")
         # To main memory first: what was saved on a GPU can be loaded without one, and is not there twice with one.
         options = {"map_location": "cpu", **(torch_load_kwargs or {}), "weights_only": True}
-        checkpoint: dict[str, Any] = torch.load(path, **options)
-        self._rounds.load_state_dict(checkpoint["privacy_accountant_state_dict"])
-        module.load_state_dict(checkpoint["module_state_dict"], **(module_load_dict_kwargs or {}))
+        try:
+            checkpoint: dict[str, Any] = torch.load(path, **options)
+            run, model = checkpoint["privacy_accountant_state_dict"], checkpoint["module_state_dict"]
+        except (pickle.UnpicklingError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} holds no checkpoint, or more than tensors and plain values; save_checkpoint makes one"
+            ) from error
+        self._rounds.load_state_dict(run)
+        module.load_state_dict(model, **(module_load_dict_kwargs or {}))
         state = checkpoint.pop("optimizer_state_dict", {})
         if optimizer is not None and state:
             optimizer.load_state_dict(state)

@@ -43,8 +43,9 @@ class Independence:
     - and backward, with another slope in the first row of the output, or the last: in the other rows the slopes of the outputs of
       all layers have to be the same.
 
-    A model that does not repeat itself cannot be judged by the first, which is said in a warning. The loss, which the model does
-    not see, is not judged at all.
+    Where an output is one number for the batch, its slopes have to be the same in rows that are not replaced: so a loss that a
+    model makes is judged. A loss that the model does not see is not. A model that does not repeat itself cannot be judged by
+    what it answers, which is said in a warning.
     """
 
     def __init__(self, module: nn.Module, seen: nn.Module, batch_first: bool, hooks: Any = None) -> None:
@@ -79,6 +80,7 @@ class Independence:
             mixed = self._mixed_backward(given, rows)
             if not equal:
                 mixed = self._mixed_forward(given, [first, *others], rows) or mixed
+                mixed = mixed or self._mixed_number(given, [first, *others], rows)
         if mixed:
             raise RuntimeError(
                 f"another example in the first row of the batch changes the other rows of {mixed}: examples influence each "
@@ -153,19 +155,9 @@ class Independence:
         """The first place where the slopes of rows mix; empty if none is known."""
         if self._batch_dim != 0:  # the output's rows are not known
             return ""
-        found: list[_Seen] = []
-
-        def hook(name: str, layer: nn.Module) -> Any:
-            def note(layer: nn.Module, _inputs: Any, output: Any) -> Any:
-                if not isinstance(output, Tensor) or not output.requires_grad:
-                    return None
-                found.append(_Seen(f"the slope of the output of {name!r}", self._dim(layer), output, layer))
-                return output.clone()  # which may be written to
-
-            return layer.register_forward_hook(note)
-
         try:
-            outputs = [t for t in _tensors(self._called(given, hook)) if _has_rows(t, 0, rows) and t.requires_grad]
+            found, given_out = self._graph(given)
+            outputs = [t for t in given_out if _has_rows(t, 0, rows)]
             generator = torch.Generator().manual_seed(0)
             slopes = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
             values = [seen.values for seen in found]
@@ -202,6 +194,57 @@ class Independence:
                 if other is not None and bool(_others(_changed(one, other, seen.dim, spread), which).any()):
                     return seen.name
         return ""
+
+    def _mixed_number(self, given: Any, others: list[Any], rows: int) -> str:
+        """Where an output that is one number for the batch, as a loss is, is no sum of its examples'; empty if none is known."""
+
+        def slopes(given: Any) -> list[tuple[_Seen, Tensor | None]]:
+            found, outputs = self._graph(given)
+            numbers = [t for t in outputs if t.dim() == 0]
+            if not numbers:
+                return []
+            made = torch.autograd.grad(numbers, [seen.values for seen in found], allow_unused=True)
+            return list(zip(found, made, strict=True))
+
+        try:
+            if not (plain := slopes(given)):
+                return ""
+            again = [slopes(given) for _ in range(_REPEATS)]
+            changed = [slopes(other) for other in others]
+        except Exception:  # the model refuses such a batch
+            return ""
+        spread = max(
+            (
+                _spread(one, other, seen.dim)
+                for repeated in again
+                for (seen, one), (_, other) in zip(plain, repeated, strict=True)
+            ),
+            default=0.0,
+        )
+        for which, slopes_after in zip(_replacements(rows), changed, strict=False):
+            for (seen, one), (after, other) in zip(plain, slopes_after, strict=False):
+                if one is None or other is None or seen.name != after.name or one.shape != other.shape:
+                    continue
+                if _has_rows(one, seen.dim, rows) and bool(
+                    _others(_changed(one, other, seen.dim, spread), which).any()
+                ):
+                    return f"{seen.name}, of a single number that the model gives for the batch"
+        return ""
+
+    def _graph(self, given: Any) -> tuple[list[_Seen], list[Tensor]]:
+        """The outputs of all layers that are trained, in their order, and those of the model that depend on them."""
+        found: list[_Seen] = []
+
+        def hook(name: str, layer: nn.Module) -> Any:
+            def note(layer: nn.Module, _inputs: Any, output: Any) -> Any:
+                if not isinstance(output, Tensor) or not output.requires_grad:
+                    return None
+                found.append(_Seen(f"the slope of the output of {name!r}", self._dim(layer), output, layer))
+                return output.clone()  # which may be written to
+
+            return layer.register_forward_hook(note)
+
+        return found, [t for t in _tensors(self._called(given, hook)) if t.requires_grad]
 
     def _dim(self, layer: nn.Module) -> int:
         if isinstance(layer, (RNNLinear, *_RECURRENT)):  # these know themselves, and keep rows first inside

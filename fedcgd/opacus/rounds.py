@@ -7,7 +7,7 @@ from opacus.accountants import IAccountant
 from torch import Tensor
 
 from fedcgd.noise import STREAM
-from fedcgd.plan import Plan
+from fedcgd.plan import Plan, differences
 
 _AGAIN = "enter the loop over the loader again: the round starts afresh, with the same batch"
 
@@ -216,7 +216,10 @@ class Rounds(IAccountant):  # type: ignore[misc]
             raise ValueError("the checkpoint is not of a fedcgd engine: it has no plan, and nobody knows its noise")
         plan, run, nonces = state["plan"], str(state["run"]), [int(nonce, 16) for nonce in state["nonces"]]
         if plan != self.plan.to_description():
-            raise ValueError(f"the checkpoint is of another plan: {plan}, not {self.plan.to_description()}")
+            changed = ", ".join(differences(plan, self.plan.to_description()))
+            raise ValueError(
+                f"the checkpoint is of another plan (in it → here): {changed}; make the engine private by its plan"
+            )
         if state.get("noise stream") != STREAM:
             raise ValueError(
                 f"the checkpoint's noise is of the stream {state.get('noise stream')}, and this version makes {STREAM}: later "

@@ -33,12 +33,13 @@ from fedcgd_simulations.tasks import get_task
 Numbers = dict[str, Any]
 
 
-def correlation(*, lam: float = 0.9, rounds: int = 3900, epochs: int = 10, epsilon: float = 8.0) -> Numbers:
+def correlation(*, lam: float = 0.9, rounds: int = 3900, epochs: int = 10) -> Numbers:
     """Figure 5 of the first paper: the noise of a round, and what has gathered in the model after so many rounds.
 
     Standard deviations of a coordinate for clip norm 1, in the paper's CIFAR-10 setting (δ = 1e-5, no amplification): a round's
     noise is larger than that of DP-SGD, and the noise in the model smaller.
     """
+    epsilon = 8.0
     participation = Participation(rounds=rounds, min_separation=rounds // epochs)
     after = [t for t in (1, 2, 10, 100, 1000, rounds) if t <= rounds]
     found: Numbers = {"lambda": lam, "rounds": rounds, "epsilon": epsilon, "after": after}
@@ -163,23 +164,23 @@ def example_b1() -> Numbers:
     }
 
 
-def square_root_error(inverse: np.ndarray, points: int = 4096) -> float:
+def square_root_error(inverse: np.ndarray) -> float:
     """max |r(x) − √(1 − x)| over |x| = 1 − 1/n, r(x) = Σ_t inverse[t]·xᵗ, n = len(inverse): the talk's err(r)."""
     n = len(inverse)
-    size = max(points, 1 << (n - 1).bit_length())
+    size = max(4096, 1 << (n - 1).bit_length())
     radius = 1 - 1 / n
     values = np.fft.fft(inverse * radius ** np.arange(n), size)
     x = radius * np.exp(-2j * np.pi * np.arange(size) / size)
     return float(np.abs(values - np.sqrt(1 - x)).max())
 
 
-def newman(degree: int, points: int = 20001) -> float:
+def newman(degree: int) -> float:
     """sup over x in [0, 1] of |r(x) − √x| for Newman's rational function of `degree`, which is at most 3·e^{−√degree}.
 
     r(x²) = x·(p(x) − p(−x))/(p(x) + p(−x)), p(x) = Π_{k<degree} (x + ξᵏ), ξ = e^{−1/√degree} (Newman, 1964).
     """
     nodes = np.exp(-np.arange(degree) / math.sqrt(degree))
-    x = np.linspace(0, 1, points) ** 4  # the error sits near zero
+    x = np.linspace(0, 1, 20_001) ** 4  # the error sits near zero
     ratio = np.prod((nodes - x[:, None]) / (nodes + x[:, None]), axis=1)  # p(−x)/p(x)
     return float(np.abs(x * (1 - ratio) / (1 + ratio) - x).max())
 
@@ -225,7 +226,6 @@ def epochs_and_lambda(
     lams: Sequence[float] = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95),
     rates: Sequence[float] = (0.03125, 0.0625, 0.125, 0.25, 0.5, 1.0),
     seeds: Sequence[int] = (0, 1, 2),
-    epsilon: float = 2.0,
     batch: int = 26,
 ) -> Numbers:
     """Figure 7 of the first paper on handwritten digits: validation accuracy against λ for more and more epochs.
@@ -233,6 +233,7 @@ def epochs_and_lambda(
     The batch and so the rounds of an epoch (49, as in the paper) stay; the learning rate is tuned for each λ; δ = 1e-5, no
     amplification. `accuracy[k][λ]` is (mean, sample standard deviation, the rate).
     """
+    epsilon = 2.0
     task, data, start = _digits()
     steps = -(-len(data.train) // batch)
     found: Numbers = {

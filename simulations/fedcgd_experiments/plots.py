@@ -82,9 +82,7 @@ def style(mechanism: str, sampling: str) -> dict[str, Any]:
     }
 
 
-def accuracy_against_lambda(
-    runs: Sequence[Record], rules: Mapping[Setup, Mapping[str, float]], *, split: str = "validation"
-) -> Figure:
+def accuracy_against_lambda(runs: Sequence[Record], rules: Mapping[Setup, Mapping[str, float]]) -> Figure:
     """One panel per ε: accuracy of DP-λCGD against λ (0 is DP-SGD), with what each rule chooses as vertical lines.
 
     `rules` has for DP-SGD's setup at a budget the λ of each rule; of a budget that is not there the closed forms are shown.
@@ -92,11 +90,11 @@ def accuracy_against_lambda(
     """
     summaries = {
         setup: value
-        for setup, value in by_setup(runs, split).items()
+        for setup, value in by_setup(runs, "validation").items()
         if setup.name in ("dp-sgd", "lambda-cgd") and setup.sampling in ("none", "balls-in-bins")
     }
     if not summaries:
-        raise ValueError(f"no dp-sgd or lambda-cgd runs judged by {split} examples are in these results")
+        raise ValueError("no dp-sgd or lambda-cgd runs judged by validation examples are in these results")
     curves: dict[float, dict[str, dict[float, Summary]]] = defaultdict(lambda: defaultdict(dict))
     looks: dict[str, dict[str, Any]] = {}
     for setup, value in sorted(summaries.items(), key=lambda item: (item[0].epsilon, item[0].lam)):
@@ -133,7 +131,7 @@ def accuracy_against_lambda(
         axes.set_xticks([0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95], ["0", ".3", ".5", ".7", ".8", ".9", ".95"])
         axes.legend(handles=marks, fontsize=6)
         axes.grid(alpha=0.3)
-    panels[0][0].set_ylabel(f"{split} accuracy")
+    panels[0][0].set_ylabel("validation accuracy")
     shown = {str(mark.get_label()): mark for axes in panels[0] for mark in axes.containers}
     figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=2, fontsize=8)
     return figure

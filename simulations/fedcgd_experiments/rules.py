@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from fedcgd.accounting.selection import Objective, practical, select_lambda, third_of_excess
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
-from fedcgd_experiments.curvature import tamed
+from fedcgd_experiments.curvature_design import tamed
 from fedcgd_experiments.experiment import Point, Record, Setup, identity
 from fedcgd_experiments.significance import Pairs, holm, paired, tuned_accuracies
 from fedcgd_experiments.sweep import best_of_families, to_point

@@ -1,7 +1,6 @@
 """Public examples without labels for a task's model, to measure its curvature on."""
 
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ def public_examples(
     model: str | None = None,
     public: str = HELD_OUT,
     examples: int = 1000,
-    data_dir: str | Path | None = None,
     seed: int = 0,
 ) -> Public:
     """The task's initial model of `seed`, and the first `examples` public images for it, whose labels nobody looks at.
@@ -33,7 +31,7 @@ def public_examples(
         raise ValueError(
             f"the training examples of {task} are what is private in it; write --public {HELD_OUT} or another task"
         )
-    own = get_task(task, model=model, data_dir=data_dir)
+    own = get_task(task, model=model)
     wanted = own.load().validation.inputs
     inputs = wanted if public == HELD_OUT else resized(get_task(public).load().train.inputs[:examples], wanted)
     module = own.model(seed)

@@ -73,6 +73,11 @@ def planned_cohort(inner: Strategy, expected_users: int | None) -> tuple[int, st
             )
         if fraction == 1.0 and least > _FLOWERS_DEFAULT:
             return least, f"min_train_nodes = {least}"
+        if fraction == 1.0:
+            raise ValueError(
+                f"how many users a round? min_train_nodes = {least} of {type(inner).__name__} may be Flower's default, and not "
+                "meant: give cohort_size, or expected_users"
+            )
     raise ValueError(
         f"how many users a round? {type(inner).__name__} (fraction_train = {fraction}, min_train_nodes = {least}) does not say "
         "it without the number of users: give cohort_size, or expected_users, or the inner strategy's min_train_nodes alone"

@@ -17,6 +17,7 @@ import random
 import signal
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,8 +69,15 @@ def each_apart(
         except KeyboardInterrupt:  # the operator's
             raise
         except BaseException as error:  # also those that libraries cancel tasks with; its text may tell about the user
-            log(WARNING, "fedcgd: a user's local training failed with %s", type(error).__name__)
+            log(WARNING, "fedcgd: a user's local training or evaluation failed with %s", _what_and_where(error))
         yield result
+
+
+def _what_and_where(error: BaseException) -> str:
+    """The kind of the error and the last line of code that is not a library's, without its text."""
+    places = traceback.extract_tb(error.__traceback__)
+    last = ([place for place in places if "site-packages" not in place.filename] or places)[-1]
+    return f"{type(error).__name__} at {last.filename}, line {last.lineno}"
 
 
 def user_seeds(model: Flat) -> Callable[[str], int]:

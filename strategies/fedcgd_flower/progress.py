@@ -29,6 +29,11 @@ class RoundReport:
     """How the clip norm moved, if it adapts."""
     evaluated: list[str] = field(default_factory=list)
 
+    @property
+    def noise_alone(self) -> bool:
+        """Whether a release has spent ε and learned nothing, because everybody who was asked failed."""
+        return bool(self.asked) and not self.answered and not self.failure
+
     def __str__(self) -> str:
         parts = []
         if self.asked or not self.failure:
@@ -42,6 +47,8 @@ class RoundReport:
         else:
             spent = NO_NOISE if math.isinf(self.epsilon) else f"ε ≤ {self.epsilon:.4g} so far at δ = {self.delta:g}"
             parts.append(spent)
+            if self.noise_alone:
+                parts.append("nobody answered: what is released is noise alone")
             if self.clipping:
                 parts.append(self.clipping)
         return f"[ROUND {self.round + 1}/{self.rounds}] " + " | ".join(parts + self.evaluated)

@@ -4,9 +4,11 @@ import math
 from logging import INFO, WARNING
 from pathlib import Path
 
+from flwr.app import MetricRecord
 from flwr.supercore import log
 
 from fedcgd.accounting.guarantee import NO_NOISE
+from fedcgd.ledger import Ledger
 from fedcgd.plan import Plan
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
 from fedcgd_flower.evaluation import Evaluator
@@ -22,8 +24,12 @@ def log_promise(
     ledger: Path | None,
     evaluator: Evaluator | None,
     forward_client_metrics: bool,
+    users: int,
 ) -> None:
-    """Log what is promised of a run of which so many rounds are released; `cohort_source` says who set the size."""
+    """Log what is promised of a run of which so many rounds are released, with `users` at least.
+
+    `cohort_source` says who set the cohort's size.
+    """
     if plan.noiseless:
         log(
             WARNING,
@@ -35,6 +41,15 @@ def log_promise(
             WARNING,
             "fedcgd: metrics of clients are forwarded as they are (forward_client_metrics=True): they have no noise, "
             "and no ε covers them. evaluation=PrivateEvaluation(…) gives private ones",
+        )
+    if plan.delta * users >= 1:
+        log(
+            WARNING,
+            "fedcgd: δ = %g, and this run has at least %d users: a δ of 1 / users allows to publish one user's data as they are. "
+            "Plan with a δ well below %.2g",
+            plan.delta,
+            users,
+            1 / users,
         )
     log(INFO, "\t├──> fedcgd: %s, σ = %.4g, clip norm %g", plan.mechanism, plan.noise_multiplier, plan.clip_norm)
     if adaptive_clipping is not None:
@@ -71,4 +86,26 @@ def epsilon_text(plan: Plan, released: int) -> str:
     return (
         f"the planned run: {whole}; for the {released} rounds released, ε ≤ {so_far.epsilon:.4g}, provided that nobody looked at "
         "a released model to decide that the run ends here"
+    )
+
+
+def log_other_runs(ledger: Ledger) -> None:
+    """Say that people who were in earlier runs of the key pay for this one too."""
+    others = ledger.other_runs()
+    if others:
+        log(
+            WARNING,
+            "fedcgd: this key has released rounds of %d other runs, the last one's ledger is %s; for everybody in both, ε "
+            "composes: fedcgd ledger compose says to what, and budget=JointBudget(…) keeps people within one ε",
+            len(others),
+            others[-1].ledger,
+        )
+
+
+def promise_metrics(plan: Plan, *, released: int) -> MetricRecord:
+    """What is told with a release: ε of the whole plan, and of the rounds `released` until then."""
+    guarantee = plan.quick_guarantee(released=released)
+    whole = plan.guarantee().epsilon
+    return MetricRecord(
+        {"epsilon": guarantee.epsilon, "epsilon-planned": whole, "delta": guarantee.delta, "releases": released}
     )

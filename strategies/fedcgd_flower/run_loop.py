@@ -78,7 +78,7 @@ class RunLoop:
                 rounds.give_up("interrupted")
                 raise
             failures, failure = (0, failure) if released else (failures + 1, rounds.report.failure)
-            log(INFO if released else WARNING, "%s", rounds.report)
+            log(INFO if released and not rounds.report.noise_alone else WARNING, "%s", rounds.report)
         if not result.complete:
             result.stopped = f"after {tries} tries" + (f"; not released: {failure}" if failure else ", as asked for")
         log(

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -10,6 +10,7 @@ from typing import Any, Self
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from flwr.supercore import log
 
 from fedcgd.keys import NoiseKey
@@ -23,7 +24,7 @@ from fedcgd_flower.cohort_choice import CohortChoice
 from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation
 from fedcgd_flower.inner import check_inner, keys_of
 from fedcgd_flower.layout import BatchNorm
-from fedcgd_flower.promise import log_promise
+from fedcgd_flower.promise import log_other_runs, log_promise
 from fedcgd_flower.result import RunResult
 from fedcgd_flower.roster import Identity, Roster
 from fedcgd_flower.rounds import Rounds
@@ -188,6 +189,8 @@ class CorrelatedNoise(Strategy):
                     begun=self.releases > 0,
                     keys=keys_of(self.inner),
                 )
+            if not self.releases and self._budget is None:
+                log_other_runs(ledger)
         except BaseException:
             self.close()
             raise
@@ -237,9 +240,12 @@ class CorrelatedNoise(Strategy):
             ledger=self._ledger_path,
             evaluator=self._evaluator,
             forward_client_metrics=self.forward_client_metrics,
+            users=max(self.expected_users, self.cohort_size),
         )
         log(INFO, "\t├──> Inner strategy (its fractions and numbers of nodes for training are not used):")
         self.inner.summary()
+        if getattr(self.inner, "train_metrics_aggr_fn", None) not in (None, aggregate_metricrecords):
+            log(WARNING, "fedcgd: train_metrics_aggr_fn is not called: metrics of training stay on the nodes")
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -288,6 +294,10 @@ class CorrelatedNoise(Strategy):
             raise TypeError(
                 "initial_arrays must be an ArrayRecord, for example ArrayRecord(model.state_dict()); got "
                 f"{type(initial_arrays).__name__}"
+            )
+        if num_rounds is not None and (not hasattr(num_rounds, "__index__") or num_rounds < 0):
+            raise ValueError(
+                f"num_rounds must be a whole number, at least 0, or None for all of the plan; got {num_rounds!r}"
             )
         opened_here = not self._rounds.is_open
         if opened_here:

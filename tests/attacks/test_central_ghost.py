@@ -3,10 +3,13 @@
 import pytest
 import torch
 from central_runs import Run
-from opacus.grad_sample import GradSampleModuleFastGradientClipping
+from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
+
+from fedcgd.opacus.clipping import Dense
+from fedcgd.opacus.ghost import CompactModule, GhostModule
 
 
 class Mean(nn.Module):
@@ -153,3 +156,41 @@ def test_the_longest_sequence_of_all_parts_decides_whether_a_sum_is_safe(monkeyp
     for length, (tokens, targets) in zip((2, 7, 3), run.loader, strict=True):
         run.step((tokens[:, :length], targets))
     assert checked == [(6, 7)]
+
+
+class Text(nn.Module):
+    """What is embedded and goes through a layer with a bias, in every place."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.embedding, self.layer = nn.Embedding(5, 12), nn.Linear(12, 11)
+
+    def forward(self, tokens):
+        return self.layer(self.embedding(tokens)).mean(1)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("wrapper", [GhostModule, CompactModule])
+@pytest.mark.parametrize("frozen", ["nothing", "embedding.weight", "layer.weight", "layer.bias"])
+def test_short_forms_are_the_gradients_that_opacus_finds(wrapper, frozen):
+    """With words that come several times in a text, and with a part of a layer that is not trained."""
+    tokens, targets = torch.tensor([[0, 1, 0], [3, 3, 3], [4, 2, 1]]), torch.tensor([0, 2, 5])
+    found = []
+    for wrap in (wrapper, GradSampleModule):
+        model = Text()
+        if frozen != "nothing":
+            model.get_parameter(frozen).requires_grad_(False)
+        wrapped = wrap(model, loss_reduction="mean")
+        functional.cross_entropy(wrapped(tokens), targets).backward()
+        found.append({name: p.grad_sample for name, p in model.named_parameters() if p.requires_grad})
+    assert len(found[0]) == (3 if frozen == "nothing" else 2)
+    for name, expected in found[1].items():
+        rows = found[0][name]
+        rows = Dense(rows) if isinstance(rows, torch.Tensor) else rows
+        for i, gradient in enumerate(expected):
+            alone = torch.zeros(gradient.numel(), dtype=torch.float64)
+            rows.add_to(alone, torch.eye(3, dtype=torch.float64)[i], None)
+            torch.testing.assert_close(alone, gradient.flatten().double(), rtol=1e-5, atol=1e-7)
+            norm = float(rows.norms(True)[i].norm())
+            assert norm >= float(gradient.norm()) * (1 - 1e-6)

@@ -262,6 +262,44 @@ def test_a_model_that_does_not_repeat_itself_is_told_of(monkeypatch):
     assert run.released == 1
 
 
+class WithLoss(Centred):
+    """A model that makes its loss itself, as those of Transformers do."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, inputs, targets):
+        outputs = self.out(inputs)
+        return {"loss": self.loss(outputs, targets), "logits": outputs}
+
+
+LOSSES = {
+    "mean": (functional.cross_entropy, False),
+    "root of the mean": (lambda outputs, targets: functional.cross_entropy(outputs, targets).sqrt(), True),
+    "by how many count": (lambda outputs, targets: functional.cross_entropy(outputs, targets, ignore_index=1), True),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_that_the_model_makes_is_judged(loss, mode, monkeypatch):
+    made, mixes = LOSSES[loss]
+    data = TensorDataset(inputs_of(Centred), torch.tensor([0, 1, 1, 2] * (SIZE // 4)))
+    run = Run(monkeypatch, data=data, batch=SIZE, epochs=1, model=WithLoss(made), mode=mode)
+
+    def step(batch):
+        run.module(*batch)["loss"].backward()
+        run.optimizer.step()
+
+    if mixes:
+        with pytest.raises(RuntimeError, match="of a single number that the model gives"):
+            run.train(step)
+    else:
+        run.train(step)
+    assert run.released == (not mixes)
+
+
 class Sometimes(Centred):
     """Across the batch where an example is far out."""
 

@@ -1,0 +1,137 @@
+"""What the runs of the curvature experiment have in common, and each one's noise: its mechanism at a budget and learning rate."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from fedcgd.accounting.selection import select_lambda
+from fedcgd.curvature import Spectrum
+from fedcgd.curvature.fitted import lambda_cgd
+from fedcgd.curvature.noise_curve import BARRIER, noise_curve
+from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.optimisation.catalogue import write_mechanism
+from fedcgd_experiments.experiment import Point, Setup
+from fedcgd_simulations.task import Data, Task
+from fedcgd_simulations.tasks import get_task
+
+DP_SGD, PRACTICAL, FITTED_LAMBDA = "dp-sgd", "λ-CGD, practical λ", "λ-CGD, fitted λ"
+BAND_MF, NOISE_CURVE = "band-mf", "NoiseCurve"
+ARMS = (DP_SGD, PRACTICAL, FITTED_LAMBDA, BAND_MF, NOISE_CURVE)
+FILES = {FITTED_LAMBDA: "lambda", NOISE_CURVE: "noise-curve"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """What is common to all runs: the task, the batches, the bands, and what the fitted noise is fitted to."""
+
+    task: str
+    model: str
+    steps: int
+    epochs: int
+    bands: int
+    clip_norm: float
+    delta: float
+    spectrum: Spectrum
+    folder: Path
+    """Where fitted mechanisms are kept: found once for each rate, since the budget has no part in them."""
+    barrier: float = BARRIER
+    """Of NoiseCurve."""
+
+    def digest(self, arm: str) -> str:
+        """Names all that `arm`'s mechanisms are fitted to, but for the rate: a file is of no other design than its name says."""
+        fitted_to = [self.spectrum.digest, self.steps, self.epochs, self.bands]
+        if arm == NOISE_CURVE:
+            fitted_to.append(self.barrier)
+        return hashlib.sha256(json.dumps(fitted_to).encode()).hexdigest()[:12]
+
+    def point(self, arm: str, epsilon: float, rate: float, seed: int) -> Point:
+        """A run of `arm` at this budget and learning rate that is judged by validation examples."""
+        setup = Setup(mechanism="dp-sgd", epsilon=epsilon, delta=self.delta, steps=self.steps, epochs=self.epochs)
+        setup = replace(setup, mechanism=self.spelling(arm, setup, rate))
+        return Point(
+            setup=setup, task=self.task, model=self.model, clip_norm=self.clip_norm, learning_rate=rate, seed=seed
+        )
+
+    def spelling(self, arm: str, setup: Setup, rate: float) -> str:
+        """How the mechanism of `arm` is written for this budget and learning rate."""
+        if arm == PRACTICAL:
+            chosen = select_lambda(
+                setup.participation(), objective="practical", epsilon=setup.epsilon, delta=setup.delta
+            )
+            return f"lambda-cgd:{chosen.lam:.4g}"
+        if arm not in ARMS:
+            raise ValueError(f"the kinds of noise are {', '.join(ARMS)}, got {arm!r}")
+        if arm not in FILES:
+            return {DP_SGD: "dp-sgd", BAND_MF: f"band-mf:{self.bands}"}[arm]
+        path = self.folder / f"{self.task}-{self.digest(arm)}-{FILES[arm]}-rate-{rate!r}.json"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            quadratic = Quadratic(tamed(self.spectrum, rate), rate)
+            who = setup.participation()
+            if arm == FITTED_LAMBDA:
+                write_mechanism(lambda_cgd(who, quadratic=quadratic), path)
+            else:
+                write_mechanism(noise_curve(self.bands, who, quadratic=quadratic, barrier=self.barrier), path)
+        return f"file:{path}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DesignOptions:
+    """A design, as it is said on the command line."""
+
+    spectrum: Annotated[Path, typer.Option(help="what `fedcgd curve` measured")]
+    folder: Annotated[Path, typer.Option(help="of the fitted mechanisms")]
+    task: Annotated[str, typer.Option()] = "digits"
+    model: Annotated[str, typer.Option()] = "tanh-cnn"
+    batch: Annotated[int, typer.Option(min=1)] = 60
+    epochs: Annotated[int, typer.Option(min=1)] = 10
+    bands: Annotated[int, typer.Option(min=1, help="of band-mf and NoiseCurve")] = 16
+    clip_norm: Annotated[float, typer.Option()] = 1.0
+    delta: Annotated[float, typer.Option()] = 1e-5
+    barrier: Annotated[float, typer.Option(min=0, help="against large noise in a round, of NoiseCurve")] = BARRIER
+
+    def get_task(self) -> Task:
+        """The task, with its model."""
+        return get_task(self.task, model=self.model)
+
+    def design(self, data: Data) -> Design:
+        """The design, in which an epoch of `data` is as many steps as it has batches."""
+        return Design(
+            task=self.task, model=self.model, steps=-(-len(data.train) // self.batch), epochs=self.epochs,
+            bands=self.bands, clip_norm=self.clip_norm, delta=self.delta, spectrum=Spectrum.load(self.spectrum),
+            folder=self.folder, barrier=self.barrier,
+        )  # fmt: skip
+
+
+def tamed(spectrum: Spectrum, rate: float) -> Spectrum:
+    """`spectrum` with what is above 1/η put at 1/η: a clipped step does not overshoot as a step down a quadratic would."""
+    values = np.minimum(np.array(spectrum.eigenvalues), 1 / rate)
+    return Spectrum.of(values, np.array(spectrum.counts), measured_on=spectrum.measured_on)
+
+
+def arm_of(setup: Setup) -> str:
+    """What a record's setup is a run of."""
+    if setup.mechanism.startswith("file:"):
+        return next(arm for arm, name in FILES.items() if f"-{name}-rate-" in Path(setup.mechanism).name)
+    return {"dp-sgd": DP_SGD, "band-mf": BAND_MF, "lambda-cgd": PRACTICAL}[setup.name]
+
+
+def check_one_design(points: Iterable[Point]) -> None:
+    """Raise ValueError if an arm is there at one budget in two designs: what is tuned in one would be judged in the other."""
+    found: dict[tuple[str, float], tuple[object, ...]] = {}
+    for point in points:
+        setup = point.setup
+        noise = Path(setup.mechanism).name.partition("-rate-")[0]  # in a file, with the digest of what it was fitted to
+        same = (point.task, point.model, point.clip_norm, replace(setup, mechanism="dp-sgd"), noise)
+        before = found.setdefault((arm_of(setup), setup.epsilon), same)
+        if same != before:
+            raise ValueError(
+                f"runs of {arm_of(setup)} at ε = {setup.epsilon:g} are of two designs (model, clip norm, δ, steps, epochs, bands "
+                "or spectrum): keep the runs of each in a file of its own"
+            )

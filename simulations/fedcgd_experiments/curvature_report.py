@@ -1,0 +1,120 @@
+"""What the runs of the curvature experiment say: the best learning rates, test accuracies, and which noise is better."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import numpy as np
+from scipy.stats import permutation_test, ttest_rel
+
+from fedcgd_experiments.curvature_design import (
+    BAND_MF,
+    DP_SGD,
+    FITTED_LAMBDA,
+    NOISE_CURVE,
+    PRACTICAL,
+    arm_of,
+    check_one_design,
+)
+from fedcgd_experiments.experiment import Record
+from fedcgd_experiments.significance import holm
+from fedcgd_experiments.sweep import best_rates_of, to_point
+
+COMPARISONS = (
+    (NOISE_CURVE, BAND_MF),
+    (FITTED_LAMBDA, PRACTICAL),
+    (NOISE_CURVE, DP_SGD),
+    (FITTED_LAMBDA, DP_SGD),
+    (BAND_MF, DP_SGD),
+    (NOISE_CURVE, FITTED_LAMBDA),
+)
+"""(what should be better, than what): those whose p-values are reported."""
+
+
+def best_rates(runs: Iterable[Record]) -> dict[tuple[str, float], float]:
+    """(arm, budget) → the learning rate of highest mean validation accuracy; of equals the smaller.
+
+    Raises ValueError as `check_one_design` does.
+    """
+    runs = list(runs)
+    check_one_design(map(to_point, runs))
+    return best_rates_of(runs, lambda setup: (arm_of(setup), setup.epsilon))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Test accuracies of two arms at one budget, on the same seeds: means, and p-values of `better` being no better."""
+
+    epsilon: float
+    better: str
+    than: str
+    seeds: int
+    difference: float
+    p_permutation: float
+    """Of all ways to deal the accuracies out to the two arms, the share with a difference of the means at least as large."""
+    p_paired: float
+    """Of the paired t-test, one-sided."""
+    corrected: float
+    """`p_permutation` after Holm's correction over all comparisons."""
+
+
+def tuned(runs: Iterable[Record]) -> dict[tuple[str, float], float]:
+    """(arm, budget) → the mean accuracy on validation examples at the learning rate that is best on them."""
+    runs = list(runs)
+    rates = best_rates(runs)
+    found: dict[tuple[str, float], list[float]] = defaultdict(list)
+    for record in runs:
+        point = to_point(record)
+        key = (arm_of(point.setup), point.setup.epsilon)
+        if point.split == "validation" and point.learning_rate == rates[key]:
+            found[key].append(record["accuracy"])
+    return {key: fmean(values) for key, values in found.items()}
+
+
+def judged(runs: Iterable[Record]) -> dict[tuple[str, float], dict[int, float]]:
+    """(arm, budget) → seed → accuracy on the test examples, at the learning rate that was best on validation."""
+    runs = list(runs)
+    rates = best_rates(runs)
+    found: dict[tuple[str, float], dict[int, float]] = defaultdict(dict)
+    for record in runs:
+        point = to_point(record)
+        key = (arm_of(point.setup), point.setup.epsilon)
+        if point.split == "test" and point.learning_rate == rates.get(key):
+            found[key][point.seed] = record["accuracy"]
+    return dict(found)
+
+
+def compare(runs: Iterable[Record]) -> list[Comparison]:
+    """Every comparison of `COMPARISONS` at every budget for which both arms have the same test seeds, at least two.
+
+    The permutation test is the exact one of two samples (appendix A.3 of Gu et al., 2026, arXiv:2510.05416): with ten seeds each
+    there are 184,756 ways, and 1/184,756 is the least that p can be.
+    """
+    accuracies, found = judged(runs), []
+    for epsilon in sorted({epsilon for _, epsilon in accuracies}):
+        for better, than in COMPARISONS:
+            first, second = accuracies.get((better, epsilon), {}), accuracies.get((than, epsilon), {})
+            seeds = sorted(first.keys() & second.keys())
+            if len(seeds) < 2:
+                continue
+            x, y = (np.array([part[seed] for seed in seeds]) for part in (first, second))
+            test = permutation_test(
+                (x, y), lambda a, b, axis: a.mean(axis) - b.mean(axis), vectorized=True,
+                n_resamples=10**6, alternative="greater",
+            )  # fmt: skip
+            found.append(
+                Comparison(
+                    epsilon=epsilon,
+                    better=better,
+                    than=than,
+                    seeds=len(seeds),
+                    difference=float((x - y).mean()),
+                    p_permutation=float(test.pvalue),
+                    p_paired=float(ttest_rel(x, y, alternative="greater").pvalue),
+                    corrected=math.nan,
+                )
+            )
+    corrected = holm([row.p_permutation for row in found])
+    return [replace(row, corrected=p) for row, p in zip(found, corrected, strict=True)]
