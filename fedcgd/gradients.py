@@ -107,7 +107,8 @@ def clipped_gradient_sum(
     `flat` has shape (d,), float32; row i of each tensor of `examples` belongs to example i. The sum is int64,
     shape (d,), on the device of `flat`; each term is rounded towards zero. An example adds zero and is not counted if its
     gradient is not finite, if `counted` is False for it, or if its loss raises (a label out of range); where all raise, so does
-    this. What one example does leaves the others' terms as they are, bit by bit.
+    this. What one example does leaves the others' terms as they are, bit by bit. (On a GPU, torch's losses end the use of
+    CUDA by the process where a label is out of range: check labels before.)
     At most `chunk` gradients exist at once (default: as many as fit in 32 MiB), so memory is O(chunk·d).
 
     The gradients are measured in `unit`s: g_i / unit takes the place of g_i. With an `indicator`, the sum has one entry more:
