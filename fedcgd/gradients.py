@@ -50,15 +50,26 @@ def example_loss(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> 
     return ModelLoss(model, loss, layout(model))
 
 
-def _gradients_of(loss: ExampleLoss, examples: Sequence[Tensor]) -> ExampleLoss:
-    """(flat, *examples) → ∇ loss(flat, example i) as row i: layer by layer where the layers are known, else by vmap."""
-    mapped: ExampleLoss = vmap(grad(loss), in_dims=(None, *(0 for _ in examples)))
+Parts = Sequence[Tensor]
+"""Rows as they lie in memory: their first entries, the next ones, and so on; shapes (rows, d_j), with Σ d_j = d."""
+
+_Gradients = Callable[..., Parts]
+"""(flat, *examples) → ∇ loss(flat, example i) as row i."""
+
+
+def _gradients_of(loss: ExampleLoss, examples: Sequence[Tensor]) -> _Gradients:
+    """Layer by layer where the layers are known, else by vmap."""
+    by_vmap = vmap(grad(loss), in_dims=(None, *(0 for _ in examples)))
+
+    def mapped(flat: Tensor, *examples: Tensor) -> Parts:
+        return [by_vmap(flat, *examples)]
+
     layers = layerwise.layers_of(loss.model) if isinstance(loss, ModelLoss) and len(examples) == 2 else None
     if layers is None or not isinstance(loss, ModelLoss):
         return mapped
     by_layers = partial(layerwise.gradients, layers, loss.loss, loss.parameters)
 
-    def gradients(flat: Tensor, *examples: Tensor) -> Tensor:
+    def gradients(flat: Tensor, *examples: Tensor) -> Parts:
         try:
             return by_layers(flat, *examples)
         except layerwise.UnusualShapeError:
@@ -96,7 +107,8 @@ def clipped_gradient_sum(
     `flat` has shape (d,), float32; row i of each tensor of `examples` belongs to example i. The sum is int64,
     shape (d,), on the device of `flat`; each term is rounded towards zero. An example adds zero and is not counted if its
     gradient is not finite, if `counted` is False for it, or if its loss raises (a label out of range); where all raise, so does
-    this. What one example does leaves the others' terms as they are, bit by bit.
+    this. What one example does leaves the others' terms as they are, bit by bit. (On a GPU, torch's losses end the use of
+    CUDA by the process where a label is out of range: check labels before.)
     At most `chunk` gradients exist at once (default: as many as fit in 32 MiB), so memory is O(chunk·d).
 
     The gradients are measured in `unit`s: g_i / unit takes the place of g_i. With an `indicator`, the sum has one entry more:
@@ -117,9 +129,10 @@ def clipped_gradient_sum(
     computed = 0
     for start in range(0, len(examples[0]), size):
         chunk_examples = tuple(part[start : start + size] for part in examples)
-        rows, defined, error = _gradient_rows(gradients, flat, chunk_examples)
-        usable = (defined & wanted[start : start + size]).to(rows.device)
-        usable, scaled = add_clipped_rows(total[: flat.numel()], rows.detach(), usable, clip_norm, grid, unit)
+        parts, defined, error = _gradient_rows(gradients, flat, chunk_examples)
+        usable = (defined & wanted[start : start + size]).to(flat.device)
+        parts = [part.detach() for part in parts]
+        usable, scaled = add_clipped_rows(total[: flat.numel()], parts, usable, clip_norm, grid, unit)
         if indicator:
             total[-1] += indicator * (int(usable.sum()) - 2 * int(scaled.sum()))
         finite += int(usable.sum())
@@ -131,8 +144,8 @@ def clipped_gradient_sum(
 
 
 def _gradient_rows(
-    gradients: ExampleLoss, flat: Tensor, examples: tuple[Tensor, ...]
-) -> tuple[Tensor, Tensor, Exception | None]:
+    gradients: _Gradients, flat: Tensor, examples: tuple[Tensor, ...]
+) -> tuple[Parts, Tensor, Exception | None]:
     """(gradients of the examples as rows, which of them there are, what raised for the others)."""
     present = torch.ones(len(examples[0]), dtype=torch.bool)
     try:
@@ -142,12 +155,12 @@ def _gradient_rows(
     alone: list[Tensor | None] = []
     for i in range(len(present)):
         try:
-            alone.append(gradients(flat, *(part[i : i + 1] for part in examples)))
+            alone.append(torch.cat([*gradients(flat, *(part[i : i + 1] for part in examples))], dim=1))
         except Exception:
             alone.append(None)
             present[i] = False
     if not present.any():
-        return torch.zeros(len(present), flat.numel(), dtype=flat.dtype, device=flat.device), present, failure
+        return [flat.new_zeros(len(present), flat.numel())], present, failure
     # Again together, with another example in the place of each that raised: so the others' last bits are what they would be.
     stand_in = int(present.nonzero()[0])
     places = torch.where(present, torch.arange(len(present)), stand_in)
@@ -155,19 +168,21 @@ def _gradient_rows(
         return gradients(flat, *(part[places.to(part.device)] for part in examples)), present, failure
     except Exception:  # too many for the memory, perhaps
         rows = [flat.new_zeros(1, flat.numel()) if row is None else row for row in alone]
-        return torch.cat(rows), present, failure
+        return [torch.cat(rows)], present, failure
 
 
 def add_clipped_rows(
-    total: Tensor, rows: Tensor, wanted: Tensor, clip_norm: float, grid: Grid, unit: float = 1.0
+    total: Tensor, parts: Parts, wanted: Tensor, clip_norm: float, grid: Grid, unit: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """total += Σ_i min(1, clip_norm/‖g_i‖)·g_i in steps of `grid`, g_i = rows[i] / unit, each rounded towards zero; in place.
+    """total += Σ_i min(1, clip_norm/‖g_i‖)·g_i in steps of `grid`, g_i = row i / unit, each rounded towards zero; in place.
 
-    `total` is int64, shape (d,), `rows` float32, shape (m, d). The result says which rows took part (those that are `wanted` and
-    finite), and which of these were scaled. Guarantee: grid.step times each row's term has norm at most clip_norm.
+    `total` is int64, shape (d,); `parts` are rows of float32, shape (m, d) together. The result says which rows took part (those
+    that are `wanted` and finite), and which of these were scaled. Guarantee: grid.step times each row's term has norm at most
+    clip_norm.
     """
-    if rows.device.type == "cpu" and rows.shape[1] >= _LONG:
-        return _add_long_rows(total, rows.contiguous(), wanted, clip_norm, grid, unit)
+    if total.device.type == "cpu" and len(total) >= _LONG:
+        return _add_long_rows(total, parts, wanted, clip_norm, grid, unit)
+    rows = torch.cat([*parts], dim=1)
     clipped, usable = clip_rows(rows, clip_norm * unit)
     usable &= wanted
     total += sum_in_steps(torch.where(usable[:, None], clipped if unit == 1 else clipped / unit, 0.0), grid)
@@ -175,27 +190,29 @@ def add_clipped_rows(
 
 
 def _add_long_rows(
-    total: Tensor, rows: Tensor, wanted: Tensor, clip_norm: float, grid: Grid, unit: float
+    total: Tensor, parts: Parts, wanted: Tensor, clip_norm: float, grid: Grid, unit: float
 ) -> tuple[Tensor, Tensor]:
-    """Row by row, reading each twice, instead of a dozen passes over all: as `fedcgd_flower.update` clips one user's update.
+    """Parts are read twice where they lie, instead of a dozen passes over all: as `fedcgd_flower.update` clips one user's update.
 
     The norm is off by at most 2⁻²⁹ of itself (as `fedcgd.passes.squared_distance` proves), the factor aims 2⁻²² below the bound,
     and rounding towards zero makes no entry larger.
     """
+    arrays = [aligned(part.numpy()) for part in parts]
+    work, lanes, factors = passes(len(wanted) * len(total)), np.zeros((len(wanted), LANES)), np.zeros(len(wanted))
+    for rows in arrays:
+        work.squares(rows, lanes)
     usable, scaled = wanted.clone(), torch.zeros_like(wanted)
-    steps, lanes, work = total.numpy(), np.empty(LANES), passes(rows.numel())
-    for i, row in enumerate(rows.numpy()):
-        row = aligned(row)
-        if not usable[i]:
-            continue
-        work.squares(row, lanes)
-        norm = math.sqrt(sum_of_lanes(lanes)) / unit
-        if not math.isfinite(norm):
-            usable[i] = False
-            continue
-        factor = clip_factor(norm, clip_norm)
-        scaled[i] = factor < 1
-        work.accumulate(row, factor / unit, 1 / grid.step, steps)
+    for i, own in enumerate(lanes):
+        norm = math.sqrt(sum_of_lanes(own)) / unit
+        usable[i] &= math.isfinite(norm)
+        if usable[i]:
+            factor = clip_factor(norm, clip_norm)
+            scaled[i] = factor < 1
+            factors[i] = factor / unit
+    steps, begin = total.numpy(), 0
+    for rows in arrays:
+        work.accumulate(rows, factors, 1 / grid.step, steps[begin : begin + rows.shape[1]])
+        begin += rows.shape[1]
     return usable, scaled
 
 

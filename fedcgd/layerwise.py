@@ -70,8 +70,8 @@ def _is_plain(module: nn.Module) -> bool:
 
 def gradients(
     layers: Sequence[tuple[str, nn.Module]], loss: Loss, layout: Layout, flat: Tensor, inputs: Tensor, targets: Tensor
-) -> Tensor:
-    """∇ `loss` of each example at the parameters `flat`, as rows, shape (examples, layout.size).
+) -> list[Tensor]:
+    """∇ `loss` of each example at the parameters `flat`, as rows, shape (examples, layout.size): in parts, one for each array.
 
     `layers` are what `layers_of` found. Raises whatever the loss raises for one of the examples, and UnusualShapeError.
     """
@@ -114,7 +114,7 @@ def gradients(
         if name in before:
             parts = _linear if isinstance(layer, nn.Linear) else convolution_gradients
             rows |= {_full(name, part): row for part, row in parts(layer, before[name], found[name]).items()}
-    return torch.cat([(rows | found)[name].reshape(examples, -1) for name in layout.names], dim=1)
+    return [(rows | found)[name].reshape(examples, -1) for name in layout.names]
 
 
 def _full(name: str, part: str) -> str:

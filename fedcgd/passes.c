@@ -25,16 +25,31 @@ void difference(const float *restrict x, const float *restrict y, int64_t size, 
     SUM_TO_LANES(size, (double)x[i] - (double)y[i])
 }
 
-void squares(const float *restrict x, int64_t size, double *restrict lanes)
+void squares(const float *restrict rows, int64_t count, int64_t size, double *restrict all)
 {
-    clear(lanes);
-    SUM_TO_LANES(size, (double)x[i])
+    for (int64_t row = 0; row < count; row++) {
+        const float *restrict x = rows + row * size;
+        double *restrict lanes = all + row * LANES;
+        SUM_TO_LANES(size, (double)x[i])
+    }
 }
 
-void accumulate(const float *restrict x, int64_t size, double factor, double scale, int64_t *restrict total)
+// A tile of the total stays in the first cache while the rows go by.
+void accumulate(const float *restrict rows, int64_t count, int64_t size, const double *restrict factors, double scale,
+                int64_t *restrict total)
 {
-    for (int64_t i = 0; i < size; i++)
-        total[i] += (int64_t)((double)x[i] * factor * scale);
+    for (int64_t begin = 0; begin < size; begin += TILE) {
+        int64_t end = size - begin < TILE ? size - begin : TILE;
+        for (int64_t row = 0; row < count; row++) {
+            const float *restrict x = rows + row * size + begin;
+            int64_t *restrict out = total + begin;
+            double factor = factors[row];
+            if (factor == 0)
+                continue;
+            for (int64_t i = 0; i < end; i++)
+                out[i] += (int64_t)((double)x[i] * factor * scale);
+        }
+    }
 }
 
 // Stretch by stretch, because `out` may lie in what was read of `total`.

@@ -25,6 +25,7 @@ CHUNK = 2**16
 
 LANES = 256
 _PATIENCE = 2**20
+_TILE = 2048  # numbers of a total, 16 KiB
 
 Floats = NDArray[np.float32]
 Lanes = NDArray[np.float64]
@@ -38,9 +39,10 @@ class Passes(NamedTuple):
     steps: Callable[..., int]
     """(x, y, factor, scale, out): out = (x − y)·factor·scale, rounded towards zero; it must fit `out`. The result is Σ out."""
     squares: Callable[..., None]
-    """(x, lanes): lanes = those of x², in float64, of a vector of any length."""
+    """(rows, lanes): lanes[i] += those of rows[i]², in float64; rows of any length."""
     accumulate: Callable[..., None]
-    """(x, factor, scale, total): total += x·factor·scale, each rounded towards zero to an int64; of any length."""
+    """(rows, factors, scale, total): total += Σ_i rows[i]·factors[i]·scale, each number rounded towards zero to an int64; rows of
+    any length. Rows whose factor is 0 are not read."""
     add: Callable[..., int]
     """(x, total, lanes): total += x; lanes = those of x²; the result is Σ x. Sums of integers are modulo 2⁶⁴."""
     mean: Callable[..., None]
@@ -92,23 +94,24 @@ def _steps(x: Any, y: Any, factor: float, scale: float, out: Any) -> int:
     return int(out.sum(dtype=np.int64))
 
 
-def _squares(x: Any, lanes: Any) -> None:
-    lanes[:] = 0.0
-    rows = np.empty((CHUNK // LANES + 1, LANES))
-    for start in range(0, len(x), CHUNK):
-        part = x[start : start + CHUNK]
-        whole = len(part) // LANES
-        rows[0] = lanes
-        np.square(part[: whole * LANES].reshape(whole, LANES), out=rows[1 : whole + 1], dtype=np.float64)
-        np.add.reduce(rows[: whole + 1], axis=0, out=lanes)  # row after row
-        lanes[: len(part) - whole * LANES] += np.square(part[whole * LANES :], dtype=np.float64)
+def _squares(rows: Any, lanes: Any) -> None:
+    terms = np.empty((CHUNK // LANES + 1, LANES))
+    for x, own in zip(rows, lanes, strict=True):
+        for start in range(0, len(x), CHUNK):
+            part = x[start : start + CHUNK]
+            whole = len(part) // LANES
+            terms[0] = own
+            np.square(part[: whole * LANES].reshape(whole, LANES), out=terms[1 : whole + 1], dtype=np.float64)
+            np.add.reduce(terms[: whole + 1], axis=0, out=own)  # row after row
+            own[: len(part) - whole * LANES] += np.square(part[whole * LANES :], dtype=np.float64)
 
 
-def _accumulate(x: Any, factor: float, scale: float, total: Any) -> None:
-    for start in range(0, len(x), CHUNK):
-        part = np.multiply(x[start : start + CHUNK], factor, dtype=np.float64)
-        part *= scale
-        total[start : start + CHUNK] += part.astype(np.int64)
+def _accumulate(rows: Any, factors: Any, scale: float, total: Any) -> None:
+    for x, factor in zip(rows, factors, strict=True):
+        for start in range(0, len(x) if factor else 0, CHUNK):
+            part = np.multiply(x[start : start + CHUNK], factor, dtype=np.float64)
+            part *= scale
+            total[start : start + CHUNK] += part.astype(np.int64)
 
 
 def _add(x: Any, total: Any, lanes: Any) -> int:
@@ -150,11 +153,11 @@ def compiled() -> Passes | None:
 
 
 def _load() -> Passes:
-    code = library(Path(__file__).with_suffix(".c"), {"LANES": LANES})
-    size, x, lanes = c_int64, array(np.float32), array(np.float64, LANES)
+    code = library(Path(__file__).with_suffix(".c"), {"LANES": LANES, "TILE": _TILE})
+    size, x, lanes, doubles = c_int64, array(np.float32), array(np.float64, LANES), array(np.float64)
     of_difference = function(code, "difference", [x, x, size, lanes])
-    of_squares = function(code, "squares", [x, size, lanes])
-    to_total = function(code, "accumulate", [x, size, c_double, c_double, array(np.int64)])
+    of_squares = function(code, "squares", [x, size, size, doubles])
+    to_total = function(code, "accumulate", [x, size, size, doubles, c_double, array(np.int64)])
     of_mean = function(code, "mean", [x, array(np.int64), size, c_double, c_double, c_double, x])
     to_steps, adding = {}, {}
     for dtype, suffix in ((np.dtype(np.int32), "32"), (np.dtype(np.int64), "64")):
@@ -164,8 +167,8 @@ def _load() -> Passes:
     return Passes(
         difference=lambda x, y, lanes: of_difference(x, y, len(x), lanes),
         steps=lambda x, y, factor, scale, out: to_steps[out.dtype](x, y, len(x), factor, scale, out),
-        squares=lambda x, lanes: of_squares(x, len(x), lanes),
-        accumulate=lambda x, factor, scale, total: to_total(x, len(x), factor, scale, total),
+        squares=lambda rows, lanes: of_squares(rows, *rows.shape, lanes),
+        accumulate=lambda rows, factors, scale, total: to_total(rows, *rows.shape, factors, scale, total),
         add=lambda x, total, lanes: adding[x.dtype](x, len(x), total, lanes),
         mean=lambda model, total, step, unit, count, out: of_mean(model, total, len(model), step, unit, count, out),
     )
@@ -181,10 +184,10 @@ def _same_bits(made: Passes) -> bool:
         lanes = np.full(LANES, 0.5)
         form.difference(x, y, lanes)
         result = [lanes.tobytes()]
-        form.squares(x, lanes)
-        total = np.arange(size)
-        form.accumulate(x, 0.3, 2.0**40, total)
-        result.append(lanes.tobytes() + total.tobytes())
+        total, of_rows = np.arange(size), np.full((2, LANES), 0.25)
+        form.squares(np.stack([x, y]), of_rows)
+        form.accumulate(np.stack([x, y]), np.array([0.3, 0.7]), 2.0**40, total)
+        result.append(of_rows.tobytes() + total.tobytes())
         form.mean(x, total, 2.0**-40, 0.3, 7.0, total.view(np.float32)[:size])
         result.append(total.tobytes())
         for dtype in (np.int32, np.int64):

@@ -8,6 +8,7 @@ from fedcgd.accounting.guarantee import check_delta, check_noise_multiplier, che
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.own import check_own
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
 
@@ -18,7 +19,8 @@ class Plan:
 
     `noise_multiplier` is σ. Make one with `calibrated` (σ from a budget), or give σ and read ε from `guarantee`. Given as 0 it is
     a plan for debugging, `noiseless`: updates are clipped and summed, no noise is added, ε = ∞, and every record says so. Raises
-    ValueError for a mechanism that the participation's sampling is not accounted for, also without noise: there is no such plan.
+    ValueError for a mechanism that the participation's sampling is not accounted for, also without noise: there is no such plan;
+    and for one of yours whose noise is not that of its C (`fedcgd.mechanisms.own`).
     """
 
     mechanism: Mechanism
@@ -44,6 +46,7 @@ class Plan:
                     "smaller ε"
                 )
         self.accountant.check()
+        check_own(self.mechanism, self.participation.rounds)
 
     @staticmethod
     def calibrated(

@@ -179,6 +179,21 @@ def test_what_training_raises_stays_on_the_node_with_its_text(kind: str, caplog:
     assert "in fail" in caplog.text  # where to look
 
 
+def test_a_user_whose_training_raises_is_logged_by_where_and_without_the_text(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_):
+        torch.zeros(2) + torch.zeros(4000 + 711)  # the library's own lines are not where to look
+
+    app = ClientApp()
+    host_users(app, lambda context: ["ann"], one_by_one(fail))
+    result = ask(FakeGrid({1: FakeNode(app)}), 1, ("ann",))
+    assert isinstance(result, NodeSum)
+    assert not result.answered
+    line = fail.__code__.co_firstlineno + 1
+    assert f"failed with RuntimeError at {__file__}, line {line}" in caplog.text
+    assert "4711" not in caplog.text
+    assert "ann" not in caplog.text
+
+
 def test_exchange_returns_nothing_for_silence_and_for_answers_to_something_else() -> None:
     silent = pool()
     silent.tamper = lambda request, reply: None

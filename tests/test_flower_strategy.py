@@ -598,3 +598,17 @@ def test_nobody_is_told_of_waiting_when_everybody_is_there(caplog: pytest.LogCap
     with caplog.at_level(logging.INFO, logger="flwr"):
         make(patience=10.0).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
     assert not [one for one in caplog.records if "waiting" in one.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hosts": ["u001"]}, "hosts must say the node of each user"),
+        ({"trainable": "weight"}, r"trainable must be the names of arrays, for example \['weight'\]"),
+        ({"patience": "60"}, "patience must be a number of seconds, at least 0, got '60'"),
+        ({"patience": float("nan")}, "patience must be a number of seconds, at least 0, got nan"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_with_what_is_meant(options, words) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        make(**options)

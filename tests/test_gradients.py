@@ -185,10 +185,25 @@ def test_rows_are_clipped_to_the_norm_whether_short_or_long(size, unit):
     grid = Grid(2.0**-22)
     for row in rows:
         total = torch.zeros(size, dtype=torch.int64)
-        usable, scaled = add_clipped_rows(total, row[None], torch.tensor([True]), 1.0, grid, unit)
+        usable, scaled = add_clipped_rows(total, [row[None]], torch.tensor([True]), 1.0, grid, unit)
         measured = row.double() / unit
         factor = min(1.0, 1.0 / float(measured.norm()))
         assert (bool(usable), bool(scaled)) == (True, factor < 1)
         added = total.double() * grid.step
         assert float(added.norm()) <= 1.0
         torch.testing.assert_close(added, factor * measured, rtol=0, atol=2 * grid.step)
+
+
+def test_examples_of_which_memory_holds_one_at_a_time_are_computed_one_by_one():
+    def of_one(flat, x):
+        if len(x) > 1:
+            raise MemoryError
+        if x[0, 0] == 2:
+            raise ValueError("label out of range")
+        return [x[:, :2], x[:, 2:]]
+
+    x = torch.arange(4.0)[:, None].expand(4, 5) * torch.arange(1.0, 6.0)
+    parts, present, error = gradients._gradient_rows(of_one, torch.zeros(5), (x,))
+    assert isinstance(error, MemoryError)
+    assert present.tolist() == [True, True, False, True]
+    assert torch.equal(torch.cat([*parts], dim=1), x * present[:, None])

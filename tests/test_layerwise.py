@@ -68,7 +68,7 @@ def both(model, inputs, targets):
     assert layers is not None
     flat = flatten(model)
     flat += 0.2 * torch.randn(len(flat), generator=torch.Generator().manual_seed(1))  # a server's, not the module's own
-    ours = layerwise.gradients(layers, cross_entropy, layout(model), flat, inputs, targets)
+    ours = torch.cat(layerwise.gradients(layers, cross_entropy, layout(model), flat, inputs, targets), dim=1)
     return ours, vmap(grad(loss), in_dims=(None, 0, 0))(flat, inputs, targets)
 
 
@@ -168,8 +168,8 @@ def test_the_loss_sees_one_example_at_a_time() -> None:
         return cross_entropy(outputs - outputs.mean(0), targets)
 
     model, inputs, targets = setting(words)
-    rows = layerwise.gradients(layerwise.layers_of(model), mixing, layout(model), flatten(model), inputs, targets)
-    assert float(rows.abs().max()) < 1e-7  # alone, an example is its own mean
+    parts = layerwise.gradients(layerwise.layers_of(model), mixing, layout(model), flatten(model), inputs, targets)
+    assert max(float(part.abs().max()) for part in parts) < 1e-7  # alone, an example is its own mean
 
 
 def test_a_loss_of_several_numbers_for_an_example_is_their_sum() -> None:
@@ -245,7 +245,8 @@ def test_no_long_row_exceeds_the_norm(scale, size) -> None:
     rows[1, :] = scale  # where rounding always takes the same side
     for row in rows:
         total = torch.zeros(size, dtype=torch.int64)
-        usable, scaled = add_clipped_rows(total, row[None], torch.ones(1, dtype=torch.bool), 0.7, Grid(2.0**-24))
+        parts = [row[None, :1000], row[None, 1000:1007], row[None, 1007:]]
+        usable, scaled = add_clipped_rows(total, parts, torch.ones(1, dtype=torch.bool), 0.7, Grid(2.0**-24))
         assert usable.item()
         assert scaled.item() == (scale >= 1)
         length = math.sqrt(math.fsum((total.double() * 2.0**-24).square().tolist()))
@@ -258,6 +259,7 @@ def test_a_long_row_that_is_not_finite_adds_nothing(bad) -> None:
     rows = torch.ones(2, module._LONG)
     rows[0, -1] = bad
     total = torch.zeros(module._LONG, dtype=torch.int64)
-    usable, scaled = add_clipped_rows(total, rows, torch.ones(2, dtype=torch.bool), 1.0, Grid(2.0**-24))
+    parts = [rows[:, :5], rows[:, 5:]]  # what is bad in one makes all of the row bad
+    usable, scaled = add_clipped_rows(total, parts, torch.ones(2, dtype=torch.bool), 1.0, Grid(2.0**-24))
     assert (usable.tolist(), scaled.tolist()) == ([False, True], [False, True])
     assert int(total.min()) == int(total.max()) > 0

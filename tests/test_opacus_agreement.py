@@ -138,6 +138,16 @@ def test_a_padding_that_is_not_of_zeros(padding, monkeypatch):
     assert agrees(*private_sum(monkeypatch, images(padding_mode=padding), "functorch", inputs))
 
 
+def test_a_norm_without_bias(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6, bias=False), nn.Linear(6, 3))
+    inputs = torch.randn(SIZE, 6)
+    for mode in ("hooks", "ghost"):
+        with pytest.raises(ValueError, match="LayerNorm without bias"):
+            private_sum(monkeypatch, copy.deepcopy(model), mode, inputs)
+    assert agrees(*private_sum(monkeypatch, model, "functorch", inputs))
+
+
 def test_options_of_embeddings_that_a_mode_does_not_know_are_refused(monkeypatch):
     inputs = torch.zeros(SIZE, 3, dtype=torch.long)
     for mode in ("ew", "functorch"):

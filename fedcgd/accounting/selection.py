@@ -78,7 +78,9 @@ def select_lambda(
             "banded; use sampling none or balls-in-bins"
         )
     if (objective == "curvature") != (curvature is not None):
-        raise ValueError("the objective curvature needs a curvature, and no other takes one")
+        raise ValueError(
+            "the objective curvature needs a curvature (--curvature, with --learning-rate), and no other takes one"
+        )
     rounds = participation.rounds
     unit = calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=delta).noise_multiplier
 

@@ -144,7 +144,7 @@ def read_scores(path: Path) -> tuple[list[float], list[float]]:
         return [float(x) for x in found["included"]], [float(x) for x in found["held_out"]]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f'{path} must be a JSON file {{"included": [numbers], "held_out": [numbers]}}: {type(error).__name__}'
+            f'{path} must be a JSON file {{"included": [numbers], "held_out": [numbers]}}: {error!r}'
         ) from None
 
 

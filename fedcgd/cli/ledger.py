@@ -13,7 +13,9 @@ from fedcgd.cli.report import console, explained_errors, key_value_table, print_
 
 EXIT_PROBLEMS = 1
 
-app = typer.Typer(help="Look at the durable record of a run, check it, and end it.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at the durable record of a run, check it, and end it.", no_args_is_help=True, add_completion=False
+)
 
 LedgerArgument = Annotated[Path, typer.Argument(help="The ledger file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]

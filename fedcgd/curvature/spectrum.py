@@ -130,5 +130,7 @@ class Spectrum:
             if content["kind"] != _KIND or content["version"] != _VERSION:
                 raise ValueError(f"kind {content['kind']!r}, version {content['version']!r}")
             return Spectrum(tuple(content["eigenvalues"]), tuple(content["counts"]), dict(content["measured_on"]))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"there is no spectrum at {path}; fedcgd curve -o {path} measures one") from error
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} holds no spectrum (kind {_KIND!r}, version {_VERSION}): {error}") from error

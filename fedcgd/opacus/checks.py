@@ -148,6 +148,15 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
                 f"{name!r} has the padding_mode {layer.padding_mode!r}, and Opacus makes the gradients of examples as if it were "
                 "'zeros'; take grad_sample_mode='functorch', or pad in a layer before it"
             )
+        if (
+            mode in ("hooks", "ghost")
+            and type(layer) is nn.LayerNorm
+            and getattr(layer, "bias", None) is None
+            and _is_trained(layer)
+        ):
+            raise ValueError(
+                f"{name!r} is a LayerNorm without bias, which Opacus has no gradients of: take 'functorch'"
+            )
         if mode in ("ew", "functorch") and getattr(layer, "padding_idx", None) is not None and _is_trained(layer):
             raise ValueError(
                 f"{name!r} has a padding_idx, whose row grad_sample_mode {mode!r} trains like others; take 'hooks'"

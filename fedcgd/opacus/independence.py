@@ -43,17 +43,22 @@ class Independence:
     - and backward, with another slope in the first row of the output, or the last: in the other rows the slopes of the outputs of
       all layers have to be the same.
 
-    A model that does not repeat itself cannot be judged by the first, which is said in a warning. The loss, which the model does
-    not see, is not judged at all.
+    Where an output is one number for the batch, its slopes have to be the same in rows that are not replaced: so a loss that a
+    model makes is judged. A loss that the model does not see is not. A model that does not repeat itself cannot be judged by
+    what it answers, which is said in a warning.
     """
 
-    def __init__(self, module: nn.Module, seen: nn.Module, batch_first: bool, hooks: Any = None) -> None:
+    def __init__(
+        self, module: nn.Module, seen: nn.Module, batch_first: bool, handed_out: Callable[[], int], hooks: Any
+    ) -> None:
         """Watches `module`, when `seen` (itself, or a wrapper around it) is called, for as long as it is private.
 
-        `hooks` are Opacus' that make the gradients of examples, if any do: they are off meanwhile.
+        `handed_out()` is how many examples the loader gave out last. `hooks` are what makes the gradients of examples: those of
+        Opacus are off meanwhile.
         """
         self._module = module
         self._batch_dim = 0 if batch_first else 1
+        self._handed_out = handed_out
         self._hooks = hooks if hasattr(hooks, "disable_hooks") else None
         self._batches, self._next, self._looking = 0, 1, False
         seen.register_forward_pre_hook(self._before, with_kwargs=True)
@@ -61,12 +66,18 @@ class Independence:
             if isinstance(layer, _RECURRENT):
                 layer.register_forward_pre_hook(_refuse_reordered)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_handed_out": _nothing}  # a copy of the model is no loader's
+
     def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._looking or not _trains(self._module) or not getattr(self._hooks, "hooks_enabled", True):
             return
         given = (args, kwargs)
         tensors = [t for t in _tensors(given) if t.dim() > self._batch_dim]
-        if not tensors or (rows := tensors[0].shape[self._batch_dim]) < 2:
+        sizes = [t.shape[self._batch_dim] for t in tensors]
+        out = self._handed_out()  # the first tensor may be no batch
+        rows = out if out in sizes else max(sizes[:1], default=0)
+        if rows < 2:
             return
         self._batches += 1
         if self._batches < self._next:
@@ -79,6 +90,7 @@ class Independence:
             mixed = self._mixed_backward(given, rows)
             if not equal:
                 mixed = self._mixed_forward(given, [first, *others], rows) or mixed
+                mixed = mixed or self._mixed_number(given, [first, *others], rows)
         if mixed:
             raise RuntimeError(
                 f"another example in the first row of the batch changes the other rows of {mixed}: examples influence each "
@@ -153,19 +165,9 @@ class Independence:
         """The first place where the slopes of rows mix; empty if none is known."""
         if self._batch_dim != 0:  # the output's rows are not known
             return ""
-        found: list[_Seen] = []
-
-        def hook(name: str, layer: nn.Module) -> Any:
-            def note(layer: nn.Module, _inputs: Any, output: Any) -> Any:
-                if not isinstance(output, Tensor) or not output.requires_grad:
-                    return None
-                found.append(_Seen(f"the slope of the output of {name!r}", self._dim(layer), output, layer))
-                return output.clone()  # which may be written to
-
-            return layer.register_forward_hook(note)
-
         try:
-            outputs = [t for t in _tensors(self._called(given, hook)) if _has_rows(t, 0, rows) and t.requires_grad]
+            found, given_out = self._graph(given)
+            outputs = [t for t in given_out if _has_rows(t, 0, rows)]
             generator = torch.Generator().manual_seed(0)
             slopes = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
             values = [seen.values for seen in found]
@@ -202,6 +204,57 @@ class Independence:
                 if other is not None and bool(_others(_changed(one, other, seen.dim, spread), which).any()):
                     return seen.name
         return ""
+
+    def _mixed_number(self, given: Any, others: list[Any], rows: int) -> str:
+        """Where an output that is one number for the batch, as a loss is, is no sum of its examples'; empty if none is known."""
+
+        def slopes(given: Any) -> list[tuple[_Seen, Tensor | None]]:
+            found, outputs = self._graph(given)
+            numbers = [t for t in outputs if t.dim() == 0]
+            if not numbers:
+                return []
+            made = torch.autograd.grad(numbers, [seen.values for seen in found], allow_unused=True)
+            return list(zip(found, made, strict=True))
+
+        try:
+            if not (plain := slopes(given)):
+                return ""
+            again = [slopes(given) for _ in range(_REPEATS)]
+            changed = [slopes(other) for other in others]
+        except Exception:  # the model refuses such a batch
+            return ""
+        spread = max(
+            (
+                _spread(one, other, seen.dim)
+                for repeated in again
+                for (seen, one), (_, other) in zip(plain, repeated, strict=True)
+            ),
+            default=0.0,
+        )
+        for which, slopes_after in zip(_replacements(rows), changed, strict=False):
+            for (seen, one), (after, other) in zip(plain, slopes_after, strict=False):
+                if one is None or other is None or seen.name != after.name or one.shape != other.shape:
+                    continue
+                if _has_rows(one, seen.dim, rows) and bool(
+                    _others(_changed(one, other, seen.dim, spread), which).any()
+                ):
+                    return f"{seen.name}, of a single number that the model gives for the batch"
+        return ""
+
+    def _graph(self, given: Any) -> tuple[list[_Seen], list[Tensor]]:
+        """The outputs of all layers that are trained, in their order, and those of the model that depend on them."""
+        found: list[_Seen] = []
+
+        def hook(name: str, layer: nn.Module) -> Any:
+            def note(layer: nn.Module, _inputs: Any, output: Any) -> Any:
+                if not isinstance(output, Tensor) or not output.requires_grad:
+                    return None
+                found.append(_Seen(f"the slope of the output of {name!r}", self._dim(layer), output, layer))
+                return output.clone()  # which may be written to
+
+            return layer.register_forward_hook(note)
+
+        return found, [t for t in _tensors(self._called(given, hook)) if t.requires_grad]
 
     def _dim(self, layer: nn.Module) -> int:
         if isinstance(layer, (RNNLinear, *_RECURRENT)):  # these know themselves, and keep rows first inside
@@ -244,6 +297,10 @@ class Independence:
             self._looking = False
             if self._hooks is not None:
                 self._hooks.enable_hooks()
+
+
+def _nothing() -> int:
+    return 0
 
 
 def _replacements(rows: int) -> list[slice]:

@@ -286,8 +286,11 @@ def describe(mechanism: Mechanism) -> dict[str, Any]:
     """`mechanism` as {"name": …, its numbers …, "normalize": …}, JSON-able; `from_description` makes it again, bit by bit."""
     if isinstance(mechanism, Normalized):
         return describe(mechanism.mechanism) | {"normalize": True}
-    if mechanism.name not in TABLE or not isinstance(mechanism, TABLE[mechanism.name].cls):
-        raise ValueError(f"mechanism {mechanism.name!r} is not one of {', '.join(TABLE)}")
+    if mechanism.name not in TABLE or type(mechanism) is not TABLE[mechanism.name].cls:
+        raise ValueError(
+            f"mechanism {mechanism.name!r} is not one of {', '.join(TABLE)}, and no file or ledger can hold it; BandedToeplitz "
+            "takes coefficients of your own, and Dense a matrix"
+        )
     if isinstance(mechanism, Dense):
         packed = zlib.compress(mechanism.band.astype("<f8").tobytes())
         return {"name": mechanism.name, "shape": list(mechanism.band.shape), "band": base64.b64encode(packed).decode()}

@@ -70,8 +70,8 @@ def _hosted(context: Context) -> AbstractSet[str]:
 
 def _data(users: Sequence[str], context: Context) -> tuple[torch.Tensor, ...]:
     _, examples, _ = _material(*_named(context.run_config))
-    rows = torch.tensor([int(user) for user in users], dtype=torch.long, device=examples.inputs.device)
-    return examples.inputs[rows], examples.targets[rows]
+    row = int(users[0])
+    return examples.inputs[row : row + 1], examples.targets[row : row + 1]
 
 
 def _local(context: Context) -> LocalTraining:

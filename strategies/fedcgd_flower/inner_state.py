@@ -52,6 +52,17 @@ def fingerprint(inner: Strategy) -> dict[str, str]:
     return {name: _fingerprint(value) for name, value in vars(inner).items() if not _savable(value)}
 
 
+def check_unchanged(inner: Strategy, before: dict[str, str]) -> None:
+    """Raise ValueError if what `save` leaves out has changed since `fingerprint` gave `before`."""
+    changed = dict(fingerprint(inner).items() ^ before.items())
+    if changed:
+        name = type(inner).__name__
+        raise ValueError(
+            f"{name} changed {', '.join(sorted(changed))} in a round, and the ledger cannot save it: a run that is resumed "
+            "would go on without it. Keep what changes in arrays, numbers, texts, lists, dicts or Flower's records"
+        )
+
+
 def settings(inner: Strategy) -> dict[str, Any]:
     """How `inner` was made, for the run's configuration: its class, its numbers and texts, and the names of its functions."""
     kept: dict[str, Any] = {"strategy": type(inner).__name__}

@@ -17,6 +17,7 @@ import random
 import signal
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -56,20 +57,35 @@ def each_apart(
     What a user draws from the random generators of Python, NumPy and torch depends on `model` and its own id alone.
     """
     seed_of = user_seeds(model)
-    settings = _settings()  # of all users: after each they are what they were before it
-    for user in users:
-        result: T | None = None
-        try:
-            with _settings_kept(settings), _alarm(time_limit):
-                _seed(seed_of(user))
-                result = work(user, copy.deepcopy(config), copy.deepcopy(context))
-        except _OutOfTimeError:
-            log(WARNING, "fedcgd: a user's local training took longer than %g s, and was ended", time_limit)
-        except KeyboardInterrupt:  # the operator's
-            raise
-        except BaseException as error:  # also those that libraries cancel tasks with; its text may tell about the user
-            log(WARNING, "fedcgd: a user's local training failed with %s", type(error).__name__)
-        yield result
+    generators, settings = (
+        _generators(),
+        _settings(),
+    )  # of all users: after each the settings are what they were before it
+    try:
+        for user in users:
+            result: T | None = None
+            try:
+                with _settings_kept(settings), _alarm(time_limit):
+                    _seed(seed_of(user))
+                    result = work(user, copy.deepcopy(config), copy.deepcopy(context))
+            except _OutOfTimeError:
+                log(WARNING, "fedcgd: a user's local training took longer than %g s, and was ended", time_limit)
+            except KeyboardInterrupt:  # the operator's
+                raise
+            except (
+                BaseException
+            ) as error:  # also those that libraries cancel tasks with; its text may tell about the user
+                log(WARNING, "fedcgd: a user's local training or evaluation failed with %s", _what_and_where(error))
+            yield result
+    finally:  # after the last: each user's own seed decides what it draws
+        _put_back(generators)
+
+
+def _what_and_where(error: BaseException) -> str:
+    """The kind of the error and the last line of code that is not a library's, without its text."""
+    places = traceback.extract_tb(error.__traceback__)
+    last = ([place for place in places if "site-packages" not in place.filename] or places)[-1]
+    return f"{type(error).__name__} at {last.filename}, line {last.lineno}"
 
 
 def user_seeds(model: Flat) -> Callable[[str], int]:
@@ -97,10 +113,7 @@ _Settings = list[tuple[Callable[[Any], object], Any]]
 
 def _settings() -> _Settings:
     """The process's settings that training code may change, as (how to set it, what it is now)."""
-    settings: _Settings = [
-        (random.setstate, random.getstate()),
-        (np.random.set_state, np.random.get_state()),
-        (torch.default_generator.set_state, torch.default_generator.get_state()),
+    return [
         (lambda kept: np.seterr(**kept), np.geterr()),
         (torch.set_default_dtype, torch.get_default_dtype()),
         (torch.set_grad_enabled, torch.is_grad_enabled()),
@@ -121,9 +134,23 @@ def _settings() -> _Settings:
         (os.chdir, Path.cwd()),
         (_set_environment, dict(os.environ)),
     ]
+
+
+def _generators() -> _Settings:
+    """The states of the random generators that `_seed` sets."""
+    generators: _Settings = [
+        (random.setstate, random.getstate()),
+        (np.random.set_state, np.random.get_state()),
+        (torch.default_generator.set_state, torch.default_generator.get_state()),
+    ]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        settings.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
-    return settings
+        generators.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return generators
+
+
+def _put_back(settings: _Settings) -> None:
+    for put, value in settings:
+        put(value)
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -145,8 +172,7 @@ def _settings_kept(settings: _Settings) -> Iterator[None]:
     finally:
         if torch.get_default_device() != default_device:
             torch.set_default_device(None if default_device == torch.device("cpu") else default_device)
-        for put, value in settings:
-            put(value)
+        _put_back(settings)
 
 
 @contextmanager

@@ -157,6 +157,9 @@ def one_by_one(local_training: LocalTraining, *, time_limit: float | None = TIME
 def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | None = TIME_LIMIT) -> ClippedSum:
     """The clipped sum when a user is one example and its update is minus the gradient of its `loss`, vectorised.
 
+    `loss` takes the flat parameters and one example's tensors (`fedcgd.gradients.example_loss` makes one of a model); `data`
+    takes one user in a tuple, and the context, and returns tensors of one row.
+
     The server's learning rate then plays the part of the learning rate: FedAvgM(server_learning_rate=…) is SGD. A user whose
     `data` raises or takes longer than `time_limit` seconds, or whose loss raises, adds nothing and does not count as an answer.
     """

@@ -4,6 +4,7 @@ import math
 from logging import INFO, WARNING
 from pathlib import Path
 
+from flwr.app import MetricRecord
 from flwr.supercore import log
 
 from fedcgd.accounting.guarantee import NO_NOISE
@@ -99,3 +100,12 @@ def log_other_runs(ledger: Ledger) -> None:
             len(others),
             others[-1].ledger,
         )
+
+
+def promise_metrics(plan: Plan, *, released: int) -> MetricRecord:
+    """What is told with a release: ε of the whole plan, and of the rounds `released` until then."""
+    guarantee = plan.quick_guarantee(released=released)
+    whole = plan.guarantee().epsilon
+    return MetricRecord(
+        {"epsilon": guarantee.epsilon, "epsilon-planned": whole, "delta": guarantee.delta, "releases": released}
+    )

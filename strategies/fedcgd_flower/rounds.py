@@ -34,6 +34,7 @@ from fedcgd_flower.inner import inner_config, inner_step, keys_of
 from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import FLAT, MODEL, TrainTask, by_node, model_records, train_message
 from fedcgd_flower.progress import RoundReport
+from fedcgd_flower.promise import promise_metrics
 from fedcgd_flower.replies import sum_of_replies
 from fedcgd_flower.roster import Roster
 
@@ -276,7 +277,7 @@ class Rounds:
         if self._noise is None:
             self._noise = grid_source(self._on_the_wire, self._key, self.ledger.stream_id, asked.grid)
         self._noise.add(total, [*self._nonces, nonce], self._on_the_wire.stddev)
-        metrics = self._metrics(asked.round + 1)
+        metrics = promise_metrics(self._plan, released=asked.round + 1)
         following = self.clip_norm
         if self._adaptive_clipping is not None:
             share = asked.scale.share(int(total[-1]), self._cohort_size)
@@ -287,24 +288,10 @@ class Rounds:
         passes(len(noised)).mean(asked.model, total, asked.grid.step, asked.scale.unit, self._cohort_size, noised)
         return unflatten(noised, asked.layout, carried=False), metrics, following
 
-    def _metrics(self, release: int) -> MetricRecord:
-        """What is told of a release: ε of the whole plan, and of the rounds until then."""
-        guarantee = self._plan.quick_guarantee(released=release)
-        whole = self._plan.guarantee().epsilon
-        return MetricRecord(
-            {"epsilon": guarantee.epsilon, "epsilon-planned": whole, "delta": guarantee.delta, "releases": release}
-        )
-
     def _release(self, asked: _Asked, stepped: ArrayRecord, metrics: MetricRecord, following: float) -> ArrayRecord:
         """The model of the round in flight, as the inner strategy made it; it is in the ledger when this returns."""
         released = flatten(stepped, asked.layout)
-        changed = dict(inner_state.fingerprint(self._inner).items() ^ asked.unsaved.items())
-        if changed:
-            name = type(self._inner).__name__
-            raise ValueError(
-                f"{name} changed {', '.join(sorted(changed))} in a round, and the ledger cannot save it: a run that is resumed "
-                "would go on without it. Keep what changes in arrays, numbers, texts, lists, dicts or Flower's records"
-            )
+        inner_state.check_unchanged(self._inner, asked.unsaved)
         state = inner_state.save(self._inner)
         # Durable first: what has left the process can then never be followed by another release under this noise.
         self.ledger.record_released(asked.round, asked.attempt, released.data, state, asked.layout.to_json(), metrics)

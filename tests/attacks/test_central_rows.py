@@ -262,6 +262,58 @@ def test_a_model_that_does_not_repeat_itself_is_told_of(monkeypatch):
     assert run.released == 1
 
 
+class Late(Centred):
+    """The batch is not the first tensor that the model is given."""
+
+    def forward(self, grid, inputs):
+        return super().forward(inputs) + grid.sum()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_that_is_not_the_first_tensor_is_looked_at(mode, monkeypatch):
+    run = Run(monkeypatch, size=SIZE, batch=SIZE, model=Late(), mode=mode)
+    with pytest.raises(RuntimeError, match="changes the other rows of"):
+        run.train(lambda batch: run.module(torch.ones(5, 1), batch[0]))
+
+
+class WithLoss(Centred):
+    """A model that makes its loss itself, as those of Transformers do."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, inputs, targets):
+        outputs = self.out(inputs)
+        return {"loss": self.loss(outputs, targets), "logits": outputs}
+
+
+LOSSES = {
+    "mean": (functional.cross_entropy, False),
+    "root of the mean": (lambda outputs, targets: functional.cross_entropy(outputs, targets).sqrt(), True),
+    "by how many count": (lambda outputs, targets: functional.cross_entropy(outputs, targets, ignore_index=1), True),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_that_the_model_makes_is_judged(loss, mode, monkeypatch):
+    made, mixes = LOSSES[loss]
+    data = TensorDataset(inputs_of(Centred), torch.tensor([0, 1, 1, 2] * (SIZE // 4)))
+    run = Run(monkeypatch, data=data, batch=SIZE, epochs=1, model=WithLoss(made), mode=mode)
+
+    def step(batch):
+        run.module(*batch)["loss"].backward()
+        run.optimizer.step()
+
+    if mixes:
+        with pytest.raises(RuntimeError, match="of a single number that the model gives"):
+            run.train(step)
+    else:
+        run.train(step)
+    assert run.released == (not mixes)
+
+
 class Sometimes(Centred):
     """Across the batch where an example is far out."""
 
@@ -413,6 +465,7 @@ def test_a_private_optimizer_is_not_copied(monkeypatch):
         with pytest.raises(TypeError, match="cannot be copied or pickled"):
             copied(run.optimizer)
     assert copy.deepcopy(run.module).state_dict().keys() == run.module.state_dict().keys()  # an average of models can
+    torch.save(run.module, io.BytesIO())
     run.train()
     assert run.released == 3
 

@@ -207,6 +207,8 @@ def test_a_user_that_hangs_is_ended_and_the_others_go_on(caplog: pytest.LogCaptu
 
 
 def test_the_process_is_left_as_it_was() -> None:
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(12345)  # where no user's training has left them
     state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     before = Path.cwd(), torch.get_default_dtype(), torch.is_grad_enabled(), np.geterr(), dict(os.environ)
     one_by_one_with({"u1": "global state"})
