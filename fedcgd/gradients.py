@@ -236,6 +236,8 @@ def clip_rows(rows: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     usable = torch.isfinite(norms)
     # Divisors, because a factor far below 1 would lose precision as a subnormal; an infinite divisor gives zeros.
-    divisors = torch.clamp(norms / (clip_norm * (1 - ROUNDING)), min=1.0).to(torch.promote_types(rows.dtype, torch.float32))
+    divisors = torch.clamp(norms / (clip_norm * (1 - ROUNDING)), min=1.0).to(
+        torch.promote_types(rows.dtype, torch.float32)
+    )
     # NaN/∞ is NaN: a row that is not finite has to be replaced, not scaled.
     return torch.where(usable[:, None], rows / divisors[:, None], 0.0), usable
