@@ -5,8 +5,9 @@
 #     TABLES=1 benchmarks/gpu.sh [RESULTS]    the whole Tables 1 and 2 of arXiv:2601.22334, which take hours
 #     DRY=1 benchmarks/gpu.sh [RESULTS]       tiny sizes, on a CPU too: whether this script gets through
 #
-# Needs: pip install '.[opacus,gpu,simulation,nlp]' pytest, a CUDA GPU with 40 GB (PHYSICAL_BATCH=16 does with 20), no data and no network.
-# Prints and writes: correct.txt, noise-*.json, runtime.jsonl (for `python -m fedcgd_experiments plot`), each as soon as it is there.
+# Needs: pip install -e '.[dev]', a CUDA GPU with 40 GB (PHYSICAL_BATCH=16 does with 20), no data and no network.
+# Prints and writes: correct.txt (tests.txt, and exit code 1, if a test failed), noise-*.json and runtime.jsonl (for
+# `python -m fedcgd_experiments plot`), each as soon as it is there.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 results="${1:-$root/results/gpu}"
@@ -27,12 +28,18 @@ elif ! python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'; t
     exit 2
 fi
 
+wrong=0
 if [ ! -s "$results/correct.txt" ]; then
-    python -m pytest -q -rs -p no:cacheprovider tests/test_gpu.py tests/test_gpu_device.py tests/test_noise_gpu.py -m "" \
-        > "$results/running.txt" 2>&1 || { cat "$results/running.txt"; echo "wrong on this GPU: what follows would be of no use" >&2; exit 1; }
-    mv "$results/running.txt" "$results/correct.txt"
+    if python -m pytest -q -rs -p no:cacheprovider tests/test_gpu.py tests/test_gpu_device.py tests/test_noise_gpu.py -m "" \
+        > "$results/tests.txt" 2>&1; then
+        mv "$results/tests.txt" "$results/correct.txt"
+    else
+        wrong=1
+        cat "$results/tests.txt"
+        echo "some tests fail here: see $results/tests.txt; times follow" >&2
+    fi
 fi
-tail -n 3 "$results/correct.txt"
+[ "$wrong" = 1 ] || tail -n 3 "$results/correct.txt"
 
 for size in $sizes; do
     [ -s "$results/noise-$size.json" ] || python benchmarks/noise.py --device "$device" --size "$size" --repeats "$repeats" \
@@ -48,3 +55,4 @@ for model in $models; do
         --output "$results/runtime.jsonl"
 done
 echo "all results are in $results"
+exit "$wrong"

@@ -228,12 +228,16 @@ def sum_in_steps(rows: Tensor, grid: Grid) -> Tensor:
 def clip_rows(rows: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
     """`rows` (m, d), float32, each scaled to L2 norm at most `clip_norm`, zero where not finite; and which were finite.
 
+    Rows of 16 bits become rows of float32: their own factors would be too coarse for the bound.
+
     The squares are summed in float64, where those of finite float32 numbers cannot overflow: so a finite norm means
     finite entries.
     """
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     usable = torch.isfinite(norms)
     # Divisors, because a factor far below 1 would lose precision as a subnormal; an infinite divisor gives zeros.
-    divisors = torch.clamp(norms / (clip_norm * (1 - ROUNDING)), min=1.0).to(rows.dtype)
+    divisors = torch.clamp(norms / (clip_norm * (1 - ROUNDING)), min=1.0).to(
+        torch.promote_types(rows.dtype, torch.float32)
+    )
     # NaN/∞ is NaN: a row that is not finite has to be replaced, not scaled.
     return torch.where(usable[:, None], rows / divisors[:, None], 0.0), usable

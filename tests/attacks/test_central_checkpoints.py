@@ -25,8 +25,9 @@ def test_loading_runs_no_code(field, options, tmp_path, monkeypatch):
     run.engine.save_checkpoint(path=tmp_path / "good", module=run.module, optimizer=run.optimizer)
     content = torch.load(tmp_path / "good", weights_only=True)
     torch.save({**content, field: Evil(tmp_path / "executed")}, tmp_path / "evil")
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(ValueError, match="more than tensors and plain values") as raised:
         run.engine.load_checkpoint(path=tmp_path / "evil", module=run.module, optimizer=run.optimizer, **options)
+    assert isinstance(raised.value.__cause__, pickle.UnpicklingError)
     assert not (tmp_path / "executed").exists()
 
 
