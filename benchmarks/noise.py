@@ -1,11 +1,15 @@
 """Time and memory of the noise step against one torch.Tensor.normal_ of the same size.
 
 python benchmarks/noise.py [--size 25000000] [--threads 2] [--repeats 9] [--json FILE]
+python benchmarks/noise.py --device cuda [--size 25000000] [--repeats 9] [--json FILE]
 
 The noise step is what the server does: two vectors and the smoothing, rounded to the integer grid and added to the sum. Beside
 it: its parts, the keystream alone as `cryptography` makes it (of this cipher, and of AES-256 in counter mode), and what
 Flower's differential privacy draws (float64, NumPy, one vector). All take turns; times are processor time (user and system,
 all threads), ratios those within a turn. Results are in docs/performance.md.
+
+With --device it is the step of central training, on sums that are there: two vectors and the smoothing, all that a release does,
+and `opacus.optimizers.DPOptimizer`'s own noise step, with the bytes a second that each must at least move. Times are the clock's.
 """
 
 import argparse
@@ -20,13 +24,22 @@ from typing import Any
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from opacus.optimizers import DPOptimizer
+from torch import nn
 
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.compiled import kernels
 from fedcgd.noise.quantisation import Grid, add_noise
+from fedcgd.noise.tensors import TensorNormals, fingerprint, gpu_kernels
+from fedcgd.opacus.optimizer import RoundNoise
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
 
 OURS = "two rounds and smoothing, on the grid"
 NORMAL = "torch.Tensor.normal_"
+OPACUS = "Opacus' noise step"
 TERMS = [(1, 0, 1.0), (0, 0, -0.9)]
 BYTES = 3 * 64 / 12  # of keystream for a coordinate: of two rounds and the smoothing
 
@@ -96,14 +109,95 @@ def measure(*, size: int, threads: int, repeats: int) -> dict[str, Any]:
     return {"ratio": rows[OURS]["ratio"], "rows": rows}
 
 
+LEAST_BYTES = {"float32": 4, "sum": 16, "release": 20, "opacus": 16, "read": 8}
+"""Of memory, a number: written; float64 read and written; the same and the gradient written; two read, two written; read."""
+
+
+def measure_on(device: torch.device, *, size: int, repeats: int) -> dict[str, Any]:
+    """Milliseconds of all on `device`, their ratios to Opacus' noise step with spread, and bandwidths; printed too."""
+    stream, grid = NoiseStream(bytes(range(32))), Grid(2.0**-23)
+    normals, total = TensorNormals(stream, grid), torch.zeros(size, dtype=torch.float64, device=device)
+    x = torch.zeros(size, device=device)
+    parameter = nn.Parameter(torch.zeros(size, device=device))
+    opacus = DPOptimizer(
+        torch.optim.SGD([parameter], lr=0.1), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=1
+    )
+    plan = Plan(
+        mechanism=LambdaCGD(0.9),
+        participation=Participation(rounds=100),
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        delta=1e-5,
+    )
+    noise, nonces = RoundNoise(plan, NoiseKey.generate(), size, "replay"), [0]
+
+    def opacus_step() -> None:
+        parameter.summed_grad = x.view_as(x)  # type: ignore[attr-defined]  # it remembers which tensors it took
+        opacus.add_noise()
+
+    def release() -> None:
+        noise.add(total, "run", nonces)
+        total.div_(512)
+        parameter.grad = total.view_as(parameter).to(parameter.dtype, copy=True)
+
+    peers: dict[str, tuple[str, Callable[[], object]]] = {
+        OPACUS: ("opacus", opacus_step),
+        NORMAL: ("float32", x.normal_),
+        "one vector Z, float32": ("float32", lambda: normals.vector(total, 1, 0)),
+        "one round and smoothing, on the grid": ("sum", lambda: normals.add(total, TERMS[:1], 0.5)),
+        OURS: ("sum", lambda: normals.add(total, TERMS, 0.5)),
+        "sixteen rounds and smoothing, on the grid": (
+            "sum",
+            lambda: normals.add(total, [(i, 0, 0.1) for i in range(16)], 0.5),
+        ),
+        "what a sum is known by": ("read", lambda: fingerprint(total, bytes(32))),
+        "a release: nonce, two rounds, mean, gradient": ("release", release),
+    }
+    for _, work in peers.values():
+        work()  # compiles
+    turns = [{name: clocked(work, device) for name, (_, work) in peers.items()} for _ in range(repeats)]
+    rows = {}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    print(f"{size} numbers on {name}, median of {repeats} turns")
+    for peer, (least, _) in peers.items():
+        seconds_of = [turn[peer] for turn in turns]
+        ratios = sorted(turn[peer] / turn[OPACUS] for turn in turns)
+        bandwidth = LEAST_BYTES[least] * size / median(seconds_of)
+        rows[peer] = {
+            "ms": 1e3 * median(seconds_of),
+            "ratio": median(ratios),
+            "ratio_spread": [ratios[0], ratios[-1]],
+            "gigabytes_per_second": bandwidth / 1e9,
+        }
+        spread = f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        print(
+            f"{peer:45} {1e3 * median(seconds_of):9.3f} ms   {median(ratios):5.2f} {spread}  {bandwidth / 1e9:7.0f} GB/s"
+        )
+    return {"device": name, "kernels": gpu_kernels(total.device) is not None, "rows": rows}
+
+
+def clocked(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds by the clock, until the device is done."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    begin = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - begin
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--size", type=int, default=25_000_000)
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--repeats", type=int, default=9)
     options.add_argument("--json", type=Path, default=None)
+    options.add_argument("--device", default=None, help="of the tensors; without it, a server's arrays")
     args = options.parse_args()
-    result = measure(size=args.size, threads=args.threads, repeats=args.repeats)
+    if args.device:
+        result = measure_on(torch.device(args.device), size=args.size, repeats=args.repeats)
+    else:
+        result = measure(size=args.size, threads=args.threads, repeats=args.repeats)
     if args.json:
         args.json.write_text(json.dumps({"size": args.size, "threads": args.threads} | result, indent=1) + "\n")
 

@@ -18,6 +18,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "simulations"))
 from fedcgd_experiments.runtime import MODELS, VARIANTS, measure
 
 
+def _known(output: Path | None) -> set[tuple[str, str, int]]:
+    """(model, mode, batch) of the records of `output`."""
+    if output is None or not output.exists():
+        return set()
+    records = map(json.loads, output.read_text().splitlines())
+    return {(record["model"], record["mode"], record["batch"]) for record in records}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", action="append", choices=list(MODELS))
@@ -26,10 +34,20 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--mode", default="hooks", choices=["hooks", "ghost"])
-    parser.add_argument("--output", type=Path, help="append each record as a line of JSON")
+    parser.add_argument(
+        "--variant", action="append", metavar="NOISE:BANDS", help="dp-sgd:1, replay:2, …; all if not given"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="append each record as a line of JSON; models in it are not timed again"
+    )
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
+    known = _known(arguments.output)
+    variants = [(noise, int(bands)) for noise, _, bands in (word.partition(":") for word in arguments.variant or [])]
     for model in arguments.model or ["cnn"]:
+        if (model, arguments.mode, arguments.batch) in known:
+            print(f"\n{model}: in {arguments.output} already")
+            continue
         record = measure(
             model,
             batch=arguments.batch,
@@ -37,7 +55,7 @@ def main() -> None:
             turns=arguments.turns,
             steps=arguments.steps,
             mode=arguments.mode,
-            variants=VARIANTS,
+            variants=variants or VARIANTS,
         )
         print(f"\n{model}: {record['parameters']:,} weights on {record['device']}, batch {record['batch']}")
         print(f"{record['threads']} threads, load of the machine {record['load']:.1f}")

@@ -107,7 +107,8 @@ def clipped_gradient_sum(
     `flat` has shape (d,), float32; row i of each tensor of `examples` belongs to example i. The sum is int64,
     shape (d,), on the device of `flat`; each term is rounded towards zero. An example adds zero and is not counted if its
     gradient is not finite, if `counted` is False for it, or if its loss raises (a label out of range); where all raise, so does
-    this. What one example does leaves the others' terms as they are, bit by bit.
+    this. What one example does leaves the others' terms as they are, bit by bit. (On a GPU, torch's losses end the use of
+    CUDA by the process where a label is out of range: check labels before.)
     At most `chunk` gradients exist at once (default: as many as fit in 32 MiB), so memory is O(chunk·d).
 
     The gradients are measured in `unit`s: g_i / unit takes the place of g_i. With an `indicator`, the sum has one entry more:
@@ -227,12 +228,16 @@ def sum_in_steps(rows: Tensor, grid: Grid) -> Tensor:
 def clip_rows(rows: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
     """`rows` (m, d), float32, each scaled to L2 norm at most `clip_norm`, zero where not finite; and which were finite.
 
+    Rows of 16 bits become rows of float32: their own factors would be too coarse for the bound.
+
     The squares are summed in float64, where those of finite float32 numbers cannot overflow: so a finite norm means
     finite entries.
     """
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     usable = torch.isfinite(norms)
     # Divisors, because a factor far below 1 would lose precision as a subnormal; an infinite divisor gives zeros.
-    divisors = torch.clamp(norms / (clip_norm * (1 - ROUNDING)), min=1.0).to(rows.dtype)
+    divisors = torch.clamp(norms / (clip_norm * (1 - ROUNDING)), min=1.0).to(
+        torch.promote_types(rows.dtype, torch.float32)
+    )
     # NaN/∞ is NaN: a row that is not finite has to be replaced, not scaled.
     return torch.where(usable[:, None], rows / divisors[:, None], 0.0), usable

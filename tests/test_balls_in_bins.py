@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcgd.accounting import Method, calibrate, compute_delta, compute_epsilon
+from fedcgd.accounting import Method, accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.balls_in_bins.add import add_bound, sample_add
 from fedcgd.accounting.balls_in_bins.draws import Bins
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.confidence import stake, upper_bound
+from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized, matrix
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -310,3 +311,16 @@ REFERENCE = [
 def test_agrees_with_an_independent_estimate(mechanism, target: float, sigma: float) -> None:
     found = calibrate(mechanism, bins(3900, 390), epsilon=target, delta=1e-5).noise_multiplier
     assert 0.997 * sigma <= found <= 1.01 * sigma
+
+
+def test_what_is_said_at_once_of_a_part_is_not_called_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of an adversary who knows the bins: an upper bound here, where they are secret."""
+    plan = Participation(rounds=6, min_separation=3, sampling="balls-in-bins")
+    found = accountant(DPSGD(), plan)
+    whole = GaussianAccountant(DPSGD(), replace(plan, sampling="none")).epsilon(noise_multiplier=0.1, delta=1e-5)
+    monkeypatch.setattr(type(found), "epsilon", lambda *_, **asked: whole)
+    part = found.quick_epsilon(noise_multiplier=1.0, delta=1e-5, released=1)
+    assert part.epsilon < whole.epsilon
+    assert not part.exact
+    assert part.sampling == "balls-in-bins"
+    assert "without amplification" in part.method

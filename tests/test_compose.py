@@ -11,6 +11,7 @@ from scipy.special import ndtr
 
 from fedcgd.accounting import PastRun, calibrate, compose, compute_delta, compute_epsilon
 from fedcgd.accounting.balls_in_bins.profile import pmf_of_profile
+from fedcgd.accounting.poisson import PoissonAccountant
 from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.participation import Participation
 
@@ -44,6 +45,17 @@ def test_one_run_alone_is_what_it_was_and_parts_cost_less() -> None:
     assert alone < compose([run_of(), run_of(released=5)], delta=1e-5).epsilon
     assert compose([run_of(released=0)], delta=1e-5).epsilon == 0
     assert compose([], delta=1e-5).epsilon == 0
+
+
+def test_what_draws_may_mislead_is_a_part_of_delta(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [run_of(DPSGD(), COINS, 1.0), run_of(DPSGD(), COINS, 0.8)]
+    without, less = (compose(runs, delta=delta).epsilon for delta in (1e-5, 4e-6))
+    original = PoissonAccountant.loss_distribution
+    monkeypatch.setattr(PoissonAccountant, "loss_distribution", lambda *asked: (original(*asked)[0], 3e-6))
+    found = compose(runs, delta=1e-5)
+    assert found.failure_probability == pytest.approx(6e-6)
+    assert found.epsilon == pytest.approx(less, rel=1e-4)
+    assert found.epsilon > 1.01 * without
 
 
 def test_poisson_runs_agree_with_dp_accounting() -> None:
@@ -126,6 +138,12 @@ def test_a_profile_is_dominated_between_its_points_too() -> None:
     high = pmf_of_profile(multiples, deltas * np.where(multiples == 90, 1.5, 1.0), step)
     assert high.get_delta_for_epsilon(0.9) < 1.5 * deltas[3]
     assert high.get_delta_for_epsilon(0.9) >= deltas[3]
+    gammas = np.exp(multiples * step)
+    for i in range(1, len(multiples) - 1):  # the hull is there the line between its neighbours
+        spoilt = pmf_of_profile(multiples, np.where(np.arange(len(deltas)) == i, 1.5 * deltas, deltas), step)
+        part = (gammas[i] - gammas[i - 1]) / (gammas[i + 1] - gammas[i - 1])
+        line = deltas[i - 1] + part * (deltas[i + 1] - deltas[i - 1])
+        assert spoilt.get_delta_for_epsilon(float(multiples[i] * step)) == pytest.approx(min(line, 1.5 * deltas[i]))
 
 
 def test_refusals() -> None:

@@ -82,6 +82,16 @@ def test_norms_are_taken_over_all_of_a_long_sum() -> None:
         assert largest * (1 - 1e-5) < np.linalg.norm(result.update) <= largest
 
 
+def test_a_checksum_is_over_all_of_a_long_sum() -> None:
+    size = 2 * 2**16 + 7
+    task = replace(TASK, layout=Layout(("w",), ((size,),), ("float32",)))
+    update = np.random.default_rng(1).integers(-9, 9, size).astype(np.int32)
+    for wrong in (0, 1):
+        reply = reply_with(update, task={"checksum": int(update.sum()) + wrong})
+        result = read_train_reply(reply, task)
+        assert result == "changed after clipping" if wrong else isinstance(result, NodeSum)
+
+
 def test_64_bit_sums_whose_squares_overflow_integers_are_clipped() -> None:
     fine = replace(TASK, grid=Grid(2.0**-40))
     for value in (2**63 - 1, -(2**63), 2**32):  # the last one's square is 2⁶⁴, which is 0 in 64 bits

@@ -31,7 +31,7 @@ from fedcgd.mechanisms import DPSGD, BandedToeplitz, LambdaCGD, Normalized, inve
 from fedcgd.noise import NoiseStream
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
+from fedcgd_flower import CorrelatedNoise, host_users, inner_state, one_by_one
 
 SIZE = 6
 KEY = NoiseKey.simulation(7)
@@ -331,6 +331,7 @@ def test_a_round_that_cannot_be_recorded_leaves_no_trace_in_the_inner_strategy(
     inner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full when round 0 is to be recorded; then there is room. FedAvgM's momentum must not hold the first noise."""
+    before = inner_state.save(inner)
     with make(inner) as strategy:
         initial = record(np.zeros(SIZE))
         with monkeypatch.context() as patched:
@@ -338,6 +339,7 @@ def test_a_round_that_cannot_be_recorded_leaves_no_trace_in_the_inner_strategy(
             with pytest.raises(OSError, match="disk full"):
                 strategy.start(two_nodes(), initial, num_rounds=1)
         assert strategy.releases == 0
+        assert inner_state.save(inner) == before  # at once, for whoever drives the rounds without `start`
         result = strategy.start(two_nodes(), initial, num_rounds=1)
         assert strategy.releases == 1
         noise = NoiseStream(KEY.noise).normal(0, 1, 0, SIZE).astype(np.float64)
@@ -596,3 +598,17 @@ def test_nobody_is_told_of_waiting_when_everybody_is_there(caplog: pytest.LogCap
     with caplog.at_level(logging.INFO, logger="flwr"):
         make(patience=10.0).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
     assert not [one for one in caplog.records if "waiting" in one.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hosts": ["u001"]}, "hosts must say the node of each user"),
+        ({"trainable": "weight"}, r"trainable must be the names of arrays, for example \['weight'\]"),
+        ({"patience": "60"}, "patience must be a number of seconds, at least 0, got '60'"),
+        ({"patience": float("nan")}, "patience must be a number of seconds, at least 0, got nan"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_with_what_is_meant(options, words) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        make(**options)

@@ -207,3 +207,14 @@ def test_examples_of_which_memory_holds_one_at_a_time_are_computed_one_by_one():
     assert isinstance(error, MemoryError)
     assert present.tolist() == [True, True, False, True]
     assert torch.equal(torch.cat([*parts], dim=1), x * present[:, None])
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_rows_of_halves_do_not_exceed_the_norm(kind: torch.dtype) -> None:
+    """A factor of eight bits would leave some of them longer."""
+    rows = torch.randn(50, 300, generator=torch.Generator().manual_seed(1)).to(kind)
+    clipped, usable = clip_rows(rows, 0.3)
+    assert usable.all()
+    norms = clipped.double().norm(dim=1)
+    assert norms.min() > 0.2999
+    assert norms.max() <= 0.3

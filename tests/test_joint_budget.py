@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -117,6 +118,7 @@ def test_two_runs_over_overlapping_people(tmp_path: Path, caplog: pytest.LogCapt
     said = [record.getMessage() for record in caplog.records if "joint budget" in record.getMessage()]
     assert len(said) == 1
     assert "4 users that are there are refused" in said[0]
+    assert re.search(r"at ε = [0-9.]+ for all runs together", caplog.text, re.MULTILINE)
     assert "Plan a smaller ε" in said[0]
     assert "person-" not in caplog.text
     assert joint([one, three]).worst.planned.epsilon == pytest.approx(8, rel=1e-4)
@@ -132,6 +134,8 @@ def test_users_of_three_runs_each_by_their_own_history(tmp_path: Path) -> None:
     limit = gaussian_epsilon(math.sqrt(2.5) * mu_of(PLAN))
     admission = budget(limit, one, two).admission(PLAN, key=NoiseKey.generate())
     assert admission.refused == {"bob"}
+    assert not budget(admission.cost, one, two).admission(PLAN, key=NoiseKey.generate()).refused
+    assert budget(admission.cost * 0.999, one, two).admission(PLAN, key=NoiseKey.generate()).refused == {"bob"}
     assert budget(8.001, one, two).admission(PLAN, key=NoiseKey.generate()).refused == {"ann", "bob", "cyd"}
     assert not budget(20, one, two).admission(PLAN, key=NoiseKey.generate()).refused
 

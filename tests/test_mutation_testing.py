@@ -58,6 +58,13 @@ def test_what_breaks_a_guarantee_is_among_the_changes(operators):
     assert "{x + 1}" not in everything  # and so are the words of errors
 
 
+def test_an_exception_of_a_module_makes_no_mutant_and_no_error(operators, tmp_path):
+    (tmp_path / "source.py").write_text("try:\n    x = 1\nexcept (OSError, module.Error):\n    x = 2\n")
+    texts = {mutant.operator: mutant.text for mutant in operators.mutants("source.py")}
+    assert texts["NumberReplacer"]
+    assert not texts["ExceptionReplacer"]
+
+
 def test_names_stay_where_the_lines_around_stay(operators, tmp_path):
     before = {mutant.name for mutant in operators.mutants("source.py")}
     assert len(before) == len(operators.mutants("source.py"))

@@ -6,7 +6,7 @@ Whoever measures one tensor and adds another (two products of the same matrices,
 import pytest
 import torch
 from central_runs import Run
-from test_gpu_pretended import Reader
+from test_gpu import Reader
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map

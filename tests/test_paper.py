@@ -13,7 +13,7 @@ from test_tasks_text import write_imdb
 from typer.testing import CliRunner
 
 from fedcgd_experiments import paper, runtime
-from fedcgd_experiments.paper import STAGES, TIMED, Cost, Stage, chosen, cost_name, measure, measured
+from fedcgd_experiments.paper import STAGES, Cost, Stage, chosen, cost_name, measure, measured
 from fedcgd_simulations.tasks import get_task
 
 HEAVY = (
@@ -129,7 +129,9 @@ def test_every_figure_with_trainings_has_a_stage_and_every_stage_a_model() -> No
     for stage in STAGES:
         get_task(stage.task, model=stage.model)  # it raises for a model that there is not
         assert cost_name(stage).startswith(stage.task)
-    assert set(TIMED) <= set(runtime.MODELS)
+    # Figure 1 and Tables 1 and 2 time these.
+    timed = {"cnn", "wideresnet-40", "vit-b-16", "vit-l-16", "vit-h-14", "lstm", "bert-tiny", "bert-base", "bert-large"}
+    assert timed <= set(runtime.MODELS)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import logging
 import math
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -512,6 +513,8 @@ def test_what_cannot_work_is_refused_at_once() -> None:
         ValueError, match=r"6 rounds, evaluated every 1 and at the end, are 6 evaluations, and their plan has 3"
     ):
         make(evaluation(every=1))
+    with pytest.raises(ValueError, match="are 6 evaluations, and their plan has 5"):
+        make(evaluation(every=1, evaluations=5))
     with pytest.raises(ValueError, match="forward_client_metrics"):
         make(evaluation(), forward_client_metrics=True)
     with pytest.raises(ValueError, match="joint budget does not count"):
@@ -570,3 +573,15 @@ def test_rounds_and_evaluations_of_secret_samplings(sampling) -> None:
     together = result.evaluate_metrics_clientapp[6]["epsilon-with-training"]
     assert plan.guarantee().epsilon < together < compose([known, known], delta=1e-5).epsilon
     assert strategy.clip_norm != 1.0
+
+
+def test_an_evaluation_of_a_secret_sampling_is_released_however_few_answer() -> None:
+    """Whether it is there must not tell who was drawn."""
+    private = evaluation(noise_multiplier=3.0)
+    private = replace(
+        private,
+        plan=replace(private.plan, participation=Participation(rounds=3, sampling="poisson", sampling_rate=0.5)),
+    )
+    grid = FakeGrid({1: pool(names(), measure=lambda user: {})})  # nobody measures what is asked for
+    result = start(make(private), grid)
+    assert sorted(result.evaluate_metrics_clientapp) == [2, 4, 6]

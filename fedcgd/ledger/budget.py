@@ -1,5 +1,6 @@
 """A budget for people across runs: who was in earlier runs may be in the next one only as far as ε of all of them allows."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ class Admission:
 
     refused: frozenset[str]
     configuration: dict[str, Any]
+    cost: float = math.inf
+    """The least ε of earlier runs and this one together that a refused user would have; ∞ if nobody is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +89,13 @@ class JointBudget:
         together = Together([*runs, new])
         last = len(runs)
         verdicts: dict[tuple[int, ...], bool] = {}
-        refused = set()
+        refused, cost = set(), math.inf
         for user in frozenset().union(*(run.users for run in runs)):
             inside = tuple(i for i in together.of(user) if i != last)
             if inside not in verdicts:
                 verdicts[inside] = together.admits(last, inside)
+                if not verdicts[inside]:
+                    cost = min(cost, together.epsilon([*inside, last], self.delta))
             if not verdicts[inside]:
                 refused.add(user)
         nobody_asked = tuple(i for i in together.of(None) if i != last)
@@ -101,7 +106,7 @@ class JointBudget:
                 f"ε ≤ {rounded_up(epsilon)} at δ = {self.delta:g}, and the joint budget is {self.epsilon:g}; raise it, or plan a "
                 "smaller ε"
             )
-        return Admission(frozenset(refused), {BUDGET: description})
+        return Admission(frozenset(refused), {BUDGET: description}, cost)
 
 
 def _check_earlier(run: RecordedRun, key: NoiseKey) -> None:

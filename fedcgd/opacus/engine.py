@@ -174,7 +174,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             loss_reduction=loss_reduction,
             expanded=wrapped if grad_sample_mode == "ew" else None,
         )
-        Independence(inner, wrapped if grad_sample_mode == "ew" else inner, batch_first, wrapped)
+        Independence(inner, wrapped if grad_sample_mode == "ew" else inner, batch_first, rounds.handed_out, wrapped)
         batches = RoundBatches(plan.participation, examples, steps, self._choices, rounds, accumulation_steps)
         loader = self._loader(data_loader, batches, batch_first)
         self._rounds = rounds

@@ -48,13 +48,17 @@ class Independence:
     what it answers, which is said in a warning.
     """
 
-    def __init__(self, module: nn.Module, seen: nn.Module, batch_first: bool, hooks: Any = None) -> None:
+    def __init__(
+        self, module: nn.Module, seen: nn.Module, batch_first: bool, handed_out: Callable[[], int], hooks: Any
+    ) -> None:
         """Watches `module`, when `seen` (itself, or a wrapper around it) is called, for as long as it is private.
 
-        `hooks` are Opacus' that make the gradients of examples, if any do: they are off meanwhile.
+        `handed_out()` is how many examples the loader gave out last. `hooks` are what makes the gradients of examples: those of
+        Opacus are off meanwhile.
         """
         self._module = module
         self._batch_dim = 0 if batch_first else 1
+        self._handed_out = handed_out
         self._hooks = hooks if hasattr(hooks, "disable_hooks") else None
         self._batches, self._next, self._looking = 0, 1, False
         seen.register_forward_pre_hook(self._before, with_kwargs=True)
@@ -62,12 +66,18 @@ class Independence:
             if isinstance(layer, _RECURRENT):
                 layer.register_forward_pre_hook(_refuse_reordered)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_handed_out": _nothing}  # a copy of the model is no loader's
+
     def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._looking or not _trains(self._module) or not getattr(self._hooks, "hooks_enabled", True):
             return
         given = (args, kwargs)
         tensors = [t for t in _tensors(given) if t.dim() > self._batch_dim]
-        if not tensors or (rows := tensors[0].shape[self._batch_dim]) < 2:
+        sizes = [t.shape[self._batch_dim] for t in tensors]
+        out = self._handed_out()  # the first tensor may be no batch
+        rows = out if out in sizes else max(sizes[:1], default=0)
+        if rows < 2:
             return
         self._batches += 1
         if self._batches < self._next:
@@ -287,6 +297,10 @@ class Independence:
             self._looking = False
             if self._hooks is not None:
                 self._hooks.enable_hooks()
+
+
+def _nothing() -> int:
+    return 0
 
 
 def _replacements(rows: int) -> list[slice]:

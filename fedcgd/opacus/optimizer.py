@@ -4,7 +4,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -95,9 +97,11 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._moving = [p for p in self._grouped() if p.requires_grad]
         self._sum = torch.empty(0, dtype=torch.float64)
         """One for all rounds, where the parameters are: a fresh one costs as much as the additions to it."""
+        # Weakly: Python does not find a circle through a tensor's hooks, and would keep the model for ever.
+        forget = partial(_forget_raw_gradient, WeakMethod(self._keep_raw_gradient))
         self._handles: list[Any] = [
             optimizer.register_step_pre_hook(self._only_after_a_release),
-            *(p.register_post_accumulate_grad_hook(self._forget_raw_gradient) for p in self._moving),
+            *(p.register_post_accumulate_grad_hook(forget) for p in self._moving),
         ]
         if expanded is not None:
             self._handles.append(expanded.register_forward_pre_hook(self._check_rows))
@@ -270,12 +274,9 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             )
         self._compared = any(row.examples for row in passes[0])
 
-    def _forget_raw_gradient(self, p: Any) -> None:
-        """After a backward pass: whatever optimizer takes the sum of the unclipped gradients finds zero, while `p` is private."""
-        if hasattr(p, "grad_sample") and p.grad is not None:
-            if not self._compared:
-                self._whole.setdefault(p, []).append(p.grad.detach().clone())
-            p.grad.zero_()
+    def _keep_raw_gradient(self, p: Any) -> None:
+        if not self._compared:
+            self._whole.setdefault(p, []).append(p.grad.detach().clone())
 
     def _release(self) -> None:
         """Make the round's sum, with its noise and divided by the batch size, the `grad` of the parameters."""
@@ -368,6 +369,14 @@ def _whole() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if waiting:
             signal.raise_signal(signal.SIGINT)
+
+
+def _forget_raw_gradient(keep: Callable[[], Callable[[Any], None] | None], p: Any) -> None:
+    """After a backward pass: whatever optimizer takes the sum of the unclipped gradients finds zero, while `p` is private."""
+    if hasattr(p, "grad_sample") and p.grad is not None:
+        if (kept := keep()) is not None:
+            kept(p)
+        p.grad.zero_()
 
 
 def _passes(p: Any) -> list[Rows]:

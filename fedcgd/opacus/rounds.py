@@ -165,6 +165,10 @@ class Rounds(IAccountant):  # type: ignore[misc]
             )
         return self._flight
 
+    def handed_out(self) -> int:
+        """How many examples of the round under way are out; 0 if there is none."""
+        return 0 if self._flight is None else self._flight.examples
+
     def complete(self) -> Flight:
         """The round under way, which this ends; raises RuntimeError unless exactly the examples handed out are in its sum."""
         flight = self.flight

@@ -116,9 +116,6 @@ STAGES: tuple[Stage, ...] = (
 )  # fmt: skip
 """The trainings of the paper. Figures 5 and 6 need none: `python -m fedcgd_experiments.paper_figures`."""
 
-TIMED = ("cnn", "wideresnet-40", "vit-b-16", "vit-l-16", "vit-h-14", "lstm", "bert-tiny", "bert-base", "bert-large")
-"""The models of Figure 1 and Tables 1 and 2, timed by benchmarks/runtime.py."""
-
 _FEW, _MORE = 1, 3  # steps of the two trainings whose difference is measured
 
 

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD, Mechanism
-from fedcgd.mechanisms.mechanism import Matrix, Vector
+from fedcgd.mechanisms.mechanism import Vector
+from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, reciprocal
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.parameters import layout
 from fedcgd.participation import Participation
@@ -37,11 +38,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     **{name: partial(bert, name, None) for name in ("bert-tiny", "bert-base", "bert-large")},
 }
 OPACUS = ("opacus", 1)
+_ROUNDS = 2000  # more than are timed; a plan tries as many before it takes a mechanism that is not fedcgd's
 VARIANTS = [("dp-sgd", 1), *((noise, bands) for noise in ("replay", "cpu-buffer") for bands in (2, 4, 16))]
 
 
 @dataclass(frozen=True)
-class InverseBands(Mechanism):
+class InverseBands(ToeplitzMechanism):
     """Row t of C⁻¹ combines `bands` noise vectors: what a step costs depends on nothing else."""
 
     bands: int
@@ -50,11 +52,11 @@ class InverseBands(Mechanism):
     def name(self) -> str:
         return f"inverse-bands-{self.bands}"
 
-    def columns(self, rounds: int, indices: Any) -> Matrix:
-        raise NotImplementedError("only timed, never accounted for")
+    def coefficients(self, rounds: int) -> Vector:
+        return reciprocal(self.inverse_coefficients(rounds), rounds)
 
-    def inverse_row(self, round: int, rounds: int) -> Vector:
-        return np.array([1.0, *[-0.9 / self.bands] * (self.bands - 1)])[: round + 1]
+    def inverse_coefficients(self, rounds: int) -> Vector:
+        return np.array([1.0, *[-0.9 / self.bands] * (self.bands - 1)])[:rounds]
 
 
 def inputs_for(model: str, examples: int) -> Tensor:
@@ -89,7 +91,7 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
     else:
         plan = Plan(
             mechanism=mechanism,
-            participation=Participation(rounds=100_000),
+            participation=Participation(rounds=_ROUNDS),
             clip_norm=1.0,
             noise_multiplier=1.0,
             delta=1e-5,
@@ -107,6 +109,7 @@ def prepare(name: str, noise: str, mechanism: Mechanism, batch: int, physical: i
             optimizer.zero_grad()
             loss(module(inputs[rows]), targets[rows]).backward()
             optimizer.step()
+        optimizer.zero_grad()  # else the gradients of examples would stay while another model has its turn
 
     return step
 

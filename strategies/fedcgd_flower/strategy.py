@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from flwr.supercore import log
 
+from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.ledger.evaluations import EVALUATION
@@ -97,6 +98,12 @@ class CorrelatedNoise(Strategy):
             raise TypeError(f"plan must be a fedcgd Plan, for example Plan.calibrated(…); got {plan!r}")
         if not isinstance(key, NoiseKey):  # not shown: it may be a key
             raise TypeError(f"key must be a NoiseKey, for example NoiseKey.from_file(path); got {type(key).__name__}")
+        if hosts is not None and not isinstance(hosts, Mapping):
+            raise TypeError(f"hosts must say the node of each user, {{user: name}}; got {type(hosts).__name__}")
+        if isinstance(trainable, str):
+            raise TypeError(f"trainable must be the names of arrays, for example [{trainable!r}]; got one text")
+        if not isinstance(patience, int | float) or not patience >= 0:
+            raise ValueError(f"patience must be a number of seconds, at least 0, got {patience!r}")
         if identity not in ("declared", "authenticated"):
             raise ValueError(f"identity must be 'declared' or 'authenticated', got {identity!r}")
         cohort = cohort_settings(
@@ -174,6 +181,12 @@ class CorrelatedNoise(Strategy):
         if self._budget is not None:
             admission = self._budget.admission(self.plan, key=self._key, ledger=path)
             self._choice.refused = admission.refused
+            if admission.refused:
+                log(
+                    INFO,
+                    "fedcgd: at ε = %s for all runs together, some who are refused could take part",
+                    rounded_up(admission.cost),
+                )
             configuration |= admission.configuration
         ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self._key)
         try:

@@ -25,8 +25,9 @@ def test_loading_runs_no_code(field, options, tmp_path, monkeypatch):
     run.engine.save_checkpoint(path=tmp_path / "good", module=run.module, optimizer=run.optimizer)
     content = torch.load(tmp_path / "good", weights_only=True)
     torch.save({**content, field: Evil(tmp_path / "executed")}, tmp_path / "evil")
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(ValueError, match="more than tensors and plain values") as raised:
         run.engine.load_checkpoint(path=tmp_path / "evil", module=run.module, optimizer=run.optimizer, **options)
+    assert isinstance(raised.value.__cause__, pickle.UnpicklingError)
     assert not (tmp_path / "executed").exists()
 
 
@@ -91,6 +92,16 @@ def test_the_batches_after_loading_are_those_of_the_checkpoints_run(tmp_path, mo
     again.engine.load_checkpoint(path=tmp_path / "c", module=again.module, optimizer=again.optimizer)
     inputs = [run.data[i][0] for i in run.loader.batch_sampler.batch(1)]
     assert torch.equal(next(iter(again.loader))[0], torch.stack(inputs))
+
+
+def test_a_loop_that_began_before_loading_is_over(tmp_path, monkeypatch):
+    """Its workers may have prepared batches of another run's split."""
+    run = Run(monkeypatch)
+    run.engine.save_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
+    batches = iter(run.loader)
+    run.engine.load_checkpoint(path=tmp_path / "c", module=run.module, optimizer=run.optimizer)
+    with pytest.raises(RuntimeError, match="another loop over the loader has begun"):
+        next(batches)
 
 
 def test_schedulers_of_noise_and_clip_norm_are_not_part_of_a_checkpoint(tmp_path, monkeypatch):

@@ -262,6 +262,20 @@ def test_a_model_that_does_not_repeat_itself_is_told_of(monkeypatch):
     assert run.released == 1
 
 
+class Late(Centred):
+    """The batch is not the first tensor that the model is given."""
+
+    def forward(self, grid, inputs):
+        return super().forward(inputs) + grid.sum()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_that_is_not_the_first_tensor_is_looked_at(mode, monkeypatch):
+    run = Run(monkeypatch, size=SIZE, batch=SIZE, model=Late(), mode=mode)
+    with pytest.raises(RuntimeError, match="changes the other rows of"):
+        run.train(lambda batch: run.module(torch.ones(5, 1), batch[0]))
+
+
 class WithLoss(Centred):
     """A model that makes its loss itself, as those of Transformers do."""
 
@@ -451,6 +465,7 @@ def test_a_private_optimizer_is_not_copied(monkeypatch):
         with pytest.raises(TypeError, match="cannot be copied or pickled"):
             copied(run.optimizer)
     assert copy.deepcopy(run.module).state_dict().keys() == run.module.state_dict().keys()  # an average of models can
+    torch.save(run.module, io.BytesIO())
     run.train()
     assert run.released == 3
 

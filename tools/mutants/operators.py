@@ -130,7 +130,10 @@ class Mutant:
     @cached_property
     def text(self) -> str:
         """The changed file; empty if it would not compile, or is not changed."""
-        text = self.make()
+        try:
+            text = self.make()
+        except AttributeError:  # Cosmic Ray replaces exceptions by plain names only, and no `module.Error`
+            return ""
         return text if text and text != self.source and _compiles(text) else ""
 
     @cached_property
