@@ -206,3 +206,11 @@ def test_what_is_misspelled_is_refused(text: str, message: str) -> None:
 def test_values_that_make_no_mechanism_are_refused(make_it, message) -> None:
     with pytest.raises(ValueError, match=message):
         make_it()
+
+
+@pytest.mark.parametrize(
+    "make_it", [lambda: BandedToeplitz([1.0, 0.5]), lambda: BLT([0.1], (0.5,)), lambda: BLT((0.1,), np.array([0.5]))]
+)
+def test_numbers_that_could_be_changed_later_are_refused(make_it) -> None:
+    with pytest.raises(TypeError, match="must be a tuple of numbers"):
+        make_it()

@@ -23,6 +23,7 @@ class BLT(ToeplitzMechanism):
 
     def __post_init__(self) -> None:
         check_finite("scales", self.scales, first=False)
+        check_finite("decays", self.decays, first=False)
         if min(self.scales) < 0:
             raise ValueError(f"scales must not be negative, got {self.scales}")
         if len(self.scales) != len(self.decays) or not all(0 <= decay < 1 for decay in self.decays):

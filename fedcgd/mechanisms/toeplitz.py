@@ -83,6 +83,11 @@ def check_bandwidth(bandwidth: int) -> None:
 
 
 def check_finite(what: str, values: tuple[float, ...], *, first: bool) -> None:
-    """Raise ValueError unless there are `values`, all finite, and (if `first` is asked for) the first is positive."""
+    """Raise ValueError unless there are `values`, all finite, and (if `first` is asked for) the first is positive.
+
+    Raises TypeError for what is no tuple: a mechanism is hashed, and never changes.
+    """
+    if not isinstance(values, tuple):
+        raise TypeError(f"{what} must be a tuple of numbers, as in (0.5, 0.25); got a {type(values).__name__}")
     if not values or not all(math.isfinite(v) for v in values) or (first and values[0] <= 0):
         raise ValueError(f"{what} must be finite numbers, the first of them positive, got {values[:4]}…")
