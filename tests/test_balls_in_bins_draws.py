@@ -100,6 +100,25 @@ def test_every_order_has_the_mean_by_quadrature(monkeypatch, order, overlap, sig
     assert sample.shares.max() <= 1
 
 
+@pytest.mark.parametrize(
+    ("order", "sigma", "epsilon", "single"),
+    [(2, 0.5, 4.0, True), (9, 0.6, 10.0, False), (2, 0.33, 9.0, False), (2, 0.1, 100.0, False)],
+)
+def test_draws_are_in_single_precision_only_where_it_is_enough(monkeypatch, order, sigma, epsilon, single) -> None:
+    """And then each is at least what it is in double precision, without what is added for rounding. At σ = 0.1 it overflows."""
+    bins = Bins(np.eye(40))
+    monkeypatch.setattr(remove, "_proposal", lambda bins, sigma, _: (Stars.of(bins.apart / sigma**2, order), 0.3))
+
+    def values() -> np.ndarray:
+        return sample_remove(bins, sigma, epsilon, 2000, (5, order)).values
+
+    found = values()
+    monkeypatch.setattr(remove, "_LOWEST", 0.0)  # double precision
+    assert np.array_equal(found, values()) is not single
+    monkeypatch.setattr(remove, "_ROUNDING", 0.0)
+    assert (found >= values()).all()
+
+
 def test_confirmed_bounds_are_below_the_truth_as_rarely_as_they_say() -> None:
     """At failure 0.1, of 150 bounds on δ 15 or so may be too small; without a margin half of them are."""
     bins, sigma, epsilon = Bins(np.array([[1.0, 0.6], [0.6, 1.0]])), 0.8, 1.0

@@ -11,6 +11,7 @@ from fedcgd.noise.quantisation import Grid
 from fedcgd_flower import ClippedUpdateMod, clipped_update_mod, host_users, one_by_one, one_gradient_step
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import TrainTask, train_message
+from fedcgd_flower.pool import LocalTask
 from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.send_and_receive import send_and_receive
 from fedcgd_flower.user_messages import users_query
@@ -103,6 +104,27 @@ def test_gradient_steps_equal_the_plain_loop() -> None:
     np.testing.assert_allclose(result.update, expected, rtol=1e-5)
     empty = ask(FakeGrid({1: FakeNode(app)}), 1, ("99",))
     assert (empty.answered, empty.update.any()) == (0, False)
+
+
+def test_gradient_steps_count_the_users_within_the_norm_as_the_plain_loop_does() -> None:
+    """The update is minus the gradient; what is counted has no sign to change."""
+    inputs = {"ann": torch.tensor([3.0, 0, 0]), "bob": torch.tensor([0, 0.3, 0]), "cat": torch.tensor([0, 0, 0.4])}
+    step = one_gradient_step(lambda flat, x: (flat * x).sum(), lambda asked, context: (inputs[asked[0]][None],))
+    loop = one_by_one(lambda model, user, config, context: ArrayRecord({"w": Array(-inputs[user].numpy())}))
+    work = LocalTask(
+        model=np.zeros(3, np.float32),
+        layout=LAYOUT,
+        users=tuple(inputs),
+        clip_norm=1.0,
+        grid=Grid(STEP),
+        config=ConfigRecord(),
+        indicator=1000,
+    )
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    for clipped_sum in (step, loop):
+        total, answered = clipped_sum(work, context)
+        np.testing.assert_allclose(total[:3] * STEP, [-1, -0.3, -0.4], rtol=1e-6)
+        assert (int(total[3]), answered) == (1000, 3)  # two are within the norm, and one is not
 
 
 def mod_node(train) -> FakeNode:

@@ -1,5 +1,6 @@
 """Replayed and buffered noise are the same rows of C⁻¹Z, whatever was tried in between."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -71,6 +72,34 @@ def test_buffers_of_another_history_are_not_used(other: int, mode) -> None:
     total = np.zeros(SIZE, np.int64)
     noise.add(total, NONCES[:9], 1.5)
     np.testing.assert_allclose(total * STEP, expected(BLT((0.2, 0.1), (0.9, 0.5)))[8], atol=2e-5)
+
+
+@pytest.mark.parametrize("mode", ["replay", "buffer", "cpu-buffer"])
+@pytest.mark.parametrize("where", ["vector", "add", "add_row"])
+@pytest.mark.parametrize("retry", [50, 51], ids=["the same nonce", "another nonce"])
+def test_what_raised_halfway_makes_the_right_noise_afterwards(monkeypatch, mode, where: str, retry: int) -> None:
+    """So nobody needs to make another source after a round that failed."""
+    mechanism, history = BLT((0.2, 0.1), (0.9, 0.5)), [*NONCES[:5], retry, *NONCES[6:]]
+    noise, untouched = source(mechanism, mode), source(mechanism, mode)
+
+    def row(source: NoiseSource, t: int) -> list[int]:
+        total = np.zeros(SIZE, np.int64)
+        source.add(total, history[: t + 1], 1.5)
+        return list(total)
+
+    def interrupted(original):
+        def then(*arguments):
+            original(*arguments)
+            raise KeyboardInterrupt
+
+        return then
+
+    assert [row(noise, t) for t in range(5)] == [row(untouched, t) for t in range(5)]
+    with monkeypatch.context() as patch:
+        patch.setattr(GridNormals, where, interrupted(getattr(GridNormals, where)))
+        with suppress(KeyboardInterrupt):  # a mode does not call all of them
+            noise.add(np.zeros(SIZE, np.int64), [*NONCES[:5], 50], 1.5)
+    assert [row(noise, t) for t in range(5, ROUNDS)] == [row(untouched, t) for t in range(5, ROUNDS)]
 
 
 def test_another_process_goes_on_from_the_nonces_alone() -> None:

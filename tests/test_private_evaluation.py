@@ -492,6 +492,15 @@ def test_what_is_not_answered_counts_as_the_middle() -> None:
     assert metrics["eval_loss"] == pytest.approx(3.0, abs=4e-3)
 
 
+def test_users_whose_evaluation_fails_have_not_answered(caplog) -> None:
+    def measure(user: str) -> dict[str, float]:
+        raise RuntimeError("private text")
+
+    result = start(make(evaluation()), FakeGrid({1: pool(names(), measure)}))
+    assert (result.complete, result.evaluate_metrics_clientapp) == (True, {})
+    assert "no evaluation: no user answered" in caplog.text
+
+
 def test_metrics_leave_a_node_only_in_the_sum() -> None:
     """No record of metrics, and no accuracy as a number, is in any reply."""
     grid = FakeGrid({i: single(user) for i, user in enumerate(names())})

@@ -159,6 +159,14 @@ def test_a_silent_node_is_waited_for_once_and_then_asked_ever_more_rarely(
     assert "host_users" not in caplog.text
 
 
+def test_who_connects_first_is_waited_for_however_late(clock: Clock) -> None:
+    directory = roster(timeout=60.0)
+    assert alone(directory.refresh(FakeGrid({}))) == {}
+    assert clock.now == 0
+    directory.refresh(FakeGrid({2: silent("bob")}))
+    assert clock.now >= 60
+
+
 def test_many_silent_nodes_are_one_line(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     roster(timeout=60.0).refresh(FakeGrid({i: silent(f"user {i}") for i in range(1, 21)}))
     assert caplog.text.count("did not answer") == 1

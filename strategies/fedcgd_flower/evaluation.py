@@ -194,7 +194,6 @@ class Evaluator:
             measured = joint | self._read(total)
             self._ledger.record_released(round, attempt, b"", metrics=measured)
         except BaseException:
-            self._noise = None  # it may have stopped halfway
             with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
                 self._ledger.skip(round, "it could not be released")
             raise

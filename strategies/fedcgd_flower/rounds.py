@@ -305,5 +305,4 @@ class Rounds:
         if begun:
             with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
                 self.ledger.skip(self.report.round, reason)
-            self._noise = None  # it may have stopped halfway
             inner_state.restore(self._inner, self._inner_state)
