@@ -56,7 +56,10 @@ def test_what_was_measured_is_there_when_the_run_goes_on(path):
         ledger.record_metrics("train", 1, {"epsilon": 1.0})
         ledger.record_metrics("evaluate", 2, {"accuracy": 0.75})
     with opened(path) as ledger:
-        assert ledger.metrics("evaluate") == {1: {"accuracy": 0.25}, 2: {"accuracy": 0.75}}
+        assert list(ledger.metrics("evaluate").items()) == [
+            (1, {"accuracy": 0.25}),
+            (2, {"accuracy": 0.75}),
+        ]  # in order
         assert ledger.metrics("train") == {1: {"epsilon": 1.0}}
         assert ledger.metrics("other") == {}
     exported = export(path)

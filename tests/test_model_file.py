@@ -194,6 +194,19 @@ def test_a_file_that_is_not_the_ledgers_is_refused_and_the_records_are_read(path
         release(ledger, 2)
 
 
+def test_a_model_and_its_name_are_durable_once_it_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kill shows it, as the system lives on; a power cut would."""
+    synced: list[tuple[int, int]] = []
+
+    def fsync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        synced.append((status.st_ino, status.st_size if stat.S_ISREG(status.st_mode) else 0))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    model_file.write(path, 0, memoryview(bytes(400)), memoryview(b"state"), LAYOUT)
+    assert synced == [(model_file.file_of(path, 0).stat().st_ino, 405), (path.parent.stat().st_ino, 0)]
+
+
 def test_two_files_take_turns_and_are_for_the_owner_only(path: Path) -> None:
     with_rounds(path, 1)
     file = path.with_name("run.db-model-0")
