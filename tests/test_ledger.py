@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 import stat
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, attempts, export, seal, turns, verify
-from fedcgd.ledger.store import pack_ids, reader, unpack_ids
+from fedcgd.ledger.store import connect, pack_ids, reader, unpack_ids
 from fedcgd.ledger.transactions import transaction
 from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.participation import Participation
@@ -478,6 +479,33 @@ def test_what_is_remembered_of_users_is_what_is_on_record(path, most_seen, monke
         assert ledger.history(users) == on_record(ledger)
         assert ledger.history(users).counts == dict.fromkeys(["user-0", "user-1", "user-2", *users[3:]], 2)
     assert verify(path).problems == ()
+
+
+def test_every_commit_reaches_the_disk(tmp_path):
+    """Not only a release: users who were asked stay counted, and nonces used, after a power cut."""
+    full = 2
+    with closing(connect(tmp_path / "run.db")) as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (full,)
+
+
+def test_a_transaction_holds_the_lock_from_its_beginning_and_ctrl_c_undoes_it(tmp_path):
+    first, second = (sqlite3.connect(tmp_path / "file", timeout=0.0, isolation_level=None) for _ in range(2))
+    with closing(first), closing(second):
+        with transaction(first):
+            first.execute("CREATE TABLE made (number)")
+
+        def interrupted() -> None:
+            with transaction(first):
+                with pytest.raises(sqlite3.OperationalError, match="locked"), transaction(second):
+                    pass  # what is read here could be written over
+                first.execute("INSERT INTO made VALUES (1)")
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert first.execute("SELECT * FROM made").fetchall() == []
+        with transaction(second):
+            pass
 
 
 def test_what_cannot_be_undone_is_not_read_any_more():

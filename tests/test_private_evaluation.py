@@ -29,6 +29,7 @@ from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.source import NoiseSource
 from fedcgd.participation import Participation
+from fedcgd.participation.cohorts import History, cohort
 from fedcgd.plan import Plan
 from fedcgd_flower import (
     AdaptiveClipping,
@@ -225,6 +226,10 @@ def test_the_noise_is_that_of_the_plan_from_its_own_part_of_the_key() -> None:
             )
     noise = evaluation(noise_multiplier=sigma).noise(USERS)
     assert noise["eval_loss"] == pytest.approx(4 * sigma / scale / USERS)
+    correlated = evaluation(noise_multiplier=sigma, mechanism=LambdaCGD(0.5)).noise(
+        USERS
+    )  # rows of 1 and −1/2, but the first
+    assert correlated["eval_loss"] == pytest.approx(4 * sigma * math.sqrt(1.25) / scale / USERS)
 
 
 def test_who_is_asked_keeps_to_the_plan_of_the_evaluations(tmp_path: Path) -> None:
@@ -233,10 +238,19 @@ def test_who_is_asked_keeps_to_the_plan_of_the_evaluations(tmp_path: Path) -> No
     start(make(private, ledger=tmp_path / "run.db"), grid)
     asked = evaluated_users(grid)
     assert [len(users) for users in asked] == [4] * 6
+    choices = KEY.choices_of("evaluation")  # not the training's: who takes part in one tells nothing about the other
+    first = cohort(private.plan.participation, 0, names(), History({}, {}), cohort_size=4, key=choices)
+    assert first is not None
+    assert set(asked[0]) == set(first)
     assert all(not set(asked[i]) & set(asked[j]) for i, j in itertools.combinations(range(6), 2) if j - i < 3)
     checked = verify(tmp_path / "run.db.evaluation")
     assert checked.problems == ()
     assert checked.released == 6
+
+
+def test_the_last_model_is_evaluated_whatever_the_distance() -> None:
+    result = start(make(evaluation(every=4)), FakeGrid({1: pool(names())}))
+    assert sorted(result.evaluate_metrics_clientapp) == [4, 6]
 
 
 def test_too_few_users_leave_the_evaluation_out_and_the_training_goes_on(caplog) -> None:
