@@ -6,6 +6,7 @@ import torch
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
 
 from fedcgd.noise.quantisation import Grid
 from fedcgd_flower import ClippedUpdateMod, clipped_update_mod, host_users, one_by_one, one_gradient_step
@@ -147,6 +148,14 @@ def test_mod_turns_an_ordinary_train_function_into_a_clipped_update() -> None:
     result = ask(grid, 1, ("ann",))
     assert seen == {"round": 1}
     np.testing.assert_allclose(result.update, np.full(3, 1 / np.sqrt(3)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("mods", "users"), [([LocalDpMod(1.0, 1.0, 1.0, 1e-5)], ("ann",)), ([], ("ann", "bob"))])
+def test_mod_refuses_beside_another_privacy_mod_and_for_two_users(mods, users) -> None:
+    """Whoever asks: the server does not, as the node has told it what it is."""
+    app = ClientApp()
+    app.train(mods=[clipped_update_mod, *mods])(lambda message, context: pytest.fail("nothing is trained"))
+    assert isinstance(ask(FakeGrid({1: FakeNode(app, config={"user-id": "ann"})}), 1, users), str)
 
 
 def test_mod_sends_neither_metrics_nor_error_text() -> None:

@@ -315,6 +315,26 @@ def test_epsilon_so_far_grows_to_the_budget_and_no_further() -> None:
     assert spent[-1] <= 3.0 * (1 + 1e-9)
 
 
+def test_two_runs_of_a_key_choose_users_apart(tmp_path: Path) -> None:
+    """Else who takes part in one would tell who does in the other, and their samplings would not be independent."""
+    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    grids = [two_nodes(), two_nodes()]
+    for i, grid in enumerate(grids):
+        make(key=key, ledger=tmp_path / f"{i}.db", noise_multiplier=2.0 + i).start(grid, record(np.zeros(SIZE)))
+    first, second = map(asked_users, grids)
+    assert len(first) == len(second) == 6
+    assert first != second  # but once in 10⁷ times: 4 of 12, of the other 8, and of those before again
+
+
+def test_later_rounds_go_on_without_users_who_cannot_take_part_yet(tmp_path: Path) -> None:
+    grid = FakeGrid({i: node([user]) for i, user in enumerate(names(12), start=1)})
+    for _ in range(2):
+        make(ledger=tmp_path / "run.db").start(grid, record(np.zeros(SIZE)), num_rounds=1)
+        asked = asked_users(grid)[0]
+        grid.nodes.pop(1 + names(12).index(asked[0]), None)
+    assert [len(users) for users in asked_users(grid)] == [4, 4]
+
+
 def test_noise_that_would_outgrow_the_grid_is_refused_before_the_first_round() -> None:
     """C⁻¹ of this C grows like 1.6^t: Σ|w| of the last row is 10^30."""
     grid = two_nodes()
