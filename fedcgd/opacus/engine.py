@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from opacus import PrivacyEngine
 from opacus.accountants import create_accountant
-from opacus.data_loader import wrap_collate_with_empty
+from opacus.data_loader import CollateFnWithEmpty
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule, get_gsm_class
 from opacus.optimizers import DPOptimizer
-from torch import nn, optim
+from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader
 
 from fedcgd.accounting.guarantee import NO_NOISE
@@ -366,8 +366,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         return RoundLoader(
             data_loader.dataset,
             batch_sampler=batches,
-            collate_fn=wrap_collate_with_empty(
-                collate_fn=data_loader.collate_fn,
+            collate_fn=_Collate(
+                data_loader.collate_fn,
                 batch_first=batch_first,
                 sample_empty_shapes=[(0, *getattr(part, "shape", ())) for part in parts],
                 dtypes=[getattr(part, "dtype", torch.long) for part in parts],
@@ -379,6 +379,15 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             prefetch_factor=data_loader.prefetch_factor,
             persistent_workers=False,  # workers of the last epoch would run ahead with its rounds
         )
+
+
+class _Collate(CollateFnWithEmpty):  # type: ignore[misc]
+    """Opacus', with empty targets too in an empty batch whose examples are the second dimension of the inputs."""
+
+    def _make_empty_batch(self, sample: Any) -> Any:
+        if isinstance(sample, Tensor) and sample.dim() == 1:
+            return torch.empty_like(sample[:0])
+        return super()._make_empty_batch(sample)
 
 
 def _check_only_the_plan(plan: Any, same: Mapping[str, float | None], **others: Any) -> None:
