@@ -45,6 +45,11 @@ def nodes_of_users(hosted: Mapping[int, Hosted]) -> tuple[dict[str, Nodes], set[
     return nodes, claimed_twice
 
 
+def nodes_of_all(nodes: Mapping[str, Nodes]) -> set[int]:
+    """The nodes at which any user can be asked."""
+    return {node_id for where in set(nodes.values()) for node_id in where}
+
+
 def spread(users: Iterable[str], nodes: Mapping[str, Nodes], *, avoid: Collection[int] = ()) -> dict[str, int]:
     """The node at which each of `users` is asked, one of `nodes[user]`; none of `avoid` where it has another.
 
