@@ -1,7 +1,8 @@
 """At which nodes users can be asked, and at which of these each user of a round is.
 
 Where nodes share users, a round waits for the node that has most of them; so they are spread evenly, once it is drawn who they
-are. Which node trains a user changes nothing in the sum of the updates, which are integers.
+are. Which node trains a user changes nothing in the sum of the updates, which are integers, if a user's update has the same bits
+whoever is trained beside it.
 """
 
 from collections import Counter
