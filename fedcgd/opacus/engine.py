@@ -15,7 +15,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader
 
-from fedcgd.accounting.guarantee import NO_NOISE
+from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise.source import NoiseMode
@@ -155,6 +155,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         self._key = self._run_key(noise_generator)
         if plan.noiseless:
             warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=2)
+        if large := large_delta(plan.delta, examples, "examples"):
+            warnings.warn(large, stacklevel=2)
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
         made_noise = RoundNoise(plan, self._key, sum(p.numel() for p in moving), noise)
