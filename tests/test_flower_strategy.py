@@ -632,3 +632,75 @@ def test_nobody_is_told_of_waiting_when_everybody_is_there(caplog: pytest.LogCap
 def test_a_setting_of_another_type_is_refused_with_what_is_meant(options, words) -> None:
     with pytest.raises((TypeError, ValueError), match=words):
         make(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("inner", FedAvgM()),
+        ("cohort_size", 5),
+        ("expected_users", 1),
+        ("min_answers", 4),
+        ("trainable", ["w"]),
+        ("batch_norm", "fixed"),
+        ("adaptive_clipping", None),
+        ("evaluation", None),
+        ("forward_client_metrics", True),
+    ],
+)
+def test_a_setting_that_is_set_later_is_refused_rather_than_ignored(name: str, value: object) -> None:
+    strategy = make()
+    before = getattr(strategy, name)
+    with pytest.raises(AttributeError, match=rf"{name} cannot be set to .* any more: .*CorrelatedNoise\(…, {name}=…\)"):
+        setattr(strategy, name, value)
+    assert getattr(strategy, name) is before
+    with pytest.raises(AttributeError):
+        strategy.plan = strategy.plan
+
+
+def test_a_subclass_is_called_for_each_step_and_sees_how_the_run_stands() -> None:
+    seen: list[tuple] = []
+
+    class Watched(CorrelatedNoise):
+        def __init__(self, *args, **options) -> None:
+            super().__init__(*args, **options)
+            self.note = "mine"
+
+        def start(self, *args, **options):
+            seen.append(("start", self.releases, self.clip_norm))
+            return super().start(*args, **options)
+
+        def summary(self) -> None:
+            seen.append(("summary", self.plan.participation.rounds, self.expected_users, self.cohort_size))
+            super().summary()
+
+        def configure_train(self, server_round, arrays, config, grid):
+            yield from super().configure_train(server_round, arrays, config, grid)  # Flower allows any iterable
+            seen.append(("configure", server_round, self.releases))
+
+        def aggregate_train(self, server_round, replies):
+            released, metrics = super().aggregate_train(server_round, replies)
+            seen.append(("aggregate", server_round, self.releases, dict(self.dropped), self.min_answers))
+            metrics["mine"] = 1
+            return released, metrics
+
+        def aggregate_evaluate(self, server_round, replies):
+            seen.append(("evaluate", server_round, len(list(replies))))
+            return MetricRecord({"loss": 0.5})
+
+    strategy = Watched(FedAvg(), make().plan, cohort_size=4, key=KEY, patience=0.0, forward_client_metrics=True)
+    result = strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=2)
+    assert seen == [
+        ("start", 0, 0.5),
+        ("summary", 6, 12, 4),
+        ("configure", 1, 0),
+        ("aggregate", 1, 1, {}, 1),
+        ("evaluate", 1, 2),
+        ("configure", 2, 1),
+        ("aggregate", 2, 2, {}, 1),
+        ("evaluate", 2, 2),
+    ]
+    assert result.released == 2
+    assert strategy.note == "mine"
+    assert result.evaluate_metrics_clientapp[1]["loss"] == 0.5
+    assert [metrics["mine"] for metrics in result.train_metrics_clientapp.values()] == [1, 1]

@@ -153,7 +153,7 @@ def test_a_run_too_few_may_take_part_in_says_why(tmp_path: Path) -> None:
     one = recorded(tmp_path / "A.db", names(0, 8))
     with pytest.raises(ValueError, match=r"2 users are there .* 8 more have no budget left after earlier runs"):
         run(tmp_path / "B.db", names(0, 10), budget=budget(8.001, one))
-    with pytest.raises(IncompleteRunError, match="8 have no budget left after earlier runs"):
+    with pytest.raises(IncompleteRunError, match="8 more have no budget left after earlier runs"):
         run(tmp_path / "C.db", names(0, 10), budget=budget(8.001, one), expected_users=1)
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -324,3 +325,18 @@ def test_a_checkpoint_does_not_go_on_under_another_key(tmp_path):
     same, (module, optimizer, _) = made(SECRET)
     same.load_checkpoint(path=tmp_path / "run", module=module, optimizer=optimizer)
     assert len(same.accountant) == 5
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(0.25, True), (1 / 40, True), (0.01, False)])
+def test_a_delta_that_allows_to_publish_an_example_is_a_warning(delta: float, warned: bool) -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        private(
+            CorrelatedPrivacyEngine(SECRET),
+            train=0,
+            mechanism="dp-sgd",
+            noise_multiplier=1.0,
+            epochs=1,
+            target_delta=delta,
+        )
+    assert any("this run has at least 40 examples" in str(one.message) for one in said) == warned

@@ -3,12 +3,13 @@
 import itertools
 import random
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.clientapp import ClientApp
-from test_flower_strategy import SIZE, asked_users, make, names, record
+from test_flower_strategy import SIZE, asked_users, make, names, record, two_nodes
 
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD
@@ -120,6 +121,52 @@ def test_users_of_a_node_that_was_lost_are_asked_at_another_when_the_round_is_tr
         assert sorted(itertools.chain(*first.values())) == sorted(itertools.chain(*second.values()))
 
 
+def test_a_node_that_fails_and_comes_back_under_another_id_is_not_asked_again_in_the_round() -> None:
+    """Everybody must answer, and half the users would go to it again and again."""
+    grid = FakeGrid({i: sharing(names(24)) for i in (1, 2)})
+
+    def comes_back(request, reply):
+        if not is_training(request):
+            return reply
+        old = max(grid.nodes)
+        grid.nodes[old + 1] = grid.nodes.pop(old)
+        return None
+
+    grid.nodes[2].tamper = comes_back
+    assert make(min_answers=4).start(grid, record(np.zeros(SIZE)), timeout=0.0).complete
+    tries = asked_at(grid)
+    assert {key: sorted(nodes) for key, nodes in tries.items()} == {
+        (round, attempt): [1] if attempt else [1, 2 + round] for round in range(6) for attempt in (0, 1)
+    }
+    for round in range(6):
+        assert sorted(itertools.chain(*tries[round, 0].values())) == sorted(tries[round, 1][1])
+
+
+def test_a_node_that_answers_for_nobody_is_lost_to_the_round_too() -> None:
+    """It says that it hosts all users, and when it is asked it knows none of them."""
+    users, shown = names(24), []
+    app = ClientApp()
+    host_users(app, lambda context: ["nobody"] if shown else shown.append(1) or users, one_by_one(trains), shared=True)
+    grid = FakeGrid({1: sharing(users), 2: FakeNode(app)})
+    strategy = make(min_answers=4)
+    assert strategy.start(grid, record(np.zeros(SIZE)), timeout=0.0).complete
+    assert {key: sorted(nodes) for key, nodes in asked_at(grid).items()} == {
+        (round, attempt): [1] if attempt else [1, 2] for round in range(6) for attempt in (0, 1)
+    }
+    assert strategy.dropped == {"left out by its node": 12}
+
+
+def test_a_run_that_goes_on_with_another_number_of_nodes_has_the_same_bits(tmp_path: Path) -> None:
+    def trained(name: str, counts: list[int]) -> bytes:
+        for count in counts:
+            grid = FakeGrid({i: sharing(names(12)) for i in range(1, count + 1)})
+            result = make(ledger=tmp_path / name).start(grid, record(np.zeros(SIZE)), num_rounds=2)
+        assert result.complete
+        return result.arrays["w"].numpy().tobytes()
+
+    assert trained("broken.db", [2, 3, 1]) == trained("unbroken.db", [2, 2, 2])
+
+
 def test_users_that_their_nodes_leave_out_are_still_replaced() -> None:
     """Who never answers anywhere is at fault, not the node, which answers for the others."""
     users = names(48)
@@ -144,6 +191,16 @@ def test_too_few_users_are_told_with_the_nodes_that_share_them() -> None:
     strategy = make(expected_users=3)
     with pytest.raises(IncompleteRunError, match="3 users are there at 2 nodes and 3 of them may take part, of 4"):
         strategy.start(grid, record(np.zeros(SIZE)))
+
+
+def test_users_that_two_nodes_claim_are_counted_where_too_few_are_left() -> None:
+    grid = FakeGrid({i: sharing(names(6)) for i in (1, 2)})
+    grid.nodes[3] = two_nodes(6).nodes[1]  # every other one of them
+    claimed = r"; 3 users are claimed by two nodes and take part at neither"
+    with pytest.raises(ValueError, match=rf"3 users are there .*{claimed}\. With"):
+        make().start(grid, record(np.zeros(SIZE)))
+    with pytest.raises(IncompleteRunError, match=f"of 4 for a cohort{claimed}"):
+        make(expected_users=3).start(grid, record(np.zeros(SIZE)))
 
 
 def test_who_is_drawn_and_away_is_not_asked_anywhere() -> None:

@@ -79,6 +79,16 @@ def check_delta(delta: float) -> None:
         raise ValueError(f"delta must be in [{LEAST_DELTA:g}, 1), got {delta}; well below 1 / number of users is usual")
 
 
+def large_delta(delta: float, number: int, who: str) -> str | None:
+    """What to say of a `delta` that is too large for so many `who` ("users", "examples"); None if it is below 1 / number."""
+    if delta * number < 1:
+        return None
+    return (
+        f"δ = {delta:g}, and this run has at least {number} {who}: a δ of 1 / {who} allows to publish the data of one of them as "
+        f"they are. Plan with a δ well below {1 / number:.2g}"
+    )
+
+
 def check_noise_multiplier(noise_multiplier: float) -> None:
     """Raise ValueError unless σ is positive and finite; TypeError for what is no number."""
     check_number("noise_multiplier", noise_multiplier)

@@ -10,6 +10,7 @@ from fedcgd.opacus.clipping import Rows
 
 _ROUNDING = 0.01, 0.001  # relative to the gradients for this parameter, and for all
 _ROUNDING_OF_HALVES = 0.1, 0.05
+_SMALLEST = torch.finfo(torch.float32).tiny  # smaller numbers have fewer digits
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -40,5 +41,5 @@ def disagreeing(
     if not math.isfinite(sum(off) + sum(sizes)):
         return []
     own, all_of_them = _ROUNDING_OF_HALVES if halves else _ROUNDING
-    least = all_of_them * math.hypot(*sizes)
+    least = all_of_them * math.hypot(*sizes) + _SMALLEST
     return [p for p, error, size in zip(parameters, off, sizes, strict=True) if error > own * size + least]

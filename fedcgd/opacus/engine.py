@@ -9,13 +9,13 @@ from typing import Any, Literal
 import torch
 from opacus import PrivacyEngine
 from opacus.accountants import create_accountant
-from opacus.data_loader import wrap_collate_with_empty
+from opacus.data_loader import CollateFnWithEmpty
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule, get_gsm_class
 from opacus.optimizers import DPOptimizer
-from torch import nn, optim
+from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader
 
-from fedcgd.accounting.guarantee import NO_NOISE
+from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise.source import NoiseMode
@@ -155,6 +155,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         self._key = self._run_key(noise_generator)
         if plan.noiseless:
             warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=2)
+        if large := large_delta(plan.delta, examples, "examples"):
+            warnings.warn(large, stacklevel=2)
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
         made_noise = RoundNoise(plan, self._key, sum(p.numel() for p in moving), noise)
@@ -366,8 +368,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         return RoundLoader(
             data_loader.dataset,
             batch_sampler=batches,
-            collate_fn=wrap_collate_with_empty(
-                collate_fn=data_loader.collate_fn,
+            collate_fn=_Collate(
+                data_loader.collate_fn,
                 batch_first=batch_first,
                 sample_empty_shapes=[(0, *getattr(part, "shape", ())) for part in parts],
                 dtypes=[getattr(part, "dtype", torch.long) for part in parts],
@@ -379,6 +381,15 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             prefetch_factor=data_loader.prefetch_factor,
             persistent_workers=False,  # workers of the last epoch would run ahead with its rounds
         )
+
+
+class _Collate(CollateFnWithEmpty):  # type: ignore[misc]
+    """Opacus', with empty targets too in an empty batch whose examples are the second dimension of the inputs."""
+
+    def _make_empty_batch(self, sample: Any) -> Any:
+        if isinstance(sample, Tensor) and sample.dim() == 1:
+            return torch.empty_like(sample[:0])
+        return super()._make_empty_batch(sample)
 
 
 def _check_only_the_plan(plan: Any, same: Mapping[str, float | None], **others: Any) -> None:

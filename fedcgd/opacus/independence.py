@@ -69,6 +69,7 @@ class Independence:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_handed_out": _nothing}  # a copy of the model is no loader's
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # else all looks are compiled, for many times the time of the steps
     def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._looking or not _trains(self._module) or not getattr(self._hooks, "hooks_enabled", True):
             return
@@ -119,6 +120,7 @@ class Independence:
         try:
             plain, again = self._trace(given), self._trace(given)
             changed = [self._trace(other) for other in others]
+            alike = [_alike(plain, trace) for trace in changed]
         except Exception:  # the model refuses such a batch
             return ""
         for i, (before, repeated) in enumerate(zip(plain, again, strict=False)):
@@ -134,13 +136,8 @@ class Independence:
                     stacklevel=2,
                 )
                 return ""
-            for which, trace in zip(_replacements(rows), changed, strict=True):
-                if i >= len(trace) or trace[i].name != before.name:
-                    return ""
-                after = trace[i].values
-                if before.values.shape == after.shape and bool(
-                    _others(_changed(before.values, after, before.dim), which).any()
-                ):
+            for which, trace, length in zip(_replacements(rows), changed, alike, strict=True):
+                if i < length and bool(_others(_changed(before.values, trace[i].values, before.dim), which).any()):
                     return before.name
         return ""
 
@@ -232,8 +229,11 @@ class Independence:
             default=0.0,
         )
         for which, slopes_after in zip(_replacements(rows), changed, strict=False):
-            for (seen, one), (after, other) in zip(plain, slopes_after, strict=False):
-                if one is None or other is None or seen.name != after.name or one.shape != other.shape:
+            found = [seen for seen, _ in plain]
+            if _alike(found, [seen for seen, _ in slopes_after]) < len(found):
+                continue
+            for (seen, one), (_, other) in zip(plain, slopes_after, strict=False):
+                if one is None or other is None:
                     continue
                 if _has_rows(one, seen.dim, rows) and bool(
                     _others(_changed(one, other, seen.dim, spread), which).any()
@@ -312,6 +312,17 @@ def _others(changed: Tensor, replaced: slice) -> Tensor:
     changed = changed.clone()
     changed[replaced] = False
     return changed
+
+
+def _alike(one: list[_Seen], other: list[_Seen]) -> int:
+    """How many of the first are of the same layers, with the same shapes.
+
+    From there on a model has gone another way, as it does where sequences have other lengths: the next call of a layer may be
+    of another step in time, and sums of other sizes are rounded in another way.
+    """
+    pairs = enumerate(zip(one, other, strict=False))
+    differ = (i for i, (a, b) in pairs if (a.name, a.values.shape) != (b.name, b.values.shape))
+    return next(differ, min(len(one), len(other)))
 
 
 def _own_parameters(layer: nn.Module | None) -> list[nn.Parameter]:

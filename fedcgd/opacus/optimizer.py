@@ -104,7 +104,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             *(p.register_post_accumulate_grad_hook(forget) for p in self._moving),
         ]
         if expanded is not None:
-            self._handles.append(expanded.register_forward_pre_hook(self._check_rows))
+            self._handles.append(expanded.register_forward_pre_hook(self._check_rows, with_kwargs=True))
         self._whole: dict[Any, list[Tensor]] = {}
         """Until some were compared: autograd's own gradients, of each backward pass since the last step."""
         self._compared = False
@@ -198,12 +198,12 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._rounds.on_hand_out = self._rounds.on_more = None
         self._known = ()
 
-    def _check_rows(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _check_rows(self, _module: nn.Module, inputs: tuple[Any, ...], by_keyword: dict[str, Any]) -> None:
         """A pre-hook for modules with expanded weights, which add all gradients since the last step up: raises for another
         number of rows, which would be added to rows of other examples (one row to all)."""
         if not torch.is_grad_enabled():
             return
-        rows = len(inputs[0])
+        rows = next(len(t) for t in (*inputs, *by_keyword.values()) if isinstance(t, Tensor))
         if self._rows not in (None, rows):
             raise RuntimeError(
                 f"a forward pass of {rows} rows after one of {self._rows} since the last step: grad_sample_mode 'ew' adds up the "
@@ -224,7 +224,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         passes = [_passes(p) for p in self._moving]
         for p in self._moving:
             p.grad_sample = None
-        if len({len(one) for one in passes}) > 1 or (not passes[0] and flight.examples):
+        if len({len(one) for one in passes}) > 1 or (not passes[0] and flight.clipped < flight.examples):
             raise RuntimeError(
                 "there are no gradients of examples for "
                 + ("any" if not any(passes) else "some")

@@ -13,7 +13,7 @@ from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
 from fedcgd_flower.enough_users import can_replace, too_few, users_needed
-from fedcgd_flower.places import Nodes, spread
+from fedcgd_flower.places import Nodes, nodes_of_all, spread
 from fedcgd_flower.roster import Roster
 
 _POLL = 1.0  # seconds between looks at who is there
@@ -45,6 +45,7 @@ class CohortChoice:
         self._told_budget = False
         self._silent: Counter[str] = Counter()
         self._lost: set[int] = set()
+        self._there: set[int] = set()
         self._silent_in = 0
 
     def note_silence(self, round: int, users: Collection[str], lost: int | None = None) -> None:
@@ -76,7 +77,7 @@ class CohortChoice:
                 if users is not None and (
                     len(available) == len(nodes) or can_replace(participation, round, users, nodes, history)
                 ):
-                    return spread(users, nodes, avoid=self._lost)
+                    return spread(users, nodes, avoid=self._doubtful(nodes))
             if (now := time.monotonic()) >= deadline:
                 break
             if now >= told:  # at once, and then from time to time
@@ -84,21 +85,19 @@ class CohortChoice:
                 told = now + _TOLD_EVERY
             time.sleep(min(_POLL, self._patience))
         if not enough:
-            raise ValueError(self._too_few_to_begin(len(nodes), roster.silent))
-        return too_few(
-            participation,
-            round,
-            self._cohort_size,
-            nodes,
-            history,
-            roster.silent,
-            sum(roster.refused.values()),
-            self.over_budget,
-        )
+            raise ValueError(self._too_few_to_begin(len(nodes), self._missing(roster)))
+        return too_few(participation, round, self._cohort_size, nodes, history, self._missing(roster))
 
     def _forget_before(self, round: int) -> None:
         if round != self._silent_in:
-            self._silent, self._lost, self._silent_in = Counter(), set(), round
+            self._silent, self._lost, self._there, self._silent_in = Counter(), set(), set(), round
+
+    def _doubtful(self, nodes: Mapping[str, Nodes]) -> set[int]:
+        """Nodes that were lost in an earlier try of the round, and those that came since: one may be a lost one's other id."""
+        there = nodes_of_all(nodes)
+        if not self._lost:
+            self._there = there
+        return self._lost | (there - self._there)
 
     def _waiting(self, round: int, users: int) -> str:
         if not round and users < self._expected_users:
@@ -108,17 +107,30 @@ class CohortChoice:
             )
         return f"{users} users are there, and round {round + 1} needs {self._cohort_size} who may take part"
 
-    def _too_few_to_begin(self, users: int, unsaid: int) -> str:
+    def _too_few_to_begin(self, users: int, missing: str) -> str:
         participation = self._participation
-        refused = f"; {unsaid} nodes have not said which users they host (see above)" if unsaid else ""
-        refused += f"; {self.over_budget} more have no budget left after earlier runs" * bool(self.over_budget)
         return (
-            f"{users} users are there after {self._patience:.0f} s, and {self._expected_users} are expected{refused}. "
+            f"{users} users are there after {self._patience:.0f} s, and {self._expected_users} are expected"
+            f"{missing and '; '}{missing}. "
             f"With {self._cohort_size} users a round, each at most {participation.participations} times and "
             f"{participation.min_separation} rounds apart, the {participation.rounds} rounds need "
             f"{users_needed(participation, self._cohort_size)} users: lower cohort_size or the plan's min_separation, or say "
             "expected_users to begin with fewer, if others join later"
         )
+
+    def _missing(self, roster: Roster) -> str:
+        """What keeps users that might take part from being counted. Their ids are not told: nodes sent them."""
+        slow = f"if they are slow to say it, raise patience above {self._patience:.0f} s"
+        refused = sum(roster.refused.values())
+        parts = [
+            f"{roster.silent} nodes have not said which users they host (see above): {slow}" if roster.silent else "",
+            f"{roster.claimed_twice} users are claimed by two nodes and take part at neither"
+            if roster.claimed_twice
+            else "",
+            f"{refused} users were claimed by a node that may not speak for them" if refused else "",
+            f"{self.over_budget} more have no budget left after earlier runs" if self.over_budget else "",
+        ]
+        return "; ".join(part for part in parts if part)
 
     def _within_budget(self, nodes: Mapping[str, Nodes]) -> Mapping[str, Nodes]:
         """Those of the users that the joint budget admits. That depends on earlier ledgers alone, never on what is drawn."""

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, eligible
-from fedcgd_flower.places import Nodes
+from fedcgd_flower.places import Nodes, nodes_of_all
 
 
 def users_needed(participation: Participation, cohort_size: int) -> int:
@@ -38,11 +38,9 @@ def too_few(
     cohort_size: int,
     nodes: Mapping[str, Nodes],
     history: History,
-    silent: int,
-    refused: int,
-    over_budget: int = 0,
+    missing: str = "",
 ) -> str:
-    """Why no cohort could be drawn: who is there, who of them may take part, and what keeps the others."""
+    """Why no cohort could be drawn: who is there, who of them may take part, and what keeps the others, `missing` ones too."""
     k, b = participation.participations, participation.min_separation
     used_up = sum(history.counts.get(user, 0) >= k and history.last_rounds[user] != round for user in nodes)
     held_back = sum(
@@ -50,14 +48,12 @@ def too_few(
         for user in nodes
         if user in history.counts
     )
-    there = {node_id for where in set(nodes.values()) for node_id in where}
+    there = nodes_of_all(nodes)
     parts = [
         f"{len(nodes)} users are there at {len(there)} nodes and {len(nodes) - used_up - held_back} of them may "
         f"take part, of {cohort_size} for a cohort",
         f"{held_back} took part less than {b} rounds ago" if held_back else "",
         f"{used_up} have taken part {k} times, which is all they may" if used_up else "",
-        f"{silent} nodes have not said which users they host" if silent else "",
-        f"{refused} users were claimed by a node that may not speak for them" if refused else "",
-        f"{over_budget} have no budget left after earlier runs" if over_budget else "",
+        missing,
     ]
     return "; ".join(part for part in parts if part)

@@ -57,10 +57,8 @@ def each_apart(
     What a user draws from the random generators of Python, NumPy and torch depends on `model` and its own id alone.
     """
     seed_of = user_seeds(model)
-    generators, settings = (
-        _generators(),
-        _settings(),
-    )  # of all users: after each the settings are what they were before it
+    generators = _generators()
+    settings = _settings()  # of all users: after each they are what they were before it
     try:
         for user in users:
             result: T | None = None
@@ -72,9 +70,7 @@ def each_apart(
                 log(WARNING, "fedcgd: a user's local training took longer than %g s, and was ended", time_limit)
             except KeyboardInterrupt:  # the operator's
                 raise
-            except (
-                BaseException
-            ) as error:  # also those that libraries cancel tasks with; its text may tell about the user
+            except BaseException as error:  # also what libraries cancel tasks with; its text may tell about the user
                 log(WARNING, "fedcgd: a user's local training or evaluation failed with %s", _what_and_where(error))
             yield result
     finally:  # after the last: each user's own seed decides what it draws

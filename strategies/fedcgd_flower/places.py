@@ -1,7 +1,8 @@
 """At which nodes users can be asked, and at which of these each user of a round is.
 
 Where nodes share users, a round waits for the node that has most of them; so they are spread evenly, once it is drawn who they
-are. Which node trains a user changes nothing in the sum of the updates, which are integers.
+are. Which node trains a user changes nothing in the sum of the updates, which are integers, if a user's update has the same bits
+whoever is trained beside it.
 """
 
 from collections import Counter
@@ -43,6 +44,11 @@ def nodes_of_users(hosted: Mapping[int, Hosted]) -> tuple[dict[str, Nodes], set[
     for user in claimed_twice:
         del nodes[user]
     return nodes, claimed_twice
+
+
+def nodes_of_all(nodes: Mapping[str, Nodes]) -> set[int]:
+    """The nodes at which any user can be asked."""
+    return {node_id for where in set(nodes.values()) for node_id in where}
 
 
 def spread(users: Iterable[str], nodes: Mapping[str, Nodes], *, avoid: Collection[int] = ()) -> dict[str, int]:

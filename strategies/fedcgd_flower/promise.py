@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import MetricRecord
 from flwr.supercore import log
 
-from fedcgd.accounting.guarantee import NO_NOISE
+from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.ledger import Ledger
 from fedcgd.plan import Plan
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
@@ -42,15 +42,8 @@ def log_promise(
             "fedcgd: metrics of clients are forwarded as they are (forward_client_metrics=True): they have no noise, "
             "and no ε covers them. evaluation=PrivateEvaluation(…) gives private ones",
         )
-    if plan.delta * users >= 1:
-        log(
-            WARNING,
-            "fedcgd: δ = %g, and this run has at least %d users: a δ of 1 / users allows to publish one user's data as they are. "
-            "Plan with a δ well below %.2g",
-            plan.delta,
-            users,
-            1 / users,
-        )
+    if large := large_delta(plan.delta, users, "users"):
+        log(WARNING, "fedcgd: %s", large)
     log(INFO, "\t├──> fedcgd: %s, σ = %.4g, clip norm %g", plan.mechanism, plan.noise_multiplier, plan.clip_norm)
     if adaptive_clipping is not None:
         log(

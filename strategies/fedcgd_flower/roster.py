@@ -60,6 +60,8 @@ class Roster:
     timeout: float = 60.0
     refused: dict[int, int] = field(default_factory=dict)
     """How many users of other nodes a node has claimed."""
+    claimed_twice: int = 0
+    """How many users took no part at the last look, because two nodes claim them."""
     _declared: dict[int, Hosted] = field(default_factory=dict)
     _granted: dict[Hosted, Hosted] = field(default_factory=dict)
     """Lists of nodes that are not registered, as sent → what they may speak for: one object for all that send the same."""
@@ -83,6 +85,7 @@ class Roster:
             self._ask(grid, names)
             hosted = {node_id: self._declared[node_id] for node_id in names if node_id in self._declared}
         nodes, claimed_twice = nodes_of_users(hosted)
+        self.claimed_twice = len(claimed_twice)
         if claimed_twice:
             self._say_once(f"{len(claimed_twice)} users are claimed by two nodes and do not take part")
         return nodes

@@ -262,7 +262,7 @@ class Rounds:
             report.answered += answered
             if answered < len(task.users):
                 report.lost[cause] += len(task.users) - answered
-                node_id = None if isinstance(result, int) else message.metadata.dst_node_id
+                node_id = None if answered else message.metadata.dst_node_id
                 self._choice.note_silence(asked.round, task.users, node_id)  # which of them, the node does not say
         self.dropped += Counter()  # without zeros
         for lost in report.lost.keys() & HINTS.keys() - self._hinted:

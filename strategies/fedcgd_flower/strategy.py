@@ -32,6 +32,21 @@ from fedcgd_flower.rounds import Rounds
 from fedcgd_flower.run_loop import EvaluateFn, RunLoop
 from fedcgd_flower.settings import check_evaluation, cohort_settings
 
+_SETTINGS = frozenset(
+    {
+        "inner",
+        "cohort_size",
+        "expected_users",
+        "min_answers",
+        "trainable",
+        "batch_norm",
+        "adaptive_clipping",
+        "evaluation",
+        "forward_client_metrics",
+    }
+)
+"""Attributes that stay as they were given, as `plan` does."""
+
 
 class CorrelatedNoise(Strategy):
     """DP-λCGD, or any mechanism, around an inner strategy: it is given model + (Σ clipped updates + ζσ(C⁻¹Z)_t) / cohort.
@@ -150,6 +165,14 @@ class CorrelatedNoise(Strategy):
             batch_norm=batch_norm,
         )
         self._evaluator: Evaluator | None = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Raises AttributeError for a setting that is set later: the rounds and the ledger have it as it was given at first."""
+        if name in _SETTINGS and "_rounds" in self.__dict__:
+            raise AttributeError(
+                f"{name} cannot be set to {value!r} any more: give it where the strategy is made, CorrelatedNoise(…, {name}=…)"
+            )
+        super().__setattr__(name, value)
 
     def __enter__(self) -> Self:
         self._open()

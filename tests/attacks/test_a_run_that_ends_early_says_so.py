@@ -76,3 +76,5 @@ def test_nodes_without_users_are_named_as_the_reason() -> None:
         match="3 users are there after 0 s, and 12 are expected; 1 nodes have not said which users they host",
     ):
         make().start(grid, record(np.zeros(SIZE)))
+    with pytest.raises(ValueError, match="if they are slow to say it, raise patience above 0 s"):
+        make().start(grid, record(np.zeros(SIZE)))
