@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from fedcgd.accounting import Method, accountant, calibrate, compute_delta, compute_epsilon
+from fedcgd.accounting.accountant import Bound
+from fedcgd.accounting.balls_in_bins import monte_carlo
 from fedcgd.accounting.balls_in_bins.add import add_bound, sample_add
 from fedcgd.accounting.balls_in_bins.draws import Bins
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
@@ -130,6 +132,11 @@ def test_calibrated_noise_is_enough_and_less_than_without_amplification() -> Non
     assert "seed" in guarantee.method
     assert "δ includes 1e-12 for draws" in str(guarantee)
     assert calibrate(LambdaCGD(0.5), participation, epsilon=2, delta=1e-4) == guarantee  # deterministic
+
+
+def test_calibrated_noise_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monte_carlo, "calibrate", lambda *_, **asked: Bound(1.2345612, "draws"))
+    assert calibrate(LambdaCGD(0.5), bins(6, 3), epsilon=1, delta=1e-5).noise_multiplier == 1.23457
 
 
 def test_epsilon_so_far_grows_and_never_exceeds_what_is_known_without_amplification() -> None:
