@@ -1,6 +1,7 @@
 """Gradients of examples that do not add up to autograd's own are refused; those that do are those of each example by itself."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -118,6 +119,37 @@ def test_a_penalty_in_the_loss_is_refused_and_gradients_are_compared_once(monkey
     assert run.sums == []
     run.train(step(0.0))
     assert run.released == 3
+
+
+@pytest.mark.parametrize("forget", ["optimizer", "model"])
+def test_gradients_are_compared_after_other_backward_passes(forget, monkeypatch):
+    """As in adversarial training, where the attack goes backward through the model first."""
+    torch.manual_seed(0)
+    run = Run(monkeypatch, model=Around("weight alone"), epochs=1)
+
+    def step(batch):
+        run.loss(run.module(batch[0]), batch[1]).backward()
+        (run.optimizer if forget == "optimizer" else run.module).zero_grad()
+        run.loss(run.module(batch[0]), batch[1]).backward()
+        run.optimizer.step()
+
+    with pytest.raises(RuntimeError, match=r"do not add up to the gradient of 'inner\.weight'"):
+        run.train(step)
+
+
+@pytest.mark.parametrize("first", [0.0, math.inf])
+def test_gradients_are_compared_as_soon_as_there_are_some(first, monkeypatch):
+    torch.manual_seed(0)
+    run = Run(monkeypatch, model=Around("weight alone"), epochs=1)
+
+    def step(batch):
+        loss = run.loss(run.module(batch[0]), batch[1])
+        (loss if run.released else loss * first).backward()
+        run.optimizer.step()
+
+    with pytest.raises(RuntimeError, match=r"do not add up to the gradient of 'inner\.weight'"):
+        run.train(step)
+    assert run.released == 1
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])

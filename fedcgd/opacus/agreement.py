@@ -16,11 +16,11 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 def disagreeing(
     parameters: Sequence[nn.Parameter], passes: Sequence[Sequence[Rows]], whole: Sequence[Sequence[Tensor]], mean: bool
-) -> list[nn.Parameter]:
+) -> list[nn.Parameter] | None:
     """The parameters for which the rows of all backward `passes` do not sum to the gradients that autograd found, `whole`.
 
-    With `mean`, the loss of a pass is the mean of its rows'. Rounding is allowed for. Where a gradient is not finite there is
-    nothing to compare.
+    With `mean`, the loss of a pass is the mean of its rows'. Rounding is allowed for. None if nothing can be compared, because
+    a gradient is not finite, or all are zero.
     """
     off, sizes, halves = [], [], False
     for parameter, rows, gradients in zip(parameters, passes, whole, strict=True):
@@ -38,8 +38,8 @@ def disagreeing(
             total -= gradient.to_dense().reshape(-1).double()
         off.append(float(total.norm()))
         sizes.append(size)
-    if not math.isfinite(sum(off) + sum(sizes)):
-        return []
+    if not _SMALLEST < sum(off) + sum(sizes) < math.inf:
+        return None
     own, all_of_them = _ROUNDING_OF_HALVES if halves else _ROUNDING
     least = all_of_them * math.hypot(*sizes) + _SMALLEST
     return [p for p, error, size in zip(parameters, off, sizes, strict=True) if error > own * size + least]

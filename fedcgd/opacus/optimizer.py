@@ -146,6 +146,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         """Forget gradients that no step has used. What earlier parts of the batch added to the round's sum stays."""
         for p in self._moving:
             p.grad_sample = None
+        self._whole = {}
         self.original_optimizer.zero_grad(set_to_none)
 
     def pre_step(self, closure: Callable[[], float] | None = None) -> bool:
@@ -259,12 +260,16 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     def _compare(self, passes: Sequence[Sequence[Rows]]) -> None:
         """Raise RuntimeError unless the first gradients of examples add up to those of autograd."""
         gradients, self._whole = [self._whole.get(p, []) for p in self._moving], {}
-        # There are none with expanded weights, and others where the model's zero_grad came between.
-        if self._compared or not passes[0] or max(map(len, gradients)) != len(passes[0]):
+        count = len(passes[0])
+        # There are none with expanded weights, and earlier ones too where the model's zero_grad came between.
+        if self._compared or not count or any(len(own) != len(gradients[0]) for own in gradients):
             return
-        other = set(disagreeing(self._moving, passes, gradients, self.loss_reduction == "mean"))
+        if len(gradients[0]) < count:
+            return
+        gradients = [own[-count:] for own in gradients]
+        other = disagreeing(self._moving, passes, gradients, self.loss_reduction == "mean")
         if other:
-            names = [name for name, p in self._module.named_parameters() if p in other]
+            names = [name for name, p in self._module.named_parameters() if any(p is one for one in other)]
             raise RuntimeError(
                 f"the gradients of the examples do not add up to the gradient of {names[0]!r} and {len(names) - 1} other "
                 "parameters: they are used in a way that the layer's gradients do not cover, as a weight that another layer or a "
@@ -272,7 +277,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 "or a hook that changes the gradient. Call the layer for all that it does, or make it one module with a forward "
                 "pass of one tensor, with grad_sample_mode='functorch'"
             )
-        self._compared = any(row.examples for row in passes[0])
+        self._compared = other is not None
 
     def _keep_raw_gradient(self, p: Any) -> None:
         if not self._compared:
