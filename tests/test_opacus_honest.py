@@ -132,3 +132,31 @@ def test_the_look_at_batches_is_not_compiled(monkeypatch):
     run.train(lambda batch: (run.loss(module(batch[0]), batch[1]).backward(), run.optimizer.step()))
     assert compiling
     assert not any(compiling)
+
+
+class OfAnyDepth(nn.Module):
+    """A layer that is called once or twice, as a generator of the model's own says; the loss comes with the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.generator = torch.Generator().manual_seed(2)
+
+    def forward(self, inputs, targets):
+        x = torch.tanh(self.inner(inputs))
+        if torch.rand((), generator=self.generator) < 0.5:
+            x = torch.tanh(self.inner(x))
+        output = self.out(x)
+        return functional.cross_entropy(output, targets), output
+
+
+def test_a_model_whose_layers_are_called_another_number_of_times_is_told_of_and_trained(monkeypatch):
+    run = Run(monkeypatch, model=OfAnyDepth(), epochs=1)
+
+    def step(batch):
+        run.module(*batch)[0].backward()
+        run.optimizer.step()
+
+    with pytest.warns(UserWarning, match="whether examples reach each other's rows cannot be told"):
+        run.train(step)
+    assert run.released == 3

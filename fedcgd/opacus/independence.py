@@ -3,7 +3,7 @@
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map
 
-_ROUNDING = 8
+from fedcgd.opacus.row_changes import changed_rows, has_rows, others_changed, replacements, spread_of
+
 _RECURRENT = (DPRNN, DPLSTM, DPGRU)
 _AGAIN = 10
-_REPEATS, _SPREADS = 2, 16
+_REPEATS = 2
 
 
 class _Seen(NamedTuple):
@@ -83,7 +84,7 @@ class Independence:
         self._batches += 1
         if self._batches < self._next:
             return
-        first, *others = (self._replaced(given, rows, which) for which in _replacements(rows))
+        first, *others = (self._replaced(given, rows, which) for which in replacements(rows))
         equal = _same(given, first)  # which tell nothing on the way forward
         if equal and self._next > 1:
             return
@@ -109,7 +110,7 @@ class Independence:
         source[which] = (source[which] + 1) % rows
 
         def replaced(value: Any) -> Any:
-            if not _has_rows(value, self._batch_dim, rows):
+            if not has_rows(value, self._batch_dim, rows):
                 return value
             return value.detach().index_select(self._batch_dim, source.to(value.device))
 
@@ -123,12 +124,12 @@ class Independence:
             alike = [_alike(plain, trace) for trace in changed]
         except Exception:  # the model refuses such a batch
             return ""
-        for i, (before, repeated) in enumerate(zip(plain, again, strict=False)):
-            if before.name != repeated.name or before.values.shape != repeated.values.shape:
-                return ""
-            if not _has_rows(before.values, before.dim, rows):
+        repeats = _alike(plain, again)
+        for i, before in enumerate(plain):
+            same = i < repeats
+            if same and not has_rows(before.values, before.dim, rows):
                 continue
-            if bool(_changed(before.values, repeated.values, before.dim).any()):
+            if not same or bool(changed_rows(before.values, again[i].values, before.dim).any()):
                 warnings.warn(
                     f"the model gave {before.name} another value for the same batch and the same random numbers: it draws "
                     "numbers of its own, or keeps something from one batch for the next. If that is something of the batch, "
@@ -136,8 +137,8 @@ class Independence:
                     stacklevel=2,
                 )
                 return ""
-            for which, trace, length in zip(_replacements(rows), changed, alike, strict=True):
-                if i < length and bool(_others(_changed(before.values, trace[i].values, before.dim), which).any()):
+            for which, trace, length in zip(replacements(rows), changed, alike, strict=True):
+                if i < length and others_changed(before.values, trace[i].values, before.dim, which):
                     return before.name
         return ""
 
@@ -164,7 +165,7 @@ class Independence:
             return ""
         try:
             found, given_out = self._graph(given)
-            outputs = [t for t in given_out if _has_rows(t, 0, rows)]
+            outputs = [t for t in given_out if has_rows(t, 0, rows)]
             generator = torch.Generator().manual_seed(0)
             slopes = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
             values = [seen.values for seen in found]
@@ -176,68 +177,53 @@ class Independence:
                 return list(torch.autograd.grad(outputs, values, given, retain_graph=True, allow_unused=True))
 
             before, *again = (pulled(slice(0)) for _ in range(1 + _REPEATS))
-            changed = [pulled(which) for which in _replacements(rows)]
+            changed = [pulled(which) for which in replacements(rows)]
         except Exception:  # it has no gradients in this way, as with checkpoints that are entered again
             return ""
-        spread = max(
-            (
-                _spread(one, other, seen.dim)
-                for repeated in again
-                for seen, one, other in zip(found, before, repeated, strict=True)
-            ),
-            default=0.0,
-        )
+        spread = spread_of(before, again, [seen.dim for seen in found])
         uses = Counter(id(p) for seen in found for p in _own_parameters(seen.layer))
         for i, (seen, one) in enumerate(zip(found, before, strict=True)):
             if one is None:
                 continue
-            if not _has_rows(one, seen.dim, rows):
+            if not has_rows(one, seen.dim, rows):
                 packed = isinstance(seen.layer, RNNLinear)
                 if not packed and any(uses[id(p)] > 1 for p in _own_parameters(seen.layer)):
                     return seen.name
                 continue  # if it is used once, clipping sees that there are fewer rows
-            for which, slopes_after in zip(_replacements(rows), changed, strict=True):
+            for which, slopes_after in zip(replacements(rows), changed, strict=True):
                 other = slopes_after[i]
-                if other is not None and bool(_others(_changed(one, other, seen.dim, spread), which).any()):
+                if other is not None and others_changed(one, other, seen.dim, which, spread):
                     return seen.name
         return ""
 
     def _mixed_number(self, given: Any, others: list[Any], rows: int) -> str:
         """Where an output that is one number for the batch, as a loss is, is no sum of its examples'; empty if none is known."""
 
-        def slopes(given: Any) -> list[tuple[_Seen, Tensor | None]]:
+        def slopes(given: Any) -> tuple[list[_Seen], Sequence[Tensor | None]]:
             found, outputs = self._graph(given)
             numbers = [t for t in outputs if t.dim() == 0]
             if not numbers:
-                return []
-            made = torch.autograd.grad(numbers, [seen.values for seen in found], allow_unused=True)
-            return list(zip(found, made, strict=True))
+                return [], ()
+            return found, torch.autograd.grad(numbers, [seen.values for seen in found], allow_unused=True)
 
         try:
-            if not (plain := slopes(given)):
+            found, plain = slopes(given)
+            if not found:
                 return ""
             again = [slopes(given) for _ in range(_REPEATS)]
             changed = [slopes(other) for other in others]
         except Exception:  # the model refuses such a batch
             return ""
-        spread = max(
-            (
-                _spread(one, other, seen.dim)
-                for repeated in again
-                for (seen, one), (_, other) in zip(plain, repeated, strict=True)
-            ),
-            default=0.0,
-        )
-        for which, slopes_after in zip(_replacements(rows), changed, strict=False):
-            found = [seen for seen, _ in plain]
-            if _alike(found, [seen for seen, _ in slopes_after]) < len(found):
+        if any(_alike(found, repeated) < max(len(found), len(repeated)) for repeated, _ in again):
+            return ""  # it does not repeat itself
+        spread = spread_of(plain, [made for _, made in again], [seen.dim for seen in found])
+        for which, (after, slopes_after) in zip(replacements(rows), changed, strict=True):
+            if _alike(found, after) < len(found):
                 continue
-            for (seen, one), (_, other) in zip(plain, slopes_after, strict=False):
-                if one is None or other is None:
+            for seen, one, other in zip(found, plain, slopes_after, strict=False):
+                if one is None or other is None or not has_rows(one, seen.dim, rows):
                     continue
-                if _has_rows(one, seen.dim, rows) and bool(
-                    _others(_changed(one, other, seen.dim, spread), which).any()
-                ):
+                if others_changed(one, other, seen.dim, which, spread):
                     return f"{seen.name}, of a single number that the model gives for the batch"
         return ""
 
@@ -303,17 +289,6 @@ def _nothing() -> int:
     return 0
 
 
-def _replacements(rows: int) -> list[slice]:
-    """Which rows are replaced."""
-    return [slice(1)] if rows == 2 else [slice(1), slice(0, rows - 1, 2), slice(1, None, 2)]
-
-
-def _others(changed: Tensor, replaced: slice) -> Tensor:
-    changed = changed.clone()
-    changed[replaced] = False
-    return changed
-
-
 def _alike(one: list[_Seen], other: list[_Seen]) -> int:
     """How many of the first are of the same layers, with the same shapes.
 
@@ -343,27 +318,6 @@ def _tensors(values: Any) -> list[Tensor]:
     parts = list(values.values()) if isinstance(values, Mapping) else values
     leaves, _ = tree_flatten(parts, is_leaf=lambda part: isinstance(part, PackedSequence))
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-
-def _has_rows(value: Any, dim: int, rows: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() > dim and value.shape[dim] == rows and value.numel() > 0
-
-
-def _spread(one: Tensor | None, other: Tensor | None, dim: int) -> float:
-    """By how much two results for the same batch differ, relative to the largest number of the row; at most 1/32."""
-    if one is None or other is None or one.dim() <= dim or not one.numel():
-        return 0.0
-    off, one = (t.movedim(dim, 0).reshape(t.shape[dim], -1).abs().amax(1) for t in (one - other, one))
-    return min(float((off / one).nan_to_num(0, 0, 0).max()), 1 / 32)
-
-
-def _changed(one: Tensor, other: Tensor, dim: int, spread: float = 0.0) -> Tensor:
-    """Which rows differ by more than rounding, and than what is `spread` each time: on a GPU sums are made in any order."""
-    one, other = (t.movedim(dim, 0).reshape(t.shape[dim], -1) for t in (one, other))
-    if not one.is_floating_point():
-        return (one != other).any(1)
-    limit = max(_ROUNDING * torch.finfo(one.dtype).eps, _SPREADS * spread) * one.abs().nan_to_num(0, 0, 0).amax(1)
-    return ((one - other).abs() > limit[:, None]).any(1)
 
 
 @contextmanager

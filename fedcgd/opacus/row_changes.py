@@ -1,0 +1,50 @@
+"""Which rows of a batch differ between two passes through a model, by more than rounding."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ROUNDING = 8
+_SPREADS = 16
+
+
+def replacements(rows: int) -> list[slice]:
+    """Which rows are replaced."""
+    return [slice(1)] if rows == 2 else [slice(1), slice(0, rows - 1, 2), slice(1, None, 2)]
+
+
+def has_rows(value: Any, dim: int, rows: int) -> bool:
+    """Whether `value` is a tensor with so many rows in that dimension, and not empty."""
+    return isinstance(value, Tensor) and value.dim() > dim and value.shape[dim] == rows and value.numel() > 0
+
+
+def spread_of(one: Sequence[Tensor | None], again: Sequence[Sequence[Tensor | None]], dims: Sequence[int]) -> float:
+    """By how much results for the same batch differ at most from those before, relative to the largest number of their row."""
+    pairs = (pair for repeated in again for pair in zip(one, repeated, dims, strict=True))
+    return max((_spread(*pair) for pair in pairs), default=0.0)
+
+
+def _spread(one: Tensor | None, other: Tensor | None, dim: int) -> float:
+    """By how much two results for the same batch differ, relative to the largest number of the row; at most 1/32."""
+    if one is None or other is None or one.dim() <= dim or not one.numel():
+        return 0.0
+    off, one = (t.movedim(dim, 0).reshape(t.shape[dim], -1).abs().amax(1) for t in (one - other, one))
+    return min(float((off / one).nan_to_num(0, 0, 0).max()), 1 / 32)
+
+
+def changed_rows(one: Tensor, other: Tensor, dim: int, spread: float = 0.0) -> Tensor:
+    """Which rows differ by more than rounding, and than what is `spread` each time: on a GPU sums are made in any order."""
+    one, other = (t.movedim(dim, 0).reshape(t.shape[dim], -1) for t in (one, other))
+    if not one.is_floating_point():
+        return (one != other).any(1)
+    limit = max(_ROUNDING * torch.finfo(one.dtype).eps, _SPREADS * spread) * one.abs().nan_to_num(0, 0, 0).amax(1)
+    return ((one - other).abs() > limit[:, None]).any(1)
+
+
+def others_changed(one: Tensor, other: Tensor, dim: int, replaced: slice, spread: float = 0.0) -> bool:
+    """Whether other rows differ than those that were replaced."""
+    changed = changed_rows(one, other, dim, spread)
+    changed[replaced] = False
+    return bool(changed.any())
