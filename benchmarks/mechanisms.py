@@ -127,7 +127,7 @@ def last_round(size: int, rounds: int = 1000) -> None:
         terms = [(rounds - 1 - lag, 0, float(w)) for lag, w in enumerate(weights)]
         _, replayed = timed(lambda terms=terms: replay(terms))
         # What the buffers hold does not change the time.
-        kept = mechanism.kept(rounds)
+        kept = mechanism.num_buffers(rounds)
         held = min(kept, (rounds - 1).bit_count() if isinstance(mechanism, BinaryTree) else kept)
         state = State(rounds - 1, tuple(fresh.copy() for _ in range(min(held, 20))))
         buffered = f"{'':5}"
@@ -135,7 +135,7 @@ def last_round(size: int, rounds: int = 1000) -> None:
             _, used = timed(lambda m=mechanism, s=state: correlate(m, rounds, stream.normal(rounds - 1, 0, 0, size), s))
             buffered = f"{used / once:5.1f}"
         line = f"{mechanism!s:.48}"
-        made = mechanism.replayed(rounds)
+        made = mechanism.inverse_bandwidth(rounds)
         print(f"{line:50} {made:12} {replayed / once:5.1f} {kept:14} {buffered}   {noise_mode(mechanism, rounds)}")
 
 

@@ -61,7 +61,7 @@ def main() -> None:
         points = []
         for spelling in choices:
             mechanism = catalogue.mechanism(spelling, PLAN)
-            points.append((mechanism.kept(ROUNDS), rmse(mechanism), noise_mode(mechanism, ROUNDS)))
+            points.append((mechanism.num_buffers(ROUNDS), rmse(mechanism), noise_mode(mechanism, ROUNDS)))
             print(spelling, points[-1], flush=True)
         kept, found, modes = zip(*points, strict=True)
         hollow = modes[0] == "replay"

@@ -130,7 +130,7 @@ def test_known_rounds_cost_what_a_gaussian_mechanism_does() -> None:
     turns = Participation(rounds=30, min_separation=3, sampling="cyclic-poisson", sampling_rate=0.1)
     mechanism = BandedToeplitz((1.0, 0.5))
     for released, eligible in ((30, 10), (7, 3), (1, 1)):
-        loss = accountant(mechanism, turns).known_loss(4.0, released).value
+        loss = accountant(mechanism, turns).gaussian_mu(4.0, released).value
         assert loss == pytest.approx(math.sqrt(eligible * 1.25) / 4.0, rel=1e-12)
 
 

@@ -14,7 +14,7 @@ from fedcgd.accounting.balls_in_bins import monte_carlo, remove
 from fedcgd.accounting.balls_in_bins.add import _EXPONENTS, _log_laplace, add_bound
 from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, log_excess
 from fedcgd.accounting.balls_in_bins.remove import remove_bound, sample_remove
-from fedcgd.accounting.balls_in_bins.stars import Stars
+from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
 
 GRAM = np.array([[1.2, 0.5, 0.1], [0.5, 0.9, 0.3], [0.1, 0.3, 1.0]])
 
@@ -30,7 +30,7 @@ def weights_by_enumeration(gram: np.ndarray, order: int) -> dict[tuple[int, ...]
 @pytest.mark.parametrize("order", [2, 3, 4])
 def test_accepted_stars_have_the_weights_by_enumeration(order: int) -> None:
     weights = weights_by_enumeration(GRAM, order)
-    stars, generator = Stars.of(GRAM, order), np.random.default_rng(1)
+    stars, generator = StarProposal.of(GRAM, order), np.random.default_rng(1)
     points, shares = stars.draw(generator, 200_000)
     accepted = points[:, generator.random(len(shares)) < shares]
     total, count = sum(weights.values()), accepted.shape[1]
@@ -88,7 +88,9 @@ def test_mean_over_what_all_bins_have_in_common(c: float, order: int) -> None:
 def test_every_order_has_the_mean_by_quadrature(monkeypatch, order, overlap, sigma, epsilon) -> None:
     """Also orders that would not be chosen, where few stars are accepted or the draws vary much."""
     bins = Bins(np.array([[1.0, overlap], [overlap, 1.0]]))
-    monkeypatch.setattr(remove, "_proposal", lambda bins, sigma, _: (Stars.of(bins.apart / sigma**2, order), 0.3))
+    monkeypatch.setattr(
+        remove, "_proposal", lambda bins, sigma, _: (StarProposal.of(bins.apart / sigma**2, order), 0.3)
+    )
     sample = sample_remove(bins, sigma, epsilon, 40_000, (5, order))
     assert sample.shares is not None
     mean = sample.values.mean() * sample.shares.mean()
@@ -107,7 +109,9 @@ def test_every_order_has_the_mean_by_quadrature(monkeypatch, order, overlap, sig
 def test_draws_are_in_single_precision_only_where_it_is_enough(monkeypatch, order, sigma, epsilon, single) -> None:
     """And then each is at least what it is in double precision, without what is added for rounding. At σ = 0.1 it overflows."""
     bins = Bins(np.eye(40))
-    monkeypatch.setattr(remove, "_proposal", lambda bins, sigma, _: (Stars.of(bins.apart / sigma**2, order), 0.3))
+    monkeypatch.setattr(
+        remove, "_proposal", lambda bins, sigma, _: (StarProposal.of(bins.apart / sigma**2, order), 0.3)
+    )
 
     def values() -> np.ndarray:
         return sample_remove(bins, sigma, epsilon, 2000, (5, order)).values
@@ -233,8 +237,8 @@ def test_a_delta_without_a_search_is_the_larger_direction_and_what_may_fail(monk
 
 
 def test_nothing_accepted_is_the_worst_there_is(monkeypatch) -> None:
-    monkeypatch.setattr(remove, "_proposal", lambda bins, sigma, _: (Stars.of(bins.apart, 2), 1e9))
-    monkeypatch.setattr(Stars, "draw", lambda *_: (np.zeros((2, 1), dtype=np.intp), np.zeros(1)))
+    monkeypatch.setattr(remove, "_proposal", lambda bins, sigma, _: (StarProposal.of(bins.apart, 2), 1e9))
+    monkeypatch.setattr(StarProposal, "draw", lambda *_: (np.zeros((2, 1), dtype=np.intp), np.zeros(1)))
     sample = sample_remove(Bins(GRAM), 1.0, 1.0, 10, (1, 1))
     assert sample.values.tolist() == [sample.range]
 

@@ -95,7 +95,7 @@ def test_theory_draws_losses_against_rounds_dimensions_and_nu(path: Path, tmp_pa
 def test_the_default_mechanisms_are_of_the_table() -> None:
     for separation in (1, 3, 100):
         for text in theory.default_mechanisms(separation):
-            assert (catalogue.Spelling.parse(text).bands or 1) <= max(separation, 4)
+            assert (catalogue.MechanismSpec.parse(text).bands or 1) <= max(separation, 4)
 
 
 def test_theory_lists_what_the_sampling_does_not_cover(path: Path) -> None:

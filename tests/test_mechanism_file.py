@@ -22,7 +22,7 @@ from fedcgd.ledger import verify
 from fedcgd.mechanisms import BISR, BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import Spelling, describe, read_mechanism, write_mechanism
+from fedcgd.optimisation.catalogue import MechanismSpec, describe, read_mechanism, write_mechanism
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_experiments.experiment import Setup, calibrate_setup
@@ -45,7 +45,7 @@ def test_what_is_written_is_read_and_spelled(mechanism: Mechanism, tmp_path: Pat
     path = tmp_path / "noise:1.json"
     write_mechanism(mechanism, path)
     assert read_mechanism(path) == mechanism
-    spelling = Spelling.parse(f"file:{path}")
+    spelling = MechanismSpec.parse(f"file:{path}")
     assert str(spelling) == f"file:{path}"
     assert (spelling.row.name, spelling.normalized, spelling.is_open) == (
         mechanism.name, isinstance(mechanism, Normalized), False,
@@ -101,7 +101,7 @@ def test_anything_else_in_a_file_is_refused_by_its_name(content: str, tmp_path: 
     path = tmp_path / "odd.json"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(ValueError, match=r"odd.json describes no mechanism .* write such files"):
-        Spelling.parse(f"file:{path}")
+        MechanismSpec.parse(f"file:{path}")
 
 
 def test_a_matrix_is_for_its_own_number_of_rounds(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from fedcgd.mechanisms import (
 )
 from fedcgd.mechanisms import toeplitz as series
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import Spelling, describe, from_description
+from fedcgd.optimisation.catalogue import MechanismSpec, describe, from_description
 from fedcgd.participation import Participation
 
 N = 13
@@ -160,7 +160,7 @@ def test_a_mechanism_has_one_spelling(text: str, expected: Mechanism) -> None:
     made = catalogue.mechanism(text, RUN)
     assert made == expected
     assert made.name == text.partition(":")[0]
-    assert str(Spelling.parse(text)) == text
+    assert str(MechanismSpec.parse(text)) == text
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,17 @@ from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import Objective, Workload
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.banded import band_mf, dense, squared_error
-from fedcgd.optimisation.catalogue import BANDS, BUFFERS, LAMBDA, NU, TABLE, Row, Spelling, describe, from_description
+from fedcgd.optimisation.catalogue import (
+    BANDS,
+    BUFFERS,
+    LAMBDA,
+    NU,
+    TABLE,
+    MechanismSpec,
+    Row,
+    describe,
+    from_description,
+)
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.optimisation.series import quotient, sum_of_leftmost
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
@@ -254,7 +264,7 @@ VALUES = {LAMBDA: 0.5, NU: 0.1, BUFFERS: 2, BANDS: 3, None: None}
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.name)
 def test_every_mechanism_can_be_made_described_and_normalised_where_it_makes_sense(row: Row) -> None:
     many = Participation(rounds=16, min_separation=4)
-    spelling = Spelling(row, VALUES[row.parameter])
+    spelling = MechanismSpec(row, VALUES[row.parameter])
     curvature = Quadratic(Spectrum.of([1.0, 0.1]), 0.5) if row.name == "noise-curve" else None
     made = catalogue.mechanism(spelling, many, curvature=curvature)
     assert made.name == row.name

@@ -37,7 +37,7 @@ class Harmonic(ToeplitzMechanism):
 class Forgetful(Harmonic):
     """Adds fresh noise only, though its C says otherwise."""
 
-    def next(self, round, rounds, z, kept):
+    def multiply_next(self, round, rounds, z, kept):
         return z, ()
 
 
@@ -65,7 +65,7 @@ def test_a_mechanism_whose_inverse_is_right_is_planned(mechanism):
         (Harmonic(spoilt=1), "not that of its C from round 1 on"),
         (Harmonic(spoilt=23), "not that of its C from round 23 on"),
         (Normalized(Harmonic(spoilt=5)), "not that of its C from round 5 on"),
-        (Forgetful(), "`next` of harmonic does not make the noise of its `inverse_row` in round 1"),
+        (Forgetful(), "`multiply_next` of harmonic does not make the noise of its `inverse_row` in round 1"),
         (Upper(), "lower-triangular"),
     ],
 )

@@ -34,7 +34,7 @@ def stream(mechanism, rounds, z):
     for row in z:
         noise, state = correlate(mechanism, rounds, row, state)
         out.append(noise)
-        assert len(state.buffers) <= mechanism.kept(rounds)
+        assert len(state.buffers) <= mechanism.num_buffers(rounds)
     return out
 
 
@@ -93,8 +93,8 @@ def test_many_rounds_stay_accurate() -> None:
     ids=str,
 )
 def test_memory_of_table_5(mechanism, kept, replayed, mode) -> None:
-    assert mechanism.kept(1000) == kept
-    assert mechanism.replayed(1000) == replayed
+    assert mechanism.num_buffers(1000) == kept
+    assert mechanism.inverse_bandwidth(1000) == replayed
     assert noise_mode(mechanism, 1000) == mode
 
 

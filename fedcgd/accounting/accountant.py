@@ -95,7 +95,7 @@ class Accountant(ABC):
         return self.epsilon(noise_multiplier=noise_multiplier, delta=delta, released=released)
 
     @abstractmethod
-    def known_loss(self, noise_multiplier: float, released: int) -> Bound:
+    def gaussian_mu(self, noise_multiplier: float, released: int) -> Bound:
         """μ of the Gaussian mechanism that the first `released` rounds are at most, for an adversary who knows all rounds."""
 
     @abstractmethod

@@ -103,7 +103,7 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
     for run in runs:
         check_noise_multiplier(run.noise_multiplier)
     out = [run for run in runs if run.rounds_released]
-    known = [run.accountant.known_loss(run.noise_multiplier, run.rounds_released) for run in out]
+    known = [run.accountant.gaussian_mu(run.noise_multiplier, run.rounds_released) for run in out]
     epsilon = _gaussian(known, delta)
     exact = all(loss.exact for loss in known)
     method = "exact composition of Gaussian mechanisms" + ("" if exact else ", of upper bounds on their losses")

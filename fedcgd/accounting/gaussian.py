@@ -36,14 +36,14 @@ class GaussianAccountant(Accountant):
     def check(self) -> None:
         """Every mechanism is covered."""
 
-    def known_loss(self, noise_multiplier: float, released: int) -> Bound:
+    def gaussian_mu(self, noise_multiplier: float, released: int) -> Bound:
         reach = sensitivity(self.mechanism, self.participation, released=released)
         return _bound(reach.value / noise_multiplier, reach)
 
     def loss_distribution(
         self, noise_multiplier: float, released: int, step: float, least_delta: float
     ) -> tuple[PrivacyLossDistribution, float]:
-        mu = self.known_loss(noise_multiplier, released).value
+        mu = self.gaussian_mu(noise_multiplier, released).value
         return from_gaussian_mechanism(1 / mu, value_discretization_interval=step), 0.0
 
     def _sigma_for(self, epsilon: float, delta: float, progress: Progress) -> Bound:

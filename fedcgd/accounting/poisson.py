@@ -45,7 +45,7 @@ class PoissonAccountant(Accountant):
     def check(self) -> None:
         column_norm(self.mechanism, self.participation)
 
-    def known_loss(self, noise_multiplier: float, released: int) -> Bound:
+    def gaussian_mu(self, noise_multiplier: float, released: int) -> Bound:
         norm = column_norm(self.mechanism, self.participation)
         return _bound(math.sqrt(_eligible(self.participation, released)) * norm / noise_multiplier, norm)
 

@@ -138,7 +138,7 @@ def select_mechanism(
     A function of public numbers alone: the choice costs no privacy. Raises ValueError for an unknown name, a number that is
     impossible or has no rule, and a budget that no σ reaches.
     """
-    asked = catalogue.Spelling.parse(spelling)
+    asked = catalogue.MechanismSpec.parse(spelling)
     if asked.is_open and asked.row.parameter == catalogue.LAMBDA:
         chosen = select_lambda(
             participation,
@@ -166,7 +166,7 @@ def select_mechanism(
 
 
 def select_bands(
-    spelling: catalogue.Spelling,
+    spelling: catalogue.MechanismSpec,
     participation: Callable[[int], Participation],
     longest: int,
     *,

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from fedcgd.cli.options import JsonOption, WhenOptions, takes
 from fedcgd.cli.report import check_plot, complaints, console, explained_errors, key_value_table, number, print_json
-from fedcgd.optimisation.catalogue import Spelling, spelling_of
+from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of
 
 if TYPE_CHECKING:
     from fedcgd.curvature import Spectrum
@@ -135,7 +135,7 @@ def _run(
         return None
     if rounds is None or learning_rate is None:
         raise ValueError("noise is fitted to a run: give its --rounds and its --learning-rate")
-    return when.participation(rounds, Spelling.parse(mechanism).bands)
+    return when.participation(rounds, MechanismSpec.parse(mechanism).bands)
 
 
 def _measure(

@@ -14,7 +14,7 @@ from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload, momentum_workload
-from fedcgd.optimisation.catalogue import TABLE, Spelling, mechanism
+from fedcgd.optimisation.catalogue import TABLE, MechanismSpec, mechanism
 from fedcgd.participation import Participation, Sampling
 
 
@@ -158,9 +158,9 @@ class RunOptions(FitOptions):
         ),
     ] = "lambda-cgd"
 
-    def spelling(self) -> Spelling:
+    def spelling(self) -> MechanismSpec:
         """The mechanism that was asked for. Raises ValueError if it is misspelled."""
-        return Spelling.parse(self.mechanism)
+        return MechanismSpec.parse(self.mechanism)
 
     def run(self, rounds: int) -> Participation:
         """The participation, with as many groups as the mechanism has bands where the sampling has groups."""

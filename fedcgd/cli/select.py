@@ -33,7 +33,7 @@ from fedcgd.cli.report import (
     when_text,
 )
 from fedcgd.cli.report import when as when_figures
-from fedcgd.optimisation.catalogue import BANDS, Spelling
+from fedcgd.optimisation.catalogue import BANDS, MechanismSpec
 
 if TYPE_CHECKING:
     from fedcgd.accounting.selection import LambdaSelection
@@ -130,7 +130,7 @@ def select_bands_command(
     with explained_errors():
         from fedcgd.accounting.selection import select_bands
 
-        asked, workload, curvature = Spelling.parse(mechanism), workload_of(momentum), when.quadratic()
+        asked, workload, curvature = MechanismSpec.parse(mechanism), workload_of(momentum), when.quadratic()
         if asked.row.parameter != BANDS or asked.bands is not None:
             raise ValueError(
                 f"give a mechanism with bands, without their number, such as banded-toeplitz; got {mechanism!r}"

@@ -25,7 +25,7 @@ from fedcgd.cli.report import when as when_figures
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.mechanism import Mechanism
-from fedcgd.optimisation.catalogue import LAMBDA, Spelling
+from fedcgd.optimisation.catalogue import LAMBDA, MechanismSpec
 from fedcgd.participation import Participation
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _rows(run: RunOptions, rounds: int, quadratic: Quadratic, epsilon: float, de
     return found
 
 
-def _variants(spelling: Spelling) -> list[bool]:
+def _variants(spelling: MechanismSpec) -> list[bool]:
     """Whether to show it as it is, fitted, or both."""
     row = spelling.row
     if spelling.made is not None or row.fit is None or (row.finds_number and not spelling.is_open):

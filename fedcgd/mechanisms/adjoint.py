@@ -26,7 +26,7 @@ def transposed_inverse(mechanism: Mechanism, rounds: int, v: Matrix) -> Matrix:
         return solve_transposed(mechanism.band, v)
     result = np.zeros_like(v)
     if noise_mode(mechanism, rounds) == "replay":
-        for lag in range(mechanism.replayed(rounds)):
+        for lag in range(mechanism.inverse_bandwidth(rounds)):
             result[: rounds - lag] += (mechanism.inverse_diagonal(lag, rounds)[:, None] * v)[lag:]
         return result
     for t, (first, row) in enumerate(inverse_rows(mechanism, rounds)):

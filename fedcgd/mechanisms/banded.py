@@ -32,15 +32,15 @@ class BandedToeplitz(ToeplitzMechanism):
     def inverse_coefficients(self, rounds: int) -> Vector:
         return reciprocal(np.array(self.values), rounds)
 
-    def kept(self, rounds: int) -> int:
+    def num_buffers(self, rounds: int) -> int:
         """The last p − 1 rounds of C⁻¹Z."""
         return min(len(self.values), rounds) - 1
 
-    def replayed(self, rounds: int) -> int:
+    def inverse_bandwidth(self, rounds: int) -> int:
         return rounds
 
-    def next(self, round: int, rounds: int, z: Any, kept: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        return banded_next(np.array(self.values[: round + 1]), z, kept, self.kept(rounds))
+    def multiply_next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        return banded_next(np.array(self.values[: round + 1]), z, buffers, self.num_buffers(rounds))
 
 
 @dataclass(frozen=True)

@@ -34,22 +34,22 @@ class BinaryTree(Mechanism):
     def inverse_row(self, round: int, rounds: int) -> Vector:
         return _inverse(rounds)[round, round::-1]
 
-    def kept(self, rounds: int) -> int:
+    def num_buffers(self, rounds: int) -> int:
         """One for each binary digit of the last round."""
         return (rounds - 1).bit_length()
 
-    def replayed(self, rounds: int) -> int:
+    def inverse_bandwidth(self, rounds: int) -> int:
         return rounds
 
-    def next(self, round: int, rounds: int, z: Any, kept: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def multiply_next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         shared = _shared(rounds)[round]
         digits = [digit for digit in range(round.bit_length()) if round >> digit & 1]
         # Buffer i is the sum of C⁻¹Z over the last full block of 2^digits[i] rounds, which digit i of the round counts.
         y = z * float(shared[0]) ** -0.5
-        for digit, block in zip(digits, kept, strict=True):
+        for digit, block in zip(digits, buffers, strict=True):
             y = y - block * float(shared[digit + 1] / shared[0])
         full = y
-        blocks = list(zip(digits, kept, strict=True))
+        blocks = list(zip(digits, buffers, strict=True))
         digit = 0
         while blocks and blocks[0][0] == digit:
             full = full + blocks.pop(0)[1]

@@ -43,20 +43,20 @@ class BLT(ToeplitzMechanism):
         decays, directions = np.linalg.eigh(np.diag(self.decays) - np.outer(root, root))
         return _exponentials(-((root @ directions) ** 2), decays, rounds)
 
-    def kept(self, rounds: int) -> int:
+    def num_buffers(self, rounds: int) -> int:
         """Σ_{j<t} decays[i]^(t−1−j)·(C⁻¹Z)_j for each i."""
         return len(self.scales)
 
-    def replayed(self, rounds: int) -> int:
+    def inverse_bandwidth(self, rounds: int) -> int:
         return rounds
 
-    def next(self, round: int, rounds: int, z: Any, kept: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def multiply_next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         if round == 0:
             return z, (z,) * len(self.scales)
         y = z
-        for scale, buffer in zip(self.scales, kept, strict=True):
+        for scale, buffer in zip(self.scales, buffers, strict=True):
             y = y - buffer * scale
-        return y, tuple(buffer * decay + y for decay, buffer in zip(self.decays, kept, strict=True))
+        return y, tuple(buffer * decay + y for decay, buffer in zip(self.decays, buffers, strict=True))
 
 
 def _exponentials(scales: Vector, decays: Vector, rounds: int) -> Vector:

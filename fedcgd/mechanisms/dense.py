@@ -85,19 +85,19 @@ class Dense:
         unit = np.eye(1, round + 1, round)[0]
         return solve_transposed(self.band[: round + 1, :p], unit)[::-1]
 
-    def kept(self, rounds: int) -> int:
+    def num_buffers(self, rounds: int) -> int:
         """The last p − 1 rounds of C⁻¹Z."""
         return self.bandwidth(rounds) - 1
 
-    def replayed(self, rounds: int) -> int:
+    def inverse_bandwidth(self, rounds: int) -> int:
         return rounds
 
     inverse_diagonal = Mechanism.inverse_diagonal
 
-    def next(self, round: int, rounds: int, z: Any, kept: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def multiply_next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         self._check(rounds)
         lags = np.arange(min(round + 1, self.band.shape[1]))
-        return banded_next(self.band[round - lags, lags], z, kept, self.band.shape[1] - 1)
+        return banded_next(self.band[round - lags, lags], z, buffers, self.band.shape[1] - 1)
 
     def _check(self, rounds: int) -> None:
         if rounds != len(self.band):

@@ -45,7 +45,7 @@ def error_norms(mechanism: Mechanism, rounds: int, workload: Workload = PREFIX_S
         squares = np.cumsum(lfilter([1.0], [1.0, -workload.momentum], inverse)) ** 2
         frobenius = math.sqrt(float(np.dot(squares, np.arange(rounds, 0, -1))))
         return ErrorNorms(rounds, frobenius, math.sqrt(float(squares.sum())))
-    bands = mechanism.replayed(rounds)
+    bands = mechanism.inverse_bandwidth(rounds)
     if not workload.momentum and bands**2 <= rounds:
         return _banded(mechanism, rounds, bands, workload.rates(rounds))
     return _by_rows(mechanism, rounds, workload)

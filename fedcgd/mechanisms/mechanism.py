@@ -44,24 +44,24 @@ class Mechanism(Protocol):
 
     # The rest has an answer for every mechanism whose C⁻¹ has few bands; one with long inverse rows overrides all three.
 
-    def kept(self, rounds: int) -> int:
-        """How many vectors `next` keeps between rounds, at most; a replay from the key keeps none."""
-        return self.replayed(rounds) - 1
+    def num_buffers(self, rounds: int) -> int:
+        """How many vectors `multiply_next` keeps between rounds, at most; a replay from the key keeps none."""
+        return self.inverse_bandwidth(rounds) - 1
 
-    def replayed(self, rounds: int) -> int:
+    def inverse_bandwidth(self, rounds: int) -> int:
         """How many vectors Z are made in the last round if nothing is kept: the bands of C⁻¹."""
         return len(self.inverse_row(rounds - 1, rounds))
 
-    def next(self, round: int, rounds: int, z: Any, kept: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def multiply_next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """(C⁻¹Z)_t from Z_t = `z` and what the round before returned in second place (() for the first), and what to keep now.
 
         `z` is an array or a tensor; nothing is changed in place.
         """
         weights = self.inverse_row(round, rounds)
         y = z * float(weights[0])
-        for weight, earlier in zip(weights[1:], kept, strict=False):
+        for weight, earlier in zip(weights[1:], buffers, strict=False):
             y = y + earlier * float(weight)
-        return y, (z, *kept)[: self.kept(rounds)]
+        return y, (z, *buffers)[: self.num_buffers(rounds)]
 
     def inverse_diagonal(self, lag: int, rounds: int) -> Vector:
         """C⁻¹[t, t − lag] for every round t, shape (rounds,); anything for t < lag."""

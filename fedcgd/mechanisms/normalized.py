@@ -37,15 +37,15 @@ class Normalized(Mechanism):
     def inverse_diagonal(self, lag: int, rounds: int) -> Vector:
         return self.column_norms(rounds) * self.mechanism.inverse_diagonal(lag, rounds)
 
-    def kept(self, rounds: int) -> int:
-        return self.mechanism.kept(rounds)
+    def num_buffers(self, rounds: int) -> int:
+        return self.mechanism.num_buffers(rounds)
 
-    def replayed(self, rounds: int) -> int:
-        return self.mechanism.replayed(rounds)
+    def inverse_bandwidth(self, rounds: int) -> int:
+        return self.mechanism.inverse_bandwidth(rounds)
 
-    def next(self, round: int, rounds: int, z: Any, kept: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        y, kept = self.mechanism.next(round, rounds, z, kept)
-        return y * float(self.column_norms(rounds)[round]), kept
+    def multiply_next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        y, buffers = self.mechanism.multiply_next(round, rounds, z, buffers)
+        return y * float(self.column_norms(rounds)[round]), buffers
 
 
 @lru_cache(maxsize=8)  # every round of a run asks for the same

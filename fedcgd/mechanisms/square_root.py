@@ -81,15 +81,15 @@ class BSR(ToeplitzMechanism):
     def inverse_coefficients(self, rounds: int) -> Vector:
         return reciprocal(root_coefficients(self.bands, -1), rounds)
 
-    def kept(self, rounds: int) -> int:
+    def num_buffers(self, rounds: int) -> int:
         """The last p − 1 rounds of C⁻¹Z."""
         return min(self.bands, rounds) - 1
 
-    def replayed(self, rounds: int) -> int:
+    def inverse_bandwidth(self, rounds: int) -> int:
         return rounds
 
-    def next(self, round: int, rounds: int, z: Any, kept: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        return banded_next(root_coefficients(self.bands, -1)[: round + 1], z, kept, self.kept(rounds))
+    def multiply_next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        return banded_next(root_coefficients(self.bands, -1)[: round + 1], z, buffers, self.num_buffers(rounds))
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,13 @@ def correlate(mechanism: Mechanism, rounds: int, z: Any, state: State) -> tuple[
     t = state.round
     if not t < rounds:
         raise ValueError(f"the mechanism is made for {rounds} rounds, and all of them have had their noise")
-    y, buffers = mechanism.next(t, rounds, z, state.buffers)
+    y, buffers = mechanism.multiply_next(t, rounds, z, state.buffers)
     return y, State(t + 1, buffers)
 
 
 def state_before(mechanism: Mechanism, rounds: int, round: int, z_of: Callable[[int], Any]) -> State:
     """The state in which round `round` starts, from Z made again by `z_of`: of as many rounds before as a replay needs."""
-    state = State(max(0, round + 1 - mechanism.replayed(rounds)))
+    state = State(max(0, round + 1 - mechanism.inverse_bandwidth(rounds)))
     while state.round < round:
         _, state = correlate(mechanism, rounds, z_of(state.round), state)
     return state
@@ -40,7 +40,7 @@ def state_before(mechanism: Mechanism, rounds: int, round: int, z_of: Callable[[
 
 def noise_mode(mechanism: Mechanism, rounds: int) -> Literal["replay", "buffer"]:
     """`buffer` if the mechanism keeps fewer vectors than the rounds that a replay goes back, else `replay`."""
-    return "buffer" if mechanism.kept(rounds) < mechanism.replayed(rounds) - 1 else "replay"
+    return "buffer" if mechanism.num_buffers(rounds) < mechanism.inverse_bandwidth(rounds) - 1 else "replay"
 
 
 def inverse_rows(mechanism: Mechanism, rounds: int) -> Iterator[tuple[int, Vector]]:

@@ -61,12 +61,15 @@ def root_coefficients(rounds: int, sign: int, decay: float = 1.0) -> Vector:
     return np.concatenate([[1.0], np.cumprod((t - 1 - sign / 2) / t * decay)])
 
 
-def banded_next(entries: Vector, z: Any, buffers: tuple[Any, ...], kept: int) -> tuple[Any, tuple[Any, ...]]:
-    """(C⁻¹Z)_t where row t of C is `entries`, newest first, and `buffers` are (C⁻¹Z)_{t−1}, (C⁻¹Z)_{t−2}, …; `kept` are kept."""
+def banded_next(entries: Vector, z: Any, buffers: tuple[Any, ...], num_buffers: int) -> tuple[Any, tuple[Any, ...]]:
+    """(C⁻¹Z)_t where row t of C is `entries`, newest first, and `buffers` are (C⁻¹Z)_{t−1}, (C⁻¹Z)_{t−2}, …
+
+    The buffers of the next round, `num_buffers` at most, are returned in second place.
+    """
     for entry, earlier in zip(entries[1:], buffers, strict=True):
         z = z - earlier * float(entry)
     y = z / float(entries[0])
-    return y, (y, *buffers)[:kept]
+    return y, (y, *buffers)[:num_buffers]
 
 
 def padded(values: Vector, rounds: int) -> Vector:

@@ -137,7 +137,7 @@ _FILE = "file"
 
 
 @dataclass(frozen=True)
-class Spelling:
+class MechanismSpec:
     """What a text asks for: a row of the table, the number it takes (None if that is left open), and unit columns or not.
 
     Of a mechanism that was read from a file `path` is where, and `made` what: the rest says the same about it.
@@ -150,12 +150,12 @@ class Spelling:
     made: Mechanism | None = None
 
     @staticmethod
-    def parse(text: str) -> "Spelling":
+    def parse(text: str) -> "MechanismSpec":
         """The meaning of `NAME`, `NAME:VALUE`, `NAME:normalized`, `NAME:VALUE:normalized` or `file:PATH`.
 
         Raises ValueError for another text, and for a file that holds no mechanism.
 
-        >>> Spelling.parse("lambda-cgd:0.9").value
+        >>> MechanismSpec.parse("lambda-cgd:0.9").value
         0.9
         """
         name, *parts = text.split(":")
@@ -165,11 +165,11 @@ class Spelling:
         normalized = parts[-1:] == [_NORMALIZED]
         values = parts[: len(parts) - normalized]
         if not values:
-            return Spelling(row, None, normalized)
+            return MechanismSpec(row, None, normalized)
         if row.parameter is None or len(values) > 1:
             raise ValueError(f"{name} is written {row.spelling} or {row.spelling}:{_NORMALIZED}, got {text!r}")
         try:
-            return Spelling(row, row.parameter.type(values[0]), normalized)
+            return MechanismSpec(row, row.parameter.type(values[0]), normalized)
         except ValueError:
             what = "a whole number" if row.parameter.type is int else "a number"
             raise ValueError(f"{row.parameter.symbol} of {name} must be {what}, got {text!r}") from None
@@ -191,12 +191,12 @@ class Spelling:
         return self.made is None and self.row.parameter is not None and self.value is None
 
 
-def _from_file(path: str) -> Spelling:
+def _from_file(path: str) -> MechanismSpec:
     made = read_mechanism(path)
     plain = made.mechanism if isinstance(made, Normalized) else made
     row = row_of(plain.name)
     value = None if row.parameter is None else row.parameter.of(plain)
-    return Spelling(row, value, plain is not made, path, made)
+    return MechanismSpec(row, value, plain is not made, path, made)
 
 
 def row_of(name: str) -> Row:
@@ -207,7 +207,7 @@ def row_of(name: str) -> Row:
 
 
 def mechanism(
-    spelling: str | Spelling,
+    spelling: str | MechanismSpec,
     participation: Participation,
     *,
     error: Objective = "rmse",
@@ -226,7 +226,7 @@ def mechanism(
     >>> mechanism("bisr:4", Participation(rounds=100))
     BISR(bands=4)
     """
-    asked = Spelling.parse(spelling) if isinstance(spelling, str) else spelling
+    asked = MechanismSpec.parse(spelling) if isinstance(spelling, str) else spelling
     row, optimise = asked.row, asked.row.optimise
     if asked.made is not None:
         bandwidth(asked.made, participation.rounds)  # refuses another number of rounds than a matrix was made for

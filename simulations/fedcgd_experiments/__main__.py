@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedcgd.cli.report import explained_errors
 from fedcgd.curvature import Spectrum
-from fedcgd.optimisation.catalogue import Spelling
+from fedcgd.optimisation.catalogue import MechanismSpec
 from fedcgd.participation import Sampling
 from fedcgd_experiments import plots
 from fedcgd_experiments.claims import claims_of_runs
@@ -122,7 +122,7 @@ def sweep_command(
             )
             for setup in (
                 Setup(
-                    mechanism=str(Spelling.parse(text)),
+                    mechanism=str(MechanismSpec.parse(text)),
                     sampling=cast(Sampling, sampling),
                     epsilon=budget,
                     delta=delta,

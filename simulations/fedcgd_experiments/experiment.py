@@ -18,7 +18,7 @@ from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
-from fedcgd.optimisation.catalogue import Spelling, describe, from_description
+from fedcgd.optimisation.catalogue import MechanismSpec, describe, from_description
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
 from fedcgd_experiments.descent import Descent, Optimizer, descent
@@ -48,7 +48,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         if not self.in_file:  # records are read where the file may be gone; their calibration holds what it said
-            Spelling.parse(self.mechanism)
+            MechanismSpec.parse(self.mechanism)
 
     def participation(self) -> Participation:
         """An epoch is `steps` rounds; cyclic Poisson sampling has as many groups as the mechanism has bands."""
@@ -68,9 +68,9 @@ class Setup:
         return replace(self, mechanism="dp-sgd")
 
     @property
-    def spelling(self) -> Spelling:
+    def spelling(self) -> MechanismSpec:
         """What `mechanism` says."""
-        return Spelling.parse(self.mechanism)
+        return MechanismSpec.parse(self.mechanism)
 
     @property
     def in_file(self) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcgd.keys import NoiseKey
-from fedcgd.optimisation.catalogue import Spelling
+from fedcgd.optimisation.catalogue import MechanismSpec
 from fedcgd.participation import Participation, Sampling
 from fedcgd_simulations.local_training import LocalTraining
 from fedcgd_simulations.server_optimizer import Schedule, ServerOptimizer, check_descent
@@ -52,7 +52,7 @@ class Settings:
         values = {f.name: config[renamed.get(f.name, f.name.replace("_", "-"))] for f in fields(Settings)}
         for name in (f.name for f in fields(Settings) if f.type is float):
             values[name] = float(values[name])  # TOML reads 4 as an integer
-        Spelling.parse(values["mechanism"])
+        MechanismSpec.parse(values["mechanism"])
         settings = Settings(**values)
         if settings.test_examples < 0:
             raise ValueError(f"test-examples must be at least 0 (0: all of them), got {settings.test_examples}")
@@ -89,7 +89,7 @@ class Settings:
         separation = users // self.cohort
         rounds = self.rounds or self.participations * separation
         if self.sampling == "cyclic-poisson":
-            groups = Spelling.parse(self.mechanism).bands or 1
+            groups = MechanismSpec.parse(self.mechanism).bands or 1
             return Participation(
                 rounds=rounds, min_separation=groups, sampling="cyclic-poisson",
                 sampling_rate=min(1.0, groups * self.cohort / users),

@@ -42,8 +42,8 @@ class BallsInBinsAccountant(Accountant):
         method = f"{known.method}, without amplification"
         return replace(known, sampling=self.participation.sampling, method=method, exact=False)
 
-    def known_loss(self, noise_multiplier: float, released: int) -> Bound:
-        return self._known.known_loss(noise_multiplier, released)
+    def gaussian_mu(self, noise_multiplier: float, released: int) -> Bound:
+        return self._known.gaussian_mu(noise_multiplier, released)
 
     def loss_distribution(
         self, noise_multiplier: float, released: int, step: float, least_delta: float

@@ -5,7 +5,7 @@ What all bins have in common is not drawn but integrated (`draws`): S = L·S′,
 E (L·e^x − 1)₊. The draws of S′ have a density ∝ q·S′^r, which is where B weighs most. For an integer r, S′^r = b^(−r)·Σ over
 (J_1 … J_r) of Π_a V′_{J_a}, and so this is a mixture of normal distributions of y′, with means Σ_a G′[J_a, ·] and covariance G′,
 and with weights ∝ exp(Σ_{a<c} G′[J_a, J_c]), whose mean over all (J_1 … J_r) is E[S′^r]. They are drawn exactly, by rejection
-(`stars`): what is proposed is accepted with a mean probability of E[S′^r]/N, and N is known. So
+(`star_proposal`): what is proposed is accepted with a mean probability of E[S′^r]/N, and N is known. So
 
     δ_remove = a^(1−r)·N·E[probability to be accepted]·E[g(log(S′/a)) | accepted],   g(x) = e^(−rx)·B(x).
 
@@ -24,7 +24,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from fedcgd.accounting.balls_in_bins.draws import Bins, Sample, Seed, log_excess, run_in_blocks
-from fedcgd.accounting.balls_in_bins.stars import Stars
+from fedcgd.accounting.balls_in_bins.star_proposal import StarProposal
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _REACH, _STEP = 6.0, 0.75
@@ -80,17 +80,17 @@ def _log_top(order: int, c: float) -> float:
 
 
 @lru_cache(maxsize=2)
-def _proposal(bins: Bins, sigma: float, epsilon: float) -> tuple[Stars, float]:
+def _proposal(bins: Bins, sigma: float, epsilon: float) -> tuple[StarProposal, float]:
     """The stars of the r that is about the quickest, and how often they are accepted, about.
 
     Raises ValueError if G′ is too large for floating point.
     """
     gram, c = bins.apart / sigma**2, math.sqrt(bins.common) / sigma
     top, b = float(np.diag(gram).max()), len(gram)
-    best: tuple[float, Stars, float] | None = None
+    best: tuple[float, StarProposal, float] | None = None
     order = 2
     while order <= _LARGEST_ORDER and order * top <= _LARGEST_EXPONENT:
-        stars = Stars.of(gram, order)
+        stars = StarProposal.of(gram, order)
         _, shares = stars.draw(np.random.default_rng(0), max(128, min(_TRIED, 16 * _TRIED // order)))
         accepted = float(shares.mean())
         # Draws needed, in proportion, times the time of one.

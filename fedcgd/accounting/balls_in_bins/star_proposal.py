@@ -16,7 +16,7 @@ from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 
 @dataclass(frozen=True, eq=False)
-class Stars:
+class StarProposal:
     """Stars of `order` bins for G = `gram`."""
 
     gram: Matrix
@@ -28,7 +28,7 @@ class Stars:
     """Row after row: the cumulative weights of the leaves, row i from i to i + 1."""
 
     @staticmethod
-    def of(gram: Matrix, order: int) -> "Stars":
+    def of(gram: Matrix, order: int) -> "StarProposal":
         """Raises FloatingPointError if order/2·G overflows."""
         bins = len(gram)
         with np.errstate(over="raise"):
@@ -39,7 +39,7 @@ class Stars:
         np.cumsum(leaves, axis=1, out=leaves)
         leaves /= leaves[:, -1:]
         leaves += np.arange(bins)[:, None]
-        return Stars(gram, order, top + math.log(centres[-1] / bins), centres / centres[-1], leaves.ravel())
+        return StarProposal(gram, order, top + math.log(centres[-1] / bins), centres / centres[-1], leaves.ravel())
 
     def draw(self, generator: np.random.Generator, count: int) -> tuple[NDArray[np.intp], Vector]:
         """`count` stars, shape (order, count), in the order of their centres, and the probability of each to be accepted.
