@@ -2,7 +2,7 @@
 
 A server trains softmax regression on handwritten digits. Each user owns one image. In round t the server takes the clipped
 gradients of a cohort, adds Z_t − λ·Z_{t−1}, and steps. It keeps no noise: Z_{t−1} is made again from the key. Printed is the test
-accuracy of independent noise (λ = 0) and of correlated noise at the same (ε, δ), adding or removing one user.
+accuracy of independent noise (λ = 0) and of correlated noise at the same (ε, δ), adjacency zero out one user.
 
     python examples/lambda_cgd_from_scratch.py
 
@@ -83,9 +83,7 @@ def main():
     inputs = inputs / np.linalg.norm(inputs, axis=1, keepdims=True)
     order = np.random.default_rng(0).permutation(len(labels))
     users, test = order[: COHORT * SEPARATION], order[COHORT * SEPARATION :]
-    print(
-        f"{ROUNDS} rounds, (ε, δ) = ({EPSILON:g}, {DELTA:g}), adding or removing one user, no amplification by sampling"
-    )
+    print(f"{ROUNDS} rounds, (ε, δ) = ({EPSILON:g}, {DELTA:g}), zero out one user, no amplification by sampling")
     for lam in (0.0, 0.8):
         accuracies = []
         for key in range(5):  # a real key is secret, and is used once

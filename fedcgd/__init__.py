@@ -4,7 +4,7 @@
 >>> participation = fedcgd.Participation(rounds=210, min_separation=21)
 >>> plan = fedcgd.Plan.calibrated(fedcgd.LambdaCGD(0.9), participation, clip_norm=1.0, epsilon=8, delta=1e-5)
 >>> print(plan.guarantee())
-ε ≤ 8 at δ = 1e-05 (add or remove one user; sampling: none; exact Gaussian mechanism)
+ε ≤ 8 at δ = 1e-05 (zero out one user; sampling: none; exact Gaussian mechanism)
 
 Names are loaded when they are first used: `import fedcgd` itself costs next to nothing.
 """

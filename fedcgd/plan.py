@@ -58,7 +58,7 @@ class Plan:
         delta: float,
         curvature: Quadratic | None = None,
     ) -> "Plan":
-        """The plan with the smallest σ that keeps the whole run within (ε, δ) if one user is added or removed.
+        """The plan with the smallest σ that keeps the whole run within (ε, δ), adjacency zero out one user.
 
         `mechanism` is a value, or a text as on the command line: "lambda-cgd:0.9", "bisr:16", or "lambda-cgd" alone, which
         chooses λ for this participation and budget (`fedcgd.accounting.selection.select_mechanism`). With a `curvature`, which
@@ -97,7 +97,7 @@ class Plan:
         return accountant(self.mechanism, self.participation)
 
     def guarantee(self, *, released: int | None = None) -> Guarantee:
-        """An upper bound on ε, for the whole run or for its first `released` rounds; adjacency is add or remove one user.
+        """An upper bound on ε, for the whole run or for its first `released` rounds; adjacency is zero out one user.
 
         That of a part of a run holds under its `condition` only; where that may be false, that of the whole run holds. Without
         noise ε is ∞.

@@ -127,7 +127,7 @@ def test_a_guarantee_reads_well():
     found = compute_epsilon(DPSGD(), plan, noise_multiplier=1.2, delta=1e-5)
     assert oracles.gaussian_log_delta(found.epsilon, 1.2) == pytest.approx(math.log(1e-5), abs=1e-8)
     assert 3.54 < found.epsilon < 3.55  # people see it rounded up
-    assert str(found) == "ε ≤ 3.55 at δ = 1e-05 (add or remove one user; sampling: none; exact Gaussian mechanism)"
+    assert str(found) == "ε ≤ 3.55 at δ = 1e-05 (zero out one user; sampling: none; exact Gaussian mechanism)"
 
 
 @pytest.mark.parametrize(

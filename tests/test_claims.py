@@ -39,5 +39,10 @@ def test_a_comparison_says_what_its_epsilon_means(command, file, tmp_path) -> No
     done = CliRunner().invoke(command, ["compare", str(path)], env={"COLUMNS": "400"}, catch_exceptions=False)
     assert done.exit_code == 0
     said = " ".join(done.output.split())
-    for part in ("ε at δ = 1e-05", "adjacency: add or remove one user", "sampling: none (exact Gaussian mechanism)"):
+    for part in ("ε at δ = 1e-05", "adjacency: zero out one user", "sampling: none (exact Gaussian mechanism)"):
         assert part in said
+
+
+def test_records_of_earlier_versions_say_what_was_proven_for_them() -> None:
+    former = {"setup": {"delta": 1e-5, "sampling": "none"}, "adjacency": "add or remove one user", "method": "exact"}
+    assert claims([former]) == "ε at δ = 1e-05; adjacency: zero out one user; sampling: none (exact)."

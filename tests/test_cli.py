@@ -110,7 +110,7 @@ def test_rounds_released_so_far_cost_less(command: tuple[str, ...]) -> None:
 def test_people_see_the_whole_promise() -> None:
     result = run("calibrate", "--mechanism", "lambda-cgd:0.9", *TABLE_4)
     assert result.exit_code == 0
-    for part in ("ε ≤ 8", "δ = 1e-05", "add or remove one user", "sampling: none", "exact Gaussian"):
+    for part in ("ε ≤ 8", "δ = 1e-05", "zero out one user", "sampling: none", "exact Gaussian"):
         assert part in result.output
 
 
@@ -219,7 +219,7 @@ def recorded(tmp_path: Path) -> Path:
 def test_ledger_show_verify_export(recorded: Path) -> None:
     shown = run("ledger", "show", str(recorded))
     assert "1 of 4 rounds" in shown.output
-    assert "add or remove one user" in " ".join(shown.output.replace("│", " ").split())
+    assert "zero out one user" in " ".join(shown.output.replace("│", " ").split())
     verified = json.loads(run("ledger", "verify", str(recorded), "--json").stdout)
     assert (verified["released"], verified["problems"]) == (1, [])
     exported = run("ledger", "export", str(recorded)).stdout

@@ -32,7 +32,7 @@ def test_the_noise_of_this_installation_passes() -> None:
         "adjacency", "sampling", "claim", "mechanism", "participation",
         "rounds", "participations", "min_separation", "sampling_rate", "noise_multiplier",
     }  # fmt: skip
-    assert (found["adjacency"], found["sampling"]) == ("add or remove one user", "none")
+    assert (found["adjacency"], found["sampling"]) == ("zero out one user", "none")
     assert "exact Gaussian mechanism" in found["claim"]
 
 

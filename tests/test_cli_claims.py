@@ -49,7 +49,7 @@ def test_json_says_what_the_claim_rests_on() -> None:
     chosen = figures("select-lambda", "--objective", "rmse", *run_, *BUDGET)
     assert (chosen["rounds"], chosen["participations"], chosen["epsilon"], chosen["delta"]) == (40, 3, 4.0, 1e-5)
     bands = figures("select-bands", "--mechanism", "bsr", *run_, *BUDGET)
-    assert (bands["rounds"], bands["min_separation"], bands["adjacency"]) == (40, 10, "add or remove one user")
+    assert (bands["rounds"], bands["min_separation"], bands["adjacency"]) == (40, 10, "zero out one user")
     audit = figures("audit", "--mechanism", "lambda-cgd:0.5", *run_, *BUDGET, "--trials", "2000")
     assert (audit["rounds"], audit["participations"], audit["mechanism"]) == (40, 3, "lambda-cgd:0.5")
 

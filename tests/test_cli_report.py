@@ -95,7 +95,7 @@ def test_the_page_says_what_the_records_prove(path, tmp_path):
         shown = [float(text) for text in re.findall(r"≤ (\d+\.?\d*)", page.text)]
         assert any(value <= text < value * 1.01 for text in shown)
     for what in (
-        "add or remove one user",
+        "zero out one user",
         "exact Gaussian mechanism",
         "5 of 8",
         "1 abandoned, 5 released",
@@ -140,7 +140,10 @@ def test_a_statement_has_the_promise_and_no_counts_of_users(path, tmp_path):
         assert "too few users" not in text  # which rounds were put off depends on who was there
         assert "abandoned" not in text
     assert "differentially private" in markdown
-    assert "is right about whether one user took part in at most 99.49 % of cases" in markdown
+    assert (
+        "is right about whether one user's updates were used, or were replaced by zeros, in at most 99.49 % of cases"
+        in markdown
+    )
     assert statement["so_far"]["condition"] in markdown
 
 

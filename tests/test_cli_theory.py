@@ -65,7 +65,7 @@ def test_theory_shows_each_mechanism_as_it_is_and_fitted(path: Path) -> None:
     assert (found["dimension"], found["learning_rate"], found["measured_on"]) == (6, 0.8, {"model": "a toy"})
     low, high = found["stationary_bounds"]["independent"]
     assert low < rows["dp-sgd"]["stationary"] < high
-    assert found["adjacency"] == "add or remove one user"
+    assert found["adjacency"] == "zero out one user"
     assert found["curves"] == []
 
 

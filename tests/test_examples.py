@@ -37,4 +37,4 @@ def test_it_runs_and_learns_something(name: str) -> None:
         independent, correlated = accuracies
         assert correlated > independent + 0.03
     else:
-        assert "ε ≤ 4 at δ = 1e-05 (add or remove one user; sampling: none" in done.stdout
+        assert "ε ≤ 4 at δ = 1e-05 (zero out one user; sampling: none" in done.stdout

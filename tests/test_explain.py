@@ -116,3 +116,17 @@ def test_what_epsilon_leaves_out_is_said() -> None:
 def test_settings_that_contradict_are_refused(options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         by_title(DPSGD(), EPOCHS, **options)
+
+
+def test_adjacency_is_what_is_proven_and_says_what_follows_for_a_user_who_is_not_there() -> None:
+    """Without a sampling somebody else is asked in a missing user's place, so nothing is said of adding or removing one."""
+    none = explain(LambdaCGD(0.5), Participation(rounds=20, min_separation=5), clip_norm=1.0, delta=1e-5, epsilon=2.0)[
+        0
+    ]
+    poisson = explain(
+        DPSGD(), Participation(rounds=20, sampling="poisson", sampling_rate=0.1), clip_norm=1.0, delta=1e-5, epsilon=2.0
+    )[0]
+    assert none.statement.startswith("Zero out one user: two runs are compared that differ in one user's updates alone")
+    assert "A user who is not there at all is another matter" in none.statement
+    assert "Adding or removing the user altogether has the same ε" in poisson.statement
+    assert "same ε" not in none.statement

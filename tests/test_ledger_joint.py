@@ -105,7 +105,7 @@ def test_the_command_says_the_worst_and_no_ids(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert "worst: ε ≤ 12.3 at δ = 1e-05 for 1 users" in result.stdout
     for word in (
-        "add or remove one user",
+        "zero out one user",
         "samplings: none, none",
         "exact composition of Gaussian mechanisms",
         "A.db, ",

@@ -358,7 +358,7 @@ def test_epsilon_of_both_together_is_told(tmp_path: Path, caplog: pytest.LogCapt
     for words in (
         "training and evaluations together: ε ≤",
         "δ = 1e-05",
-        "add or remove one user",
+        "zero out one user",
         "samplings: none, none",
     ):
         assert words in caplog.text

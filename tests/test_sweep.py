@@ -48,7 +48,7 @@ def test_a_calibration_is_the_accountings():
     assert record["noise_multiplier"] == expected.noise_multiplier
     # ‖A·C⁻¹‖²_F = n + (1 − λ)²·n(n − 1)/2 = 18 + 0.04·153
     assert record["rmse"] == pytest.approx((24.12 / 18) ** 0.5 * expected.noise_multiplier, rel=1e-6)
-    assert record["adjacency"] == "add or remove one user"
+    assert record["adjacency"] == "zero out one user"
 
 
 def plan_of(setup, noise_multiplier=3.0):

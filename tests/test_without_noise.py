@@ -63,7 +63,7 @@ def test_the_plan_promises_nothing_in_every_form() -> None:
         assert plan.noiseless
         for guarantee in (plan.guarantee(), plan.guarantee(released=2), plan.quick_guarantee(released=3)):
             assert guarantee.epsilon == math.inf
-            for part in ("NO NOISE", "nothing here is private", "ε = ∞ at δ = 1e-05", "add or remove one user", "none"):
+            for part in ("NO NOISE", "nothing here is private", "ε = ∞ at δ = 1e-05", "zero out one user", "none"):
                 assert part in str(guarantee)
     assert not NOISY.noiseless
     assert NOISY.guarantee().epsilon < math.inf

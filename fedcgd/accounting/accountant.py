@@ -36,7 +36,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Accountant(ABC):
-    """Upper bounds on the privacy loss of a run, adjacency add or remove one user. All answers are on the safe side.
+    """Upper bounds on the privacy loss of a run, adjacency zero out one user. All answers are on the safe side.
 
     A subclass finds one number (`_sigma_for`, `_epsilon_at`, `_delta_at`) for inputs that are checked and at least one released
     round; it raises ValueError for mechanisms that its sampling is not accounted for.

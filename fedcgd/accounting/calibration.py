@@ -50,7 +50,7 @@ def calibrate(
 ) -> Guarantee:
     """The smallest noise multiplier σ that is proven to keep the whole run within (ε, δ).
 
-    Adjacency: add or remove one user. `progress` is told the steps of a search under Balls-in-Bins. Raises ValueError for
+    Adjacency: zero out one user. `progress` is told the steps of a search under Balls-in-Bins. Raises ValueError for
     impossible targets, and for mechanisms that the sampling is not accounted for.
     """
     return accountant(mechanism, participation, method).noise_multiplier(

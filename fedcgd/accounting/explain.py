@@ -44,9 +44,9 @@ def explain(
     return (
         Step(
             "adjacency",
-            "Two data sets are neighbours if one is the other with "
-            f"{guarantee.adjacency.removeprefix('add or remove ')} added or removed: all of that user's updates "
-            "become zero. Replacing one user by another counts as two such steps.",
+            f"{guarantee.adjacency[0].upper()}{guarantee.adjacency[1:]}: two runs are compared that differ in one user's "
+            "updates alone, all of which are zero in one of them; both directions are covered. "
+            f"{_ADD_OR_REMOVE[participation.sampling]} Replacing one user's data by other data counts as two such steps.",
         ),
         Step(
             "unit of privacy",
@@ -113,6 +113,22 @@ def _participation(participation: Participation) -> Step:
         k,
     )
 
+
+_INDEPENDENT_TURNS = (
+    "Adding or removing the user altogether has the same ε: nobody else is asked more or less often for it, because each "
+    "user's rounds are drawn without regard to the others, and nothing is divided by how many there are."
+)
+
+# What zeroing a user's updates says about a user who is not there at all.
+_ADD_OR_REMOVE = {
+    "none": (
+        "A user who is not there at all is another matter where cohorts are filled up: somebody else is asked instead, and "
+        "who is asked is not protected here. What a user's data are, and whether they were used, is."
+    ),
+    "balls-in-bins": _INDEPENDENT_TURNS,
+    "poisson": _INDEPENDENT_TURNS,
+    "cyclic-poisson": _INDEPENDENT_TURNS,
+}
 
 _SAMPLING = {
     "none": (

@@ -5,7 +5,8 @@ from decimal import ROUND_CEILING, Context
 from numbers import Real
 from typing import Any
 
-ADJACENCY = "add or remove one user"
+ADJACENCY = "zero out one user"
+"""Two data sets are neighbours if one is the other with all updates of one user replaced by zeros; both directions count."""
 NO_NOISE = "NO NOISE (σ = 0, for debugging): nothing here is private"
 CONDITION = "true only if the decision to stop there did not depend on a released model"
 

@@ -90,7 +90,7 @@ def column_norm(mechanism: Mechanism, participation: Participation) -> float:
 def poisson_delta(
     epsilon: float, noise_multiplier: float, participation: Participation, *, released: int | None = None
 ) -> float:
-    """An upper bound on δ at `epsilon`, for column norm 1; the larger of adding and removing a user."""
+    """An upper bound on δ at `epsilon`, for column norm 1; the larger of the two directions."""
     certain = noise_multiplier / math.sqrt(_eligible(participation, released))  # σ, if every round were taken part in
     highest = gaussian.delta(epsilon=epsilon, sigma=certain)
     span = _range(noise_multiplier, participation, released)
@@ -104,7 +104,7 @@ def poisson_delta(
 def poisson_epsilon(
     delta: float, noise_multiplier: float, participation: Participation, *, released: int | None = None
 ) -> float:
-    """An upper bound on ε at `delta`, for column norm 1; the larger of adding and removing a user."""
+    """An upper bound on ε at `delta`, for column norm 1; the larger of the two directions."""
     certain = noise_multiplier / math.sqrt(_eligible(participation, released))
     found = gaussian.epsilon(sigma=certain, delta=delta)
     if found > _LARGEST_EPSILON or noise_multiplier > _LARGEST_MULTIPLIER:

@@ -35,7 +35,7 @@ class TradeOff:
 
 
 def trade_off(mechanism: Mechanism, participation: Participation, *, noise_multiplier: float) -> TradeOff:
-    """The trade-off curve of a whole run at 201 values of α, adjacency add or remove one user.
+    """The trade-off curve of a whole run at 201 values of α, adjacency zero out one user.
 
     Without sampling it is that of the Gaussian mechanism; with one, the best curve that follows from δ at 16 values of
     ε, up to the ε of δ = 10⁻⁶. Raises ValueError for what is not accounted for.

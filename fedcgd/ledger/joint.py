@@ -46,7 +46,7 @@ class JointRecord:
 
 
 def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None = None) -> JointRecord:
-    """The joint ε of the runs at `paths` for every user in them, or for one `user`; adjacency is add or remove one user.
+    """The joint ε of the runs at `paths` for every user in them, or for one `user`; adjacency is zero out one user.
 
     Users are the same if their ids are. Whoever was asked in a run is given that run's whole bound, however often it took part:
     how often depends on who was available, which may depend on data. Private evaluations are runs of their own, and count with

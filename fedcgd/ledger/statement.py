@@ -99,8 +99,9 @@ def sentence(whole: Guarantee, both: JointGuarantee | None = None, *, simulated:
         return "The records of this run contradict each other or the plan: NO guarantee can be given for it."
     return (
         f"All models that this run releases, together, are ({rounded_up(whole.epsilon)}, {rounded_up(whole.delta, 6)})-"
-        f"differentially private under {whole.adjacency.removeprefix('add or remove ')} being added or removed: whoever sees "
-        "all of them, and knows everything about all other users, is right about whether one user took part in at most "
+        f"differentially private for every user (adjacency: {whole.adjacency}): anyone who sees all of them, and knows "
+        "everything about all other users, is right about whether one user's updates were used, or were replaced by zeros, in "
+        "at most "
         f"{_right_at_most(whole)} % of cases, where a coin is right in 50 %."
     ) + (
         ""

@@ -229,7 +229,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         )
 
     def get_epsilon(self, delta: float) -> float:
-        """An upper bound on ε of the rounds so far, at `delta`; adjacency is add or remove one example."""
+        """An upper bound on ε of the rounds so far, at `delta`; adjacency is zero out one example."""
         return self.accountant.get_epsilon(delta)
 
     def save_checkpoint(

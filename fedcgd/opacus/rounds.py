@@ -192,7 +192,7 @@ class Rounds(IAccountant):  # type: ignore[misc]
         self._flight = None
 
     def get_epsilon(self, delta: float, *, alphas: Any = None, eps_error: Any = None, delta_error: Any = None) -> float:
-        """An upper bound on ε of the rounds so far; adjacency is add or remove one example.
+        """An upper bound on ε of the rounds so far; adjacency is zero out one example.
 
         Their number must not depend on what they released. Under Balls-in-Bins this takes seconds, each time. Opacus' `alphas`
         (orders to search) and errors (how coarse an answer may be) change nothing: there is no order, and the bound holds.

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 
+from fedcgd.accounting import ADJACENCY
 from fedcgd_experiments.experiment import Record, identity
 from fedcgd_experiments.sweep import to_point
+
+_FORMER = {"add or remove one user": ADJACENCY}  # what records of earlier versions say of the same proof
 
 
 def claims(records: Iterable[Record]) -> str:
@@ -14,7 +17,8 @@ def claims(records: Iterable[Record]) -> str:
     methods: dict[str, dict[str, None]] = {}
     for record in records:
         said = {**record.get("setup", {}), **record}
-        promise = f"ε at δ = {said['delta']:g}; adjacency: {said['adjacency']}"
+        adjacency = _FORMER.get(said["adjacency"], said["adjacency"])
+        promise = f"ε at δ = {said['delta']:g}; adjacency: {adjacency}"
         methods.setdefault(promise, {})[f"sampling: {said['sampling']} ({said['method']})"] = None
     return " ".join(f"{promise}; {'; '.join(found)}." for promise, found in methods.items())
 

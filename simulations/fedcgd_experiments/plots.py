@@ -260,6 +260,6 @@ def _epsilon_axis(axes: Axes, title: str, epsilons: Sequence[float]) -> None:
     axes.set_xscale("log")
     axes.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
     axes.minorticks_off()
-    axes.set(xlabel="ε (add or remove one example)", title=title)
+    axes.set(xlabel="ε (zero out one example)", title=title)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, ncols=1 + (len(axes.get_legend_handles_labels()[1]) > 7))

@@ -53,7 +53,7 @@ class CorrelatedNoise(Strategy):
 
     >>> CorrelatedNoise(FedAvg(min_train_nodes=60), plan, key=NoiseKey.generate(), ledger=Path("run.db"))
 
-    All rounds of `plan` together are (ε, δ)-DP under adding or removing one user, against whoever sees every released model.
+    All rounds of `plan` together are (ε, δ)-DP (adjacency: zero out one user), against anyone who sees every released model.
 
     - `cohort_size`: the users asked in a round, and the divisor of the mean however many answer. By default what the inner
       strategy says: `min_train_nodes`, or with `expected_users` also `fraction_train`. With a sampling (Balls-in-Bins, Poisson)
