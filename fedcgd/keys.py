@@ -101,6 +101,11 @@ class NoiseKey:
         """32 bytes for the secret choices (bins, cohorts, Poisson draws) of a run that has no ledger."""
         return self.choices_of("")
 
+    @property
+    def sealing(self) -> bytes:
+        """32 bytes that a keeper's private key is made of (`fedcgd.keepers.cards`)."""
+        return self._derive("sealing", "")
+
     def noise_of(self, stream_id: str) -> bytes:
         """32 bytes for the noise of one run: no two runs with different `stream_id` share any, even under one key."""
         return self._derive("noise", stream_id)

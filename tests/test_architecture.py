@@ -30,7 +30,7 @@ LAYERS: list[set[str]] = [
     {"fedcgd.accounting"},
     {"fedcgd.plan"},
     {"fedcgd.ledger", "fedcgd.noise.source"},
-    {"fedcgd.audit"},
+    {"fedcgd.audit", "fedcgd.keepers"},
     {"fedcgd.opacus", "fedcgd_flower"},
     {"fedcgd.cli", "fedcgd_simulations"},
     {"fedcgd_experiments"},

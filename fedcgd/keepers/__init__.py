@@ -1,0 +1,27 @@
+"""Keepers: parties that each add a share of the noise, so that no single machine sees a sum or can remove the noise.
+
+Nodes add one mask for each keeper to their clipped integers and seal the mask's seed to that keeper (`masks`). The server adds
+what arrives; each keeper answers once a round with minus its masks plus its share of the noise (`keeper`), after it has recorded
+the round durably (`record`). Who the keepers are is in a file that all parties hold (`cards`), and what a run is, in an agreement
+that every sealed seed is bound to (`agreement`). Nothing here knows how messages travel: bytes in, bytes out.
+"""
+
+from fedcgd.keepers.agreement import Agreement, agree
+from fedcgd.keepers.cards import Card, KeeperKey, Keepers
+from fedcgd.keepers.keeper import Keeper, Opening, RefusedError
+from fedcgd.keepers.masks import Masked, add, lifted, mask
+
+__all__ = [
+    "Agreement",
+    "Card",
+    "Keeper",
+    "KeeperKey",
+    "Keepers",
+    "Masked",
+    "Opening",
+    "RefusedError",
+    "add",
+    "agree",
+    "lifted",
+    "mask",
+]

@@ -1,0 +1,188 @@
+"""What nodes, keepers and server must agree on before anything opens: who disagrees on any of it opens nothing."""
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fedcgd.accounting.shares import KeeperGuarantee, check_rounding, guarantees_by_collusion
+from fedcgd.keepers.cards import SUITE_NAME, Keepers
+from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
+from fedcgd.noise import STREAM
+from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.source import grid_of
+from fedcgd.plan import Plan
+
+PROTOCOL = "fedcgd keepers 1"
+
+_SPREAD = (
+    12.0  # standard deviations of the released row that must fit the residues: beyond are 10⁻³² of a normal's draws
+)
+_MOST_ROUND = 2**32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """One run, as all parties must see it: its context is bound to every sealed seed.
+
+    Args:
+        plan: of what is summed. Its `clip_norm` is the bound on one user's vector on the wire.
+        size: coordinates of the sum.
+        step: of the lattice, in units of the update.
+        bits: 32 or 64, the length of the residues that updates, masks and shares are sent as.
+        keepers: who adds noise.
+        run: the run's id. Two runs with one id would have the same noise.
+
+    Raises:
+        ValueError: for a plan that keepers cannot make noise for, or whose shares would be too coarse for the lattice.
+    """
+
+    plan: Plan
+    size: int
+    step: float
+    bits: int
+    keepers: Keepers
+    run: str
+
+    def __post_init__(self) -> None:
+        if self.bits not in (32, 64):
+            raise ValueError(f"bits must be 32 or 64, got {self.bits!r}")
+        if not isinstance(self.size, int) or self.size < 1:
+            raise ValueError(f"size must be at least 1, got {self.size!r}")
+        check_plan(self.plan)
+        Grid(self.step)
+        shares = self.keepers.shares
+        check_rounding(
+            shares,
+            size=self.size,
+            rounds=self.plan.participation.rounds,
+            share_steps=self.share_stddev / self.step,
+            epsilon=_epsilon(self.plan),
+            delta=self.plan.delta,
+        )
+
+    @property
+    def share_stddev(self) -> float:
+        """The standard deviation of Z in one keeper's share, in units of the update."""
+        return self.keepers.shares.share(self.plan.stddev)
+
+    @property
+    def context(self) -> bytes:
+        """SHA-256 of the protocol, the run and everything that decides how private it is."""
+        return hashlib.sha256(json.dumps(self.to_description(), sort_keys=True).encode()).digest()
+
+    def info(self, round: int, attempt: int, present: tuple[str, ...]) -> bytes:
+        """What a seed is bound to when it is sealed: the context, the round, the attempt and the keepers of this round.
+
+        Raises:
+            ValueError: for a round after the plan's last, and for keepers that may not do a round.
+        """
+        if not 0 <= round < self.plan.participation.rounds:
+            raise ValueError(f"round must be in 0 … {self.plan.participation.rounds - 1}, got {round}")
+        if not 0 <= attempt < _MOST_ROUND:
+            raise ValueError(f"attempt must be at least 0 and below 2³², got {attempt}")
+        self.keepers.check_present(present)
+        return self.context + json.dumps([round, attempt, *present]).encode()
+
+    def guarantees(self, *, released: int | None = None, present: tuple[int, ...] = ()) -> list[KeeperGuarantee]:
+        """What holds against the server with 0, 1, … K keepers. Args as in `fedcgd.accounting.shares`."""
+        return guarantees_by_collusion(
+            self.plan.accountant,
+            self.keepers.shares,
+            noise_multiplier=self.plan.noise_multiplier,
+            delta=self.plan.delta,
+            released=released,
+            present=present,
+        )
+
+    def to_description(self) -> dict[str, Any]:
+        """All of it as JSON-able values; of the keepers the digest, because everybody has their file."""
+        return {
+            "protocol": PROTOCOL,
+            "seal": SUITE_NAME,
+            "noise": STREAM,
+            "plan": self.plan.to_description(),
+            "size": self.size,
+            "step": self.step,
+            "bits": self.bits,
+            "keepers": self.keepers.digest,
+            "run": self.run,
+        }
+
+    @staticmethod
+    def from_description(description: dict[str, Any], keepers: Keepers) -> "Agreement":
+        """The agreement that `to_description` described, among these `keepers`.
+
+        Raises:
+            ValueError: for another protocol or other keepers, and for what describes no agreement.
+        """
+        try:
+            agreement = Agreement(
+                plan=Plan.from_description(description["plan"]),
+                size=description["size"],
+                step=description["step"],
+                bits=description["bits"],
+                keepers=keepers,
+                run=description["run"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this describes no agreement between keepers: {error!r}") from error
+        if description.get("keepers") != keepers.digest:
+            raise ValueError(
+                f"the server's keepers have digest {str(description.get('keepers'))[:16]}, and those here {keepers.digest[:16]}: "
+                "all parties need the same keepers.toml"
+            )
+        if agreement.to_description() != description:
+            raise ValueError(
+                f"this party speaks {PROTOCOL} ({SUITE_NAME}, noise {STREAM}), and the other another version; the "
+                "same version of fedcgd has to be installed everywhere"
+            )
+        return agreement
+
+
+def agree(plan: Plan, *, size: int, keepers: Keepers, run: str, users: int) -> Agreement:
+    """The agreement for sums of `size` coordinates over at most `users` users, on the lattice that a trusted server would take.
+
+    Residues have 32 bits if the largest sum and its noise fit, else 64; what does not fit spoils a release, never its privacy.
+
+    Raises:
+        ValueError: as `Agreement`, and if no lattice holds the noise.
+    """
+    check_plan(plan)
+    rounds = plan.participation.rounds
+    louder = (len(keepers.cards) / keepers.shares.full) ** 0.5
+    step = grid_of(replace(plan, noise_multiplier=plan.noise_multiplier * louder), size).step
+    # Rows are longest at the second round, or with one round at the first: columns get shorter, and so do their norms.
+    row = float(np.linalg.norm(plan.mechanism.inverse_row(min(1, rounds - 1), rounds)))
+    reach = users * plan.clip_norm + _SPREAD * plan.stddev * louder * row
+    return Agreement(plan=plan, size=size, step=step, bits=32 if reach < 2**31 * step else 64, keepers=keepers, run=run)
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise ValueError, with the remedy, unless keepers can make the noise of `plan`."""
+    if plan.noiseless:
+        raise ValueError("keepers add noise, and this plan has none (σ = 0): leave keepers= out while you debug")
+    if plan.participation.sampling != "none":
+        raise ValueError(
+            f"keepers are for sampling 'none', got {plan.participation.sampling!r}: the server draws the rounds of users, and so "
+            "nothing is hidden from it that amplification could count on"
+        )
+    if not is_kept(plan.mechanism):
+        raise ValueError(
+            f"keepers make the noise of dp-sgd and lambda-cgd, normalized or not; got {plan.mechanism}: nothing else is proven "
+            "for shares that come and go"
+        )
+
+
+@lru_cache(maxsize=8)  # every message of a run asks for the same
+def _epsilon(plan: Plan) -> float:
+    return plan.guarantee().epsilon
+
+
+def is_kept(mechanism: Mechanism) -> bool:
+    """Whether keepers can make the noise of `mechanism`: that of a round cancels a part of one earlier round's at most."""
+    inner = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
+    return isinstance(inner, DPSGD | LambdaCGD)

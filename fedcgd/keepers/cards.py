@@ -1,0 +1,258 @@
+"""Who the keepers are: their keys, the cards that others know them by, and the file that all parties hold."""
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cryptography.hazmat.primitives import hashes, hpke
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+from fedcgd.accounting.shares import NoiseShares
+from fedcgd.keys import NoiseKey
+
+SUITE = hpke.Suite(hpke.KEM.MLKEM768_X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
+SUITE_NAME = "HPKE MLKEM768-X25519 HKDF-SHA256 ChaCha20Poly1305"
+"""How seeds are sealed: RFC 9180 with a hybrid key encapsulation, so that no quantum computer opens what is recorded now."""
+
+SEALED_BYTES = 1168
+"""The length of a sealed seed."""
+
+_MLKEM_SEED, _MLKEM_PUBLIC, _X25519 = 64, 1184, 32
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MOST_KEEPERS = 64
+
+
+@dataclass(frozen=True)
+class Card:
+    """What others know of a keeper: its name, and the public key that seeds are sealed to.
+
+    Raises:
+        ValueError: for a name that is not 1 to 64 letters, digits, dots, dashes and underscores, and for what is no public key.
+    """
+
+    name: str
+    public_key: bytes
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"a keeper's name has 1 to 64 letters, digits, dots, dashes and underscores, and begins with a letter or digit; "
+                f"got {self.name!r}"
+            )
+        self._parsed()
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits to compare over the telephone."""
+        return hashlib.sha256(b"fedcgd keeper\0" + self.public_key).hexdigest()[:16]
+
+    def seal(self, seed: bytes, info: bytes) -> bytes:
+        """`seed` for this keeper's eyes only, `SEALED_BYTES` long; only who gives the same `info` can open it."""
+        return SUITE.encrypt(seed, self._parsed(), info)
+
+    def to_toml(self) -> str:
+        """The lines that stand for this keeper in keepers.toml."""
+        encoded = base64.b64encode(self.public_key).decode()
+        return f'[[keeper]]\nname = "{self.name}"\npublic_key = "{encoded}"\n'
+
+    @staticmethod
+    def from_toml(table: Mapping[str, Any]) -> "Card":
+        """The card that `to_toml` wrote. Raises ValueError for anything else."""
+        unknown = table.keys() - {"name", "public_key"}
+        if unknown or len(table) < 2 or not all(isinstance(value, str) for value in table.values()):
+            raise ValueError("each [[keeper]] has a name and a public_key, both texts, and nothing else")
+        try:
+            return Card(table["name"], base64.b64decode(table["public_key"], validate=True))
+        except binascii.Error as error:
+            raise ValueError(
+                f"the public_key of keeper {table['name']!r} is not Base64: copy the whole line"
+            ) from error
+
+    def _parsed(self) -> hpke.MLKEM768X25519PublicKey:
+        try:
+            if len(self.public_key) != _MLKEM_PUBLIC + _X25519:
+                raise ValueError
+            return hpke.MLKEM768X25519PublicKey(
+                MLKEM768PublicKey.from_public_bytes(self.public_key[:_MLKEM_PUBLIC]),
+                X25519PublicKey.from_public_bytes(self.public_key[_MLKEM_PUBLIC:]),
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"keeper {self.name!r} has no valid public key: {_MLKEM_PUBLIC + _X25519} bytes that fedcgd keeper new printed"
+            ) from error
+
+
+class KeeperKey:
+    """What a keeper alone holds: it opens the seeds that are sealed to its card, and makes its share of the noise.
+
+    Both come from one `NoiseKey`, by parts that are independent of each other. Use one key for one run. It never shows in `repr`
+    and refuses to be pickled.
+    """
+
+    __slots__ = ("_private", "_public", "noise")
+
+    def __init__(self, key: NoiseKey) -> None:
+        self.noise = key
+        """Where the keeper's share of the noise comes from."""
+        seed = HKDFExpand(hashes.SHA256(), _MLKEM_SEED + _X25519, b"fedcgd keeper: private key").derive(key.sealing)
+        mlkem = MLKEM768PrivateKey.from_seed_bytes(seed[:_MLKEM_SEED])
+        x25519 = X25519PrivateKey.from_private_bytes(seed[_MLKEM_SEED:])
+        self._private = hpke.MLKEM768X25519PrivateKey(mlkem, x25519)
+        self._public = mlkem.public_key().public_bytes_raw() + x25519.public_key().public_bytes_raw()
+
+    @staticmethod
+    def from_file(path: Path | str, *, create: bool = False) -> "KeeperKey":
+        """The key in `path`; with `create`, made there, readable by its owner only. Raises as `NoiseKey.from_file`."""
+        return KeeperKey(NoiseKey.from_file(path, create=create))
+
+    @staticmethod
+    def simulation(simulation_seed: int, number: int) -> "KeeperKey":
+        """The key of a simulated keeper: anybody can guess it. Number 0 makes the noise of `NoiseKey.simulation`."""
+        if not number:
+            return KeeperKey(NoiseKey.simulation(simulation_seed))
+        digest = hashlib.sha256(f"fedcgd simulated keeper {number} of {simulation_seed}".encode()).digest()
+        return KeeperKey(NoiseKey.simulation(int.from_bytes(digest)))
+
+    def card(self, name: str) -> Card:
+        """The card of this key under a `name`."""
+        return Card(name, self._public)
+
+    def open(self, sealed: bytes, info: bytes) -> bytes:
+        """The seed in `sealed`. Raises `cryptography.exceptions.InvalidTag` if it was sealed to another, or with other `info`."""
+        return SUITE.decrypt(sealed, self._private, info)
+
+    def __repr__(self) -> str:
+        return f"KeeperKey({'simulation' if self.noise.simulated else '<hidden>'})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a keeper's key is not pickled: it would end up in messages or caches; load it where it is used"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keepers:
+    """The keepers of a run: their cards, how many may work with the server, and how many may miss a round.
+
+    ε of the plan holds against the server together with `colluding` keepers and any nodes but the user's own. The noise grows by
+    √(K / (K − colluding − away)) against a trusted server's.
+
+    Args:
+        cards: of all K keepers.
+        colluding: t. At least 1 unless the keepers are trusted with the sums themselves: a keeper knows its own share.
+        away: d, the keepers that a round can do without.
+        simulation_seed: of a simulation, in which anybody can guess the keepers' keys.
+
+    Raises:
+        ValueError: for two cards with one name or key, and for K − t − d < 1.
+    """
+
+    cards: tuple[Card, ...]
+    colluding: int
+    away: int = 0
+    simulation_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.cards) <= _MOST_KEEPERS:
+            raise ValueError(f"there must be 1 to {_MOST_KEEPERS} keepers, got {len(self.cards)}")
+        for what in ("name", "public_key"):
+            if len({getattr(card, what) for card in self.cards}) < len(self.cards):
+                raise ValueError(f"two keepers have the same {what}: each is a party of its own")
+        object.__setattr__(self, "cards", tuple(sorted(self.cards, key=lambda card: card.name)))
+        assert self.shares  # it checks the numbers
+
+    @staticmethod
+    def from_file(path: Path | str) -> "Keepers":
+        """The keepers in the TOML file `path`: `colluding`, `away` (0 if it is left out), and one [[keeper]] for each card.
+
+        Raises:
+            ValueError: if the file does not hold keepers.
+            FileNotFoundError: if it is missing.
+        """
+        try:
+            return Keepers.from_toml(Path(path).read_text(encoding="utf-8"))
+        except (ValueError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} does not say who the keepers are: {error}") from error
+
+    @staticmethod
+    def from_toml(text: str) -> "Keepers":
+        """The keepers that `to_toml` wrote. Raises ValueError for anything else."""
+        content = tomllib.loads(text)
+        unknown = content.keys() - {"keeper", "colluding", "away"}
+        if unknown:
+            raise ValueError(f"unknown entries {sorted(unknown)}; there are colluding, away and [[keeper]]")
+        if "colluding" not in content:
+            raise ValueError(
+                "colluding is missing: how many keepers may work with the server (above the first [[keeper]])"
+            )
+        tables = content.get("keeper", [])
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            raise ValueError("keepers are given as [[keeper]], in double brackets")
+        cards = tuple(Card.from_toml(table) for table in tables)
+        return Keepers(cards=cards, colluding=content["colluding"], away=content.get("away", 0))
+
+    @staticmethod
+    def simulation(simulation_seed: int, keepers: int, *, colluding: int, away: int = 0) -> "Keepers":
+        """So many simulated keepers: repeatable, guessable, and therefore without any privacy."""
+        cards = tuple(KeeperKey.simulation(simulation_seed, i).card(f"simulated-{i:02d}") for i in range(keepers))
+        return Keepers(cards=cards, colluding=colluding, away=away, simulation_seed=simulation_seed)
+
+    def to_toml(self) -> str:
+        """The content of keepers.toml."""
+        head = f"colluding = {self.colluding}\naway = {self.away}\n"
+        return "\n".join([head, *(card.to_toml() for card in self.cards)])
+
+    @property
+    def simulated(self) -> bool:
+        """Whether anybody can guess the keepers' keys."""
+        return self.simulation_seed is not None
+
+    @property
+    def shares(self) -> NoiseShares:
+        """How the noise is divided."""
+        return NoiseShares(keepers=len(self.cards), colluding=self.colluding, away=self.away)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The keepers' names, sorted."""
+        return tuple(card.name for card in self.cards)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that the file says, in hexadecimal digits: the same for everybody who holds the same keepers."""
+        said = [self.colluding, self.away, [[card.name, card.public_key.hex()] for card in self.cards]]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+    def card(self, name: str) -> Card:
+        """The card of a keeper. Raises KeyError if there is none of that name."""
+        for card in self.cards:
+            if card.name == name:
+                return card
+        raise KeyError(name)
+
+    def card_of(self, key: KeeperKey) -> Card:
+        """The card that belongs to `key`. Raises ValueError if it is none of these keepers'."""
+        for card in self.cards:
+            if key.card(card.name) == card:
+                return card
+        raise ValueError("this key belongs to none of the keepers in the file: give it the card that goes with the key")
+
+    def check_present(self, present: tuple[str, ...]) -> None:
+        """Raise ValueError unless a round may be done with the keepers `present`: sorted names, at least K − d of them."""
+        unknown = set(present) - set(self.names)
+        if unknown or list(present) != sorted(set(present)):
+            raise ValueError(f"the keepers of a round are sorted names out of {list(self.names)}, got {list(present)}")
+        if len(present) < len(self.cards) - self.away:
+            raise ValueError(
+                f"a round needs {len(self.cards) - self.away} of {len(self.cards)} keepers (away = {self.away}), got "
+                f"{len(present)}"
+            )

@@ -1,0 +1,227 @@
+"""The opening of a round: a keeper takes its masks off the sum and adds its share of the noise, once."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+
+from fedcgd.keepers.agreement import Agreement
+from fedcgd.keepers.cards import Card, KeeperKey, Keepers
+from fedcgd.keepers.masks import SEED_BYTES, TICKET_BYTES, Residues, residues_of, subtract_masks
+from fedcgd.keepers.record import MEMORY, Opened, Record, RefusedError, record_file
+from fedcgd.mechanisms import Mechanism
+from fedcgd.noise import NoiseStream, Term
+from fedcgd.noise.quantisation import Grid, add_noise
+
+__all__ = ["Keeper", "Opening", "RefusedError", "UnreadableError", "share_terms"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What the server asks of one keeper for one round.
+
+    Args:
+        round: the round, from 0.
+        attempt: the try of the round.
+        present: the keepers of the round, sorted.
+        tickets: of the nodes on the list, one for each.
+        sealed: the seeds that these nodes sealed to this keeper, in the same order.
+        after: the last released round that this keeper was in, or None: a part of its share there is cancelled. It decides how
+            accurate the model is, and never how private.
+    """
+
+    round: int
+    attempt: int
+    present: tuple[str, ...]
+    tickets: tuple[bytes, ...]
+    sealed: tuple[bytes, ...]
+    after: int | None
+
+
+class UnreadableError(RefusedError):
+    """Some sealed seeds cannot be opened: their nodes disagree with this keeper about the run, or cheat."""
+
+    def __init__(self, positions: Sequence[int], total: int) -> None:
+        self.positions = tuple(positions)
+        """Which of the request's seeds these are."""
+        super().__init__(
+            f"{len(positions)} of {total} seeds cannot be opened: their nodes see another plan, lattice, clip norm, keepers, "
+            "round or attempt, or sent something else"
+        )
+
+
+class Keeper:
+    """A keeper that answers: its key and its record. Use `Keeper.open` for those on disk.
+
+    Guarantee: for each round it opens one list of nodes only, whatever it is asked and whenever it is killed. The same request
+    gets the same answer.
+    """
+
+    def __init__(self, key: KeeperKey, record: Record, card: Card) -> None:
+        self.card = card
+        self._key = key
+        self._record = record
+
+    @classmethod
+    def open(cls, key_file: Path | str, keepers: Keepers) -> Self:
+        """The keeper whose key is in `key_file`, with its record beside it (keeper.key.record for keeper.key).
+
+        Raises:
+            ValueError: if the key belongs to none of `keepers`, or others may read it.
+            FileNotFoundError: if there is no key file.
+        """
+        key = KeeperKey.from_file(key_file)
+        card = keepers.card_of(key)
+        return cls(key, Record.open(record_file(key_file), card.fingerprint), card)
+
+    @classmethod
+    def simulation(cls, keepers: Keepers, number: int, record: Path | None = None) -> Self:
+        """The simulated keeper of this `number`, with its record in memory or in the file `record`.
+
+        Raises:
+            ValueError: unless `keepers` are simulated.
+        """
+        if keepers.simulation_seed is None:
+            raise ValueError("these keepers are real: only they themselves hold their keys")
+        key = KeeperKey.simulation(keepers.simulation_seed, number)
+        card = keepers.card_of(key)
+        return cls(key, Record.open(record or MEMORY, card.fingerprint), card)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Keeper({self.card.name!r}, fingerprint {self.card.fingerprint})"
+
+    def close(self) -> None:
+        """Close the record."""
+        self._record.close()
+
+    def unreadable(self, agreement: Agreement, opening: Opening) -> tuple[int, ...]:
+        """Which of the sealed seeds of a request this keeper could not open. Nothing is recorded, and nothing opened."""
+        self._check(agreement, opening)
+        return tuple(i for i, seed in enumerate(self._seeds(agreement, opening)) if seed is None)
+
+    def answer(self, agreement: Agreement, opening: Opening) -> Residues:
+        """−Σ masks of the listed nodes + this keeper's share of the round's noise, modulo 2^bits, shape (agreement.size,).
+
+        The round and its list are durable before anything is computed of it.
+
+        Raises:
+            UnreadableError: if seeds cannot be opened; nothing is recorded then.
+            RefusedError: for another run than the key's first, a list with a node twice, another list for an opened round, a
+                round before the last opened one, too few keepers, and a list without this keeper.
+        """
+        self._check(agreement, opening)
+        seeds = self._seeds(agreement, opening)
+        unreadable = [i for i, seed in enumerate(seeds) if seed is None]
+        if unreadable:
+            raise UnreadableError(unreadable, len(seeds))
+        readable = [seed for seed in seeds if seed is not None]
+        if len(set(readable)) < len(readable):
+            raise RefusedError("a node is twice on the list: two of its seeds are the same")
+        key, listed = self._key.noise, list_hash(agreement, opening)
+        opened = self._record.write(
+            context=agreement.context,
+            agreement=json.dumps(agreement.to_description()),
+            round=opening.round,
+            attempt=opening.attempt,
+            list_hash=listed,
+            after=opening.after,
+            # Bound to the list as a central release's is to its sum: a copy of this process with the same random numbers and
+            # another list has other noise.
+            make_nonce=lambda earlier: key.nonce_of(
+                agreement.run, np.frombuffer(listed, np.uint8), earlier=earlier, attempt=opening.attempt
+            ),
+        )
+        answer = residues_of(self._share(agreement, opened), agreement.bits)
+        subtract_masks(answer, readable)
+        return answer
+
+    def _check(self, agreement: Agreement, opening: Opening) -> None:
+        try:
+            if self._key.card(self.card.name) != agreement.keepers.card(self.card.name):
+                raise ValueError(f"keeper {self.card.name!r} has another key in this run")
+            agreement.info(opening.round, opening.attempt, opening.present)
+        except KeyError:
+            raise RefusedError(f"keeper {self.card.name!r} is none of this run's") from None
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
+        if self.card.name not in opening.present:
+            raise RefusedError(f"keeper {self.card.name!r} is not one of the round's: {', '.join(opening.present)}")
+        if agreement.keepers.simulated != self._key.noise.simulated:
+            raise RefusedError("a simulated keeper serves simulations only, and a real one none")
+        if not opening.sealed:
+            raise RefusedError("the list is empty: there is nothing to open")
+        if len(opening.tickets) != len(opening.sealed) or {len(t) for t in opening.tickets} != {TICKET_BYTES}:
+            raise RefusedError(f"each sealed seed has a ticket of {TICKET_BYTES} bytes")
+        if len(set(opening.tickets)) < len(opening.tickets):
+            raise RefusedError("a node is twice on the list: two of its tickets are the same")
+        if opening.after is not None and not 0 <= opening.after < opening.round:
+            raise RefusedError(f"what is cancelled in round {opening.round} comes before it, got round {opening.after}")
+
+    def _seeds(self, agreement: Agreement, opening: Opening) -> list[bytes | None]:
+        info = agreement.info(opening.round, opening.attempt, opening.present)
+        pairs = zip(opening.tickets, opening.sealed, strict=True)
+        return [self._unsealed(sealed, info + ticket) for ticket, sealed in pairs]
+
+    def _unsealed(self, sealed: bytes, info: bytes) -> bytes | None:
+        try:
+            seed = self._key.open(sealed, info)
+        except (InvalidTag, ValueError):
+            return None
+        return seed if len(seed) == SEED_BYTES else None
+
+    def _share(self, agreement: Agreement, opened: Opened) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        earlier = None if opened.after is None else (opened.after, self._record.nonce(opened.after))
+        rounds = agreement.plan.participation.rounds
+        terms = share_terms(agreement.plan.mechanism, rounds, opened.round, opened.nonce, earlier)
+        share = np.zeros(agreement.size, np.int64)
+        stream = NoiseStream(self._key.noise.noise_of(agreement.run))
+        add_noise(share, stream, terms, agreement.share_stddev, Grid(agreement.step))
+        return share
+
+
+def share_terms(
+    mechanism: Mechanism, rounds: int, round: int, nonce: int, earlier: tuple[int, int] | None
+) -> list[Term]:
+    """The gap rule: d_t·(Z_t − λ^(t−p)·Z_p), where p is the last released round that the keeper was in; d_t·Z_t without one.
+
+    d_t is 1 for λ-CGD and the column's norm where it is normalised. With p = t − 1 this is the row of C⁻¹. To cancel with λ
+    itself after a gap would be wrong: the squared sensitivity can grow (docs/explanations/keepers.md, "What is not true").
+
+    Args:
+        mechanism: DP-SGD or λ-CGD, normalised or not.
+        rounds: of the plan.
+        round: t.
+        nonce: of Z_t.
+        earlier: (p, nonce of Z_p), or None.
+    """
+    newest, *others = (float(weight) for weight in mechanism.inverse_row(round, rounds))
+    terms: list[Term] = [(round, nonce, newest)]
+    if others and earlier is not None:
+        (first,) = others  # −λ·d_t
+        before, before_nonce = earlier
+        lam = -first / newest
+        terms.append((before, before_nonce, first * lam ** (round - before - 1)))
+    return terms
+
+
+def list_hash(agreement: Agreement, opening: Opening) -> bytes:
+    """SHA-256 of what is opened: the run, the round, the attempt, the keepers, and the nodes' tickets in any order.
+
+    It is the same for all keepers that open the same list.
+    """
+    info = agreement.info(opening.round, opening.attempt, opening.present)
+    return hashlib.sha256(hashlib.sha256(info).digest() + b"".join(sorted(opening.tickets))).digest()

@@ -1,0 +1,219 @@
+"""What a keeper has opened: a durable record, one row a round, without which it answers nobody."""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fedcgd.files import sync_folder
+from fedcgd.ledger.transactions import now, transaction
+from fedcgd.noise.nonce import NONCE_BYTES
+
+MEMORY = ":memory:"
+FORMAT = 1
+
+_SCHEMA = """
+CREATE TABLE run (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    format INTEGER NOT NULL,
+    created TEXT NOT NULL,
+    key_fingerprint TEXT NOT NULL,
+    context BLOB CHECK (length(context) = 32),
+    agreement TEXT
+) STRICT;
+CREATE TABLE openings (
+    round INTEGER PRIMARY KEY,
+    attempt INTEGER NOT NULL,
+    list_hash BLOB NOT NULL CHECK (length(list_hash) = 32),
+    after INTEGER,
+    nonce BLOB NOT NULL CHECK (length(nonce) = 16),
+    at TEXT NOT NULL
+) STRICT;
+"""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One round that was opened: for which list, cancelling the share of which earlier round, under which nonce."""
+
+    round: int
+    attempt: int
+    list_hash: bytes
+    after: int | None
+    nonce: int
+
+
+class RefusedError(Exception):
+    """A keeper does not answer a request, and has recorded nothing: the text says why, and holds nothing secret."""
+
+
+class Record:
+    """The record of one keeper, in a file of its own. Make one with `Record.open`.
+
+    Guarantees, whatever is killed when: a round is opened for one list only, and the record says so before anybody can know.
+    An old copy of the file breaks this: whoever asks a keeper twice for one round, before and after, gets two openings.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    @classmethod
+    def open(cls, path: Path | str, key_fingerprint: str) -> Self:
+        """The record at `path`, made if there is none (readable by its owner only); ":memory:" keeps it in memory.
+
+        Raises:
+            ValueError: if the file is no record, one of another version, or that of another key.
+        """
+        new = path != MEMORY and not Path(path).exists()
+        if new:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            with transaction(connection):
+                if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'run'").fetchone():
+                    for statement in _SCHEMA.split(";"):
+                        connection.execute(statement)
+                    connection.execute(
+                        "INSERT INTO run (id, format, created, key_fingerprint) VALUES (1, ?, ?, ?)",
+                        (FORMAT, now(), key_fingerprint),
+                    )
+            written, fingerprint = connection.execute("SELECT format, key_fingerprint FROM run").fetchone()
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            if isinstance(error, sqlite3.OperationalError):  # locked, full, read-only
+                raise
+            raise ValueError(f"{path} is not a keeper's record: {error}") from error
+        if new:
+            sync_folder(Path(path).resolve().parent)
+        if (written, fingerprint) != (FORMAT, key_fingerprint):
+            connection.close()
+            raise ValueError(
+                f"{path} is the record of a key with fingerprint {fingerprint} in format {written}; this is {key_fingerprint} "
+                f"and format {FORMAT}: every key has a record of its own"
+            )
+        return cls(connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; what is recorded stays."""
+        self._connection.close()
+
+    def openings(self) -> tuple[Opened, ...]:
+        """All rounds that were opened, in order."""
+        return _openings(self._connection)
+
+    @property
+    def context(self) -> bytes | None:
+        """The context of the run that the key serves, or None before its first round."""
+        (context,) = self._connection.execute("SELECT context FROM run").fetchone()
+        return None if context is None else bytes(context)
+
+    def write(
+        self,
+        *,
+        context: bytes,
+        agreement: str,
+        round: int,
+        attempt: int,
+        list_hash: bytes,
+        after: int | None,
+        make_nonce: Callable[[tuple[int, ...]], int],
+    ) -> Opened:
+        """The opening of `round`: the one on record if it was the same request, else a new one, durable when this returns.
+
+        Args:
+            context: of the agreement. The first one stays for ever.
+            agreement: the agreement in words, to show later.
+            round: the round, from 0.
+            attempt: the try of the round.
+            list_hash: what was asked for, keepers and nodes.
+            after: the earlier round whose share is partly cancelled, or None.
+            make_nonce: makes the new nonce from those of earlier openings.
+
+        Raises:
+            RefusedError: for another run, another list of a round that is opened, a round before the last one that is opened, and
+                an earlier round that this record does not know.
+        """
+        with transaction(self._connection):
+            (pinned,) = self._connection.execute("SELECT context FROM run").fetchone()
+            if pinned is not None and pinned != context:
+                raise RefusedError("this key has served another run, and one key is for one run: make a new one")
+            done = _openings(self._connection)
+            for opened in done:
+                if opened.round == round:
+                    if (opened.attempt, opened.list_hash, opened.after) != (attempt, list_hash, after):
+                        raise RefusedError(f"round {round} is opened already, for another request")
+                    return opened
+            if done and round < done[-1].round:
+                raise RefusedError(f"round {round} is earlier than round {done[-1].round}, which is opened already")
+            if after is not None and after not in {opened.round for opened in done}:
+                raise RefusedError(
+                    f"this keeper's record has no share of round {after}: is it an old copy, or is the server mistaken?"
+                )
+            opened = Opened(round, attempt, list_hash, after, make_nonce(tuple(opened.nonce for opened in done)))
+            self._connection.execute("UPDATE run SET context = ?, agreement = ?", (context, agreement))
+            self._connection.execute(
+                "INSERT INTO openings VALUES (?, ?, ?, ?, ?, ?)",
+                (round, attempt, list_hash, after, opened.nonce.to_bytes(NONCE_BYTES, "big"), now()),
+            )
+        return opened
+
+    def nonce(self, round: int) -> int:
+        """The nonce of an opened round. Raises KeyError if it is not on record."""
+        row = self._connection.execute("SELECT nonce FROM openings WHERE round = ?", (round,)).fetchone()
+        if row is None:
+            raise KeyError(round)
+        return int.from_bytes(row[0], "big")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a record says to whoever only reads it."""
+
+    created: str
+    key_fingerprint: str
+    agreement: str | None
+    openings: tuple[Opened, ...]
+
+
+def read(path: Path | str) -> Recorded:
+    """What the record at `path` says. Raises ValueError if there is none."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no keeper's record at {path}")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0)) as connection:
+            created, fingerprint, agreement = connection.execute(
+                "SELECT created, key_fingerprint, agreement FROM run"
+            ).fetchone()
+            return Recorded(created, fingerprint, agreement, _openings(connection))
+    except sqlite3.DatabaseError as error:
+        raise ValueError(f"{path} cannot be read as a keeper's record: {error}") from error
+
+
+def record_file(key_file: Path | str) -> Path:
+    """Where the record of the key in `key_file` is: beside the file itself, whichever links lead to it."""
+    path = Path(key_file).resolve()
+    return path.with_name(f"{path.name}.record")
+
+
+def _openings(connection: sqlite3.Connection) -> tuple[Opened, ...]:
+    rows = connection.execute("SELECT round, attempt, list_hash, after, nonce FROM openings ORDER BY round")
+    return tuple(
+        Opened(round, attempt, bytes(list_hash), after, int.from_bytes(nonce, "big"))
+        for round, attempt, list_hash, after, nonce in rows
+    )
