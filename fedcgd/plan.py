@@ -9,6 +9,7 @@ from fedcgd.accounting.selection import select_mechanism
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.own import check_own
+from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
 
@@ -57,13 +58,15 @@ class Plan:
         epsilon: float,
         delta: float,
         curvature: Quadratic | None = None,
+        workload: Workload = PREFIX_SUMS,
     ) -> "Plan":
         """The plan with the smallest σ that keeps the whole run within (ε, δ), adjacency zero out one user.
 
         `mechanism` is a value, or a text as on the command line: "lambda-cgd:0.9", "bisr:16", or "lambda-cgd" alone, which
         chooses λ for this participation and budget (`fedcgd.accounting.selection.select_mechanism`). With a `curvature`, which
-        must come from public data, what is spelled is fitted to it: "noise-curve:8", "blt:2", "lambda-cgd". Raises ValueError if
-        no σ keeps the budget, or the text names no mechanism.
+        must come from public data, what is spelled is fitted to it: "noise-curve:8", "blt:2", "lambda-cgd". With a `workload`
+        (`fedcgd.mechanisms.schedule.scheduled_workload`) what is spelled is chosen for SGD with that momentum and schedule.
+        Raises ValueError if no σ keeps the budget, or the text names no mechanism.
 
         >>> participation = Participation(rounds=210, min_separation=21)
         >>> plan = Plan.calibrated("lambda-cgd:0.9", participation, clip_norm=1.0, epsilon=8, delta=1e-5)
@@ -71,7 +74,9 @@ class Plan:
         '4.803'
         """
         if isinstance(mechanism, str):
-            mechanism = select_mechanism(mechanism, participation, epsilon=epsilon, delta=delta, curvature=curvature)
+            mechanism = select_mechanism(
+                mechanism, participation, epsilon=epsilon, delta=delta, workload=workload, curvature=curvature
+            )
         guarantee = calibrate(mechanism, participation, epsilon=epsilon, delta=delta)
         return Plan(
             mechanism=mechanism,

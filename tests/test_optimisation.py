@@ -250,7 +250,6 @@ def test_cache_is_read_checked_and_mended(tmp_path: Path) -> None:
         ("band-mf:4", {"error": "max-se"}, "rmse only"),
         ("dense", {"error": "max-se"}, "rmse only"),
         ("blt:0", {}, "at least 1"),
-        ("blt:2", {"workload": Workload(learning_rates=(1.0, 0.5))}, "schedule"),
     ],
 )
 def test_requests_that_make_no_sense(text: str, options, words: str) -> None:

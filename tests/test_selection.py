@@ -140,7 +140,7 @@ def test_the_curve_is_sorted_and_holds_the_choice(objective: str) -> None:
 def test_no_argument_is_data() -> None:
     """λ may depend on public numbers only, or ε would not hold. A curvature is one of them: a spectrum of public data."""
     assert set(inspect.signature(select_lambda).parameters) == {
-        "participation", "objective", "epsilon", "delta", "normalize", "curvature", "progress",
+        "participation", "objective", "epsilon", "delta", "normalize", "workload", "curvature", "progress",
     }  # fmt: skip
 
 

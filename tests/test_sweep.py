@@ -11,12 +11,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedcgd.accounting import calibrate
-from fedcgd.clipping.flat_models import flatten
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BISR, LambdaCGD
 from fedcgd.opacus.batches import RoundBatches
 from fedcgd.opacus.rounds import Rounds
 from fedcgd.optimisation import catalogue
+from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_experiments.__main__ import app

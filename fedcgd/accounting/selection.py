@@ -23,7 +23,8 @@ from fedcgd.participation import Participation
 Objective = Literal["rmse", "max-se", "amplified-rmse", "practical", "excess", "curvature"]
 
 PRACTICAL_DIVISOR = 3.0
-"""The best accuracy was seen at 1/(1 − λ) 2–4 times below the amplified-RMSE value (Section 5.1): take the middle."""
+"""The best accuracy was seen at 1/(1 − λ) 2–4 times below the amplified-RMSE value (Section 5.1): take the middle. That is for a
+constant rate without momentum, where the noise of the last rounds, which nothing cancels any more, stays in the model."""
 
 _GRID = 24  # λ values that the closed forms are tried at before the search
 _COARSE_GRID = 6  # when each value needs a calibration under the sampling
@@ -52,6 +53,7 @@ def select_lambda(
     epsilon: float,
     delta: float,
     normalize: bool = False,
+    workload: Workload = PREFIX_SUMS,
     curvature: Quadratic | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> LambdaSelection:
@@ -63,12 +65,14 @@ def select_lambda(
       about 10 % on the scale 1/(1 − λ), over which the error itself hardly changes, in about 12 calibrations.
     - `practical`: 1/(1 − λ) a third of the amplified-RMSE one, and λ = 0 if that is below 1.
     - `excess`: λ/(1 − λ), which is 1/(1 − λ) less 1, a third of the amplified-RMSE one: as `practical` where λ is near 1, and not
-      0 where 1/(1 − λ) is small, which cost accuracy wherever it was tried.
+      0 where 1/(1 − λ) is small, which cost accuracy wherever it was tried. That is for a constant rate without momentum; the
+      share grows with momentum, and is all of it for a schedule, because both weigh the last rounds less (`excess_share`).
     - `curvature`: the root of the loss that noise of σ, calibrated under the sampling, adds on a quadratic with this `curvature`
       (`fedcgd.curvature.loss.final_loss`). It must come from public data.
 
-    `normalize` is for C_λ with unit columns. `progress` hears what comes next. Raises ValueError for an unknown objective,
-    a target that no σ reaches, and the Poisson samplings, where λ > 0 is not accounted for.
+    The rows of A are those of the `workload`: SGD with its momentum and learning rates. `normalize` is for C_λ with unit columns.
+    `progress` hears what comes next. Raises ValueError for an unknown objective, a target that no σ reaches, a curvature with a
+    workload, and the Poisson samplings, where λ > 0 is not accounted for.
     """
     if objective not in get_args(Objective):
         raise ValueError(f"objective must be one of {', '.join(get_args(Objective))}, got {objective!r}")
@@ -81,13 +85,18 @@ def select_lambda(
         raise ValueError(
             "the objective curvature needs a curvature (--curvature, with --learning-rate), and no other takes one"
         )
+    if curvature is not None and workload != PREFIX_SUMS:
+        raise ValueError(
+            "the objective curvature is of descent at a constant rate without momentum: leave out the schedule and the momentum "
+            f"({workload.momentum}), or take the objective excess"
+        )
     rounds = participation.rounds
     unit = calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=delta).noise_multiplier
 
     def error(mechanism: Mechanism, sigma: float) -> float:
         if curvature is not None:
             return sqrt(final_loss(mechanism, rounds, curvature, stddev=sigma))
-        norms = error_norms(mechanism, rounds)
+        norms = error_norms(mechanism, rounds, workload)
         return norms.max_se(sigma) if objective == "max-se" else norms.rmse(sigma)
 
     def closed_form(lam: float) -> float:
@@ -111,7 +120,7 @@ def select_lambda(
         curve = _search(amplified, min(limit, log(2.0) + _scale(_best(plain))), _COARSE_GRID, 0.1)
     lam = _best(curve)
     if objective in ("practical", "excess"):
-        lam = practical(lam) if objective == "practical" else third_of_excess(lam)
+        lam = practical(lam) if objective == "practical" else share_of_excess(lam, excess_share(workload))
         value = closed_form if participation.sampling == "none" else amplified
         curve.setdefault(lam, value(lam))
     lams = sorted(curve)
@@ -131,7 +140,7 @@ def select_mechanism(
 ) -> Mechanism:
     """The mechanism that is spelled; a number that is left open is chosen for the participation and the budget.
 
-    - `lambda-cgd`: λ by the rule `excess` of `select_lambda`, or for the `curvature` if there is one.
+    - `lambda-cgd`: λ by the rule `excess` of `select_lambda` for the `workload`, or for the `curvature` if there is one.
     - A mechanism with bands: of p = 1, 2, 4, … and b (min_separation) the one of least error at (ε, δ), or of least loss.
     - `nu-dp-ftrl`, where there is a curvature: ν for its loss.
 
@@ -146,6 +155,7 @@ def select_mechanism(
             epsilon=epsilon,
             delta=delta,
             normalize=asked.normalized,
+            workload=workload,
             curvature=curvature,
             progress=progress,
         )
@@ -201,9 +211,25 @@ def practical(lam: float) -> float:
     return -expm1(-max(0.0, _scale(lam) - log(PRACTICAL_DIVISOR)))
 
 
+def share_of_excess(lam: float, share: float) -> float:
+    """The λ whose λ/(1 − λ) is `share` of that of `lam`: 0 only for 0."""
+    return share * lam / (share * lam + 1 - lam)
+
+
 def third_of_excess(lam: float) -> float:
-    """The λ whose λ/(1 − λ) is a third of that of `lam`: 0 only for 0."""
-    return lam / (lam + PRACTICAL_DIVISOR * (1 - lam))
+    """The λ whose λ/(1 − λ) is a third of that of `lam`."""
+    return share_of_excess(lam, 1 / PRACTICAL_DIVISOR)
+
+
+def excess_share(workload: Workload) -> float:
+    """Which part of the RMSE-optimal λ/(1 − λ) trains best: 1/3 for a constant rate without momentum, near 1 with either.
+
+    At a constant rate without momentum the uncancelled noise of the last rounds stays in the model, and RMSE, a mean over all
+    rounds, does not see it. Momentum β averages over the last 1/(1 − β) rounds; a schedule that falls gives them no weight. Tried
+    for softmax regression with β = 0 and 0.9, constant and linear, 3–20 steps × 5–20 epochs (docs/guides/planning.md).
+    """
+    falling = len(set(workload.learning_rates)) > 1
+    return 1.0 if falling else (1 + (PRACTICAL_DIVISOR - 1) * workload.momentum) / PRACTICAL_DIVISOR
 
 
 def _mechanism(lam: float, normalize: bool) -> Mechanism:

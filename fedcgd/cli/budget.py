@@ -11,14 +11,12 @@ from fedcgd.cli.options import (
     ErrorOption,
     JsonOption,
     MethodOption,
-    MomentumOption,
     NoiseMultiplierOption,
     ReleasedOption,
     RoundsOption,
     RunOptions,
     SamplingName,
     takes,
-    workload_of,
 )
 from fedcgd.cli.report import (
     console,
@@ -47,7 +45,6 @@ class BudgetOptions(RunOptions):
 
     rounds: RoundsOption
     method: MethodOption = None
-    momentum: MomentumOption = 0.0
     error: ErrorOption = ErrorName.RMSE
     json: JsonOption = False
 
@@ -70,11 +67,9 @@ class BudgetOptions(RunOptions):
                     f"--method {self.method.value} is a way to bound balls-in-bins, and --sampling is {self.sampling.value}: "
                     "leave --method out"
                 )
-            participation, workload = self.run(self.rounds), workload_of(self.momentum)
+            participation, workload = self.run(self.rounds), self.workload(self.rounds)
             with status(self.json) as say:
-                mechanism = self.chosen(
-                    participation, epsilon=epsilon, delta=delta, error=self.error, workload=workload, progress=say
-                )
+                mechanism = self.chosen(participation, epsilon=epsilon, delta=delta, error=self.error, progress=say)
                 guarantee = ask(accountant(mechanism, participation, self.method.value if self.method else None), say)
             values = figures(mechanism, participation, guarantee, workload, self.quadratic())
         if self.json:

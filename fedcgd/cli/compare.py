@@ -14,12 +14,10 @@ from fedcgd.cli.options import (
     ErrorOption,
     FitOptions,
     JsonOption,
-    MomentumOption,
     RoundsOption,
     RunOptions,
     mechanism_names,
     takes,
-    workload_of,
 )
 from fedcgd.cli.report import (
     check_plot,
@@ -62,7 +60,6 @@ def compare_command(
             help="NAME, NAME:VALUE, and either with :normalized behind it; repeat it. Default: the rows of Table 4.",
         ),
     ] = None,
-    momentum: MomentumOption = 0.0,
     error: ErrorOption = ErrorName.RMSE,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw the RMSE of each as a bar, into this PNG or SVG file.")
@@ -79,7 +76,7 @@ def compare_command(
         from fedcgd.accounting import calibrate
 
         check_plot(plot)
-        workload, curvature = workload_of(momentum), when.quadratic()
+        workload, curvature = when.workload(rounds), when.quadratic()
         texts = mechanism or default_mechanisms(when.separation, rounds)
         asked = [(text, RunOptions(**vars(when), mechanism=text)) for text in texts]
         for _, one in asked:
@@ -90,7 +87,7 @@ def compare_command(
                 step(text)
                 try:
                     participation = one.run(rounds)
-                    made = one.chosen(participation, epsilon=epsilon, delta=delta, error=error, workload=workload)
+                    made = one.chosen(participation, epsilon=epsilon, delta=delta, error=error)
                     guarantee = calibrate(made, participation, epsilon=epsilon, delta=delta)
                     label = f"{text} → {spelling_of(made)}" if one.spelling().is_open else text
                     rows.append({"label": label, **figures(made, participation, guarantee, workload, curvature)})

@@ -13,7 +13,8 @@ import typer
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.mechanism import Mechanism
-from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload, momentum_workload
+from fedcgd.mechanisms.schedule import scheduled_workload
+from fedcgd.mechanisms.workload import Workload
 from fedcgd.optimisation.catalogue import TABLE, MechanismSpec, mechanism
 from fedcgd.participation import Participation, Sampling
 
@@ -34,6 +35,14 @@ class ErrorName(StrEnum):
     MAX_SE = "max-se"
 
 
+class ScheduleName(StrEnum):
+    """What becomes of the learning rate over the rounds."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
 class MethodName(StrEnum):
     """How Balls-in-Bins is bounded."""
 
@@ -49,7 +58,6 @@ def mechanism_names() -> list[str]:
     return list(TABLE)
 
 
-MomentumOption = Annotated[float, typer.Option("--momentum", help="Momentum of the workload whose error is reported.")]
 ErrorOption = Annotated[ErrorName, typer.Option("--error", help="What optimised mechanisms minimise.")]
 RoundsOption = Annotated[int, typer.Option("--rounds", help="Number of releases n.")]
 DeltaOption = Annotated[float, typer.Option("--delta", help="Failure probability δ; well below 1 / number of users.")]
@@ -121,7 +129,19 @@ class WhenOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions(WhenOptions):
-    """Who takes part when, and what mechanisms are fitted to."""
+    """Who takes part when, how the model moves, and what mechanisms are fitted to."""
+
+    momentum: Annotated[
+        float,
+        typer.Option("--momentum", help="Heavy-ball momentum of the SGD that λ, p and what is optimised are for."),
+    ] = 0.0
+    schedule: Annotated[
+        ScheduleName,
+        typer.Option(
+            "--schedule", help="Its learning rate: constant, or down to zero over the rounds. Costs no privacy."
+        ),
+    ] = ScheduleName.CONSTANT
+    warmup: Annotated[int, typer.Option("--warmup", help="So many first rounds in which the rate rises.")] = 0
 
     curvature: Annotated[
         Path | None,
@@ -134,6 +154,10 @@ class FitOptions(WhenOptions):
     learning_rate: Annotated[
         float | None, typer.Option("--learning-rate", help="η of the descent that --curvature is about; below 2/‖H‖.")
     ] = None
+
+    def workload(self, rounds: int) -> Workload:
+        """What the noise of so many rounds is summed by."""
+        return scheduled_workload(self.schedule.value, rounds, momentum=self.momentum, warmup=self.warmup)
 
     def quadratic(self) -> Quadratic | None:
         """What is fitted to, if anything. Raises ValueError, before any work, for one of the two options alone."""
@@ -173,10 +197,10 @@ class RunOptions(FitOptions):
         epsilon: float | None,
         delta: float,
         error: ErrorName = ErrorName.RMSE,
-        workload: Workload = PREFIX_SUMS,
         progress: Callable[[str], None] | None = None,
     ) -> Mechanism:
         """The mechanism; a number that is left open is chosen for the budget. Raises ValueError if there is none."""
+        workload = self.workload(participation.rounds)
         if epsilon is None or not self.spelling().is_open:
             return mechanism(
                 self.mechanism,
@@ -272,8 +296,3 @@ def participation_of(
     return Participation(
         rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=groups * participations / rounds
     )
-
-
-def workload_of(momentum: float) -> Workload:
-    """What the noise is summed by: prefix sums, or heavy-ball momentum."""
-    return momentum_workload(momentum) if momentum else PREFIX_SUMS

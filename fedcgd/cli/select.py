@@ -16,11 +16,9 @@ from fedcgd.cli.options import (
     ErrorOption,
     FitOptions,
     JsonOption,
-    MomentumOption,
     RoundsOption,
     SamplingName,
     takes,
-    workload_of,
 )
 from fedcgd.cli.report import (
     check_plot,
@@ -87,6 +85,7 @@ def select_lambda_command(
                 epsilon=epsilon,
                 delta=delta,
                 normalize=normalized,
+                workload=when.workload(rounds),
                 curvature=curvature,
                 progress=None if status is None else lambda text: status.update(f"calibrating {text}"),
             )
@@ -116,7 +115,6 @@ def select_bands_command(
     mechanism: Annotated[
         str, typer.Option(help="A mechanism with bands, without their number: banded-toeplitz, bsr, bisr:normalized, …")
     ] = "banded-toeplitz",
-    momentum: MomentumOption = 0.0,
     error: ErrorOption = ErrorName.RMSE,
     json: JsonOption = False,
 ) -> None:
@@ -130,7 +128,7 @@ def select_bands_command(
     with explained_errors():
         from fedcgd.accounting.selection import select_bands
 
-        asked, workload, curvature = MechanismSpec.parse(mechanism), workload_of(momentum), when.quadratic()
+        asked, workload, curvature = MechanismSpec.parse(mechanism), when.workload(rounds), when.quadratic()
         if asked.row.parameter != BANDS or asked.bands is not None:
             raise ValueError(
                 f"give a mechanism with bands, without their number, such as banded-toeplitz; got {mechanism!r}"

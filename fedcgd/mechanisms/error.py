@@ -1,6 +1,7 @@
 """How far the noise moves the model: norms of B = A·C⁻¹, whose rows give the noise in each intermediate model."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,8 +35,9 @@ class ErrorNorms:
 def error_norms(mechanism: Mechanism, rounds: int, workload: Workload = PREFIX_SUMS) -> ErrorNorms:
     """The norms of A·C⁻¹ for n = `rounds`.
 
-    O(n) for Toeplitz C with constant learning rate, O(n·p) for its normalisation and for learning-rate schedules when C⁻¹ has p
-    bands and there is no momentum, else O(n²·p) time with p vectors of length n in memory, where p is what the mechanism keeps.
+    O(n) for Toeplitz C with constant learning rate; O(n·p) for learning-rate schedules where C⁻¹ has p bands (with momentum β:
+    p + 30/(1 − β)), and for its normalisation without momentum; else O(n²·p) time with p vectors of length n in memory, where p
+    is what the mechanism keeps.
     """
     if isinstance(mechanism, Toeplitz) and not workload.learning_rates:
         # B is Toeplitz too: c⁻¹ filtered by the momentum and summed.
@@ -47,16 +49,34 @@ def error_norms(mechanism: Mechanism, rounds: int, workload: Workload = PREFIX_S
         return ErrorNorms(rounds, frobenius, math.sqrt(float(squares.sum())))
     bands = mechanism.inverse_bandwidth(rounds)
     if not workload.momentum and bands**2 <= rounds:
-        return _banded(mechanism, rounds, bands, workload.rates(rounds))
+        return _banded([mechanism.inverse_diagonal(lag, rounds) for lag in range(bands)], workload.rates(rounds))
+    if isinstance(mechanism, Toeplitz):
+        return _banded(_with_momentum(mechanism, rounds, workload.momentum), workload.rates(rounds))
     return _by_rows(mechanism, rounds, workload)
 
 
-def _banded(mechanism: Mechanism, n: int, p: int, rates: Vector) -> ErrorNorms:
-    """For C⁻¹ with p bands: B[j + l, j] = Σ_{i≤l} rates[j + i]·C⁻¹[j + i, j], which is constant for l ≥ p − 1."""
+_NEGLIGIBLE = 1e-14  # of the largest coefficient: a sum of all of them is right to 12 digits
+
+
+def _with_momentum(mechanism: Toeplitz, n: int, momentum: float) -> list[float]:
+    """The diagonals of M·C⁻¹, each constant, up to the last that counts."""
+    inverse = np.zeros(n)
+    found = mechanism.inverse_coefficients(n)
+    inverse[: len(found)] = found
+    filtered = lfilter([1.0], [1.0, -momentum], inverse)
+    last = int(np.flatnonzero(np.abs(filtered) > _NEGLIGIBLE * np.abs(filtered).max())[-1])
+    return [float(value) for value in filtered[: last + 1]]
+
+
+def _banded(diagonals: Sequence[Vector | float], rates: Vector) -> ErrorNorms:
+    """For M·C⁻¹ with p diagonals, `diagonals[lag][t]` its entry in row t and column t − lag, or one number for all t.
+
+    B[j + l, j] = Σ_{i≤l} rates[j + i]·(M·C⁻¹)[j + i, j], which is constant for l ≥ p − 1.
+    """
+    n, p = len(rates), len(diagonals)
     entries, row_squares = np.zeros(n), np.zeros(n)
-    for lag in range(p):
-        diagonal = rates * mechanism.inverse_diagonal(lag, n)
-        entries[: n - lag] += diagonal[lag:]
+    for lag, diagonal in enumerate(diagonals):
+        entries[: n - lag] += (rates * diagonal)[lag:]
         if lag < p - 1:
             row_squares[lag:] += entries[: n - lag] ** 2
     row_squares[p - 1 :] += np.cumsum(entries[: n - p + 1] ** 2)

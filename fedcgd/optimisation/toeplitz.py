@@ -16,6 +16,7 @@ from fedcgd.mechanisms.toeplitz import root_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
 from fedcgd.optimisation.lbfgs import minimise
+from fedcgd.optimisation.scheduled import scheduled_error
 from fedcgd.optimisation.series import quotient, sum_of_leftmost
 from fedcgd.participation import Participation
 
@@ -188,15 +189,12 @@ def _polynomials(scales: Tensor, decays: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _running_error(workload: Workload, error: Objective, rounds: int) -> Callable[[Tensor], Tensor]:
-    """The error in the model, in which noise is summed up as 1/((1 − x)(1 − βx)).
-
-    Raises ValueError for a learning-rate schedule.
-    """
-    if workload.learning_rates:
-        raise ValueError(
-            "a learning-rate schedule is no Toeplitz workload; optimise for a constant rate, or use band-mf"
-        )
+    """The error in the model, in which noise is summed up as 1/((1 − x)(1 − βx)); with a schedule in O(n²) a step."""
     beta = workload.momentum
+    if workload.learning_rates:
+        momentum = torch.tensor([1.0, -beta], dtype=torch.float64)[: min(2, rounds)]
+        rates = workload.rates(rounds)
+        return lambda inverse: torch.log(scheduled_error(quotient(momentum, inverse), rates, error))
     steps = torch.tensor([1.0, -1.0 - beta, beta], dtype=torch.float64)[: min(3, rounds)]
     return lambda inverse: _log_error(quotient(steps, inverse), error)
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from fedcgd.cli.report import explained_errors
 from fedcgd.curvature import Spectrum
+from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.optimisation.catalogue import MechanismSpec
 from fedcgd.participation import Sampling
 from fedcgd_experiments import plots
@@ -48,7 +49,6 @@ from fedcgd_experiments.sweep import (
     tuned,
 )
 from fedcgd_experiments.tables import fill
-from fedcgd_simulations.server_optimizer import Schedule
 from fedcgd_simulations.tasks import get_task
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)

@@ -7,7 +7,8 @@ from typing import Literal, get_args
 
 from torch import nn, optim
 
-from fedcgd_simulations.server_optimizer import SCHEDULES, Schedule, check_descent
+from fedcgd.mechanisms.schedule import SCHEDULES, Schedule
+from fedcgd_simulations.server_optimizer import check_descent
 
 Optimizer = Literal["sgd", "adam", "adagrad"]
 

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedcgd.accounting import calibrate
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms.error import error_norms
+from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, describe, from_description
@@ -24,7 +25,6 @@ from fedcgd.plan import Plan
 from fedcgd_experiments.descent import Descent, Optimizer, descent
 from fedcgd_experiments.softmax import train_softmax
 from fedcgd_simulations.local_softmax import is_softmax
-from fedcgd_simulations.server_optimizer import Schedule
 from fedcgd_simulations.task import Data, Examples, Task, evaluate
 from fedcgd_simulations.tasks import get_task
 

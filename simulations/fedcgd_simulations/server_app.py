@@ -69,6 +69,7 @@ def strategy_of(settings: Settings, plan: Plan, users: int) -> CorrelatedNoise:
             momentum=settings.momentum,
             schedule=settings.schedule,
             rounds=plan.participation.rounds,
+            warmup=settings.warmup,
         ),
         plan,
         cohort_size=settings.cohort,
@@ -108,6 +109,7 @@ def train(settings: Settings, grid: Grid) -> dict[str, Any]:
         clip_norm=settings.clip_norm,
         epsilon=settings.epsilon,
         delta=settings.delta,
+        workload=settings.workload(participation.rounds),
     )
     model = task.model(settings.seed)
     strategy = strategy_of(settings, plan, users)

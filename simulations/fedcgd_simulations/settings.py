@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms.schedule import Schedule, check_schedule, scheduled_workload
+from fedcgd.mechanisms.workload import Workload
 from fedcgd.optimisation.catalogue import MechanismSpec
 from fedcgd.participation import Participation, Sampling
 from fedcgd_simulations.local_training import LocalTraining
-from fedcgd_simulations.server_optimizer import Schedule, ServerOptimizer, check_descent
+from fedcgd_simulations.server_optimizer import ServerOptimizer, check_descent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,7 @@ class Settings:
     optimizer: ServerOptimizer
     momentum: float
     schedule: Schedule
+    warmup: int
     seed: int
     key_file: str
     trusted_nodes: bool
@@ -101,6 +104,11 @@ class Settings:
             max_participations=None if self.rounds else self.participations,
             sampling=self.sampling,
         )
+
+    def workload(self, rounds: int) -> Workload:
+        """What the server's optimiser makes of the releases; of optimisers other than sgd, the schedule alone."""
+        check_schedule(self.schedule, rounds=rounds, warmup=self.warmup)
+        return scheduled_workload(self.schedule, rounds, momentum=self.momentum, warmup=self.warmup)
 
     def key(self) -> NoiseKey:
         """The secret key in `key-file`, made there if there is none; without one, the seed's, which keeps nothing secret."""

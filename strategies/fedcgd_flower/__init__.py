@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedcgd_flower.mod import ClippedUpdateMod, clipped_update_mod
     from fedcgd_flower.pool import LocalEvaluation, LocalTask, host_users, one_by_one, one_gradient_step
     from fedcgd_flower.result import IncompleteRunError, RunResult
+    from fedcgd_flower.schedule import scheduled
     from fedcgd_flower.strategy import CorrelatedNoise
     from fedcgd_flower.torch_models import arrays_of, load_arrays
 
@@ -31,6 +32,7 @@ __all__ = [
     "load_arrays",
     "one_by_one",
     "one_gradient_step",
+    "scheduled",
 ]
 
 __getattr__ = names_on_use(
@@ -50,6 +52,7 @@ __getattr__ = names_on_use(
         "load_arrays": "torch_models",
         "one_by_one": "pool",
         "one_gradient_step": "pool",
+        "scheduled": "schedule",
     },
 )
 

@@ -1,0 +1,192 @@
+"""Schedules and momentum reach what is optimised, what is chosen and what the server does."""
+
+import json
+import math
+
+import numpy as np
+import oracles_mechanisms as oracle
+import pytest
+import torch
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
+from typer.testing import CliRunner
+
+from fedcgd.accounting.selection import excess_share, select_lambda, select_mechanism
+from fedcgd.cli import app
+from fedcgd.mechanisms import LambdaCGD, Mechanism, matrix
+from fedcgd.mechanisms.error import error_norms
+from fedcgd.mechanisms.schedule import rate_factors, scheduled_workload
+from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload, momentum_workload
+from fedcgd.optimisation import catalogue
+from fedcgd.optimisation.scheduled import error_and_gradient, scheduled_error
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_flower import scheduled
+
+BUDGET = {"epsilon": 1.0, "delta": 1e-5}
+FALLING = scheduled_workload("linear", 60, momentum=0.9)
+RUN = Participation(rounds=60, min_separation=12)
+
+
+def test_the_factors_of_each_schedule() -> None:
+    assert rate_factors("constant", 3) == (1.0, 1.0, 1.0)
+    assert rate_factors("linear", 4) == (1.0, 0.75, 0.5, 0.25)
+    assert rate_factors("cosine", 4) == pytest.approx((1.0, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125)))
+    assert rate_factors("linear", 4, warmup=2) == (1 / 3, 2 / 3, 1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("steps", 4, 0), "constant, linear, cosine, got 'steps'"),
+        (("linear", 4, 4), "warmup must be between 0 and 3"),
+        (("linear", 0, 0), "rounds must be at least 1, got 0"),
+    ],
+)
+def test_bad_schedules_are_refused(arguments, words: str) -> None:
+    schedule, rounds, warmup = arguments
+    with pytest.raises(ValueError, match=words):
+        rate_factors(schedule, rounds, warmup=warmup)
+
+
+def test_a_constant_rate_is_the_workload_without_a_schedule() -> None:
+    assert scheduled_workload("constant", 50) == PREFIX_SUMS
+    assert scheduled_workload("constant", 50, momentum=0.9) == momentum_workload(0.9)
+
+
+@pytest.mark.parametrize("error", ["rmse", "max-se"])
+@pytest.mark.parametrize("n", [1, 2, 7, 30])
+def test_the_error_under_a_schedule_is_that_of_dense_matrices(error: str, n: int) -> None:
+    generator = np.random.default_rng(n)
+    t, rates = generator.normal(size=n), generator.uniform(0.1, 1, n)
+    toeplitz = np.array([[t[i - j] if i >= j else 0.0 for j in range(n)] for i in range(n)])
+    b = np.tril(np.ones((n, n))) @ np.diag(rates) @ toeplitz
+    squares = (b**2).sum(axis=1)
+    found, _ = error_and_gradient(t, rates, error)
+    assert found == pytest.approx(squares.mean() if error == "rmse" else squares.max(), rel=1e-12)
+
+
+@pytest.mark.parametrize("error", ["rmse", "max-se"])
+def test_its_gradient_is_that_of_differences(error: str) -> None:
+    generator = np.random.default_rng(5)
+    rates = generator.uniform(0.1, 1, 9)
+    t = torch.tensor(generator.normal(size=9), requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: scheduled_error(t, rates, error), t)
+
+
+def test_chunks_of_columns_do_not_change_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    t, rates = np.linspace(1, -1, 40), np.linspace(1, 0.2, 40)
+    whole = error_and_gradient(t, rates, "rmse")
+    monkeypatch.setattr("fedcgd.optimisation.scheduled._CHUNK_ENTRIES", 120)
+    value, gradient = error_and_gradient(t, rates, "rmse")
+    assert value == pytest.approx(whole[0], rel=1e-13)
+    assert gradient == pytest.approx(whole[1], rel=1e-12)
+
+
+def private_rmse(mechanism: Mechanism, workload: Workload) -> float:
+    """sens·‖A·C⁻¹‖_F from dense matrices."""
+    a = oracle.workload(60, workload.momentum, workload.learning_rates or None)
+    return float(np.linalg.norm(a @ np.linalg.inv(matrix(mechanism, 60)))) * sensitivity(mechanism, RUN).value
+
+
+@pytest.mark.parametrize("spelling", ["banded-toeplitz:6", "band-inv-mf:4", "blt:2", "band-mf:6"])
+def test_what_is_optimised_for_a_schedule_is_better_under_it(spelling: str) -> None:
+    constant = catalogue.mechanism(spelling, RUN)
+    falling = catalogue.mechanism(spelling, RUN, workload=FALLING)
+    assert private_rmse(falling, FALLING) < 0.995 * private_rmse(constant, FALLING)
+    assert private_rmse(constant, PREFIX_SUMS) < 0.995 * private_rmse(falling, PREFIX_SUMS)
+
+
+@pytest.mark.parametrize("workload", [FALLING, momentum_workload(0.9), Workload(learning_rates=FALLING.learning_rates)])
+@pytest.mark.parametrize("objective", ["rmse", "max-se"])
+def test_lambda_is_the_best_of_a_grid_under_the_workload(workload: Workload, objective: str) -> None:
+    a = oracle.workload(60, workload.momentum, workload.learning_rates or None)
+
+    def error(lam: float) -> float:
+        rows = np.linalg.norm(a @ np.linalg.inv(matrix(LambdaCGD(lam), 60)), axis=1)
+        norm = np.linalg.norm(rows) if objective == "rmse" else rows.max()
+        return float(norm) * sensitivity(LambdaCGD(lam), RUN).value
+
+    found = select_lambda(RUN, objective=objective, workload=workload, **BUDGET).lam
+    assert error(found) <= min(error(lam) for lam in np.linspace(0, 0.995, 200)) * (1 + 1e-9)
+
+
+def test_the_default_is_right_for_the_way_that_runs() -> None:
+    """21 × 10 rounds: at a constant rate λ near 0.7 trains best, with linear decay or momentum about 0.9."""
+    run = Participation(rounds=210, min_separation=21)
+    plain = select_mechanism("lambda-cgd", run, **BUDGET)
+    falling = select_mechanism("lambda-cgd", run, workload=scheduled_workload("linear", 210), **BUDGET)
+    heavy = select_mechanism("lambda-cgd", run, workload=momentum_workload(0.9), **BUDGET)
+    both = select_mechanism("lambda-cgd", run, workload=scheduled_workload("linear", 210, momentum=0.9), **BUDGET)
+    assert plain.lam == pytest.approx(0.697, abs=0.002)
+    assert 0.85 < falling.lam < 0.93
+    assert 0.88 < heavy.lam < 0.95
+    assert 0.91 < both.lam < 0.95
+    plan = Plan.calibrated("lambda-cgd", run, clip_norm=1.0, workload=momentum_workload(0.9), **BUDGET)
+    assert plan.mechanism == heavy
+
+
+def test_the_share_grows_from_a_third_to_all() -> None:
+    assert excess_share(PREFIX_SUMS) == pytest.approx(1 / 3)
+    assert excess_share(momentum_workload(0.9)) == pytest.approx(2.8 / 3)
+    assert excess_share(FALLING) == 1
+    assert excess_share(Workload(learning_rates=(0.5, 0.5))) == pytest.approx(1 / 3)  # a rate that does not change
+
+
+def test_a_curvature_knows_no_schedule() -> None:
+    from fedcgd.curvature import Spectrum
+    from fedcgd.curvature.quadratic import Quadratic
+
+    with pytest.raises(ValueError, match="constant rate without momentum"):
+        select_lambda(
+            RUN, objective="curvature", curvature=Quadratic(Spectrum.of([1.0]), 0.1), workload=FALLING, **BUDGET
+        )
+
+
+def invoke(*words: str) -> dict:
+    result = CliRunner().invoke(app, [*words, "--rounds", "60", "--separation", "12", "--delta", "1e-5", "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_the_command_line_chooses_for_the_schedule_and_reports_its_error() -> None:
+    words = ("--epsilon", "1", "--momentum", "0.9", "--schedule", "linear")
+    expected = select_lambda(RUN, objective="excess", workload=FALLING, **BUDGET)
+    assert invoke("select-lambda", *words)["lam"] == expected.lam
+    found = invoke("calibrate", *words)
+    assert found["parameters"]["lam"] == expected.lam
+    assert found["rmse"] == error_norms(LambdaCGD(expected.lam), 60, FALLING).rmse(found["noise_multiplier"])
+    bands = invoke("select-bands", "--mechanism", "banded-toeplitz", *words)
+    plain = invoke("select-bands", "--mechanism", "banded-toeplitz", "--epsilon", "1")
+    assert dict(bands["errors"])[1] != dict(plain["errors"])[1]
+    [row] = invoke("compare", "--mechanism", "lambda-cgd", *words)
+    assert row["rmse"] == found["rmse"]
+
+
+def test_a_warm_up_that_is_too_long_is_one_line_on_the_command_line() -> None:
+    result = CliRunner().invoke(
+        app, ["select-lambda", "--rounds", "6", "--epsilon", "1", "--delta", "1e-5", "--warmup", "6"]
+    )
+    assert result.exit_code == 2
+    assert "warmup must be between 0 and 5" in result.stderr
+
+
+def test_the_server_s_rate_follows_the_schedule_and_stays_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for base, name in ((FedAvgM, "server_learning_rate"), (FedAdam, "eta")):
+        seen: list[float] = []
+        monkeypatch.setattr(
+            base,
+            "aggregate_train",
+            lambda self, *_, name=name, seen=seen: seen.append(getattr(self, name)) or (None, None),
+        )
+        strategy = scheduled(base, "linear", rounds=4, warmup=1)(**{name: 0.8})
+        for server_round in range(1, 7):
+            strategy.aggregate_train(server_round, [])
+        assert seen == pytest.approx([0.4, 0.8, 0.8 * 2 / 3, 0.8 / 3, 0.8 / 3, 0.8 / 3])
+        assert getattr(strategy, name) == 0.8
+
+
+def test_a_strategy_without_a_server_rate_is_refused_and_a_constant_one_stays_as_it_is() -> None:
+    assert scheduled(FedAvgM, "constant", rounds=9) is FedAvgM
+    with pytest.raises(ValueError, match="no server learning rate"):
+        scheduled(FedAvg, "linear", rounds=9)
