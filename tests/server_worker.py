@@ -40,7 +40,7 @@ from fedcgd.ledger import model_file
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
+from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks which task it is made by
 
@@ -79,7 +79,7 @@ def local_training(model: ArrayRecord, user: str, config: object, context: Conte
 
 def node_app(number: int) -> ClientApp:
     app = ClientApp()
-    host_users(app, lambda context: USERS[number::NODES], one_by_one(local_training))
+    host_users(app, lambda context: USERS[number::NODES], sequential_training(local_training))
     return app
 
 

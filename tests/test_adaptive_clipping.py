@@ -28,11 +28,11 @@ from fedcgd_flower import (
     IncompleteRunError,
     clipped_update_mod,
     host_users,
-    one_by_one,
     one_gradient_step,
     run_loop,
+    sequential_training,
 )
-from fedcgd_flower import rounds as rounds_module
+from fedcgd_flower import training_rounds as rounds_module
 from fedcgd_flower.adaptive_clipping import Scale, next_norm
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import TrainTask, train_message
@@ -65,7 +65,7 @@ def pool(updates: dict[str, np.ndarray]) -> FakeNode:
         return record(model["w"].numpy() + updates[user])
 
     app = ClientApp()
-    host_users(app, lambda context: list(updates), one_by_one(train))
+    host_users(app, lambda context: list(updates), sequential_training(train))
     return FakeNode(app)
 
 
@@ -119,7 +119,7 @@ def test_one_user_adds_a_vector_of_norm_at_most_1_whatever_its_update_is(beta: f
     layout = Layout(("w",), ((SIZE,),), ("float32",))
     grid = Grid.fitting(clip_norm=1.0, size=SIZE + 1, stddev=2.0)
     scale = Scale.of_round(clip_norm, beta / 2, grid)
-    clipping = {"clip_norm": scale.part, "grid": grid, "unit": scale.unit, "indicator": scale.indicator}
+    clipping = {"clip_norm": scale.part, "grid": grid, "update_scale": scale.update_scale, "indicator": scale.indicator}
     task = TrainTask(round=0, attempt=0, users=("u",), layout=layout, **clipping)
     for size in (0.0, 1e-30, 0.5, 1 - 1e-6, 1.0, 1 + 1e-6, 2.0, 1e9, 1e30):
         update = (clip_norm * size * (v := generator.normal(size=SIZE)) / np.linalg.norm(v)).astype(np.float32)
@@ -149,7 +149,9 @@ def test_one_user_adds_a_vector_of_norm_at_most_1_whatever_its_update_is(beta: f
                 assert (vector[-1] > 0) == within
             expected = np.minimum(clip_norm / max(np.linalg.norm(update.astype(np.float64)), 1e-300), 1) * update
             np.testing.assert_allclose(
-                grid.from_steps(vector[:-1]) * scale.unit, expected, atol=2 * grid.step * scale.unit + 1e-6 * clip_norm
+                grid.from_steps(vector[:-1]) * scale.update_scale,
+                expected,
+                atol=2 * grid.step * scale.update_scale + 1e-6 * clip_norm,
             )
 
 
@@ -238,7 +240,7 @@ def test_noise_has_the_size_that_the_module_says() -> None:
         return model
 
     app = ClientApp()
-    host_users(app, lambda context: [f"u{i}" for i in range(users)], one_by_one(train))
+    host_users(app, lambda context: [f"u{i}" for i in range(users)], sequential_training(train))
     released = []
     strategy = make(plan(rounds=rounds, noise_multiplier=0.8, clip_norm=3.0, mechanism=DPSGD()), users, settings)
     result = strategy.start(

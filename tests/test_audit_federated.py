@@ -12,7 +12,7 @@ from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
+from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
 from fedcgd_flower.update import clipped_update
 
 PARTICIPATION = Participation(rounds=8, min_separation=4)
@@ -35,7 +35,7 @@ def run(mechanism: Mechanism, claim: float, names_each: int = 1) -> tuple[AuditR
         return record(values)
 
     app = ClientApp()
-    host_users(app, lambda context: present, one_by_one(train))
+    host_users(app, lambda context: present, sequential_training(train))
     grid = FakeGrid({1: FakeNode(app)})
     plan = Plan.calibrated(mechanism, PARTICIPATION, clip_norm=CLIP, epsilon=claim, delta=1e-5)
     strategy = CorrelatedNoise(

@@ -19,8 +19,8 @@ from fedcgd.mechanisms import LambdaCGD
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import ClippedUpdateMod, CorrelatedNoise, arrays_of, clipped_update_mod, load_arrays
-from fedcgd_flower.layout import Layout, as_trained_from
-from fedcgd_flower.roster import Roster
+from fedcgd_flower.layout import Layout, cast_as_trained
+from fedcgd_flower.user_directory import UserDirectory
 
 LOCAL_DP = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
 
@@ -255,7 +255,7 @@ def test_the_modes_of_an_id() -> None:
             2: FakeNode(ordinary_app("group", [], mods=[clipped_update_mod]), config={"partition-id": 0}),
         }
     )
-    assert Roster("declared", lambda users, node: set(users)).refresh(grid) == {"ann": (1,), "0": (2,)}
+    assert UserDirectory("declared", lambda users, node: set(users)).refresh(grid) == {"ann": (1,), "0": (2,)}
 
 
 def test_half_precision_is_no_update() -> None:
@@ -293,8 +293,8 @@ def test_a_model_trained_in_16_bits_is_rounded_as_torch_rounds_it(half: torch.dt
     model = bits.view(np.float32)[np.isfinite(bits.view(np.float32))]
     rounded = torch.from_numpy(model).to(half).float().numpy()
     layout = Layout(("w",), (model.shape,), ("float32",))
-    np.testing.assert_array_equal(as_trained_from(model, [rounded], layout), rounded)
-    assert as_trained_from(model, [model], layout) is model
+    np.testing.assert_array_equal(cast_as_trained(model, [rounded], layout), rounded)
+    assert cast_as_trained(model, [model], layout) is model
 
 
 def test_only_trained_arrays_from_the_server_and_a_whole_state_dict_from_nodes() -> None:

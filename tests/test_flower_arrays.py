@@ -11,7 +11,7 @@ from flwr.common.serde import recorddict_to_proto
 from test_flower_messages import LAYOUT
 
 from fedcgd_flower import arrays as arrays_module
-from fedcgd_flower.arrays import Outgoing, Shown, array_of, view
+from fedcgd_flower.arrays import LazyArray, Outgoing, array_of, view
 from fedcgd_flower.layout import unflatten
 
 
@@ -29,10 +29,10 @@ def test_an_array_that_is_shown_is_an_array(value: np.ndarray) -> None:
     """In every way in which Flower, an app or a mod may take it, before and after its bytes are made."""
     plain = Array(value)
     for asked_before in (False, True):
-        shown = Shown(value)
+        shown = LazyArray(value)
         assert not asked_before or shown.data == plain.data
         assert (shown == plain, plain == shown) == (True, True)
-        assert (Shown(value + 1) == plain) == (not value.size)
+        assert (LazyArray(value + 1) == plain) == (not value.size)
         for same in (pickle.loads(pickle.dumps(shown)), copy.deepcopy(shown), copy.copy(shown)):
             assert (type(same), same) == (Array, plain)
         record, expected = ArrayRecord({"w": shown}), ArrayRecord({"w": plain})
@@ -67,7 +67,7 @@ def test_large_pages_are_asked_for_until_one_takes_longer_than_small_ones(monkey
 
 def test_what_is_shown_can_be_written_to_and_stays_as_it_is() -> None:
     flat = np.frombuffer(np.arange(6, dtype=np.float32).tobytes(), np.float32)  # read-only, as a message is
-    shown = Shown(flat.reshape(2, 3))
+    shown = LazyArray(flat.reshape(2, 3))
     first = shown.numpy()
     first += 1
     np.testing.assert_array_equal(shown.numpy(), [[0, 1, 2], [3, 4, 5]])
@@ -75,9 +75,9 @@ def test_what_is_shown_can_be_written_to_and_stays_as_it_is() -> None:
 
 
 def test_a_model_that_is_shown_makes_no_bytes_until_they_are_asked_for(monkeypatch) -> None:
-    monkeypatch.setattr(Shown, "data", property(lambda _: pytest.fail("nobody asked for bytes")))
+    monkeypatch.setattr(LazyArray, "data", property(lambda _: pytest.fail("nobody asked for bytes")))
     flat = np.arange(LAYOUT.size, dtype=np.float32)
-    content = RecordDict({"arrays": unflatten(flat, LAYOUT, array=Shown), "config": ConfigRecord()})
+    content = RecordDict({"arrays": unflatten(flat, LAYOUT, array=LazyArray), "config": ConfigRecord()})
     shown = content.array_records["arrays"].to_numpy_ndarrays()
     np.testing.assert_array_equal(np.concatenate([value.ravel() for value in shown]), flat)
 

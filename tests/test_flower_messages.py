@@ -9,14 +9,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from fedcgd.noise.quantisation import Grid
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import (
+    HostedUsers,
     TrainTask,
     model_records,
     read_train_message,
+    read_users_reply,
     train_message,
     train_reply,
+    users_query,
+    users_reply,
 )
 from fedcgd_flower.replies import NodeSum, read_train_reply
-from fedcgd_flower.user_messages import Hosted, read_users_reply, users_query, users_reply
 
 LAYOUT = Layout(("w", "b"), ((2, 2), (1,)), ("float32", "float32"))
 TASK = TrainTask(round=3, attempt=1, clip_norm=0.5, grid=Grid(2.0**-20), users=("ann", "bob"), layout=LAYOUT)
@@ -64,9 +67,9 @@ def test_the_requests_of_all_nodes_share_one_copy_of_the_model() -> None:
 
 def test_users_are_read_once_each_and_only_as_text() -> None:
     query = users_query(1)
-    assert read_users_reply(users_reply(query, ["b", "a", "b"])) == Hosted(("b", "a"))
-    assert read_users_reply(users_reply(query, ["b", "a", "b"], shared=True)) == Hosted(("a", "b"), shared=True)
-    assert read_users_reply(users_reply(query, [])) == Hosted(())
+    assert read_users_reply(users_reply(query, ["b", "a", "b"])) == HostedUsers(("b", "a"))
+    assert read_users_reply(users_reply(query, ["b", "a", "b"], shared=True)) == HostedUsers(("a", "b"), shared=True)
+    assert read_users_reply(users_reply(query, [])) == HostedUsers(())
     assert read_users_reply(None) is None
     assert read_users_reply(Message(RecordDict({"fedcgd": ConfigRecord({"users": [1, 2]})}), reply_to=query)) is None
     assert read_users_reply(Message(RecordDict({"fedcgd": ConfigRecord({"users": [""]})}), reply_to=query)) is None

@@ -9,13 +9,12 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 
 from fedcgd.noise.quantisation import Grid
-from fedcgd_flower import ClippedUpdateMod, clipped_update_mod, host_users, one_by_one, one_gradient_step
+from fedcgd_flower import ClippedUpdateMod, clipped_update_mod, host_users, one_gradient_step, sequential_training
 from fedcgd_flower.layout import Layout
-from fedcgd_flower.messages import TrainTask, train_message
+from fedcgd_flower.messages import TrainTask, train_message, users_query
 from fedcgd_flower.pool import LocalTask
 from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.send_and_receive import send_and_receive
-from fedcgd_flower.user_messages import users_query
 
 STEP = 2.0**-24
 LAYOUT = Layout(("w",), ((3,),), ("float32",))
@@ -40,7 +39,7 @@ def towards_target(model: ArrayRecord, user: str, config, context) -> ArrayRecor
 
 def pool(users=("ann", "bob", "cat", "dan", "eve")) -> FakeNode:
     app = ClientApp()
-    host_users(app, lambda context: users, one_by_one(towards_target))
+    host_users(app, lambda context: users, sequential_training(towards_target))
     return FakeNode(app)
 
 
@@ -60,7 +59,7 @@ def test_a_user_that_fails_or_is_not_finite_adds_nothing() -> None:
 @pytest.mark.parametrize(("users", "what"), [(["ann", 17], "one is int"), (["ann", ""], "one is an empty text")])
 def test_ids_have_to_be_texts(users: list, what: str) -> None:
     app = ClientApp()
-    host_users(app, lambda context: users, one_by_one(towards_target))
+    host_users(app, lambda context: users, sequential_training(towards_target))
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     with pytest.raises(TypeError, match=what) as raised:
         app(users_query(1), context)
@@ -111,7 +110,7 @@ def test_gradient_steps_count_the_users_within_the_norm_as_the_plain_loop_does()
     """The update is minus the gradient; what is counted has no sign to change."""
     inputs = {"ann": torch.tensor([3.0, 0, 0]), "bob": torch.tensor([0, 0.3, 0]), "cat": torch.tensor([0, 0, 0.4])}
     step = one_gradient_step(lambda flat, x: (flat * x).sum(), lambda asked, context: (inputs[asked[0]][None],))
-    loop = one_by_one(lambda model, user, config, context: ArrayRecord({"w": Array(-inputs[user].numpy())}))
+    loop = sequential_training(lambda model, user, config, context: ArrayRecord({"w": Array(-inputs[user].numpy())}))
     work = LocalTask(
         model=np.zeros(3, np.float32),
         layout=LAYOUT,
@@ -215,7 +214,7 @@ def test_a_user_whose_training_raises_is_logged_by_where_and_without_the_text(ca
         torch.zeros(2) + torch.zeros(4000 + 711)  # the library's own lines are not where to look
 
     app = ClientApp()
-    host_users(app, lambda context: ["ann"], one_by_one(fail))
+    host_users(app, lambda context: ["ann"], sequential_training(fail))
     result = ask(FakeGrid({1: FakeNode(app)}), 1, ("ann",))
     assert isinstance(result, NodeSum)
     assert not result.answered

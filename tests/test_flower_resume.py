@@ -17,7 +17,7 @@ from fedcgd.ledger import Ledger, verify
 from fedcgd.mechanisms import BSR, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.participation import Participation
-from fedcgd_flower import IncompleteRunError, rounds, run_loop
+from fedcgd_flower import IncompleteRunError, run_loop, training_rounds
 
 ROUNDS = 6
 
@@ -41,9 +41,9 @@ def dying(after: int, function):
 
 POINTS = {
     "send_and_receive": run_loop,
-    "inner_step": rounds,
-    "train_message": rounds,
-    "sum_of_replies": rounds,
+    "inner_step": training_rounds,
+    "train_message": training_rounds,
+    "sum_of_replies": training_rounds,
     "plan_round": Ledger,
     "record_aggregated": Ledger,
     "record_released": Ledger,

@@ -31,7 +31,7 @@ from fedcgd.mechanisms import DPSGD, BandedToeplitz, LambdaCGD, Normalized, inve
 from fedcgd.noise import NoiseStream
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd_flower import CorrelatedNoise, host_users, inner_state, one_by_one
+from fedcgd_flower import CorrelatedNoise, host_users, inner_state, sequential_training
 
 SIZE = 6
 KEY = NoiseKey.simulation(7)
@@ -56,7 +56,7 @@ def shifting(amount: float):
     def train(model, user, config, context):
         return record(model["w"].numpy() + np.float32(amount))
 
-    return one_by_one(train)
+    return sequential_training(train)
 
 
 def node(users, amount: float = 1.0, **options) -> FakeNode:
@@ -190,7 +190,7 @@ def test_users_that_their_node_leaves_out_are_counted() -> None:
 
     app = ClientApp()
     users = names(4)
-    host_users(app, lambda context: users, one_by_one(some_fail))
+    host_users(app, lambda context: users, sequential_training(some_fail))
     strategy = make(expected_users=4)
     strategy.start(FakeGrid({1: FakeNode(app)}), record(np.zeros(SIZE)), num_rounds=1)
     assert (strategy.releases, dict(strategy.dropped)) == (1, {"left out by its node": 2})

@@ -26,7 +26,7 @@ from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd_flower import CorrelatedNoise, IncompleteRunError, host_users, one_by_one
+from fedcgd_flower import CorrelatedNoise, IncompleteRunError, host_users, sequential_training
 
 DELTA = 1e-5
 SILOS = Participation(rounds=4, min_separation=2)
@@ -65,7 +65,7 @@ def grid_of(users: list[str]) -> FakeGrid:
         return ArrayRecord({"w": Array(model["w"].numpy() + np.float32(1))})
 
     client = ClientApp()
-    host_users(client, lambda context: list(users), one_by_one(train))
+    host_users(client, lambda context: list(users), sequential_training(train))
     return FakeGrid({1: FakeNode(client)})
 
 

@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from torch import nn
 
 from fedcgd.noise.quantisation import Grid
-from fedcgd_flower import LocalTask, arrays_of, one_by_one
+from fedcgd_flower import LocalTask, arrays_of, sequential_training
 from fedcgd_flower.layout import flatten, layout_of
 from fedcgd_simulations.local_training import LocalTraining, train_many, train_one, vectorises
 from fedcgd_simulations.models.lstm import lstm
@@ -43,7 +43,7 @@ def test_together_as_one_by_one(name: str, proximal: float) -> None:
     def alone(model, user, config, context):
         return train_one(task, model, EXAMPLES.take(PARTS[user]), local)
 
-    expected, counted = one_by_one(alone)(work, CONTEXT)
+    expected, counted = sequential_training(alone)(work, CONTEXT)
     found, answered = train_many(task, work, EXAMPLES, PARTS.__getitem__, local)
     assert counted == answered == 5
     step = work.grid.step

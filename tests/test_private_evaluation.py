@@ -37,7 +37,7 @@ from fedcgd_flower import (
     PrivateEvaluation,
     clipped_update_mod,
     host_users,
-    one_by_one,
+    sequential_training,
 )
 from fedcgd_flower.evaluation_messages import answer
 
@@ -66,7 +66,7 @@ def pool(users, measure=None) -> FakeNode:
         return (measure or truth)(user)
 
     app = ClientApp()
-    host_users(app, lambda context: list(users), one_by_one(train), evaluate=evaluate)
+    host_users(app, lambda context: list(users), sequential_training(train), evaluate=evaluate)
     return FakeNode(app)
 
 

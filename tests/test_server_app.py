@@ -69,8 +69,8 @@ def test_fewer_releases_than_planned_are_a_failure_and_the_resumed_run_has_all_f
 
         def stalling(*args, **kwargs):
             strategy = real(*args, **kwargs)
-            choose = strategy._rounds._choose
-            strategy._rounds._choose = lambda round, grid: choose(round, grid) if next(releases) < 2 else None
+            choose = strategy._rounds._select_cohort
+            strategy._rounds._select_cohort = lambda round, grid: choose(round, grid) if next(releases) < 2 else None
             return strategy
 
         patched.setattr(server_app, "CorrelatedNoise", stalling)

@@ -65,10 +65,12 @@ def test_units_and_what_is_counted(unit: float, length: float) -> None:
     direction = generator.normal(size=9)
     difference = (length * unit * direction / np.linalg.norm(direction)).astype(np.float32)
     grid = Grid(2.0**-20)
-    result = clipped_update(difference, np.zeros(9, np.float32), clip_norm=0.5, grid=grid, unit=unit, indicator=77)
+    result = clipped_update(
+        difference, np.zeros(9, np.float32), clip_norm=0.5, grid=grid, update_scale=unit, indicator=77
+    )
     np.testing.assert_allclose(result[:-1], grid.to_steps(clip(difference / np.float64(unit), 0.5)), atol=1)
     assert result[-1] == (77 if length < 0.5 else -77)
     written = np.empty(10, np.int64)
-    options = {"clip_norm": 0.5, "grid": grid, "unit": unit, "indicator": 77}
+    options = {"clip_norm": 0.5, "grid": grid, "update_scale": unit, "indicator": 77}
     assert write_clipped_update(written, difference, np.zeros(9, np.float32), **options) == written.sum()
     np.testing.assert_array_equal(written, result)

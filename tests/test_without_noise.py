@@ -22,7 +22,7 @@ from fedcgd.cli import app
 from fedcgd.ledger import JointBudget, export, joint, verify
 from fedcgd.ledger.statement import privacy_statement
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd_flower import AdaptiveClipping, CorrelatedNoise, PrivateEvaluation, host_users, one_by_one
+from fedcgd_flower import AdaptiveClipping, CorrelatedNoise, PrivateEvaluation, host_users, sequential_training
 
 KEY = NoiseKey(bytes(range(32)))
 NOISELESS = Plan(
@@ -46,7 +46,7 @@ def grid() -> FakeGrid:
     host_users(
         node,
         lambda context: list("abcd"),
-        one_by_one(lambda model, user, *_: record(model["w"].numpy() + np.float32(1))),
+        sequential_training(lambda model, user, *_: record(model["w"].numpy() + np.float32(1))),
     )
     return FakeGrid({1: FakeNode(node)})
 

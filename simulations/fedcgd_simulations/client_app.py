@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedcgd.gradients import ExampleLoss, example_loss
 from fedcgd.noise.quantisation import Integers
-from fedcgd_flower import LocalTask, host_users, one_by_one, one_gradient_step
+from fedcgd_flower import LocalTask, host_users, one_gradient_step, sequential_training
 from fedcgd_simulations.local_training import LocalTraining, Part, train_many, train_one, vectorises
 from fedcgd_simulations.partitions import Indices, partition
 from fedcgd_simulations.process import settle
@@ -90,7 +90,7 @@ def _clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
         return one_gradient_step(loss, _data)(work, context)
     if vectorises(task.model(0)):
         return train_many(task, work, *examples_of(context.run_config), _local(context))
-    return one_by_one(_local_training)(work, context)
+    return sequential_training(_local_training)(work, context)
 
 
 host_users(app, _hosted, _clipped_sum, shared=True)

@@ -143,7 +143,7 @@ def _train_softmax(
         generator = torch.Generator().manual_seed(seed)
         for epoch in range(local.epochs):
             orders[epoch, user, :size] = torch.randperm(size, generator=generator)
-    sent = unflatten(work.model, work.layout, carried=False)
+    sent = unflatten(work.model, work.layout, passthrough=False)
     weight, bias = (torch.from_numpy(sent[f"1.{name}"].numpy().copy()).to(device) for name in ("weight", "bias"))
     trained = trained_softmax(
         weight, bias, examples.inputs[padded], examples.targets[padded], torch.tensor(sizes), list(orders),
@@ -173,7 +173,7 @@ def _train_together(
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     sent = {
         name: torch.from_numpy(array.numpy().copy()).to(device)
-        for name, array in unflatten(work.model, work.layout, carried=False).items()
+        for name, array in unflatten(work.model, work.layout, passthrough=False).items()
     }
     weights = {name: value.expand(users, *value.shape).clone() for name, value in sent.items()}
 

@@ -9,9 +9,16 @@ from fedcgd.on_use import names_on_use
 
 if TYPE_CHECKING:
     from fedcgd_flower.adaptive_clipping import AdaptiveClipping
+    from fedcgd_flower.client_mod import ClippedUpdateMod, clipped_update_mod
     from fedcgd_flower.evaluation import PrivateEvaluation
-    from fedcgd_flower.mod import ClippedUpdateMod, clipped_update_mod
-    from fedcgd_flower.pool import LocalEvaluation, LocalTask, host_users, one_by_one, one_gradient_step
+    from fedcgd_flower.pool import (
+        LocalEvaluation,
+        LocalTask,
+        host_users,
+        one_by_one,
+        one_gradient_step,
+        sequential_training,
+    )
     from fedcgd_flower.result import IncompleteRunError, RunResult
     from fedcgd_flower.schedule import scheduled
     from fedcgd_flower.strategy import CorrelatedNoise
@@ -33,13 +40,14 @@ __all__ = [
     "one_by_one",
     "one_gradient_step",
     "scheduled",
+    "sequential_training",
 ]
 
 __getattr__ = names_on_use(
     __name__,
     {
         "AdaptiveClipping": "adaptive_clipping",
-        "ClippedUpdateMod": "mod",
+        "ClippedUpdateMod": "client_mod",
         "CorrelatedNoise": "strategy",
         "IncompleteRunError": "result",
         "LocalEvaluation": "pool",
@@ -47,12 +55,13 @@ __getattr__ = names_on_use(
         "PrivateEvaluation": "evaluation",
         "RunResult": "result",
         "arrays_of": "torch_models",
-        "clipped_update_mod": "mod",
+        "clipped_update_mod": "client_mod",
         "host_users": "pool",
         "load_arrays": "torch_models",
         "one_by_one": "pool",
         "one_gradient_step": "pool",
         "scheduled": "schedule",
+        "sequential_training": "pool",
     },
 )
 

@@ -85,24 +85,24 @@ def _rounded_up(value: float) -> float:
 class Scale:
     """How a round's updates become vectors of norm at most 1 on `grid`, and how their noised sum is read.
 
-    `unit` is ζ_t / α, `part` is α, and `indicator` is β/2 in steps. With a `fixed` norm updates are as they are.
+    `update_scale` is ζ_t / α, `part` is α, and `indicator` is β/2 in steps. With a `fixed` norm updates are as they are.
     """
 
-    unit: float
+    update_scale: float
     part: float
     indicator: int
 
     @staticmethod
     def fixed(clip_norm: float) -> "Scale":
         """The scale of every round if the norm does not adapt: 1, and no share is measured."""
-        return Scale(unit=1.0, part=clip_norm, indicator=0)
+        return Scale(update_scale=1.0, part=clip_norm, indicator=0)
 
     @staticmethod
     def of_round(clip_norm: float, indicator_norm: float, grid: Grid) -> "Scale":
-        """The scale of a round with norm ζ_t = `clip_norm`, up to rounding to float32: nodes divide such numbers by `unit`."""
+        """The scale of a round with norm ζ_t = `clip_norm`, up to rounding to float32, in which nodes divide."""
         indicator = int(indicator_norm / grid.step)
         part = math.sqrt(1 - (indicator * grid.step) ** 2)
-        return Scale(unit=float(np.float32(clip_norm / part)), part=part, indicator=indicator)
+        return Scale(update_scale=float(np.float32(clip_norm / part)), part=part, indicator=indicator)
 
     def share(self, counted: int, cohort_size: int) -> float:
         """The noised share of users within the norm, from the last coordinate of the noised sum, in steps.

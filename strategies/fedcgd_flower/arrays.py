@@ -94,7 +94,7 @@ def array_of(value: NDArray[Any]) -> Array:
     return Outgoing.of(value).sent()
 
 
-class Shown(Array):
+class LazyArray(Array):
     """`Array(value)`, whose bytes are made when somebody asks for them; most ask for `numpy()`, a copy. `value` stays so."""
 
     def __init__(self, value: NDArray[Any]) -> None:

@@ -21,7 +21,7 @@ from flwr.supercore import log
 
 from fedcgd.accounting import JointGuarantee
 from fedcgd.keys import NoiseKey
-from fedcgd.ledger import Ledger
+from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger, with_evaluations
 from fedcgd.noise.quantisation import Integers
 from fedcgd.noise.source import NoiseSource, grid_of, grid_source
@@ -30,9 +30,9 @@ from fedcgd.plan import Plan
 from fedcgd_flower.evaluation_messages import evaluate_message, scale_of
 from fedcgd_flower.layout import Flat, Layout
 from fedcgd_flower.messages import TrainTask, by_node
-from fedcgd_flower.places import Nodes, spread
 from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.send_and_receive import send_and_receive
+from fedcgd_flower.user_directory import NodeIds, balance_users
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +111,9 @@ class Evaluator:
         path: Path | None,
         training_stream: str,
         begun: bool,
-        keys: tuple[str, str],
+        record_keys: tuple[str, str],
     ) -> None:
-        self.settings, self._keys = settings, keys
+        self.settings, self._record_keys = settings, record_keys
         self.cohort_size = settings.cohort_size or cohort_size
         self._training = training
         self._key = key
@@ -150,7 +150,7 @@ class Evaluator:
     def released(self) -> dict[int, MetricRecord]:
         """Release of the training → what was measured of it."""
         kept = self._ledger.metrics("train").values()
-        return {int(metrics["release"]): _told(metrics) for metrics in kept}
+        return {int(metrics["release"]): _public_metrics(metrics) for metrics in kept}
 
     def evaluate(
         self,
@@ -159,7 +159,7 @@ class Evaluator:
         layout: Layout,
         config: ConfigRecord,
         grid: Grid,
-        nodes: Mapping[str, Nodes],
+        nodes: Mapping[str, NodeIds],
         timeout: float,
     ) -> MetricRecord | None:
         """What users measured of the model that is release number `release`, with noise; None if it could not be measured.
@@ -181,7 +181,9 @@ class Evaluator:
             return None
         attempt = self._ledger.plan_round(round, users)
         try:
-            total, answered = self._ask(round, attempt, model, layout, config, grid, spread(users, nodes), timeout)
+            total, answered = self._ask(
+                round, attempt, model, layout, config, grid, balance_users(users, nodes), timeout
+            )
             if not answered and plan.participation.sampling == "none":
                 self._skip(round, "no user answered")
                 return None
@@ -198,7 +200,7 @@ class Evaluator:
                 self._ledger.skip(round, "it could not be released")
             raise
         self._nonces.append(nonce)
-        return _told(measured)
+        return _public_metrics(measured)
 
     def _skip(self, round: int, reason: str) -> None:
         log(WARNING, "fedcgd: no evaluation: %s", reason)
@@ -225,7 +227,7 @@ class Evaluator:
                 grid=self._grid,
                 users=hosted,
                 layout=layout,
-                keys=self._keys,
+                record_keys=self._record_keys,
             )
             messages.append(evaluate_message(node_id, model, config, task, self.settings.bounds))
             tasks.append(replace(task, layout=self._answers))
@@ -254,7 +256,7 @@ _HINT = (
 )
 
 
-def _told(kept: Mapping[str, Any]) -> MetricRecord:
+def _public_metrics(kept: Mapping[str, Any]) -> MetricRecord:
     return MetricRecord({name: value for name, value in kept.items() if name != "release"})
 
 
@@ -267,3 +269,20 @@ def check_enough(settings: PrivateEvaluation, rounds: int) -> None:
             f"{rounds} rounds, evaluated every {settings.every} and at the end, are {len(due)} evaluations, and their plan has "
             f"{planned}: plan Participation(rounds={len(due)}, …), or take a larger `every`"
         )
+
+
+def check_evaluation(
+    evaluation: PrivateEvaluation, plan: Plan, budget: JointBudget | None, forward_client_metrics: bool
+) -> None:
+    """Raise TypeError or ValueError unless a training of `plan` can be evaluated so."""
+    if not isinstance(evaluation, PrivateEvaluation):
+        raise TypeError(f"evaluation must be a PrivateEvaluation(…) or None, got {evaluation!r}")
+    if forward_client_metrics:
+        raise ValueError("evaluation= is private and forward_client_metrics=True is not: choose one")
+    if budget is not None:
+        raise ValueError(
+            "a joint budget does not count the evaluations of the run that it is for: leave out evaluation= or budget="
+        )
+    if plan.noiseless:
+        raise ValueError("a private evaluation goes with a training that has noise: leave evaluation= out while σ = 0")
+    check_enough(evaluation, plan.participation.rounds)

@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import (
 )
 from flwr.supercore.run import Run
 
-from fedcgd_flower.messages import KEYS
+from fedcgd_flower.messages import RECORD_KEYS
 
 _DIFFERENTIALLY_PRIVATE = (
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -92,13 +92,13 @@ class _PlanningGrid(Grid):
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
-        self._asked = 0
+        self._pending = 0
 
     def get_node_ids(self) -> Iterable[int]:
-        self._asked += 1
-        if self._asked > _FLOWER_ASKS:  # whoever asks again waits for more
+        self._pending += 1
+        if self._pending > _FLOWER_ASKS:  # whoever asks again waits for more
             self._nodes = min(32 * self._nodes, _MOST_NODES)
-        if self._asked > _MOST_QUESTIONS:
+        if self._pending > _MOST_QUESTIONS:
             raise RuntimeError("the inner strategy waits for nodes; its configure_train must take those that are there")
         return range(1, self._nodes + 1)
 
@@ -139,9 +139,11 @@ def warnings_only() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def keys_of(inner: Strategy) -> tuple[str, str]:
+def record_keys_of(inner: Strategy) -> tuple[str, str]:
     """The names under which nodes get the model and the configuration, as the inner strategy would send them."""
-    return getattr(inner, "arrayrecord_key", KEYS[0]), getattr(inner, "configrecord_key", KEYS[1])  # Flower's names
+    return getattr(inner, "arrayrecord_key", RECORD_KEYS[0]), getattr(
+        inner, "configrecord_key", RECORD_KEYS[1]
+    )  # Flower's names
 
 
 def inner_config(inner: Strategy, server_round: int, arrays: ArrayRecord, config: ConfigRecord) -> ConfigRecord:

@@ -43,7 +43,7 @@ class _OutOfTimeError(BaseException):
     """Not an Exception, so that code which catches those does not catch it."""
 
 
-def each_apart(
+def run_isolated(
     users: Sequence[str],
     model: Flat,
     config: ConfigRecord,

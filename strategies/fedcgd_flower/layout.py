@@ -22,7 +22,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 @dataclass(frozen=True)
-class Carried:
+class PassthroughArray:
     """An array that goes along unchanged: a counter, a frozen parameter. It stands at `position` among the model's arrays."""
 
     position: int
@@ -34,13 +34,13 @@ class Carried:
 class Layout:
     """Names, shapes and dtypes of a model's trained arrays, in order: what turns a flat vector back into the model.
 
-    `carried` are the model's other arrays, with their values. Two layouts are equal if they train the same.
+    `passthrough` are the model's other arrays, with their values. Two layouts are equal if they train the same.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
-    carried: tuple[Carried, ...] = field(default=(), compare=False, repr=False)
+    passthrough: tuple[PassthroughArray, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -55,16 +55,16 @@ class Layout:
         return json.dumps([self.names, self.shapes, self.dtypes])
 
     @staticmethod
-    def from_json(text: str, carried: tuple[Carried, ...] = ()) -> "Layout":
+    def from_json(text: str, passthrough: tuple[PassthroughArray, ...] = ()) -> "Layout":
         """The layout that `to_json` wrote."""
         names, shapes, dtypes = json.loads(text)
-        return Layout(tuple(names), tuple(tuple(shape) for shape in shapes), tuple(dtypes), carried)
+        return Layout(tuple(names), tuple(tuple(shape) for shape in shapes), tuple(dtypes), passthrough)
 
 
 def layout_of(
     arrays: ArrayRecord, *, trainable: Collection[str] | None = None, batch_norm: BatchNorm = "refuse"
 ) -> Layout:
-    """The layout of `arrays`, for example of a whole state_dict: floating-point arrays are trained, the others carried along.
+    """The layout of `arrays`, for example of a state_dict: floating-point arrays are trained, the others passed through.
 
     `trainable` names the arrays that are trained, where not all are (frozen layers, LoRA). Raises ValueError if nothing is
     trained, if a name is unknown or its array holds no floating-point numbers, or for BatchNorm's statistics unless `batch_norm`
@@ -77,7 +77,7 @@ def layout_of(
     if unknown := sorted(set(trainable or ()) - set(arrays)):
         raise ValueError(f"trainable names {unknown}, and the model's arrays are {list(arrays)}")
     trained: list[str] = []
-    carried: list[Carried] = []
+    passthrough: list[PassthroughArray] = []
     for position, (name, array) in enumerate(arrays.items()):
         floating = np.issubdtype(np.dtype(array.dtype), np.floating)
         if _is_statistic(name):
@@ -95,14 +95,14 @@ def layout_of(
         if wanted:
             trained.append(name)
         else:
-            carried.append(Carried(position, name, array))
+            passthrough.append(PassthroughArray(position, name, array))
     if not trained:
         raise ValueError(f"none of the arrays {list(arrays)} is trained: they hold no floating-point numbers")
     return Layout(
         tuple(trained),
         tuple(tuple(arrays[name].shape) for name in trained),
         tuple(arrays[name].dtype for name in trained),
-        tuple(carried),
+        tuple(passthrough),
     )
 
 
@@ -115,10 +115,10 @@ def flatten(arrays: Mapping[str, Array], layout: Layout, out: Flat | None = None
 
     Raises ValueError if an array is missing, has another shape, or does not hold real numbers.
     """
-    return np.concatenate([np.empty(0, np.float32), *pieces(arrays, layout)], out=out)
+    return np.concatenate([np.empty(0, np.float32), *flat_arrays(arrays, layout)], out=out)
 
 
-def pieces(arrays: Mapping[str, Array], layout: Layout) -> list[Flat]:
+def flat_arrays(arrays: Mapping[str, Array], layout: Layout) -> list[Flat]:
     """`flatten`, one vector an array; a copy is made only of what is not float32 in memory as it is."""
     if missing := [name for name in layout.names if name not in arrays]:
         raise ValueError(f"expected arrays {list(layout.names)}, and {missing} are missing from {list(arrays)}")
@@ -138,14 +138,14 @@ def unflatten(
     flat: Flat,
     layout: Layout,
     *,
-    carried: bool = True,
+    passthrough: bool = True,
     same: Mapping[str, Array] | None = None,
     array: Callable[[NDArray[Any]], Array] = array_of,
 ) -> ArrayRecord:
     """The named arrays of a flat vector of shape (layout.size,), each with its own shape and dtype.
 
-    With `carried`, the whole model, in its own order. A running variance is at least 0, whatever the noise made of it. `same` are
-    the arrays that `flat` was made of: those that a copy would be equal to are taken as they are. `array` makes the others.
+    With `passthrough`, the whole model, in its own order. A running variance is at least 0, whatever the noise made of it.
+    `same` are the arrays that `flat` was made of: those that a copy would equal are taken as they are. `array` makes the others.
     """
     if flat.shape != (layout.size,):
         raise ValueError(f"a flat model of this layout has shape ({layout.size},), got {flat.shape}")
@@ -161,20 +161,20 @@ def unflatten(
         if name.rpartition(".")[2] == "running_var":
             value = np.maximum(value, 0)
         arrays.append((name, array(value.astype(dtype, copy=False))))
-    for part in layout.carried if carried else ():
+    for part in layout.passthrough if passthrough else ():
         arrays.insert(part.position, (part.name, copy(part.array)))
     record = ArrayRecord()
     record.update(arrays)  # given to the constructor, each would have to make its bytes
     return record
 
 
-def as_trained_from(model: Flat, trained: Sequence[Flat], layout: Layout) -> Flat:
+def cast_as_trained(model: Flat, trained: Sequence[Flat], layout: Layout) -> Flat:
     """`model` as a node saw it that replied `trained`: rounded as the node rounded it, so that rounding is no update.
 
     Numbers that all fit 16 bits were trained in 16 bits, whatever type they travel in (no message carries bfloat16).
     """
     if set(layout.dtypes) - {"float32", "float64"}:
-        model = flatten(unflatten(model, layout, carried=False), layout)
+        model = flatten(unflatten(model, layout, passthrough=False), layout)
     for half in (_bfloat16, _float16):
         if all(np.array_equal(half(part), part) for few in (1024, None) for part in (p[:few] for p in trained)):
             return half(model)

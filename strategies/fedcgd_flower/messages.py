@@ -7,10 +7,10 @@ carries the sum of those users' clipped updates; what the server takes of it is 
 import json
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from logging import ERROR
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
@@ -18,8 +18,7 @@ from flwr.supercore import log
 
 from fedcgd.noise.quantisation import Grid
 from fedcgd_flower.arrays import Outgoing, array_of, view
-from fedcgd_flower.causes import LOCAL_FAILURE
-from fedcgd_flower.layout import Carried, Flat, Layout
+from fedcgd_flower.layout import Flat, Layout, PassthroughArray
 from fedcgd_flower.update import Steps
 
 MODEL = "model"
@@ -27,11 +26,18 @@ UPDATE = "update"
 FLAT = "flat"
 CARRIED = "carried"
 CONFIG = "config"
-KEYS = "arrays", "config"
+RECORD_KEYS = "arrays", "config"
 """Under which Flower's strategies send the model and the configuration, unless they are told other names."""
 TASK = "fedcgd"
 CHECKSUM = "checksum"
 _FAILED = 2  # Flower's code for a ClientApp that raised
+
+# All that a failing node says.
+LOCAL_FAILURE, NOT_FINITE, ANOTHER_MODEL = (
+    "local training failed",
+    "the update is not finite",
+    "the reply is another model",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +51,11 @@ class TrainTask:
     """Updates are rounded towards zero to it."""
     users: tuple[str, ...]
     layout: Layout
-    unit: float = 1.0
+    update_scale: float = 1.0
     """Updates are divided by it before they are clipped."""
     indicator: int = 0
     """Steps that a user adds to one coordinate more if its update is within the norm, and takes from it if not; 0: none."""
-    keys: tuple[str, str] = KEYS
+    record_keys: tuple[str, str] = RECORD_KEYS
     """Under which the app's own function finds the model and the configuration."""
 
     @property
@@ -79,8 +85,8 @@ def by_node(users: Mapping[str, int]) -> list[tuple[int, tuple[str, ...]]]:
 def model_records(model: Flat | Outgoing, layout: Layout) -> dict[str, ArrayRecord]:
     """The part of a request that all nodes share, in memory too: the flat model, and what it carries along."""
     records = {MODEL: ArrayRecord({FLAT: model.sent() if isinstance(model, Outgoing) else array_of(model)})}
-    if layout.carried:  # as one array: the number of arrays is what a deployed round costs
-        parts = [np.ascontiguousarray(view(part.array)).reshape(-1).view(np.uint8) for part in layout.carried]
+    if layout.passthrough:  # as one array: the number of arrays is what a deployed round costs
+        parts = [np.ascontiguousarray(view(part.array)).reshape(-1).view(np.uint8) for part in layout.passthrough]
         records[CARRIED] = ArrayRecord({FLAT: array_of(np.concatenate(parts))})
     return records
 
@@ -94,38 +100,38 @@ def train_message(
 ) -> Message:
     """The request for one node; `model` is flat, or what `model_records` made of it for all nodes."""
     records = model_records(model, task.layout) if isinstance(model, np.ndarray) else model
-    carried = task.layout.carried
-    values = [view(part.array) for part in carried]
+    passthrough = task.layout.passthrough
+    values = [view(part.array) for part in passthrough]
     description = ConfigRecord(
         {
             "round": task.round,
             "attempt": task.attempt,
             "clip-norm": task.clip_norm,
             "step": task.grid.step,
-            "unit": task.unit,
+            "unit": task.update_scale,
             "indicator": task.indicator,
             "users": list(task.users),
             "layout": task.layout.to_json(),
             "carried": json.dumps(
-                [(part.position, part.name, v.shape, v.dtype.str) for part, v in zip(carried, values, strict=True)]
+                [(part.position, part.name, v.shape, v.dtype.str) for part, v in zip(passthrough, values, strict=True)]
             ),
         }
     )
-    if task.keys != KEYS:
-        description["keys"] = list(task.keys)
+    if task.record_keys != RECORD_KEYS:
+        description["keys"] = list(task.record_keys)
     content = RecordDict({**records, CONFIG: config, TASK: description})
     return Message(content, dst_node_id=node_id, message_type=message_type)
 
 
-def _read_carried(content: RecordDict) -> tuple[Carried, ...]:
+def _read_passthrough(content: RecordDict) -> tuple[PassthroughArray, ...]:
     described = json.loads(cast(str, content.config_records[TASK]["carried"]))
     raw = content.array_records[CARRIED][FLAT].numpy() if described else np.empty(0, np.uint8)
-    carried, start = [], 0
+    passthrough, start = [], 0
     for position, name, shape, dtype in described:
         stop = start + math.prod(shape) * np.dtype(dtype).itemsize
-        carried.append(Carried(position, name, Array(raw[start:stop].view(dtype).reshape(shape))))
+        passthrough.append(PassthroughArray(position, name, Array(raw[start:stop].view(dtype).reshape(shape))))
         start = stop
-    return tuple(carried)
+    return tuple(passthrough)
 
 
 def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]:
@@ -145,10 +151,10 @@ def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]
         clip_norm=cast(float, description["clip-norm"]),
         grid=Grid(cast(float, description["step"])),
         users=tuple(cast(list[str], description["users"])),
-        layout=Layout.from_json(cast(str, description["layout"]), _read_carried(content)),
-        unit=cast(float, description["unit"]),
+        layout=Layout.from_json(cast(str, description["layout"]), _read_passthrough(content)),
+        update_scale=cast(float, description["unit"]),
         indicator=cast(int, description["indicator"]),
-        keys=cast(tuple[str, str], tuple(cast(list[str], description.get("keys", KEYS)))),
+        record_keys=cast(tuple[str, str], tuple(cast(list[str], description.get("keys", RECORD_KEYS)))),
     )
     return view(content.array_records[MODEL][FLAT]), content.config_records[CONFIG], task
 
@@ -183,3 +189,76 @@ def failed_reply(request: Message, error: Exception) -> Message:
 def modulo(checksum: int) -> int:
     """As a 64-bit integer, which is what a message can hold."""
     return (checksum + 2**63) % 2**64 - 2**63
+
+
+Problem = Literal["no user id", "another privacy mod"]
+PROBLEMS: dict[Problem, str] = {
+    "no user id": (
+        "its configuration names no user: start it with --node-config 'user-id=\"…\"' (or partition-id=…), give the mod a user "
+        "(ClippedUpdateMod(user=...)), or let registrations name the nodes (identity='authenticated')"
+    ),
+    "another privacy mod": (
+        "its ClientApp has another mod for privacy inside clipped_update_mod, which would spoil the update: take it out"
+    ),
+}
+"""Why a node cannot take part, in words for the server's log: chosen from here, never text that a node sent."""
+
+
+def users_query(node_id: int) -> Message:
+    """The question which users a node hosts.
+
+    It is a train message, because a mod sees only messages for which the ClientApp has a function, and a train function is what
+    every node has.
+    """
+    content = RecordDict({TASK: ConfigRecord({"question": "users"})})
+    return Message(content, dst_node_id=node_id, message_type=MessageType.TRAIN)
+
+
+def is_users_query(message: Message) -> bool:
+    """Whether `message` is what `users_query` made."""
+    return TASK in message.content.config_records and "question" in message.content.config_records[TASK]
+
+
+@dataclass(frozen=True)
+class HostedUsers:
+    """The users that a node says it hosts. If they are shared, other nodes may host the same: each is asked at one of them."""
+
+    users: tuple[str, ...]
+    shared: bool = False
+
+
+def users_reply(request: Message, users: Sequence[str] | Problem, *, shared: bool = False) -> Message:
+    """The reply to a `users_query`: the stable ids of the users this node hosts, or why it can name none.
+
+    Raises TypeError, which names no user, unless the ids are texts that are not empty.
+    """
+    for user in () if isinstance(users, str) else users:
+        if not _is_id(user):
+            what = "an empty text" if user == "" else type(user).__name__
+            raise TypeError(f"ids of users must be texts and not empty, such as '17'; one is {what}")
+    answer = ConfigRecord({"problem": users} if isinstance(users, str) else {"users": list(users)})
+    if shared:
+        answer["shared"] = True
+    return Message(RecordDict({TASK: answer}), reply_to=request)
+
+
+def _is_id(user: object) -> bool:
+    return isinstance(user, str) and user != ""
+
+
+def read_users_reply(reply: Message | None) -> HostedUsers | Problem | None:
+    """The users that a node says it hosts, or what keeps it from saying so; None if the reply tells neither."""
+    if reply is None or reply.has_error() or TASK not in reply.content.config_records:
+        return None
+    answer = reply.content.config_records[TASK]
+    for problem in PROBLEMS:
+        if answer.get("problem") == problem:
+            return problem
+    users = answer.get("users")
+    if not isinstance(users, list) or not all(map(_is_id, users)):
+        return None
+    listed = tuple(dict.fromkeys(cast(list[str], users)))
+    shared = answer.get("shared") is True
+    return HostedUsers(
+        tuple(sorted(listed)) if shared else listed, shared
+    )  # so that the lists of nodes that share are equal

@@ -13,11 +13,10 @@ from flwr.clientapp import ClientApp
 from fedcgd.gradients import ExampleLoss, clipped_gradient_sum
 from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd_flower.evaluation_messages import answer, bounds_of
-from fedcgd_flower.isolation import TIME_LIMIT, each_apart
-from fedcgd_flower.layout import Flat, Layout, as_trained_from, flatten, unflatten
-from fedcgd_flower.messages import TrainTask, failed_reply, read_train_message, train_reply
+from fedcgd_flower.isolation import TIME_LIMIT, run_isolated
+from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flatten, unflatten
+from fedcgd_flower.messages import TrainTask, failed_reply, is_users_query, read_train_message, train_reply, users_reply
 from fedcgd_flower.update import Steps, clipped_update
-from fedcgd_flower.user_messages import is_users_query, users_reply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,7 @@ class LocalTask:
     clip_norm: float
     grid: Grid
     config: ConfigRecord
-    unit: float = 1.0
+    update_scale: float = 1.0
     """With adaptive clipping, what an update is divided by before it is clipped."""
     indicator: int = 0
     """With adaptive clipping, what a user adds to the last coordinate if its update is within the norm, or takes away if not."""
@@ -44,10 +43,10 @@ class LocalTask:
         """What a user whose training ended at `trained` adds to the sum, shape (size,); None if it is not finite."""
         return clipped_update(
             trained,
-            as_trained_from(self.model, [trained], self.layout),
+            cast_as_trained(self.model, [trained], self.layout),
             clip_norm=self.clip_norm,
             grid=self.grid,
-            unit=self.unit,
+            update_scale=self.update_scale,
             indicator=self.indicator,
         )
 
@@ -101,7 +100,7 @@ def host_users(
             clip_norm=task.clip_norm,
             grid=task.grid,
             config=config,
-            unit=task.unit,
+            update_scale=task.update_scale,
             indicator=task.indicator,
         )
         try:
@@ -123,14 +122,14 @@ def host_users(
             return answer(measured, bounds, task.grid)
 
         total, answered = np.zeros(len(bounds), np.int64), 0
-        for part in each_apart(asked, model, config, context, measure, time_limit=TIME_LIMIT):
+        for part in run_isolated(asked, model, config, context, measure, time_limit=TIME_LIMIT):
             if part is not None:
                 total += part
                 answered += 1
         return train_reply(message, task, total, answered)
 
 
-def one_by_one(local_training: LocalTraining, *, time_limit: float | None = TIME_LIMIT) -> ClippedSum:
+def sequential_training(local_training: LocalTraining, *, time_limit: float | None = TIME_LIMIT) -> ClippedSum:
     """The clipped sum by a plain loop: each user trains from the model it was sent, for at most `time_limit` seconds.
 
     A user whose training raises, takes longer, or gives anything but the model's arrays with finite numbers adds nothing and does
@@ -142,7 +141,7 @@ def one_by_one(local_training: LocalTraining, *, time_limit: float | None = TIME
             return flatten(local_training(unflatten(work.model, work.layout), user, config, context), work.layout)
 
         total, answered = np.zeros(work.size, np.int64), 0
-        for trained in each_apart(work.users, work.model, work.config, context, train, time_limit=time_limit):
+        for trained in run_isolated(work.users, work.model, work.config, context, train, time_limit=time_limit):
             if trained is None:
                 continue
             update = work.clipped(trained)
@@ -152,6 +151,10 @@ def one_by_one(local_training: LocalTraining, *, time_limit: float | None = TIME
         return total, answered
 
     return clipped_sum
+
+
+one_by_one = sequential_training
+"""The name that `sequential_training` had before 0.1."""
 
 
 def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | None = TIME_LIMIT) -> ClippedSum:
@@ -168,7 +171,7 @@ def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | 
         def example(user: str, _: ConfigRecord, context: Context) -> Example:
             return _one_row(data((user,), context))
 
-        apart = each_apart(work.users, work.model, work.config, context, example, time_limit=time_limit)
+        apart = run_isolated(work.users, work.model, work.config, context, example, time_limit=time_limit)
         total, answered = torch.zeros(work.size, dtype=torch.int64), 0
         failures = []
         batches = list(_batches(list(apart)))
@@ -182,7 +185,7 @@ def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | 
                     clip_norm=work.clip_norm,
                     grid=work.grid,
                     counted=counted,
-                    unit=work.unit,
+                    unit=work.update_scale,
                     indicator=work.indicator,
                 )
             except Exception as error:  # none of this batch could be computed

@@ -5,18 +5,71 @@ Whatever does not look exactly like what was asked for is dropped, with a cause.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import Error, Message
 from numpy.typing import NDArray
 
 from fedcgd.clipping import ROUNDING, clip
 from fedcgd.noise.quantisation import Integers
 from fedcgd.passes import CHUNK, LANES, Lanes, aligned, passes, sum_of_lanes
 from fedcgd_flower.arrays import view
-from fedcgd_flower.causes import Cause, cause_of
-from fedcgd_flower.messages import CHECKSUM, FLAT, TASK, UPDATE, TrainTask, modulo
+from fedcgd_flower.messages import (
+    ANOTHER_MODEL,
+    CHECKSUM,
+    FLAT,
+    LOCAL_FAILURE,
+    NOT_FINITE,
+    TASK,
+    UPDATE,
+    TrainTask,
+    modulo,
+)
 from fedcgd_flower.update import Steps
+
+RejectionReason = Literal[
+    "no answer",
+    "node lost",
+    "app crashed",
+    "error in local training",
+    "client error",
+    "without fedcgd's mod",
+    "not asked for",
+    "wrong round",
+    "more users than asked",
+    "wrong arrays",
+    "wrong shape or dtype",
+    "not finite",
+    "changed after clipping",
+    "left out by its node",
+]
+
+
+def rejection_reason(error: Error) -> RejectionReason:
+    """Why a node answered with an error. Its text may tell about users' data: it is compared, and never logged."""
+    match error.code:
+        case 3 | 4 | 5:  # message, reply or node unavailable
+            return "node lost"
+        case 1 | 8:  # the ClientApp could not be loaded, or its process ended
+            return "app crashed"
+    if error.reason == NOT_FINITE:
+        return "not finite"
+    if error.reason == ANOTHER_MODEL:
+        return "wrong arrays"
+    return "error in local training" if error.reason == LOCAL_FAILURE else "client error"
+
+
+HINTS: dict[RejectionReason, str] = {
+    "client error": "a ClientApp raised outside of fedcgd's code; clipped_update_mod must be the first of its mods",
+    "without fedcgd's mod": "a ClientApp replied by itself; it needs clipped_update_mod as the first of its mods, or host_users",
+    "error in local training": "a node's own log says where its training failed",
+    "wrong arrays": "a train function must reply the whole model that it was sent, with the same names and shapes; a node's own "
+    "log says what differs",
+    "app crashed": "a node's own log says why its ClientApp could not be loaded, or ended",
+    "wrong shape or dtype": "a ClippedSum of your own must return work.size integers, as work.clipped gives them",
+}
+"""What the operator can do about a cause, for the log."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +80,7 @@ class NodeSum:
     answered: int
 
 
-def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
+def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | RejectionReason:
     """The node's sum in steps, scaled to norm at most (users asked) · task.norm; or why the reply was dropped.
 
     The sum of several users comes as integers, because the node has to round each user's update. A single user's update
@@ -40,7 +93,7 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Cause:
 
 def sum_of_replies(
     replies: Sequence[tuple[Message | None, TrainTask]], size: int
-) -> tuple[Integers, list[int | Cause]]:
+) -> tuple[Integers, list[int | RejectionReason]]:
     """(Σ updates, each as `read_train_reply` gives it, shape (size,); how many users are in each, or why it was dropped).
 
     All replies are added stretch by stretch, with their norms and checksums in the same pass, so that each is read once and the
@@ -48,13 +101,13 @@ def sum_of_replies(
     """
     total, lanes = np.zeros(size, np.int64), np.empty(LANES)
     received = [_received(reply, task) for reply, task in replies]
-    addends = [part for part in received if isinstance(part, _Addend)]
+    unverified_updates = [part for part in received if isinstance(part, _UnverifiedUpdate)]
     for start in range(0, size, CHUNK):
-        for addend in addends:
-            addend.add_to(total, start, lanes)
-    results: list[int | Cause] = []
+        for unverified in unverified_updates:
+            unverified.add_to(total, start, lanes)
+    results: list[int | RejectionReason] = []
     for part in received:
-        if not isinstance(part, _Addend):
+        if not isinstance(part, _UnverifiedUpdate):
             results.append(part)
         elif part.is_changed():
             total -= part.update
@@ -67,7 +120,7 @@ def sum_of_replies(
     return total, results
 
 
-class _Addend:
+class _UnverifiedUpdate:
     """A well-formed reply, whose numbers nobody has checked yet; and what is found out about them while they are added."""
 
     def __init__(self, update: Steps, task: TrainTask, answered: int, checksum: object) -> None:
@@ -106,11 +159,11 @@ class _Addend:
         return self._squares <= (1 - ROUNDING / 2) * bound**2 and bool(((counted <= most) & (counted >= -most)).all())
 
 
-def _received(reply: Message | None, task: TrainTask) -> _Addend | Cause:
+def _received(reply: Message | None, task: TrainTask) -> _UnverifiedUpdate | RejectionReason:
     if reply is None:
         return "no answer"
     if reply.has_error():
-        return cause_of(reply.error)
+        return rejection_reason(reply.error)
     content = reply.content
     if TASK not in content.config_records:
         return "without fedcgd's mod"
@@ -135,16 +188,16 @@ def _received(reply: Message | None, task: TrainTask) -> _Addend | Cause:
             return "not finite"
         if CHECKSUM in description:
             return "changed after clipping"  # it left fedcgd's code as integers
-        return _Addend(_clipped_and_rounded(value.astype(np.float64), task), task, answered, None)
+        return _UnverifiedUpdate(_clipped_and_rounded(value.astype(np.float64), task), task, answered, None)
     if value.dtype == task.dtype and len(value) == task.size:
-        return _Addend(np.ascontiguousarray(value), task, answered, description.get(CHECKSUM))
+        return _UnverifiedUpdate(np.ascontiguousarray(value), task, answered, description.get(CHECKSUM))
     return "wrong shape or dtype"
 
 
 def _clipped_and_rounded(update: NDArray[np.float64], task: TrainTask) -> Integers:
     """A single user's update, as `clipped_update` would have sent it."""
-    clipped = clip(update, task.clip_norm * task.unit)
-    steps = task.grid.to_steps(clipped / task.unit)
+    clipped = clip(update, task.clip_norm * task.update_scale)
+    steps = task.grid.to_steps(clipped / task.update_scale)
     if not task.indicator:
         return steps
     return np.append(steps, task.indicator if np.array_equal(clipped, update) else -task.indicator)

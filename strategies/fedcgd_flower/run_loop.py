@@ -14,11 +14,10 @@ from flwr.supercore import log
 from fedcgd.plan import Plan
 from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.layout import Layout, flatten, unflatten
-from fedcgd_flower.progress import RoundReport, config_text, metrics_text
-from fedcgd_flower.promise import epsilon_text
+from fedcgd_flower.reporting import RoundReport, config_text, epsilon_text, metrics_text
 from fedcgd_flower.result import IncompleteRunError, RunResult
-from fedcgd_flower.rounds import Rounds
 from fedcgd_flower.send_and_receive import send_and_receive
+from fedcgd_flower.training_rounds import TrainingRounds
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -32,7 +31,7 @@ class RunLoop:
     strategy: Strategy
     inner: Strategy
     plan: Plan
-    rounds: Rounds
+    rounds: TrainingRounds
     evaluator: Evaluator | None
     recorded: bool
     """Whether there is a ledger file, from which the run can go on."""
@@ -50,7 +49,7 @@ class RunLoop:
         started = time.monotonic()
         log(INFO, "Starting %s around %s:", type(self.strategy).__name__, type(self.inner).__name__)
         result = self._resume(initial_arrays)
-        log(INFO, "\t├── Rounds: %d planned, %d released", result.planned, result.released)
+        log(INFO, "\t├── TrainingRounds: %d planned, %d released", result.planned, result.released)
         log(INFO, "\t├── ConfigRecord (train): %s", config_text(self.train_config))
         log(INFO, "\t├── ConfigRecord (evaluate): %s", config_text(self.evaluate_config))
         self.strategy.summary()
@@ -75,7 +74,7 @@ class RunLoop:
                     self._evaluate_on_clients(result)
                     self._evaluate(result)
             except BaseException:
-                rounds.give_up("interrupted")
+                rounds.abort_round("interrupted")
                 raise
             failures, failure = (0, failure) if released else (failures + 1, rounds.report.failure)
             log(INFO if released and not rounds.report.noise_alone else WARNING, "%s", rounds.report)
@@ -167,7 +166,7 @@ class RunLoop:
         layout = self.rounds.layout(result.arrays)
         config = ConfigRecord({} if self.evaluate_config is None else dict(self.evaluate_config))
         config["server-round"] = release
-        nodes = self.rounds.roster.refresh(self.grid)
+        nodes = self.rounds.directory.refresh(self.grid)
         model = flatten(result.arrays, layout)
         measured = evaluator.evaluate(release, model, layout, config, self.grid, nodes, self.timeout)
         if measured is not None:

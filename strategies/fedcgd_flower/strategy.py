@@ -20,17 +20,16 @@ from fedcgd.ledger.evaluations import EVALUATION
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
-from fedcgd_flower.causes import Cause
-from fedcgd_flower.cohort_choice import CohortChoice
-from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation
-from fedcgd_flower.inner import check_inner, keys_of
+from fedcgd_flower.cohort_selection import CohortSelector, cohort_settings
+from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation, check_evaluation
+from fedcgd_flower.inner import check_inner, record_keys_of
 from fedcgd_flower.layout import BatchNorm
-from fedcgd_flower.promise import log_other_runs, log_promise
+from fedcgd_flower.replies import RejectionReason
+from fedcgd_flower.reporting import log_guarantee, log_other_runs
 from fedcgd_flower.result import RunResult
-from fedcgd_flower.roster import Identity, Roster
-from fedcgd_flower.rounds import Rounds
 from fedcgd_flower.run_loop import EvaluateFn, RunLoop
-from fedcgd_flower.settings import check_evaluation, cohort_settings
+from fedcgd_flower.training_rounds import TrainingRounds
+from fedcgd_flower.user_directory import Identity, UserDirectory
 
 _SETTINGS = frozenset(
     {
@@ -150,16 +149,16 @@ class CorrelatedNoise(Strategy):
         secret = any(p.participation.sampling != "none" for p in plans)
         self._registered_only = secret and not trusted_nodes and not key.simulated
         self._settings = inner_state.settings(inner)
-        self._choice = CohortChoice(
+        self._selector = CohortSelector(
             plan.participation, cohort.size, expected_users=cohort.expected_users, patience=patience, budget=budget
         )
-        self._rounds = Rounds(
+        self._rounds = TrainingRounds(
             inner,
             plan,
             key=key,
             cohort_size=cohort.size,
             min_answers=cohort.min_answers,
-            choice=self._choice,
+            selector=self._selector,
             adaptive_clipping=adaptive_clipping,
             trainable=trainable,
             batch_norm=batch_norm,
@@ -203,7 +202,7 @@ class CorrelatedNoise(Strategy):
         path = ":memory:" if self._ledger_path is None else self._ledger_path
         if self._budget is not None:
             admission = self._budget.admission(self.plan, key=self._key, ledger=path)
-            self._choice.refused = admission.refused
+            self._selector.refused = admission.refused
             if admission.refused:
                 log(
                     INFO,
@@ -213,7 +212,7 @@ class CorrelatedNoise(Strategy):
             configuration |= admission.configuration
         ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self._key)
         try:
-            self._rounds.open(ledger, Roster(self._identity, ledger.pin, self._hosts, self._registered_only))
+            self._rounds.open(ledger, UserDirectory(self._identity, ledger.pin, self._hosts, self._registered_only))
             if self.evaluation is not None:
                 self._evaluator = Evaluator(
                     self.evaluation,
@@ -223,7 +222,7 @@ class CorrelatedNoise(Strategy):
                     path=self._ledger_path,
                     training_stream=ledger.stream_id,
                     begun=self.releases > 0,
-                    keys=keys_of(self.inner),
+                    record_keys=record_keys_of(self.inner),
                 )
             if not self.releases and self._budget is None:
                 log_other_runs(ledger)
@@ -251,14 +250,14 @@ class CorrelatedNoise(Strategy):
         return self._rounds.clip_norm
 
     @property
-    def dropped(self) -> Counter[Cause]:
+    def dropped(self) -> Counter[RejectionReason]:
         """Replies dropped so far, by cause, and users that nodes left out. It tells about users: for the operator's eyes only."""
         return self._rounds.dropped
 
     @property
     def over_budget(self) -> int:
         """How many of the users that are there may not take part, because earlier runs have used up the joint budget."""
-        return self._choice.over_budget
+        return self._selector.over_budget
 
     @property
     def releases(self) -> int:
@@ -267,7 +266,7 @@ class CorrelatedNoise(Strategy):
 
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
-        log_promise(
+        log_guarantee(
             self.plan,
             released=self.releases,
             cohort_size=self.cohort_size,

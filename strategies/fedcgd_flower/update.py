@@ -22,10 +22,10 @@ def clipped_update(
     *,
     clip_norm: float,
     grid: Grid,
-    unit: float = 1.0,
+    update_scale: float = 1.0,
     indicator: int = 0,
 ) -> Steps | None:
-    """(`trained` − `model`) / `unit` scaled to L2 norm at most `clip_norm`, in steps of `grid`, rounded towards zero; shape (d,).
+    """clip((`trained` − `model`) / `update_scale`, `clip_norm`) in steps of `grid`, rounded towards zero; shape (d,).
 
     `trained` may come in consecutive pieces, as a model's arrays are. The result has 64 bits. With an `indicator`, one entry more
     says whether the update was within the norm: `indicator` if it was, −`indicator` if it was scaled.
@@ -35,7 +35,7 @@ def clipped_update(
     """
     steps: Steps = np.empty(len(model) + bool(indicator), np.int64)
     checksum = write_clipped_update(
-        steps, trained, model, clip_norm=clip_norm, grid=grid, unit=unit, indicator=indicator
+        steps, trained, model, clip_norm=clip_norm, grid=grid, update_scale=update_scale, indicator=indicator
     )
     return None if checksum is None else steps
 
@@ -47,30 +47,30 @@ def write_clipped_update(
     *,
     clip_norm: float,
     grid: Grid,
-    unit: float = 1.0,
+    update_scale: float = 1.0,
     indicator: int = 0,
 ) -> int | None:
     """Write `clipped_update` to `out`, whose integers must hold clip_norm / step and `indicator`; the result is their sum.
 
     None, and nothing is written, if the update is not finite.
     """
-    pieces = [trained] if isinstance(trained, np.ndarray) else trained
+    parts = [trained] if isinstance(trained, np.ndarray) else trained
     stretches, start = [], 0
-    for piece in pieces:
+    for piece in parts:
         stretches.append((start, start + len(piece), aligned(piece)))
         start += len(piece)
     model = aligned(model)
     squares = sum(squared_distance(piece, model[start:stop]) for start, stop, piece in stretches)
     if not math.isfinite(squares):
         return None
-    factor = clip_factor(math.sqrt(squares) / unit, clip_norm)
+    factor = clip_factor(math.sqrt(squares) / update_scale, clip_norm)
     total = 0
     work = passes(len(model))
     for start, stop, piece in stretches:
         for first in range(start, stop, CHUNK):
             last = min(first + CHUNK, stop)
             part = piece[first - start : last - start]
-            total += work.steps(part, model[first:last], factor / unit, 1 / grid.step, out[first:last])
+            total += work.steps(part, model[first:last], factor / update_scale, 1 / grid.step, out[first:last])
     if indicator:
         out[-1] = indicator if factor == 1 else -indicator
         total += int(out[-1])

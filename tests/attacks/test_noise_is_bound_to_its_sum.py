@@ -28,7 +28,7 @@ from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
+from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -85,7 +85,7 @@ def training(model, user, config, context):
 
 def node(user: str) -> FakeNode:
     app = ClientApp()
-    host_users(app, lambda context: [user], one_by_one(training))
+    host_users(app, lambda context: [user], sequential_training(training))
     return FakeNode(app)
 
 

@@ -12,7 +12,7 @@ from test_flower_strategy import SIZE, make, names, node, record, two_nodes
 
 from fedcgd.ledger import verify
 from fedcgd.participation import Participation
-from fedcgd_flower import rounds, run_loop
+from fedcgd_flower import run_loop, training_rounds
 
 
 class MalformedGrid(FakeGrid):
@@ -100,7 +100,7 @@ def test_a_node_that_ignores_the_question_for_its_users_costs_no_round_its_wait(
     grid = two_nodes()
     grid.nodes[3] = FakeNode(node(["u"]).app, tamper=lambda request, reply: None)
     with make() as strategy:
-        strategy._rounds.roster.timeout = 0.5
+        strategy._rounds.directory.timeout = 0.5
         started = time.monotonic()
         strategy.start(grid, record(np.zeros(SIZE)))
     assert strategy.releases == 6
@@ -110,10 +110,10 @@ def test_a_node_that_ignores_the_question_for_its_users_costs_no_round_its_wait(
 @pytest.mark.parametrize(
     ("module", "point"),
     [
-        (rounds, "inner_step"),
-        (rounds, "sum_of_replies"),
+        (training_rounds, "inner_step"),
+        (training_rounds, "sum_of_replies"),
         (run_loop, "send_and_receive"),
-        (rounds, "train_message"),
+        (training_rounds, "train_message"),
     ],
 )
 def test_ctrl_c_leaves_no_attempt_in_flight(

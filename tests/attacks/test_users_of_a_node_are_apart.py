@@ -25,7 +25,7 @@ from torch.nn import functional
 from fedcgd.gradients import example_loss
 from fedcgd.noise.quantisation import Grid
 from fedcgd.parameters import flatten
-from fedcgd_flower import LocalTask, one_by_one, one_gradient_step
+from fedcgd_flower import LocalTask, one_gradient_step, sequential_training
 from fedcgd_flower.layout import Layout
 
 STEP = 2.0**-24
@@ -162,7 +162,7 @@ def _process_as_it_was() -> Iterator[None]:
 
 def alone(user: str) -> np.ndarray:
     """What a user adds on a node on which nobody else is."""
-    total, answered = one_by_one(honest)(task((user,)), context())
+    total, answered = sequential_training(honest)(task((user,)), context())
     assert answered == 1
     assert total.any()
     return total
@@ -180,7 +180,7 @@ def one_by_one_with(
             else honest(model, user, config, context)
         )
 
-    summed = one_by_one(train, time_limit=time_limit)
+    summed = sequential_training(train, time_limit=time_limit)
     parts = {user: summed(task((user,)), context())[0] for user in behaviours}
     total, answered = summed(task(), context())
     return total, answered, parts
@@ -225,7 +225,7 @@ def test_each_user_of_each_round_draws_numbers_of_its_own() -> None:
         return model
 
     for model in (MODEL, MODEL + 1, MODEL):
-        one_by_one(drawing)(task(USERS[:2], model=model), context())
+        sequential_training(drawing)(task(USERS[:2], model=model), context())
     assert drawn[4:] == drawn[:2]
     for numbers in zip(*drawn[:4], strict=True):
         assert len(set(numbers)) == 4
@@ -233,7 +233,7 @@ def test_each_user_of_each_round_draws_numbers_of_its_own() -> None:
 
 def test_interrupting_the_node_is_not_a_users_failure() -> None:
     with pytest.raises(KeyboardInterrupt):
-        one_by_one(raises(KeyboardInterrupt()))(task(), context())
+        sequential_training(raises(KeyboardInterrupt()))(task(), context())
 
 
 torch.manual_seed(3)

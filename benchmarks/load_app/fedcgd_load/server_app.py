@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvgM
 
-import fedcgd_flower.cohort_choice as choice_module
+import fedcgd_flower.cohort_selection as choice_module
 import fedcgd_flower.run_loop as run_module
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger

@@ -9,18 +9,22 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.supercore import log
 
-from fedcgd_flower.arrays import Outgoing, Shown
-from fedcgd_flower.causes import ANOTHER_MODEL, LOCAL_FAILURE, NOT_FINITE
+from fedcgd_flower.arrays import LazyArray, Outgoing
 from fedcgd_flower.evaluation_messages import answer, bounds_of, is_private_evaluation
-from fedcgd_flower.layout import Flat, as_trained_from, pieces, unflatten
+from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, unflatten
 from fedcgd_flower.messages import (
+    ANOTHER_MODEL,
+    LOCAL_FAILURE,
+    NOT_FINITE,
+    PROBLEMS,
     TrainTask,
     failed_reply,
+    is_users_query,
     read_train_message,
     train_reply,
+    users_reply,
 )
 from fedcgd_flower.update import write_clipped_update
-from fedcgd_flower.user_messages import PROBLEMS, is_users_query, users_reply
 
 CallNext = Callable[[Message, Context], Message]
 
@@ -78,11 +82,11 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     except Exception as error:
         return failed_reply(message, error)
     try:
-        new = pieces(next(iter(reply.content.array_records.values()), {}), task.layout)
+        new = flat_arrays(next(iter(reply.content.array_records.values()), {}), task.layout)
     except ValueError as error:
         log(ERROR, "fedcgd: the train function did not reply the model that it was sent: %s", error)
         return Message(Error(code=0, reason=ANOTHER_MODEL), reply_to=message)
-    seen = as_trained_from(model, new, task.layout)
+    seen = cast_as_trained(model, new, task.layout)
     outgoing = Outgoing((task.size,), task.dtype)
     checksum = write_clipped_update(
         outgoing.array,
@@ -90,7 +94,7 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
         seen,
         clip_norm=task.clip_norm,
         grid=task.grid,
-        unit=task.unit,
+        update_scale=task.update_scale,
         indicator=task.indicator,
     )
     if checksum is None:
@@ -117,8 +121,8 @@ def _show_model(message: Message, model: Flat, config: ConfigRecord, task: Train
     """Give `message` the content that the app's own function expects. Raises ValueError if it is not for one user."""
     if len(task.users) != 1:
         raise ValueError(f"a node with clipped_update_mod is one user, and {len(task.users)} were asked for")
-    arrays_key, config_key = task.keys
-    message.content = RecordDict({arrays_key: unflatten(model, task.layout, array=Shown), config_key: config})
+    arrays_key, config_key = task.record_keys
+    message.content = RecordDict({arrays_key: unflatten(model, task.layout, array=LazyArray), config_key: config})
 
 
 def _mods_inside(call_next: CallNext) -> Iterator[Any]:

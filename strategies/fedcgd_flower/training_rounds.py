@@ -28,21 +28,19 @@ from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
 from fedcgd_flower.arrays import Outgoing, view
-from fedcgd_flower.causes import HINTS, Cause
-from fedcgd_flower.cohort_choice import CohortChoice
-from fedcgd_flower.inner import inner_config, inner_step, keys_of
+from fedcgd_flower.cohort_selection import CohortSelector
+from fedcgd_flower.inner import inner_config, inner_step, record_keys_of
 from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import FLAT, MODEL, TrainTask, by_node, model_records, train_message
-from fedcgd_flower.progress import RoundReport
-from fedcgd_flower.promise import promise_metrics
-from fedcgd_flower.replies import sum_of_replies
-from fedcgd_flower.roster import Roster
+from fedcgd_flower.replies import HINTS, RejectionReason, sum_of_replies
+from fedcgd_flower.reporting import RoundReport, guarantee_metrics
+from fedcgd_flower.user_directory import UserDirectory
 
 _NOTHING = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class PendingRound:
     """The round in flight: what was sent, and what each message asked for."""
 
     round: int
@@ -57,7 +55,7 @@ class _Asked:
     """What the inner strategy held that cannot be saved, before the round."""
 
 
-class Rounds:
+class TrainingRounds:
     """The rounds of `plan` around the strategy `inner`: each is configured and aggregated, or given up. `open` comes first."""
 
     def __init__(
@@ -68,14 +66,14 @@ class Rounds:
         key: NoiseKey,
         cohort_size: int,
         min_answers: int,
-        choice: CohortChoice,
+        selector: CohortSelector,
         adaptive_clipping: AdaptiveClipping | None,
         trainable: Collection[str] | None,
         batch_norm: BatchNorm,
     ) -> None:
         self.clip_norm = plan.clip_norm
         """The norm of the next round: the plan's, unless it adapts."""
-        self.dropped: Counter[Cause] = Counter()
+        self.dropped: Counter[RejectionReason] = Counter()
         """Replies dropped so far, by cause, and users that nodes left out."""
         self.report = RoundReport(0, plan.participation.rounds)
         """What the last try came to, for the operator's log."""
@@ -84,31 +82,31 @@ class Rounds:
         self._key = key
         self._cohort_size = cohort_size
         self._min_answers = min_answers
-        self._choice = choice
+        self._selector = selector
         self._adaptive_clipping = adaptive_clipping
         self._trainable = trainable
         self._batch_norm: BatchNorm = batch_norm
         self._indicator_norm = 0.0
-        self._on_the_wire = plan  # of what is summed and noised: with adaptive clipping, of vectors of norm at most 1
+        self._wire_plan = plan  # of what is summed and noised: with adaptive clipping, of vectors of norm at most 1
         if adaptive_clipping is not None:
             self._indicator_norm = adaptive_clipping.indicator_norm(plan.noise_multiplier, cohort_size)
-            self._on_the_wire = replace(plan, clip_norm=1.0)
-        self._opened: tuple[Ledger, Roster] | None = None
+            self._wire_plan = replace(plan, clip_norm=1.0)
+        self._opened: tuple[Ledger, UserDirectory] | None = None
         self._nonces: list[int] = []
         self._inner_state = inner_state.save(inner)
         self._noise: NoiseSource | None = None
         self._begun = False
-        self._asked: _Asked | None = None
-        self._hinted: set[Cause] = set()
+        self._pending: PendingRound | None = None
+        self._hinted: set[RejectionReason] = set()
 
-    def open(self, ledger: Ledger, roster: Roster) -> None:
-        """Go on where `ledger` stands, with the users of `roster`."""
-        self._opened = ledger, roster
+    def open(self, ledger: Ledger, directory: UserDirectory) -> None:
+        """Go on where `ledger` stands, with the users of `directory`."""
+        self._opened = ledger, directory
         self.resume()
 
     def close(self) -> None:
         """Close the ledger, if it is open."""
-        opened, self._opened, self._noise, self._asked = self._opened, None, None, None
+        opened, self._opened, self._noise, self._pending = self._opened, None, None, None
         if opened is not None:
             opened[0].close()
 
@@ -125,7 +123,7 @@ class Rounds:
         return self._opened[0]
 
     @property
-    def roster(self) -> Roster:
+    def directory(self) -> UserDirectory:
         """Who can be reached where."""
         assert self._opened is not None  # it is made when the ledger is opened
         return self._opened[1]
@@ -157,7 +155,7 @@ class Rounds:
         """
         round = self.releases
         if self._begun:
-            self.give_up("its replies were never aggregated")
+            self.abort_round("its replies were never aggregated")
         self.report = RoundReport(round, self._plan.participation.rounds)
         if round >= self._plan.participation.rounds:
             raise ValueError(
@@ -165,7 +163,7 @@ class Rounds:
                 "a plan and a key of its own: fedcgd ledger compose says what both cost together"
             )
         layout = self.layout(arrays)
-        chosen = self._choose(round, grid)
+        chosen = self._select_cohort(round, grid)
         if chosen is None:
             return []
         outgoing = Outgoing((layout.size,), np.float32)
@@ -175,7 +173,7 @@ class Rounds:
         trained = ArrayRecord({name: arrays[name] for name in layout.names})
         train_config = inner_config(self._inner, round + 1, trained, config)
         adaptive = self._adaptive_clipping is not None
-        integer_grid = grid_of(self._on_the_wire, layout.size + adaptive)
+        integer_grid = grid_of(self._wire_plan, layout.size + adaptive)
         scale = Scale.fixed(self.clip_norm)
         if adaptive:
             scale = Scale.of_round(self.clip_norm, self._indicator_norm, integer_grid)
@@ -190,12 +188,12 @@ class Rounds:
                 grid=integer_grid,
                 users=users,
                 layout=layout,
-                unit=scale.unit,
+                update_scale=scale.update_scale,
                 indicator=scale.indicator,
-                keys=keys_of(self._inner),
+                record_keys=record_keys_of(self._inner),
             )
             requests.append((train_message(node_id, records, train_config, task), task))
-        self._asked = _Asked(
+        self._pending = PendingRound(
             round=round,
             attempt=attempt,
             model=view(records[MODEL][FLAT]),
@@ -208,10 +206,10 @@ class Rounds:
         self.report.asked, self.report.nodes = len(chosen), len(requests)
         return [message for message, _ in requests]
 
-    def _choose(self, round: int, grid: Grid) -> dict[str, int] | None:
+    def _select_cohort(self, round: int, grid: Grid) -> dict[str, int] | None:
         """Users of the round and the node of each; None if too few are there."""
         ledger = self.ledger  # first: it raises for a strategy that is not open
-        chosen = self._choice.wait_for(round, grid, self.roster, ledger, self._key)
+        chosen = self._selector.wait_for(round, grid, self.directory, ledger, self._key)
         if isinstance(chosen, str):
             self.report.failure = chosen
             ledger.skip(round, "too few users that may take part were reachable")
@@ -220,38 +218,38 @@ class Rounds:
 
     def aggregate(self, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The inner strategy's next model after the noised mean of the replies, and the ε spent; (None, None) without release."""
-        asked = self._asked
-        if asked is None:
+        pending = self._pending
+        if pending is None:
             return None, None
         answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        matched = [(answers.get(message.metadata.message_id), task) for message, task in asked.requests]
-        total, results = sum_of_replies(matched, asked.layout.size + (self._adaptive_clipping is not None))
-        self._count(asked, results)
+        matched = [(answers.get(message.metadata.message_id), task) for message, task in pending.requests]
+        total, results = sum_of_replies(matched, pending.layout.size + (self._adaptive_clipping is not None))
+        self._record_answers(pending, results)
         if self.report.answered < self._min_answers:
-            self.give_up(f"at least {self._min_answers} users must answer")
+            self.abort_round(f"at least {self._min_answers} users must answer")
             return None, None
-        nonce = self._key.nonce_of(self.ledger.stream_id, total, earlier=self._nonces, attempt=asked.attempt)
+        nonce = self._key.nonce_of(self.ledger.stream_id, total, earlier=self._nonces, attempt=pending.attempt)
         try:
-            self.ledger.record_aggregated(asked.round, asked.attempt, nonce)
-            noised, metrics, following = self._noised(asked, total, nonce)
-            asked = self._asked = replace(asked, model=_NOTHING, requests=())
+            self.ledger.record_aggregated(pending.round, pending.attempt, nonce)
+            noised, metrics, next_clip_norm = self._noised(pending, total, nonce)
+            pending = self._pending = replace(pending, model=_NOTHING, requests=())
             del total, matched, answers  # the inner strategy needs room
-            stepped = inner_step(self._inner, asked.round + 1, noised)
+            stepped = inner_step(self._inner, pending.round + 1, noised)
             del noised
-            released = self._release(asked, stepped, metrics, following)
+            released = self._release(pending, stepped, metrics, next_clip_norm)
         except BaseException:
-            self.give_up("it could not be released")
+            self.abort_round("it could not be released")
             raise
-        self._begun, self._asked = False, None
+        self._begun, self._pending = False, None
         self._nonces.append(nonce)
         self.report.epsilon, self.report.delta = cast(float, metrics["epsilon"]), self._plan.delta
         return released, metrics
 
-    def _count(self, asked: _Asked, results: Sequence[int | Cause]) -> None:
-        """Take down who answered and why others are lost, and tell the operator what to do about it, once."""
+    def _record_answers(self, pending: PendingRound, results: Sequence[int | RejectionReason]) -> None:
+        """Record who answered and why others are lost, and tell the operator what to do about it, once."""
         report = self.report
-        for (message, task), result in zip(asked.requests, results, strict=True):
-            cause: Cause = "left out by its node"
+        for (message, task), result in zip(pending.requests, results, strict=True):
+            cause: RejectionReason = "left out by its node"
             answered = 0
             if isinstance(result, int):
                 answered = result
@@ -263,44 +261,52 @@ class Rounds:
             if answered < len(task.users):
                 report.lost[cause] += len(task.users) - answered
                 node_id = None if answered else message.metadata.dst_node_id
-                self._choice.note_silence(asked.round, task.users, node_id)  # which of them, the node does not say
+                self._selector.record_dropouts(
+                    pending.round, task.users, node_id
+                )  # which of them, the node does not say
         self.dropped += Counter()  # without zeros
         for lost in report.lost.keys() & HINTS.keys() - self._hinted:
             self._hinted.add(lost)
             log(WARNING, "fedcgd: %s: %s", lost, HINTS[lost])
 
-    def _noised(self, asked: _Asked, total: Integers, nonce: int) -> tuple[ArrayRecord, MetricRecord, float]:
+    def _noised(self, pending: PendingRound, total: Integers, nonce: int) -> tuple[ArrayRecord, MetricRecord, float]:
         """The model plus the noised mean of the updates whose sum is `total`; what is told with it; the next round's clip norm.
 
         `total` holds nothing of use then: the noise is added in it, and the model is made in its memory.
         """
         if self._noise is None:
-            self._noise = grid_source(self._on_the_wire, self._key, self.ledger.stream_id, asked.grid)
-        self._noise.add(total, [*self._nonces, nonce], self._on_the_wire.stddev)
-        metrics = promise_metrics(self._plan, released=asked.round + 1)
-        following = self.clip_norm
+            self._noise = grid_source(self._wire_plan, self._key, self.ledger.stream_id, pending.grid)
+        self._noise.add(total, [*self._nonces, nonce], self._wire_plan.stddev)
+        metrics = guarantee_metrics(self._plan, released=pending.round + 1)
+        next_clip_norm = self.clip_norm
         if self._adaptive_clipping is not None:
-            share = asked.scale.share(int(total[-1]), self._cohort_size)
-            following = next_norm(self.clip_norm, share, self._adaptive_clipping)
-            self.report.clipping = f"clip norm {self.clip_norm:.4g} → {following:.4g} (share within: {share:.2f})"
-            metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": following})
-        noised = total.view(np.float32)[: asked.layout.size]  # what is written lies before what is still to be read
-        passes(len(noised)).mean(asked.model, total, asked.grid.step, asked.scale.unit, self._cohort_size, noised)
-        return unflatten(noised, asked.layout, carried=False), metrics, following
+            share = pending.scale.share(int(total[-1]), self._cohort_size)
+            next_clip_norm = next_norm(self.clip_norm, share, self._adaptive_clipping)
+            self.report.clipping = f"clip norm {self.clip_norm:.4g} → {next_clip_norm:.4g} (share within: {share:.2f})"
+            metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": next_clip_norm})
+        noised = total.view(np.float32)[: pending.layout.size]  # what is written lies before what is still to be read
+        passes(len(noised)).mean(
+            pending.model, total, pending.grid.step, pending.scale.update_scale, self._cohort_size, noised
+        )
+        return unflatten(noised, pending.layout, passthrough=False), metrics, next_clip_norm
 
-    def _release(self, asked: _Asked, stepped: ArrayRecord, metrics: MetricRecord, following: float) -> ArrayRecord:
+    def _release(
+        self, pending: PendingRound, stepped: ArrayRecord, metrics: MetricRecord, next_clip_norm: float
+    ) -> ArrayRecord:
         """The model of the round in flight, as the inner strategy made it; it is in the ledger when this returns."""
-        released = flatten(stepped, asked.layout)
-        inner_state.check_unchanged(self._inner, asked.unsaved)
+        released = flatten(stepped, pending.layout)
+        inner_state.check_unchanged(self._inner, pending.unsaved)
         state = inner_state.save(self._inner)
         # Durable first: what has left the process can then never be followed by another release under this noise.
-        self.ledger.record_released(asked.round, asked.attempt, released.data, state, asked.layout.to_json(), metrics)
-        self._inner_state, self.clip_norm = state, following
-        return unflatten(released, asked.layout, same=stepped)
+        self.ledger.record_released(
+            pending.round, pending.attempt, released.data, state, pending.layout.to_json(), metrics
+        )
+        self._inner_state, self.clip_norm = state, next_clip_norm
+        return unflatten(released, pending.layout, same=stepped)
 
-    def give_up(self, reason: str) -> None:
+    def abort_round(self, reason: str) -> None:
         """Leave the round in flight unreleased: its noise is never used again, and the inner strategy has not seen it."""
-        begun, self._begun, self._asked = self._begun, False, None
+        begun, self._begun, self._pending = self._begun, False, None
         self.report.failure = self.report.failure or reason
         if begun:
             with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either

@@ -6,29 +6,33 @@ so does that node's key. Only a *registered name* (`flwr supernode register KEY 
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heapreplace
 from logging import WARNING
 from typing import Literal
 
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
-from fedcgd_flower.places import Nodes, nodes_of_users
+from fedcgd_flower.messages import PROBLEMS, HostedUsers, read_users_reply, users_query
 from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push
-from fedcgd_flower.user_messages import PROBLEMS, Hosted, read_users_reply, users_query
+
+NodeIds = tuple[int, ...]
+"""Ids of nodes, in ascending order; one object for all users who are at the same nodes."""
 
 Identity = Literal["declared", "authenticated"]
 
-Pin = Callable[[Collection[str], str], AbstractSet[str]]
+BindUsers = Callable[[Collection[str], str], AbstractSet[str]]
 """(users, name of a node or "") → those of the users that no other node speaks for; they are that name's from then on."""
 
 _LONGEST_REST = 3600.0  # seconds between questions to a node that never answers
 
 
 @dataclass
-class _Question:
+class _UsersQuery:
     """What a node was asked, perhaps several times: an answer to any of them is welcome, however late."""
 
     asked: float
@@ -38,7 +42,7 @@ class _Question:
 
 
 @dataclass
-class Roster:
+class UserDirectory:
     """The users of the connected nodes. `refresh` asks nodes that were not known before.
 
     With `identity="declared"` each node lists its users. A user belongs to the first registered node that names it (`pin`
@@ -54,7 +58,7 @@ class Roster:
     """
 
     identity: Identity
-    pin: Pin
+    pin: BindUsers
     hosts: Mapping[str, str] | None = None
     registered_only: bool = False
     timeout: float = 60.0
@@ -62,25 +66,25 @@ class Roster:
     """How many users of other nodes a node has claimed."""
     claimed_twice: int = 0
     """How many users took no part at the last look, because two nodes claim them."""
-    _declared: dict[int, Hosted] = field(default_factory=dict)
-    _granted: dict[Hosted, Hosted] = field(default_factory=dict)
+    _declared: dict[int, HostedUsers] = field(default_factory=dict)
+    _granted: dict[HostedUsers, HostedUsers] = field(default_factory=dict)
     """Lists of nodes that are not registered, as sent → what they may speak for: one object for all that send the same."""
-    _questions: dict[int, _Question] = field(default_factory=dict)
+    _questions: dict[int, _UsersQuery] = field(default_factory=dict)
     _waited: bool = False
-    _told: set[str] = field(default_factory=set)
+    _public_metrics: set[str] = field(default_factory=set)
 
     @property
     def silent(self) -> int:
         """How many connected nodes have not said yet which users they host."""
         return len(self._questions)
 
-    def refresh(self, grid: Grid) -> Mapping[str, Nodes]:
+    def refresh(self, grid: Grid) -> Mapping[str, NodeIds]:
         """The node of every user that exactly one connected node hosts; of a shared one, all that host it."""
         names = {node.node_id: node.name for node in grid.get_nodes()}
         if self.registered_only or self.identity == "authenticated":
             names = self._registered(names)
         if self.identity == "authenticated":
-            hosted = {node_id: Hosted((name,)) for node_id, name in names.items()}
+            hosted = {node_id: HostedUsers((name,)) for node_id, name in names.items()}
         else:
             self._ask(grid, names)
             hosted = {node_id: self._declared[node_id] for node_id in names if node_id in self._declared}
@@ -123,7 +127,7 @@ class Roster:
         if queries:
             push(grid, queries)
         for node_id, query in zip(due, queries, strict=True):
-            question = self._questions.setdefault(node_id, _Question(now, self.timeout / 2))
+            question = self._questions.setdefault(node_id, _UsersQuery(now, self.timeout / 2))
             question.asked, question.rest = now, min(2 * question.rest, _LONGEST_REST)
             question.message_ids.append(query.metadata.message_id)
         wait = 0.02
@@ -157,9 +161,9 @@ class Roster:
                 else:
                     if reply is None:
                         continue
-                if isinstance(answer, Hosted):
+                if isinstance(answer, HostedUsers):
                     del self._questions[node_id]
-                    self._take_down(node_id, names, answer)
+                    self._record_hosted_users(node_id, names, answer)
                     break
                 question.message_ids.remove(message_id)
                 if not question.told:
@@ -173,7 +177,7 @@ class Roster:
                     log(WARNING, "fedcgd: node %d %s", node_id, why)
         return any(question.message_ids for question in self._questions.values())
 
-    def _take_down(self, node_id: int, names: Mapping[int, str], claimed: Hosted) -> None:
+    def _record_hosted_users(self, node_id: int, names: Mapping[int, str], claimed: HostedUsers) -> None:
         name = names[node_id]
         granted = self._granted.get(claimed) if not name else None
         if granted is None:
@@ -189,14 +193,14 @@ class Roster:
                 self.refused[node_id],
             )
 
-    def _grant(self, claimed: Hosted, name: str) -> Hosted:
+    def _grant(self, claimed: HostedUsers, name: str) -> HostedUsers:
         """What a node with that registered name, or "", may speak for of what it claims."""
         if self.hosts is None:
             allowed = self.pin(claimed.users, name)
         else:
             allowed = {user for user in claimed.users if name and self.hosts.get(user) == name}
         others = set(claimed.users) - allowed
-        granted = Hosted(_without(claimed.users, others), claimed.shared and not name)
+        granted = HostedUsers(_without(claimed.users, others), claimed.shared and not name)
         if not name:
             self._granted[claimed] = granted
         else:  # nodes that are not registered claimed them first, and cannot keep them
@@ -208,10 +212,69 @@ class Roster:
         return granted
 
     def _say_once(self, words: str) -> None:
-        if words not in self._told:
-            self._told.add(words)
+        if words not in self._public_metrics:
+            self._public_metrics.add(words)
             log(WARNING, "fedcgd: %s", words)
 
 
 def _without(users: tuple[str, ...], others: AbstractSet[str]) -> tuple[str, ...]:
     return users if others.isdisjoint(users) else tuple(user for user in users if user not in others)
+
+
+def nodes_of_users(hosted: Mapping[int, HostedUsers]) -> tuple[dict[str, NodeIds], set[str]]:
+    """(user → the nodes at which it can be asked; the users that two nodes claim and do not both share), from node → its list.
+
+    NodeIds whose list is the same object cost one list's time together.
+    """
+    nodes: dict[str, NodeIds] = {}
+    claimed_twice: set[str] = set()
+    sharing: dict[int, list[int]] = {}
+    for node_id, theirs in sorted(hosted.items()):
+        if theirs.shared:
+            sharing.setdefault(id(theirs), []).append(node_id)
+            continue
+        here = (node_id,)
+        for user in theirs.users:
+            if nodes.setdefault(user, here) is not here:
+                claimed_twice.add(user)
+    alone = set(nodes) if sharing else set()
+    both: dict[tuple[NodeIds, NodeIds], NodeIds] = {}
+    for node_ids in sharing.values():
+        where = tuple(node_ids)
+        for user in hosted[where[0]].users:
+            before = nodes.setdefault(user, where)
+            if user in alone:
+                claimed_twice.add(user)
+            elif before is not where:  # in two lists that differ
+                nodes[user] = both.setdefault((before, where), tuple(sorted({*before, *where})))
+    for user in claimed_twice:
+        del nodes[user]
+    return nodes, claimed_twice
+
+
+def nodes_of_all(nodes: Mapping[str, NodeIds]) -> set[int]:
+    """The nodes at which any user can be asked."""
+    return {node_id for where in set(nodes.values()) for node_id in where}
+
+
+def balance_users(users: Iterable[str], nodes: Mapping[str, NodeIds], *, avoid: Collection[int] = ()) -> dict[str, int]:
+    """The node at which each of `users` is asked, one of `nodes[user]`; none of `avoid` where it has another.
+
+    Users with fewest nodes come first, those with one before all, and each goes where fewest are yet, to the node with the
+    lowest id among equals. So nodes that share all users have as many of them as each other, or one more.
+    """
+    chosen: dict[str, int] = {}
+    alike: dict[NodeIds, list[str]] = {}
+    for user in users:
+        chosen[user] = nodes[user][0]  # in the order of `users`
+        alike.setdefault(nodes[user], []).append(user)
+    load: Counter[int] = Counter()
+    for where, some in sorted(alike.items(), key=lambda item: len(item[0])):
+        heap = [(load[node_id], node_id) for node_id in where if node_id not in avoid]
+        heap = heap or [(load[node_id], node_id) for node_id in where]
+        heapify(heap)
+        for user in some:
+            count, chosen[user] = heap[0]
+            heapreplace(heap, (count + 1, chosen[user]))
+        load.update({node_id: count - load[node_id] for count, node_id in heap})
+    return chosen

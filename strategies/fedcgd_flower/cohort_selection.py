@@ -1,27 +1,29 @@
 """Who is asked in a round: waits until enough users are there who may take part, or says why there are not."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from logging import INFO, WARNING
 
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.participation import Participation
-from fedcgd.participation.cohorts import cohort
-from fedcgd_flower.enough_users import can_replace, too_few, users_needed
-from fedcgd_flower.places import Nodes, nodes_of_all, spread
-from fedcgd_flower.roster import Roster
+from fedcgd.participation.cohorts import History, cohort, eligible
+from fedcgd_flower.inner import planned_cohort
+from fedcgd_flower.user_directory import NodeIds, UserDirectory, balance_users, nodes_of_all
 
 _POLL = 1.0  # seconds between looks at who is there
 _TOLD_EVERY = 30.0  # seconds between lines about what is waited for
 _PATIENCE_WITH_USERS = 2  # tries of a round: replacing a user at once would cost another one's turn
 
 
-class CohortChoice:
+class CohortSelector:
     """Draws the cohorts of `cohort_size` users of a run from those who are there, and remembers who is silent in a round."""
 
     def __init__(
@@ -48,14 +50,16 @@ class CohortChoice:
         self._there: set[int] = set()
         self._silent_in = 0
 
-    def note_silence(self, round: int, users: Collection[str], lost: int | None = None) -> None:
+    def record_dropouts(self, round: int, users: Collection[str], lost: int | None = None) -> None:
         """Some of `users`, which were asked at one node, did not answer in a try of `round`; `lost` is the node if none did."""
         self._forget_before(round)
         self._silent.update(users)
         if lost is not None:
             self._lost.add(lost)
 
-    def wait_for(self, round: int, grid: Grid, roster: Roster, ledger: Ledger, key: NoiseKey) -> dict[str, int] | str:
+    def wait_for(
+        self, round: int, grid: Grid, directory: UserDirectory, ledger: Ledger, key: NoiseKey
+    ) -> dict[str, int] | str:
         """Users of the round and the node of each, or the reason if too few are there within `patience` seconds.
 
         Raises ValueError if fewer users than expected are there before the first round.
@@ -66,7 +70,7 @@ class CohortChoice:
         participation, choices_key = self._participation, key.choices_of(ledger.stream_id)
         sampled = participation.sampling != "none"  # then who takes part is drawn, and stays as it was drawn
         while True:
-            nodes = self._within_budget(roster.refresh(grid))
+            nodes = self._within_budget(directory.refresh(grid))
             history = ledger.history(list(nodes))
             enough = round > 0 or len(nodes) >= self._expected_users
             # Whoever was asked twice in this very round, in vain, is replaced if others can be spared.
@@ -77,7 +81,7 @@ class CohortChoice:
                 if users is not None and (
                     len(available) == len(nodes) or can_replace(participation, round, users, nodes, history)
                 ):
-                    return spread(users, nodes, avoid=self._doubtful(nodes))
+                    return balance_users(users, nodes, avoid=self._doubtful(nodes))
             if (now := time.monotonic()) >= deadline:
                 break
             if now >= told:  # at once, and then from time to time
@@ -85,14 +89,14 @@ class CohortChoice:
                 told = now + _TOLD_EVERY
             time.sleep(min(_POLL, self._patience))
         if not enough:
-            raise ValueError(self._too_few_to_begin(len(nodes), self._missing(roster)))
-        return too_few(participation, round, self._cohort_size, nodes, history, self._missing(roster))
+            raise ValueError(self._too_few_to_begin(len(nodes), self._missing(directory)))
+        return cohort_shortfall(participation, round, self._cohort_size, nodes, history, self._missing(directory))
 
     def _forget_before(self, round: int) -> None:
         if round != self._silent_in:
             self._silent, self._lost, self._there, self._silent_in = Counter(), set(), set(), round
 
-    def _doubtful(self, nodes: Mapping[str, Nodes]) -> set[int]:
+    def _doubtful(self, nodes: Mapping[str, NodeIds]) -> set[int]:
         """Nodes that were lost in an earlier try of the round, and those that came since: one may be a lost one's other id."""
         there = nodes_of_all(nodes)
         if not self._lost:
@@ -118,21 +122,23 @@ class CohortChoice:
             "expected_users to begin with fewer, if others join later"
         )
 
-    def _missing(self, roster: Roster) -> str:
+    def _missing(self, directory: UserDirectory) -> str:
         """What keeps users that might take part from being counted. Their ids are not told: nodes sent them."""
         slow = f"if they are slow to say it, raise patience above {self._patience:.0f} s"
-        refused = sum(roster.refused.values())
+        refused = sum(directory.refused.values())
         parts = [
-            f"{roster.silent} nodes have not said which users they host (see above): {slow}" if roster.silent else "",
-            f"{roster.claimed_twice} users are claimed by two nodes and take part at neither"
-            if roster.claimed_twice
+            f"{directory.silent} nodes have not said which users they host (see above): {slow}"
+            if directory.silent
+            else "",
+            f"{directory.claimed_twice} users are claimed by two nodes and take part at neither"
+            if directory.claimed_twice
             else "",
             f"{refused} users were claimed by a node that may not speak for them" if refused else "",
             f"{self.over_budget} more have no budget left after earlier runs" if self.over_budget else "",
         ]
         return "; ".join(part for part in parts if part)
 
-    def _within_budget(self, nodes: Mapping[str, Nodes]) -> Mapping[str, Nodes]:
+    def _within_budget(self, nodes: Mapping[str, NodeIds]) -> Mapping[str, NodeIds]:
         """Those of the users that the joint budget admits. That depends on earlier ledgers alone, never on what is drawn."""
         refused = nodes.keys() & self.refused
         self.over_budget = len(refused)
@@ -147,3 +153,93 @@ class CohortChoice:
                 self._budget.delta,
             )
         return {user: where for user, where in nodes.items() if user not in refused} if refused else nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortSettings:
+    """How many users a round is planned with (`size`, which `source` set), must answer, and must be there before the first."""
+
+    size: int
+    source: str
+    min_answers: int
+    expected_users: int
+
+
+def cohort_settings(
+    participation: Participation,
+    inner: Strategy,
+    *,
+    cohort_size: int | None,
+    expected_users: int | None,
+    min_answers: int | None,
+) -> CohortSettings:
+    """These numbers; for those that are None what the inner strategy and the participation say. Raises ValueError."""
+    source = "cohort_size"
+    if cohort_size is None:
+        cohort_size, source = planned_cohort(inner, expected_users)
+    if not isinstance(cohort_size, int) or cohort_size < 1:
+        raise ValueError(
+            f"cohort_size must be at least 1 and whole, got {cohort_size!r}: the planned number of users of a round"
+        )
+    sampled = participation.sampling != "none"
+    if min_answers is None:
+        min_answers = 0 if sampled else 1
+    if not 0 <= min_answers <= (0 if sampled else cohort_size):
+        raise ValueError(
+            f"min_answers must be between 0 and cohort_size = {cohort_size}, and 0 with a secret sampling, because who "
+            f"was drawn may not decide whether a round is released; got {min_answers}"
+        )
+    if expected_users is None:
+        expected_users = users_needed(participation, cohort_size)
+    return CohortSettings(size=cohort_size, source=source, min_answers=min_answers, expected_users=expected_users)
+
+
+def users_needed(participation: Participation, cohort_size: int) -> int:
+    """The fewest users that all rounds can be done with, a full cohort each; 1 with a sampling, where cohorts vary."""
+    if participation.sampling != "none":
+        return 1
+    n, k, b = participation.rounds, participation.participations, participation.min_separation
+    return max(cohort_size * min(b, n), math.ceil(cohort_size * n / k))
+
+
+def can_replace(
+    participation: Participation, round: int, cohort: Collection[str], reachable: Collection[str], history: History
+) -> bool:
+    """Whether `cohort` may be asked in place of users who were asked in this round before, and later rounds still find theirs.
+
+    Whoever was asked has had a turn, so replacing a user costs a turn more. From round b on, users come back as fast as they
+    leave; the rounds before must live on those that have not been asked yet.
+    """
+    k, b, size = participation.participations, participation.min_separation, len(cohort)
+    fresh = sum(history.last_rounds.get(user) != round for user in cohort)
+    waiting = sum(history.last_rounds.get(user) != round for user in eligible(participation, round, reachable, history))
+    turns = sum(k - history.counts.get(user, 0) for user in reachable)
+    first_rounds = max(0, min(b, participation.rounds) - 1 - round)
+    return waiting - fresh >= size * first_rounds and turns - fresh >= size * (participation.rounds - round - 1)
+
+
+def cohort_shortfall(
+    participation: Participation,
+    round: int,
+    cohort_size: int,
+    nodes: Mapping[str, NodeIds],
+    history: History,
+    missing: str = "",
+) -> str:
+    """Why no cohort could be drawn: who is there, who of them may take part, and what keeps the others, `missing` ones too."""
+    k, b = participation.participations, participation.min_separation
+    used_up = sum(history.counts.get(user, 0) >= k and history.last_rounds[user] != round for user in nodes)
+    held_back = sum(
+        history.counts[user] < k and 0 < round - history.last_rounds[user] < b
+        for user in nodes
+        if user in history.counts
+    )
+    there = nodes_of_all(nodes)
+    parts = [
+        f"{len(nodes)} users are there at {len(there)} nodes and {len(nodes) - used_up - held_back} of them may "
+        f"take part, of {cohort_size} for a cohort",
+        f"{held_back} took part less than {b} rounds ago" if held_back else "",
+        f"{used_up} have taken part {k} times, which is all they may" if used_up else "",
+        missing,
+    ]
+    return "; ".join(part for part in parts if part)

@@ -8,10 +8,10 @@ from fake_grid import FakeGrid, FakeNode
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
-import fedcgd_flower.roster as module
+import fedcgd_flower.user_directory as module
 from fedcgd_flower import host_users
-from fedcgd_flower.roster import Roster
-from fedcgd_flower.user_messages import is_users_query
+from fedcgd_flower.messages import is_users_query
+from fedcgd_flower.user_directory import UserDirectory
 
 
 def pool(*users: str, shared: bool = False, **options) -> FakeNode:
@@ -25,8 +25,8 @@ def silent(*users: str) -> FakeNode:
     return pool(*users, tamper=lambda request, reply: None)
 
 
-def roster(identity="declared", *, timeout=0.0, pins: dict[str, str] | None = None, **options) -> Roster:
-    """A roster whose pins are kept in `pins`."""
+def make_directory(identity="declared", *, timeout=0.0, pins: dict[str, str] | None = None, **options) -> UserDirectory:
+    """A directory whose pins are kept in `pins`."""
     owner = {} if pins is None else pins
 
     def pin(users, node):
@@ -35,7 +35,7 @@ def roster(identity="declared", *, timeout=0.0, pins: dict[str, str] | None = No
                 owner.setdefault(user, node)
         return {user for user in users if owner.get(user, node) == node}
 
-    return Roster(identity, pin, timeout=timeout, **options)
+    return UserDirectory(identity, pin, timeout=timeout, **options)
 
 
 def alone(nodes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -49,7 +49,7 @@ def questions(grid: FakeGrid) -> list[Message]:
 
 def test_users_are_followed_to_a_new_node_and_each_node_is_asked_once() -> None:
     grid = FakeGrid({1: pool("ann", "bob"), 2: pool("cat")})
-    directory = roster()
+    directory = make_directory()
     assert alone(directory.refresh(grid)) == {"ann": 1, "bob": 1, "cat": 2}
     grid.nodes[9] = grid.nodes.pop(1)  # the same pool, reconnected under a new node id
     assert alone(directory.refresh(grid)) == {"ann": 9, "bob": 9, "cat": 2}
@@ -58,7 +58,7 @@ def test_users_are_followed_to_a_new_node_and_each_node_is_asked_once() -> None:
 
 def test_users_claimed_twice_take_no_part_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     grid = FakeGrid({1: pool("ann", "bob"), 2: pool("bob", "cat")})
-    directory = roster()
+    directory = make_directory()
     for _ in range(3):
         assert alone(directory.refresh(grid)) == {"ann": 1, "cat": 2}
     assert caplog.text.count("1 users are claimed by two nodes") == 1
@@ -75,23 +75,23 @@ def test_authenticated_nodes_are_one_user_each_by_registered_name(caplog: pytest
             5: FakeNode(ClientApp(), name="u4"),
         }
     )
-    directory = roster("authenticated")
+    directory = make_directory("authenticated")
     assert alone(directory.refresh(grid)) == {"u1": 1}
     assert alone(directory.refresh(grid)) == {"u1": 1}
     assert not grid.sent
     assert caplog.text.count("2 of 5 nodes are not registered by name") == 1
     with pytest.raises(ValueError, match=r"1 of 1 nodes are not registered by name.*flwr supernode register"):
-        roster("authenticated").refresh(FakeGrid({2: grid.nodes[2]}))
+        make_directory("authenticated").refresh(FakeGrid({2: grid.nodes[2]}))
 
 
 def test_a_user_belongs_to_the_registered_node_that_named_it_first(caplog: pytest.LogCaptureFixture) -> None:
     pins: dict[str, str] = {}
     grid = FakeGrid({1: pool("ann", "bob", name="silo0")})
-    roster(pins=pins).refresh(grid)
+    make_directory(pins=pins).refresh(grid)
     del grid.nodes[1]
     grid.nodes[2] = pool("ann", "cat", name="silo1")
     grid.nodes[3] = pool("bob")  # not registered
-    directory = roster(pins=pins)  # after a restart of the server
+    directory = make_directory(pins=pins)  # after a restart of the server
     for _ in range(3):
         assert alone(directory.refresh(grid)) == {"cat": 2}
     assert caplog.text.count("claims 1 users that belong to another node") == 2  # once for each node
@@ -101,7 +101,7 @@ def test_a_user_belongs_to_the_registered_node_that_named_it_first(caplog: pytes
 
 def test_a_registered_node_takes_a_user_back_from_one_that_is_not() -> None:
     grid = FakeGrid({3: pool("ann", "bob")})
-    directory = roster()
+    directory = make_directory()
     assert alone(directory.refresh(grid)) == {"ann": 3, "bob": 3}
     grid.nodes[1] = pool("ann", name="silo0")
     assert alone(directory.refresh(grid)) == {"ann": 1, "bob": 3}
@@ -111,16 +111,16 @@ def test_a_registered_node_takes_a_user_back_from_one_that_is_not() -> None:
 
 def test_the_operators_map_says_which_node_a_user_belongs_to() -> None:
     grid = FakeGrid({1: pool("ann", "bob", name="silo0"), 2: pool("ann", "eve", name="silo1"), 3: pool("bob")})
-    assert alone(roster(hosts={"ann": "silo1", "bob": "silo0"}).refresh(grid)) == {"bob": 1, "ann": 2}
+    assert alone(make_directory(hosts={"ann": "silo1", "bob": "silo0"}).refresh(grid)) == {"bob": 1, "ann": 2}
 
 
 def test_without_registration_a_secret_sampling_asks_nobody() -> None:
     grid = FakeGrid({1: pool("ann"), 2: pool("bob", name="silo0")})
-    assert alone(roster(registered_only=True).refresh(grid)) == {"bob": 2}
+    assert alone(make_directory(registered_only=True).refresh(grid)) == {"bob": 2}
     del grid.nodes[2]
     with pytest.raises(ValueError, match=r"1 of 1 nodes are not registered by name.*trusted_nodes=True"):
-        roster(registered_only=True).refresh(grid)
-    assert alone(roster(registered_only=True).refresh(FakeGrid({}))) == {}
+        make_directory(registered_only=True).refresh(grid)
+    assert alone(make_directory(registered_only=True).refresh(FakeGrid({}))) == {}
 
 
 class Clock:
@@ -145,7 +145,7 @@ def test_a_silent_node_is_waited_for_once_and_then_asked_ever_more_rarely(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = FakeGrid({1: pool("ann"), 2: silent("bob")})
-    directory = roster(timeout=60.0)
+    directory = make_directory(timeout=60.0)
     assert alone(directory.refresh(grid)) == {"ann": 1}
     assert 60 <= clock.now < 62
     assert directory.silent == 1
@@ -160,7 +160,7 @@ def test_a_silent_node_is_waited_for_once_and_then_asked_ever_more_rarely(
 
 
 def test_who_connects_first_is_waited_for_however_late(clock: Clock) -> None:
-    directory = roster(timeout=60.0)
+    directory = make_directory(timeout=60.0)
     assert alone(directory.refresh(FakeGrid({}))) == {}
     assert clock.now == 0
     directory.refresh(FakeGrid({2: silent("bob")}))
@@ -168,14 +168,14 @@ def test_who_connects_first_is_waited_for_however_late(clock: Clock) -> None:
 
 
 def test_many_silent_nodes_are_one_line(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    roster(timeout=60.0).refresh(FakeGrid({i: silent(f"user {i}") for i in range(1, 21)}))
+    make_directory(timeout=60.0).refresh(FakeGrid({i: silent(f"user {i}") for i in range(1, 21)}))
     assert caplog.text.count("did not answer") == 1
     assert "node 1 and 19 others did not answer within 60 s" in caplog.text
 
 
 def test_a_late_answer_is_taken_down_whenever_it_comes(clock: Clock) -> None:
     grid = FakeGrid({2: silent("bob")})
-    directory = roster(timeout=60.0)
+    directory = make_directory(timeout=60.0)
     assert alone(directory.refresh(grid)) == {}
     [question] = questions(grid)
     reply = pool("bob").app
@@ -190,7 +190,7 @@ def test_a_late_answer_is_taken_down_whenever_it_comes(clock: Clock) -> None:
 
 def test_a_node_that_answers_something_else_is_not_waited_for(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     grid = FakeGrid({1: FakeNode(ClientApp()), 2: pool("cat")})
-    directory = roster(timeout=60.0)
+    directory = make_directory(timeout=60.0)
     with caplog.at_level(logging.WARNING, logger="flwr"):
         for _ in range(3):
             assert alone(directory.refresh(grid)) == {"cat": 2}
@@ -201,16 +201,16 @@ def test_a_node_that_answers_something_else_is_not_waited_for(clock: Clock, capl
 
 def test_nodes_that_share_users_are_all_where_they_can_be_asked() -> None:
     grid = FakeGrid({i: pool("ann", "bob", shared=True) for i in (3, 1)} | {2: pool("cat")})
-    assert roster().refresh(grid) == {"ann": (1, 3), "bob": (1, 3), "cat": (2,)}
+    assert make_directory().refresh(grid) == {"ann": (1, 3), "bob": (1, 3), "cat": (2,)}
     grid.nodes[4] = pool("bob", "dan", shared=True)
-    assert roster().refresh(grid) == {"ann": (1, 3), "bob": (1, 3, 4), "cat": (2,), "dan": (4,)}
+    assert make_directory().refresh(grid) == {"ann": (1, 3), "bob": (1, 3, 4), "cat": (2,), "dan": (4,)}
 
 
 @pytest.mark.parametrize("says_so", [1, 2])
 def test_a_user_is_shared_only_if_both_nodes_say_so(says_so: int, caplog: pytest.LogCaptureFixture) -> None:
     grid = FakeGrid({i: pool("ann", f"user {i}", shared=i == says_so) for i in (1, 2)})
     grid.nodes[3] = pool("ann", shared=True)
-    assert alone(roster().refresh(grid)) == {"user 1": 1, "user 2": 2}
+    assert alone(make_directory().refresh(grid)) == {"user 1": 1, "user 2": 2}
     assert "1 users are claimed by two nodes" in caplog.text
 
 
@@ -220,24 +220,24 @@ def test_an_answer_that_is_not_exactly_shared_is_not() -> None:
         return reply
 
     grid = FakeGrid({i: pool("ann", shared=True, tamper=almost) for i in (1, 2)})
-    assert roster().refresh(grid) == {}
+    assert make_directory().refresh(grid) == {}
 
 
 def test_registered_nodes_share_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """The same id at two silos may be two people, of whom one would have had the other's turns."""
     silos = {1: pool("ann", "bob", shared=True, name="silo0"), 2: pool("ann", "cat", shared=True, name="silo1")}
-    assert alone(roster().refresh(FakeGrid(silos))) == {"ann": 1, "bob": 1, "cat": 2}
+    assert alone(make_directory().refresh(FakeGrid(silos))) == {"ann": 1, "bob": 1, "cat": 2}
     assert "claims 1 users that belong to another node" in caplog.text
-    assert alone(roster(hosts={"ann": "silo1"}).refresh(FakeGrid(silos))) == {"ann": 2}
+    assert alone(make_directory(hosts={"ann": "silo1"}).refresh(FakeGrid(silos))) == {"ann": 2}
     silos[3] = pool("cat", "dan", shared=True, name="silo1")  # there twice
-    assert alone(roster().refresh(FakeGrid(silos))) == {"ann": 1, "bob": 1, "dan": 3}
+    assert alone(make_directory().refresh(FakeGrid(silos))) == {"ann": 1, "bob": 1, "dan": 3}
 
 
 def test_nodes_that_share_cannot_take_a_registered_nodes_users_and_lose_what_it_names() -> None:
     sharing = {i: pool("ann", "bob", "cat", shared=True) for i in (1, 2)}
     pins = {"ann": "silo0"}  # known from before the server restarted, and away
     grid = FakeGrid(dict(sharing))
-    directory = roster(pins=pins)
+    directory = make_directory(pins=pins)
     assert directory.refresh(grid) == {"bob": (1, 2), "cat": (1, 2)}
     grid.nodes[3] = pool("bob", name="silo1")
     assert directory.refresh(grid) == {"bob": (3,), "cat": (1, 2)}
@@ -251,7 +251,7 @@ def test_lists_that_are_the_same_are_kept_once_in_whatever_order_they_come() -> 
     """A hundred nodes that share ten thousand users would otherwise keep a million."""
     users = ("ann", "bob", "cat")
     grid = FakeGrid({i: pool(*users[i % 3 :], *users[: i % 3], shared=True) for i in range(9)})
-    directory = roster()
+    directory = make_directory()
     nodes = directory.refresh(grid)
     assert len({id(hosted) for hosted in directory._declared.values()}) == 1
     assert len({id(where) for where in nodes.values()}) == 1

@@ -15,9 +15,9 @@ from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd_flower import IncompleteRunError, PrivateEvaluation, host_users, one_by_one
-from fedcgd_flower.places import nodes_of_users, spread
-from fedcgd_flower.user_messages import Hosted
+from fedcgd_flower import IncompleteRunError, PrivateEvaluation, host_users, sequential_training
+from fedcgd_flower.messages import HostedUsers
+from fedcgd_flower.user_directory import balance_users, nodes_of_users
 
 
 def trains(model, user, config, context):
@@ -30,7 +30,7 @@ def sharing(users, **options) -> FakeNode:
     host_users(
         app,
         lambda context: users,
-        one_by_one(trains),
+        sequential_training(trains),
         evaluate=lambda model, user, config, context: {"eval_acc": 1.0},
         shared=True,
     )
@@ -54,11 +54,11 @@ def asked_at(grid: FakeGrid) -> dict[tuple[int, int], dict[int, list[str]]]:
 
 def test_users_of_nodes_that_share_are_split_evenly_with_those_who_have_one_node_counted_first() -> None:
     nodes = {f"u{i}": (1, 2, 3) for i in range(8)} | {"v0": (1,), "v1": (1,), "v2": (2,)}
-    chosen = spread([*nodes], nodes)
+    chosen = balance_users([*nodes], nodes)
     assert list(chosen) == [*nodes]
     assert [chosen["v0"], chosen["v1"], chosen["v2"]] == [1, 1, 2]
     assert Counter(chosen.values()) == {1: 4, 2: 4, 3: 3}
-    assert Counter(spread(["v0", "v1", "u0", "u1"], nodes).values()) == {1: 2, 2: 1, 3: 1}
+    assert Counter(balance_users(["v0", "v1", "u0", "u1"], nodes).values()) == {1: 2, 2: 1, 3: 1}
 
 
 def test_every_user_goes_to_a_node_of_its_own_and_the_same_draw_to_the_same_nodes() -> None:
@@ -67,17 +67,17 @@ def test_every_user_goes_to_a_node_of_its_own_and_the_same_draw_to_the_same_node
         sets = [tuple(sorted(random_.sample(range(6), random_.randint(1, 4)))) for _ in range(4)]
         nodes = {f"u{i}": random_.choice(sets) for i in range(30)}
         users, avoid = random_.sample(sorted(nodes), 12), random_.sample(range(6), 2)
-        chosen = spread(users, nodes, avoid=avoid)
+        chosen = balance_users(users, nodes, avoid=avoid)
         assert list(chosen) == users
-        assert chosen == spread(users, dict(reversed(nodes.items())), avoid=avoid)
+        assert chosen == balance_users(users, dict(reversed(nodes.items())), avoid=avoid)
         for user, node in chosen.items():
             assert node in nodes[user]
             assert node not in avoid or set(nodes[user]) <= set(avoid)
 
 
 def test_a_user_at_one_node_is_asked_there_even_if_that_was_lost() -> None:
-    assert spread(["a", "b"], {"a": (1,), "b": (1, 2)}, avoid={1}) == {"a": 1, "b": 2}
-    assert spread(["a", "b"], {"a": (1, 2), "b": (1, 2)}, avoid={1, 2}) == {"a": 1, "b": 2}
+    assert balance_users(["a", "b"], {"a": (1,), "b": (1, 2)}, avoid={1}) == {"a": 1, "b": 2}
+    assert balance_users(["a", "b"], {"a": (1, 2), "b": (1, 2)}, avoid={1, 2}) == {"a": 1, "b": 2}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,9 @@ def test_a_node_that_answers_for_nobody_is_lost_to_the_round_too() -> None:
     """It says that it hosts all users, and when it is asked it knows none of them."""
     users, shown = names(24), []
     app = ClientApp()
-    host_users(app, lambda context: ["nobody"] if shown else shown.append(1) or users, one_by_one(trains), shared=True)
+    host_users(
+        app, lambda context: ["nobody"] if shown else shown.append(1) or users, sequential_training(trains), shared=True
+    )
     grid = FakeGrid({1: sharing(users), 2: FakeNode(app)})
     strategy = make(min_answers=4)
     assert strategy.start(grid, record(np.zeros(SIZE)), timeout=0.0).complete
@@ -177,7 +179,7 @@ def test_users_that_their_nodes_leave_out_are_still_replaced() -> None:
             raise RuntimeError("no battery")
         return model
 
-    host_users(app, lambda context: users, one_by_one(fails), shared=True)
+    host_users(app, lambda context: users, sequential_training(fails), shared=True)
     grid = FakeGrid({1: FakeNode(app), 2: FakeNode(app)})
     strategy = make(participation=Participation(rounds=12, min_separation=4), min_answers=4)
     assert strategy.start(grid, record(np.zeros(SIZE)), timeout=0.0).complete
@@ -253,7 +255,7 @@ def test_a_list_that_many_nodes_share_is_gone_through_once() -> None:
             looked["at it"] += 1
             return super().__iter__()
 
-    theirs = Hosted(Counted(names(10_000)), shared=True)
+    theirs = HostedUsers(Counted(names(10_000)), shared=True)
     nodes, twice = nodes_of_users(dict.fromkeys(range(500), theirs))
     assert (len(nodes), twice, looked) == (10_000, set(), {"at it": 1})
-    assert set(Counter(spread(theirs.users[:1000], nodes).values()).values()) == {2}
+    assert set(Counter(balance_users(theirs.users[:1000], nodes).values()).values()) == {2}
