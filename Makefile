@@ -3,18 +3,23 @@ PYTHON ?= python3
 VENV ?= .venv
 RESULTS ?= results
 BIN := $(VENV)/bin
+LOCKED = $(BIN)/python -m pip install --quiet --no-deps --require-hashes -r
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: simulate test test-pythons test-slow check static docs bench mutants clean
+.PHONY: simulate test test-pythons test-newest test-oldest lock test-slow check static docs bench mutants clean
 .DEFAULT_GOAL := simulate
 
-$(VENV)/installed: pyproject.toml
+# Exactly the versions of the lock, checked by their hashes. Without a GPU: PyTorch's build without CUDA, where pip's indexes have it.
+$(VENV)/installed: pyproject.toml $(wildcard requirements/*.txt)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcgd needs Python 3.11 or newer, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing into $(VENV) (about 6 GB with PyTorch; a few minutes the first time)"
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@echo "Installing into $(VENV) (2 GB, or 6 GB with CUDA; a few minutes the first time)"
+	@{ ! command -v nvidia-smi && $(LOCKED) requirements/cpu.txt; } > /dev/null 2>&1 \
+		|| { echo "PyTorch with CUDA, where there is CUDA"; $(LOCKED) requirements/cuda.txt; }
+	$(LOCKED) requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
 	touch $@
 
 # Train DP-SGD and DP-λCGD at the same (ε, δ) on handwritten digits, federated over 2 nodes that host one user per example.
@@ -22,15 +27,36 @@ simulate: $(VENV)/installed
 	PYTHONPATH=simulations $(BIN)/python -m fedcgd_simulations.demo --results $(RESULTS)
 
 # A process a core, four at most: each takes a gigabyte.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest $(PARALLEL)
 
-# The suite on every interpreter that is installed, each in an environment of its own (about 6 GB each).
+# The suite on every interpreter that is installed, each in an environment of its own, under the lock.
 test-pythons:
 	@found=; for python in python3.11 python3.12 python3.13; do \
 		if $$python -c '' 2> /dev/null; then found=1; $(MAKE) test PYTHON=$$python VENV=.venv-$$python || exit 1; \
 		else echo "$$python is not installed"; fi; \
 	done; test -n "$$found"
+
+# The suite with the newest, or the oldest, versions that pyproject.toml allows, in an environment of its own. The environment's
+# versions are listed before the tests; warnings of other packages are not errors here.
+test-newest:
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --upgrade --editable '.[dev]'
+	.venv-newest/bin/python tools/versions.py
+	.venv-newest/bin/python -m pytest $(PARALLEL) --foreign-warnings
+
+test-oldest: $(VENV)/installed
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --resolution lowest-direct --output-file build/oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet -r build/oldest.txt
+	.venv-oldest/bin/python -m pip install --quiet --no-deps --editable .
+	.venv-oldest/bin/python tools/versions.py
+	.venv-oldest/bin/python -m pytest $(PARALLEL) --foreign-warnings
+
+# The newest versions that pyproject.toml allows become the lock. KEEP="torch==2.13.0" holds a package back.
+lock: $(VENV)/installed
+	$(BIN)/python tools/lock.py $(foreach package,$(KEEP),--keep $(package))
 
 # Long checks: many kills, big sizes, every real Flower run.
 test-slow: $(VENV)/installed
@@ -56,4 +82,4 @@ bench: $(VENV)/installed
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) .venv-python3.* dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-python3.* .venv-newest .venv-oldest dist build .pytest_cache .mypy_cache .ruff_cache

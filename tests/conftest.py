@@ -9,9 +9,22 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.pop("COLUMNS", None)
 os.environ.pop("LINES", None)
 
+import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
 # Flower's Message asks which task it is made by; outside a run there is none.
 TaskIdentity.task_id = 1
 TaskIdentity.run_id = 1
 TaskIdentity.node_id = 1
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--foreign-warnings", action="store_true", help="let other packages warn: for versions beside the lock"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--foreign-warnings"):
+        config.addinivalue_line("filterwarnings", "default")
+        config.addinivalue_line("filterwarnings", "error:::fedcgd")

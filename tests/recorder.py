@@ -142,7 +142,7 @@ def figures(found: Any) -> dict[str, Any]:
 
 def selected(objective: Any, participation: Participation, normalize: bool) -> dict[str, Any]:
     found = select_lambda(participation, objective=objective, epsilon=2.0, delta=1e-5, normalize=normalize)
-    return {"lam": found.lam, "value": found.value, "looked_at": len(found.lams)}
+    return {"lam": found.lam, "value": found.value}
 
 
 def cases() -> dict[str, Callable[[], dict[str, Any]]]:

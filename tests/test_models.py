@@ -3,8 +3,8 @@
 import pytest
 import torch
 from central_training import gradient_sum
-from torch import nn
-from torchvision.models.vision_transformer import VisionTransformer as TorchvisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fedcgd.gradients import clipped_gradient_sum, example_loss
 from fedcgd.noise.quantisation import Grid
@@ -19,7 +19,7 @@ from fedcgd_simulations.models.softmax import softmax_regression
 from fedcgd_simulations.models.vit import SHAPES, Shape, VisionTransformer, load_torchvision, vit
 from fedcgd_simulations.models.weights import RandomWeightsWarning, weights_path
 from fedcgd_simulations.models.wideresnet import wideresnet
-from fedcgd_simulations.task import Examples, classification, seeded
+from fedcgd_simulations.task import Examples, classification
 
 SMALL_VIT = Shape(patch=8, layers=2, heads=2, hidden=16, mlp=32, image=32)
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -144,16 +144,67 @@ def test_sizes(make, millions):
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.003)
 
 
-def test_the_vision_transformer_computes_what_torchvisions_does():
-    theirs = seeded(
-        0, lambda: TorchvisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=3)
+def torchvision_weights(
+    layers: int, hidden: int, mlp: int, patch: int, patches: int, classes: int
+) -> dict[str, Tensor]:
+    """Random weights, under the names and in the shapes of torchvision's `VisionTransformer.state_dict()`."""
+    sizes = {
+        "class_token": (1, 1, hidden),
+        "conv_proj.weight": (hidden, 3, patch, patch),
+        "encoder.pos_embedding": (1, patches + 1, hidden),
+        "encoder.ln.weight": (hidden,),
+        "heads.head.weight": (classes, hidden),
+    }
+    for i in range(layers):
+        layer = f"encoder.layers.encoder_layer_{i}"
+        sizes |= {f"{layer}.{norm}.weight": (hidden,) for norm in ("ln_1", "ln_2")}
+        sizes |= {f"{layer}.mlp.0.weight": (mlp, hidden), f"{layer}.mlp.3.weight": (hidden, mlp)}
+        sizes |= {f"{layer}.self_attention.in_proj_weight": (3 * hidden, hidden)}
+        sizes |= {f"{layer}.self_attention.out_proj.weight": (hidden, hidden)}
+    for name in [name for name in sizes if name.endswith("weight")]:
+        sizes[name.removesuffix("weight") + "bias"] = sizes[name][:1]  # one for each output
+    generator = torch.Generator().manual_seed(0)
+    return {name: 0.1 * torch.randn(size, generator=generator) for name, size in sizes.items()}
+
+
+def torchvision_forward(state: dict[str, Tensor], images: Tensor, layers: int, heads: int) -> Tensor:
+    """Dosovitskiy et al., "An Image is Worth 16x16 Words", 2020, arXiv:2010.11929, equations 1 to 4, in torchvision's names."""
+
+    def named(name: str, kind: str = "weight") -> Tensor:
+        return state[f"{name}{'_' if name.endswith('in_proj') else '.'}{kind}"]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return functional.layer_norm(x, x.shape[-1:], named(name), named(name, "bias"), eps=1e-6)
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return functional.linear(x, named(name), named(name, "bias"))
+
+    patch = state["conv_proj.weight"].shape[-1]
+    x = (
+        functional.conv2d(images, named("conv_proj"), named("conv_proj", "bias"), stride=patch)
+        .flatten(2)
+        .transpose(1, 2)
     )
-    for parameter in theirs.parameters():
-        nn.init.normal_(parameter, std=0.1)
+    x = torch.cat([state["class_token"].expand(len(x), 1, -1), x], dim=1) + state["encoder.pos_embedding"]
+    for i in range(layers):
+        layer = f"encoder.layers.encoder_layer_{i}"
+        attention = f"{layer}.self_attention"
+        tokens = norm(x, f"{layer}.ln_1").transpose(0, 1)  # sequence first
+        attended, _ = functional.multi_head_attention_forward(
+            tokens, tokens, tokens, tokens.shape[-1], heads, named(f"{attention}.in_proj"), named(f"{attention}.in_proj", "bias"),
+            None, None, False, 0.0, named(f"{attention}.out_proj"), named(f"{attention}.out_proj", "bias"),
+        )  # fmt: skip
+        x = x + attended.transpose(0, 1)
+        x = x + linear(functional.gelu(linear(norm(x, f"{layer}.ln_2"), f"{layer}.mlp.0")), f"{layer}.mlp.3")
+    return linear(norm(x, "encoder.ln")[:, 0], "heads.head")
+
+
+def test_the_vision_transformer_computes_what_torchvisions_does():
+    state = torchvision_weights(layers=2, hidden=16, mlp=32, patch=8, patches=16, classes=3)
     ours = VisionTransformer(SMALL_VIT, 3)
-    load_torchvision(ours, theirs.state_dict())
+    load_torchvision(ours, state)
     with torch.no_grad():
-        assert torch.allclose(ours(IMAGES), theirs(IMAGES), atol=1e-5)
+        assert torch.allclose(ours(IMAGES), torchvision_forward(state, IMAGES, layers=2, heads=2), atol=1e-5)
         assert ours(IMAGES[:, :, :16, :16]).shape == (4, 3)
 
 
@@ -187,11 +238,11 @@ def test_random_weights_are_said_loudly_and_local_ones_used(tmp_path, monkeypatc
 
 def test_a_local_vit_file_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setitem(SHAPES, "vit-b-16", SMALL_VIT)
-    theirs = TorchvisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=1000)
-    torch.save(theirs.state_dict(), tmp_path / "vit_b_16.pth")
+    theirs = torchvision_weights(layers=2, hidden=16, mlp=32, patch=8, patches=16, classes=1000)
+    torch.save(theirs, tmp_path / "vit_b_16.pth")
     monkeypatch.setenv("FEDCGD_WEIGHTS", str(tmp_path))
     ours = vit("vit-b-16")
-    assert torch.equal(ours.patches.weight, theirs.conv_proj.weight)
+    assert torch.equal(ours.patches.weight, theirs["conv_proj.weight"])
     assert ours.head.weight.shape == (10, 16)
     assert layout(vit("vit-b-16", lora_rank=4)).names[-1] == "head.bias"
 

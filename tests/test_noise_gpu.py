@@ -258,8 +258,10 @@ def test_the_other_kernels_compile_and_count_beyond_what_an_int32_holds(size: st
 
     types = {"out": "*i64", "numbers": "*fp64", "coefficients": "*i64", "size": size}
     constants = {"HASHES": 4, "BLOCK": 2048}
-    hashes = assembled(gpu_code._tile_hashes, types | dict.fromkeys(constants, "constexpr"), constants, {})["ttir"]
+    hashes = assembled(
+        gpu_code._tile_hashes, types | dict.fromkeys(constants, "constexpr"), constants, gpu_code.OPTIONS
+    )["ttir"]
     types = {"total": "*fp64", "values": "*fp32", "factors": "*fp64", "rows": "i32", "columns": size}
-    added = assembled(rows._add_rows, types | {"BLOCK": "constexpr"}, {"BLOCK": 1024}, {})["ttir"]
+    added = assembled(rows._add_rows, types | {"BLOCK": "constexpr"}, {"BLOCK": 1024}, rows.OPTIONS)["ttir"]
     for code in (hashes, added):
         assert set(re.findall(r"arith\.muli .*?\b\d*x?(i\d+)\b", code)) == {"i64"}

@@ -244,7 +244,7 @@ def tile_hashes(numbers: Tensor, coefficients: Tensor) -> Tensor:
     tiles = -(-numbers.numel() // block)
     out = torch.empty(tiles * hashes, dtype=torch.int64, device=numbers.device)
     with torch.cuda.device_of(numbers):
-        _tile_hashes[(tiles,)](out, _contiguous(numbers), coefficients, numbers.numel(), hashes, block, num_warps=4)
+        _tile_hashes[(tiles,)](out, _contiguous(numbers), coefficients, numbers.numel(), hashes, block, **OPTIONS)
     return out
 
 

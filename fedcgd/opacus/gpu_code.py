@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 1024
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # each operation rounded by itself, as in `row_passes.c`
 
 
 @triton.jit(do_not_specialize=["rows", "columns"])
@@ -32,4 +33,4 @@ def add_rows(total: Tensor, values: Tensor, factors: Tensor) -> None:
     if not rows or not columns:
         return
     with torch.cuda.device_of(total):  # Triton launches on the current device, wherever the tensors are
-        _add_rows[(-(-columns // _BLOCK),)](total, values, factors, rows, columns, _BLOCK, num_warps=4)
+        _add_rows[(-(-columns // _BLOCK),)](total, values, factors, rows, columns, _BLOCK, **OPTIONS)

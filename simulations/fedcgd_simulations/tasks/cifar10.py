@@ -37,7 +37,7 @@ def task(model: str | None, data_dir: Path | None) -> Task:
 
 
 def load(data_dir: Path | None, fetch: Callable[[Path], None] | None = None) -> Data:
-    """The data from a local folder, or else fetched by `fetch` (torchvision) or by Flower Datasets.
+    """The data from a local folder, or else fetched by `fetch` (torchvision) or Flower Datasets, whichever is installed.
 
     Raises ValueError that says how to get the files if there are none and none can be fetched.
     """
@@ -101,7 +101,7 @@ def _fetch(folder: Path, fetch: Callable[[Path], None]) -> tuple[Batch, Batch]:
         if parts is not None:
             return parts
         reason = f"nothing was written to {folder}"
-    except (OSError, RuntimeError) as error:  # no network, or a broken download
+    except (ImportError, OSError, RuntimeError) as error:  # not installed; no network; or a broken download
         reason = f"{type(error).__name__}: {error}"
     try:
         return _flower_datasets()
