@@ -5,24 +5,14 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
-from central_training import train_central
 from rich.console import Console
 from typer.testing import CliRunner
 
 from fedcgd.accounting import calibrate
-from fedcgd.keys import NoiseKey
-from fedcgd.mechanisms import BISR, LambdaCGD
-from fedcgd.opacus.batches import RoundBatches
-from fedcgd.opacus.rounds import Rounds
-from fedcgd.optimisation import catalogue
-from fedcgd.parameters import flatten
+from fedcgd.mechanisms import LambdaCGD
 from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_experiments.__main__ import app
-from fedcgd_experiments.descent import Descent, descent
-from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, identity, run_points, train_engine
-from fedcgd_experiments.softmax import train_softmax
+from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, identity, run_points
 from fedcgd_experiments.sweep import (
     ResultsFile,
     best_of_families,
@@ -35,7 +25,6 @@ from fedcgd_experiments.sweep import (
     tune,
     tuned,
 )
-from fedcgd_simulations.tasks import get_task
 
 SETUP = Setup(mechanism="lambda-cgd:0.8", epsilon=4.0, delta=1e-5, steps=9, epochs=2)
 POINT = Point(setup=SETUP, task="digits", clip_norm=1.0, learning_rate=2.0, seed=0)
@@ -49,74 +38,6 @@ def test_a_calibration_is_the_accountings():
     # ‖A·C⁻¹‖²_F = n + (1 − λ)²·n(n − 1)/2 = 18 + 0.04·153
     assert record["rmse"] == pytest.approx((24.12 / 18) ** 0.5 * expected.noise_multiplier, rel=1e-6)
     assert record["adjacency"] == "zero out one user"
-
-
-def plan_of(setup, noise_multiplier=3.0):
-    return Plan(
-        mechanism=catalogue.mechanism(setup.mechanism, setup.participation()), participation=setup.participation(),
-        clip_norm=1.0, noise_multiplier=noise_multiplier, delta=1e-5,
-    )  # fmt: skip
-
-
-def test_a_point_trains_what_central_training_trains():
-    """The engine's batches, put through the other implementation of per-example gradients."""
-    task, key = get_task("digits"), NoiseKey.simulation(0)
-    data, plan = task.load(), plan_of(SETUP, 1e-9)
-    batches = RoundBatches(plan.participation, 1260, 9, lambda: key.choices, Rounds(plan, "", 1 / 9))
-    expected = train_central(
-        task, data.train, plan, [batches.batch(t) for t in range(18)],
-        key=key.noise, learning_rate=2.0, planned_cohort=140, seed=0,
-    )  # fmt: skip
-    trained = flatten(train_engine(POINT, task, data.train, plan, physical_batch=50))
-    # Central training rounds each coordinate of each gradient to a grid of step 2^-15: 18 rounds · 140 examples · 2^-15 ·
-    # 2/140 is 1.1e-3 at most.
-    assert torch.allclose(trained, flatten(expected), atol=1.1e-3)
-    assert trained.abs().max() > 0.3
-    noisy = flatten(train_engine(POINT, task, data.train, plan_of(SETUP, 3.0), physical_batch=50))
-    assert (noisy - trained).abs().max() > 0.05
-
-
-WAYS = [
-    {},
-    {"momentum": 0.9, "schedule": "cosine"},
-    {"optimizer": "adam", "schedule": "linear"},
-    {"optimizer": "adagrad"},
-]
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())) or "sgd")
-@pytest.mark.parametrize(
-    ("mechanism", "sampling"), [("lambda-cgd:0.8", "none"), ("blt:2", "balls-in-bins"), ("dp-sgd", "poisson")]
-)
-def test_softmax_is_trained_as_the_engine_trains_it(way, mechanism, sampling):
-    """Several learning rates at once, and each as if it were alone."""
-    task = get_task("digits")
-    data, plan = task.load(), plan_of(replace(SETUP, mechanism=mechanism, sampling=sampling), 2.0)
-    points = [replace(POINT, learning_rate=rate, **way) for rate in (0.1, 0.5)]
-    key = NoiseKey.simulation(0)
-    other = replace(plan, mechanism=BISR(3) if mechanism != "dp-sgd" else plan.mechanism, noise_multiplier=5.0)
-    runs = [(plan, points[1].descent), (other, points[0].descent), (plan, points[0].descent)]
-    together = train_softmax(task.model(0), data.train, runs, key=key, steps=9)
-    assert together.shape == (3, 650)
-    for (plan, how), flat in zip(runs, together, strict=True):
-        point = replace(POINT, learning_rate=how.learning_rate, **way)
-        engine = flatten(train_engine(point, task, data.train, plan, physical_batch=512))
-        assert torch.allclose(flat, engine, atol=2e-5)
-
-
-def test_runs_that_share_their_noise_have_a_simulations_key():
-    task = get_task("digits")
-    with pytest.raises(ValueError, match="a secret key forbids"):
-        train_softmax(
-            task.model(0), task.load().train, [(plan_of(SETUP), POINT.descent)], key=NoiseKey(bytes(32)), steps=9
-        )
-
-
-def test_plans_with_other_batches_are_not_trained_together():
-    task = get_task("digits")
-    runs = [(plan_of(SETUP), POINT.descent), (replace(plan_of(SETUP), clip_norm=2.0), POINT.descent)]
-    with pytest.raises(ValueError, match="may differ by mechanism and noise multiplier alone"):
-        train_softmax(task.model(0), task.load().train, runs, key=NoiseKey.simulation(0), steps=9)
 
 
 def test_points_with_other_batches_are_not_trained_together():
@@ -145,21 +66,6 @@ def test_no_seed_both_tunes_and_tests():
 def test_ways_to_descend_are_checked(change, message):
     with pytest.raises(ValueError, match=message):
         replace(POINT, **change)
-
-
-@pytest.mark.parametrize(("schedule", "factors"), [("constant", [1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25]),
-                                                   ("cosine", [1, 0.853553, 0.5, 0.146447])])  # fmt: skip
-def test_a_schedule_lowers_the_rate_from_round_to_round(schedule, factors):
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer, scheduler = descent([Descent(learning_rate=2.0, schedule=schedule)], [[parameter]], rounds=4)
-    moved = []
-    for _ in range(4):
-        parameter.grad = torch.ones(1)
-        before = parameter.item()
-        optimizer.step()
-        scheduler.step()
-        moved.append((parameter.item() - before) / 2)  # up: the gradient is that of minus the loss
-    assert moved == pytest.approx(factors, abs=1e-5)
 
 
 def test_results_are_kept_and_not_made_again(tmp_path):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from torch import nn, optim
@@ -33,25 +33,25 @@ class Descent:
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
 
+    def rate(self, round: int, rounds: int) -> float:
+        """The learning rate of `round`, of 0 … `rounds` − 1."""
+        return self.learning_rate * SCHEDULES[self.schedule](round / rounds)
+
 
 def descent(
-    ways: Sequence[Descent], parameters: Sequence[Sequence[nn.Parameter]], rounds: int
+    how: Descent, parameters: Sequence[nn.Parameter], rounds: int
 ) -> tuple[optim.Optimizer, optim.lr_scheduler.LambdaLR]:
-    """One optimiser for all `parameters`, and its schedule, to be stepped once a round; `parameters[i]` move as `ways[i]` says.
+    """An optimiser of `parameters` and its schedule, to be stepped once a round.
 
     It goes up: the gradients are to be those of minus the loss, as a user's update is in federated training, so that noise
-    that is added to them has the same sign in the model. Raises ValueError unless the ways differ by their learning rate alone.
+    that is added to them has the same sign in the model.
     """
-    how = ways[0]
-    if any(replace(way, learning_rate=how.learning_rate) != how for way in ways):
-        raise ValueError(f"ways to descend may differ by the learning rate alone, got {ways}")
-    groups = [{"params": list(rows), "lr": way.learning_rate} for way, rows in zip(ways, parameters, strict=True)]
     optimizer: optim.Optimizer
     if how.optimizer == "sgd":
-        optimizer = optim.SGD(groups, lr=how.learning_rate, momentum=how.momentum, maximize=True)
+        optimizer = optim.SGD(parameters, lr=how.learning_rate, momentum=how.momentum, maximize=True)
     elif how.optimizer == "adam":
-        optimizer = optim.Adam(groups, lr=how.learning_rate, maximize=True)
+        optimizer = optim.Adam(parameters, lr=how.learning_rate, maximize=True)
     else:
-        optimizer = optim.Adagrad(groups, lr=how.learning_rate, maximize=True)
+        optimizer = optim.Adagrad(parameters, lr=how.learning_rate, maximize=True)
     factor = SCHEDULES[how.schedule]
     return optimizer, optim.lr_scheduler.LambdaLR(optimizer, lambda round: factor(round / rounds))

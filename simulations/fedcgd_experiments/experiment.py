@@ -255,7 +255,7 @@ def train_engine(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, setup = task.model(point.seed).to(device), point.setup
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer, scheduler = descent([point.descent], [parameters], plan.participation.rounds)
+    optimizer, scheduler = descent(point.descent, parameters, plan.participation.rounds)
     engine = CorrelatedPrivacyEngine(NoiseKey.simulation(point.seed))
     module, private, *criterion, batches = engine.make_private(
         module=model,

@@ -1,0 +1,212 @@
+"""Trains central points: softmax regression for many points at once, other models through the Opacus engine."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcgd.accounting import calibrate
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import Mechanism
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.optimisation import catalogue
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_experiments.descent import descent
+from fedcgd_experiments.point import CentralPoint, Setup
+from fedcgd_experiments.results import Row
+from fedcgd_experiments.softmax import train_softmax
+from fedcgd_simulations.local_softmax import is_softmax
+from fedcgd_simulations.task import Data, Examples, Task, evaluate
+from fedcgd_simulations.tasks import get_task
+
+TOGETHER = 256
+"""Models of softmax regression that are trained at once: with 8000 weights each 8 MB, and their gradients."""
+
+CLAIM = ("noise_multiplier", "adjacency", "method")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralTrainer:
+    """Trains `CentralPoint`s on the data in `data_dir`, with at most `physical_batch` per-example gradients at a time."""
+
+    data_dir: str | None = None
+    physical_batch: int = 512
+
+    @property
+    def point(self) -> type[CentralPoint]:
+        return CentralPoint
+
+    def groups(self, points: Sequence[CentralPoint]) -> list[list[CentralPoint]]:
+        """Points of softmax regression with the same batches, up to `TOGETHER` of them; each other point by itself."""
+        groups: dict[CentralPoint, list[CentralPoint]] = defaultdict(list)
+        for point in points:
+            groups[point.batches if self._is_softmax(point) else point].append(point)
+        return [
+            sorted(group, key=lambda p: (p.mechanism, p.epsilon))[first : first + TOGETHER]
+            for group in groups.values()
+            for first in range(0, len(group), TOGETHER)
+        ]
+
+    def train(self, points: Sequence[CentralPoint], rows: Sequence[Row] = ()) -> list[Row]:
+        """A row for each of `points`, which share their `batches`; σ of a setup that is in `rows` is that of the row.
+
+        The seed decides the initial model, the batches and the noise, so that mechanisms are compared on the same batches.
+        `seconds` is processor time, in equal parts.
+        """
+        torch.set_num_threads(1)
+        started = time.process_time()
+        if len({point.batches for point in points}) > 1:
+            raise ValueError(f"points that are trained together must have the same batches, got {points}")
+        point = points[0]
+        task, data = get_task(point.task, model=point.model or None, data_dir=self.data_dir), self.load(point)
+        check_steps(len(data.train), point.steps)
+        wanted = {one.setup for one in points}
+        before = {setup: {name: row[name] for name in CLAIM} for row in rows if (setup := _setup_of(row)) in wanted}
+        claims = {setup: before.get(setup) or claim(setup) for setup in dict.fromkeys(one.setup for one in points)}
+        plans = [plan_of(one, claims[one.setup]) for one in points]
+        judged = data.validation if point.split == "validation" else data.test
+        model = task.model(point.seed)
+        accuracies = []
+        if self._is_softmax(point):
+            runs = [(plan, one.descent) for plan, one in zip(plans, points, strict=True)]
+            key = NoiseKey.simulation(point.seed)
+            for flat in train_softmax(model, data.train, runs, key=key, steps=point.steps):
+                nn.utils.vector_to_parameters(flat, model.parameters())
+                accuracies.append(evaluate(model, task, judged, batch=10_000))
+        else:
+            for one, plan in zip(points, plans, strict=True):
+                trained = train_engine(one, task, data.train, plan, physical_batch=self.physical_batch)
+                accuracies.append(evaluate(trained, task, judged))
+        seconds = round((time.process_time() - started) / len(points), 4)
+        return [
+            {**asdict(one), **claims[one.setup], "accuracy": round(accuracy, 6), "seconds": seconds}
+            for one, accuracy in zip(points, accuracies, strict=True)
+        ]
+
+    def load(self, point: CentralPoint) -> Data:
+        """The data of `point`, read once."""
+        return _load(point.task, point.model or None, self.data_dir)
+
+    def _is_softmax(self, point: CentralPoint) -> bool:
+        return _softmax(point.task, point.model or None, self.data_dir)
+
+
+def check_steps(examples: int, steps: int) -> None:
+    """Raise ValueError unless batches of one size, but for the last, make exactly `steps` of `examples`."""
+    batch = -(-examples // steps)
+    if -(-examples // batch) != steps:
+        raise ValueError(f"{examples} examples cannot make {steps} steps; {-(-examples // batch)} steps would do")
+
+
+def claim(setup: Setup) -> dict[str, Any]:
+    """σ of `setup`, and what its ε means."""
+    participation = setup.participation()
+    guarantee = calibrate(mechanism_of(setup), participation, epsilon=setup.epsilon, delta=setup.delta)
+    return {name: getattr(guarantee, name) for name in CLAIM}
+
+
+def mechanism_of(setup: Setup) -> Mechanism:
+    """The mechanism of `setup`; the same object for those that differ by their budget alone."""
+    return _made(setup.mechanism, setup.participation())
+
+
+def plan_of(point: CentralPoint, claimed: Mapping[str, Any]) -> Plan:
+    """What `point` releases, with the σ of its claim."""
+    return Plan(
+        mechanism=mechanism_of(point.setup),
+        participation=point.setup.participation(),
+        clip_norm=point.clip_norm,
+        noise_multiplier=claimed["noise_multiplier"],
+        delta=point.delta,
+    )
+
+
+def train_engine(
+    point: CentralPoint,
+    task: Task,
+    train: Examples,
+    plan: Plan,
+    *,
+    physical_batch: int,
+    grad_sample_mode: str = "ghost",
+    watch: Callable[[int, nn.Module], None] | None = None,
+) -> nn.Module:
+    """The model that `CorrelatedPrivacyEngine` trains as `point` says, on a GPU if there is one.
+
+    `watch` is called with the number of steps and the model after each of them.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = task.model(point.seed).to(device)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer, scheduler = descent(point.descent, parameters, plan.participation.rounds)
+    engine = CorrelatedPrivacyEngine(NoiseKey.simulation(point.seed))
+    module, private, *criterion, batches = engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        criterion=_PerExample(task.loss),
+        data_loader=DataLoader(TensorDataset(train.inputs, train.targets), batch_size=-(-len(train) // point.steps)),
+        plan=plan,
+        grad_sample_mode=grad_sample_mode,
+    )
+    loss = criterion[0] if criterion else lambda outputs, targets: -task.loss(outputs, targets).mean()
+    rounds = engine.accountant
+    assert rounds is not None
+    inputs, targets = train.inputs.to(device), train.targets.to(device)
+    module.train()
+    for _ in range(point.epochs):
+        manager = BatchMemoryManager(data_loader=batches, max_physical_batch_size=physical_batch, optimizer=private)
+        with manager as physical:
+            # The rows by index: the loader would collate them one by one.
+            for rows in physical.batch_sampler:
+                private.zero_grad()
+                loss(module(inputs[rows]), targets[rows]).backward()
+                before = rounds.released
+                private.step()
+                if rounds.released > before:  # the last part of a batch
+                    scheduler.step()
+                    if watch is not None:
+                        watch(rounds.released, model)
+    return model
+
+
+class _PerExample:
+    """Minus a loss, in the form that Opacus wants: with a `reduction` that it sets to "none" before each call.
+
+    Minus, because a user's update is minus its gradient: noise that is added to updates has the other sign in the model than the
+    same noise added to gradients, and a federated run with the point's seed shall release the same models.
+    """
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.reduction = "mean"
+        self._loss = loss
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return -self._loss(outputs, targets)
+
+
+def _setup_of(row: Row) -> Setup:
+    return Setup(**{name: row[name] for name in Setup.__dataclass_fields__})
+
+
+@lru_cache(maxsize=1)
+def _load(task: str, model: str | None, data_dir: str | None) -> Data:
+    return get_task(task, model=model, data_dir=data_dir).load()
+
+
+@lru_cache(maxsize=64)
+def _made(mechanism: str, participation: Participation) -> Mechanism:
+    return catalogue.mechanism(mechanism, participation)
+
+
+@lru_cache
+def _softmax(task: str, model: str | None, data_dir: str | None) -> bool:
+    made = get_task(task, model=model, data_dir=data_dir)
+    return is_softmax(made.model(0), made.loss)

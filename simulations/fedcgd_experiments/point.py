@@ -1,0 +1,119 @@
+"""A central training run over examples: its setup, its data and model, and how it learns."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fedcgd.optimisation.catalogue import MechanismSpec
+from fedcgd.participation import Participation, Sampling
+from fedcgd_experiments.descent import Descent, Optimizer
+from fedcgd_simulations.server_optimizer import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the noise depends on: points that share it share a calibration. `steps` is rounds per epoch.
+
+    `mechanism` is spelled as on the command line: "dp-sgd", "lambda-cgd:0.9", "bisr:16:normalized", "file:curve.json". Raises
+    ValueError if it is misspelled, or a file that is read (to calibrate, or to count the groups of a sampling) is not there.
+    """
+
+    mechanism: str
+    sampling: Sampling = "none"
+    epsilon: float
+    delta: float
+    steps: int
+    epochs: int
+
+    def __post_init__(self) -> None:
+        if not self.in_file:  # records are read where the file may be gone
+            MechanismSpec.parse(self.mechanism)
+
+    def participation(self) -> Participation:
+        """An epoch is `steps` rounds; cyclic Poisson sampling has as many groups as the mechanism has bands."""
+        rounds = self.steps * self.epochs
+        if self.sampling == "poisson":
+            return Participation(rounds=rounds, sampling="poisson", sampling_rate=1 / self.steps)
+        if self.sampling == "cyclic-poisson":
+            groups = MechanismSpec.parse(self.mechanism).bands or 1
+            return Participation(
+                rounds=rounds, min_separation=groups, sampling="cyclic-poisson", sampling_rate=groups / self.steps
+            )
+        return Participation(rounds=rounds, min_separation=self.steps, sampling=self.sampling)
+
+    @property
+    def in_file(self) -> bool:
+        """Whether the mechanism is what a file says."""
+        return self.mechanism.startswith("file:")
+
+
+TEST_SEEDS = 1000
+"""Seeds below tune, seeds from here on test: no run that chose anything is among those that judge the choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralPoint:
+    """A training run over examples. Its work is `epochs`: the gradients that it takes of each example, on average.
+
+    Raises ValueError for a seed that is not one of its split's (`TEST_SEEDS`), and as `Setup` and `Descent` do.
+    """
+
+    task: str
+    model: str = ""
+    mechanism: str
+    sampling: Sampling = "none"
+    epsilon: float
+    delta: float = 1e-5
+    steps: int
+    epochs: int
+    clip_norm: float = 1.0
+    learning_rate: float
+    optimizer: Optimizer = "sgd"
+    momentum: float = 0.0
+    schedule: Schedule = "constant"
+    seed: int
+    split: Literal["validation", "test"] = "validation"
+
+    def __post_init__(self) -> None:
+        if self.split not in ("validation", "test"):
+            raise ValueError(f"split must be validation or test, got {self.split!r}")
+        if self.split == "validation" and not 0 <= self.seed < TEST_SEEDS:
+            raise ValueError(f"seeds for tuning are 0 … {TEST_SEEDS - 1}, got {self.seed}; those above are for tests")
+        if self.split == "test" and self.seed < TEST_SEEDS:
+            raise ValueError(f"seeds for tests are {TEST_SEEDS} and more, got {self.seed}; those below are for tuning")
+        _ = self.setup, self.descent
+
+    @property
+    def setup(self) -> Setup:
+        """What its noise depends on."""
+        return Setup(
+            mechanism=self.mechanism,
+            sampling=self.sampling,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            steps=self.steps,
+            epochs=self.epochs,
+        )
+
+    @property
+    def descent(self) -> Descent:
+        """How the model moves."""
+        return Descent(
+            learning_rate=self.learning_rate,
+            optimizer=self.optimizer,
+            momentum=self.momentum,
+            schedule=self.schedule,
+        )
+
+    @property
+    def batches(self) -> "CentralPoint":
+        """Equal for points whose model, batches and Z are the same, whatever their mechanisms, budgets and ways to learn."""
+        return replace(
+            self,
+            mechanism="dp-sgd" if self.sampling != "cyclic-poisson" else self.mechanism,
+            epsilon=1.0,
+            clip_norm=1.0,
+            learning_rate=1.0,
+            optimizer="sgd",
+            momentum=0.0,
+            schedule="constant",
+        )

@@ -1,0 +1,117 @@
+"""The studies whose results the pages show: what each tries, of which data, with which seeds."""
+
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any
+
+from fedcgd.accounting.selection import select_lambda
+from fedcgd_experiments.point import TEST_SEEDS, CentralPoint, Setup
+from fedcgd_experiments.study import Axis, Log, Study, Values
+
+BATCHED: Mapping[str, Axis] = {"steps": (3, 7, 21)}
+CONSTANT: Mapping[str, Axis] = {"schedule": ("constant",), "momentum": (0.0,)}
+SELECTED = "lambda-cgd:selected"
+"""λ of the default rule for the run: no data is looked at."""
+
+NOTHING_SECRET = ("DP-SGD", "DP-SGD, full batch")
+SAMPLING_SECRET = ("DP-SGD, Poisson", "DP-SGD, full batch")
+"""The baselines, by what can be secret; full batches need no sampling."""
+
+LEARNING: Mapping[str, Axis] = {
+    "schedule": ("constant", "linear"),
+    "momentum": (0.0, 0.9),
+    "clip_norm": (0.5, 1.0, 2.0),
+}
+
+ARMS: Mapping[str, Mapping[str, Axis]] = {
+    "DP-SGD": {"mechanism": ("dp-sgd",), **BATCHED},
+    "DP-SGD, full batch": {"mechanism": ("dp-sgd",), "steps": (1,)},
+    "λ-CGD, λ = 0.7": {"mechanism": ("lambda-cgd:0.7",), **BATCHED},
+    "λ-CGD, λ = 0.9": {"mechanism": ("lambda-cgd:0.9",), **BATCHED},
+    "λ-CGD, default λ": {"mechanism": (SELECTED,), **BATCHED},
+    "λ-CGD, default λ, constant rate": {"mechanism": (SELECTED,), **BATCHED, **CONSTANT},
+    "BISR": {"mechanism": tuple(f"bisr:{bands}" for bands in (2, 4, 8, 16)), **BATCHED},
+    "band-mf": {"mechanism": ("band-mf:2", "band-mf:{steps}"), **BATCHED},
+    "DP-SGD, Poisson": {"mechanism": ("dp-sgd",), "sampling": ("poisson",), **BATCHED},
+    "λ-CGD, Balls-in-Bins": {
+        "mechanism": tuple(f"lambda-cgd:{lam}" for lam in (0.5, 0.7, 0.9)),
+        "sampling": ("balls-in-bins",),
+        **BATCHED,
+    },
+}
+
+
+def central_point(values: Values, *, examples: int, **fixed: Any) -> CentralPoint:
+    """A candidate as a point. `mechanism` may name `{steps}`, or be `SELECTED`.
+
+    `progress` is rate·C/(1 − momentum)·rounds/`examples`: of equal values the noise moves the last model about equally far,
+    whatever the batch, the epochs, the momentum and the clip norm C, so that one range of it serves all of them.
+    """
+    given = dict(values)
+    rounds = given["steps"] * given["epochs"]
+    rate = given.pop("progress") * examples * (1 - given["momentum"]) / (rounds * given["clip_norm"])
+    mechanism = given["mechanism"].format(steps=given["steps"])
+    if mechanism == SELECTED:
+        mechanism = f"lambda-cgd:{_selected(given['steps'], given['epochs'], given['epsilon'])}"
+    made: dict[str, Any] = {**fixed, **given, "mechanism": mechanism, "learning_rate": float(f"{rate:.4g}")}
+    return CentralPoint(**made)
+
+
+@cache
+def _selected(steps: int, epochs: int, epsilon: float) -> float:
+    setup = Setup(mechanism="dp-sgd", epsilon=epsilon, delta=1e-5, steps=steps, epochs=epochs)
+    chosen = select_lambda(setup.participation(), objective="excess", epsilon=epsilon, delta=1e-5)
+    return round(chosen.lam, 3)
+
+
+def _settings(epsilons: tuple[float, ...], epochs: tuple[int, ...]) -> tuple[Values, ...]:
+    return tuple({"epsilon": epsilon, "epochs": work} for epsilon in epsilons for work in epochs)
+
+
+def _linear(name: str, title: str, *, examples: int, model: str = "", candidates: int, tests: int) -> Study:
+    return Study(
+        name=name,
+        title=title,
+        make=partial(central_point, examples=examples, task=name, model=model),
+        settings=_settings((1.0, 2.0, 4.0, 8.0), (5, 10, 20, 40)),
+        axes={**LEARNING, "progress": Log(2**-6, 4.0)},
+        arms=ARMS,
+        candidates=candidates,
+        finalists=4,
+        tuning=tuple(range(5)),
+        tests=tuple(range(TEST_SEEDS, TEST_SEEDS + tests)),
+        baselines=("DP-SGD", "DP-SGD, full batch", "DP-SGD, Poisson"),
+    )
+
+
+def _network(name: str, title: str, *, task: str, model: str, examples: int) -> Study:
+    """Every run goes through the engine: fewer arms, candidates and seeds."""
+    some = ("DP-SGD", "DP-SGD, full batch", "λ-CGD, λ = 0.9", "band-mf", "DP-SGD, Poisson", "λ-CGD, Balls-in-Bins")
+    batched: Mapping[str, Axis] = {"steps": (7, 21)}
+    arms = {name: {**ARMS[name], **(batched if "full" not in name else {})} for name in some}
+    return Study(
+        name=name,
+        title=title,
+        make=partial(central_point, examples=examples, task=task, model=model),
+        settings=_settings((2.0, 8.0), (10, 20)),
+        axes={**LEARNING, "clip_norm": (1.0,), "progress": Log(2**-7, 1.0)},
+        arms=arms,
+        candidates=12,
+        finalists=2,
+        tuning=(0, 1),
+        tests=tuple(range(TEST_SEEDS, TEST_SEEDS + 10)),
+        baselines=("DP-SGD", "DP-SGD, full batch", "DP-SGD, Poisson"),
+    )
+
+
+STUDIES: dict[str, Study] = {
+    study.name: study
+    for study in (
+        _linear("digits", "Digits, softmax", examples=1260, candidates=24, tests=20),
+        _linear("tweets-3000", "3000 tweets, softmax", examples=3000, model="minilm", candidates=24, tests=20),
+        _linear(
+            "fashion-mnist-6000", "Fashion-MNIST 6000, softmax", examples=6000, model="softmax", candidates=16, tests=10
+        ),
+        _network("digits-cnn", "Digits, tanh-CNN", task="digits", model="tanh-cnn", examples=1260),
+    )
+}

@@ -1,0 +1,192 @@
+"""Central trainings of the experiments: what they train is what the engine trains, and their ε is the accounting's."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from central_training import train_central
+
+from fedcgd.accounting import calibrate
+from fedcgd.keys import NoiseKey
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.opacus.batches import RoundBatches
+from fedcgd.opacus.rounds import Rounds
+from fedcgd.optimisation import catalogue
+from fedcgd.parameters import flatten
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_experiments.central import CentralTrainer, check_steps, claim, train_engine
+from fedcgd_experiments.descent import Descent, descent
+from fedcgd_experiments.point import CentralPoint
+from fedcgd_experiments.softmax import train_softmax
+from fedcgd_simulations.tasks import get_task
+
+POINT = CentralPoint(
+    task="digits", mechanism="lambda-cgd:0.8", epsilon=4.0, steps=9, epochs=2, learning_rate=2.0, seed=0
+)
+
+
+def plan_of(point: CentralPoint, noise_multiplier: float = 3.0) -> Plan:
+    participation = point.setup.participation()
+    return Plan(
+        mechanism=catalogue.mechanism(point.mechanism, participation), participation=participation,
+        clip_norm=point.clip_norm, noise_multiplier=noise_multiplier, delta=1e-5,
+    )  # fmt: skip
+
+
+def test_the_claim_of_a_setup_is_the_accountings() -> None:
+    expected = calibrate(LambdaCGD(0.8), Participation(rounds=18, min_separation=9), epsilon=4.0, delta=1e-5)
+    assert claim(POINT.setup) == {
+        "noise_multiplier": expected.noise_multiplier,
+        "adjacency": "add or remove one user",
+        "method": "exact Gaussian mechanism",
+    }
+
+
+def test_a_point_trains_what_central_training_trains() -> None:
+    """The engine's batches, put through the other implementation of per-example gradients."""
+    task, key = get_task("digits"), NoiseKey.simulation(0)
+    data, plan = task.load(), plan_of(POINT, 1e-9)
+    batches = RoundBatches(plan.participation, 1260, 9, lambda: key.choices, Rounds(plan, "", 1 / 9))
+    expected = train_central(
+        task, data.train, plan, [batches.batch(t) for t in range(18)],
+        key=key.noise, learning_rate=2.0, planned_cohort=140, seed=0,
+    )  # fmt: skip
+    trained = flatten(train_engine(POINT, task, data.train, plan, physical_batch=50))
+    # Central training rounds each coordinate of each gradient to a grid of step 2^-15: 18 rounds · 140 examples · 2^-15 ·
+    # 2/140 is 1.1e-3 at most.
+    assert torch.allclose(trained, flatten(expected), atol=1.1e-3)
+    assert trained.abs().max() > 0.3
+    noisy = flatten(train_engine(POINT, task, data.train, plan_of(POINT, 3.0), physical_batch=50))
+    assert (noisy - trained).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"])
+@pytest.mark.parametrize(
+    ("mechanism", "sampling"), [("lambda-cgd:0.8", "none"), ("blt:2", "balls-in-bins"), ("dp-sgd", "poisson")]
+)
+def test_softmax_is_trained_as_the_engine_trains_it(mechanism, sampling, optimizer) -> None:
+    """Several rates, momenta, schedules, norms and noises at once, and each as if it were alone."""
+    task, key = get_task("digits"), NoiseKey.simulation(0)
+    data = task.load()
+    some = replace(POINT, mechanism=mechanism, sampling=sampling, learning_rate=0.5)
+    points = [
+        replace(some, optimizer=optimizer),
+        replace(some, learning_rate=0.1, momentum=0.9, schedule="cosine"),
+        replace(some, clip_norm=0.3, schedule="linear", mechanism=mechanism if sampling == "poisson" else "bisr:3"),
+    ]
+    runs = [(plan_of(point, sigma), point.descent) for point, sigma in zip(points, (2.0, 5.0, 2.0), strict=True)]
+    together = train_softmax(task.model(0), data.train, runs, key=key, steps=9)
+    assert together.shape == (3, 650)
+    for point, (plan, _), flat in zip(points, runs, together, strict=True):
+        engine = flatten(train_engine(point, task, data.train, plan, physical_batch=512))
+        assert torch.allclose(flat, engine, atol=2e-5)
+
+
+def test_a_network_is_trained_by_the_engine() -> None:
+    point = replace(POINT, model="tanh-cnn", epsilon=1e3, learning_rate=0.3, momentum=0.9, mechanism="dp-sgd")
+    (row,) = CentralTrainer().train([point])
+    task = get_task("digits", model="tanh-cnn")
+    data, plan = task.load(), plan_of(point, row["noise_multiplier"])
+    trained = train_engine(point, task, data.train, plan, physical_batch=512)
+    hits = (trained(data.validation.inputs).argmax(dim=1) == data.validation.targets).float().mean().item()
+    assert row["accuracy"] == pytest.approx(hits, abs=1e-5)
+    assert row["accuracy"] > 0.3
+
+
+def test_what_is_trained_together_must_have_the_same_batches() -> None:
+    task, trainer = get_task("digits"), CentralTrainer()
+    other = replace(POINT, steps=3)
+    runs = [(plan_of(POINT), POINT.descent), (plan_of(other), other.descent)]
+    with pytest.raises(ValueError, match="the same participation"):
+        train_softmax(task.model(0), task.load().train, runs, key=NoiseKey.simulation(0), steps=9)
+    with pytest.raises(ValueError, match="must have the same batches"):
+        trainer.train([POINT, replace(POINT, seed=1)])
+    grouped = trainer.groups([POINT, other, replace(POINT, momentum=0.5), replace(POINT, seed=1)])
+    assert sorted(len(group) for group in grouped) == [1, 1, 2]
+    network = replace(POINT, model="tanh-cnn")
+    assert len(trainer.groups([network, replace(network, momentum=0.5)])) == 2
+
+
+def test_runs_that_share_their_noise_have_a_simulations_key() -> None:
+    task = get_task("digits")
+    with pytest.raises(ValueError, match="a secret key forbids"):
+        train_softmax(
+            task.model(0), task.load().train, [(plan_of(POINT), POINT.descent)], key=NoiseKey(bytes(32)), steps=9
+        )
+
+
+def test_each_of_those_trained_together_has_the_noise_of_its_own_budget() -> None:
+    points, trainer = [replace(POINT, epsilon=epsilon) for epsilon in (0.1, 100.0)], CentralTrainer()
+    loud, quiet = trainer.train(points)
+    for point, row in zip(points, (loud, quiet), strict=True):
+        (alone,) = trainer.train([point])
+        assert (alone["accuracy"], alone["noise_multiplier"]) == (row["accuracy"], row["noise_multiplier"])
+    assert loud["accuracy"] < 0.4 < 0.7 < quiet["accuracy"]
+
+
+def test_a_calibration_that_a_row_has_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = CentralTrainer()
+    (row,) = trainer.train([POINT])
+
+    def never(setup):
+        raise AssertionError(f"calibrated again: {setup}")
+
+    monkeypatch.setattr("fedcgd_experiments.central.claim", never)
+    assert trainer.train([POINT], [row])[0]["accuracy"] == row["accuracy"]
+    with pytest.raises(AssertionError, match="calibrated again"):
+        trainer.train([replace(POINT, epsilon=3.0)], [row])
+
+
+def test_steps_that_no_batch_makes_are_refused() -> None:
+    check_steps(1260, 21)
+    with pytest.raises(ValueError, match="10 examples cannot make 6 steps; 5 steps would do"):
+        check_steps(10, 6)
+
+
+def test_no_seed_both_tunes_and_tests() -> None:
+    with pytest.raises(ValueError, match=r"seeds for tests are 1000 and more, got 3"):
+        replace(POINT, seed=3, split="test")
+    with pytest.raises(ValueError, match=r"seeds for tuning are 0 … 999, got 1000"):
+        replace(POINT, seed=1000)
+    assert replace(POINT, seed=1000, split="test").seed == 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": "lion"}, "optimizer must be one of sgd, adam, adagrad, got 'lion'"),
+        ({"schedule": "steps"}, "schedule must be one of constant, linear, cosine, got 'steps'"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
+        ({"momentum": 0.5, "optimizer": "adam"}, "0 with an optimizer other than sgd, got 0.5 with adam"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive"),
+        ({"mechanism": "bisr:p=16"}, "p of bisr must be a whole number"),
+        ({"mechanism": "sgd"}, "unknown mechanism"),
+        ({"split": "train"}, "split must be validation or test, got 'train'"),
+    ],
+)
+def test_a_point_is_checked(change, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(POINT, **change)
+
+
+@pytest.mark.parametrize(("schedule", "factors"), [("constant", [1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25]),
+                                                   ("cosine", [1, 0.853553, 0.5, 0.146447])])  # fmt: skip
+def test_a_schedule_lowers_the_rate_from_round_to_round(schedule, factors) -> None:
+    parameter, how = torch.nn.Parameter(torch.zeros(1)), Descent(learning_rate=2.0, schedule=schedule)
+    optimizer, scheduler = descent(how, [parameter], rounds=4)
+    moved = []
+    for _ in range(4):
+        parameter.grad = torch.ones(1)
+        before = parameter.item()
+        optimizer.step()
+        scheduler.step()
+        moved.append((parameter.item() - before) / 2)  # up: the gradient is that of minus the loss
+    assert moved == pytest.approx(factors, abs=1e-5)
+    assert [how.rate(round, 4) / 2 for round in range(4)] == pytest.approx(factors, abs=1e-5)
+
+
+def test_cyclic_sampling_has_as_many_groups_as_bands() -> None:
+    point = replace(POINT, mechanism="band-mf:2", sampling="cyclic-poisson", steps=4)
+    assert point.setup.participation().min_separation == 2
+    assert point.batches != replace(point, mechanism="band-mf:4").batches

@@ -1,0 +1,197 @@
+"""Studies: equal budgets, tuning that looks at validation only, and results that are kept and not made again."""
+
+import io
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedcgd_experiments.point import CentralPoint
+from fedcgd_experiments.results import Results, Row, known, packed, point_of, unpacked, write_table
+from fedcgd_experiments.runner import carry_out
+from fedcgd_experiments.studies import STUDIES
+from fedcgd_experiments.study import Log, Study, best, draw, identity, missing, seeded
+
+QUIET = Console(file=io.StringIO())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy:
+    """Its accuracy is `x`, but for seed 1, with which it is 1 − x; above 0.9 it breaks off."""
+
+    arm: str
+    setting: int
+    x: float
+    seed: int
+    split: str = "validation"
+
+
+@dataclass(frozen=True)
+class ToyTrainer:
+    fails: str = ""
+    log: str = ""
+
+    @property
+    def point(self) -> type[Toy]:
+        return Toy
+
+    def groups(self, points: Sequence[Toy]) -> list[list[Toy]]:
+        return [[point for point in points if point.arm == arm] for arm in dict.fromkeys(p.arm for p in points)]
+
+    def train(self, points: Sequence[Toy], rows: Sequence[Row] = ()) -> list[Row]:
+        if points[0].arm == self.fails:
+            raise RuntimeError("no luck")
+        if self.log:
+            with Path(self.log).open("a") as file:
+                file.write(f"{os.getpid()} {os.nice(0)}\n")
+        return [
+            asdict(p) | {"accuracy": None if p.x > 0.9 else 1 - p.x if p.seed == 1 else p.x} for p in points
+        ]  # fmt: skip
+
+
+def study(**changes: object) -> Study:
+    given = {
+        "name": "toy",
+        "title": "Toy",
+        "make": lambda values: Toy(**values),
+        "settings": ({"setting": 1}, {"setting": 2}),
+        "axes": {"x": Log(0.1, 1.0)},
+        "arms": {"a": {"arm": ("a",)}, "b": {"arm": ("b",), "x": Log(0.1, 0.5)}},
+        "candidates": 8,
+        "finalists": 2,
+        "tuning": (0,),
+        "tests": (1000, 1001),
+        "baselines": ("a",),
+    }
+    return Study(**(given | changes))  # type: ignore[arg-type]
+
+
+def test_candidates_fill_every_axis_evenly_and_are_the_same_for_all_arms() -> None:
+    found = draw({"rate": Log(1.0, 16.0), "steps": (3, 7, 21)}, 12, seed=0)
+    rates = sorted(values["rate"] for values in found)
+    assert all(16 ** (i / 12) <= rate <= 16 ** ((i + 1) / 12) for i, rate in enumerate(rates))
+    assert sorted(values["steps"] for values in found) == [3] * 4 + [7] * 4 + [21] * 4
+    assert [v["rate"] for v in draw({"other": (1, 2), "rate": Log(1.0, 16.0)}, 12, seed=0)] == [
+        v["rate"] for v in found
+    ]
+    assert draw({"rate": Log(1.0, 16.0)}, 12, seed=1) != draw({"rate": Log(1.0, 16.0)}, 12, seed=0)
+
+
+def test_all_arms_of_the_studies_have_as_many_candidates() -> None:
+    for one in STUDIES.values():
+        for setting in one.settings[:2]:
+            assert {len(one.points(arm, setting)) for arm in one.arms} == {one.candidates}
+
+
+def test_candidates_of_central_studies_share_their_random_numbers() -> None:
+    digits, setting = STUDIES["digits"], {"epsilon": 1.0, "epochs": 10}
+    plain, ours = digits.points("DP-SGD", setting), digits.points("λ-CGD, λ = 0.9", setting)
+    assert [replace(point, mechanism="lambda-cgd:0.9") for point in plain] == ours
+    assert {point.sampling for point in digits.points("DP-SGD, Poisson", setting)} == {"poisson"}
+    assert {point.steps for point in digits.points("DP-SGD, full batch", setting)} == {1}
+    fixed = digits.points("λ-CGD, default λ, constant rate", setting)
+    assert {(point.schedule, point.momentum) for point in fixed} == {("constant", 0.0)}
+    assert {p.mechanism for p in digits.points("band-mf", setting)} == {f"band-mf:{k}" for k in (2, 3, 7, 21)}
+    # λ of least RMSE for 10 epochs of 21 steps is 0.874, and a third of the excess of that 0.697
+    assert {p.mechanism for p in fixed if p.steps == 21} == {"lambda-cgd:0.697"}
+    for point in plain:
+        progress = point.learning_rate * point.clip_norm / (1 - point.momentum) * point.steps * 10 / 1260
+        assert 2**-6 * 0.999 < progress < 4 * 1.001
+
+
+def test_tuning_looks_at_validation_only_and_tests_only_the_best() -> None:
+    one, rows = study(tuning=(0, 1)), []
+    trainer = ToyTrainer()
+    kinds = []
+    while todo := missing(one, known(rows, Toy)):
+        kinds.append({(point.seed, point.split) for point in todo})
+        rows += [row for group in trainer.groups(todo) for row in trainer.train(group)]
+    assert kinds == [{(0, "validation")}, {(1, "validation")}, {(1000, "test"), (1001, "test")}]
+    found = known(rows, Toy)
+    candidates = [point.x for point in one.points("a", {"setting": 1})]
+    below = sorted(x for x in candidates if x <= 0.9)
+    finalists = below[-2:]  # those of the highest accuracy with seed 0
+    chosen, score = best(one, "a", {"setting": 1}, found) or (None, None)
+    assert chosen is not None
+    assert chosen.x in finalists
+    assert score == pytest.approx(0.5)  # x with one seed and 1 − x with the other
+    assert max(candidates) > 0.9  # which broke off, and is not chosen
+    raised = {**found, **{identity(seeded(p, 1000, "test")): 1.0 for p in one.points("a", {"setting": 1})}}
+    assert best(one, "a", {"setting": 1}, raised) == best(one, "a", {"setting": 1}, found)
+
+
+def test_nothing_is_chosen_where_every_candidate_broke_off() -> None:
+    one = study(axes={"x": Log(0.91, 1.0)}, arms={"a": {"arm": ("a",)}})
+    rows = ToyTrainer().train(missing(one, {}))
+    assert best(one, "a", {"setting": 1}, known(rows, Toy)) is None
+    assert missing(one, known(rows, Toy)) == []
+
+
+def test_seeds_that_tune_may_not_test() -> None:
+    with pytest.raises(ValueError, match=r"may not test, got \[1000\] in both"):
+        study(tuning=(0, 1000))
+    with pytest.raises(ValueError, match=r"baselines must be arms, got \['c'\]; the arms are a, b"):
+        study(baselines=("c",))
+    with pytest.raises(ValueError, match=r"finalists must be 1 … 8 \(the candidates\), got 9"):
+        study(finalists=9)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_results_are_kept_and_not_made_again(tmp_path: Path, processes: int) -> None:
+    path, log = tmp_path / "deep" / "toy.jsonl", tmp_path / "log"
+    done = carry_out(study(), Results(path), ToyTrainer(log=str(log)), processes=processes, console=QUIET)
+    assert (done.failures, done.left) == ((), 0)
+    rows = Results(path).rows()
+    assert len(rows) == 2 * 2 * (8 + 2)  # settings, arms, candidates and tests
+    assert all(row["commit"] for row in rows)
+    workers = {line.split()[0] for line in log.read_text().splitlines()}
+    assert (str(os.getpid()) in workers) == (processes == 1)
+    assert {int(line.split()[1]) for line in log.read_text().splitlines()} == {os.nice(0)}
+    first = path.read_text()
+    again = carry_out(study(), Results(path), ToyTrainer(fails="a"), console=QUIET)
+    assert again.failures == ()
+    assert path.read_text() == first
+    path.write_text(first + '{"kind": "runs", "comm')  # killed while it wrote
+    more = Results(path)
+    assert len(more.rows()) == len(rows)
+    more.append([rows[0] | {"seed": 5}])
+    assert len(Results(path).rows()) == len(rows) + 1
+
+
+def test_a_failure_is_reported_and_the_others_run(tmp_path: Path) -> None:
+    results = Results(tmp_path / "toy.jsonl")
+    done = carry_out(study(), results, ToyTrainer(fails="a"), console=QUIET)
+    assert len(done.failures) == 1
+    assert done.failures[0].startswith("toy: RuntimeError: no luck; 16 trainings as Toy(arm='a'")
+    assert done.left == 16
+    assert {row["arm"] for row in results.rows()} == {"b"}
+    assert carry_out(study(), results, ToyTrainer(), console=QUIET).left == 0
+
+
+def test_who_is_late_stops_before_the_next_group(tmp_path: Path) -> None:
+    results, said = Results(tmp_path / "toy.jsonl"), iter([False, True, True, True])
+    done = carry_out(study(), results, ToyTrainer(), console=QUIET, late=lambda: next(said))
+    assert {row["arm"] for row in results.rows()} == {"a"}
+    assert done.left > 0
+
+
+def test_a_record_says_once_what_its_rows_share() -> None:
+    rows = [{"task": "digits", "seed": seed, "accuracy": 0.5 + seed} for seed in range(2)]
+    record = packed(rows)
+    assert (record["common"], record["columns"]) == ({"task": "digits"}, ["seed", "accuracy"])
+    assert unpacked(json.loads(json.dumps(record))) == rows
+    point = CentralPoint(task="digits", mechanism="dp-sgd", epsilon=1, steps=3, epochs=2, learning_rate=1.0, seed=0)
+    row = asdict(point) | {"accuracy": 0.5, "noise_multiplier": 3.0}
+    assert point_of(row, CentralPoint) == point
+    del row["momentum"]  # a row that is older than this field
+    assert point_of(row, CentralPoint) == point
+
+
+def test_the_table_is_one_line_a_training(tmp_path: Path) -> None:
+    rows = [{"arm": "a, b", "accuracy": 0.5}, {"arm": "c", "accuracy": None, "users": 7}]
+    write_table(rows, tmp_path / "table.csv")
+    assert (tmp_path / "table.csv").read_text() == 'arm,accuracy,users\n"a, b",0.5,\nc,,7\n'
