@@ -38,7 +38,7 @@ def test_the_claim_of_a_setup_is_the_accountings() -> None:
     expected = calibrate(LambdaCGD(0.8), Participation(rounds=18, min_separation=9), epsilon=4.0, delta=1e-5)
     assert claim(POINT.setup) == {
         "noise_multiplier": expected.noise_multiplier,
-        "adjacency": "add or remove one user",
+        "adjacency": "zero out one user",
         "method": "exact Gaussian mechanism",
     }
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.optimisation.catalogue import MechanismSpec
 from fedcgd.participation import Participation, Sampling
 from fedcgd_experiments.descent import Descent, Optimizer
-from fedcgd_simulations.server_optimizer import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,14 @@ from functools import cache, partial
 from typing import Any
 
 from fedcgd.accounting.selection import select_lambda
+from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
 from fedcgd_experiments.point import TEST_SEEDS, CentralPoint, Setup
 from fedcgd_experiments.study import Axis, Log, Study, Values
 
 BATCHED: Mapping[str, Axis] = {"steps": (3, 7, 21)}
 CONSTANT: Mapping[str, Axis] = {"schedule": ("constant",), "momentum": (0.0,)}
 SELECTED = "lambda-cgd:selected"
-"""λ of the default rule for the run: no data is looked at."""
+"""λ of the default rule for the run, with its schedule and momentum: no data is looked at."""
 
 NOTHING_SECRET = ("DP-SGD", "DP-SGD, full batch")
 SAMPLING_SECRET = ("DP-SGD, Poisson", "DP-SGD, full batch")
@@ -52,15 +53,17 @@ def central_point(values: Values, *, examples: int, **fixed: Any) -> CentralPoin
     rate = given.pop("progress") * examples * (1 - given["momentum"]) / (rounds * given["clip_norm"])
     mechanism = given["mechanism"].format(steps=given["steps"])
     if mechanism == SELECTED:
-        mechanism = f"lambda-cgd:{_selected(given['steps'], given['epochs'], given['epsilon'])}"
+        learning = given["schedule"], given["momentum"]
+        mechanism = f"lambda-cgd:{_selected(given['steps'], given['epochs'], given['epsilon'], *learning)}"
     made: dict[str, Any] = {**fixed, **given, "mechanism": mechanism, "learning_rate": float(f"{rate:.4g}")}
     return CentralPoint(**made)
 
 
 @cache
-def _selected(steps: int, epochs: int, epsilon: float) -> float:
+def _selected(steps: int, epochs: int, epsilon: float, schedule: Schedule, momentum: float) -> float:
     setup = Setup(mechanism="dp-sgd", epsilon=epsilon, delta=1e-5, steps=steps, epochs=epochs)
-    chosen = select_lambda(setup.participation(), objective="excess", epsilon=epsilon, delta=1e-5)
+    workload = scheduled_workload(schedule, steps * epochs, momentum=momentum)
+    chosen = select_lambda(setup.participation(), objective="excess", epsilon=epsilon, delta=1e-5, workload=workload)
     return round(chosen.lam, 3)
 
 
