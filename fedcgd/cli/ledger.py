@@ -10,6 +10,7 @@ from rich.table import Table
 from fedcgd import ledger
 from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
 from fedcgd.cli.report import console, explained_errors, key_value_table, print_json, status
+from fedcgd.ledger.client_metrics import NOT_COVERED
 
 EXIT_PROBLEMS = 1
 
@@ -41,6 +42,7 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
         *([("with its evaluations", str(both))] if (both := verification.with_evaluations) else []),
         ("released so far", str(verification.guarantee or "nothing is released")),
         ("mechanism", str(run["plan"]["mechanism"]["name"])),
+        *([("not covered by ε", NOT_COVERED)] if verification.forwards_client_metrics else []),
         ("key", f"fingerprint {run['key_fingerprint']}{_not_private(verification)}"),
         ("sealed", str(run["sealed"] or "no")),
         ("attempts not released", str(sum(a["state"] != "released" for a in record["attempts"]))),
@@ -79,6 +81,8 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
                 f"together with {len(earlier)} earlier runs{streams}; fedcgd ledger compose with their ledgers checks it",
                 soft_wrap=True,
             )
+        if verification.forwards_client_metrics:
+            console.print(f"[bold red]Not private:[/bold red] {NOT_COVERED}", soft_wrap=True)
         for problem in verification.problems:
             console.print(f"[bold red]Problem:[/bold red] {escape(problem)}", soft_wrap=True)
         if not verification.problems:

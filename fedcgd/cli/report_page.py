@@ -17,6 +17,7 @@ from fedcgd.cli.ledger import EXIT_PROBLEMS, LedgerArgument
 from fedcgd.cli.report import console, explained_errors, finite, status
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html
 from fedcgd.files import whole
+from fedcgd.ledger import client_metrics
 from fedcgd.ledger.evaluations import evaluation_ledger
 from fedcgd.ledger.statement import facts, privacy_statement, statement_markdown
 from fedcgd.mechanisms import inverse_matrix
@@ -133,6 +134,8 @@ def _promise(statement: dict[str, Any]) -> str:
         if so_far is None or not so_far["condition"]
         else f"<p>ε so far is {escape(so_far['condition'])}. Otherwise that of the whole run holds.</p>"
     )
+    if statement["forwards_client_metrics"]:
+        extra += f"<p class='verdict bad'><strong>{escape(client_metrics.NOT_COVERED)}</strong></p>"
     return (
         f"<p class='verdict {kind}'><strong>{escape(verdict)}</strong></p>{extra}"
         f"<p class='promise'>{escape(statement['statement'])}</p><div class='figures'>{figures}</div>{condition}"
@@ -149,7 +152,7 @@ def _reasoning(statement: dict[str, Any]) -> str:
 
 MEASURED = {
     "evaluate": "The server's own evaluation. It costs nothing, if no user's data are in it.",
-    "evaluate on clients": "Metrics of nodes, forwarded as they are: NOT differentially private, and not in any ε on this page.",
+    client_metrics.KIND: "Metrics of nodes, forwarded as they are: NOT differentially private, and not in any ε on this page.",
 }
 
 

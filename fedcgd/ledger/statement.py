@@ -9,6 +9,7 @@ from typing import Any
 from fedcgd.accounting import Guarantee, JointGuarantee
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.evaluations import EVALUATION_OF
 from fedcgd.ledger.export import export
 from fedcgd.ledger.verification import verify
@@ -22,7 +23,8 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
 
     `whole_run` is the guarantee for all planned rounds, `with_evaluations` for those and all private evaluations of the run (None
     if it has none), `so_far` for the rounds released: it holds under its `condition` only.
-    `sound` says whether the records agree with each other and with the plan. Nothing in it depends on who the users are or how
+    `sound` says whether the records agree with each other and with the plan, `private` whether that holds and everything that the
+    run tells is covered. Nothing in it depends on who the users are or how
     many took part, so it may be published with the model. ValueError also for the ledger of a run's evaluations.
     """
     record, verification = export(path), verify(path)
@@ -48,8 +50,15 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
     if adaptive is not None:
         reasoning.insert(0, {"title": "adaptive clipping", "statement": _ADAPTIVE})
     return {
-        "statement": sentence(whole, both, simulated=verification.simulated, sound=not verification.problems),
-        "private": not (verification.simulated or verification.noiseless or verification.problems),
+        "statement": sentence(whole, both, simulated=verification.simulated, sound=not verification.problems)
+        + f" {NOT_COVERED}" * verification.forwards_client_metrics,
+        "private": not (
+            verification.simulated
+            or verification.noiseless
+            or verification.problems
+            or verification.forwards_client_metrics
+        ),
+        "forwards_client_metrics": verification.forwards_client_metrics,
         "simulated": verification.simulated,
         "noiseless": verification.noiseless,
         "sound": not verification.problems,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedcgd.accounting import Guarantee, JointGuarantee
+from fedcgd.ledger.client_metrics import forwards_client_metrics
 from fedcgd.ledger.evaluations import evaluation_plan, with_evaluations
 from fedcgd.ledger.recorded_run import BUDGET
 from fedcgd.ledger.store import reader, sha256, unpack_ids
@@ -33,6 +34,8 @@ class Verification:
     streams. Who was in those, their ledgers say: `joint` of them all checks the budget."""
     with_evaluations: JointGuarantee | None = None
     """ε of the whole run and all its private evaluations, if it was begun with some."""
+    forwards_client_metrics: bool = False
+    """Metrics of its users' data are told without noise, and no ε covers those."""
 
     @property
     def noiseless(self) -> bool:
@@ -80,7 +83,8 @@ def verify(path: Path | str) -> Verification:
         if without:
             problems.append(f"{without} released rounds have no nonce, and so no noise")
         problems += _participation_problems(connection, plan)
-    settings = json.loads(configuration)
+        settings = json.loads(configuration)
+        forwards = forwards_client_metrics(connection, settings)
     evaluations = evaluation_plan(settings)
     within = min(released, plan.participation.rounds)
     return Verification(
@@ -92,6 +96,7 @@ def verify(path: Path | str) -> Verification:
         problems=tuple(problems),
         budget=settings.get(BUDGET),
         with_evaluations=None if evaluations is None else with_evaluations(plan, evaluations),
+        forwards_client_metrics=forwards,
     )
 
 

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 
+from fedcgd.ledger import client_metrics
 from fedcgd.plan import Plan
 from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.layout import Layout, flatten, unflatten
@@ -154,7 +155,7 @@ class RunLoop:
         if not messages:
             return
         replies = [reply for reply in send_and_receive(self.grid, messages, self.timeout) if reply is not None]
-        self._keep("evaluate on clients", result, strategy.aggregate_evaluate(release, replies))
+        self._keep(client_metrics.KIND, result, strategy.aggregate_evaluate(release, replies))
 
     def _evaluate_privately(self, result: RunResult) -> None:
         """Have users evaluate the last released model, if that is due and not done."""
@@ -186,6 +187,6 @@ def _kinds(result: RunResult) -> dict[str, dict[int, MetricRecord]]:
     """Where the metrics that the ledger keeps by kind are in the result."""
     return {
         "train": result.train_metrics_clientapp,
-        "evaluate on clients": result.evaluate_metrics_clientapp,
+        client_metrics.KIND: result.evaluate_metrics_clientapp,
         "evaluate": result.evaluate_metrics_serverapp,
     }

@@ -16,6 +16,7 @@ from flwr.supercore import log
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger
+from fedcgd.ledger.client_metrics import FORWARDED
 from fedcgd.ledger.evaluations import EVALUATION
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
@@ -199,6 +200,8 @@ class CorrelatedNoise(Strategy):
             configuration["adaptive_clipping"] = self.adaptive_clipping.to_description()
         if self.evaluation is not None:  # so that later runs over the same people cannot leave it out
             configuration[EVALUATION] = self.evaluation.to_description(self.cohort_size)
+        if self.forward_client_metrics:  # so that every statement about the run says so, and no resume switches it on
+            configuration[FORWARDED] = True
         path = ":memory:" if self._ledger_path is None else self._ledger_path
         if self._budget is not None:
             admission = self._budget.admission(self.plan, key=self._key, ledger=path)
