@@ -255,7 +255,10 @@ def test_the_modes_of_an_id() -> None:
             2: FakeNode(ordinary_app("group", [], mods=[clipped_update_mod]), config={"partition-id": 0}),
         }
     )
-    assert UserDirectory("declared", lambda users, node: set(users)).refresh(grid) == {"ann": (1,), "0": (2,)}
+    assert UserDirectory("declared", lambda users, node, *, single=False: set(users)).refresh(grid) == {
+        "ann": (1,),
+        "0": (2,),
+    }
 
 
 def test_half_precision_is_no_update() -> None:

@@ -29,13 +29,15 @@ def make_directory(identity="declared", *, timeout=0.0, pins: dict[str, str] | N
     """A directory whose pins are kept in `pins`."""
     owner = {} if pins is None else pins
 
-    def pin(users, node):
+    def bind(users, node, *, single=False):
+        if single and any(theirs == node and user not in users for user, theirs in owner.items()):
+            return set()
         if node:
             for user in users:
                 owner.setdefault(user, node)
         return {user for user in users if owner.get(user, node) == node}
 
-    return UserDirectory(identity, pin, timeout=timeout, **options)
+    return UserDirectory(identity, bind, timeout=timeout, **options)
 
 
 def alone(nodes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

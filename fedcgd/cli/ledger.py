@@ -73,6 +73,8 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
         if verification.with_evaluations is not None:
             console.print(f"with its evaluations on users' data: {verification.with_evaluations}", soft_wrap=True)
         console.print(f"released so far: {verification.guarantee or 'nothing is released'}", soft_wrap=True)
+        if verification.identity is not None:
+            console.print(f"who a user is: {verification.identity}", soft_wrap=True)
         if verification.budget is not None:
             earlier = verification.budget["after"]
             streams = f" (streams {', '.join(earlier)})" if earlier else ""

@@ -227,13 +227,23 @@ class Ledger:
             attempts.check_turn(self._connection, round)
             self._connection.execute("INSERT INTO skips (round, at, reason) VALUES (?, ?, ?)", (round, now(), reason))
 
-    def pin(self, users: Collection[str], node: str) -> set[str]:
+    def pin(self, users: Collection[str], node: str, *, single: bool = False) -> set[str]:
         """Those of `users` that no other node speaks for; from now on, for the whole run, they are `node`'s.
+
+        With `single`, `node` is one user: nobody, if it has spoken for another one in this run.
 
         `node` is a name that outlives connections. "" is a node without one: it keeps nobody, and gets whoever is nobody's.
         """
         with self._write():
             connection = self._connection
+            if (
+                single
+                and connection.execute(
+                    "SELECT 1 FROM hosts WHERE node = ? AND user NOT IN (SELECT value FROM json_each(?))",
+                    (node, json.dumps(list(users))),
+                ).fetchone()
+            ):
+                return set()
             connection.execute("DELETE FROM asked")
             connection.executemany("INSERT OR IGNORE INTO asked VALUES (?)", ((user,) for user in users))
             if node:

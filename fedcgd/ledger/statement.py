@@ -70,6 +70,7 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
         "so_far": None if verification.guarantee is None else verification.guarantee.to_description(),
         "plan": record["run"]["plan"],
         "adaptive_clipping": adaptive,
+        "identity": verification.identity,
         "joint_budget": verification.budget
         and {name: verification.budget[name] for name in ("epsilon", "delta")}
         | {"earlier_runs": len(verification.budget["after"])},
@@ -167,6 +168,7 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("rounds released", rounds),
         ("a user takes part", _participation(participation)),
+        *([("who a user is", statement["identity"])] if statement["identity"] else []),
         ("mechanism", _mechanism(plan["mechanism"])),
         ("clip norm ζ", f"{plan['clip_norm']:g}{', then a quantile of norms' * bool(statement['adaptive_clipping'])}"),
         ("noise multiplier σ", f"{plan['noise_multiplier']:.6g}"),

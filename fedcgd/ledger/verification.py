@@ -11,6 +11,7 @@ import numpy as np
 from fedcgd.accounting import Guarantee, JointGuarantee
 from fedcgd.ledger.client_metrics import forwards_client_metrics
 from fedcgd.ledger.evaluations import evaluation_plan, with_evaluations
+from fedcgd.ledger.identity import identity_of
 from fedcgd.ledger.recorded_run import BUDGET
 from fedcgd.ledger.store import reader, sha256, unpack_ids
 from fedcgd.plan import Plan
@@ -32,6 +33,8 @@ class Verification:
     budget: dict[str, Any] | None = None
     """The joint ε and δ that the run was begun with, and under `after` the plans of the earlier runs that it counts, by their
     streams. Who was in those, their ledgers say: `joint` of them all checks the budget."""
+    identity: str | None = None
+    """What told one user from another, in words; None for a run without nodes."""
     with_evaluations: JointGuarantee | None = None
     """ε of the whole run and all its private evaluations, if it was begun with some."""
     forwards_client_metrics: bool = False
@@ -95,6 +98,7 @@ def verify(path: Path | str) -> Verification:
         simulated=bool(simulated),
         problems=tuple(problems),
         budget=settings.get(BUDGET),
+        identity=identity_of(settings),
         with_evaluations=None if evaluations is None else with_evaluations(plan, evaluations),
         forwards_client_metrics=forwards,
     )

@@ -62,7 +62,8 @@ class ClippedUpdateMod:
         spoiled = any(_is_privacy_mod(mod) for mod in _mods_inside(call_next))
         if is_users_query(message):
             user = self.user(context)
-            return users_reply(message, "another privacy mod" if spoiled else "no user id" if user is None else [user])
+            answer = "another privacy mod" if spoiled else "no user id" if user is None else [user]
+            return users_reply(message, answer, single=True)
         if spoiled:
             raise ValueError(f"this node cannot take part: {PROBLEMS['another privacy mod']}")
         return _train(message, context, call_next)

@@ -225,9 +225,13 @@ class HostedUsers:
 
     users: tuple[str, ...]
     shared: bool = False
+    single: bool = False
+    """The node is one user, as with `clipped_update_mod`: whatever it is called, it cannot become another one."""
 
 
-def users_reply(request: Message, users: Sequence[str] | Problem, *, shared: bool = False) -> Message:
+def users_reply(
+    request: Message, users: Sequence[str] | Problem, *, shared: bool = False, single: bool = False
+) -> Message:
     """The reply to a `users_query`: the stable ids of the users this node hosts, or why it can name none.
 
     Raises TypeError, which names no user, unless the ids are texts that are not empty.
@@ -239,6 +243,8 @@ def users_reply(request: Message, users: Sequence[str] | Problem, *, shared: boo
     answer = ConfigRecord({"problem": users} if isinstance(users, str) else {"users": list(users)})
     if shared:
         answer["shared"] = True
+    if single:
+        answer["single"] = True
     return Message(RecordDict({TASK: answer}), reply_to=request)
 
 
@@ -259,6 +265,5 @@ def read_users_reply(reply: Message | None) -> HostedUsers | Problem | None:
         return None
     listed = tuple(dict.fromkeys(cast(list[str], users)))
     shared = answer.get("shared") is True
-    return HostedUsers(
-        tuple(sorted(listed)) if shared else listed, shared
-    )  # so that the lists of nodes that share are equal
+    users_listed = tuple(sorted(listed)) if shared else listed  # so that the lists of nodes that share are equal
+    return HostedUsers(users_listed, shared, answer.get("single") is True)

@@ -7,12 +7,12 @@ so does that node's key. Only a *registered name* (`flwr supernode register KEY 
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
 from logging import WARNING
-from typing import Literal
+from typing import Literal, Protocol
 
 from flwr.serverapp import Grid
 from flwr.supercore import log
@@ -25,8 +25,20 @@ NodeIds = tuple[int, ...]
 
 Identity = Literal["declared", "authenticated"]
 
-BindUsers = Callable[[Collection[str], str], AbstractSet[str]]
-"""(users, name of a node or "") → those of the users that no other node speaks for; they are that name's from then on."""
+
+class BindUsers(Protocol):
+    """(users, name of a node or "") → those of the users that no other node speaks for; they are that name's from then on.
+
+    With `single`, none, if that name speaks for another user already: the node is one user.
+    """
+
+    def __call__(self, users: Collection[str], node: str, *, single: bool = False) -> AbstractSet[str]: ...
+
+
+_SECOND_USER = (
+    "that belong to another node, or are a second user of a node that is one user (clipped_update_mod): give it the user-id that "
+    "it had at first in this run, or register the other user's node under a name of its own"
+)
 
 _LONGEST_REST = 3600.0  # seconds between questions to a node that never answers
 
@@ -45,7 +57,7 @@ class _UsersQuery:
 class UserDirectory:
     """The users of the connected nodes. `refresh` asks nodes that were not known before.
 
-    With `identity="declared"` each node lists its users. A user belongs to the first registered node that names it (`pin`
+    With `identity="declared"` each node lists its users. A user belongs to the first registered node that names it (`bind_users`
     remembers it), or to the one that `hosts` says (user → name), and other nodes' claims are refused. With "authenticated" each
     node is one user, its registered name. `registered_only` leaves out nodes that are not registered.
 
@@ -58,7 +70,7 @@ class UserDirectory:
     """
 
     identity: Identity
-    pin: BindUsers
+    bind_users: BindUsers
     hosts: Mapping[str, str] | None = None
     registered_only: bool = False
     timeout: float = 60.0
@@ -71,7 +83,7 @@ class UserDirectory:
     """Lists of nodes that are not registered, as sent → what they may speak for: one object for all that send the same."""
     _questions: dict[int, _UsersQuery] = field(default_factory=dict)
     _waited: bool = False
-    _public_metrics: set[str] = field(default_factory=set)
+    _said: set[str] = field(default_factory=set)
 
     @property
     def silent(self) -> int:
@@ -187,16 +199,17 @@ class UserDirectory:
             self.refused[node_id] = len(claimed.users) - len(granted.users)
             log(
                 WARNING,
-                "fedcgd: node %d (%s) claims %d users that belong to another node; they are not asked there",
+                "fedcgd: node %d (%s) claims %d users %s; they are not asked there",
                 node_id,
                 name or "not registered",
                 self.refused[node_id],
+                _SECOND_USER if claimed.single and name and self.hosts is None else "that belong to another node",
             )
 
     def _grant(self, claimed: HostedUsers, name: str) -> HostedUsers:
         """What a node with that registered name, or "", may speak for of what it claims."""
         if self.hosts is None:
-            allowed = self.pin(claimed.users, name)
+            allowed = self.bind_users(claimed.users, name, single=claimed.single and bool(name))
         else:
             allowed = {user for user in claimed.users if name and self.hosts.get(user) == name}
         others = set(claimed.users) - allowed
@@ -212,8 +225,8 @@ class UserDirectory:
         return granted
 
     def _say_once(self, words: str) -> None:
-        if words not in self._public_metrics:
-            self._public_metrics.add(words)
+        if words not in self._said:
+            self._said.add(words)
             log(WARNING, "fedcgd: %s", words)
 
 

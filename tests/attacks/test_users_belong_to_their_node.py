@@ -1,10 +1,14 @@
 """Invariant: a user is one user, and only its own node learns when it takes part, whoever claims it and whoever restarts."""
 
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from test_flower_strategy import SIZE, make, names, node, record, shifting
 
@@ -12,7 +16,7 @@ from fedcgd.keys import NoiseKey
 from fedcgd.ledger import verify
 from fedcgd.mechanisms import DPSGD
 from fedcgd.participation import Participation
-from fedcgd_flower import IncompleteRunError, host_users
+from fedcgd_flower import IncompleteRunError, clipped_update_mod, host_users
 
 BINS = {
     "participation": Participation(rounds=12, min_separation=4, sampling="balls-in-bins"),
@@ -151,3 +155,53 @@ def test_a_node_that_says_it_shares_a_registered_nodes_users_does_not_learn_when
         assert before == {user: told(grid, 1, user) for user in users}
         assert sum(len(told(grid, 0, user)) for user in users) == 5 * 4
     assert strategy.releases == 6
+
+
+def single_user_node(user: str, name: str) -> FakeNode:
+    """A node whose ordinary app has the mod, and whose configuration names `user`."""
+    app = ClientApp(mods=[clipped_update_mod])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        moved = record(message.content["arrays"]["w"].numpy() + np.float32(1))
+        return Message(RecordDict({"arrays": moved}), reply_to=message)
+
+    return FakeNode(app, config={"user-id": user}, name=name)
+
+
+def rounds_of_nodes(path: Path, user_of: Callable[[int, int], str], name_of: Callable[[int], str]) -> Counter[int]:
+    """How often each of four nodes was asked, if node `i` is configured as `user_of(i, start)` at each of four starts."""
+    options = {
+        "participation": Participation(rounds=4, min_separation=4),
+        "mechanism": DPSGD(),
+        "cohort_size": 4,
+        "expected_users": 4,
+        "min_answers": 0,
+        "ledger": path,
+    }
+    asked: Counter[int] = Counter()
+    for start in range(4):
+        grid = FakeGrid({i: single_user_node(user_of(i, start), name_of(i)) for i in range(1, 5)})
+        with suppress(IncompleteRunError):
+            make(**options).start(grid, record(np.zeros(SIZE)), num_rounds=1)
+        asked.update(message.metadata.dst_node_id for message in grid.sent if is_training(message))
+    return asked
+
+
+def test_a_registered_node_whose_user_id_is_edited_at_each_restart_is_still_one_user(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All four people took part in all four rounds, with ε for one round each in the log, and the record verified."""
+    renamed = rounds_of_nodes(tmp_path / "renamed.db", lambda i, start: f"{i} at {start}", lambda i: f"silo{i}")
+    assert renamed == {1: 1, 2: 1, 3: 1, 4: 1}
+    assert "a second user of a node that is one user" in caplog.text
+    checked = verify(tmp_path / "renamed.db")
+    assert (checked.released, checked.problems) == (1, ())
+    assert "declared" in (checked.identity or "")
+
+
+def test_what_declared_cannot_see_is_what_it_is_said_not_to_see(tmp_path: Path) -> None:
+    """Nodes that are not registered come back as whoever they say: so the words say that ε is then for each declared id."""
+    renamed = rounds_of_nodes(tmp_path / "renamed.db", lambda i, start: f"{i} at {start}", lambda i: "")
+    assert renamed == {1: 4, 2: 4, 3: 4, 4: 4}
+    assert "not registered" in (verify(tmp_path / "renamed.db").identity or "")
