@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcgd.accounting import Accountant, Guarantee, accountant, calibrate
-from fedcgd.accounting.guarantee import check_delta, check_noise_multiplier, check_number
+from fedcgd.accounting.guarantee import check_delta, check_noise_multiplier
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.own import check_own
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
+from fedcgd.numeric import as_float
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
 
@@ -31,14 +32,15 @@ class Plan:
     delta: float
 
     def __post_init__(self) -> None:
-        check_number("clip_norm", self.clip_norm)
+        for name in ("clip_norm", "noise_multiplier"):
+            object.__setattr__(self, name, as_float(name, getattr(self, name)))
+        object.__setattr__(self, "delta", check_delta(self.delta))
         if not 0 < self.clip_norm < float("inf"):
             raise ValueError(f"clip_norm must be positive and finite, got {self.clip_norm}")
         if not 1e-20 <= self.clip_norm <= 1e20:
             raise ValueError(
                 f"clip_norm must be between 1e-20 and 1e20, got {self.clip_norm}: beyond, float32 cannot hold the updates"
             )
-        check_delta(self.delta)
         if not self.noiseless:
             check_noise_multiplier(self.noise_multiplier)
             if not self.stddev:  # the product can vanish where its factors do not

@@ -28,6 +28,7 @@ LAYERS: list[set[str]] = [
         "fedcgd.passes",
         "fedcgd.layerwise",
         "fedcgd.on_use",
+        "fedcgd.numeric",
     },
     {"fedcgd.gradients", "fedcgd.mechanisms", "fedcgd.noise.quantisation", "fedcgd.noise.tensors"},
     {"fedcgd.optimisation", "fedcgd.curvature"},

@@ -14,6 +14,7 @@ from fedcgd.accounting.guarantee import (
     check_noise_multiplier,
 )
 from fedcgd.mechanisms import Mechanism
+from fedcgd.numeric import as_float
 from fedcgd.participation import Participation
 
 Progress = Callable[[str], None]
@@ -54,8 +55,7 @@ class Accountant(ABC):
 
         Raises ValueError for impossible targets, and for mechanisms that the sampling is not accounted for.
         """
-        check_epsilon(epsilon)
-        check_delta(delta)
+        epsilon, delta = check_epsilon(epsilon), check_delta(delta)
         found = self._sigma_for(epsilon, delta, progress)
         return self._guarantee(found, epsilon, delta, found.value, self.participation.rounds)
 
@@ -67,8 +67,7 @@ class Accountant(ABC):
         Of a part it holds if the number of rounds did not depend on what they released. Raises ValueError for δ or σ out of
         range, and for mechanisms that the sampling is not accounted for.
         """
-        check_delta(delta)
-        check_noise_multiplier(noise_multiplier)
+        delta, noise_multiplier = check_delta(delta), check_noise_multiplier(noise_multiplier)
         rounds = self.participation.rounds_released(released)
         found = self._epsilon_at(noise_multiplier, delta, rounds, progress) if rounds else _NOTHING
         return self._guarantee(found, found.value, delta, noise_multiplier, rounds)
@@ -82,9 +81,10 @@ class Accountant(ABC):
         noise with tails gives that. Raises ValueError for ε or σ out of range, and for mechanisms that the sampling is not
         accounted for.
         """
+        epsilon = as_float("epsilon", epsilon)
         if not 0 <= epsilon < float("inf"):
             raise ValueError(f"epsilon must be at least 0 and finite, got {epsilon}")
-        check_noise_multiplier(noise_multiplier)
+        noise_multiplier = check_noise_multiplier(noise_multiplier)
         rounds = self.participation.rounds_released(released)
         found = self._delta_at(noise_multiplier, epsilon, rounds, progress) if rounds else _NOTHING
         value = max(found.value, LEAST_DELTA) if rounds else 0.0

@@ -39,6 +39,9 @@ class PastRun:
     released: int | None = None
     method: Method | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "noise_multiplier", check_noise_multiplier(self.noise_multiplier))
+
     @property
     def rounds_released(self) -> int:
         """How many rounds are out."""
@@ -99,9 +102,7 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
     >>> f"{compose([run, run], delta=1e-5).epsilon:.3f}"
     '12.256'
     """
-    check_delta(delta)
-    for run in runs:
-        check_noise_multiplier(run.noise_multiplier)
+    delta = check_delta(delta)
     out = [run for run in runs if run.rounds_released]
     known = [run.accountant.gaussian_mu(run.noise_multiplier, run.rounds_released) for run in out]
     epsilon = _gaussian(known, delta)

@@ -22,6 +22,7 @@ from scipy.special import erfcx, log_ndtr
 from fedcgd.accounting.accountant import Accountant, Bound, Progress
 from fedcgd.accounting.guarantee import check_delta, check_epsilon
 from fedcgd.mechanisms.sensitivity import Sensitivity, sensitivity
+from fedcgd.numeric import as_float
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
@@ -66,6 +67,7 @@ def _bound(value: float, reach: Sensitivity) -> Bound:
 
 def delta(*, epsilon: float, sigma: float) -> float:
     """The smallest δ for which noise N(0, σ²) on a sensitivity of 1 is (ε, δ)-private; 0.0 if that is below all doubles."""
+    epsilon = as_float("epsilon", epsilon)
     if not 0 <= epsilon < math.inf:
         raise ValueError(f"epsilon must be at least 0 and finite, got {epsilon}")
     mu = _inverse(sigma)
@@ -74,7 +76,7 @@ def delta(*, epsilon: float, sigma: float) -> float:
 
 def epsilon(*, sigma: float, delta: float) -> float:
     """The smallest ε for which noise N(0, σ²) on a sensitivity of 1 is (ε, δ)-private."""
-    check_delta(delta)
+    delta = check_delta(delta)
     return _epsilon(_inverse(sigma), delta)
 
 
@@ -91,8 +93,7 @@ def sigma(*, epsilon: float, delta: float) -> float:
 
     Raises ValueError for an impossible target, and one that no double can express.
     """
-    check_epsilon(epsilon)
-    check_delta(delta)
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     goal = math.log(delta)
 
     def mu(a: float) -> float:
@@ -111,6 +112,7 @@ def sigma(*, epsilon: float, delta: float) -> float:
 
 
 def _inverse(sigma: float) -> float:
+    sigma = as_float("sigma", sigma)
     if not 1e-150 <= sigma <= 1e300:
         raise ValueError(f"the noise over the sensitivity must be in [1e-150, 1e300], got {sigma}")
     return 1 / sigma

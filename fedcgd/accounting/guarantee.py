@@ -2,8 +2,9 @@
 
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context
-from numbers import Real
 from typing import Any
+
+from fedcgd.numeric import as_float
 
 ADJACENCY = "zero out one user"
 """Two data sets are neighbours if one is the other with all updates of one user replaced by zeros; both directions count."""
@@ -60,24 +61,20 @@ class Guarantee:
         return asdict(self) | {"condition": self.condition}
 
 
-def check_number(name: str, value: object) -> None:
-    """Raise TypeError for a text, None and the like: what a configuration or a forgotten argument gives."""
-    if not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-
-
-def check_epsilon(epsilon: float) -> None:
-    """Raise ValueError unless 1e-300 ≤ ε ≤ 1e15; TypeError for what is no number."""
-    check_number("epsilon", epsilon)
+def check_epsilon(epsilon: float) -> float:
+    """ε as a float. Raises ValueError unless 1e-300 ≤ ε ≤ 1e15; TypeError for what is no number."""
+    epsilon = as_float("epsilon", epsilon)
     if not 1e-300 <= epsilon <= 1e15:
         raise ValueError(f"epsilon must be in [1e-300, 1e15], got {epsilon}; 0.1 to 10 is usual")
+    return epsilon
 
 
-def check_delta(delta: float) -> None:
-    """Raise ValueError unless `LEAST_DELTA` ≤ δ < 1; TypeError for what is no number."""
-    check_number("delta", delta)
+def check_delta(delta: float) -> float:
+    """δ as a float. Raises ValueError unless `LEAST_DELTA` ≤ δ < 1; TypeError for what is no number."""
+    delta = as_float("delta", delta)
     if not LEAST_DELTA <= delta < 1:
         raise ValueError(f"delta must be in [{LEAST_DELTA:g}, 1), got {delta}; well below 1 / number of users is usual")
+    return delta
 
 
 def large_delta(delta: float, number: int, who: str) -> str | None:
@@ -90,13 +87,14 @@ def large_delta(delta: float, number: int, who: str) -> str | None:
     )
 
 
-def check_noise_multiplier(noise_multiplier: float) -> None:
-    """Raise ValueError unless σ is positive and finite; TypeError for what is no number."""
-    check_number("noise_multiplier", noise_multiplier)
+def check_noise_multiplier(noise_multiplier: float) -> float:
+    """σ as a float. Raises ValueError unless σ is positive and finite; TypeError for what is no number."""
+    noise_multiplier = as_float("noise_multiplier", noise_multiplier)
     if not 0 < noise_multiplier < float("inf"):
         raise ValueError(
             f"noise_multiplier must be positive and finite, got {noise_multiplier}; without noise there is no privacy"
         )
+    return noise_multiplier
 
 
 def rounded_up(value: float, digits: int = 3) -> str:

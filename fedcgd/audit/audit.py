@@ -18,6 +18,7 @@ from fedcgd.audit.bounds import gaussian_bound, one_run_bound, threshold_bound
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.numeric import as_float
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
@@ -56,7 +57,7 @@ def audit_canaries(
     Raises ValueError for fewer than two scores of a kind, scores that are not finite, and a claim or confidence out of
     range.
     """
-    _check_claim(epsilon, delta, confidence)
+    epsilon, delta, confidence = _check_claim(epsilon, delta, confidence)
     taking_part, absent = _scores("included", included), _scores("held_out", held_out)
     each = 1 - (1 - confidence) / 3
     bounds = _bounds(taking_part, absent, taking_part, 1, delta, each)
@@ -89,7 +90,7 @@ def audit_mechanism(
     it: the noise does not depend on how users are chosen. Raises ValueError for a sampling, too few trials, or a
     release of a wrong shape.
     """
-    _check_claim(epsilon, delta, confidence)
+    epsilon, delta, confidence = _check_claim(epsilon, delta, confidence)
     if participation.sampling != "none":
         raise ValueError(
             f"the noise is audited for known participation, got sampling {participation.sampling}; give the same "
@@ -262,13 +263,18 @@ def _result(bounds: dict[str, float], epsilon: float, delta: float, confidence: 
     return AuditResult(lower <= epsilon, lower, epsilon, delta, confidence, method, trials, bounds)
 
 
-def _check_claim(epsilon: float, delta: float, confidence: float) -> None:
+def _check_claim(epsilon: float, delta: float, confidence: float) -> tuple[float, float, float]:
+    """The three as floats."""
+    epsilon, delta, confidence = (
+        as_float(name, value) for name, value in (("epsilon", epsilon), ("delta", delta), ("confidence", confidence))
+    )
     if not 0 < epsilon < float("inf"):
         raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), got {delta}")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence}; 0.99 is usual")
+    return epsilon, delta, confidence
 
 
 def _checked(released: NDArray[Any], sums: Matrix) -> NDArray[Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fedcgd.curvature.spectrum import Spectrum
 from fedcgd.mechanisms.mechanism import Vector
+from fedcgd.numeric import as_float
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Quadratic:
     learning_rate: float
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "learning_rate", as_float("learning_rate", self.learning_rate))
         rate, largest = self.learning_rate, self.spectrum.largest
         limit = 2 / largest if largest > 0 else math.inf
         if not 0 < rate < limit or not math.isfinite(rate):

@@ -43,8 +43,8 @@ class JointBudget:
     after: Sequence[Path | str]
 
     def __post_init__(self) -> None:
-        check_epsilon(self.epsilon)
-        check_delta(self.delta)
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+        object.__setattr__(self, "delta", check_delta(self.delta))
         if isinstance(self.after, str | Path):
             raise TypeError(f"after must be a list of ledgers, for example [{str(self.after)!r}]; got one path")
 

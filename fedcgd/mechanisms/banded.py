@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, banded_next, check_finite, padded, reciprocal
+from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, banded_next, checked_values, padded, reciprocal
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class BandedToeplitz(ToeplitzMechanism):
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        check_finite("coefficients", self.values, first=True)
+        object.__setattr__(self, "values", checked_values("coefficients", self.values, first=True))
 
     @property
     def name(self) -> str:
@@ -50,7 +50,7 @@ class BandInvMF(ToeplitzMechanism):
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        check_finite("inverse coefficients", self.values, first=True)
+        object.__setattr__(self, "values", checked_values("inverse coefficients", self.values, first=True))
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, check_finite
+from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, checked_values
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class BLT(ToeplitzMechanism):
     decays: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        check_finite("scales", self.scales, first=False)
-        check_finite("decays", self.decays, first=False)
+        object.__setattr__(self, "scales", checked_values("scales", self.scales, first=False))
+        object.__setattr__(self, "decays", checked_values("decays", self.decays, first=False))
         if min(self.scales) < 0:
             raise ValueError(f"scales must not be negative, got {self.scales}")
         if len(self.scales) != len(self.decays) or not all(0 <= decay < 1 for decay in self.decays):

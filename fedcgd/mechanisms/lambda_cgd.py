@@ -6,6 +6,7 @@ import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import ToeplitzMechanism
+from fedcgd.numeric import as_float
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class LambdaCGD(ToeplitzMechanism):
     lam: float
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "lam", as_float("lam", self.lam))
         if not 0 <= self.lam < 1:  # also refuses NaN
             raise ValueError(f"lam must be in [0, 1), got {self.lam}; 0 is DP-SGD and values near 1 cancel most")
 

@@ -55,15 +55,14 @@ def sensitivity(mechanism: Mechanism, participation: Participation, *, released:
         return Sensitivity(0.0, True, "nothing is released", ())
     k = min(k, -(-rows // b))
     if isinstance(mechanism, Toeplitz):
-        # The first rows of a Toeplitz matrix are the Toeplitz matrix of fewer rounds.
-        return _toeplitz(mechanism, rows, k, b)
-    if isinstance(mechanism, Normalized):
+        return _toeplitz(mechanism, n, rows, k, b)
+    if type(mechanism) is Normalized:  # what a subclass overrides is not in these formulas
         p = bandwidth(mechanism, n)
         if p <= b and (k - 1) * b + p <= rows:
             return Sensitivity(
                 math.sqrt(k), True, "unit columns that do not overlap within b rounds: √k", leftmost(k, b)
             )
-        if isinstance(mechanism.mechanism, LambdaCGD):
+        if type(mechanism.mechanism) is LambdaCGD:
             value = float(np.linalg.norm(_sum_of_columns(mechanism, n, rows, leftmost(k, b))))
             return Sensitivity(value, True, "leftmost columns (Lemma 8 of arXiv:2601.22334)", leftmost(k, b))
     return _any(mechanism, n, rows, k, b)
@@ -81,29 +80,30 @@ def sum_of_leftmost(coefficients: Vector, k: int, b: int) -> Vector:
     return result
 
 
-def _toeplitz(mechanism: Toeplitz, n: int, k: int, b: int) -> Sensitivity:
-    c = np.asarray(mechanism.coefficients(n), dtype=np.float64)
+def _toeplitz(mechanism: Toeplitz, n: int, rows: int, k: int, b: int) -> Sensitivity:
+    # The first rows of C are the Toeplitz matrix of its first coefficients. Those are asked for at n, on which C may depend.
+    c = np.asarray(mechanism.coefficients(n), dtype=np.float64)[:rows]
     first = leftmost(k, b)
     reached = float(np.linalg.norm(sum_of_leftmost(c, k, b)))
     non_negative = bool(np.all(c >= 0))
     if non_negative and np.all(np.diff(c) <= 0):
         return Sensitivity(reached, True, "leftmost columns (Theorem 1 of arXiv:2601.22334)", first)
-    p = bandwidth(mechanism, n)
+    p = int(np.flatnonzero(c)[-1]) + 1
     if p <= b:
         return _orthogonal(np.cumsum(c**2)[::-1], k, b)
-    if non_negative and k == n:
+    if non_negative and k == rows:
         return Sensitivity(reached, True, "all columns, which are not negative", first)
-    if non_negative and n * k * window_states(p, b, _PROGRAM_STEPS) <= _PROGRAM_STEPS:
-        return _program(_band_gram(mechanism, n, n, p, p), k, b)
+    if non_negative and rows * k * window_states(p, b, _PROGRAM_STEPS) <= _PROGRAM_STEPS:
+        return _program(_band_gram(mechanism, n, rows, p, p), k, b)
     # |c| below a non-increasing envelope: with it in place of c, no entry of a sum of columns gets smaller.
     envelope = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
     bounds = [(float(np.linalg.norm(sum_of_leftmost(envelope, k, b))), "the non-increasing envelope of |c|", first)]
-    if min(bounds)[0] > reached * _TIGHT and k * k * n <= _LAG_STEPS:
+    if min(bounds)[0] > reached * _TIGHT and k * k * rows <= _LAG_STEPS:
         bounds.append((math.sqrt(lag_bound(c, k, b)), "the largest entries that each lag allows", first))
     # The Gram matrix knows signs and cut columns.
     if min(bounds)[0] > reached * _TIGHT and n <= DENSE_LIMIT:
-        bounds.append(_by_gram(mechanism, n, n, k, b))
-    return _best(bounds, mechanism, n, n)
+        bounds.append(_by_gram(mechanism, n, rows, k, b))
+    return _best(bounds, mechanism, n, rows)
 
 
 def _any(mechanism: Mechanism, n: int, rows: int, k: int, b: int) -> Sensitivity:
@@ -115,7 +115,7 @@ def _any(mechanism: Mechanism, n: int, rows: int, k: int, b: int) -> Sensitivity
         if np.all(gram >= 0):
             return _program(gram, k, b)
     bounds = []
-    if isinstance(mechanism, Normalized) and rows * k <= _LAG_STEPS:
+    if type(mechanism) is Normalized and rows * k <= _LAG_STEPS:
         total = normalized_bound(mechanism.mechanism.coefficients(n), mechanism.column_norms(n), rows, k, b)
         bounds.append((math.sqrt(total), "the largest entries that each lag allows, with unit columns", leftmost(k, b)))
         found = _best(bounds, mechanism, n, rows)

@@ -9,11 +9,12 @@ from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import (
     ToeplitzMechanism,
     banded_next,
-    check_bandwidth,
+    checked_bandwidth,
     padded,
     reciprocal,
     root_coefficients,
 )
+from fedcgd.numeric import as_float
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class NuDPFTRL(ToeplitzMechanism):
     nu: float
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "nu", as_float("nu", self.nu))
         if not 0 <= self.nu < 1:
             raise ValueError(f"nu must be in [0, 1), got {self.nu}; 0 damps nothing")
 
@@ -69,7 +71,7 @@ class BSR(ToeplitzMechanism):
     bands: int
 
     def __post_init__(self) -> None:
-        check_bandwidth(self.bands)
+        object.__setattr__(self, "bands", checked_bandwidth(self.bands))
 
     @property
     def name(self) -> str:
@@ -99,7 +101,7 @@ class BISR(ToeplitzMechanism):
     bands: int
 
     def __post_init__(self) -> None:
-        check_bandwidth(self.bands)
+        object.__setattr__(self, "bands", checked_bandwidth(self.bands))
 
     @property
     def name(self) -> str:

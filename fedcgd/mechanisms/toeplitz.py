@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.signal import fftconvolve, lfilter
 
 from fedcgd.mechanisms.mechanism import Matrix, Toeplitz, Vector
+from fedcgd.numeric import as_float, as_whole
 
 _DIRECT = 2**27  # multiplications up to which the plain recurrence is used, which rounds least
 
@@ -32,10 +34,18 @@ class ToeplitzMechanism(Toeplitz, ABC):
         return np.where(lags >= 0, c[np.maximum(lags, 0)], 0.0)
 
     def inverse_row(self, round: int, rounds: int) -> Vector:
-        return self.inverse_coefficients(round + 1)
+        return _inverse(self, rounds)[: round + 1]
 
     def inverse_diagonal(self, lag: int, rounds: int) -> Vector:
         return np.full(rounds, self.inverse_coefficients(rounds)[lag])
+
+
+@lru_cache(maxsize=4)  # every round of a run asks for the same
+def _inverse(mechanism: Toeplitz, rounds: int) -> Vector:
+    """The first column of C⁻¹ for n = `rounds`, on which C may depend; read-only."""
+    inverse = np.array(mechanism.inverse_coefficients(rounds), dtype=np.float64)
+    inverse.setflags(write=False)
+    return inverse
 
 
 def reciprocal(series: Vector, rounds: int) -> Vector:
@@ -79,18 +89,22 @@ def padded(values: Vector, rounds: int) -> Vector:
     return result
 
 
-def check_bandwidth(bandwidth: int) -> None:
-    """Raise ValueError unless `bandwidth` is at least 1."""
+def checked_bandwidth(bandwidth: int) -> int:
+    """`bandwidth` as an int. Raises ValueError unless it is at least 1."""
+    bandwidth = as_whole("bandwidth", bandwidth)
     if bandwidth < 1:
         raise ValueError(f"bandwidth must be at least 1, got {bandwidth}; 1 is DP-SGD")
+    return bandwidth
 
 
-def check_finite(what: str, values: tuple[float, ...], *, first: bool) -> None:
-    """Raise ValueError unless there are `values`, all finite, and (if `first` is asked for) the first is positive.
+def checked_values(what: str, values: tuple[float, ...], *, first: bool) -> tuple[float, ...]:
+    """`values` as floats. Raises ValueError unless all are finite, and (if `first` is asked for) the first is positive.
 
     Raises TypeError for what is no tuple: a mechanism is hashed, and never changes.
     """
     if not isinstance(values, tuple):
         raise TypeError(f"{what} must be a tuple of numbers, as in (0.5, 0.25); got a {type(values).__name__}")
+    values = tuple(as_float(f"each of the {what}", value) for value in values)
     if not values or not all(math.isfinite(v) for v in values) or (first and values[0] <= 0):
         raise ValueError(f"{what} must be finite numbers, the first of them positive, got {values[:4]}…")
+    return values

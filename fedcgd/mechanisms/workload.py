@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
+from fedcgd.numeric import as_float
 
 Objective = Literal["rmse", "max-se"]
 """Which error an optimised mechanism is best at: the root mean square over all rounds, or that of the worst round."""
@@ -24,6 +25,9 @@ class Workload:
     learning_rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "momentum", as_float("momentum", self.momentum))
+        rates = tuple(as_float("each learning rate", rate) for rate in self.learning_rates)
+        object.__setattr__(self, "learning_rates", rates)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
         if not all(math.isfinite(rate) and rate >= 0 for rate in self.learning_rates):

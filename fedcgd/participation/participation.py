@@ -2,8 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from operator import index
 from typing import Literal
+
+from fedcgd.numeric import as_float, as_whole
 
 Sampling = Literal["none", "balls-in-bins", "poisson", "cyclic-poisson"]
 
@@ -28,17 +29,16 @@ class Participation:
     sampling_rate: float | None = None
 
     def __post_init__(self) -> None:
-        n, b, k, q = self.rounds, self.min_separation, self.max_participations, self.sampling_rate
         if self.sampling not in ("none", "balls-in-bins", "poisson", "cyclic-poisson"):
             raise ValueError(
                 f"sampling must be none, balls-in-bins, poisson or cyclic-poisson, got {self.sampling!r}; "
                 "no other sampling is accounted for"
             )
-        for name, count in (("rounds", n), ("min_separation", b), ("max_participations", k)):
-            try:
-                index(1 if count is None else count)
-            except TypeError:
-                raise ValueError(f"{name} must be a whole number, got {count!r}") from None
+        n, b = as_whole("rounds", self.rounds), as_whole("min_separation", self.min_separation)
+        k = None if self.max_participations is None else as_whole("max_participations", self.max_participations)
+        q = None if self.sampling_rate is None else as_float("sampling_rate", self.sampling_rate)
+        for name, value in (("rounds", n), ("min_separation", b), ("max_participations", k), ("sampling_rate", q)):
+            object.__setattr__(self, name, value)
         if n < 1:
             raise ValueError(f"rounds must be at least 1, got {n}")
         if not 1 <= b <= n:
@@ -74,6 +74,7 @@ class Participation:
         """`released`, or all rounds for None. Raises ValueError if the run has not so many."""
         if released is None:
             return self.rounds
+        released = as_whole("released", released)
         if not 0 <= released <= self.rounds:
             raise ValueError(f"released must be in 0 … {self.rounds}, got {released}; the run has {self.rounds} rounds")
         return released

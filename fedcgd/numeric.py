@@ -1,0 +1,43 @@
+"""Numbers as they come in: a user's value becomes Python's own `float` or `int` once, at the border.
+
+NumPy scalars keep their precision through arithmetic: `float16(0.7)` times a float is a float16 again, with three digits. A bound
+that was computed with such digits is none.
+"""
+
+from numbers import Real
+from operator import index
+
+
+def as_float(name: str, value: object) -> float:
+    """`value` as Python's own float, in double precision.
+
+    An int of Python stays one: it is no less precise, and the hash of a plan on record is that of `1`, not of `1.0`.
+
+    Args:
+        name: what the value is called, for the message.
+        value: any real number, such as an int, a Fraction or a NumPy scalar.
+
+    Raises:
+        TypeError: for a text, None, a truth value and whatever else is no number.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return value if type(value) is int else float(value)
+
+
+def as_whole(name: str, value: object) -> int:
+    """`value` as an int.
+
+    Args:
+        name: what the value is called, for the message.
+        value: an int, or a NumPy integer.
+
+    Raises:
+        ValueError: for a number with a fraction or a decimal point, a truth value, a text and None.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {value!r}") from None

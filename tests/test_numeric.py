@@ -1,0 +1,95 @@
+"""NumPy's numbers become Python's at the border: three digits of a float16 are no basis for a bound."""
+
+import json
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from fedcgd import BISR, BSR, DPSGD, LambdaCGD, NuDPFTRL, Participation, Plan, calibrate, compute_delta, compute_epsilon
+from fedcgd.accounting import PastRun, compose
+from fedcgd.accounting.gaussian import delta as gaussian_delta
+from fedcgd.ledger import JointBudget
+from fedcgd.mechanisms import BLT, BandedToeplitz
+from fedcgd.numeric import as_float, as_whole
+
+RUN = Participation(rounds=20, min_separation=5)
+HALF = np.float16(0.7)  # 0.7001953125
+EXACT = 0.7001953125
+
+
+def test_a_budget_in_half_precision_is_kept_in_double() -> None:
+    """It cost 2.7 % of δ, which was above the one asked for."""
+    found = calibrate(DPSGD(), Participation(rounds=1), epsilon=HALF, delta=np.float32(1e-5))
+    assert type(found.epsilon) is type(found.delta) is type(found.noise_multiplier) is float
+    assert gaussian_delta(epsilon=EXACT, sigma=found.noise_multiplier) <= float(np.float32(1e-5)) * (1 + 1e-9)
+    same = calibrate(DPSGD(), Participation(rounds=1), epsilon=EXACT, delta=float(np.float32(1e-5)))
+    assert found == same
+
+
+@pytest.mark.parametrize(
+    "participation", [RUN, Participation(rounds=20, sampling="poisson", sampling_rate=np.float16(0.1))]
+)
+def test_epsilon_and_delta_of_numbers_in_half_precision(participation) -> None:
+    for ask, options in ((compute_epsilon, {"delta": 2**-10}), (compute_delta, {"epsilon": 0.5})):
+        half = ask(DPSGD(), participation, noise_multiplier=HALF, **{k: np.float16(v) for k, v in options.items()})
+        double = ask(DPSGD(), participation, noise_multiplier=EXACT, **options)
+        assert half == double
+        assert type(half.epsilon) is type(half.delta) is float
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        LambdaCGD(HALF),
+        NuDPFTRL(HALF),
+        BLT((HALF,), (HALF,)),
+        BandedToeplitz((np.float32(1), HALF)),
+        BSR(np.int64(3)),
+        BISR(np.int8(3)),
+        Participation(rounds=np.int64(20), min_separation=np.int32(5), max_participations=np.int8(4)),
+        Participation(rounds=20, sampling="poisson", sampling_rate=np.float32(0.5)),
+        Plan(
+            mechanism=DPSGD(), participation=RUN, clip_norm=HALF, noise_multiplier=np.float32(3), delta=np.float32(1e-5)
+        ),
+        PastRun(mechanism=DPSGD(), participation=RUN, noise_multiplier=np.float32(3)),
+        JointBudget(epsilon=HALF, delta=np.float32(1e-5), after=[]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_kept_is_python_s(value) -> None:
+    for field in fields(value):
+        kept = getattr(value, field.name)
+        for part in kept if isinstance(kept, tuple) else (kept,):
+            assert not isinstance(part, np.generic)
+
+
+def test_composition_in_half_precision() -> None:
+    half = PastRun(mechanism=DPSGD(), participation=RUN, noise_multiplier=HALF)
+    double = PastRun(mechanism=DPSGD(), participation=RUN, noise_multiplier=EXACT)
+    assert compose([half] * 2, delta=np.float32(2**-17)) == compose([double] * 2, delta=2**-17)
+
+
+@pytest.mark.parametrize("name", ["rounds", "min_separation", "max_participations"])
+def test_a_truth_value_is_no_count(name) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be a whole number, got True"):
+        Participation(**{"rounds": 20, name: True})
+
+
+def test_a_whole_number_stays_what_ledgers_have_on_record() -> None:
+    """`{"clip_norm": 1}` and `{"clip_norm": 1.0}` are two texts, with two hashes: a run could not go on."""
+    plan = Plan(mechanism=LambdaCGD(0), participation=RUN, clip_norm=1, noise_multiplier=3, delta=1e-5)
+    assert json.dumps(plan.to_description()) == (
+        '{"mechanism": {"name": "lambda-cgd", "lam": 0}, "participation": {"rounds": 20, "min_separation": 5, '
+        '"max_participations": null, "sampling": "none", "sampling_rate": null}, "clip_norm": 1, "noise_multiplier": 3, '
+        '"delta": 1e-05}'
+    )
+
+
+def test_a_truth_value_is_no_number() -> None:
+    with pytest.raises(TypeError, match="clip_norm must be a number, got True"):
+        Plan(mechanism=DPSGD(), participation=RUN, clip_norm=True, noise_multiplier=1.0, delta=1e-5)
+    with pytest.raises(TypeError, match="size must be a number, got '1'"):
+        as_float("size", "1")
+    with pytest.raises(ValueError, match=r"size must be a whole number, got 1\.0"):
+        as_whole("size", 1.0)
