@@ -19,6 +19,7 @@ from fedcgd.accounting.accountant import Accountant, Bound, Progress, silent
 from fedcgd.accounting.calibration import Method, accountant
 from fedcgd.accounting.guarantee import ADJACENCY, check_delta, check_noise_multiplier, rounded_up
 from fedcgd.mechanisms import Mechanism
+from fedcgd.numeric import as_float
 from fedcgd.participation import Participation
 
 JOINT_CONDITION = "true only if which runs there were, and how long they were, did not depend on a released model"
@@ -40,7 +41,7 @@ class PastRun:
     method: Method | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "noise_multiplier", check_noise_multiplier(self.noise_multiplier))
+        object.__setattr__(self, "noise_multiplier", as_float("noise_multiplier", self.noise_multiplier))
 
     @property
     def rounds_released(self) -> int:
@@ -103,6 +104,8 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
     '12.256'
     """
     delta = check_delta(delta)
+    for run in runs:
+        check_noise_multiplier(run.noise_multiplier)
     out = [run for run in runs if run.rounds_released]
     known = [run.accountant.gaussian_mu(run.noise_multiplier, run.rounds_released) for run in out]
     epsilon = _gaussian(known, delta)
