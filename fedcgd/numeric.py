@@ -20,9 +20,11 @@ def as_float(name: str, value: object) -> float:
     Raises:
         TypeError: for a text, None, a truth value and whatever else is no number.
     """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    return value if type(value) is int else float(value)
+    return float(value)
 
 
 def as_whole(name: str, value: object) -> int:
