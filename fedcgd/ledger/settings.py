@@ -13,7 +13,12 @@ from fedcgd.ledger.transactions import now
 from fedcgd.noise import STREAM
 from fedcgd.plan import Plan, differences
 
-_ANOTHER = "Another path begins another run, and for everybody in both ε then composes (fedcgd ledger compose)"
+TRAINING = "training"  # of the inner strategy in a run's configuration: what of it changes training
+
+_ANOTHER = (
+    "Do not take another path instead: that would be a second run over the same people, and everybody in both would pay for both "
+    "(fedcgd ledger compose)"
+)
 
 
 def settings_of(plan: Plan, configuration: Mapping[str, Any], key: NoiseKey) -> dict[str, Any]:
@@ -60,7 +65,8 @@ def check_same(connection: sqlite3.Connection, path: Path | str, settings: Mappi
     if sealed is not None:
         raise ValueError(f"{path} was sealed on {sealed}: its run is over; begin another one with a new ledger and key")
     for name, before in zip(("plan", "configuration"), stored[:2], strict=True):
-        differing = differences(json.loads(before), json.loads(settings[name]))
+        now = json.loads(settings[name])
+        differing = differences(_in_todays_form(json.loads(before), now), now)
         if differing:
             raise ValueError(
                 f"{path} is the ledger of another run: its {name} is not the same (on record → here): {', '.join(differing)}; "
@@ -71,3 +77,12 @@ def check_same(connection: sqlite3.Connection, path: Path | str, settings: Mappi
             f"{path} is the ledger of another run: its key fingerprint is {stored[2]}, here it is {settings['key_fingerprint']}; "
             f"give the key that the run began with. {_ANOTHER}"
         )
+
+
+def _in_todays_form(before: dict[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs that earlier versions began have every number and text of the inner strategy side by side, also folders and names."""
+    inner, wanted = before.get("inner"), now.get("inner")
+    if not (isinstance(inner, dict) and isinstance(wanted, dict)) or TRAINING in inner or TRAINING not in wanted:
+        return before
+    kept = {name: inner[name] for name in wanted[TRAINING] if name in inner}
+    return before | {"inner": {"strategy": inner.get("strategy"), TRAINING: kept}}

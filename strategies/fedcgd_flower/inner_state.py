@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import pickle
+from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
+
+from fedcgd.ledger.settings import TRAINING
 
 _Arrays = dict[str, NDArray[Any]]
 
@@ -64,18 +67,58 @@ def check_unchanged(inner: Strategy, before: dict[str, str]) -> None:
 
 
 def settings(inner: Strategy) -> dict[str, Any]:
-    """How `inner` was made, for the run's configuration: its class, its numbers and texts, and the names of its functions."""
-    kept: dict[str, Any] = {"strategy": type(inner).__name__}
-    for name, value in sorted(vars(inner).items()):
-        if isinstance(value, np.generic):
-            value = value.item()
-        if isinstance(value, FunctionType):
-            kept[name] = value.__qualname__
-        elif isinstance(value, bool | int | str):
-            kept[name] = value
-        elif isinstance(value, float):
-            kept[name] = value if np.isfinite(value) else repr(value)
-    return kept
+    """What of `inner` changes training, for the run's configuration: a run goes on with the same values only.
+
+    These are the rates and momenta of Flower's strategies, and whatever a strategy of one's own names in `training_settings`.
+    Everything else (folders, names of runs, fractions and numbers of nodes) may be another at each start.
+
+        class Warm(FedAvg):
+            training_settings = ("warmup",)
+
+    Raises:
+        TypeError: if `training_settings` is one text.
+        ValueError: for a name in `training_settings` that `inner` does not have, or whose value cannot be compared.
+    """
+    name = type(inner).__name__
+    own = getattr(inner, "training_settings", ())
+    if isinstance(own, str):
+        raise TypeError(f"training_settings of {name} must be names, for example ({own!r},); got one text")
+    kept = {}
+    for setting in sorted({*_flowers_settings(inner), *own}):
+        if not hasattr(inner, setting):
+            raise ValueError(f"training_settings of {name} names {setting!r}, which it does not have")
+        kept[setting] = _comparable(f"{setting} of {name}", getattr(inner, setting))
+    return {"strategy": name, TRAINING: kept}
+
+
+_FLOWERS_SETTINGS = {
+    "FedAvgM": ("server_learning_rate", "server_momentum"),
+    "FedOpt": ("eta", "eta_l", "tau", "beta_1", "beta_2"),
+    "FedProx": ("proximal_mu",),
+}
+
+
+def _flowers_settings(inner: Strategy) -> Iterator[str]:
+    for base in type(inner).__mro__:
+        if base.__module__.startswith("flwr."):
+            yield from _FLOWERS_SETTINGS.get(base.__name__, ())
+
+
+def _comparable(name: str, value: object) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, FunctionType):
+        return value.__qualname__
+    if isinstance(value, list | tuple):
+        return [_comparable(name, item) for item in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return repr(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(
+        f"{name} is a {type(value).__name__}, which cannot be compared between runs: training_settings names numbers, texts, "
+        "functions and lists of those"
+    )
 
 
 def _savable(value: object) -> bool:

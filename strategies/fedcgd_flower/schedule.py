@@ -31,6 +31,9 @@ def scheduled(base: type[FedAvg], schedule: Schedule, *, rounds: int, warmup: in
     rate = "server_learning_rate" if issubclass(base, FedAvgM) else "eta"
 
     class Scheduled(base):  # type: ignore[misc, valid-type]
+        rate_schedule = f"{schedule} over {rounds} rounds, warm-up {warmup}"
+        training_settings = (*getattr(base, "training_settings", ()), "rate_schedule")
+
         def aggregate_train(
             self, server_round: int, replies: Iterable[Message]
         ) -> tuple[ArrayRecord | None, MetricRecord | None]:

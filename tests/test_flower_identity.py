@@ -1,0 +1,144 @@
+"""What of an inner strategy makes a run: what changes training, and nothing else."""
+
+import json
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, FakeNode
+from flwr.app import Array, ArrayRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
+
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import verify
+from fedcgd.mechanisms import DPSGD
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
+from fedcgd_flower.inner_state import settings
+from fedcgd_flower.schedule import scheduled
+
+PLAN = Plan.calibrated(DPSGD(), Participation(rounds=4), clip_norm=0.5, epsilon=8, delta=1e-5)
+
+
+class WithFolder(FedAvg):
+    """As the custom strategy of Flower's advanced-pytorch: a folder named after the time, and a count of its own."""
+
+    def __init__(self, started: datetime, **options) -> None:
+        super().__init__(**options)
+        self.save_path = Path("outputs") / f"{started:%H-%M-%S}"
+        self.run_dir = f"{started:%H-%M-%S}"
+        self.use_wandb = started.second % 2 == 0
+        self.best_acc_so_far = 0.0
+
+
+class Warm(FedAvgM):
+    training_settings = ("warmup", "betas", "step_of")
+
+    def __init__(self, warmup: int = 3, betas: tuple[float, ...] = (0.9, 0.99)) -> None:
+        super().__init__(server_learning_rate=0.5)
+        self.warmup, self.betas = np.int64(warmup), betas
+        self.step_of = verify
+
+
+def run(path: Path, key: NoiseKey, inner: FedAvg) -> CorrelatedNoise:
+    def train(model, user, config, context):
+        return ArrayRecord({"w": Array(model["w"].numpy() + np.float32(1))})
+
+    client = ClientApp()
+    host_users(client, lambda context: ["ann", "bob"], one_by_one(train))
+    strategy = CorrelatedNoise(inner, PLAN, key=key, ledger=path, cohort_size=2, patience=0.0, trusted_nodes=True)
+    strategy.start(FakeGrid({1: FakeNode(client)}), ArrayRecord({"w": Array(np.zeros(6, np.float32))}), num_rounds=1)
+    return strategy
+
+
+def test_a_strategy_with_a_folder_named_after_the_time_goes_on(tmp_path: Path) -> None:
+    path, key = tmp_path / "run.db", NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    for second in range(3):
+        inner = WithFolder(datetime(2026, 1, 1, 10, 0, second, tzinfo=UTC), fraction_train=0.1 + 0.1 * second)
+        assert run(path, key, inner).releases == second + 1
+    assert verify(path).released == 3
+    # Nor is it another run for the key, which would begin again without its ledger.
+    path.rename(tmp_path / "lost.db")
+    for file in tmp_path.glob("run.db*"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"this key began the same run on .* has released 3 rounds"):
+        run(path, key, WithFolder(datetime(2026, 1, 1, 10, 0, 59, tzinfo=UTC)))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (FedAvgM(server_learning_rate=0.5), FedAvgM(server_learning_rate=0.6), "server_learning_rate: 0.5 → 0.6"),
+        (FedAdam(eta=0.1), FedAdam(eta=0.2), "eta: 0.1 → 0.2"),
+        (FedProx(proximal_mu=0.1), FedProx(proximal_mu=0.2), "proximal_mu: 0.1 → 0.2"),
+        (FedAvg(), FedAvgM(server_learning_rate=1.0), "strategy: FedAvg → FedAvgM"),
+        (Warm(warmup=3), Warm(warmup=4), "warmup: 3 → 4"),
+        (Warm(), Warm(betas=(0.9, 0.9)), r"betas: \[0.9, 0.99\] → \[0.9, 0.9\]"),
+        (
+            scheduled(FedAvgM, "linear", rounds=4)(server_momentum=0.0),
+            scheduled(FedAvgM, "cosine", rounds=4)(server_momentum=0.0),
+            "rate_schedule: linear",
+        ),
+    ],
+)
+def test_what_changes_training_is_another_run(first: FedAvg, second: FedAvg, words: str, tmp_path: Path) -> None:
+    path, key = tmp_path / "run.db", NoiseKey.generate()
+    run(path, key, first)
+    with pytest.raises(ValueError, match=words) as refused:
+        run(path, key, second)
+    assert "Do not take another path instead" in str(refused.value)
+
+
+def test_what_is_kept_of_flowers_and_of_ones_own() -> None:
+    assert settings(FedAvg(fraction_train=0.3)) == {"strategy": "FedAvg", "training": {}}
+    assert settings(FedAdam(eta=0.5))["training"] == {
+        "eta": 0.5,
+        "eta_l": 0.1,
+        "tau": 0.001,
+        "beta_1": 0.9,
+        "beta_2": 0.99,
+    }
+    assert settings(Warm())["training"] == {
+        "server_learning_rate": 0.5,
+        "server_momentum": 0.0,
+        "warmup": 3,
+        "betas": [0.9, 0.99],
+        "step_of": "verify",
+    }
+    wrong = FedAvg()
+    for value, words in (
+        (("lr",), "training_settings of FedAvg names 'lr', which it does not have"),
+        ("lr", r"must be names, for example \('lr',\); got one text"),
+    ):
+        wrong.training_settings = value
+        with pytest.raises((TypeError, ValueError), match=words):
+            settings(wrong)
+    wrong.training_settings, wrong.lr = ("lr",), object()
+    with pytest.raises(ValueError, match="lr of FedAvg is a object, which cannot be compared"):
+        settings(wrong)
+
+
+def test_runs_that_earlier_versions_began_go_on(tmp_path: Path) -> None:
+    """They have every number and text of the strategy in their configuration."""
+    path, key = tmp_path / "run.db", NoiseKey.generate()
+    run(path, key, FedAvgM(server_learning_rate=0.5))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        (text,) = connection.execute("SELECT configuration FROM run").fetchone()
+        configuration = json.loads(text)
+        configuration["inner"] = {
+            "strategy": "FedAvgM",
+            "fraction_train": 1.0,
+            "run_dir": "12:00:00",
+            "server_learning_rate": 0.5,
+            "server_momentum": 0.0,
+            "train_metrics_aggr_fn": "aggregate_metricrecords",
+        }
+        connection.execute("UPDATE run SET configuration = ?", (json.dumps(configuration, sort_keys=True),))
+    assert run(path, key, FedAvgM(server_learning_rate=0.5)).releases == 2
+    with pytest.raises(ValueError, match=r"server_learning_rate: 0\.5 → 0\.7"):
+        run(path, key, FedAvgM(server_learning_rate=0.7))
