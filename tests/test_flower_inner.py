@@ -6,7 +6,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
 
 from fedcgd_flower import inner_state
-from fedcgd_flower.inner import inner_config, inner_step
+from fedcgd_flower.inner import inner_step
+from fedcgd_flower.inner_request import inner_request
 
 START = np.array([1.0, -2.0, 0.5], np.float32)
 
@@ -19,7 +20,7 @@ def run(inner: Strategy, means: list[np.ndarray], *, first: int = 1, start=START
     """The model after the inner strategy saw model + mean for each mean in turn."""
     model = np.asarray(start, np.float32)
     for offset, mean in enumerate(means):
-        inner_config(inner, first + offset, record(model), ConfigRecord())
+        inner_request(inner, first + offset, record(model), ConfigRecord())
         model = inner_step(inner, first + offset, record(model + mean))["w"].numpy()
     return model
 
@@ -92,14 +93,15 @@ def test_no_function_is_asked_to_average_metrics_that_do_not_leave_the_nodes() -
 
 
 def test_inner_configuration_reaches_the_clients() -> None:
-    config = inner_config(FedProx(proximal_mu=0.25), 2, record(START), ConfigRecord({"epochs": 3}))
+    config = inner_request(FedProx(proximal_mu=0.25), 2, record(START), ConfigRecord({"epochs": 3})).config
     assert config["proximal-mu"] == 0.25
     assert config["epochs"] == 3
     assert config["server-round"] == 2
 
 
 def test_waiting_for_many_nodes_does_not_block() -> None:
-    config = inner_config(FedAvg(min_train_nodes=60, min_available_nodes=100), 1, record(START), ConfigRecord())
+    inner = FedAvg(min_train_nodes=60, min_available_nodes=100)
+    config = inner_request(inner, 1, record(START), ConfigRecord()).config
     assert config["server-round"] == 1
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         one_gradient_step,
         sequential_training,
     )
-    from fedcgd_flower.result import IncompleteRunError, RunResult
+    from fedcgd_flower.result import IncompleteRunError, ReleaseEvent, RunResult
     from fedcgd_flower.schedule import scheduled
     from fedcgd_flower.strategy import CorrelatedNoise
     from fedcgd_flower.torch_models import arrays_of, load_arrays
@@ -32,6 +32,7 @@ __all__ = [
     "LocalEvaluation",
     "LocalTask",
     "PrivateEvaluation",
+    "ReleaseEvent",
     "RunResult",
     "arrays_of",
     "clipped_update_mod",
@@ -53,6 +54,7 @@ __getattr__ = names_on_use(
         "LocalEvaluation": "pool",
         "LocalTask": "pool",
         "PrivateEvaluation": "evaluation",
+        "ReleaseEvent": "result",
         "RunResult": "result",
         "arrays_of": "torch_models",
         "clipped_update_mod": "client_mod",

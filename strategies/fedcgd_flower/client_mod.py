@@ -1,16 +1,16 @@
 """Keep the ClientApp you have: a mod for nodes that are one user each."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from logging import ERROR
+from logging import ERROR, WARNING
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
-from flwr.supercore import log
 
 from fedcgd_flower.arrays import LazyArray, Outgoing
 from fedcgd_flower.evaluation_messages import answer, bounds_of, is_private_evaluation
+from fedcgd_flower.flower_private import log, mods_after
 from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, unflatten
 from fedcgd_flower.messages import (
     ANOTHER_MODEL,
@@ -19,6 +19,7 @@ from fedcgd_flower.messages import (
     PROBLEMS,
     TrainTask,
     failed_reply,
+    further_records,
     is_users_query,
     read_train_message,
     train_reply,
@@ -55,11 +56,14 @@ class ClippedUpdateMod:
 
     def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
         """The reply to `message`."""
-        if message.metadata.message_type == MessageType.EVALUATE and is_private_evaluation(message):
+        kind = message.metadata.message_type.partition(".")[
+            0
+        ]  # without the name of the app's function, as in "train.lora"
+        if kind == MessageType.EVALUATE and is_private_evaluation(message):
             return _evaluate(message, context, call_next)
-        if message.metadata.message_type != MessageType.TRAIN:
+        if kind != MessageType.TRAIN:
             return call_next(message, context)
-        spoiled = any(_is_privacy_mod(mod) for mod in _mods_inside(call_next))
+        spoiled = any(_is_privacy_mod(mod) for mod in mods_after(call_next))
         if is_users_query(message):
             user = self.user(context)
             answer = "another privacy mod" if spoiled else "no user id" if user is None else [user]
@@ -82,8 +86,14 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
             return Message(Error(code=reply.error.code, reason=LOCAL_FAILURE), reply_to=message)
     except Exception as error:
         return failed_reply(message, error)
+    if lost := list(reply.content.config_records):
+        log(
+            WARNING,
+            "fedcgd: the train function also replied the records %s; nothing but the clipped update is sent",
+            lost,
+        )
     try:
-        new = flat_arrays(next(iter(reply.content.array_records.values()), {}), task.layout)
+        new = flat_arrays(_replied_model(reply), task.layout)
     except ValueError as error:
         log(ERROR, "fedcgd: the train function did not reply the model that it was sent: %s", error)
         return Message(Error(code=0, reason=ANOTHER_MODEL), reply_to=message)
@@ -101,6 +111,14 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     if checksum is None:
         return Message(Error(code=0, reason=NOT_FINITE), reply_to=message)
     return train_reply(message, task, outgoing, 1, checksum)
+
+
+def _replied_model(reply: Message) -> ArrayRecord:
+    """The one record of arrays in `reply`. Raises ValueError if there are several, of which all but one would be lost."""
+    records = reply.content.array_records
+    if len(records) > 1:
+        raise ValueError(f"it replied the arrays {list(records)}, and only the update of one model is clipped and sent")
+    return next(iter(records.values()), ArrayRecord())
 
 
 def _evaluate(message: Message, context: Context, call_next: CallNext) -> Message:
@@ -123,16 +141,10 @@ def _show_model(message: Message, model: Flat, config: ConfigRecord, task: Train
     if len(task.users) != 1:
         raise ValueError(f"a node with clipped_update_mod is one user, and {len(task.users)} were asked for")
     arrays_key, config_key = task.record_keys
-    message.content = RecordDict({arrays_key: unflatten(model, task.layout, array=LazyArray), config_key: config})
-
-
-def _mods_inside(call_next: CallNext) -> Iterator[Any]:
-    """The mods that Flower calls after this one: it chains them by closures over `_mod` and `_ffn`."""
-    following: Any = call_next
-    while (code := getattr(following, "__code__", None)) is not None and "_mod" in code.co_freevars:
-        held = dict(zip(code.co_freevars, (cell.cell_contents for cell in following.__closure__), strict=True))
-        yield held["_mod"]
-        following = held.get("_ffn")
+    further = further_records(message)
+    message.content = RecordDict(
+        {arrays_key: unflatten(model, task.layout, array=LazyArray), config_key: config, **further}
+    )
 
 
 def _is_privacy_mod(mod: Any) -> bool:

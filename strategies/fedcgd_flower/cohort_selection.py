@@ -9,12 +9,12 @@ from logging import INFO, WARNING
 
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from flwr.supercore import log
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort, eligible
+from fedcgd_flower.flower_private import log
 from fedcgd_flower.inner import planned_cohort
 from fedcgd_flower.user_directory import NodeIds, UserDirectory, balance_users, nodes_of_all
 
@@ -115,9 +115,8 @@ class CohortSelector:
         participation = self._participation
         return (
             f"{users} users are there after {self._patience:.0f} s, and {self._expected_users} are expected"
-            f"{missing and '; '}{missing}. "
-            f"With {self._cohort_size} users a round, each at most {participation.participations} times and "
-            f"{participation.min_separation} rounds apart, the {participation.rounds} rounds need "
+            f"{missing and '; '}{missing}. With {self._cohort_size} users a round, each at most {participation.participations} "
+            f"times and {participation.min_separation} rounds apart, the {participation.rounds} rounds need "
             f"{users_needed(participation, self._cohort_size)} users: lower cohort_size or the plan's min_separation, or say "
             "expected_users to begin with fewer, if others join later"
         )

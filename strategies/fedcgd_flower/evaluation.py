@@ -17,7 +17,6 @@ from typing import Any, Literal
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
 from fedcgd.accounting import JointGuarantee
 from fedcgd.keys import NoiseKey
@@ -28,6 +27,7 @@ from fedcgd.noise.source import NoiseSource, grid_of, grid_source
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd_flower.evaluation_messages import evaluate_message, scale_of
+from fedcgd_flower.flower_private import log
 from fedcgd_flower.layout import Flat, Layout
 from fedcgd_flower.messages import TrainTask, by_node
 from fedcgd_flower.replies import NodeSum, read_train_reply

@@ -1,12 +1,10 @@
 """Drive the inner strategy: it sees one reply a round, which holds the noised mean."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import (
     Bulyan,
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -22,7 +20,6 @@ from flwr.serverapp.strategy import (
     QFedAvg,
     Strategy,
 )
-from flwr.supercore.run import Run
 
 from fedcgd_flower.messages import RECORD_KEYS
 
@@ -32,26 +29,53 @@ _DIFFERENTIALLY_PRIVATE = (
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
 )
-_NOT_AVERAGES = (Bulyan, FedMedian, FedTrimmedAvg, FedXgbBagging, FedXgbCyclic, Krum, MultiKrum, QFedAvg)
-_FLOWER_ASKS = 2  # times a round: for a fraction of the nodes, and to sample them
-_MOST_QUESTIONS, _MOST_NODES = 16, 1 << 16
+_COMPARES = (
+    "compares the updates of clients with each other, and would see a single one here, their noised mean: clipping bounds what "
+    "one user can do"
+)
+_TREES = "collects the trees that nodes grow, which have no sum that could be clipped and noised"
+_REFUSED: dict[type[Strategy], str] = {
+    Bulyan: _COMPARES,
+    FedMedian: _COMPARES,
+    FedTrimmedAvg: _COMPARES,
+    Krum: _COMPARES,
+    MultiKrum: _COMPARES,
+    FedXgbBagging: _TREES,
+    FedXgbCyclic: _TREES,
+    QFedAvg: "weights clients by their losses, which do not leave the nodes",
+}
+"""Why Flower's strategies that are no mean of updates cannot work on one noised mean a round."""
 
 
-def check_inner(inner: object) -> Strategy:
-    """`inner` as it is. Raises TypeError if it is no Flower strategy, ValueError if it cannot work on one noised mean a round."""
+def check_inner(inner: object, *, has_hook: bool = False) -> Strategy:
+    """`inner` as it is.
+
+    Args:
+        inner: what was given as the inner strategy.
+        has_hook: whether `on_release` was given, for what an overridden `start` did after each round.
+
+    Raises:
+        TypeError: if it is no Flower strategy.
+        ValueError: if it cannot work on one noised mean a round, or has a `start` of its own, which would not be called.
+    """
     if not isinstance(inner, Strategy):
         raise TypeError(f"inner must be a Flower strategy, for example FedAvg(min_train_nodes=60); got {inner!r}")
+    name = type(inner).__name__
     if hasattr(inner, "plan") and hasattr(inner, "inner"):
-        raise ValueError(f"{type(inner).__name__} adds its noise by itself; it is not put into another one")
+        raise ValueError(f"{name} adds its noise by itself; it is not put into another one")
     if isinstance(inner, _DIFFERENTIALLY_PRIVATE):
         raise ValueError(  # noqa: TRY004
-            f"{type(inner).__name__} clips and adds noise by itself; give CorrelatedNoise the strategy inside of it, "
+            f"{name} clips and adds noise by itself; give CorrelatedNoise the strategy inside of it, "
             f"{type(inner.strategy).__name__}"
         )
-    if isinstance(inner, _NOT_AVERAGES):
-        raise ValueError(  # noqa: TRY004
-            f"{type(inner).__name__} compares the updates of clients with each other, and would see a single one here, their "
-            "noised mean; use FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad or FedProx"
+    for kind, why in _REFUSED.items():
+        if isinstance(inner, kind):
+            raise ValueError(f"{name} {why}; use FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad or FedProx")  # noqa: TRY004
+    if type(inner).start is not Strategy.start and not has_hook:
+        raise ValueError(
+            f"{name}.start is its own, and would not be called: CorrelatedNoise.start runs the rounds, and keeps the record. "
+            "Give what it does after each round (checkpoints, W&B, MLflow, TensorBoard) as CorrelatedNoise(…, on_release=…), "
+            "which is called with every released model and its metrics; with on_release, that start is left out"
         )
     return inner
 
@@ -71,7 +95,7 @@ def planned_cohort(inner: Strategy, expected_users: int | None) -> tuple[int, st
                 size,
                 f"max(⌊fraction_train · expected_users⌋, min_train_nodes) = max(⌊{fraction:g} · {expected_users}⌋, {least})",
             )
-        if fraction == 1.0 and least > _FLOWERS_DEFAULT:
+        if fraction == 1.0 and least > FLOWERS_DEFAULT:
             return least, f"min_train_nodes = {least}"
         if fraction == 1.0:
             raise ValueError(
@@ -84,47 +108,8 @@ def planned_cohort(inner: Strategy, expected_users: int | None) -> tuple[int, st
     )
 
 
-_FLOWERS_DEFAULT = 2  # of min_train_nodes
-
-
-class _PlanningGrid(Grid):
-    """Shows the inner strategy as many nodes as it wants to wait for, and sends nothing."""
-
-    def __init__(self, nodes: int) -> None:
-        self._nodes = nodes
-        self._pending = 0
-
-    def get_node_ids(self) -> Iterable[int]:
-        self._pending += 1
-        if self._pending > _FLOWER_ASKS:  # whoever asks again waits for more
-            self._nodes = min(32 * self._nodes, _MOST_NODES)
-        if self._pending > _MOST_QUESTIONS:
-            raise RuntimeError("the inner strategy waits for nodes; its configure_train must take those that are there")
-        return range(1, self._nodes + 1)
-
-    def _refuse(self) -> NoReturn:
-        raise RuntimeError("the inner strategy may not send messages by itself: what it sends would bypass the noise")
-
-    @property
-    def run(self) -> Run:
-        self._refuse()
-
-    def set_run(self, run: Run) -> None:
-        self._refuse()
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        self._refuse()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        self._refuse()
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        self._refuse()
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        self._refuse()
+FLOWERS_DEFAULT = 2
+"""Of min_train_nodes and min_available_nodes: a strategy that has it may not have been told a number."""
 
 
 @contextmanager
@@ -144,17 +129,6 @@ def record_keys_of(inner: Strategy) -> tuple[str, str]:
     return getattr(inner, "arrayrecord_key", RECORD_KEYS[0]), getattr(
         inner, "configrecord_key", RECORD_KEYS[1]
     )  # Flower's names
-
-
-def inner_config(inner: Strategy, server_round: int, arrays: ArrayRecord, config: ConfigRecord) -> ConfigRecord:
-    """What the inner strategy wants to tell clients this round (FedProx adds its μ, for example)."""
-    wanted = max(1, getattr(inner, "min_available_nodes", 1), getattr(inner, "min_train_nodes", 1))
-    with warnings_only():
-        messages = list(inner.configure_train(server_round, arrays, config, _PlanningGrid(wanted)))
-    if not messages:
-        return config
-    records = list(messages[0].content.config_records.values())
-    return records[0] if records else config
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -16,19 +17,35 @@ from numpy.typing import NDArray
 from fedcgd.ledger.settings import TRAINING
 
 _Arrays = dict[str, NDArray[Any]]
+_CONFIG = "train_config of start"  # no name that an attribute has
 
 
 class _NotSavableError(Exception):
     """A value of a type that has no form as JSON and arrays."""
 
 
-def save(inner: Strategy) -> bytes:
+@dataclass(frozen=True)
+class TrainConfig:
+    """The configuration of the training as it was `given`, and as the inner strategy has changed it up to the last release."""
+
+    given: ConfigRecord
+    edited: ConfigRecord
+
+    def for_next_round(self, given: ConfigRecord) -> ConfigRecord:
+        """A copy of `given`, or of what has become of it: as in Flower, where every round gets the same record."""
+        return ConfigRecord(dict(self.edited if dict(self.given) == dict(given) else given))
+
+
+def save(inner: Strategy, config: TrainConfig | None = None) -> bytes:
     """Every attribute of `inner` made of arrays, numbers, texts and records, nested in lists, tuples and dicts: an .npz file.
 
-    What is not (functions, loggers, objects of other types) is left out; `fingerprint` says whether it changed.
+    What is not (functions, loggers, objects of other types) is left out; `fingerprint` says whether it changed. `config` is saved
+    beside it.
     """
     arrays: _Arrays = {}
-    tree = {}
+    tree: dict[str, Any] = {}
+    if config is not None:
+        tree[_CONFIG] = [_encode(config.given, arrays), _encode(config.edited, arrays)]
     for name, value in vars(inner).items():
         try:
             tree[name] = _encode(value, arrays)
@@ -44,10 +61,18 @@ def restore(inner: Strategy, state: bytes) -> None:
     """Set the attributes that `save` saved; what `inner` has got since is taken away."""
     with np.load(io.BytesIO(state), allow_pickle=False) as saved:
         tree = json.loads(saved["tree"].tobytes())
+        tree.pop(_CONFIG, None)
         values = {name: _decode(node, saved) for name, node in tree.items()}
     for name in [name for name, value in vars(inner).items() if name not in values and _savable(value)]:
         delattr(inner, name)
     vars(inner).update(values)
+
+
+def saved_config(state: bytes) -> TrainConfig | None:
+    """The configuration that `save` saved; None if it saved none."""
+    with np.load(io.BytesIO(state), allow_pickle=False) as saved:
+        node = json.loads(saved["tree"].tobytes()).get(_CONFIG)
+        return None if node is None else TrainConfig(_decode(node[0], saved), _decode(node[1], saved))
 
 
 def fingerprint(inner: Strategy) -> dict[str, str]:

@@ -29,8 +29,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context
-from flwr.supercore import log
 
+from fedcgd_flower.flower_private import log
 from fedcgd_flower.layout import Flat
 
 T = TypeVar("T")

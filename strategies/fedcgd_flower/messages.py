@@ -13,11 +13,11 @@ from logging import ERROR
 from typing import Literal, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
-from flwr.supercore import log
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 
 from fedcgd.noise.quantisation import Grid
 from fedcgd_flower.arrays import Outgoing, array_of, view
+from fedcgd_flower.flower_private import log
 from fedcgd_flower.layout import Flat, Layout, PassthroughArray
 from fedcgd_flower.update import Steps
 
@@ -26,6 +26,7 @@ UPDATE = "update"
 FLAT = "flat"
 CARRIED = "carried"
 CONFIG = "config"
+_FURTHER = "inner."  # before the names of an inner strategy's own records
 RECORD_KEYS = "arrays", "config"
 """Under which Flower's strategies send the model and the configuration, unless they are told other names."""
 TASK = "fedcgd"
@@ -97,8 +98,12 @@ def train_message(
     config: ConfigRecord,
     task: TrainTask,
     message_type: str = MessageType.TRAIN,
+    further: Mapping[str, ConfigRecord | MetricRecord] | None = None,
 ) -> Message:
-    """The request for one node; `model` is flat, or what `model_records` made of it for all nodes."""
+    """The request for one node; `model` is flat, or what `model_records` made of it for all nodes.
+
+    `further` are records that the inner strategy sends beside the model and the configuration.
+    """
     records = model_records(model, task.layout) if isinstance(model, np.ndarray) else model
     passthrough = task.layout.passthrough
     values = [view(part.array) for part in passthrough]
@@ -119,8 +124,18 @@ def train_message(
     )
     if task.record_keys != RECORD_KEYS:
         description["keys"] = list(task.record_keys)
-    content = RecordDict({**records, CONFIG: config, TASK: description})
+    beside = {f"{_FURTHER}{name}": record for name, record in (further or {}).items()}
+    content = RecordDict({**records, CONFIG: config, TASK: description, **beside})
     return Message(content, dst_node_id=node_id, message_type=message_type)
+
+
+def further_records(message: Message) -> dict[str, ConfigRecord | MetricRecord]:
+    """What the inner strategy sent beside the model and the configuration, by its own names."""
+    return {
+        name.removeprefix(_FURTHER): record
+        for name, record in message.content.items()
+        if name.startswith(_FURTHER) and isinstance(record, ConfigRecord | MetricRecord)
+    }
 
 
 def _read_passthrough(content: RecordDict) -> tuple[PassthroughArray, ...]:
@@ -204,14 +219,14 @@ PROBLEMS: dict[Problem, str] = {
 """Why a node cannot take part, in words for the server's log: chosen from here, never text that a node sent."""
 
 
-def users_query(node_id: int) -> Message:
+def users_query(node_id: int, message_type: str = MessageType.TRAIN) -> Message:
     """The question which users a node hosts.
 
-    It is a train message, because a mod sees only messages for which the ClientApp has a function, and a train function is what
-    every node has.
+    It is a train message, of the type that the rounds' messages have, because a mod sees only messages for which the ClientApp
+    has a function, and that train function is what every node has.
     """
     content = RecordDict({TASK: ConfigRecord({"question": "users"})})
-    return Message(content, dst_node_id=node_id, message_type=MessageType.TRAIN)
+    return Message(content, dst_node_id=node_id, message_type=message_type)
 
 
 def is_users_query(message: Message) -> bool:

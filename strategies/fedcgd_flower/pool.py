@@ -3,19 +3,29 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from logging import ERROR
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from fedcgd.gradients import ExampleLoss, clipped_gradient_sum
 from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd_flower.evaluation_messages import answer, bounds_of
+from fedcgd_flower.flower_private import log
 from fedcgd_flower.isolation import TIME_LIMIT, run_isolated
 from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flatten, unflatten
-from fedcgd_flower.messages import TrainTask, failed_reply, is_users_query, read_train_message, train_reply, users_reply
+from fedcgd_flower.messages import (
+    TrainTask,
+    failed_reply,
+    further_records,
+    is_users_query,
+    read_train_message,
+    train_reply,
+    users_reply,
+)
 from fedcgd_flower.update import Steps, clipped_update
 
 
@@ -33,6 +43,8 @@ class LocalTask:
     """With adaptive clipping, what an update is divided by before it is clipped."""
     indicator: int = 0
     """With adaptive clipping, what a user adds to the last coordinate if its update is within the norm, or takes away if not."""
+    records: Mapping[str, ConfigRecord | MetricRecord] = field(default_factory=dict)
+    """What the server's inner strategy sends beside the model and the configuration, by its names."""
 
     @property
     def size(self) -> int:
@@ -102,6 +114,7 @@ def host_users(
             config=config,
             update_scale=task.update_scale,
             indicator=task.indicator,
+            records=further_records(message),
         )
         try:
             total, answered = clipped_sum(work, context)
@@ -137,6 +150,8 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
     """
 
     def clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
+        _check_no_records(work)
+
         def train(user: str, config: ConfigRecord, context: Context) -> Flat:
             return flatten(local_training(unflatten(work.model, work.layout), user, config, context), work.layout)
 
@@ -168,6 +183,8 @@ def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | 
     """
 
     def clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
+        _check_no_records(work)
+
         def example(user: str, _: ConfigRecord, context: Context) -> Example:
             return _one_row(data((user,), context))
 
@@ -199,6 +216,17 @@ def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | 
         return total.numpy(), answered
 
     return clipped_sum
+
+
+def _check_no_records(work: LocalTask) -> None:
+    """Raise ValueError for records that the inner strategy sends and that nobody here would read."""
+    if work.records:
+        words = (
+            f"the server's strategy sends the records {list(work.records)} beside the model, and only the configuration reaches "
+            "this training: put what it needs there, or write a ClippedSum of your own, which finds them in work.records"
+        )
+        log(ERROR, "fedcgd: %s", words)
+        raise ValueError(words)
 
 
 Example = tuple[torch.Tensor, ...]

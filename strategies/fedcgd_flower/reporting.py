@@ -1,19 +1,24 @@
 """What a run promises, in words for the operator: ε, of what, and under which assumptions."""
 
+import logging
 import math
 from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from pathlib import Path
 
 from flwr.app import ConfigRecord, MetricRecord
-from flwr.supercore import log
+from flwr.serverapp.strategy import Strategy
 
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.ledger import Ledger
 from fedcgd.plan import Plan
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
 from fedcgd_flower.evaluation import Evaluator
+from fedcgd_flower.flower_private import log
+from fedcgd_flower.inner import FLOWERS_DEFAULT
 from fedcgd_flower.replies import RejectionReason
 
 
@@ -69,6 +74,60 @@ def log_guarantee(
         noise = evaluator.settings.noise(evaluator.cohort_size)
         told = ", ".join(f"{name} ± {stddev:.2g}" for name, stddev in noise.items())
         log(INFO, "\t│\t└── %d users an evaluation; noise: %s", evaluator.cohort_size, told)
+
+
+def log_inner(inner: Strategy, *, expected_users: int, evaluated: bool) -> None:
+    """Log what the inner strategy says of itself, and what of it does not apply here.
+
+    `evaluated` is whether users or clients evaluate the model.
+    """
+    log(INFO, "\t├──> Inner strategy:")
+    with _hidden(_NOT_USED):
+        inner.summary()
+    if not _is_flowers(getattr(inner, "train_metrics_aggr_fn", None)):
+        log(WARNING, "fedcgd: train_metrics_aggr_fn is not called: metrics of training stay on the nodes")
+    if type(inner).start is not Strategy.start:
+        log(WARNING, "fedcgd: %s.start is not called; on_release is, after each release", type(inner).__name__)
+    available = getattr(inner, "min_available_nodes", 0)
+    if available > max(expected_users, FLOWERS_DEFAULT):
+        log(
+            WARNING,
+            "fedcgd: min_available_nodes = %d is not waited for, because expected_users = %d was given",
+            available,
+            expected_users,
+        )
+    fraction = getattr(inner, "fraction_evaluate", 1.0)
+    if fraction and not evaluated:
+        log(
+            INFO,
+            "fedcgd: evaluation on clients (fraction_evaluate = %g) is left out, because ε does not cover it; "
+            "evaluation=PrivateEvaluation(…) measures with noise, and fraction_evaluate=0 says that none is wanted",
+            fraction,
+        )
+
+
+_NOT_USED = ("Sampling:", "Fraction:", "Minimum", "Weighted by")
+"""In lines of Flower's strategies about what the plan decides here: who is asked, how many, and that each user counts once."""
+
+
+@contextmanager
+def _hidden(words: Collection[str]) -> Iterator[None]:
+    """Without the lines of Flower's log that hold one of `words`."""
+
+    def shown(record: logging.LogRecord) -> bool:
+        return not any(word in str(record.msg) for word in words)
+
+    logger = logging.getLogger("flwr")
+    logger.addFilter(shown)
+    try:
+        yield
+    finally:
+        logger.removeFilter(shown)
+
+
+def _is_flowers(function: object) -> bool:
+    """Whether `function` is Flower's own, or None: not one of the app's author."""
+    return function is None or str(getattr(function, "__module__", "")).startswith("flwr.")
 
 
 def epsilon_text(plan: Plan, released: int) -> str:

@@ -1,8 +1,34 @@
 """How a run ended: Flower's Result, with what was planned and what was released."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseEvent:
+    """What `on_release` is told after a release: nothing that is not released.
+
+    Metrics have the names that Flower's `Result` has.
+    """
+
+    release: int
+    """Its number, from 1."""
+    planned: int
+    """Rounds of the plan."""
+    arrays: ArrayRecord
+    """The whole model, as in the result."""
+    train_metrics: MetricRecord
+    """The ε spent, as `train_metrics_clientapp` of the result has it."""
+    evaluate_metrics_serverapp: MetricRecord | None
+    """What `evaluate_fn` measured."""
+    evaluate_metrics_clientapp: MetricRecord | None
+    """What users measured: with noise if it is a `PrivateEvaluation`, without if metrics of clients are forwarded."""
+
+
+OnRelease = Callable[[ReleaseEvent], object]
 
 
 @dataclass(repr=False)

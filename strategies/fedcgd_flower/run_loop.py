@@ -9,14 +9,14 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from flwr.supercore import log
 
 from fedcgd.ledger import client_metrics
 from fedcgd.plan import Plan
 from fedcgd_flower.evaluation import Evaluator
+from fedcgd_flower.flower_private import log
 from fedcgd_flower.layout import Layout, flatten, unflatten
 from fedcgd_flower.reporting import RoundReport, config_text, epsilon_text, metrics_text
-from fedcgd_flower.result import IncompleteRunError, RunResult
+from fedcgd_flower.result import IncompleteRunError, OnRelease, ReleaseEvent, RunResult
 from fedcgd_flower.send_and_receive import send_and_receive
 from fedcgd_flower.training_rounds import TrainingRounds
 
@@ -41,6 +41,7 @@ class RunLoop:
     train_config: ConfigRecord | None
     evaluate_config: ConfigRecord | None
     evaluate_fn: EvaluateFn | None
+    on_release: OnRelease | None
 
     def run(self, initial_arrays: ArrayRecord, num_rounds: int | None) -> RunResult:
         """All releases, when the last planned round is released or `num_rounds` tries are made.
@@ -50,7 +51,7 @@ class RunLoop:
         started = time.monotonic()
         log(INFO, "Starting %s around %s:", type(self.strategy).__name__, type(self.inner).__name__)
         result = self._resume(initial_arrays)
-        log(INFO, "\t├── TrainingRounds: %d planned, %d released", result.planned, result.released)
+        log(INFO, "\t├── Rounds: %d planned, %d released", result.planned, result.released)
         log(INFO, "\t├── ConfigRecord (train): %s", config_text(self.train_config))
         log(INFO, "\t├── ConfigRecord (evaluate): %s", config_text(self.evaluate_config))
         self.strategy.summary()
@@ -74,6 +75,7 @@ class RunLoop:
                     self._evaluate_privately(result)
                     self._evaluate_on_clients(result)
                     self._evaluate(result)
+                    self._call_on_release(result)
             except BaseException:
                 rounds.abort_round("interrupted")
                 raise
@@ -97,11 +99,14 @@ class RunLoop:
                 raise IncompleteRunError(result, recorded=self.recorded)
         return result
 
+    @property
+    def _train_config(self) -> ConfigRecord:
+        return ConfigRecord() if self.train_config is None else self.train_config
+
     def _try_round(self, result: RunResult) -> bool:
         """Whether a round was released; then `result` has its model."""
         strategy, rounds = self.strategy, self.rounds
-        config = ConfigRecord() if self.train_config is None else self.train_config
-        messages = list(strategy.configure_train(rounds.releases + 1, result.arrays, config, self.grid))
+        messages = list(strategy.configure_train(rounds.releases + 1, result.arrays, self._train_config, self.grid))
         replies = [reply for reply in send_and_receive(self.grid, messages, self.timeout) if reply is not None]
         del messages  # they hold a model
         released, metrics = strategy.aggregate_train(rounds.releases + 1, replies)
@@ -121,6 +126,8 @@ class RunLoop:
             result.evaluate_metrics_clientapp |= self.evaluator.released()
         # Before the first release too: what it refuses is refused before any work.
         layout = self.rounds.layout(initial_arrays)
+        if not result.complete:
+            self.rounds.check_inner(initial_arrays, self._train_config)
         if run.model is None:
             return result
         recorded = Layout.from_json(run.layout)
@@ -173,6 +180,23 @@ class RunLoop:
         if measured is not None:
             result.evaluate_metrics_clientapp[release] = measured
             self.rounds.report.evaluated.append(metrics_text("evaluate on users, private", measured))
+
+    def _call_on_release(self, result: RunResult) -> None:
+        """Tell the hook of the last release, which is on record, and what was measured of it."""
+        if self.on_release is None:
+            return
+        release = self.rounds.releases
+        arrays = ArrayRecord()
+        arrays.update(result.arrays)  # its own record: what is put in or taken out there does not reach the next round
+        event = ReleaseEvent(
+            release=release,
+            planned=result.planned,
+            arrays=arrays,
+            train_metrics=result.train_metrics_clientapp[release],
+            evaluate_metrics_serverapp=result.evaluate_metrics_serverapp.get(release),
+            evaluate_metrics_clientapp=result.evaluate_metrics_clientapp.get(release),
+        )
+        self.on_release(event)
 
     def _keep(self, kind: str, result: RunResult, metrics: MetricRecord | None) -> None:
         """Put what was measured after the last release in the result and in the ledger, for the result of a run that goes on."""

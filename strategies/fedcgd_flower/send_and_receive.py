@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
-from flwr.superlink.grid import InMemoryGrid
+
+from fedcgd_flower.flower_private import is_simulation
 
 NODE_LOST = 5
 """Flower's code for a node that is not there (any more)."""
@@ -28,7 +29,7 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) ->
     Only replies to these very messages are returned, at most one each. A message to a node that is gone is answered by an error.
     Raises ValueError if the SuperLink refuses a message to a node that is there.
     """
-    simulated = isinstance(grid, InMemoryGrid)
+    simulated = is_simulation(grid)
     most = _SIMULATED_AT_ONCE if simulated else len(messages)
     unsent = list(messages)
     replies: dict[str, Message | None] = {}

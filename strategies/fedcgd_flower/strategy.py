@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from logging import INFO, WARNING
+from logging import INFO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -10,8 +10,6 @@ from typing import Any, Self
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
-from flwr.supercore import log
 
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.keys import NoiseKey
@@ -23,11 +21,12 @@ from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
 from fedcgd_flower.cohort_selection import CohortSelector, cohort_settings
 from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation, check_evaluation
+from fedcgd_flower.flower_private import log
 from fedcgd_flower.inner import check_inner, record_keys_of
 from fedcgd_flower.layout import BatchNorm
 from fedcgd_flower.replies import RejectionReason
-from fedcgd_flower.reporting import log_guarantee, log_other_runs
-from fedcgd_flower.result import RunResult
+from fedcgd_flower.reporting import log_guarantee, log_inner, log_other_runs
+from fedcgd_flower.result import OnRelease, RunResult
 from fedcgd_flower.run_loop import EvaluateFn, RunLoop
 from fedcgd_flower.training_rounds import TrainingRounds
 from fedcgd_flower.user_directory import Identity, UserDirectory
@@ -107,8 +106,9 @@ class CorrelatedNoise(Strategy):
         adaptive_clipping: AdaptiveClipping | None = None,
         evaluation: PrivateEvaluation | None = None,
         forward_client_metrics: bool = False,
+        on_release: OnRelease | None = None,
     ) -> None:
-        self.inner = check_inner(inner)
+        self.inner = check_inner(inner, has_hook=on_release is not None)
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a fedcgd Plan, for example Plan.calibrated(…); got {plan!r}")
         if not isinstance(key, NoiseKey):  # not shown: it may be a key
@@ -130,6 +130,8 @@ class CorrelatedNoise(Strategy):
         )
         if adaptive_clipping is not None and not isinstance(adaptive_clipping, AdaptiveClipping):
             raise TypeError(f"adaptive_clipping must be an AdaptiveClipping(…) or None, got {adaptive_clipping!r}")
+        if on_release is not None and not callable(on_release):
+            raise TypeError(f"on_release must be a function of one ReleaseEvent, got {on_release!r}")
         if evaluation is not None:
             check_evaluation(evaluation, plan, budget, forward_client_metrics)
         self._plan = plan
@@ -141,6 +143,7 @@ class CorrelatedNoise(Strategy):
         self.adaptive_clipping = adaptive_clipping
         self.evaluation = evaluation
         self.forward_client_metrics = forward_client_metrics
+        self.on_release = on_release
         self._key = key
         self._ledger_path = None if ledger is None else Path(ledger)
         self._budget = budget
@@ -280,10 +283,11 @@ class CorrelatedNoise(Strategy):
             forward_client_metrics=self.forward_client_metrics,
             users=max(self.expected_users, self.cohort_size),
         )
-        log(INFO, "\t├──> Inner strategy (its fractions and numbers of nodes for training are not used):")
-        self.inner.summary()
-        if getattr(self.inner, "train_metrics_aggr_fn", None) not in (None, aggregate_metricrecords):
-            log(WARNING, "fedcgd: train_metrics_aggr_fn is not called: metrics of training stay on the nodes")
+        log_inner(
+            self.inner,
+            expected_users=self.expected_users,
+            evaluated=self.evaluation is not None or self.forward_client_metrics,
+        )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -353,6 +357,7 @@ class CorrelatedNoise(Strategy):
                 train_config=train_config,
                 evaluate_config=evaluate_config,
                 evaluate_fn=evaluate_fn,
+                on_release=self.on_release,
             ).run(initial_arrays, num_rounds)
         finally:
             if opened_here:

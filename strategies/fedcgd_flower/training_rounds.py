@@ -16,7 +16,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from flwr.supercore import log
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, Run
@@ -29,7 +28,9 @@ from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
 from fedcgd_flower.arrays import Outgoing, view
 from fedcgd_flower.cohort_selection import CohortSelector
-from fedcgd_flower.inner import inner_config, inner_step, record_keys_of
+from fedcgd_flower.flower_private import log
+from fedcgd_flower.inner import inner_step
+from fedcgd_flower.inner_request import InnerRequest, inner_request
 from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import FLAT, MODEL, TrainTask, by_node, model_records, train_message
 from fedcgd_flower.replies import HINTS, RejectionReason, sum_of_replies
@@ -51,6 +52,8 @@ class PendingRound:
     scale: Scale
     """How the sum is read."""
     requests: tuple[tuple[Message, TrainTask], ...]
+    config: inner_state.TrainConfig
+    """The configuration, as it was given and as the inner strategy left it."""
     unsaved: dict[str, str]
     """What the inner strategy held that cannot be saved, before the round."""
 
@@ -94,6 +97,8 @@ class TrainingRounds:
         self._opened: tuple[Ledger, UserDirectory] | None = None
         self._nonces: list[int] = []
         self._inner_state = inner_state.save(inner)
+        self._config: inner_state.TrainConfig | None = None
+        self._checked = False
         self._noise: NoiseSource | None = None
         self._begun = False
         self._pending: PendingRound | None = None
@@ -140,6 +145,7 @@ class TrainingRounds:
         if run.state is not None:
             self._inner_state = run.state
         inner_state.restore(self._inner, self._inner_state)
+        self._config = inner_state.saved_config(self._inner_state)
         last = self.ledger.metrics("train").get(self.releases)
         self.clip_norm = self._plan.clip_norm if last is None else last.get("next-clip-norm", self._plan.clip_norm)
         return run
@@ -147,6 +153,29 @@ class TrainingRounds:
     def layout(self, arrays: ArrayRecord) -> Layout:
         """What of a model is trained."""
         return layout_of(arrays, trainable=self._trainable, batch_norm=self._batch_norm)
+
+    def check_inner(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
+        """Let the inner strategy configure the next round once, and forget it: what cannot be sent is refused before any work.
+
+        Raises ValueError for what `inner_request` refuses, and if the strategy changes what no ledger can save.
+        """
+        unsaved = inner_state.fingerprint(self._inner)
+        try:
+            request, _ = self._inner_request(arrays, self.layout(arrays), config)
+            inner_state.check_unchanged(self._inner, unsaved)
+        finally:
+            inner_state.restore(self._inner, self._inner_state)
+        self.directory.message_type = request.message_type
+        self._checked = True
+
+    def _inner_request(
+        self, arrays: ArrayRecord, layout: Layout, given: ConfigRecord
+    ) -> tuple[InnerRequest, inner_state.TrainConfig]:
+        """What the inner strategy sends in the next round, and what it made of the configuration that was given."""
+        edited = ConfigRecord(dict(given)) if self._config is None else self._config.for_next_round(given)
+        trained = ArrayRecord({name: arrays[name] for name in layout.names})
+        request = inner_request(self._inner, self.releases + 1, trained, edited)
+        return request, inner_state.TrainConfig(ConfigRecord(dict(given)), edited)
 
     def configure(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """One message for each node that hosts a user of this round's cohort; none if the round is skipped.
@@ -163,6 +192,9 @@ class TrainingRounds:
                 "a plan and a key of its own: fedcgd ledger compose says what both cost together"
             )
         layout = self.layout(arrays)
+        ledger = self.ledger  # before anything else: it raises for a strategy that is not open
+        if not self._checked:
+            self.check_inner(arrays, config)
         chosen = self._select_cohort(round, grid)
         if chosen is None:
             return []
@@ -170,15 +202,14 @@ class TrainingRounds:
         flatten(arrays, layout, outgoing.array)
         records = model_records(outgoing, layout)
         unsaved = inner_state.fingerprint(self._inner)
-        trained = ArrayRecord({name: arrays[name] for name in layout.names})
-        train_config = inner_config(self._inner, round + 1, trained, config)
+        self._begun = True
+        request, train_config = self._inner_request(arrays, layout, config)
         adaptive = self._adaptive_clipping is not None
         integer_grid = grid_of(self._wire_plan, layout.size + adaptive)
         scale = Scale.fixed(self.clip_norm)
         if adaptive:
             scale = Scale.of_round(self.clip_norm, self._indicator_norm, integer_grid)
-        self._begun = True
-        attempt = self.ledger.plan_round(round, list(chosen))
+        attempt = ledger.plan_round(round, list(chosen))
         requests = []
         for node_id, users in by_node(chosen):
             task = TrainTask(
@@ -190,9 +221,10 @@ class TrainingRounds:
                 layout=layout,
                 update_scale=scale.update_scale,
                 indicator=scale.indicator,
-                record_keys=record_keys_of(self._inner),
+                record_keys=request.record_keys,
             )
-            requests.append((train_message(node_id, records, train_config, task), task))
+            message = train_message(node_id, records, request.config, task, request.message_type, request.records)
+            requests.append((message, task))
         self._pending = PendingRound(
             round=round,
             attempt=attempt,
@@ -201,6 +233,7 @@ class TrainingRounds:
             grid=integer_grid,
             scale=scale,
             requests=tuple(requests),
+            config=train_config,
             unsaved=unsaved,
         )
         self.report.asked, self.report.nodes = len(chosen), len(requests)
@@ -208,7 +241,7 @@ class TrainingRounds:
 
     def _select_cohort(self, round: int, grid: Grid) -> dict[str, int] | None:
         """Users of the round and the node of each; None if too few are there."""
-        ledger = self.ledger  # first: it raises for a strategy that is not open
+        ledger = self.ledger
         chosen = self._selector.wait_for(round, grid, self.directory, ledger, self._key)
         if isinstance(chosen, str):
             self.report.failure = chosen
@@ -296,12 +329,12 @@ class TrainingRounds:
         """The model of the round in flight, as the inner strategy made it; it is in the ledger when this returns."""
         released = flatten(stepped, pending.layout)
         inner_state.check_unchanged(self._inner, pending.unsaved)
-        state = inner_state.save(self._inner)
+        state = inner_state.save(self._inner, pending.config)
         # Durable first: what has left the process can then never be followed by another release under this noise.
         self.ledger.record_released(
             pending.round, pending.attempt, released.data, state, pending.layout.to_json(), metrics
         )
-        self._inner_state, self.clip_norm = state, next_clip_norm
+        self._inner_state, self._config, self.clip_norm = state, pending.config, next_clip_norm
         return unflatten(released, pending.layout, same=stepped)
 
     def abort_round(self, reason: str) -> None:

@@ -14,9 +14,10 @@ from heapq import heapify, heapreplace
 from logging import WARNING
 from typing import Literal, Protocol
 
+from flwr.app import MessageType
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
+from fedcgd_flower.flower_private import log
 from fedcgd_flower.messages import PROBLEMS, HostedUsers, read_users_reply, users_query
 from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push
 
@@ -74,6 +75,8 @@ class UserDirectory:
     hosts: Mapping[str, str] | None = None
     registered_only: bool = False
     timeout: float = 60.0
+    message_type: str = MessageType.TRAIN
+    """Of the questions: that of the rounds' messages."""
     refused: dict[int, int] = field(default_factory=dict)
     """How many users of other nodes a node has claimed."""
     claimed_twice: int = 0
@@ -135,7 +138,7 @@ class UserDirectory:
             for node_id in sorted(names.keys() - self._declared.keys())
             if node_id not in self._questions or now >= self._questions[node_id].asked + self._questions[node_id].rest
         ]
-        queries = [users_query(node_id) for node_id in due]
+        queries = [users_query(node_id, self.message_type) for node_id in due]
         if queries:
             push(grid, queries)
         for node_id, query in zip(due, queries, strict=True):
@@ -182,7 +185,8 @@ class UserDirectory:
                     question.told = True
                     why = (
                         "does not say which users it hosts; its ClientApp needs clipped_update_mod as the first of its mods, or "
-                        "host_users(app, ...). If it has them, its own log says what failed"
+                        "host_users(app, ...), and a function for "
+                        f"{self.message_type!r} messages. If it has them, its own log says what failed"
                         if answer is None
                         else f"cannot take part: {PROBLEMS[answer]}"
                     )
