@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from math import expm1, log, log1p, sqrt
 from typing import Literal, get_args
 
@@ -28,6 +29,7 @@ constant rate without momentum, where the noise of the last rounds, which nothin
 
 _GRID = 24  # λ values that the closed forms are tried at before the search
 _COARSE_GRID = 6  # when each value needs a calibration under the sampling
+_CALIBRATIONS = 12  # about, that a search under a sampling takes
 _TIE = 1e-12  # relative; rounding makes no λ better than 0
 
 
@@ -103,9 +105,12 @@ def select_lambda(
         mechanism = _mechanism(lam, normalize)
         return error(mechanism, sensitivity(mechanism, participation).value * unit)
 
+    tries = count(1)
+
     def amplified(lam: float) -> float:
+        number = next(tries)
         if progress is not None:
-            progress(f"λ = {lam:.4f}")
+            progress(f"λ = {lam:.4f}, {number} of about {max(_CALIBRATIONS, number + 1)}")
         mechanism = _mechanism(lam, normalize)
         sigma = calibrate(mechanism, participation, epsilon=epsilon, delta=delta).noise_multiplier
         return error(mechanism, sigma)
@@ -148,7 +153,7 @@ def select_mechanism(
     impossible or has no rule, and a budget that no σ reaches.
     """
     asked = catalogue.MechanismSpec.parse(spelling)
-    if asked.is_open and asked.row.parameter == catalogue.LAMBDA:
+    if asked.is_open and asked.row.cls is LambdaCGD:
         chosen = select_lambda(
             participation,
             objective="excess" if curvature is None else "curvature",
@@ -192,18 +197,18 @@ def select_bands(
     `participation(p)` says who takes part when there are p bands. Raises ValueError if no σ reaches the budget.
     """
 
+    numbers = power_bandwidths(longest, 1)
+
     def candidate(p: int) -> tuple[Mechanism, float]:
         if progress is not None:
-            progress(f"p = {p}")
+            progress(f"p = {p}, {numbers.index(p) + 1} of {len(numbers)}")
         made = catalogue.mechanism(
             replace(spelling, value=p), participation(p), error=error, workload=workload, curvature=curvature
         )
         return made, calibrate(made, participation(p), epsilon=epsilon, delta=delta).noise_multiplier
 
     rounds = participation(1).rounds
-    return best_bandwidth(
-        candidate, power_bandwidths(longest, 1), rounds=rounds, error=error, workload=workload, curvature=curvature
-    )
+    return best_bandwidth(candidate, numbers, rounds=rounds, error=error, workload=workload, curvature=curvature)
 
 
 def practical(lam: float) -> float:

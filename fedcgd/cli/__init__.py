@@ -1,11 +1,18 @@
 """The `fedcgd` command: choose a mechanism, find its noise, know its ε, check a claim."""
 
+import traceback
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
 import typer
-from click import Command, Context
+from click import ClickException, Command, Context, UsageError
+from click.exceptions import Abort, Exit
 from typer.core import TyperGroup
+
+from fedcgd import __version__
+from fedcgd.cli.usage import CarefulCommand, meant, missing_package
+
+EXIT_INTERNAL = 3
 
 # name → where the command is, and its first line of help. What a command needs is imported when it is called.
 COMMANDS = {
@@ -67,18 +74,36 @@ class _CommandsOnDemand(TyperGroup):
         return Command(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            raise UsageError(
+                f"there is no command {args[0]}{meant(args[0], COMMANDS) or '; the commands are ' + ', '.join(COMMANDS)}",
+                ctx,
+            )
         name, found, rest = super().resolve_command(ctx, args)
         return name, load(str(name)) if found else None, rest
 
     def invoke(self, ctx: Context) -> Any:
+        """What goes wrong in a command has another exit code than the 1 of a claim that is refuted."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:
+        except (BrokenPipeError, ClickException, Exit, Abort):
             raise
+        except ModuleNotFoundError as error:
+            _fail(missing_package(error))
         except OSError as error:
-            from fedcgd.cli.report import fail
+            _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+        except MemoryError:
+            _fail("this takes more memory than there is; ask for fewer rounds, or for fewer bins (--separation)")
+        except Exception:
+            traceback.print_exc()
+            typer.echo("This is a mistake in fedcgd, not in what you asked. Nothing was found out.", err=True)
+            raise typer.Exit(EXIT_INTERNAL) from None
 
-            fail(str(error))  # what cannot be read or written: not the 1 of a claim that is refuted
+
+def _fail(message: str) -> NoReturn:
+    from fedcgd.cli.report import fail
+
+    fail(message)
 
 
 def load(name: str) -> Command:
@@ -88,7 +113,7 @@ def load(name: str) -> Command:
     if isinstance(found, typer.Typer):
         return typer.main.get_command(found)
     alone = typer.Typer(add_completion=False)
-    alone.command(name, epilog=getattr(found, "epilog", None))(found)
+    alone.command(name, cls=CarefulCommand, epilog=getattr(found, "epilog", None))(found)
     return typer.main.get_command(alone)
 
 
@@ -96,12 +121,22 @@ app = typer.Typer(
     cls=_CommandsOnDemand,
     help="Noise, ε and errors of mechanisms for differentially private training. Every ε is an upper bound.",
     epilog="Exit codes: 0 done, and nothing speaks against the claim; 1 refuted, or a record contradicts itself; 2 the input is "
-    "wrong, or a file cannot be read or written.",
+    "wrong, or a file cannot be read or written; 3 fedcgd itself has failed.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedcgd {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _main() -> None:
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version of fedcgd and leave.")
+    ] = False,
+) -> None:
     pass

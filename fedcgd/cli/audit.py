@@ -1,7 +1,6 @@
 """`fedcgd audit`: try to refute an ε."""
 
 import json as jsonlib
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +21,7 @@ from fedcgd.cli.report import (
     key_value_table,
     number,
     print_json,
+    status,
     when,
     when_text,
 )
@@ -31,6 +31,7 @@ from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
 EXIT_REFUTED = 1
+_SCORES = 'it must be a JSON file {"included": [numbers], "held_out": [numbers]}'
 
 
 class PathName(StrEnum):
@@ -105,7 +106,7 @@ def audit_command(
                 "participation": when_text(participation),
             }
             figures = when(plan.participation) | {"sampling": assumed, "noise_multiplier": sigma}
-            with nullcontext() if json else complaints.status("simulating"):
+            with status(json, "simulating"):
                 release = RELEASES[path](plan, seed)
                 result = audit_plan(plan, release, epsilon=claim, seed=seed, trials=trials, confidence=confidence)
     if json:
@@ -139,13 +140,14 @@ RELEASES = {PathName.SERVER: server_release, PathName.OPACUS: opacus_release}
 
 def read_scores(path: Path) -> tuple[list[float], list[float]]:
     """The two lists of a scores file. Raises ValueError if it is not one."""
+    text = path.read_text(encoding="utf-8")
     try:
-        found: Any = jsonlib.loads(path.read_text())
+        found: Any = jsonlib.loads(text)
         return [float(x) for x in found["included"]], [float(x) for x in found["held_out"]]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            f'{path} must be a JSON file {{"included": [numbers], "held_out": [numbers]}}: {error!r}'
-        ) from None
+    except KeyError as error:
+        raise ValueError(f"{path} has no {error}: {_SCORES}") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read as scores ({error}): {_SCORES}") from None
 
 
 def show(result: AuditResult, promise: dict[str, str]) -> None:

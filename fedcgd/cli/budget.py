@@ -1,7 +1,7 @@
 """`fedcgd calibrate`: budget → σ. `fedcgd epsilon`: σ → ε. `fedcgd delta`: σ and ε → δ."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedcgd.cli.options import (
@@ -10,6 +10,7 @@ from fedcgd.cli.options import (
     ErrorName,
     ErrorOption,
     JsonOption,
+    MechanismOption,
     MethodOption,
     NoiseMultiplierOption,
     ReleasedOption,
@@ -91,9 +92,16 @@ def calibrate_command(run: BudgetOptions, epsilon: EpsilonOption, delta: DeltaOp
     )
 
 
-@takes(BudgetOptions)
+@dataclass(frozen=True, kw_only=True)
+class KnownNoiseOptions(BudgetOptions):
+    """Where σ is given the mechanism is too: without a budget there is nothing that λ or p could be chosen for."""
+
+    mechanism: MechanismOption = field()
+
+
+@takes(KnownNoiseOptions)
 def epsilon_command(
-    run: BudgetOptions, noise_multiplier: NoiseMultiplierOption, delta: DeltaOption, released: ReleasedOption = None
+    run: KnownNoiseOptions, noise_multiplier: NoiseMultiplierOption, delta: DeltaOption, released: ReleasedOption = None
 ) -> None:
     """Find an upper bound on ε for a given noise multiplier σ, for the whole run or the rounds released so far.
 
@@ -106,9 +114,12 @@ def epsilon_command(
     )
 
 
-@takes(BudgetOptions)
+@takes(KnownNoiseOptions)
 def delta_command(
-    run: BudgetOptions, noise_multiplier: NoiseMultiplierOption, epsilon: EpsilonOption, released: ReleasedOption = None
+    run: KnownNoiseOptions,
+    noise_multiplier: NoiseMultiplierOption,
+    epsilon: EpsilonOption,
+    released: ReleasedOption = None,
 ) -> None:
     """Find an upper bound on δ at some ε for a given noise multiplier σ, for the whole run or the rounds released so far.
 

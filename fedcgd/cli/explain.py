@@ -36,6 +36,11 @@ def explain_command(
         if (epsilon is None) == (noise_multiplier is None):
             raise ValueError("give --epsilon or --noise-multiplier: one of the two")
         participation = run.run(rounds)
+        if epsilon is None and run.spelling().is_open:
+            raise ValueError(
+                f"--noise-multiplier belongs to one mechanism: write --mechanism {run.spelling().row.spelling} with its number, "
+                "or give --epsilon, for which the number is chosen"
+            )
         chosen = run.chosen(participation, epsilon=epsilon, delta=delta)
         steps = explain(
             chosen,

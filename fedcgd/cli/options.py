@@ -60,7 +60,23 @@ def mechanism_names() -> list[str]:
 
 ErrorOption = Annotated[ErrorName, typer.Option("--error", help="What optimised mechanisms minimise.")]
 RoundsOption = Annotated[int, typer.Option("--rounds", help="Number of releases n.")]
-DeltaOption = Annotated[float, typer.Option("--delta", help="Failure probability δ; well below 1 / number of users.")]
+
+
+def _warned(delta: float) -> float:
+    """δ, and a word on standard error if it is so large that ε means little."""
+    if LARGE_DELTA <= delta < 1:
+        typer.echo(
+            f"Warning: δ = {delta:g} is large. To publish the data of one user in {max(1, round(1 / delta)):,}, drawn at random, "
+            f"as they are is (0, {delta:g})-private too. Take a δ well below 1 / number of users.",
+            err=True,
+        )
+    return delta
+
+
+LARGE_DELTA = 1e-2
+DeltaOption = Annotated[
+    float, typer.Option("--delta", callback=_warned, help="Failure probability δ; well below 1 / number of users.")
+]
 EpsilonOption = Annotated[float, typer.Option("--epsilon", help="Budget ε.")]
 NoiseMultiplierOption = Annotated[float, typer.Option("--noise-multiplier", help="σ: noise per unit of clip norm.")]
 ReleasedOption = Annotated[
@@ -81,6 +97,17 @@ MethodOption = Annotated[
 JsonOption = Annotated[
     bool,
     typer.Option("--json", help="Print JSON for machines, and nothing else; an infinite figure is the text 'inf'."),
+]
+
+
+MechanismOption = Annotated[
+    str,
+    typer.Option(
+        "--mechanism",
+        autocompletion=mechanism_names,
+        help=f"One of {SPELLINGS}; behind it :normalized gives C unit columns. Or file:PATH, as `fedcgd curve` writes. "
+        "Where there is a budget, λ and p may be left out: they are then chosen.",
+    ),
 ]
 
 
@@ -172,15 +199,7 @@ class FitOptions(WhenOptions):
 class RunOptions(FitOptions):
     """A mechanism, and who takes part when."""
 
-    mechanism: Annotated[
-        str,
-        typer.Option(
-            "--mechanism",
-            autocompletion=mechanism_names,
-            help=f"One of {SPELLINGS}; behind it :normalized gives C unit columns. Or file:PATH, as `fedcgd curve` writes. "
-            "λ and p may be left out where there is a budget: they are then chosen.",
-        ),
-    ] = "lambda-cgd"
+    mechanism: MechanismOption = "lambda-cgd"
 
     def spelling(self) -> MechanismSpec:
         """The mechanism that was asked for. Raises ValueError if it is misspelled."""

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from fedcgd.curvature.quadratic import Quadratic
@@ -37,6 +46,7 @@ _OPTIONS = {
     "sampling_rate": "--sampling-rate",
     "clip_norm": "--clip-norm",
 }
+_HOW_FAR = re.compile(r"(\d+) of (?:about )?(\d+)")
 _NAME = re.compile(rf"\b({'|'.join(_OPTIONS)})\b")
 _SUBJECT = re.compile(r"^(epsilon|delta|rounds|released|participations|trials|confidence)(?= must be)")
 
@@ -51,7 +61,7 @@ def explained_errors() -> Iterator[None]:
     except BrokenPipeError:  # whoever reads has read enough
         raise
     except OSError as error:
-        fail(str(error))
+        fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
 
 
 def in_options(message: str) -> str:
@@ -183,13 +193,35 @@ def number(value: object) -> str:
 
 
 @contextmanager
-def status(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A line on standard error that the yielded function rewrites; none if `quiet`."""
-    if quiet:
-        yield lambda text: None
-        return
-    with complaints.status("calculating") as line:
-        yield lambda text: line.update(f"calculating: {escape(text)}")
+def status(quiet: bool, what: str = "calculating") -> Iterator[Callable[[str], None]]:
+    """A line on standard error with the time that has passed, which the yielded function rewrites; none if `quiet`.
+
+    Where a text says how far the work is (`3 of 8`, `3 of about 8`), the line has a bar and the time that is left.
+    """
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=complaints, transient=True, disable=quiet or not complaints.is_terminal) as line:
+        task = line.add_task(what, total=None, left="")
+        begun = time.monotonic()
+
+        def say(text: str) -> None:
+            done, total = how_far(text)
+            seconds = time.monotonic() - begun
+            left = f"about {max(1, round(seconds * (total - done) / done))} s left" if done and total > done else ""
+            line.update(task, description=f"{what}: {escape(text)}", completed=done, total=total or None, left=left)
+
+        yield say
+
+
+def how_far(text: str) -> tuple[int, int]:
+    """(3, 8) for a text with `4 of 8` or `4 of about 8` in it: the fourth is being worked on. (0, 0) for any other."""
+    found = _HOW_FAR.search(text)
+    return (int(found[1]) - 1, int(found[2])) if found else (0, 0)
 
 
 @contextmanager
@@ -202,7 +234,7 @@ def progress(total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=complaints, transient=True, disable=quiet) as bar:
+    with Progress(*columns, console=complaints, transient=True, disable=quiet or not complaints.is_terminal) as bar:
         task = bar.add_task("", total=total)
 
         def step(description: str) -> None:

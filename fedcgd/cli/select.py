@@ -1,6 +1,5 @@
 """`fedcgd select-lambda`: which λ. `fedcgd select-bands`: how many bands."""
 
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
@@ -22,12 +21,12 @@ from fedcgd.cli.options import (
 )
 from fedcgd.cli.report import (
     check_plot,
-    complaints,
     console,
     explained_errors,
     key_value_table,
     number,
     print_json,
+    status,
     when_text,
 )
 from fedcgd.cli.report import when as when_figures
@@ -78,7 +77,7 @@ def select_lambda_command(
         check_plot(plot)
         participation, curvature = when.participation(rounds), when.quadratic()
         chosen = objective or (ObjectiveName.EXCESS if curvature is None else ObjectiveName.CURVATURE)
-        with nullcontext() if json else complaints.status("searching") as status:
+        with status(json, "searching") as say:
             found = select_lambda(
                 participation,
                 objective=chosen.value,
@@ -87,7 +86,7 @@ def select_lambda_command(
                 normalize=normalized,
                 workload=when.workload(rounds),
                 curvature=curvature,
-                progress=None if status is None else lambda text: status.update(f"calibrating {text}"),
+                progress=say,
             )
     if plot is not None:
         draw(plot, found)
@@ -141,7 +140,7 @@ def select_bands_command(
                     "--participations, or --separation for one number of groups"
                 )
             longest = max(1, rounds // (when.participations or rounds))
-        with nullcontext() if json else complaints.status("searching") as status:
+        with status(json, "searching") as say:
             found = select_bands(
                 asked,
                 lambda p: when.participation(rounds, p),
@@ -151,7 +150,7 @@ def select_bands_command(
                 error=error.value,
                 workload=workload,
                 curvature=curvature,
-                progress=None if status is None else lambda text: status.update(f"calibrating {text}"),
+                progress=say,
             )
     if json:
         budget = {"epsilon": epsilon, "delta": delta, "adjacency": ADJACENCY}

@@ -8,6 +8,7 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -202,7 +203,9 @@ def _from_file(path: str) -> MechanismSpec:
 def row_of(name: str) -> Row:
     """The row of a mechanism. Raises ValueError for an unknown name."""
     if name not in TABLE:
-        raise ValueError(f"unknown mechanism {name!r}; the mechanisms are {', '.join(TABLE)}, and {_FILE}:PATH")
+        close = get_close_matches(name, TABLE, n=1)
+        hint = f"did you mean {close[0]}? T" if close else "t"
+        raise ValueError(f"unknown mechanism {name!r}; {hint}he mechanisms are {', '.join(TABLE)}, and {_FILE}:PATH")
     return TABLE[name]
 
 

@@ -6,6 +6,9 @@ from typing import Literal
 
 from fedcgd.numeric import as_float, as_whole
 
+MOST_ROUNDS = 10**8
+"""More than any run has: an array with a number for each round takes 0.8 GB."""
+
 Sampling = Literal["none", "balls-in-bins", "poisson", "cyclic-poisson"]
 
 
@@ -41,6 +44,10 @@ class Participation:
             object.__setattr__(self, name, value)
         if n < 1:
             raise ValueError(f"rounds must be at least 1, got {n}")
+        if n > MOST_ROUNDS:
+            raise ValueError(
+                f"rounds must be at most {MOST_ROUNDS:,}, got {n:,}: what is found for a run takes memory for each round"
+            )
         if not 1 <= b <= n:
             raise ValueError(f"min_separation must be between 1 and rounds = {n}, got {b}")
         if self.sampling in ("poisson", "cyclic-poisson"):

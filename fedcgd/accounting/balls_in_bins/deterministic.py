@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import count
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Progress
@@ -27,6 +28,7 @@ _IGNORED = 1e-3  # of δ, for the ends of the grids
 _NEAR = 0.05  # how far log δ may stay below the target; 0.3 % of σ or so
 _SLOPE = 4.0  # of −log δ over log x, at least
 _REFINEMENTS = 6
+_STEPS = 50  # of a search, about
 
 
 def calibrate(gram: Matrix, *, epsilon: float, delta: float, progress: Progress) -> float:
@@ -98,9 +100,14 @@ def _least(
     if len(gram) == 1 or not chains:
         return highest
 
+    tries = count(1)
+
     def excess(x: float, chain: Chain, fineness: Fineness) -> float:
         found = math.log(_both(chain, gram, *at(x), delta, delta, fineness) / delta)
-        progress(f"{x:.6g}: {'enough' if found <= 0 else 'not enough'}")
+        number = next(tries)
+        progress(
+            f"{x:.6g}: {'enough' if found <= 0 else 'not enough'}, {number + 1} of about {max(_STEPS, number + 2)}"
+        )
         return found
 
     # Some of `chains` is enough at `high`, by the rough bound; none at `low`.

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 
 import numpy as np
 
@@ -46,6 +47,7 @@ _PRECISION = 0.09  # of δ, that more draws should not be spent on; about 0.5 % 
 _LONGEST = 60.0  # processor seconds, about, for one direction of a δ
 _NEGLIGIBLE = 1e-20  # a δ that need not be found closely
 _TRIES = 8
+_STEPS = 12  # of a search and its confirmation, about
 _NEAR = 0.6  # part of δ below which a direction needs no closer look
 _DOUBTS = 1.5  # standard deviations: a confirmation that fails costs more than they do in σ
 _CLOSE = 0.1  # of log δ: near enough for Newton's method
@@ -232,7 +234,7 @@ class _Search:
         for attempt in range(_TRIES):
             if x >= self.highest:
                 break
-            self.progress(f"{x:.6g}: to be confirmed")
+            self.progress(f"{x:.6g}, to be confirmed, {_STEPS - 1} of about {_STEPS}")
             excess = -math.inf
             for i, (name, draw) in enumerate(_samplers(self.bins, *at(x), self._goal).items()):
                 direction = replace(pilots[name], draw=draw) if name in pilots else self._pilot(draw, _PILOT)
@@ -259,12 +261,14 @@ class _Search:
     ) -> tuple[float, dict[str, Direction]]:
         """About the least x, or `lowest`, whose confirmation at (σ, ε) = at(x) is likely; and pilots for it."""
         pilots: dict[str, Direction] = {}
+        tries = count(1)
 
         def log_excess(x: float, *, fine: bool = False) -> float:
             """How far what `confirm` will return is above δ: about, or, if `fine`, probably no more."""
             if _is_hopeless(self.bins, at(x)[0]):
                 return math.inf
-            self.progress(f"{x:.6g}: tried")
+            number = next(tries)
+            self.progress(f"{x:.6g}, {number} of about {max(_STEPS, number + 1)}")
             largest = -math.inf
             for name, draw in _samplers(self.bins, *at(x), self._goal).items():
                 direction = self._pilot(draw, _PILOT)

@@ -1,0 +1,101 @@
+"""What the command line says when it is called in a wrong way: all that is missing, and what was probably meant."""
+
+from collections.abc import Collection
+from difflib import get_close_matches
+from typing import Any
+
+from click import Context, Parameter
+from click.exceptions import MissingParameter, NoSuchOption, UsageError
+from typer.core import TyperCommand
+
+# What other programs and papers call an option of ours.
+OTHER_NAMES = {
+    "--sigma": "--noise-multiplier",
+    "--noise": "--noise-multiplier",
+    "--noise-scale": "--noise-multiplier",
+    "--eps": "--epsilon",
+    "--target-epsilon": "--epsilon",
+    "--target-delta": "--delta",
+    "--steps": "--rounds",
+    "--iterations": "--rounds",
+    "--n": "--rounds",
+    "--epochs": "--participations",
+    "--k": "--participations",
+    "--b": "--separation",
+    "--min-separation": "--separation",
+    "--min-sep": "--separation",
+    "--q": "--sampling-rate",
+    "--sample-rate": "--sampling-rate",
+    "--lambda": "--mechanism lambda-cgd:λ",
+    "--lam": "--mechanism lambda-cgd:λ",
+    "--bands": "--mechanism NAME:p",
+    "--clip": "--clip-norm",
+    "--max-grad-norm": "--clip-norm",
+    "--normalised": "--normalized",
+}
+
+# The optional parts of fedcgd, and the packages that come with each.
+EXTRAS = {
+    "torch": "torch",
+    "matplotlib": "plots",
+    "opacus": "opacus",
+    "flwr": "flower",
+    "ray": "simulation",
+    "sklearn": "simulation",
+    "transformers": "nlp",
+    "triton": "gpu",
+}
+
+
+def meant(word: str, known: Collection[str]) -> str:
+    """`; did you mean …?` for what is close to `word` among `known`, or nothing."""
+    found = get_close_matches(word, known, n=2, cutoff=0.6)
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def missing_package(error: ModuleNotFoundError) -> str:
+    """Which package is not there, and what installs it."""
+    package = (error.name or "").partition(".")[0]
+    if package in EXTRAS:
+        return f'this needs the package {package}, which is not installed: pip install "fedcgd[{EXTRAS[package]}]"'
+    return f"this needs the package {package}, which is not installed: pip install {package}"
+
+
+class CarefulCommand(TyperCommand):
+    """A command that names all missing options at once, and an option of ours for one that it does not have."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except NoSuchOption as error:
+            name = error.option_name
+            options = [option for parameter in self.params for option in parameter.opts]
+            if name in OTHER_NAMES and OTHER_NAMES[name].split()[0] in options:
+                hint = f"; it is called {OTHER_NAMES[name]} here"
+            else:
+                hint = meant(name, options)
+            raise UsageError(f"there is no option {name}{hint}", ctx) from None
+        except MissingParameter as error:
+            missing = self._missing(ctx, given) or ([error.param] if error.param else [])
+            names = [_name(parameter, ctx) for parameter in missing]
+            raise UsageError(f"missing {', '.join(names)}{self._example()}", ctx) from None
+
+    def _missing(self, ctx: Context, args: list[str]) -> list[Parameter]:
+        values, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        return [p for p in self.params if p.required and p.name is not None and _is_empty(values.get(p.name))]
+
+    def _example(self) -> str:
+        """The line of the help that begins with `Example:`."""
+        for line in (self.help or "").splitlines():
+            if line.strip().startswith("Example:"):
+                return f". {line.strip()}"
+        return ""
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value == () or type(value).__name__ == "Sentinel"
+
+
+def _name(parameter: Parameter, ctx: Context) -> str:
+    return parameter.opts[0] if parameter.param_type_name == "option" else parameter.make_metavar(ctx)

@@ -1,0 +1,141 @@
+"""The command line called in a wrong way: every mistake is named at once, with what was meant, and exit code 2."""
+
+import json
+import re
+
+import click
+import pytest
+from typer.testing import CliRunner
+
+import fedcgd
+from fedcgd import accounting
+from fedcgd.accounting.selection import select_mechanism
+from fedcgd.cli import app, usage
+from fedcgd.cli.report import how_far
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.optimisation import catalogue
+from fedcgd.participation import Participation
+
+BUDGET = ["--epsilon", "1", "--delta", "1e-5"]
+
+
+def run(*words: str):
+    return CliRunner().invoke(app, list(words), env={"COLUMNS": "300"}, prog_name="fedcgd")
+
+
+def said(result) -> str:
+    return re.sub(r"[│╭╮╰╯─\s]+", " ", result.output)
+
+
+def test_the_version() -> None:
+    result = run("--version")
+    assert (result.exit_code, result.output) == (0, f"fedcgd {fedcgd.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["calibrat"], "there is no command calibrat; did you mean calibrate?"),
+        (["xyzzy"], "there is no command xyzzy; the commands are calibrate, epsilon"),
+        (["calibrate", "--mechanism", "lamda-cgd:0.9", "--rounds", "10", *BUDGET], "did you mean lambda-cgd?"),
+        (["epsilon", "--sigma", "3"], "there is no option --sigma; it is called --noise-multiplier here"),
+        (["calibrate", "--roundz", "3"], "there is no option --roundz; did you mean --rounds?"),
+        (["calibrate", "--lam", "0.9"], "it is called --mechanism lambda-cgd:λ here"),
+        (["calibrate"], "missing --epsilon, --delta, --rounds. Example: fedcgd calibrate --mechanism"),
+        (["epsilon", "--rounds", "10"], "missing --noise-multiplier, --delta, --mechanism."),
+        (["calibrate", "--rounds", "99999999999", *BUDGET], "--rounds must be at most 100,000,000, got 99,999,999,999"),
+        (["audit", "--scores", "nofile", *BUDGET], "nofile: No such file or directory"),
+        (["explain", "--rounds", "10", "--delta", "1e-5", "--noise-multiplier", "3"], "write --mechanism lambda-cgd:λ with"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_remedy(words, message) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert message in said(result)
+    assert "Error(" not in result.output  # no `repr` of an exception
+
+
+def test_scores_that_are_none_are_explained(tmp_path) -> None:
+    path = tmp_path / "scores.json"
+    for text, message in (
+        ("{}", "has no 'included': it must be a JSON file"),
+        ("no", "cannot be read as scores (Expecting value"),
+        ('{"included": ["a"], "held_out": [1]}', "cannot be read as scores (could not convert string to float: 'a')"),
+    ):
+        path.write_text(text)
+        result = run("audit", "--scores", str(path), *BUDGET)
+        assert result.exit_code == 2
+        assert message in said(result)
+
+
+def test_a_large_delta_is_remarked_upon_and_the_result_stays_json() -> None:
+    words = ["calibrate", "--mechanism", "dp-sgd", "--rounds", "10", "--epsilon", "1", "--json", "--delta"]
+    loud, quiet = run(*words, "0.1"), run(*words, "1e-5")
+    assert "Warning: δ = 0.1 is large" in loud.stderr
+    assert quiet.stderr == ""
+    assert json.loads(loud.stdout)["delta"] == 0.1
+
+
+def test_a_failure_of_fedcgd_is_no_refutation(monkeypatch) -> None:
+    def broken(*_):
+        raise RuntimeError("an invariant does not hold")
+
+    monkeypatch.setattr(accounting, "accountant", broken)
+    result = run("calibrate", "--mechanism", "dp-sgd", "--rounds", "10", *BUDGET)
+    assert result.exit_code == 3
+    assert "This is a mistake in fedcgd" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ModuleNotFoundError("no", name="torch.nn"), 'the package torch, which is not installed: pip install "fedcgd[torch]"'),
+        (ModuleNotFoundError("no", name="opacus"), 'pip install "fedcgd[opacus]"'),
+        (ModuleNotFoundError("no", name="else"), "pip install else"),
+        (MemoryError(), "more memory than there is"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_named(monkeypatch, error, message) -> None:
+    def broken(*_):
+        raise error
+
+    monkeypatch.setattr(accounting, "accountant", broken)
+    result = run("calibrate", "--mechanism", "dp-sgd", "--rounds", "10", *BUDGET)
+    assert result.exit_code == 2
+    assert message in said(result)
+
+
+def test_options_of_others_are_named_by_options_that_exist() -> None:
+    ours = set()
+    for name in ("calibrate", "epsilon", "explain", "select-lambda"):
+        command = usage_command(name)
+        ours |= {option for parameter in command.params for option in parameter.opts}
+    for theirs, option in usage.OTHER_NAMES.items():
+        assert theirs not in ours
+        assert option.split()[0] in ours
+
+
+def usage_command(name: str) -> click.Command:
+    from fedcgd.cli import load
+
+    return load(name)
+
+
+def test_how_far_the_work_is_can_be_read_from_what_is_said() -> None:
+    assert how_far("λ = 0.9, 4 of about 12") == (3, 12)
+    assert how_far("sampled run 1 of 2") == (0, 2)
+    assert how_far("δ ≤ 0.1") == (0, 0)
+
+
+def test_another_mechanism_with_a_lambda_does_not_become_lambda_cgd(monkeypatch) -> None:
+    """The rule that chooses λ belongs to λ-CGD, not to whatever calls its number λ."""
+
+    class Other(LambdaCGD):
+        @property
+        def name(self) -> str:
+            return "other"
+
+    row = catalogue.Row("other", Other, "another mechanism", catalogue.LAMBDA)
+    monkeypatch.setitem(catalogue.TABLE, "other", row)
+    with pytest.raises(ValueError, match="other needs λ"):
+        select_mechanism("other", Participation(rounds=20, min_separation=5), epsilon=1.0, delta=1e-5)
