@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,19 @@ def whole(path: Path | str) -> Iterator[Path]:
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def check_private(path: Path, what: str, mode: int | None = None) -> None:
+    """Raise ValueError, with the remedy, if others than its owner may read or write the file.
+
+    Args:
+        path: the file.
+        what: what the message calls it, for example "key file".
+        mode: its mode, where it is open and known; else that of the file at `path`.
+    """
+    mode = stat.S_IMODE(path.stat().st_mode if mode is None else mode)
+    if mode & 0o077 and os.name != "nt":  # Windows has access lists in place of modes
+        raise ValueError(f"{what} {path} has mode {mode:04o}: others may read it; run chmod 600 {path}")
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import secrets
-import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,10 +11,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
-from fedcgd.files import sync_folder
+from fedcgd.files import check_private, sync_folder
 from fedcgd.noise.nonce import synthetic_nonce
 
 _BYTES = 32
+_WITH_REGISTER = "# made together with a register of its runs, in a file beside it: keep the two together"
 
 
 class NoiseKey:
@@ -27,13 +27,14 @@ class NoiseKey:
     The key never shows in `repr`, and refuses to be pickled or copied into messages. Raises ValueError unless it has 32 bytes.
     """
 
-    __slots__ = ("_root", "_runs", "_simulated")
+    __slots__ = ("_has_register", "_root", "_runs", "_simulated")
 
     def __init__(self, root: bytes, *, runs: Path | None = None) -> None:
         if len(root) != _BYTES:
             raise ValueError(f"a key has {_BYTES} bytes (256 bits), got {len(root)}; NoiseKey.generate() makes one")
         self._root = bytes(root)
         self._runs = runs
+        self._has_register = False
         self._simulated = False
 
     @staticmethod
@@ -52,20 +53,23 @@ class NoiseKey:
     def from_file(path: Path | str, *, create: bool = False, runs: Path | None = None) -> "NoiseKey":
         """The key in `path`, 64 hexadecimal digits; with `create`, made there (mode 0600) if there is none.
 
-        Its runs are remembered in the file `runs`, by default beside it: noise.key.runs for noise.key. Keep the two together.
+        Its runs are remembered in the file `runs`, its register, by default beside it: noise.key.runs for noise.key. Keep the two
+        together: a key that was made here with its register begins and continues no run without it.
 
         Raises ValueError if others may read the file, or if it does not hold a key; FileNotFoundError if it is missing.
         """
         path = Path(path)
+        runs = runs_file(path) if runs is None else runs
         if create and not path.exists():
-            _create(path)
+            _create(path, runs)
         elif not path.exists():
             raise FileNotFoundError(f"there is no key file {path}; create=True makes one, for a run that has not begun")
         with path.open(encoding="ascii", errors="replace") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
-                raise ValueError(f"key file {path} has mode {mode:04o}: others may read it; run chmod 600 {path}")
-            return NoiseKey(_from_hex(file.read(), f"key file {path}"), runs=runs_file(path) if runs is None else runs)
+            check_private(path, "key file", os.fstat(file.fileno()).st_mode)
+            text = file.read()
+        key = NoiseKey(_from_hex(text, f"key file {path}"), runs=runs)
+        key._has_register = _WITH_REGISTER in text
+        return key
 
     @staticmethod
     def from_environment(variable: str, *, runs: Path | None = None) -> "NoiseKey":
@@ -85,6 +89,15 @@ class NoiseKey:
     def runs(self) -> Path | None:
         """The file that remembers which runs the key has begun, or None if nothing does."""
         return self._runs
+
+    def check_register(self) -> None:
+        """Raise ValueError if the key was made with a register of its runs, and that is not there."""
+        if self._has_register and self._runs is not None and not self._runs.exists():
+            raise ValueError(
+                f"{self._runs}, the register of this key's runs, is not there: without it nobody can say whether another copy of "
+                "a run went on, or whether a run is begun again. Put it back from where the key came from. If it is lost, go on "
+                "with the latest ledger of a run after fedcgd ledger adopt, and take a new key for a new run"
+            )
 
     @property
     def simulated(self) -> bool:
@@ -161,14 +174,21 @@ def delete_key_file(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def _create(path: Path) -> None:
-    """Make a key file in one step: whoever looks sees no file or a whole one, and of two makers the first wins."""
+def _create(path: Path, runs: Path) -> None:
+    """Make a key file in one step: whoever looks sees no file or a whole one, and of two makers the first wins.
+
+    Its register is made before it, empty: then a key without one is a key whose register was lost, or that was copied alone.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    runs.parent.mkdir(parents=True, exist_ok=True)
+    os.close(os.open(runs, os.O_RDWR | os.O_CREAT, 0o600))
+    if runs.parent.resolve() != path.parent.resolve():
+        sync_folder(runs.parent)
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(os.urandom(_BYTES).hex() + "\n")
+            file.write(f"{os.urandom(_BYTES).hex()}\n{_WITH_REGISTER}\n")
             file.flush()
             os.fsync(file.fileno())
         try:
@@ -181,8 +201,9 @@ def _create(path: Path) -> None:
 
 
 def _from_hex(text: str, source: str) -> bytes:
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     try:
-        key = bytes.fromhex(text.strip())
+        key = bytes.fromhex("\n".join(lines).strip())
     except ValueError:
         key = b""  # the message below must not repeat what was read
     if len(key) != _BYTES:

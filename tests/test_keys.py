@@ -52,10 +52,13 @@ def test_a_created_file_is_there_after_a_power_failure(tmp_path, monkeypatch):
     """Before any noise is made from it: the folder it is in is synchronised, after it has its name."""
     synchronised = []
     monkeypatch.setattr(
-        "fedcgd.keys.sync_folder", lambda folder: synchronised.append([p.name for p in folder.iterdir()])
+        "fedcgd.keys.sync_folder", lambda folder: synchronised.append(sorted(p.name for p in folder.iterdir()))
     )
     NoiseKey.from_file(tmp_path / "key", create=True)
-    assert synchronised == [["key"]]
+    assert synchronised == [["key", "key.runs"]]
+    (tmp_path / "other").mkdir()
+    NoiseKey.from_file(tmp_path / "second", create=True, runs=tmp_path / "other" / "runs")
+    assert synchronised[1:] == [["runs"], ["key", "key.runs", "other", "second"]]
 
 
 def test_a_simulation_key_repeats_and_says_what_it_is():
@@ -71,7 +74,8 @@ def test_a_created_file_is_for_the_owner_only_and_is_not_made_twice(tmp_path):
     path = tmp_path / "folder" / "key"
     key = NoiseKey.from_file(path, create=True)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [p.name for p in path.parent.iterdir()] == ["key"]
+    assert sorted(p.name for p in path.parent.iterdir()) == ["key", "key.runs"]
+    assert stat.S_IMODE(path.with_name("key.runs").stat().st_mode) == 0o600
     assert NoiseKey.from_file(path, create=True).noise == NoiseKey.from_file(path).noise == key.noise
 
 

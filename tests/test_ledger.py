@@ -411,6 +411,7 @@ def test_what_is_no_ledger_is_refused(path):
 
 def test_a_process_killed_before_the_run_was_recorded_leaves_a_file_that_opens(path):
     path.write_bytes(b"")
+    path.chmod(0o600)
     with opened(path) as ledger:
         assert ledger.resume().round == 0
 

@@ -9,7 +9,9 @@ from rich.table import Table
 
 from fedcgd import ledger
 from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
-from fedcgd.cli.report import console, explained_errors, key_value_table, print_json, status
+from fedcgd.cli.report import complaints, console, explained_errors, key_value_table, print_json, status
+from fedcgd.files import check_private
+from fedcgd.keys import NoiseKey
 from fedcgd.ledger.client_metrics import NOT_COVERED
 
 EXIT_PROBLEMS = 1
@@ -45,6 +47,7 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
         *([("not covered by ε", NOT_COVERED)] if verification.forwards_client_metrics else []),
         ("key", f"fingerprint {run['key_fingerprint']}{_not_private(verification)}"),
         ("sealed", str(run["sealed"] or "no")),
+        *(("adopted", text) for text in verification.adopted),
         ("attempts not released", str(sum(a["state"] != "released" for a in record["attempts"]))),
         ("rounds skipped", str(len(record["skips"]))),
     ]
@@ -66,6 +69,10 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
     with explained_errors(), status(json):
         verification = ledger.verify(path)
         record = ledger.export(path)["verification"]
+    try:
+        check_private(path, "the ledger, which says who took part when,")
+    except ValueError as error:  # it may be a copy that was given to a reviewer
+        complaints.print(f"[bold yellow]Note:[/bold yellow] {escape(str(error))}", soft_wrap=True, highlight=False)
     if json:
         print_json(record)
     else:
@@ -85,6 +92,8 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
             )
         if verification.forwards_client_metrics:
             console.print(f"[bold red]Not private:[/bold red] {NOT_COVERED}", soft_wrap=True)
+        for text in verification.adopted:
+            console.print(f"[bold yellow]Adopted:[/bold yellow] {escape(text)}", soft_wrap=True)
         for problem in verification.problems:
             console.print(f"[bold red]Problem:[/bold red] {escape(problem)}", soft_wrap=True)
         if not verification.problems:
@@ -165,6 +174,24 @@ def model(
         "are not in a ledger; --carried takes them from the model that the run began with",
         soft_wrap=True,
     )
+
+
+@app.command()
+def adopt(
+    path: LedgerArgument,
+    key_file: Annotated[Path, typer.Option(help="The run's key file; its register lies beside it.")],
+    runs: Annotated[Path | None, typer.Option(help="The register, if it is not beside the key file.")] = None,
+) -> None:
+    """Declare a ledger the latest of its run, where the register of its key's runs (noise.key.runs) is lost.
+
+    Nothing else can tell whether another copy of the run went on: if one did, ε was spent twice. The declaration is recorded in
+    the ledger, and verify and the report say so. If the register is only elsewhere, put it back instead.
+
+    Example: fedcgd ledger adopt run.db --key-file noise.key
+    """
+    with explained_errors():
+        released = ledger.adopt(path, NoiseKey.from_file(key_file, runs=runs))
+    console.print(f"{path} is adopted after {released} released rounds, and goes on with {key_file}", soft_wrap=True)
 
 
 @app.command()

@@ -275,6 +275,7 @@ def _settings(record: dict[str, Any], statement: dict[str, Any]) -> str:
     rows = [
         ("begun", day(run["created"])),
         ("sealed", day(run["sealed"]) if run["sealed"] else "no: the run may go on, and its key may still exist"),
+        *(("adopted", text) for text in record["verification"]["adopted"]),
         ("key", f"fingerprint {run['key_fingerprint']}" + (", SIMULATION" if run["simulated"] else "")),
         ("hash of plan and configuration", run["configuration_hash"]),
         ("report written with", ", ".join(f"{name} {number}" for name, number in statement["written_with"].items())),

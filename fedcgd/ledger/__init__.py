@@ -24,10 +24,11 @@ process that still has the file open. `Ledger.open(":memory:", …)` keeps the s
 
 `verify` re-derives ε from the records alone, `export` gives them as JSON-able values, `joint` says what several runs cost
 together, `JointBudget` keeps each user within an ε for several runs, `released_model` gives the last model, `seal` ends a run
-and deletes its key.
+and deletes its key, and `adopt` goes on with a ledger whose key has lost the register of its runs.
 Nothing here holds the key, and whoever reads the file learns who took part when: it is for the server's operator only.
 """
 
+from fedcgd.ledger.adoption import adopt
 from fedcgd.ledger.budget import Admission, JointBudget
 from fedcgd.ledger.export import export
 from fedcgd.ledger.joint import JointRecord, UserGroup, joint
@@ -44,6 +45,7 @@ __all__ = [
     "Run",
     "UserGroup",
     "Verification",
+    "adopt",
     "completed",
     "export",
     "joint",

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedcgd.files import check_private
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
 
@@ -51,6 +52,8 @@ class Registry:
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            check_private(path, "the register of the key's runs,")
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as error:
@@ -84,10 +87,7 @@ class Registry:
         with transaction(self._connection):
             self.check_new(settings, ledger)
             self._forget_unused(settings)
-            self._connection.execute(
-                "INSERT INTO runs (stream_id, settings, ledger, begun, released) VALUES (?, ?, ?, ?, 0)",
-                (stream_id, settings, ledger, now()),
-            )
+            self._insert(stream_id, settings, ledger)
 
     def resume(self, stream_id: str, settings: str, ledger: str, nonces: Sequence[int]) -> None:
         """Go on with a run whose ledger has released under these `nonces`. Raises ValueError if that ledger is not the latest."""
@@ -95,15 +95,16 @@ class Registry:
             found = self._connection.execute(
                 "SELECT released, nonce FROM runs WHERE stream_id = ?", (stream_id,)
             ).fetchone()
-            if found is None:  # made before the key had this file; or the run was begun again, which ends it
-                for run in self._runs("settings = ?", settings):
+            if found is None:
+                self._check_not_begun_again(settings, ledger)
+                if nonces:
                     raise ValueError(
-                        f"this key began the same run again on {run.begun}, in the ledger {run.ledger}: {ledger} is over"
+                        f"{ledger} has released {len(nonces)} rounds, and {self._path}, the register of its key's runs, does not "
+                        "know of it: the register was lost or is another, and nobody can say whether another copy of the run has "
+                        "gone on. Put the register back. If it is lost and this is the latest ledger, say so once: "
+                        f"fedcgd ledger adopt {ledger} --key-file FILE, or fedcgd.ledger.adopt(path, key); it is on record then"
                     )
-                self._connection.execute(
-                    "INSERT INTO runs (stream_id, settings, ledger, begun, released) VALUES (?, ?, ?, ?, 0)",
-                    (stream_id, settings, ledger, now()),
-                )
+                self._insert(stream_id, settings, ledger)
                 found = 0, None
             released, nonce = found
             if len(nonces) < released:
@@ -117,6 +118,19 @@ class Registry:
                 )
             self._write(stream_id, len(nonces), nonces)
             self._connection.execute("UPDATE runs SET ledger = ? WHERE stream_id = ?", (ledger, stream_id))
+
+    def adopt(self, stream_id: str, settings: str, ledger: str, nonces: Sequence[int]) -> None:
+        """Remember a run that this file does not know of, as its ledger has it. Raises ValueError if it does know of it."""
+        with transaction(self._connection):
+            self.check_unknown(stream_id, settings, ledger)
+            self._insert(stream_id, settings, ledger)
+            self._write(stream_id, len(nonces), nonces)
+
+    def check_unknown(self, stream_id: str, settings: str, ledger: str) -> None:
+        """Raise ValueError if this file knows of the run, or of one that the key began in its place."""
+        if self.run(stream_id) is not None:
+            raise ValueError(f"{self._path} knows of the run in {ledger}: there is nothing to adopt")
+        self._check_not_begun_again(settings, ledger)
 
     @contextmanager
     def release(self, stream_id: str, released: int, latest: Sequence[int]) -> Iterator[None]:
@@ -147,6 +161,18 @@ class Registry:
     def others(self, stream_id: str) -> list[RegisteredRun]:
         """The other runs of the key that have released something and are not sealed, as far as this file knows."""
         return self._runs("stream_id != ? AND released > 0 AND sealed IS NULL", stream_id)
+
+    def _check_not_begun_again(self, settings: str, ledger: str) -> None:
+        for run in self._runs("settings = ?", settings):
+            raise ValueError(
+                f"this key began the same run again on {run.begun}, in the ledger {run.ledger}: {ledger} is over"
+            )
+
+    def _insert(self, stream_id: str, settings: str, ledger: str) -> None:
+        self._connection.execute(
+            "INSERT INTO runs (stream_id, settings, ledger, begun, released) VALUES (?, ?, ?, ?, 0)",
+            (stream_id, settings, ledger, now()),
+        )
 
     def _write(self, stream_id: str, released: int, nonces: Sequence[int]) -> None:
         last = nonces[-1].to_bytes(NONCE_BYTES, "big") if nonces else None

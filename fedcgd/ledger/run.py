@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from fedcgd.files import check_private
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import attempts, model_file, settings
 from fedcgd.ledger.registry import RegisteredRun, Registry
@@ -76,7 +77,8 @@ class Ledger:
         A round that was begun and not released is abandoned, and any other process that writes to the ledger is shut out.
         `configuration` is whatever else defines the run, JSON-able. Under one simulation key, which shall repeat, runs have the
         same noise unless their `purpose` differs; under any other key no two runs share noise. Raises ValueError if the ledger is
-        sealed, or is that of another plan, configuration, key or definition of the noise.
+        sealed, or is that of another plan, configuration, key or definition of the noise; if others may read it; and if it has
+        released rounds that the key's register does not know of (`fedcgd.ledger.adopt` says that they are the latest).
         """
         wanted = settings.settings_of(plan, configuration, key)
         fingerprint = settings.fingerprint(wanted)
@@ -84,6 +86,9 @@ class Ledger:
         name = MEMORY if file is None else str(Path(path).absolute())
         if key.runs is not None and key.runs.resolve() == Path(name).resolve():
             raise ValueError(f"{path} is where the key's runs are remembered; the ledger is a file of its own")
+        key.check_register()
+        if file is not None and file.exists():
+            check_private(file, "the ledger, which says who took part when,")
         with ExitStack() as stack:
             registry = None if key.runs is None else stack.enter_context(closing(Registry(key.runs)))
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedcgd.accounting import Guarantee, JointGuarantee
+from fedcgd.ledger.adoption import adoptions
 from fedcgd.ledger.client_metrics import forwards_client_metrics
 from fedcgd.ledger.evaluations import evaluation_plan, with_evaluations
 from fedcgd.ledger.identity import identity_of
@@ -39,6 +40,8 @@ class Verification:
     """ε of the whole run and all its private evaluations, if it was begun with some."""
     forwards_client_metrics: bool = False
     """Metrics of its users' data are told without noise, and no ε covers those."""
+    adopted: tuple[str, ...] = ()
+    """When its operator declared it the latest ledger of the run, because the key's register was lost (`fedcgd.ledger.adopt`)."""
 
     @property
     def noiseless(self) -> bool:
@@ -87,6 +90,7 @@ def verify(path: Path | str) -> Verification:
             problems.append(f"{without} released rounds have no nonce, and so no noise")
         problems += _participation_problems(connection, plan)
         settings = json.loads(configuration)
+        adopted = adoptions(connection)
         forwards = forwards_client_metrics(connection, settings)
     evaluations = evaluation_plan(settings)
     within = min(released, plan.participation.rounds)
@@ -101,6 +105,7 @@ def verify(path: Path | str) -> Verification:
         identity=identity_of(settings),
         with_evaluations=None if evaluations is None else with_evaluations(plan, evaluations),
         forwards_client_metrics=forwards,
+        adopted=adopted,
     )
 
 

@@ -1,0 +1,183 @@
+"""Key, ledger and register are copied in part: what would release rounds twice stops, and who goes on says so on record."""
+
+import json
+import shutil
+import sqlite3
+import stat
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedcgd.cli import app
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger, adopt, joint, seal, verify
+from fedcgd.ledger.evaluations import EVALUATION_OF
+from fedcgd.mechanisms import DPSGD
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=6), clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+
+
+def opened(folder: Path, name: str = "run.db", **configuration) -> Ledger:
+    key = NoiseKey.from_file(folder / "noise.key", create=True)
+    return Ledger.open(folder / name, plan=PLAN, configuration=configuration, key=key)
+
+
+def release(folder: Path, rounds: int, name: str = "run.db", **configuration) -> Path:
+    key = NoiseKey.from_file(folder / "noise.key", create=True)
+    with opened(folder, name, **configuration) as ledger:
+        for _ in range(rounds):
+            run = ledger.resume()
+            attempt = ledger.plan_round(run.round, [f"user-{run.round}"])
+            nonce = key.nonce_of(ledger.stream_id, np.arange(3), earlier=run.nonces, attempt=attempt)
+            ledger.record_aggregated(run.round, attempt, nonce)
+            ledger.record_released(run.round, attempt, b"")
+    return folder / name
+
+
+def copied(folder: Path, *names: str) -> Path:
+    target = folder.with_name("copy")
+    target.mkdir()
+    for name in names:
+        shutil.copy2(folder / name, target)
+    return target
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    path.mkdir()
+    release(path, 2)
+    return path
+
+
+def test_key_and_ledger_without_the_register(folder: Path) -> None:
+    copy = copied(folder, "noise.key", "run.db")
+    with pytest.raises(
+        ValueError, match=r"noise.key.runs, the register of this key's runs, is not there.*ledger adopt"
+    ):
+        opened(copy)
+    assert sorted(path.name for path in copy.iterdir()) == ["noise.key", "run.db"]
+    # Also where somebody has made an empty one, and for keys that were made without a register.
+    (copy / "noise.key.runs").touch(0o600)
+    with pytest.raises(ValueError, match=r"has released 2 rounds, and .*does not know of it.*ledger adopt"):
+        opened(copy)
+    (copy / "noise.key").write_text((copy / "noise.key").read_text().split()[0])
+    (copy / "noise.key.runs").unlink()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"has released 2 rounds, and .*does not know of it"):
+            opened(copy)
+
+
+def test_the_key_alone(folder: Path) -> None:
+    """It says itself that it was made with a register. A key that says nothing begins: nothing here can know of other runs."""
+    copy = copied(folder, "noise.key")
+    with pytest.raises(ValueError, match=r"the register of this key's runs, is not there.*a new key for a new run"):
+        opened(copy)
+    assert [path.name for path in copy.iterdir()] == ["noise.key"]
+    (copy / "noise.key").write_text((copy / "noise.key").read_text().split()[0])
+    opened(copy).close()
+
+
+def test_adopting_goes_on_and_is_on_record(folder: Path) -> None:
+    copy = copied(folder, "noise.key", "run.db")
+    done = CliRunner().invoke(app, ["ledger", "adopt", str(copy / "run.db"), "--key-file", str(copy / "noise.key")])
+    assert done.exit_code == 0, done.output
+    assert "adopted after 2 released rounds" in " ".join(done.output.split())
+    path = release(copy, 1)
+    checked = verify(path)
+    assert checked.problems == ()
+    assert checked.released == 3
+    (said,) = checked.adopted
+    assert "after 2 rounds, its operator declared this the latest ledger" in said
+    for command in (["verify"], ["show"]):
+        text = CliRunner().invoke(app, ["ledger", *command, str(path)]).output
+        assert "declared this the latest ledger" in " ".join(text.split()).replace("│", "")
+    values = json.loads(CliRunner().invoke(app, ["ledger", "verify", str(path), "--json"]).stdout)
+    assert values["adopted"] == [said]
+    report = copy / "report.html"
+    assert CliRunner().invoke(app, ["report", str(path), "-o", str(report)]).exit_code == 0
+    assert "declared this the latest ledger" in report.read_text()
+    # The register is whole again: an older copy stops, and there is nothing more to adopt.
+    with pytest.raises(ValueError, match="there is nothing to adopt"):
+        adopt(path, NoiseKey.from_file(copy / "noise.key"))
+    shutil.copy2(folder / "run.db", path)
+    with pytest.raises(ValueError, match="it is an old copy"):
+        opened(copy)
+    assert verify(folder / "run.db").adopted == ()
+
+
+def test_both_copies_go_on_after_a_false_declaration_and_compose_finds_it(folder: Path) -> None:
+    copy = copied(folder, "noise.key", "run.db")
+    adopt(copy / "run.db", NoiseKey.from_file(copy / "noise.key"))
+    found = joint([release(folder, 4), release(copy, 4)])
+    assert len(found.copies) == 1
+
+
+def test_the_evaluations_are_adopted_too(folder: Path) -> None:
+    with opened(folder) as ledger:
+        stream = ledger.stream_id
+    release(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
+    (folder / "noise.key.runs").unlink()
+    adopt(folder / "run.db", NoiseKey.from_file(folder / "noise.key"))
+    release(folder, 1, "run.db.evaluation", **{EVALUATION_OF: stream})
+    assert len(verify(folder / "run.db.evaluation").adopted) == 1
+
+
+def test_what_cannot_be_adopted(folder: Path, tmp_path: Path) -> None:
+    path, key = folder / "run.db", NoiseKey.from_file(folder / "noise.key")
+    with pytest.raises(ValueError, match="has no register"):
+        adopt(path, NoiseKey.generate())
+    other = NoiseKey.from_file(tmp_path / "other.key", create=True)
+    with pytest.raises(ValueError, match="is of the key with fingerprint"):
+        adopt(path, other)
+    with pytest.raises(ValueError, match="there is no ledger"):
+        adopt(tmp_path / "none.db", key)
+    # The key began the same run again, in another ledger, while this one was away.
+    path.rename(folder / "away.db")
+    (folder / "noise.key.runs").write_bytes(b"")
+    release(folder, 1)
+    with pytest.raises(ValueError, match=r"began the same run again .*is over"):
+        adopt(folder / "away.db", key)
+    assert verify(folder / "away.db").adopted == ()
+    seal(folder / "away.db", None)
+    with pytest.raises(ValueError, match="was sealed on"):
+        adopt(folder / "away.db", key)
+
+
+def test_a_run_that_released_nothing_needs_no_adoption(tmp_path: Path) -> None:
+    (tmp_path / "noise.key").write_text("ab" * 32)
+    (tmp_path / "noise.key").chmod(0o600)
+    opened(tmp_path).close()
+    (tmp_path / "noise.key.runs").unlink()
+    assert verify(release(tmp_path, 1)).released == 1
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o660, 0o602])
+def test_a_ledger_or_register_that_others_can_read(folder: Path, mode: int) -> None:
+    """The ledger says who took part when, which a secret sampling must hide, and the register is what old copies are found by."""
+    for name in ("run.db", "noise.key.runs"):
+        file = folder / name
+        file.chmod(mode)
+        with pytest.raises(ValueError, match=rf"{name} has mode {mode:04o}: others may read it; run chmod 600"):
+            opened(folder)
+        assert stat.S_IMODE(file.stat().st_mode) == mode
+        file.chmod(0o600)
+    opened(folder).close()
+
+
+def test_a_reviewer_is_told_of_a_ledger_that_others_can_read(folder: Path) -> None:
+    """It may be a copy that was given out on purpose: it is checked nevertheless."""
+    path = folder / "run.db"
+    quiet = CliRunner().invoke(app, ["ledger", "verify", str(path)])
+    path.chmod(0o644)
+    told = CliRunner().invoke(app, ["ledger", "verify", str(path)])
+    assert quiet.exit_code == told.exit_code == 0
+    assert "others may read it" not in quiet.output
+    assert "mode 0644: others may read it; run chmod 600" in " ".join(told.output.split())
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM attempts").fetchone() == (2,)
