@@ -19,6 +19,7 @@ from fedcgd.accounting.accountant import Accountant, Bound, Progress, silent
 from fedcgd.accounting.calibration import Method, accountant
 from fedcgd.accounting.guarantee import ADJACENCY, check_delta, check_noise_multiplier, rounded_up
 from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.tail_sensitivity import tail_sensitivity
 from fedcgd.numeric import as_float
 from fedcgd.participation import Participation
 
@@ -32,16 +33,28 @@ _LARGEST_EPSILON = 1000.0  # beyond it the grid would be too large
 
 @dataclass(frozen=True, kw_only=True)
 class PastRun:
-    """A run, or its first `released` rounds, with noise multiplier σ; `method` is for Balls-in-Bins."""
+    """A run, or its first `released` rounds, with noise multiplier σ; `method` is for Balls-in-Bins.
+
+    Of a copy that went its own way after `shared` rounds only the later rounds count: the first ones are another run's, which is
+    composed with it. The rounds of a user must count as known then, for both have the same. Raises ValueError otherwise.
+    """
 
     mechanism: Mechanism
     participation: Participation
     noise_multiplier: float
     released: int | None = None
     method: Method | None = None
+    shared: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise_multiplier", as_float("noise_multiplier", self.noise_multiplier))
+        if not 0 <= self.shared <= self.rounds_released:
+            raise ValueError(f"shared must be in 0 … {self.rounds_released}, the rounds released, got {self.shared}")
+        if self.shared and self.is_sampled:
+            raise ValueError(
+                f"a run that shares {self.shared} rounds with another has the same secret choices: count both without "
+                f"sampling, got {self.participation.sampling}"
+            )
 
     @property
     def rounds_released(self) -> int:
@@ -57,6 +70,13 @@ class PastRun:
     def accountant(self) -> Accountant:
         """What answers for this run alone."""
         return accountant(self.mechanism, self.participation, self.method)
+
+    def gaussian_mu(self) -> Bound:
+        """μ of the Gaussian mechanism that its own rounds are at most, for an adversary who knows the rounds of each user."""
+        if not self.shared:
+            return self.accountant.gaussian_mu(self.noise_multiplier, self.rounds_released)
+        reach = tail_sensitivity(self.mechanism, self.participation, shared=self.shared, released=self.released)
+        return Bound(reach.value / self.noise_multiplier, reach.method, sensitivity=reach.value, exact=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +126,8 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
     delta = check_delta(delta)
     for run in runs:
         check_noise_multiplier(run.noise_multiplier)
-    out = [run for run in runs if run.rounds_released]
-    known = [run.accountant.gaussian_mu(run.noise_multiplier, run.rounds_released) for run in out]
+    out = [run for run in runs if run.rounds_released > run.shared]
+    known = [run.gaussian_mu() for run in out]
     epsilon = _gaussian(known, delta)
     exact = all(loss.exact for loss in known)
     method = "exact composition of Gaussian mechanisms" + ("" if exact else ", of upper bounds on their losses")
@@ -121,7 +141,7 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
         epsilon=epsilon,
         delta=delta,
         runs=len(runs),
-        released=sum(run.rounds_released for run in out),
+        released=sum(run.rounds_released - run.shared for run in out),
         method=method,
         exact=exact,
         failure_probability=risk,

@@ -123,6 +123,7 @@ def compose(
 
     Whoever was asked in a run is given that run's whole bound; under a secret sampling everybody is counted as in the run.
     The private evaluations of a run count with it: their ledger is looked for beside the run's.
+    An older copy of a ledger changes nothing. Copies of one run that went on in two places are both counted, and said.
     Exit code 1 if a ledger contradicts itself or the joint budget that it was begun with.
 
     Example: fedcgd ledger compose A.db B.db
@@ -144,6 +145,8 @@ def compose(
             f"; samplings: {', '.join(found.samplings)}" + (" — SIMULATION: nothing here is private" * found.simulated),
             soft_wrap=True,
         )
+        for copy in found.copies:
+            console.print(f"[bold yellow]Copied:[/bold yellow] {escape(copy)}", soft_wrap=True)
         for problem in found.problems:
             console.print(f"[bold red]Problem:[/bold red] {escape(problem)}", soft_wrap=True)
     if found.problems:

@@ -32,7 +32,8 @@ class JointBudget:
     Whoever was asked in earlier runs may be asked in the new one if ε of those runs' whole plans and the new plan, composed, is
     within the budget (`fedcgd.accounting.compose`); others are refused. An earlier run with a secret sampling counts for
     everybody it might have asked, so that who is refused tells nothing about what was drawn. A run counts with its whole plan,
-    also if it ended early: what decided its end may depend on a released model.
+    also if it ended early: what decided its end may depend on a released model. A run that was copied and went on in two places
+    counts with both, and with the rounds before once.
 
     Name every earlier run over the same people. Each must be over (all rounds released, or sealed), so that it asks nobody any
     more; and of two runs at one time neither would count the other. Users are the same if their ids are.
@@ -51,7 +52,7 @@ class JointBudget:
     def admission(self, plan: Plan, *, key: NoiseKey, ledger: Path | str = MEMORY) -> Admission:
         """Who may not take part in the run of `plan` and `key` whose own record is `ledger`.
 
-        Raises ValueError for earlier ledgers that cannot be read, contradict themselves, are named twice or are `ledger`; for
+        Raises ValueError for earlier ledgers that cannot be read, contradict themselves or are `ledger`; for
         runs that are not over, or simulations before a run that is none; if one of them counted a run that is not named; and if
         nobody may take part.
         """

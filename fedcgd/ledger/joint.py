@@ -34,6 +34,8 @@ class JointRecord:
     simulated: bool
     problems: tuple[str, ...] = ()
     """Where a run contradicts its own record, or the joint budget that it was begun with."""
+    copies: tuple[str, ...] = ()
+    """Where a run was copied and went on in two places: both are counted."""
 
     @property
     def worst(self) -> UserGroup:
@@ -52,9 +54,10 @@ def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None
     how often depends on who was available, which may depend on data. Private evaluations are runs of their own, and count with
     the run that they are of, named or not. With a secret sampling a user that was never drawn is also
     counted as in the run, for every user of any of the ledgers might have been drawn, unless the run's budget refused it.
-    Simulations of one seed share their secret choices, and count as if those were known. `delta` is by default that of the plans.
-    Raises ValueError if the plans have different δ and none is given, if one run is named twice, if nothing is recorded, if the
-    ledger of a run's evaluations is missing, and for what is no ledger.
+    Simulations of one seed share their secret choices, and count as if those were known. A run that is named twice, or with an
+    older copy, counts once; copies that went on in two places count both, with the rounds before they went apart once. `delta` is
+    by default that of the plans. Raises ValueError if the plans have different δ and none is given, if nothing is recorded, if
+    the ledger of a run's evaluations is missing, and for what is no ledger.
     """
     together = Together(recorded(paths))
     runs = together.runs
@@ -85,6 +88,12 @@ def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None
             *(f"{run.name}: {problem}" for run in runs for problem in verify(run.name).problems),
             *_budget_problems(together, members),
         ),
+        copies=tuple(
+            f"{run.name} is a copy that went its own way after {run.shared} rounds: those count once, and the later rounds of "
+            "each copy count"
+            for run in runs
+            if run.went_apart
+        ),
     )
 
 
@@ -96,6 +105,12 @@ def _budget_problems(together: Together, members: Mapping[tuple[int, ...], int])
             found.append(
                 f"{run.name} counted {len(missing)} earlier runs whose ledgers are not given (streams {', '.join(missing)}): "
                 "what follows is without them"
+            )
+        counted = {} if run.budget is None else run.budget["after"]
+        unknown = sum(one.went_apart and one.id not in counted and one.run_id in counted for one in together.runs)
+        if unknown:
+            found.append(
+                f"{run.name} counted a run of which {unknown} copies more are given: its budget is without those"
             )
         epsilon = 0.0 if run.budget is None else run.budget["epsilon"]
         beyond = sum(

@@ -1,13 +1,15 @@
 """A recorded run as what it may cost the people in it: its plan, who was in it, and the evaluations that belong to it."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedcgd.accounting import PastRun
-from fedcgd.ledger.attempts import count_released
+from fedcgd.ledger.attempts import nonces_of
+from fedcgd.ledger.copies import APART, branches
 from fedcgd.ledger.evaluations import EVALUATION, EVALUATION_OF, evaluation_ledger
 from fedcgd.ledger.store import reader
 from fedcgd.participation import Participation
@@ -24,7 +26,8 @@ class RecordedRun:
 
     name: str
     id: str
-    """The same for all copies of a run's ledger, and no other run's: the stream id; of a simulation, when it began."""
+    """The same for all copies of a run's ledger, and no other run's: the stream id; of a simulation, when it began. Of a copy that
+    went its own way, also when it did."""
     created: str
     plan: Plan
     released: int
@@ -40,11 +43,25 @@ class RecordedRun:
     """Its releases are evaluated on users' data too, and another ledger says who was in that."""
     evaluation_of: str | None = None
     """These are the evaluations of the run whose stream this is; None for a training."""
+    nonces: tuple[int, ...] = ()
+    """Of each released round."""
+    shared: int = 0
+    """How many of its first rounds are those of a run that is counted before it."""
 
     @property
     def stream(self) -> str:
         """The run's part of its key."""
         return self.choices[1]
+
+    @property
+    def went_apart(self) -> bool:
+        """Whether this is a copy that went its own way, beside the first of the run's branches."""
+        return f" {APART} " in self.id
+
+    @property
+    def run_id(self) -> str:
+        """The id that all branches of the run share."""
+        return self.id.partition(f" {APART} ")[0]
 
     @property
     def sampled(self) -> bool:
@@ -60,43 +77,65 @@ class RecordedRun:
             mechanism=self.plan.mechanism,
             participation=participation,
             noise_multiplier=self.plan.noise_multiplier,
+            shared=self.shared,
         )
 
 
 def recorded(paths: Sequence[Path]) -> list[RecordedRun]:
     """The runs at `paths`, and their private evaluations, named or not: whoever was in those pays for both.
 
-    Raises ValueError for what is no ledger, if one run is named twice, and for a training without the ledger of its
-    evaluations or the other way round.
+    Copies of a ledger of which one went on where the other stopped are one run (`distinct_runs`); copies that went on in
+    two places are two, with the rounds before that counted once. Raises ValueError for what is no ledger, and for a training
+    without the ledger of its evaluations or the other way round.
     """
-    runs: list[RecordedRun] = []
-    found: dict[str, Path] = {}
-    for path in paths:
-        run = _read(path)
-        if run.id in found:
-            raise ValueError(f"{path} and {found[run.id]} are ledgers of one run; give its latest, once")
-        found[run.id] = path
-        runs.append(run)
-    trainings = [run for run in runs if run.evaluation_of is None]
-    for run in runs:
+    named = [_read(path) for path in paths]
+    trainings = [run for run in named if run.evaluation_of is None]
+    for run in named:
         if run.evaluation_of is not None and run.evaluation_of not in [training.stream for training in trainings]:
             raise ValueError(f"{run.name} records the evaluations of a run whose own ledger is not named: name both")
-    return runs + [one for run in trainings if (one := _unnamed_evaluations(run, runs)) is not None]
+    everything = named + [one for run in trainings if (one := _evaluations_beside(run, named)) is not None]
+    runs = distinct_runs(everything)
+    for stream, branches in Counter(run.stream for run in runs if run.evaluated and not run.simulated).items():
+        ledgers = len({run.name for run in everything if run.evaluation_of == stream})
+        if ledgers < branches:
+            raise ValueError(
+                f"a run was copied and went on in {branches} places, each with evaluations on its users' data, and {ledgers} "
+                "ledgers of those are there: put each beside its training's (run.db.evaluation), or name it where it is"
+            )
+    return runs
 
 
-def _unnamed_evaluations(run: RecordedRun, named: Sequence[RecordedRun]) -> RecordedRun | None:
+def distinct_runs(copies: Sequence[RecordedRun]) -> list[RecordedRun]:
+    """Each run once, by its latest ledger, with all users that a copy of it asked; where copies went apart, each way it took."""
+    by_id: dict[str, list[RecordedRun]] = {}
+    for run in copies:
+        by_id.setdefault(run.id, []).append(run)
+    found = []
+    for id, ledgers in by_id.items():
+        ledgers.sort(key=lambda run: not run.over)  # of two that released the same, the one that is over
+        for branch in branches([run.nonces for run in ledgers]):
+            found.append(
+                replace(
+                    ledgers[branch.latest],
+                    id=id + f" {branch.name}" * bool(branch.name),
+                    users=frozenset().union(*(ledgers[i].users for i in branch.copies)),
+                    shared=branch.shared,
+                )
+            )
+    return found
+
+
+def _evaluations_beside(run: RecordedRun, named: Sequence[RecordedRun]) -> RecordedRun | None:
     """The evaluations of `run` from the ledger beside its own, unless they are among those `named` or there are none."""
     beside = evaluation_ledger(Path(run.name))
-    if any(
-        one.evaluation_of == run.stream and (not run.simulated or Path(one.name).resolve() == beside.resolve())
-        for one in named
-    ):
+    given = [one for one in named if one.evaluation_of == run.stream]
+    if any(Path(one.name).resolve() == beside.resolve() for one in given):
         return None
     # Also of a run that says nothing about evaluations: ledgers of earlier versions do not.
     one = _read(beside) if beside.is_file() else None
     if one is not None and one.evaluation_of == run.stream:
         return one
-    if run.evaluated:
+    if run.evaluated and (run.simulated or not given):
         raise ValueError(
             f"{run.name} is of a run that was evaluated on its users' data too, and {beside}, which says who was in that, is "
             f"{'not there' if one is None else 'of another run'}: put it there, or name it where it is"
@@ -109,13 +148,14 @@ def _read(path: Path) -> RecordedRun:
         text, configuration, stream_id, fingerprint, simulated, created, sealed = connection.execute(
             "SELECT plan, configuration, stream_id, key_fingerprint, simulated, created, sealed FROM run"
         ).fetchone()
-        released = count_released(connection)
+        nonces = nonces_of(connection)
         users = frozenset(user for (user,) in connection.execute("SELECT user FROM users"))
     plan = Plan.from_description(json.loads(text))
     settings = json.loads(configuration)
+    released = len(nonces)
     return RecordedRun(
         name=str(path),
-        id=stream_id or f"simulation of {created}",
+        id=f"simulation of {created}{f', {stream_id}' * bool(stream_id)}" if simulated else stream_id,
         created=created,
         plan=plan,
         released=min(released, plan.participation.rounds),
@@ -126,4 +166,5 @@ def _read(path: Path) -> RecordedRun:
         budget=settings.get(BUDGET),
         evaluated=EVALUATION in settings,
         evaluation_of=settings.get(EVALUATION_OF),
+        nonces=nonces,
     )

@@ -55,7 +55,7 @@ class Together:
 
     def epsilon(self, inside: Sequence[int], delta: float) -> float:
         """ε at `delta` of the runs `inside` as planned; of one alone, its own, which no composition makes less tight."""
-        if len(inside) > 1 or self.runs[inside[0]].plan.noiseless:
+        if len(inside) > 1 or self.runs[inside[0]].plan.noiseless or self.runs[inside[0]].shared:
             return self.guarantee(inside, delta).epsilon
         (past,) = (self._past[i] for i in inside)
         key = past, delta
