@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from fedcgd.accounting import PastRun, compose
 from fedcgd.cli import app
+from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.ledger.copies import branches
 from fedcgd.ledger.evaluations import EVALUATION, EVALUATION_OF
 from fedcgd.mechanisms import DPSGD, BinaryTree, LambdaCGD, Normalized, matrix
 from fedcgd.mechanisms.tail_sensitivity import tail_sensitivity
-from fedcgd.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
@@ -41,7 +41,7 @@ def patterns(n: int, b: int, k: int) -> list[tuple[int, ...]]:
         rounds
         for size in range(k + 1)
         for rounds in combinations(range(n), size)
-        if all(later - earlier >= b for earlier, later in zip(rounds, rounds[1:], strict=False))
+        if all(later - earlier >= b for earlier, later in pairwise(rounds))
     ]
 
 
