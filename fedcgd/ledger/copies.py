@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import takewhile
 
-
 APART = "apart from round"  # in the id of a branch: what follows is not in the id of the run
 
 

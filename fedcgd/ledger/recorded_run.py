@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ class RecordedRun:
 
     name: str
     id: str
-    """The same for all copies of a run's ledger, and no other run's: the stream id; of a simulation, when it began. Of a copy that
-    went its own way, also when it did."""
+    """The same for all copies of a run's ledger, and no other run's: the stream id; of a simulation, when it began. That of a copy
+    which went its own way also says when it did."""
     created: str
     plan: Plan
     released: int
@@ -95,11 +95,11 @@ def recorded(paths: Sequence[Path]) -> list[RecordedRun]:
             raise ValueError(f"{run.name} records the evaluations of a run whose own ledger is not named: name both")
     everything = named + [one for run in trainings if (one := _evaluations_beside(run, named)) is not None]
     runs = distinct_runs(everything)
-    for stream, branches in Counter(run.stream for run in runs if run.evaluated and not run.simulated).items():
+    for stream, places in Counter(run.stream for run in runs if run.evaluated and not run.simulated).items():
         ledgers = len({run.name for run in everything if run.evaluation_of == stream})
-        if ledgers < branches:
+        if ledgers < places:
             raise ValueError(
-                f"a run was copied and went on in {branches} places, each with evaluations on its users' data, and {ledgers} "
+                f"a run was copied and went on in {places} places, each with evaluations on its users' data, and {ledgers} "
                 "ledgers of those are there: put each beside its training's (run.db.evaluation), or name it where it is"
             )
     return runs
@@ -110,19 +110,18 @@ def distinct_runs(copies: Sequence[RecordedRun]) -> list[RecordedRun]:
     by_id: dict[str, list[RecordedRun]] = {}
     for run in copies:
         by_id.setdefault(run.id, []).append(run)
-    found = []
-    for id, ledgers in by_id.items():
-        ledgers.sort(key=lambda run: not run.over)  # of two that released the same, the one that is over
-        for branch in branches([run.nonces for run in ledgers]):
-            found.append(
-                replace(
-                    ledgers[branch.latest],
-                    id=id + f" {branch.name}" * bool(branch.name),
-                    users=frozenset().union(*(ledgers[i].users for i in branch.copies)),
-                    shared=branch.shared,
-                )
-            )
-    return found
+    return [run for id, ledgers in by_id.items() for run in _branches_of(id, ledgers)]
+
+
+def _branches_of(id: str, ledgers: list[RecordedRun]) -> Iterator[RecordedRun]:
+    ledgers = sorted(ledgers, key=lambda run: not run.over)  # of two that released the same, the one that is over
+    for branch in branches([run.nonces for run in ledgers]):
+        yield replace(
+            ledgers[branch.latest],
+            id=id + f" {branch.name}" * bool(branch.name),
+            users=frozenset().union(*(ledgers[i].users for i in branch.copies)),
+            shared=branch.shared,
+        )
 
 
 def _evaluations_beside(run: RecordedRun, named: Sequence[RecordedRun]) -> RecordedRun | None:
