@@ -26,8 +26,8 @@ class RecordedRun:
 
     name: str
     id: str
-    """The same for all copies of a run's ledger, and no other run's: the stream id; of a simulation, when it began. That of a copy
-    which went its own way also says when it did."""
+    """The same for all copies of a run's ledger, and no other run's: the stream id; of a simulation, when it began. That of
+    a copy which went its own way also says when it did."""
     created: str
     plan: Plan
     released: int
