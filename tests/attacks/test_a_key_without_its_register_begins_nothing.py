@@ -96,7 +96,7 @@ def test_adopting_goes_on_and_is_on_record(folder: Path) -> None:
     assert "after 2 rounds, its operator declared this the latest ledger" in said
     for command in (["verify"], ["show"]):
         text = CliRunner().invoke(app, ["ledger", *command, str(path)]).output
-        assert "declared this the latest ledger" in " ".join(text.split()).replace("│", "")
+        assert "declared this the latest ledger" in " ".join(text.replace("│", " ").split())
     values = json.loads(CliRunner().invoke(app, ["ledger", "verify", str(path), "--json"]).stdout)
     assert values["adopted"] == [said]
     report = copy / "report.html"

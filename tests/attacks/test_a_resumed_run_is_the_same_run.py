@@ -123,9 +123,13 @@ def test_what_cannot_be_saved_and_stays_as_it_is_does_no_harm(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        (FedAvgM(server_learning_rate=0.5), FedAvgM(server_learning_rate=0.1), "inner.server_learning_rate: 0.5 → 0.1"),
-        (FedAdam(eta=0.05), FedAdam(eta=0.05, beta_2=0.9), "inner.beta_2: 0.99 → 0.9"),
-        (FedProx(proximal_mu=0.1), FedProx(proximal_mu=0.0), "inner.proximal_mu: 0.1 → 0.0"),
+        (
+            FedAvgM(server_learning_rate=0.5),
+            FedAvgM(server_learning_rate=0.1),
+            "inner.training.server_learning_rate: 0.5 → 0.1",
+        ),
+        (FedAdam(eta=0.05), FedAdam(eta=0.05, beta_2=0.9), "inner.training.beta_2: 0.99 → 0.9"),
+        (FedProx(proximal_mu=0.1), FedProx(proximal_mu=0.0), "inner.training.proximal_mu: 0.1 → 0.0"),
         (FedAvg(), FedAdam(), "inner.strategy: FedAvg → FedAdam"),
     ],
 )
