@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvgM
 from flwr.supercore.task_identity import TaskIdentity
 from torch import from_numpy
 
-from fedcgd.gradients import clipped_gradient_sum, example_loss
+from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD, inverse_matrix
 from fedcgd.noise.quantisation import Integers

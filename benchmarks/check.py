@@ -27,9 +27,9 @@ import server_round
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedcgd.gradients import clipped_gradient_sum, example_loss
+from fedcgd.clipping.flat_models import flatten
+from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
 from fedcgd.noise.quantisation import Grid
-from fedcgd.parameters import flatten
 from fedcgd_simulations.models.cnn import cnn
 from fedcgd_simulations.process import settle
 

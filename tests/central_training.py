@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from opacus import GradSampleModule
 from torch import Tensor, nn
 
-from fedcgd.gradients import clip_rows, sum_in_steps
+from fedcgd.clipping.flat_models import flatten, layout, unflatten
+from fedcgd.clipping.per_sample_gradients import clip_rows, sum_in_steps
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
-from fedcgd.parameters import flatten, layout, unflatten
 from fedcgd.plan import Plan
 from fedcgd_simulations.task import Examples, Task
 

@@ -16,21 +16,17 @@ PACKAGES = {
 # Each module may import from its own row and from the rows above it.
 LAYERS: list[set[str]] = [
     {
-        "fedcgd.activations",
         "fedcgd.cache",
-        "fedcgd.clipping",
         "fedcgd.compiler",
         "fedcgd.files",
-        "fedcgd.parameters",
         "fedcgd.participation",
         "fedcgd.noise",
         "fedcgd.keys",
         "fedcgd.passes",
-        "fedcgd.layerwise",
         "fedcgd.on_use",
         "fedcgd.numeric",
     },
-    {"fedcgd.gradients", "fedcgd.mechanisms", "fedcgd.noise.quantisation", "fedcgd.noise.tensors"},
+    {"fedcgd.clipping", "fedcgd.mechanisms", "fedcgd.noise.quantisation", "fedcgd.noise.tensors"},
     {"fedcgd.optimisation", "fedcgd.curvature"},
     {"fedcgd.accounting"},
     {"fedcgd.plan"},

@@ -6,11 +6,11 @@ import torch
 from central_training import train_central
 from torch.nn import functional
 
-from fedcgd.gradients import clipped_gradient_sum, example_loss
+from fedcgd.clipping.flat_models import flatten
+from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
 from fedcgd.mechanisms import BSR, DPSGD, BinaryTree, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
-from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_simulations.tasks import get_task

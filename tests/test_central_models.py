@@ -5,8 +5,8 @@ import pytest
 import torch
 from test_federated_models import HEAVY, MODELS, inputs, small_transformers, tiny
 
+from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.parameters import flatten
 from fedcgd.plan import Plan
 from fedcgd_experiments.experiment import Point, Setup, train_engine
 from fedcgd_simulations.models.weights import RandomWeightsWarning

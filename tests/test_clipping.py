@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from torch import nn
 
 from fedcgd.clipping import ROUNDING, clip, clip_factor
-from fedcgd.parameters import flatten, layout, unflatten
+from fedcgd.clipping.flat_models import flatten, layout, unflatten
 
 everything = st.floats(width=32, allow_nan=True, allow_infinity=True)
 

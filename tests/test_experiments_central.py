@@ -7,12 +7,12 @@ import torch
 from central_training import train_central
 
 from fedcgd.accounting import calibrate
+from fedcgd.clipping.flat_models import flatten
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.opacus.batches import RoundBatches
 from fedcgd.opacus.rounds import Rounds
 from fedcgd.optimisation import catalogue
-from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_experiments.central import CentralTrainer, check_steps, claim, train_engine

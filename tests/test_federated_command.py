@@ -13,9 +13,9 @@ from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
 from typer.testing import CliRunner
 
+from fedcgd.clipping.flat_models import flatten
 from fedcgd.keys import NoiseKey
 from fedcgd.opacus.batches import RoundBatches
-from fedcgd.parameters import flatten
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd_experiments import __main__, experiment
 from fedcgd_experiments.experiment import Point, Setup, calibrate_setup, identity, run_points, shared_identity

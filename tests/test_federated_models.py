@@ -13,7 +13,7 @@ from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
 from transformers import BertConfig, BertModel
 
-from fedcgd.parameters import flatten
+from fedcgd.clipping.flat_models import flatten
 from fedcgd_simulations import client_app, server_app
 from fedcgd_simulations.models.bert import SHAPES as BERT_SHAPES
 from fedcgd_simulations.models.vit import SHAPES as VIT_SHAPES

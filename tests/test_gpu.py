@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedcgd.clipping.flat_models import flatten
+from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
 from fedcgd.curvature.dominance import Reference
 from fedcgd.curvature.measure import measure_spectrum
 from fedcgd.curvature.public import Public, pretrained
-from fedcgd.gradients import clipped_gradient_sum, example_loss
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BSR
 from fedcgd.noise import gpu_code, tensors
@@ -29,7 +30,6 @@ from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.tensors import GpuKernels
 from fedcgd.opacus import CorrelatedPrivacyEngine, independence
 from fedcgd.opacus import gpu_code as opacus_gpu_code
-from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import LocalTask, arrays_of, one_gradient_step

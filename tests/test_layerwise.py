@@ -8,11 +8,11 @@ from torch import nn
 from torch.func import grad, vmap
 from torch.nn import functional
 
-from fedcgd import gradients as module
-from fedcgd import layerwise
-from fedcgd.gradients import add_clipped_rows, clipped_gradient_sum, example_loss
+from fedcgd.clipping import layerwise
+from fedcgd.clipping import per_sample_gradients as module
+from fedcgd.clipping.flat_models import flatten, layout
+from fedcgd.clipping.per_sample_gradients import add_clipped_rows, clipped_gradient_sum, example_loss
 from fedcgd.noise.quantisation import Grid
-from fedcgd.parameters import flatten, layout
 
 
 def cross_entropy(outputs, targets):

@@ -6,9 +6,9 @@ from central_training import gradient_sum
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedcgd.gradients import clipped_gradient_sum, example_loss
+from fedcgd.clipping.flat_models import flatten, layout
+from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
 from fedcgd.noise.quantisation import Grid
-from fedcgd.parameters import flatten, layout
 from fedcgd_simulations.models.bert import SHAPES as BERT_SHAPES
 from fedcgd_simulations.models.bert import bert
 from fedcgd_simulations.models.cnn import cnn

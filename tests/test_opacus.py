@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
 from fedcgd.accounting import calibrate, compute_epsilon
+from fedcgd.clipping.flat_models import flatten
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
@@ -22,7 +23,6 @@ from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipping import MARGIN
 from fedcgd.opacus.optimizer import RoundNoise
 from fedcgd.opacus.planning import participation_of as planned
-from fedcgd.parameters import flatten
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan
+from fedcgd.clipping.flat_models import flatten
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.parameters import flatten
 
 # Of Opacus' own engine, which these tests compare with.
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing", "ignore:Secure RNG turned off")

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.data import TensorDataset
 
-from fedcgd.gradients import clipped_gradient_sum, example_loss
+from fedcgd.clipping.flat_models import flatten
+from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
 from fedcgd.noise.quantisation import Grid
-from fedcgd.parameters import flatten
 from fedcgd_simulations.models.small_cnn import tanh_cnn
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook", "ignore:In CPU autocast")

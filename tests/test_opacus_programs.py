@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from fedcgd.clipping.flat_models import flatten
 from fedcgd.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipping import Lookup, Outer
-from fedcgd.parameters import flatten
 
 
 def network():

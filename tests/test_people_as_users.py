@@ -10,7 +10,7 @@ import torch
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
 
-from fedcgd.parameters import flatten
+from fedcgd.clipping.flat_models import flatten
 from fedcgd_simulations import client_app, server_app
 from fedcgd_simulations.partitions import partition
 from fedcgd_simulations.settings import Settings

@@ -14,7 +14,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping, FedAvg
 from typer.testing import CliRunner
 
-from fedcgd.parameters import flatten
+from fedcgd.clipping.flat_models import flatten
 from fedcgd_experiments import people, people_report, people_run, people_softmax
 from fedcgd_experiments.in_process import NodeError
 from fedcgd_experiments.people import STUDIES, Study, best, beyond, candidates, missing, name_of

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp
 
-from fedcgd.parameters import layout, unflatten
+from fedcgd.clipping.flat_models import layout, unflatten
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) → one number per example, or their mean: `nn.functional.cross_entropy` with any reduction but a sum."""

@@ -14,7 +14,7 @@ from torch.utils.data import (
     Subset,
 )
 
-from fedcgd.gradients import refuse_batch_statistics
+from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 from fedcgd.opacus.batches import RoundLoader
 from fedcgd.participation import Participation
 

@@ -9,7 +9,7 @@ from opacus.grad_sample import GradSampleModule
 from opacus.grad_sample.conv import compute_conv_grad_sample
 from torch import Tensor, nn
 
-from fedcgd.layerwise import convolution_gradients
+from fedcgd.clipping.layerwise import convolution_gradients
 
 
 def convolution(layer: nn.Conv2d, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:

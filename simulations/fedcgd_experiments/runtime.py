@@ -16,12 +16,12 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedcgd.clipping.flat_models import layout
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, reciprocal
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.parameters import layout
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_simulations.models.bert import VOCABULARY, bert

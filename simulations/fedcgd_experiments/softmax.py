@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedcgd.clipping.flat_models import flatten
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.streaming import inverse_rows
@@ -17,7 +18,6 @@ from fedcgd.opacus.batches import RoundBatches
 from fedcgd.opacus.clipping import MARGIN
 from fedcgd.opacus.optimizer import RoundNoise
 from fedcgd.opacus.rounds import Rounds
-from fedcgd.parameters import flatten
 from fedcgd.plan import Plan
 from fedcgd_experiments.descent import Descent, descent
 from fedcgd_simulations.task import Examples

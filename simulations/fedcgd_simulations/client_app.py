@@ -9,7 +9,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.clientapp import ClientApp
 
-from fedcgd.gradients import ExampleLoss, example_loss
+from fedcgd.clipping.per_sample_gradients import ExampleLoss, example_loss
 from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import LocalTask, host_users, one_gradient_step, sequential_training
 from fedcgd_simulations.local_training import LocalTraining, Part, train_many, train_one, vectorises

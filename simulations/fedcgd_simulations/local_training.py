@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedcgd.activations import quick
 from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import LocalTask, arrays_of, load_arrays
 from fedcgd_flower.isolation import user_seeds
@@ -60,7 +59,7 @@ class LocalTraining:
 
 def train_one(task: Task, arrays: ArrayRecord, mine: Examples, local: LocalTraining) -> ArrayRecord:
     """The model `arrays` after a user's local training on `mine`; the orders come from torch's global generator."""
-    model = quick(task.model(0).to(mine.inputs.device))
+    model = task.model(0).to(mine.inputs.device)
     load_arrays(model, arrays)
     moving = [p for p in model.parameters() if p.requires_grad]
     sent = [p.detach().clone() for p in moving]

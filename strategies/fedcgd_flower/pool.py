@@ -11,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
-from fedcgd.gradients import ExampleLoss, clipped_gradient_sum
+from fedcgd.clipping.per_sample_gradients import ExampleLoss, clipped_gradient_sum
 from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd_flower.evaluation_messages import answer, bounds_of
 from fedcgd_flower.flower_private import log
@@ -175,7 +175,7 @@ one_by_one = sequential_training
 def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | None = TIME_LIMIT) -> ClippedSum:
     """The clipped sum when a user is one example and its update is minus the gradient of its `loss`, vectorised.
 
-    `loss` takes the flat parameters and one example's tensors (`fedcgd.gradients.example_loss` makes one of a model); `data`
+    `loss` takes the flat parameters and one example's tensors (`fedcgd.clipping.example_loss` makes one of a model); `data`
     takes one user in a tuple, and the context, and returns tensors of one row.
 
     The server's learning rate then plays the part of the learning rate: FedAvgM(server_learning_rate=…) is SGD. A user whose

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fedcgd.gradients import example_loss
+from fedcgd.clipping.flat_models import flatten
+from fedcgd.clipping.per_sample_gradients import example_loss
 from fedcgd.noise.quantisation import Grid
-from fedcgd.parameters import flatten
 from fedcgd_flower import LocalTask, one_gradient_step, sequential_training
 from fedcgd_flower.layout import Layout
 

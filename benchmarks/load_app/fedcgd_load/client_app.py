@@ -8,7 +8,7 @@ import torch
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 
-from fedcgd.gradients import example_loss
+from fedcgd.clipping.per_sample_gradients import example_loss
 from fedcgd_flower import host_users, one_gradient_step
 from fedcgd_load.network import CLASSES, FEATURES, network
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedcgd import layerwise
-from fedcgd.clipping import ROUNDING, clip_factor
+from fedcgd.clipping import layerwise
+from fedcgd.clipping.flat_models import Layout, layout, unflatten
+from fedcgd.clipping.norms import ROUNDING, clip_factor
 from fedcgd.noise.quantisation import Grid
-from fedcgd.parameters import Layout, layout, unflatten
 from fedcgd.passes import LANES, aligned, passes, sum_of_lanes
 
 ExampleLoss = Callable[..., Tensor]
@@ -42,9 +42,16 @@ class ModelLoss:
 def example_loss(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> ModelLoss:
     """(flat, *inputs, target) → `loss`(model(*inputs), target) of one example, for `clipped_gradient_sum`.
 
-    `loss` takes a batch of outputs and of targets and returns one loss per example. `model` lends its structure, its
-    constant buffers and its frozen parameters; the trained parameters come from the flat vector.
-    Raises ValueError if examples of a batch would influence each other (BatchNorm).
+    Args:
+        model: lends its structure, its constant buffers and its frozen parameters; the trained parameters come from the
+            flat vector.
+        loss: takes a batch of outputs and of targets, and returns one loss per example.
+
+    Returns:
+        The loss of one example, a scalar, as a function of a flat model of shape (d,) and the example's tensors.
+
+    Raises:
+        ValueError: if examples of a batch would influence each other (BatchNorm).
     """
     refuse_batch_statistics(model)
     return ModelLoss(model, loss, layout(model))
@@ -104,17 +111,30 @@ def clipped_gradient_sum(
 ) -> tuple[Tensor, int]:
     """(Σ_i min(1, clip_norm/‖g_i‖)·g_i in steps of `grid`, how many were finite) over examples i, g_i = ∇ loss(flat, example i).
 
-    `flat` has shape (d,), float32; row i of each tensor of `examples` belongs to example i. The sum is int64,
-    shape (d,), on the device of `flat`; each term is rounded towards zero. An example adds zero and is not counted if its
-    gradient is not finite, if `counted` is False for it, or if its loss raises (a label out of range); where all raise, so does
-    this. What one example does leaves the others' terms as they are, bit by bit. (On a GPU, torch's losses end the use of
-    CUDA by the process where a label is out of range: check labels before.)
-    At most `chunk` gradients exist at once (default: as many as fit in 32 MiB), so memory is O(chunk·d).
+    An example adds zero and is not counted if its gradient is not finite, if `counted` is False for it, or if its loss raises
+    (a label out of range). What one example does leaves the others' terms as they are, bit by bit. (On a GPU, torch's losses
+    end the use of CUDA by the process where a label is out of range: check labels before.)
 
-    The gradients are measured in `unit`s: g_i / unit takes the place of g_i. With an `indicator`, the sum has one entry more:
-    each counted example adds `indicator` there if its gradient was within the norm, and takes as much away if it was scaled.
+    Guarantee: grid.step times each example's term has norm at most clip_norm (without the entry of `indicator`).
 
-    Guarantee: grid.step times each example's term has norm at most clip_norm (without that entry).
+    Args:
+        loss: of one example (`example_loss` makes one).
+        flat: the model, shape (d,), float32.
+        examples: tensors whose row i belongs to example i.
+        clip_norm: in `unit`s of the gradients, L2.
+        grid: the steps of the sum; each term is rounded towards zero.
+        chunk: how many gradients exist at once (default: as many as fit in 32 MiB), so that memory is O(chunk·d).
+        counted: which examples may take part; by default all.
+        unit: gradients are measured in it: g_i / unit takes the place of g_i.
+        indicator: if not zero, the sum has one entry more: each counted example adds `indicator` there if its gradient was
+            within the norm, and takes as much away if it was scaled.
+
+    Returns:
+        The sum, int64, shape (d,) or (d + 1,), on the device of `flat`; and how many examples are in it.
+
+    Raises:
+        ValueError: for a clip norm that float32 cannot hold, or tensors with other numbers of rows.
+        Exception: what the loss raises, where it raises for all examples.
     """
     if not clip_norm * unit >= 1e-20:
         raise ValueError(f"clip_norm must be positive, and at least 1e-20 for float32, got {clip_norm * unit}")

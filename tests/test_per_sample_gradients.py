@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedcgd import gradients
-from fedcgd.gradients import (
+from fedcgd.clipping import per_sample_gradients as gradients
+from fedcgd.clipping.flat_models import flatten
+from fedcgd.clipping.per_sample_gradients import (
     add_clipped_rows,
     clip_rows,
     clipped_gradient_sum,
@@ -17,7 +18,6 @@ from fedcgd.gradients import (
     sum_in_steps,
 )
 from fedcgd.noise.quantisation import Grid
-from fedcgd.parameters import flatten
 
 
 def cross_entropy(outputs, targets):

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional
 
-from fedcgd.activations import max_pool2d, tanh
-from fedcgd.parameters import Layout, unflatten
+from fedcgd.clipping.flat_models import Layout, unflatten
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs of a batch, targets) → one loss per example."""
@@ -100,16 +99,12 @@ def gradients(
                 if not x.requires_grad:  # nothing before it is trained
                     x.requires_grad_()
                 sources[name] = x
-            elif isinstance(layer, nn.Tanh):
-                x = tanh(x)
-            elif isinstance(layer, nn.MaxPool2d):
-                x = max_pool2d(layer, x)
             else:
                 x = layer(x)
-    slopes = vmap(grad(lambda output, target: loss(output.unsqueeze(0), target.unsqueeze(0)).sum()))(
+    backprops = vmap(grad(lambda output, target: loss(output.unsqueeze(0), target.unsqueeze(0)).sum()))(
         x.detach(), targets
     )
-    found = dict(zip(sources, torch.autograd.grad(x, list(sources.values()), slopes), strict=True))
+    found = dict(zip(sources, torch.autograd.grad(x, list(sources.values()), backprops), strict=True))
     for name, layer in layers:
         if name in before:
             parts = _linear if isinstance(layer, nn.Linear) else convolution_gradients
@@ -127,14 +122,14 @@ def _applied(layer: nn.Linear | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tens
     return functional.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
-def _linear(layer: nn.Module, x: Tensor, slope: Tensor) -> dict[str, Tensor]:
-    """Weight: Σ over positions of slope ⊗ input."""
-    slope, x = (part.reshape(len(part), -1, part.shape[-1]) for part in (slope, x))
-    rows = {"weight": torch.bmm(slope.transpose(1, 2), x)}
-    return rows if layer.bias is None else {**rows, "bias": slope.sum(dim=1)}
+def _linear(layer: nn.Module, x: Tensor, backprops: Tensor) -> dict[str, Tensor]:
+    """Weight: Σ over positions of backprops ⊗ input."""
+    backprops, x = (part.reshape(len(part), -1, part.shape[-1]) for part in (backprops, x))
+    rows = {"weight": torch.bmm(backprops.transpose(1, 2), x)}
+    return rows if layer.bias is None else {**rows, "bias": backprops.sum(dim=1)}
 
 
-def convolution_gradients(layer: nn.Module, x: Tensor, slope: Tensor) -> dict[str, Tensor]:
+def convolution_gradients(layer: nn.Module, x: Tensor, backprops: Tensor) -> dict[str, Tensor]:
     """Of an `nn.Conv2d` that pads with zeros: each example's gradients, (examples, *shape), from inputs `x` and those of outputs.
 
     Weight: that of one convolution of one example, of which each of these is a group of channels.
@@ -142,8 +137,9 @@ def convolution_gradients(layer: nn.Module, x: Tensor, slope: Tensor) -> dict[st
     assert isinstance(layer, nn.Conv2d)
     out, channels, *size = layer.weight.shape
     _, weight, _ = torch.ops.aten.convolution_backward(
-        slope.reshape(1, -1, *slope.shape[2:]), x.reshape(1, -1, *x.shape[2:]), x.new_empty(len(x) * out, channels, *size),
-        None, layer.stride, layer.padding, layer.dilation, False, [0, 0], len(x) * layer.groups, [False, True, False],
+        backprops.reshape(1, -1, *backprops.shape[2:]), x.reshape(1, -1, *x.shape[2:]),
+        x.new_empty(len(x) * out, channels, *size), None,
+        layer.stride, layer.padding, layer.dilation, False, [0, 0], len(x) * layer.groups, [False, True, False],
     )  # fmt: skip
     rows = {"weight": weight.view(len(x), *layer.weight.shape)}
-    return rows if layer.bias is None else {**rows, "bias": slope.sum(dim=(2, 3))}
+    return rows if layer.bias is None else {**rows, "bias": backprops.sum(dim=(2, 3))}

@@ -1,0 +1,13 @@
+"""Clipping: of flat updates (NumPy), and of the gradients of a model's examples (torch, loaded when it is first used)."""
+
+from typing import TYPE_CHECKING
+
+from fedcgd.clipping.norms import ROUNDING, clip, clip_factor
+from fedcgd.on_use import names_on_use
+
+if TYPE_CHECKING:
+    from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
+
+__all__ = ["ROUNDING", "clip", "clip_factor", "clipped_gradient_sum", "example_loss"]
+
+__getattr__ = names_on_use(__name__, dict.fromkeys(("clipped_gradient_sum", "example_loss"), "per_sample_gradients"))
