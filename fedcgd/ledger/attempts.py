@@ -6,21 +6,42 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.ledger import model_file
+from fedcgd.ledger import model_file, openings
 from fedcgd.ledger.store import pack_ids
 from fedcgd.ledger.transactions import now
 
+COUNTED = ("released", "spent")
+"""The states of an attempt whose round is over and counts for ε."""
 
-def nonces_of(connection: sqlite3.Connection, state: str = "released") -> tuple[int, ...]:
-    """The nonces of the attempts in `state`, round by round."""
-    rows = connection.execute("SELECT nonce FROM attempts WHERE state = ? ORDER BY round", (state,))
+SUMMED = ("aggregated", "opening")
+"""The states of an attempt whose sum is there and whose noise comes next: from the server, or from keepers."""
+
+
+def nonces_of(connection: sqlite3.Connection, *states: str) -> tuple[int, ...]:
+    """The nonces of the attempts in one of `states`, round by round; by default of those that count as releases.
+
+    Where keepers make the noise, it is the first 16 bytes of the hash of what they opened.
+    """
+    states = states or COUNTED
+    marks = ", ".join("?" * len(states))
+    rows = connection.execute(f"SELECT nonce FROM attempts WHERE state IN ({marks}) ORDER BY round", states)  # noqa: S608
     return tuple(int.from_bytes(nonce, "big") for (nonce,) in rows)
 
 
 def count_released(connection: sqlite3.Connection) -> int:
-    """How many rounds are released."""
-    # By an index of its own, as what is in flight: a run of a million rounds has a million attempts.
-    count: int = connection.execute("SELECT count(*) FROM attempts WHERE state = 'released'").fetchone()[0]
+    """How many rounds are released, or spent as if they were."""
+    # Each by an index of its own, as what is in flight: a run of a million rounds has a million attempts.
+    return count_models(connection) + _count(connection, "spent")
+
+
+def count_models(connection: sqlite3.Connection) -> int:
+    """How many models are released: in a spent round there is no new one."""
+    return _count(connection, "released")
+
+
+def _count(connection: sqlite3.Connection, state: str) -> int:
+    # Written out, so that SQLite takes the index of that state.
+    count: int = connection.execute(f"SELECT count(*) FROM attempts WHERE state = '{state}'").fetchone()[0]  # noqa: S608
     return count
 
 
@@ -30,6 +51,7 @@ def check_turn(connection: sqlite3.Connection, round: int) -> None:
     (in_flight,) = connection.execute(
         "SELECT count(*) FROM attempts WHERE state IN ('planned', 'aggregated')"
     ).fetchone()
+    in_flight += _count(connection, "opening")
     if round != released:
         raise ValueError(f"round must be {released}, the first that is not released, got {round}")
     if in_flight:
@@ -49,7 +71,7 @@ def begin(connection: sqlite3.Connection, round: int, users: NDArray[np.int64]) 
 
 def advance(connection: sqlite3.Connection, round: int, attempt: int, before: str, after: str) -> None:
     """Raise ValueError unless the attempt is in state `before`; it is in state `after` then."""
-    column = "aggregated" if after == "aggregated" else "ended"
+    column = "aggregated" if after in SUMMED else "ended"
     changed = connection.execute(
         f"UPDATE attempts SET state = ?, {column} = ? WHERE round = ? AND attempt = ? AND state = ?",  # noqa: S608
         (after, now(), round, attempt, before),
@@ -58,10 +80,22 @@ def advance(connection: sqlite3.Connection, round: int, attempt: int, before: st
         raise ValueError(f"attempt {attempt} at round {round} is not {before}, so it cannot become {after}")
 
 
+def summed_state(connection: sqlite3.Connection, round: int, attempt: int) -> str:
+    """The state that an attempt is released from: "opening" where keepers make its noise, else "aggregated"."""
+    found = connection.execute(
+        "SELECT state FROM attempts WHERE round = ? AND attempt = ?", (round, attempt)
+    ).fetchone()
+    return "opening" if found == ("opening",) else "aggregated"
+
+
 def abandon(connection: sqlite3.Connection, ledger: Path | None) -> None:
-    """End the attempt that is in flight, if there is one, and leave nothing of it beside the ledger's file."""
+    """End the attempt that is in flight, if there is one, and leave nothing of it beside the ledger's file.
+
+    One that keepers were asked to open is spent.
+    """
+    openings.spend(connection, now())
     connection.execute(
         "UPDATE attempts SET state = 'abandoned', ended = ? WHERE state IN ('planned', 'aggregated')", (now(),)
     )
     if ledger is not None:
-        model_file.discard(ledger, count_released(connection))
+        model_file.discard(ledger, count_models(connection))

@@ -3,7 +3,7 @@
 import json
 import secrets
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,8 @@ import numpy as np
 
 from fedcgd.files import check_private
 from fedcgd.keys import NoiseKey
-from fedcgd.ledger import attempts, model_file, settings
+from fedcgd.ledger import attempts, model_file, openings, settings
+from fedcgd.ledger.openings import RecordedOpening
 from fedcgd.ledger.registry import RegisteredRun, Registry
 from fedcgd.ledger.store import MEMORY, checkpoint, connect
 from fedcgd.ledger.transactions import now, transaction
@@ -108,6 +109,8 @@ class Ledger:
                     settings.write(connection, wanted, purpose)
                 settings.check_same(connection, path, wanted)
                 (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
+                # First: the key counts them as releases, and compares.
+                openings.spend(connection, now())
                 # Before the run is in the ledger: of what a crash leaves in the registry alone, nothing was ever released.
                 if registry is not None and new:
                     registry.begin(stream_id, fingerprint, name)
@@ -178,17 +181,72 @@ class Ledger:
 
         Raises ValueError unless this attempt is in flight, and if the round had noise of this nonce before.
         """
-        packed = nonce.to_bytes(NONCE_BYTES, "big")
         with self._write():
-            attempts.advance(self._connection, round, attempt, "planned", "aggregated")
-            same = "SELECT 1 FROM attempts WHERE round = ? AND nonce = ?"
-            if self._connection.execute(same, (round, packed)).fetchone():
+            self._summed(round, attempt, "aggregated", nonce.to_bytes(NONCE_BYTES, "big"))
+
+    def record_opening(self, round: int, attempt: int, list_hash: bytes, keepers: Sequence[str]) -> int:
+        """The masked sum of the round is there, and `keepers`, who are asked next, make its noise; the result is its nonce.
+
+        From here on the round is released or spent: it cannot be tried again.
+
+        Args:
+            round: the round, from 0.
+            attempt: its try, which is in flight.
+            list_hash: SHA-256 of what they are asked to open (`fedcgd.keepers.keeper.list_hash`).
+            keepers: their names.
+
+        Raises:
+            ValueError: unless this attempt is in flight.
+        """
+        with self._write():
+            self._summed(round, attempt, "opening", list_hash[:NONCE_BYTES])
+            openings.write(self._connection, round, attempt, list_hash, tuple(keepers))
+        return int.from_bytes(list_hash[:NONCE_BYTES], "big")
+
+    def openings(self) -> tuple[RecordedOpening, ...]:
+        """What keepers were asked to open, round by round."""
+        return openings.read(self._connection)
+
+    def spend(self, round: int, reason: str, metrics: Mapping[str, Any] | None = None) -> None:
+        """The round that keepers were asked to open ends without a new model, and counts as released all the same.
+
+        Args:
+            round: the round in state "opening".
+            reason: for the record.
+            metrics: of the round, as of a release.
+
+        Raises:
+            ValueError: if no such round is in flight, or another copy of the run has gone so far.
+        """
+        with self._counted("opening"), self._write():
+            if not openings.spend(self._connection, now()):
                 raise ValueError(
-                    f"round {round} has had noise of this nonce already; make another with NoiseKey.nonce_of"
+                    f"no keepers were asked to open round {round}: it can be tried again, and is not spent"
                 )
-            self._connection.execute(
-                "UPDATE attempts SET nonce = ? WHERE round = ? AND attempt = ?", (packed, round, attempt)
-            )
+            if self._path is not None:
+                model_file.discard(self._path, attempts.count_models(self._connection))
+            if metrics is not None:
+                self._write_metrics("train", round + 1, metrics)
+            self._connection.execute("INSERT INTO skips (round, at, reason) VALUES (?, ?, ?)", (round, now(), reason))
+
+    def _summed(self, round: int, attempt: int, state: str, nonce: bytes) -> None:
+        attempts.advance(self._connection, round, attempt, "planned", state)
+        same = "SELECT 1 FROM attempts WHERE round = ? AND nonce = ?"
+        if self._connection.execute(same, (round, nonce)).fetchone():
+            raise ValueError(f"round {round} has had noise of this nonce already; make another with NoiseKey.nonce_of")
+        self._connection.execute(
+            "UPDATE attempts SET nonce = ? WHERE round = ? AND attempt = ?", (nonce, round, attempt)
+        )
+
+    @contextmanager
+    def _counted(self, state: str) -> Iterator[None]:
+        """The block lets the attempt in this `state` count as a release; no other copy of the run can do so meanwhile."""
+        with ExitStack() as stack:
+            if self._registry is not None:
+                released = attempts.count_released(self._connection)
+                latest = attempts.nonces_of(self._connection, state)
+                stack.enter_context(self._registry.release(self.stream_id, released, latest))
+            yield
 
     def record_released(
         self,
@@ -205,21 +263,19 @@ class Ledger:
 
         `layout` says what the model's arrays are, for `fedcgd.ledger.released_model`: JSON of (names, shapes, dtypes).
 
-        Raises ValueError unless this attempt is in flight and aggregated, and if another copy of the run has released the round;
-        nothing is recorded then, and nothing may be released. When this returns, the ledger is whole without its `-wal`: its own
-        file, and the one with the model.
+        Raises ValueError unless this attempt is in flight and its sum is there, and if another copy of the run has released the
+        round; nothing is recorded then, and nothing may be released. When this returns, the ledger is whole without its `-wal`:
+        its own file, and the one with the model.
         """
-        with ExitStack() as stack:
-            if self._registry is not None:
-                released = attempts.count_released(self._connection)
-                latest = attempts.nonces_of(self._connection, "aggregated")
-                stack.enter_context(self._registry.release(self.stream_id, released, latest))
+        before = attempts.summed_state(self._connection, round, attempt)
+        with self._counted(before):
             with self._write():
-                attempts.advance(self._connection, round, attempt, "aggregated", "released")
+                models = attempts.count_models(self._connection)  # rounds, but for spent ones
+                attempts.advance(self._connection, round, attempt, before, "released")
                 if metrics is not None:
                     self._write_metrics("train", round + 1, metrics)
                 parts = memoryview(model).cast("B"), memoryview(state).cast("B")
-                model_file.describe(self._connection, model_file.write(self._path, round, *parts, layout))
+                model_file.describe(self._connection, model_file.write(self._path, models, *parts, layout))
             if self._path is None:
                 self._in_memory = parts[0].tobytes(), parts[1].tobytes()
             checkpoint(self._connection)

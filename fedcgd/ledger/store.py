@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcgd.ledger import openings
 from fedcgd.ledger.transactions import transaction
 
 MEMORY = ":memory:"
@@ -37,7 +38,7 @@ CREATE TABLE attempts (
     round INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     nonce BLOB CHECK (length(nonce) = 16),
-    state TEXT NOT NULL CHECK (state IN ('planned', 'aggregated', 'released', 'abandoned')),
+    state TEXT NOT NULL CHECK (state IN ('planned', 'aggregated', 'opening', 'released', 'spent', 'abandoned')),
     users BLOB NOT NULL,
     planned TEXT NOT NULL,
     aggregated TEXT,
@@ -97,6 +98,8 @@ def connect(path: Path | str) -> sqlite3.Connection:
             if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'run'").fetchone():
                 for statement in _SCHEMA.split(";"):
                     connection.execute(statement)
+            for statement in openings.SCHEMA.split(";"):  # a ledger of an earlier version has none of it
+                connection.execute(statement)
     except sqlite3.DatabaseError as error:
         connection.close()
         if isinstance(error, sqlite3.OperationalError):  # locked, full, read-only: not a matter of what the file holds
