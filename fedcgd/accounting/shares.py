@@ -189,5 +189,5 @@ def check_rounding(
     if added > math.log(_NEGLIGIBLE) + math.log(delta):
         raise ValueError(
             f"rounding {shares.keepers} shares one by one would cost e^{added:.0f} of δ, which is not negligible beside "
-            f"δ = {delta:g} at ε = {epsilon:g}; take a larger δ"
+            f"δ = {delta:g} at ε = {epsilon:g}; take a smaller ε or a larger δ"
         )

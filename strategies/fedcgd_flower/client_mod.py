@@ -5,12 +5,17 @@ from dataclasses import dataclass
 from logging import ERROR, WARNING
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
+from fedcgd.keepers import Keepers
+from fedcgd.noise.quantisation import Integers
 from fedcgd_flower.arrays import LazyArray, Outgoing
 from fedcgd_flower.evaluation_messages import answer, bounds_of, is_private_evaluation
 from fedcgd_flower.flower_private import log, mods_after
+from fedcgd_flower.keeper_app import answer_question, check_masked, masked_answer, refuse_evaluation
+from fedcgd_flower.keeper_messages import Masking, question_of
 from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, unflatten
 from fedcgd_flower.messages import (
     ANOTHER_MODEL,
@@ -50,19 +55,28 @@ class ClippedUpdateMod:
 
     The node is one user; `user(context)` is its id, the same whenever the node comes back. It must be the first of the mods: what
     a mod before it changes is refused by the server, and Flower's own privacy mods are refused after it.
+
+    With `keepers` what leaves the node is masked, so that only all keepers of a round together can open it, and only as a noised
+    sum with others'. A node whose configuration names a keeper's key (`keeper="/srv/keeper.key"`) is that keeper too. No
+    evaluation is answered then.
     """
 
     user: Callable[[Context], str | None] = configured_user
+    keepers: Keepers | None = None
 
     def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
         """The reply to `message`."""
         kind = message.metadata.message_type.partition(".")[
             0
         ]  # without the name of the app's function, as in "train.lora"
+        if kind == MessageType.EVALUATE:
+            refuse_evaluation(self.keepers)
         if kind == MessageType.EVALUATE and is_private_evaluation(message):
             return _evaluate(message, context, call_next)
         if kind != MessageType.TRAIN:
             return call_next(message, context)
+        if question_of(message) is not None:
+            return answer_question(message, context, self.keepers)
         spoiled = any(_is_privacy_mod(mod) for mod in mods_after(call_next))
         if is_users_query(message):
             user = self.user(context)
@@ -70,6 +84,9 @@ class ClippedUpdateMod:
             return users_reply(message, answer, single=True)
         if spoiled:
             raise ValueError(f"this node cannot take part: {PROBLEMS['another privacy mod']}")
+        check_masked(message, self.keepers)
+        if self.keepers is not None:
+            return _train_masked(message, context, call_next, self.keepers)
         return _train(message, context, call_next)
 
 
@@ -111,6 +128,33 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     if checksum is None:
         return Message(Error(code=0, reason=NOT_FINITE), reply_to=message)
     return train_reply(message, task, outgoing, 1, checksum)
+
+
+def _train_masked(message: Message, context: Context, call_next: CallNext, keepers: Keepers) -> Message:
+    model, config, task = read_train_message(message)
+
+    def update() -> Integers:
+        reply = call_next(message, context)
+        if reply.has_error():
+            raise RuntimeError(LOCAL_FAILURE)
+        new = flat_arrays(_replied_model(reply), task.layout)
+        steps = np.empty(task.size, np.int64)
+        checksum = write_clipped_update(
+            steps,
+            new,
+            cast_as_trained(model, new, task.layout),
+            clip_norm=task.clip_norm,
+            grid=task.grid,
+            update_scale=task.update_scale,
+            indicator=task.indicator,
+        )
+        if checksum is None:
+            raise RuntimeError(NOT_FINITE)
+        return steps
+
+    masking = Masking.of(message, keepers)
+    _show_model(message, model, config, task)
+    return masked_answer(message, task, masking, update)
 
 
 def _replied_model(reply: Message) -> ArrayRecord:

@@ -99,10 +99,12 @@ def train_message(
     task: TrainTask,
     message_type: str = MessageType.TRAIN,
     further: Mapping[str, ConfigRecord | MetricRecord] | None = None,
+    keepers: Mapping[str, ConfigRecord] | None = None,
 ) -> Message:
     """The request for one node; `model` is flat, or what `model_records` made of it for all nodes.
 
-    `further` are records that the inner strategy sends beside the model and the configuration.
+    `further` are records that the inner strategy sends beside the model and the configuration, and `keepers`
+    what nodes are told of them.
     """
     records = model_records(model, task.layout) if isinstance(model, np.ndarray) else model
     passthrough = task.layout.passthrough
@@ -125,7 +127,7 @@ def train_message(
     if task.record_keys != RECORD_KEYS:
         description["keys"] = list(task.record_keys)
     beside = {f"{_FURTHER}{name}": record for name, record in (further or {}).items()}
-    content = RecordDict({**records, CONFIG: config, TASK: description, **beside})
+    content = RecordDict({**records, CONFIG: config, TASK: description, **beside, **(keepers or {})})
     return Message(content, dst_node_id=node_id, message_type=message_type)
 
 

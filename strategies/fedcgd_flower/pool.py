@@ -12,10 +12,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from fedcgd.clipping.per_sample_gradients import ExampleLoss, clipped_gradient_sum
+from fedcgd.keepers import Keepers
 from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd_flower.evaluation_messages import answer, bounds_of
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.isolation import TIME_LIMIT, run_isolated
+from fedcgd_flower.keeper_app import answer_question, check_masked, masked_answer, refuse_evaluation
+from fedcgd_flower.keeper_messages import Masking, question_of
 from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flatten, unflatten
 from fedcgd_flower.messages import (
     TrainTask,
@@ -83,6 +86,7 @@ def host_users(
     *,
     evaluate: LocalEvaluation | None = None,
     shared: bool = False,
+    keepers: Keepers | None = None,
 ) -> None:
     """Make `app` a node that hosts `users` and trains the ones it is asked for by `clipped_sum`.
 
@@ -93,6 +97,10 @@ def host_users(
     `shared=True`, for simulations: other nodes host the same users, and hold the same data. Each user of a round is asked at one
     of them, so that all have as much to do. It is not always the same one, so training must keep nothing there for later rounds.
     A node that is registered by name shares nothing, whatever it says: the same id at two silos may be two people.
+
+    With `keepers` what leaves the node is masked, so that only all keepers of a round together can open it, and only as a noised
+    sum with others'. A node whose configuration names a keeper's key (`keeper="/srv/keeper.key"`) is that keeper too. No
+    evaluation is answered then.
     """
 
     def asked_of(task: TrainTask, context: Context) -> tuple[str, ...]:
@@ -102,8 +110,11 @@ def host_users(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
+        if question_of(message) is not None:
+            return answer_question(message, context, keepers)
         if is_users_query(message):
             return users_reply(message, list(users(context)), shared=shared)
+        check_masked(message, keepers)
         model, config, task = read_train_message(message)
         work = LocalTask(
             model=model.copy(),  # the message's own cannot be written to, which torch.from_numpy warns about
@@ -116,6 +127,8 @@ def host_users(
             indicator=task.indicator,
             records=further_records(message),
         )
+        if keepers is not None:
+            return masked_answer(message, task, Masking.of(message, keepers), lambda: clipped_sum(work, context)[0])
         try:
             total, answered = clipped_sum(work, context)
         except Exception as error:
@@ -127,6 +140,7 @@ def host_users(
 
     @app.evaluate()
     def evaluate_users(message: Message, context: Context) -> Message:
+        refuse_evaluation(keepers)
         model, config, task = read_train_message(message)
         bounds, asked = bounds_of(message), asked_of(task, context)
 

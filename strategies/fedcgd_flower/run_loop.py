@@ -111,6 +111,7 @@ class RunLoop:
         del messages  # they hold a model
         released, metrics = strategy.aggregate_train(rounds.releases + 1, replies)
         if released is None or metrics is None:
+            result.released = rounds.releases  # one more, if the round is spent
             return False
         result.arrays, result.released = released, rounds.releases
         result.train_metrics_clientapp[rounds.releases] = metrics

@@ -12,10 +12,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.keepers import Keepers
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.ledger.client_metrics import FORWARDED
 from fedcgd.ledger.evaluations import EVALUATION
+from fedcgd.ledger.openings import KEEPERS
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
@@ -24,6 +26,7 @@ from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation, check_evaluat
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.inner import check_inner, record_keys_of
 from fedcgd_flower.layout import BatchNorm
+from fedcgd_flower.openings import check_keepers, keepers_description, log_keepers
 from fedcgd_flower.replies import RejectionReason
 from fedcgd_flower.reporting import log_guarantee, log_inner, log_other_runs
 from fedcgd_flower.result import OnRelease, RunResult
@@ -42,6 +45,7 @@ _SETTINGS = frozenset(
         "adaptive_clipping",
         "evaluation",
         "forward_client_metrics",
+        "keepers",
     }
 )
 """Attributes that stay as they were given, as `plan` does."""
@@ -74,6 +78,8 @@ class CorrelatedNoise(Strategy):
     - `batch_norm`: running statistics are refused, "private" (clipped and noised like parameters) or "fixed" (left as they are).
     - `adaptive_clipping`: the clip norm follows a quantile of the users' norms, beginning with the plan's; ε stays what it is.
     - `evaluation`: users also evaluate released models on their data, as noised sums with a budget of their own.
+    - `keepers`: the parties that make the noise in place of this server, which then sees noised sums only; `key` then draws the
+      cohorts alone.
     - `forward_client_metrics`: also evaluate on clients as the inner strategy does, and return the averages. They are not
       differentially private: ε no longer covers what the run tells.
 
@@ -107,6 +113,7 @@ class CorrelatedNoise(Strategy):
         evaluation: PrivateEvaluation | None = None,
         forward_client_metrics: bool = False,
         on_release: OnRelease | None = None,
+        keepers: Keepers | None = None,
     ) -> None:
         self.inner = check_inner(inner, has_hook=on_release is not None)
         if not isinstance(plan, Plan):
@@ -134,6 +141,15 @@ class CorrelatedNoise(Strategy):
             raise TypeError(f"on_release must be a function of one ReleaseEvent, got {on_release!r}")
         if evaluation is not None:
             check_evaluation(evaluation, plan, budget, forward_client_metrics)
+        if keepers is not None:
+            check_keepers(
+                keepers,
+                plan,
+                key,
+                evaluation=evaluation is not None,
+                forward_client_metrics=forward_client_metrics,
+            )
+        self.keepers = keepers
         self._plan = plan
         self.cohort_size, self._cohort_source = cohort.size, cohort.source
         self.min_answers = cohort.min_answers
@@ -166,6 +182,8 @@ class CorrelatedNoise(Strategy):
             adaptive_clipping=adaptive_clipping,
             trainable=trainable,
             batch_norm=batch_norm,
+            keepers=keepers,
+            patience=patience,
         )
         self._evaluator: Evaluator | None = None
 
@@ -205,6 +223,8 @@ class CorrelatedNoise(Strategy):
             configuration[EVALUATION] = self.evaluation.to_description(self.cohort_size)
         if self.forward_client_metrics:  # so that every statement about the run says so, and no resume switches it on
             configuration[FORWARDED] = True
+        if self.keepers is not None:
+            configuration[KEEPERS] = keepers_description(self.keepers)
         path = ":memory:" if self._ledger_path is None else self._ledger_path
         if self._budget is not None:
             admission = self._budget.admission(self.plan, key=self._key, ledger=path)
@@ -218,7 +238,9 @@ class CorrelatedNoise(Strategy):
             configuration |= admission.configuration
         ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self._key)
         try:
-            self._rounds.open(ledger, UserDirectory(self._identity, ledger.pin, self._hosts, self._registered_only))
+            self._rounds.open(
+                ledger, UserDirectory(self._identity, ledger.pin, self._hosts, self._registered_only), self._ledger_path
+            )
             if self.evaluation is not None:
                 self._evaluator = Evaluator(
                     self.evaluation,
@@ -283,6 +305,8 @@ class CorrelatedNoise(Strategy):
             forward_client_metrics=self.forward_client_metrics,
             users=max(self.expected_users, self.cohort_size),
         )
+        if self.keepers is not None:
+            log_keepers(self.keepers, self.plan)
         log_inner(
             self.inner,
             expected_users=self.expected_users,

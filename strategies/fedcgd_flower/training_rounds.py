@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from logging import WARNING
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedcgd.keepers import Keepers
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, Run
 from fedcgd.noise.quantisation import Grid as IntegerGrid
@@ -31,8 +33,10 @@ from fedcgd_flower.cohort_selection import CohortSelector
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.inner import inner_step
 from fedcgd_flower.inner_request import InnerRequest, inner_request
+from fedcgd_flower.keeper_messages import KEEPERS, Masking
 from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import FLAT, MODEL, TrainTask, by_node, model_records, train_message
+from fedcgd_flower.openings import MaskedSum, OpeningFailedError, Openings, sum_of_masked_replies
 from fedcgd_flower.replies import HINTS, RejectionReason, sum_of_replies
 from fedcgd_flower.reporting import RoundReport, guarantee_metrics
 from fedcgd_flower.user_directory import UserDirectory
@@ -48,7 +52,7 @@ class PendingRound:
     attempt: int
     model: Flat
     layout: Layout
-    grid: IntegerGrid
+    lattice: IntegerGrid
     scale: Scale
     """How the sum is read."""
     requests: tuple[tuple[Message, TrainTask], ...]
@@ -56,6 +60,12 @@ class PendingRound:
     """The configuration, as it was given and as the inner strategy left it."""
     unsaved: dict[str, str]
     """What the inner strategy held that cannot be saved, before the round."""
+    grid: Grid
+    """Where its nodes, and keepers, are."""
+    masking: Masking | None
+    """Where keepers make the noise: which, and for what."""
+    opening: int | None = None
+    """What stands for the nonce, once keepers have been asked to open the sum: the round is released or spent then."""
 
 
 class TrainingRounds:
@@ -73,6 +83,8 @@ class TrainingRounds:
         adaptive_clipping: AdaptiveClipping | None,
         trainable: Collection[str] | None,
         batch_norm: BatchNorm,
+        keepers: Keepers | None,
+        patience: float,
     ) -> None:
         self.clip_norm = plan.clip_norm
         """The norm of the next round: the plan's, unless it adapts."""
@@ -94,6 +106,9 @@ class TrainingRounds:
         if adaptive_clipping is not None:
             self._indicator_norm = adaptive_clipping.indicator_norm(plan.noise_multiplier, cohort_size)
             self._wire_plan = replace(plan, clip_norm=1.0)
+        self._openings: Openings | None = None
+        if keepers is not None:
+            self._openings = Openings(keepers, self._wire_plan, cohort_size=cohort_size, patience=patience)
         self._opened: tuple[Ledger, UserDirectory] | None = None
         self._nonces: list[int] = []
         self._inner_state = inner_state.save(inner)
@@ -104,14 +119,18 @@ class TrainingRounds:
         self._pending: PendingRound | None = None
         self._hinted: set[RejectionReason] = set()
 
-    def open(self, ledger: Ledger, directory: UserDirectory) -> None:
-        """Go on where `ledger` stands, with the users of `directory`."""
+    def open(self, ledger: Ledger, directory: UserDirectory, path: Path | None) -> None:
+        """Go on where `ledger` stands, which is the file `path` if it is one, with the users of `directory`."""
         self._opened = ledger, directory
+        if self._openings is not None:
+            self._openings.open(ledger, path)
         self.resume()
 
     def close(self) -> None:
         """Close the ledger, if it is open."""
         opened, self._opened, self._noise, self._pending = self._opened, None, None, None
+        if self._openings is not None:
+            self._openings.close()
         if opened is not None:
             opened[0].close()
 
@@ -146,8 +165,9 @@ class TrainingRounds:
             self._inner_state = run.state
         inner_state.restore(self._inner, self._inner_state)
         self._config = inner_state.saved_config(self._inner_state)
-        last = self.ledger.metrics("train").get(self.releases)
-        self.clip_norm = self._plan.clip_norm if last is None else last.get("next-clip-norm", self._plan.clip_norm)
+        told = self.ledger.metrics("train")
+        last = told[max(told)] if told else {}  # of the last release that was one: nothing is told with a spent round
+        self.clip_norm = last.get("next-clip-norm", self._plan.clip_norm)
         return run
 
     def layout(self, arrays: ArrayRecord) -> Layout:
@@ -198,6 +218,9 @@ class TrainingRounds:
         chosen = self._select_cohort(round, grid)
         if chosen is None:
             return []
+        masking = self._masking(round, grid, layout.size + (self._adaptive_clipping is not None))
+        if isinstance(masking, str):
+            return []
         outgoing = Outgoing((layout.size,), np.float32)
         flatten(arrays, layout, outgoing.array)
         records = model_records(outgoing, layout)
@@ -206,6 +229,7 @@ class TrainingRounds:
         request, train_config = self._inner_request(arrays, layout, config)
         adaptive = self._adaptive_clipping is not None
         integer_grid = grid_of(self._wire_plan, layout.size + adaptive)
+        told = {} if masking is None else {KEEPERS: masking.record()}  # to nodes, of the keepers
         scale = Scale.fixed(self.clip_norm)
         if adaptive:
             scale = Scale.of_round(self.clip_norm, self._indicator_norm, integer_grid)
@@ -223,18 +247,20 @@ class TrainingRounds:
                 indicator=scale.indicator,
                 record_keys=request.record_keys,
             )
-            message = train_message(node_id, records, request.config, task, request.message_type, request.records)
+            message = train_message(node_id, records, request.config, task, request.message_type, request.records, told)
             requests.append((message, task))
         self._pending = PendingRound(
             round=round,
             attempt=attempt,
             model=view(records[MODEL][FLAT]),
             layout=layout,
-            grid=integer_grid,
+            lattice=integer_grid,
             scale=scale,
             requests=tuple(requests),
             config=train_config,
             unsaved=unsaved,
+            grid=grid,
+            masking=masking,
         )
         self.report.asked, self.report.nodes = len(chosen), len(requests)
         return [message for message, _ in requests]
@@ -249,6 +275,14 @@ class TrainingRounds:
             return None
         return chosen
 
+    def _masking(self, round: int, grid: Grid, size: int) -> Masking | str | None:
+        """How the nodes of the round mask; None without keepers; the reason, which is recorded, if too few are there."""
+        found = None if self._openings is None else self._openings.masking(grid, size)
+        if isinstance(found, str):
+            self.report.failure = found
+            self.ledger.skip(round, "too few keepers were reachable")
+        return found
+
     def aggregate(self, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The inner strategy's next model after the noised mean of the replies, and the ε spent; (None, None) without release."""
         pending = self._pending
@@ -256,20 +290,27 @@ class TrainingRounds:
             return None, None
         answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
         matched = [(answers.get(message.metadata.message_id), task) for message, task in pending.requests]
-        total, results = sum_of_replies(matched, pending.layout.size + (self._adaptive_clipping is not None))
+        total: Integers | MaskedSum
+        if pending.masking is None:
+            total, results = sum_of_replies(matched, pending.layout.size + (self._adaptive_clipping is not None))
+        else:
+            total, results = sum_of_masked_replies(matched, pending.masking)
         self._record_answers(pending, results)
         if self.report.answered < self._min_answers:
             self.abort_round(f"at least {self._min_answers} users must answer")
             return None, None
-        nonce = self._key.nonce_of(self.ledger.stream_id, total, earlier=self._nonces, attempt=pending.attempt)
         try:
-            self.ledger.record_aggregated(pending.round, pending.attempt, nonce)
-            noised, metrics, next_clip_norm = self._noised(pending, total, nonce)
-            pending = self._pending = replace(pending, model=_NOTHING, requests=())
-            del total, matched, answers  # the inner strategy needs room
+            nonce, noised_sum = self._noised_sum(pending, total)
+            noised, metrics, next_clip_norm = self._noised(pending, noised_sum)
+            pending = self._pending = replace(self._pending or pending, model=_NOTHING, requests=())
+            del total, noised_sum, matched, answers  # the inner strategy needs room
             stepped = inner_step(self._inner, pending.round + 1, noised)
             del noised
             released = self._release(pending, stepped, metrics, next_clip_norm)
+        except OpeningFailedError as error:
+            opened = self._pending is not None and self._pending.opening is not None
+            self.abort_round(f"{'the round is spent' if opened else 'not opened'}: {error}")
+            return None, None
         except BaseException:
             self.abort_round("it could not be released")
             raise
@@ -302,14 +343,32 @@ class TrainingRounds:
             self._hinted.add(lost)
             log(WARNING, "fedcgd: %s: %s", lost, HINTS[lost])
 
-    def _noised(self, pending: PendingRound, total: Integers, nonce: int) -> tuple[ArrayRecord, MetricRecord, float]:
-        """The model plus the noised mean of the updates whose sum is `total`; what is told with it; the next round's clip norm.
-
-        `total` holds nothing of use then: the noise is added in it, and the model is made in its memory.
-        """
+    def _noised_sum(self, pending: PendingRound, total: Integers | MaskedSum) -> tuple[int, Integers]:
+        """(Nonce of the round, which is on record; sum of the updates with its noise, in the memory of `total`)."""
+        if isinstance(total, MaskedSum):
+            return self._opened_sum(pending, total)
+        nonce = self._key.nonce_of(self.ledger.stream_id, total, earlier=self._nonces, attempt=pending.attempt)
+        self.ledger.record_aggregated(pending.round, pending.attempt, nonce)
         if self._noise is None:
-            self._noise = grid_source(self._wire_plan, self._key, self.ledger.stream_id, pending.grid)
+            self._noise = grid_source(self._wire_plan, self._key, self.ledger.stream_id, pending.lattice)
         self._noise.add(total, [*self._nonces, nonce], self._wire_plan.stddev)
+        return nonce, total
+
+    def _opened_sum(self, pending: PendingRound, total: MaskedSum) -> tuple[int, Integers]:
+        """As `_noised_sum`, by the keepers. From the moment in which they are asked the round is released or spent."""
+        openings, masking = self._openings, pending.masking
+        assert openings is not None  # who masks has keepers
+        assert masking is not None
+        total = openings.checked(pending.grid, masking, pending.round, pending.attempt, total)
+        nonce = openings.record(masking, pending.round, pending.attempt, total)
+        self._pending = replace(pending, opening=nonce)
+        return nonce, openings.noised(pending.grid, masking, pending.round, pending.attempt, total)
+
+    def _noised(self, pending: PendingRound, total: Integers) -> tuple[ArrayRecord, MetricRecord, float]:
+        """The model plus the noised mean of the updates whose noised sum is `total`; what is told with it; the next clip norm.
+
+        `total` holds nothing of use then: the model is made in its memory.
+        """
         metrics = guarantee_metrics(self._plan, released=pending.round + 1)
         next_clip_norm = self.clip_norm
         if self._adaptive_clipping is not None:
@@ -319,7 +378,7 @@ class TrainingRounds:
             metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": next_clip_norm})
         noised = total.view(np.float32)[: pending.layout.size]  # what is written lies before what is still to be read
         passes(len(noised)).mean(
-            pending.model, total, pending.grid.step, pending.scale.update_scale, self._cohort_size, noised
+            pending.model, total, pending.lattice.step, pending.scale.update_scale, self._cohort_size, noised
         )
         return unflatten(noised, pending.layout, passthrough=False), metrics, next_clip_norm
 
@@ -338,10 +397,21 @@ class TrainingRounds:
         return unflatten(released, pending.layout, same=stepped)
 
     def abort_round(self, reason: str) -> None:
-        """Leave the round in flight unreleased: its noise is never used again, and the inner strategy has not seen it."""
-        begun, self._begun, self._pending = self._begun, False, None
+        """Leave the round in flight unreleased: its noise is never used again, and the inner strategy has not seen it.
+
+        A round that keepers were asked to open is spent: it counts as released, without a new model.
+        """
+        begun, pending = self._begun, self._pending
+        self._begun, self._pending = False, None
         self.report.failure = self.report.failure or reason
-        if begun:
-            with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
+        if not begun:
+            return
+        spent = None if pending is None else pending.opening
+        with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
+            if spent is None:
                 self.ledger.skip(self.report.round, reason)
-            inner_state.restore(self._inner, self._inner_state)
+            else:
+                self.ledger.spend(self.report.round, reason)
+        if spent is not None:
+            self._nonces.append(spent)
+        inner_state.restore(self._inner, self._inner_state)

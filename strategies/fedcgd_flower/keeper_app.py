@@ -1,0 +1,144 @@
+"""The node's side of keepers: a node masks what it sends, and a node whose configuration names a keeper's key opens sums."""
+
+import hashlib
+import traceback
+from collections.abc import Callable
+from logging import ERROR, WARNING
+from typing import Any
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from flwr.app import Context, Message
+from numpy.typing import NDArray
+
+from fedcgd.clipping import ROUNDING, clip
+from fedcgd.keepers import Keeper, KeeperKey, Keepers, RefusedError, mask
+from fedcgd.keepers.keeper import UnreadableError
+from fedcgd_flower.flower_private import log
+from fedcgd_flower.keeper_messages import (
+    CHALLENGE,
+    KEEPERS,
+    Masking,
+    Refusal,
+    has_keepers,
+    identity_reply,
+    masked_reply,
+    opened_reply,
+    question_of,
+    read_opening,
+    refused_reply,
+)
+from fedcgd_flower.messages import TrainTask
+
+CONFIGURED = "keeper"
+"""Under which a node's configuration names the file of the keeper's key."""
+
+_ROUNDING = 2.0**-40  # of a norm that was computed on two machines
+
+
+def check_masked(message: Message, keepers: Keepers | None) -> None:
+    """Raise ValueError unless the server and this node both mean the same keepers, or both none.
+
+    A node that was given keepers sends nothing that the server alone could read, whatever it is asked.
+    """
+    if keepers is None and has_keepers(message):
+        raise ValueError(
+            "this run has keepers, and this node was given none: host_users(…, keepers=Keepers.from_file(…)), or "
+            "ClippedUpdateMod(keepers=…)"
+        )
+    if keepers is not None and not has_keepers(message):
+        raise ValueError(
+            "this node was given keepers, and the server asks for what it could read alone: CorrelatedNoise(…, keepers=…)"
+        )
+
+
+def refuse_evaluation(keepers: Keepers | None) -> None:
+    """Raise ValueError if this node was given keepers: evaluations reach the server without masks."""
+    if keepers is not None:
+        raise ValueError("this node was given keepers, which open training sums only: it answers no evaluation")
+
+
+def masked_answer(
+    message: Message, task: TrainTask, masking: Masking, summed: Callable[[], NDArray[np.signedinteger[Any]]]
+) -> Message:
+    """The reply to a train request: what `summed` gives, under masks; zeros if it raises or gives anything else.
+
+    Nothing in the reply but the masked integers depends on data: not whether training failed, nor why.
+
+    Raises:
+        ValueError: before `summed` is called, if the server's agreement is not what this node is asked to do.
+    """
+    agreement = masking.agreement
+    asked = (task.size, task.grid.step)
+    if asked != (agreement.size, agreement.step):
+        raise ValueError(
+            f"the server asks for {asked[0]} coordinates in steps of {asked[1]:g}, and its keepers make noise for "
+            f"{agreement.size} in steps of {agreement.step:g}"
+        )
+    if not task.norm <= agreement.plan.clip_norm * (1 + _ROUNDING):
+        raise ValueError(
+            f"the server asks for updates of norm {task.norm:g}, and its keepers make noise for {agreement.plan.clip_norm:g}"
+        )
+    agreement.info(task.round, task.attempt, masking.present)  # refused before any work
+    values = _bounded(_or_zeros(summed, task), task)
+    masked = mask(values, agreement, round=task.round, attempt=task.attempt, present=masking.present)
+    return masked_reply(message, task, masked, masking.present)
+
+
+def _or_zeros(summed: Callable[[], NDArray[Any]], task: TrainTask) -> NDArray[np.signedinteger[Any]]:
+    try:
+        values = np.asarray(summed())
+        if values.shape == (task.size,) and values.dtype.kind == "i":
+            return values
+        log(ERROR, "fedcgd: local training gave %s of shape %s, not %d integers", values.dtype, values.shape, task.size)
+    except Exception as error:
+        where = "".join(traceback.format_tb(error.__traceback__))
+        log(ERROR, "fedcgd: local training failed with %s at\n%s", type(error).__name__, where)
+    log(WARNING, "fedcgd: this node adds zeros; under masks nobody can tell")
+    return np.zeros(task.size, np.int64)
+
+
+def _bounded(values: NDArray[np.signedinteger[Any]], task: TrainTask) -> NDArray[np.signedinteger[Any]]:
+    """`values`, no longer than sums of so many users' vectors are: nobody can check it once it is masked."""
+    size, users = task.layout.size, len(task.users)
+    update, counted = values[:size], values[size:]
+    steps = update.astype(np.float64)
+    bound = users * task.clip_norm / task.grid.step
+    most = users * task.indicator
+    if float(steps @ steps) <= (1 - ROUNDING / 2) * bound**2 and bool((np.abs(counted) <= most).all()):
+        return values
+    log(WARNING, "fedcgd: the sum of %d users was longer than %d clip norms, and is scaled", users, users)
+    within = task.grid.to_steps(clip(task.grid.from_steps(update), users * task.clip_norm))
+    return np.append(within, np.clip(counted, -most, most))
+
+
+def answer_question(message: Message, context: Context, keepers: Keepers | None) -> Message:
+    """The reply to a question to a keeper; `question_of` says whether a message is one."""
+    key_file = context.node_config.get(CONFIGURED)
+    if keepers is None or not isinstance(key_file, str) or not key_file:
+        return identity_reply(message, "", b"")
+    if question_of(message) == "who":
+        key = KeeperKey.from_file(key_file)
+        name = keepers.card_of(key).name
+        sealed = message.content.config_records[KEEPERS].get(f"challenge {name}")
+        try:
+            challenge = key.open(sealed, CHALLENGE) if isinstance(sealed, bytes) else b""
+        except InvalidTag:
+            challenge = b""
+        return identity_reply(message, name, proof_of(challenge))
+    try:
+        agreement, opening = Masking.of(message, keepers).agreement, read_opening(message)
+        with Keeper.open(key_file, keepers) as keeper:
+            if question_of(message) == "check":
+                return refused_reply(message, Refusal("", keeper.unreadable(agreement, opening)))
+            return opened_reply(message, keeper.answer(agreement, opening))
+    except UnreadableError as refused:
+        return refused_reply(message, Refusal(str(refused), refused.positions))
+    except (RefusedError, ValueError) as refused:
+        log(WARNING, "fedcgd: this keeper does not open the round: %s", refused)
+        return refused_reply(message, Refusal(str(refused)))
+
+
+def proof_of(challenge: bytes) -> bytes:
+    """What shows that a challenge was opened."""
+    return hashlib.sha256(b"fedcgd keeper opened\0" + challenge).digest()

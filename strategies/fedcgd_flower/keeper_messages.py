@@ -1,0 +1,211 @@
+"""What travels between server, nodes and keepers: masked updates, and requests to open their sum.
+
+All requests are train messages, because a mod sees only messages for which the ClientApp has a function.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+
+from fedcgd.keepers import Agreement, Keepers, Masked, Opening
+from fedcgd.keepers.cards import SEALED_BYTES
+from fedcgd.keepers.masks import TICKET_BYTES, Residues
+from fedcgd_flower.arrays import array_of, view
+from fedcgd_flower.messages import FLAT, TASK, UPDATE, TrainTask
+
+KEEPERS = "fedcgd-keepers"
+"""The record that says which agreement and which keepers a round has; on a question to a keeper, also what is asked."""
+
+CHALLENGE = b"fedcgd keeper: which node is it"
+"""What a challenge is sealed with: never the `info` of a seed, which begins with an agreement's context."""
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How the nodes of a round mask: for which run, and for which keepers."""
+
+    agreement: Agreement
+    present: tuple[str, ...]
+
+    def record(self) -> ConfigRecord:
+        """As a train request carries it."""
+        return ConfigRecord({"agreement": json.dumps(self.agreement.to_description()), "present": list(self.present)})
+
+    @staticmethod
+    def of(message: Message, keepers: Keepers) -> "Masking":
+        """What the server says in `message`. Raises ValueError if it is about other keepers, or describes no agreement."""
+        record = message.content.config_records[KEEPERS]
+        try:
+            description = json.loads(cast(str, record["agreement"]))
+            present = tuple(cast(list[str], record["present"]))
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"this message describes no agreement between keepers: {error!r}") from error
+        return Masking(Agreement.from_description(description, keepers), present)
+
+
+def has_keepers(message: Message) -> bool:
+    """Whether a train request says that the round has keepers."""
+    return KEEPERS in message.content.config_records
+
+
+# A node's reply.
+
+
+def masked_reply(request: Message, task: TrainTask, masked: Masked, present: Sequence[str]) -> Message:
+    """The reply to `request`: masked integers, and sealed seeds. Nothing else in it depends on anybody's data."""
+    description = ConfigRecord(
+        {
+            "round": task.round,
+            "attempt": task.attempt,
+            "ticket": masked.ticket,
+            "sealed": b"".join(masked.sealed[name] for name in present),
+        }
+    )
+    content = RecordDict({UPDATE: ArrayRecord({FLAT: array_of(masked.residues)}), TASK: description})
+    return Message(content, reply_to=request)
+
+
+def read_masked_reply(reply: Message, task: TrainTask, masking: Masking) -> Masked | str:
+    """The masked integers in a reply that is no error, or why it is none."""
+    content, agreement = reply.content, masking.agreement
+    if TASK not in content.config_records:
+        return "without fedcgd's mod"
+    if set(content.array_records) != {UPDATE} or set(content.array_records[UPDATE]) != {FLAT}:
+        return "wrong arrays"
+    description = content.config_records[TASK]
+    if (description.get("round"), description.get("attempt")) != (task.round, task.attempt):
+        return "wrong round"
+    ticket, sealed = description.get("ticket"), description.get("sealed")
+    if not isinstance(ticket, bytes) or len(ticket) != TICKET_BYTES:
+        return "wrong arrays"
+    if not isinstance(sealed, bytes) or len(sealed) != SEALED_BYTES * len(masking.present):
+        return "wrong arrays"
+    residues = _residues(content.array_records[UPDATE], agreement)
+    if residues is None:
+        return "wrong shape or dtype"
+    parts = [sealed[start : start + SEALED_BYTES] for start in range(0, len(sealed), SEALED_BYTES)]
+    return Masked(residues, ticket, dict(zip(masking.present, parts, strict=True)))
+
+
+def _residues(arrays: ArrayRecord, agreement: Agreement) -> Residues | None:
+    try:
+        value: Any = view(arrays[FLAT])
+    except Exception:  # the bytes are the sender's: any failure to parse them is the same to us
+        return None
+    wanted = np.dtype(f"u{agreement.bits // 8}")
+    if not isinstance(value, np.ndarray) or value.dtype != wanted or value.shape != (agreement.size,):
+        return None
+    return value
+
+
+# Questions to keepers.
+
+
+def keeper_query(node_id: int, challenges: Mapping[str, bytes]) -> Message:
+    """The question which keeper a node is: for each keeper's name a challenge that is sealed to its card."""
+    return _question(
+        node_id, {"question": "who", **{f"challenge {name}": sealed for name, sealed in challenges.items()}}
+    )
+
+
+def opening_request(node_id: int, agreement: Agreement, opening: Opening, *, check: bool) -> Message:
+    """The request to open a round; with `check` only to say which seeds could not be opened."""
+    return _question(
+        node_id,
+        {
+            "question": "check" if check else "open",
+            "agreement": json.dumps(agreement.to_description()),
+            "present": list(opening.present),
+            "round": opening.round,
+            "attempt": opening.attempt,
+            "after": -1 if opening.after is None else opening.after,
+            "tickets": b"".join(opening.tickets),
+            "sealed": b"".join(opening.sealed),
+        },
+    )
+
+
+def _question(node_id: int, asked: dict[str, Any]) -> Message:
+    return Message(RecordDict({KEEPERS: ConfigRecord(asked)}), dst_node_id=node_id, message_type=MessageType.TRAIN)
+
+
+def question_of(message: Message) -> str | None:
+    """What a keeper is asked: "who", "check" or "open"; None if the message is no question to a keeper."""
+    asked = message.content.config_records[KEEPERS].get("question") if has_keepers(message) else None
+    return asked if isinstance(asked, str) else None
+
+
+def read_opening(message: Message) -> Opening:
+    """The opening that is asked for. Raises ValueError if the message describes none."""
+    asked = message.content.config_records[KEEPERS]
+    try:
+        tickets, sealed = cast(bytes, asked["tickets"]), cast(bytes, asked["sealed"])
+        after = cast(int, asked["after"])
+        return Opening(
+            round=cast(int, asked["round"]),
+            attempt=cast(int, asked["attempt"]),
+            present=tuple(cast(list[str], asked["present"])),
+            tickets=tuple(tickets[i : i + TICKET_BYTES] for i in range(0, len(tickets), TICKET_BYTES)),
+            sealed=tuple(sealed[i : i + SEALED_BYTES] for i in range(0, len(sealed), SEALED_BYTES)),
+            after=None if after < 0 else after,
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"this message asks a keeper for nothing: {error!r}") from error
+
+
+# A keeper's reply.
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A keeper does not open: why, and which of the seeds it cannot open."""
+
+    reason: str
+    unreadable: tuple[int, ...] = ()
+
+
+def identity_reply(request: Message, name: str, proof: bytes) -> Message:
+    """The reply of a keeper that has opened its challenge; an empty name is no keeper's."""
+    return _answer(request, {"keeper": name, "proof": proof})
+
+
+def read_identity(reply: Message) -> tuple[str, bytes]:
+    """The name of the keeper and its proof; ("", b"") if the reply is no keeper's."""
+    if reply.has_error() or not has_keepers(reply):
+        return "", b""
+    said = reply.content.config_records[KEEPERS]
+    name, proof = said.get("keeper"), said.get("proof")
+    return (name, proof) if isinstance(name, str) and isinstance(proof, bytes) else ("", b"")
+
+
+def opened_reply(request: Message, residues: Residues) -> Message:
+    """A keeper's answer: what to add to the sum."""
+    return Message(RecordDict({UPDATE: ArrayRecord({FLAT: array_of(residues)})}), reply_to=request)
+
+
+def refused_reply(request: Message, refusal: Refusal) -> Message:
+    """A keeper's refusal, or the result of a check (an empty reason)."""
+    return _answer(request, {"refused": refusal.reason, "unreadable": list(refusal.unreadable)})
+
+
+def _answer(request: Message, said: dict[str, Any]) -> Message:
+    return Message(RecordDict({KEEPERS: ConfigRecord(said)}), reply_to=request)
+
+
+def read_opened(reply: Message, agreement: Agreement) -> Residues | Refusal | None:
+    """What a keeper answered; None if nothing that can be read came."""
+    if reply.has_error():
+        return None
+    if has_keepers(reply):
+        said = reply.content.config_records[KEEPERS]
+        reason, unreadable = said.get("refused"), said.get("unreadable")
+        if not isinstance(reason, str) or not isinstance(unreadable, list):
+            return None
+        return Refusal(reason[:500], tuple(i for i in unreadable if isinstance(i, int)))
+    if set(reply.content.array_records) != {UPDATE} or set(reply.content.array_records[UPDATE]) != {FLAT}:
+        return None
+    return _residues(reply.content.array_records[UPDATE], agreement)

@@ -1,0 +1,423 @@
+"""The server's side of keepers: masked replies are added, and keepers open their sum once.
+
+The order is what the promise rests on. Which keepers a round has is fixed before nodes are asked; the list of nodes that answered
+is in the ledger before a keeper is; and from then on the round is released or spent. The server never holds anything but masked
+integers and noised sums.
+"""
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+from scipy.stats import chi2
+
+from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.accounting.shares import guarantees_by_collusion
+from fedcgd.keepers import Agreement, Keeper, Keepers, Masked, Opening, RefusedError, add, agree, lifted
+from fedcgd.keepers.agreement import check_plan
+from fedcgd.keepers.keeper import UnreadableError, list_hash
+from fedcgd.keepers.masks import Residues
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger import Ledger
+from fedcgd.noise.quantisation import Integers
+from fedcgd.plan import Plan
+from fedcgd_flower.flower_private import log
+from fedcgd_flower.keeper_app import proof_of
+from fedcgd_flower.keeper_messages import (
+    CHALLENGE,
+    Masking,
+    Refusal,
+    keeper_query,
+    opening_request,
+    read_identity,
+    read_masked_reply,
+    read_opened,
+)
+from fedcgd_flower.messages import TrainTask
+from fedcgd_flower.replies import RejectionReason, rejection_reason
+from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push, send_and_receive
+
+_FIRST_WAIT = 0.02  # seconds between looks at who a keeper is: longer each time
+_TOLD_EVERY = 30.0  # seconds between lines about keepers that are waited for
+_ANSWER_WITHIN = 120.0  # seconds until a keeper is asked the same once more
+_TOO_LONG = 1e-9  # the chance that an honest sum is called too long
+
+
+class OpeningFailedError(Exception):
+    """Keepers do not open the sum: the round is tried again, or spent if they had been asked to open it."""
+
+
+@dataclass(frozen=True)
+class MaskedSum:
+    """The sum of the masked integers of the nodes on the list, and what they sealed."""
+
+    total: Residues
+    members: tuple[Masked, ...]
+    """Their residues are in `total`, and kept so that a node can be taken off the list."""
+
+
+def sum_of_masked_replies(
+    replies: Sequence[tuple[Message | None, TrainTask]], masking: Masking
+) -> tuple[MaskedSum, list[int | RejectionReason]]:
+    """(Σ masked integers; for each reply the users that were asked there, or why it was dropped).
+
+    How many of a node's users took part, nobody knows but the node.
+    """
+    agreement = masking.agreement
+    total: Residues = np.zeros(agreement.size, f"u{agreement.bits // 8}")
+    members, results, tickets = [], cast(list[int | RejectionReason], []), set()
+    for reply, task in replies:
+        read: Masked | RejectionReason
+        if reply is None:
+            read = "no answer"
+        elif reply.has_error():
+            read = rejection_reason(reply.error)
+        else:
+            read = cast(Masked | RejectionReason, read_masked_reply(reply, task, masking))
+        if isinstance(read, Masked) and read.ticket in tickets:
+            read = "not asked for"
+        if not isinstance(read, Masked):
+            results.append(read)
+            continue
+        tickets.add(read.ticket)
+        add(total, read.residues)
+        members.append(read)
+        results.append(len(task.users))
+    return MaskedSum(total, tuple(members)), results
+
+
+class Transport(Protocol):
+    """How keepers are reached."""
+
+    def present(self, grid: Grid, patience: float) -> tuple[str, ...]:
+        """The keepers that can be reached, sorted: all of them, or who is there after `patience` seconds."""
+        ...
+
+    def ask(
+        self, grid: Grid, agreement: Agreement, openings: Mapping[str, Opening], *, check: bool, patience: float
+    ) -> dict[str, Residues | Refusal | None]:
+        """What each keeper answers to its request; None if nothing came within `patience` seconds."""
+        ...
+
+
+class SimulatedKeepers:
+    """Simulated keepers, in the server's own process; their records lie beside the ledger, or in memory without one."""
+
+    def __init__(self, keepers: Keepers, ledger: Path | None, *, new: bool) -> None:
+        self._keepers: dict[str, Keeper] = {}
+        for number in range(len(keepers.cards)):
+            beside = None if ledger is None else ledger.with_name(f"{ledger.name}-keeper-{number}.record")
+            if beside is not None and new:  # of an earlier simulation, whose ledger is gone
+                for suffix in ("", "-wal", "-shm"):
+                    beside.with_name(beside.name + suffix).unlink(missing_ok=True)
+            keeper = Keeper.simulation(keepers, number, beside)
+            self._keepers[keeper.card.name] = keeper
+
+    def present(self, grid: Grid, patience: float) -> tuple[str, ...]:
+        return tuple(sorted(self._keepers))
+
+    def ask(
+        self, grid: Grid, agreement: Agreement, openings: Mapping[str, Opening], *, check: bool, patience: float
+    ) -> dict[str, Residues | Refusal | None]:
+        answers: dict[str, Residues | Refusal | None] = {}
+        for name, opening in openings.items():
+            keeper = self._keepers[name]
+            try:
+                if check:
+                    answers[name] = Refusal("", keeper.unreadable(agreement, opening))
+                else:
+                    answers[name] = keeper.answer(agreement, opening)
+            except UnreadableError as refused:
+                answers[name] = Refusal(str(refused), refused.positions)
+            except RefusedError as refused:
+                answers[name] = Refusal(str(refused))
+        return answers
+
+    def close(self) -> None:
+        """Close their records."""
+        for keeper in self._keepers.values():
+            keeper.close()
+
+
+class KeeperNodes:
+    """Keepers that are connected nodes: each shows which one it is by opening a challenge that is sealed to its card."""
+
+    def __init__(self, keepers: Keepers) -> None:
+        self._keepers = keepers
+        self._nodes: dict[str, int] = {}
+        self._others: set[int] = set()
+        self._asked: dict[int, tuple[str, dict[str, bytes]]] = {}
+
+    def present(self, grid: Grid, patience: float) -> tuple[str, ...]:
+        began = time.monotonic()
+        deadline, told, wait = began + patience, began + 1.0, _FIRST_WAIT
+        while True:
+            self._look(grid)
+            missing = set(self._keepers.names) - self._nodes.keys()
+            now = time.monotonic()
+            if not missing or now >= deadline:
+                return tuple(sorted(self._nodes))
+            if now >= told:
+                log(INFO, "fedcgd: waiting for keepers %s, up to %.0f s", ", ".join(sorted(missing)), deadline - now)
+                told = now + _TOLD_EVERY
+            time.sleep(min(wait, max(deadline - now, 0)))
+            wait = min(1.5 * wait, 1.0)
+
+    def ask(
+        self, grid: Grid, agreement: Agreement, openings: Mapping[str, Opening], *, check: bool, patience: float
+    ) -> dict[str, Residues | Refusal | None]:
+        answers: dict[str, Residues | Refusal | None] = dict.fromkeys(openings)
+        deadline = time.monotonic() + patience
+        while True:
+            self._look(grid)
+            waiting = [name for name, answer in answers.items() if answer is None and name in self._nodes]
+            requests = [opening_request(self._nodes[name], agreement, openings[name], check=check) for name in waiting]
+            within = max(1.0, min(_ANSWER_WITHIN, deadline - time.monotonic()))
+            replies = send_and_receive(grid, requests, within) if requests else []
+            for name, reply in zip(waiting, replies, strict=True):
+                if reply is not None:
+                    answers[name] = read_opened(reply, agreement)
+                if answers[name] is None:  # gone, or failing: whoever has its key may come back as another node
+                    self._forget(name)
+            if all(answer is not None for answer in answers.values()) or time.monotonic() >= deadline:
+                return answers
+            time.sleep(min(1.0, max(deadline - time.monotonic(), 0)))
+
+    def _forget(self, name: str) -> None:
+        self._nodes.pop(name, None)
+
+    def _look(self, grid: Grid) -> None:
+        """Ask nodes that were not known before, and read what has been answered."""
+        connected = set(grid.get_node_ids())
+        self._nodes = {name: node for name, node in self._nodes.items() if node in connected}
+        if len(self._nodes) == len(self._keepers.cards):
+            return
+        known = self._others | set(self._nodes.values()) | self._asked.keys()
+        new = sorted(connected - known)
+        queries = []
+        for node_id in new:
+            challenges = {card.name: os.urandom(32) for card in self._keepers.cards}
+            sealed = {card.name: card.seal(challenges[card.name], CHALLENGE) for card in self._keepers.cards}
+            queries.append(keeper_query(node_id, sealed))
+            self._asked[node_id] = ("", challenges)
+        gone = {reply.metadata.src_node_id for reply in push(grid, queries)} if queries else set()
+        for node_id, query in zip(new, queries, strict=True):
+            self._asked[node_id] = (query.metadata.message_id, self._asked[node_id][1])
+        for node_id, (message_id, challenges) in list(self._asked.items()):
+            if node_id not in connected or node_id in gone:
+                del self._asked[node_id]
+                continue
+            try:
+                reply = pull(grid, message_id)
+            except UnreadableReplyError:
+                reply = None
+                self._others.add(node_id)
+                del self._asked[node_id]
+            if reply is None:
+                continue
+            del self._asked[node_id]
+            name, proof = read_identity(reply)
+            if name in challenges and proof == proof_of(challenges[name]):
+                self._nodes[name] = node_id
+            else:
+                self._others.add(node_id)
+
+
+class Openings:
+    """The openings of a run: which keepers a round has, and their answers. `open` comes first, `close` last."""
+
+    def __init__(self, keepers: Keepers, plan: Plan, *, cohort_size: int, patience: float) -> None:
+        self._keepers = keepers
+        self._plan = plan
+        self._cohort_size = cohort_size
+        self._patience = patience
+        self._ledger: Ledger | None = None
+        self._transport: Transport | None = None
+        self._agreed: Agreement | None = None
+        self._check_first = True
+        self._check_always = False
+
+    def open(self, ledger: Ledger, path: Path | None) -> None:
+        """Go on where `ledger` stands."""
+        self._ledger = ledger
+        if self._keepers.simulated:
+            self._transport = SimulatedKeepers(self._keepers, path, new=not ledger.openings())
+        else:
+            self._transport = KeeperNodes(self._keepers)
+
+    def close(self) -> None:
+        """Close what `open` opened, but for the ledger."""
+        transport, self._transport, self._ledger, self._agreed = self._transport, None, None, None
+        if isinstance(transport, SimulatedKeepers):
+            transport.close()
+
+    def masking(self, grid: Grid, size: int) -> Masking | str:
+        """How the nodes of the next round mask, with the keepers that are there; or the reason if too few are."""
+        assert self._transport is not None  # `open` comes first
+        assert self._ledger is not None
+        if self._agreed is None or self._agreed.size != size:
+            self._agreed = agree(
+                self._plan, size=size, keepers=self._keepers, run=self._ledger.stream_id, users=self._cohort_size
+            )
+        present = self._transport.present(grid, self._patience)
+        needed = len(self._keepers.cards) - self._keepers.away
+        if len(present) < needed:
+            missing = ", ".join(sorted(set(self._keepers.names) - set(present)))
+            return f"{len(present)} of {needed} keepers were reachable; missing: {missing}"
+        return Masking(self._agreed, present)
+
+    def checked(self, grid: Grid, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> MaskedSum:
+        """`summed` without the nodes whose seeds a keeper could not open, where that is to be asked first.
+
+        It is in the first round of a process, when parties may still disagree, and in all after a refusal: else one node
+        could spend every round.
+
+        Raises:
+            OpeningFailedError: if a keeper is gone or refuses, or no node is left; nothing is spent.
+        """
+        assert self._transport is not None
+        gone = set(masking.present) - set(self._transport.present(grid, 0.0))
+        if gone:
+            raise OpeningFailedError(f"keepers {', '.join(sorted(gone))} are gone")
+        if not self._check_first:
+            return summed
+        requests = self._requests(masking, round, attempt, summed)
+        answers = self._transport.ask(grid, masking.agreement, requests, check=True, patience=self._patience)
+        bad: set[int] = set()
+        for name, answer in answers.items():
+            if not isinstance(answer, Refusal) or answer.reason:
+                said = answer.reason if isinstance(answer, Refusal) else "no answer"
+                raise OpeningFailedError(f"keeper {name}: {said}")
+            bad |= {i for i in answer.unreadable if 0 <= i < len(summed.members)}
+        if not bad:
+            return summed
+        log(
+            WARNING,
+            "fedcgd: %d of %d nodes cannot be opened, because they see another keepers.toml, or cheat; they are left out",
+            len(bad),
+            len(summed.members),
+        )
+        self._check_always = True
+        if len(bad) == len(summed.members):
+            raise OpeningFailedError("the keepers can open no node's seeds: all parties need the same keepers.toml")
+        members = tuple(member for i, member in enumerate(summed.members) if i not in bad)
+        total: Residues = np.zeros_like(summed.total)
+        for member in members:
+            add(total, member.residues)
+        return MaskedSum(total, members)
+
+    def record(self, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> int:
+        """Write in the ledger what keepers are about to be asked; the result stands for the round's nonce."""
+        assert self._ledger is not None
+        some = next(iter(self._requests(masking, round, attempt, summed).values()))
+        return self._ledger.record_opening(round, attempt, list_hash(masking.agreement, some), masking.present)
+
+    def noised(self, grid: Grid, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> Integers:
+        """Σ updates + Σ shares of the noise, in steps, int64.
+
+        Raises:
+            OpeningFailedError: if a keeper refuses or is gone, or the sum is longer than updates and noise can be.
+        """
+        assert self._transport is not None
+        agreement = masking.agreement
+        requests = self._requests(masking, round, attempt, summed)
+        answers = self._transport.ask(grid, agreement, requests, check=False, patience=self._patience)
+        total = summed.total
+        for name, answer in answers.items():
+            if answer is None or isinstance(answer, Refusal):
+                self._check_always = self._check_first = True
+                raise OpeningFailedError(f"keeper {name}: {answer.reason if answer else 'no answer'}")
+            add(total, answer)
+        self._check_first = self._check_always
+        noised = lifted(total)
+        self._check_length(noised, masking)
+        return noised
+
+    def _check_length(self, noised: Integers, masking: Masking) -> None:
+        """Raise OpeningFailedError if the sum cannot be one of clipped updates and noise: somebody's masks do not fit.
+
+        It is a function of the noised sum, and so costs no privacy.
+        """
+        agreement = masking.agreement
+        rounds = agreement.plan.participation.rounds
+        row = float(np.linalg.norm(agreement.plan.mechanism.inverse_row(min(1, rounds - 1), rounds)))
+        stddev = agreement.share_stddev * math.sqrt(len(masking.present)) * row
+        most = self._cohort_size * agreement.plan.clip_norm
+        most += stddev * math.sqrt(float(chi2.isf(_TOO_LONG, agreement.size)))
+        length = float(np.linalg.norm(noised.astype(np.float64))) * agreement.step
+        if length > most:
+            raise OpeningFailedError(
+                f"the noised sum has norm {length:.3g}, and {self._cohort_size} clipped updates with their noise have at most "
+                f"{most:.3g}: a node or a keeper sent something else"
+            )
+
+    def _requests(self, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> dict[str, Opening]:
+        assert self._ledger is not None
+        after: dict[str, int] = {}
+        for opened in self._ledger.openings():
+            if opened.state == "released" and opened.round < round:
+                after |= dict.fromkeys(opened.keepers, opened.round)
+        return {
+            name: Opening(
+                round=round,
+                attempt=attempt,
+                present=masking.present,
+                tickets=tuple(member.ticket for member in summed.members),
+                sealed=tuple(member.sealed[name] for member in summed.members),
+                after=after.get(name),
+            )
+            for name in masking.present
+        }
+
+
+def check_keepers(
+    keepers: Keepers, plan: Plan, key: NoiseKey, *, evaluation: bool, forward_client_metrics: bool
+) -> None:
+    """Raise TypeError or ValueError unless a run of `plan` can have these keepers."""
+    if not isinstance(keepers, Keepers):
+        raise TypeError(f"keepers must be Keepers, for example Keepers.from_file('keepers.toml'); got {keepers!r}")
+    check_plan(plan)
+    if evaluation:
+        raise ValueError("a private evaluation is summed in the clear: leave out evaluation= where there are keepers")
+    if forward_client_metrics:
+        raise ValueError("forward_client_metrics=True sends metrics past the keepers, in the clear: leave it out")
+    if keepers.simulated != key.simulated:
+        raise ValueError(
+            "simulated keepers go with a simulation key and real ones with a real key: anybody can guess what a simulation keeps"
+        )
+
+
+def keepers_description(keepers: Keepers) -> dict[str, Any]:
+    """What a ledger's configuration says of the keepers."""
+    return {
+        "digest": keepers.digest,
+        "colluding": keepers.colluding,
+        "away": keepers.away,
+        "simulated": keepers.simulated,
+        "keepers": {card.name: card.fingerprint for card in keepers.cards},
+    }
+
+
+def log_keepers(keepers: Keepers, plan: Plan) -> None:
+    """Log who the keepers are and against whom which ε holds, and what they do not protect from."""
+    names = ", ".join(f"{card.name} ({card.fingerprint})" for card in keepers.cards)
+    log(INFO, "\t├──> fedcgd: the noise comes from %d keepers: %s", len(keepers.cards), names)
+    for against in guarantees_by_collusion(
+        plan.accountant, keepers.shares, noise_multiplier=plan.noise_multiplier, delta=plan.delta
+    ):
+        epsilon = "∞" if against.guarantee is None else rounded_up(against.epsilon)
+        planned = " (the plan's)" if against.colluding == keepers.colluding else ""
+        log(INFO, "\t│\t├── against the server with %d of them: ε ≤ %s%s", against.colluding, epsilon, planned)
+    log(
+        INFO,
+        "\t│\t└── this holds against who reads the server, not against who changes the app: Flower sends nodes and keepers "
+        "their code",
+    )
