@@ -105,7 +105,7 @@ def test_both_ways_to_solve_problem_p1_agree(n: int, p: int, barrier: float) -> 
     rng = np.random.default_rng(9)
     lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
     band, bsr = unit_columns("noise-curve", n, p)
-    unit = 2 / SOME.learning_rate**2 * final_loss(Dense("noise-curve", band(bsr).numpy()), n, SOME)
+    unit = 2 / SOME.learning_rate**2 * final_loss(Dense("noise-curve", band(bsr)[0]), n, SOME)
     here = objective(dense, SOME, unit, barrier)
     for _ in range(20):
         step = np.where((lags > 0) & (lags < p), rng.normal(size=(n, n)), 0.0)

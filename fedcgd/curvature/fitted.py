@@ -6,18 +6,16 @@ that of the mechanism's column-normalised form, which other numbers make best; t
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from scipy.optimize import minimize_scalar
-from torch import Tensor
 
 from fedcgd.curvature.factor import thin_factor
 from fedcgd.curvature.loss import final_loss
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import BLT, BandedToeplitz, BandInvMF, LambdaCGD, Normalized, NuDPFTRL
-from fedcgd.mechanisms.mechanism import Toeplitz
+from fedcgd.mechanisms.mechanism import Matrix, Toeplitz, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.optimisation import Progress
 from fedcgd.optimisation.toeplitz import (
@@ -124,35 +122,47 @@ def _log_error(one: Toeplitz, participation: Participation, quadratic: Quadratic
 
 
 def _private_error(
-    log_sensitivity: Callable[[Tensor, Participation], Tensor],
+    log_sensitivity: Callable[[Vector, Participation], tuple[float, Vector]],
     participation: Participation,
     quadratic: Quadratic,
     normalized: bool,
 ) -> PrivateError:
     """log(‖C⁻ᵀL‖²·sens²): backwards in time a product of series, of C⁻¹ and of each column of L."""
     n = participation.rounds
-    backwards = torch.from_numpy(thin_factor(quadratic, n)[::-1].copy())
+    backwards = np.ascontiguousarray(thin_factor(quadratic, n)[::-1])
+    spectra = np.fft.rfft(backwards, 2 * n, axis=0)
 
-    spectra = torch.fft.rfft(backwards, 2 * n, dim=0)
+    def log_error(inverse: Vector, spectra: Any) -> tuple[float, Vector, Matrix]:
+        """log ‖C⁻ᵀL‖², its derivative by C⁻¹ and that by each entry of L backwards, shape as `backwards`."""
+        spectrum = np.fft.rfft(inverse, 2 * n)[:, None]
+        products = np.fft.irfft(spectrum * spectra, 2 * n, axis=0)[:n]
+        square = float(np.vdot(products, products))
+        by_product = np.fft.rfft(products * (2 / square), 2 * n, axis=0)
+        by_inverse = np.fft.irfft((by_product * spectra.conj()).sum(axis=1), 2 * n)[:n]
+        return math.log(square), by_inverse, np.fft.irfft(by_product * spectrum.conj(), 2 * n, axis=0)[:n]
 
-    def log_error(inverse: Tensor, spectra: Tensor) -> Tensor:
-        products = torch.fft.irfft(torch.fft.rfft(inverse, 2 * n)[:, None] * spectra, 2 * n, dim=0)
-        return torch.log((products[:n] ** 2).sum())
+    def plain(c: Vector, inverse: Vector) -> tuple[float, Vector, Vector]:
+        error, by_inverse, _ = log_error(inverse, spectra)
+        squared, by_c = log_sensitivity(np.abs(c), participation)
+        return error + squared, by_c * np.sign(c), by_inverse
 
-    def plain(c: Tensor, inverse: Tensor) -> Tensor:
-        return log_error(inverse, spectra) + log_sensitivity(c.abs(), participation)
-
-    def with_unit_columns(c: Tensor, inverse: Tensor) -> Tensor:
+    def with_unit_columns(signed: Vector, inverse: Vector) -> tuple[float, Vector, Vector]:
         """Of C·D⁻¹, whose inverse is D·C⁻¹. The columns are the leftmost: the sensitivity, or near it, as |c| cancels nothing."""
-        c = torch.nn.functional.pad(c.abs(), (0, n - len(c)))
-        norms = torch.sqrt(torch.cumsum(c**2, dim=0))  # of the columns, the last first
-        total = torch.zeros(n, dtype=torch.float64)
-        for first in range(
-            0, participation.participations * participation.min_separation, participation.min_separation
-        ):
-            column = c[: n - first] / norms[n - 1 - first]
-            total = total + torch.nn.functional.pad(column, (first, 0))
-        scaled = torch.fft.rfft(backwards * norms[:, None], 2 * n, dim=0)
-        return log_error(inverse, scaled) + torch.log((total**2).sum())
+        c = np.pad(np.abs(signed), (0, n - len(signed)))
+        norms = np.sqrt(np.cumsum(c**2))  # of the columns, the last first
+        error, by_inverse, by_form = log_error(inverse, np.fft.rfft(backwards * norms[:, None], 2 * n, axis=0))
+        by_norm = np.einsum("ij,ij->i", by_form, backwards)
+        firsts = range(0, participation.participations * participation.min_separation, participation.min_separation)
+        total = np.zeros(n)
+        for first in firsts:
+            total[first:] += c[: n - first] / norms[n - 1 - first]
+        square = float(total @ total)
+        by_total, by_c = 2 / square * total, np.zeros(n)
+        for first in firsts:
+            norm = norms[n - 1 - first]
+            by_c[: n - first] += by_total[first:] / norm
+            by_norm[n - 1 - first] -= by_total[first:] @ c[: n - first] / norm**2
+        by_c += c * np.cumsum((by_norm / norms)[::-1])[::-1]  # a norm is made of all coefficients before it
+        return error + math.log(square), by_c[: len(signed)] * np.sign(signed), by_inverse
 
     return with_unit_columns if normalized else plain

@@ -3,18 +3,14 @@
 Problem P1 of Gu et al., "Correlating Cross-Iteration Noise for DP-SGD using Model Curvature", 2026, arXiv:2510.05416.
 """
 
-from typing import Any
-
 import numpy as np
-import torch
 from scipy.linalg import solve_banded
-from torch import Tensor
 
 from fedcgd.curvature.factor import thin_factor
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import Dense
 from fedcgd.mechanisms.dense import solve_transposed
-from fedcgd.mechanisms.mechanism import Matrix
+from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.optimisation import Progress
 from fedcgd.optimisation.banded import check_bandwidth, unit_columns
 from fedcgd.optimisation.lbfgs import minimise
@@ -49,40 +45,29 @@ def noise_curve(
     band, start = unit_columns("noise-curve", n, bandwidth)
     form = thin_factor(quadratic, n)
 
-    def error(x: Tensor) -> Tensor:
-        result: Tensor = _Error.apply(band(x), form)
-        return result
+    unit = error_and_gradient(band(start)[0], form)[0]
 
-    unit = float(error(start))
-
-    def objective(x: Tensor) -> Tensor:
+    def objective(x: Vector) -> tuple[float, Vector]:
+        entries, back = band(x)
+        error, gradient = error_and_gradient(entries, form)
         # log det CᵀC is twice the sum of the logs of the diagonal.
-        return error(x) / unit - barrier * 2 * torch.log(band(x)[:, 0]).mean()
+        gradient /= unit
+        gradient[:, 0] -= barrier * 2 / (n * entries[:, 0])
+        return error / unit - barrier * 2 * float(np.log(entries[:, 0]).mean()), back(gradient)
 
     x, _ = minimise(objective, start, tolerance=1e-6, history=60, progress=progress)
-    return Dense("noise-curve", band(x).numpy())
+    return Dense("noise-curve", band(x)[0])
 
 
-class _Error(torch.autograd.Function):
-    """‖C⁻ᵀL‖² of a band C[j + l, j] = band[j, l] and L of shape (n, r), and its gradient.
+def error_and_gradient(band: Matrix, form: Matrix) -> tuple[float, Matrix]:
+    """‖C⁻ᵀL‖² of the band C[j + l, j] = band[j, l] and L = `form`, shape (n, r), and its derivative by the band.
 
     With X = C⁻ᵀL and U = C⁻¹X the derivative of ‖X‖² by C[i, j] is −2·⟨X[i], U[j]⟩.
     """
-
-    @staticmethod
-    def forward(ctx: Any, band: Tensor, form: Matrix) -> Tensor:
-        entries = band.detach().numpy()
-        n, p = entries.shape
-        x = solve_transposed(entries, form)
-        u = solve_banded((p - 1, 0), np.ascontiguousarray(entries.T), x, check_finite=False)
-        total = float(np.vdot(x, x))
-        gradient = np.zeros((n, p))
-        for lag in range(p):
-            gradient[: n - lag, lag] = -2 * np.einsum("ij,ij->i", x[lag:], u[: n - lag])
-        ctx.save_for_backward(torch.from_numpy(gradient))
-        return torch.tensor(total, dtype=torch.float64)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradients[0] * gradient, None
+    n, p = band.shape
+    x = solve_transposed(band, form)
+    u = solve_banded((p - 1, 0), np.ascontiguousarray(band.T), x, check_finite=False)
+    gradient = np.zeros((n, p))
+    for lag in range(p):
+        gradient[: n - lag, lag] = -2 * np.einsum("ij,ij->i", x[lag:], u[: n - lag])
+    return float(np.vdot(x, x)), gradient

@@ -4,15 +4,11 @@ Gu et al., "Correlating Cross-Iteration Noise for DP-SGD using Model Curvature",
 optimum is the optimum; `noise_curve` finds the same in fewer steps and is held to it by a test.
 """
 
-from typing import Any
-
 import numpy as np
-import torch
 from scipy.linalg import LinAlgError, cho_solve_banded, cholesky_banded
-from torch import Tensor
 
 from fedcgd.curvature.noise_curve import BARRIER
-from fedcgd.mechanisms.mechanism import Matrix
+from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.optimisation import Progress
 from fedcgd.optimisation.banded import unit_columns
 from fedcgd.optimisation.lbfgs import minimise
@@ -36,15 +32,26 @@ def problem_p1(bandwidth: int, form: Matrix, *, barrier: float = BARRIER, progre
         result[:, 1:][inside] = free
         return result
 
-    def objective(x: Tensor) -> Tensor:
-        result: Tensor = _Objective.apply(x, form, band, inside, unit, barrier)
-        return result
+    def objective(free: Vector) -> tuple[float, Vector]:
+        """Its derivative by X is −Y·Yᵀ/unit − barrier·X⁻¹/n, Y = X⁻¹L, in the band."""
+        gram = band(free)
+        try:
+            total, y, factor = _trace(gram, form)
+        except LinAlgError:
+            return _FAR + float(free @ free), 2 * free
+        inverse = cho_solve_banded((factor, True), np.eye(n), check_finite=False)
+        gradient = np.zeros((n, p - 1))
+        for lag in range(1, p):
+            # An entry beside the diagonal is in X twice.
+            both = np.einsum("ij,ij->i", y[: n - lag], y[lag:]) / unit + barrier / n * np.diagonal(inverse, lag)
+            gradient[: n - lag, lag - 1] = -2 * both
+        return total / unit - barrier * 2 * float(np.log(factor[0]).mean()), gradient[inside]
 
-    bsr, free = unit_columns("noise-curve", n, p)
-    start = torch.from_numpy(_gram(bsr(free).numpy())[:, 1:][inside])
-    unit = _trace(band(start.numpy()), form)[0]
-    x, _ = minimise(objective, start, tolerance=1e-12, history=60, progress=progress)
-    return band(x.numpy())
+    bsr, start = unit_columns("noise-curve", n, p)
+    first = _gram(bsr(start)[0])[:, 1:][inside]
+    unit = _trace(band(first), form)[0]
+    x, _ = minimise(objective, first, tolerance=1e-12, history=60, progress=progress)
+    return band(x)
 
 
 def _gram(columns: Matrix) -> Matrix:
@@ -62,33 +69,6 @@ def _trace(gram: Matrix, form: Matrix) -> tuple[float, Matrix, Matrix]:
     factor = cholesky_banded(gram.T, lower=True, check_finite=False)
     y = cho_solve_banded((factor, True), form, check_finite=False)
     return float(np.vdot(form, y)), y, factor
-
-
-class _Objective(torch.autograd.Function):
-    """Tr(L·Lᵀ·X⁻¹)/unit − barrier·log det(X)/n; its derivative by X is −Y·Yᵀ/unit − barrier·X⁻¹/n, Y = X⁻¹L, in the band."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, form: Matrix, band: Any, inside: Any, unit: float, barrier: float) -> Tensor:
-        gram = band(x.detach().numpy())
-        n, p = gram.shape
-        try:
-            total, y, factor = _trace(gram, form)
-        except LinAlgError:
-            ctx.save_for_backward(2 * x.detach())
-            return _FAR + (x.detach() ** 2).sum()
-        inverse = cho_solve_banded((factor, True), np.eye(n), check_finite=False)
-        gradient = np.zeros((n, p - 1))
-        for lag in range(1, p):
-            # An entry beside the diagonal is in X twice.
-            both = np.einsum("ij,ij->i", y[: n - lag], y[lag:]) / unit + barrier / n * np.diagonal(inverse, lag)
-            gradient[: n - lag, lag - 1] = -2 * both
-        ctx.save_for_backward(torch.from_numpy(gradient[inside]))
-        return torch.tensor(total / unit - barrier * 2 * np.log(factor[0]).mean(), dtype=torch.float64)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradients[0] * gradient, None, None, None, None, None
 
 
 def causal_factor(gram: Matrix) -> Matrix:

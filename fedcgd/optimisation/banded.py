@@ -4,23 +4,22 @@ The error without a dense matrix is Algorithm 2 of McKenna, "Scaling up the Band
 Differentially Private ML", 2024, arXiv:2405.15913.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import torch
 from scipy.linalg import solve_banded
-from torch import Tensor
 
 from fedcgd.mechanisms import Dense
 from fedcgd.mechanisms.dense import transposed_bands
-from fedcgd.mechanisms.mechanism import Matrix
+from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.mechanisms.toeplitz import root_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.participation import Participation
 
+Back = Callable[[Matrix], Vector]
 _MOST_ENTRIES = 2**26
 _CHUNK_ENTRIES = 2**20  # of the right-hand sides solved at once: 8 MiB, which the processor keeps near
 
@@ -75,58 +74,46 @@ def check_bandwidth(name: str, bandwidth: int, participation: Participation) -> 
         raise ValueError(f"bandwidth of {name} must be between 1 and min_separation = {b}, got {bandwidth}")
 
 
-def unit_columns(name: str, rounds: int, bandwidth: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """(free numbers ↦ the band of a C with unit columns, shape (rounds, bandwidth), the free numbers of BSR's).
+def unit_columns(name: str, rounds: int, bandwidth: int) -> tuple[Callable[[Vector], tuple[Matrix, Back]], Vector]:
+    """(free numbers ↦ the band of a C with unit columns, shape (rounds, bandwidth), and `back`; the free numbers of BSR's).
 
-    Free are the columns before they are divided by their norms, the diagonal by its log. Raises ValueError for more than can be
-    optimised.
+    Free are the columns before they are divided by their norms, the diagonal by its log. `back` takes the derivative by the band
+    to that by the free numbers. Raises ValueError for more than can be optimised.
     """
     n, p = rounds, bandwidth
     if n * p > _MOST_ENTRIES:
         raise ValueError(f"{name} with {n} rounds and {p} bands has too many entries to optimise; use banded-toeplitz")
-    inside = torch.from_numpy(np.add.outer(np.arange(n), np.arange(p)) < n)
+    inside = np.add.outer(np.arange(n), np.arange(p)) < n
 
-    def band(x: Tensor) -> Tensor:
-        free = x.reshape(n, p)
-        entries = torch.where(inside, torch.cat([torch.exp(free[:, :1]), free[:, 1:]], dim=1), 0.0)
-        norms: Tensor = torch.linalg.vector_norm(entries, dim=1, keepdim=True)
-        return entries / norms
+    def band(x: Vector) -> tuple[Matrix, Back]:
+        entries = np.where(inside, x.reshape(n, p), 0.0)
+        entries[:, 0] = np.exp(entries[:, 0])
+        norms = np.linalg.norm(entries, axis=1, keepdims=True)
+        unit = entries / norms
 
-    return band, torch.from_numpy(np.tile(np.concatenate([[0.0], root_coefficients(p, -1)[1:]]), (n, 1))).reshape(-1)
+        def back(gradient: Matrix) -> Vector:
+            by_entry = (gradient - unit * np.einsum("ij,ij->i", gradient, unit)[:, None]) / norms
+            by_entry[:, 0] *= entries[:, 0]
+            return np.where(inside, by_entry, 0.0).reshape(-1)
+
+        return unit, back
+
+    return band, np.tile(np.concatenate([[0.0], root_coefficients(p, -1)[1:]]), (n, 1)).reshape(-1)
 
 
 def _optimise(name: str, p: int, n: int, workload: Workload, progress: Progress | None) -> Dense:
     band, start = unit_columns(name, n, p)
 
-    def objective(x: Tensor) -> Tensor:
-        return torch.log(squared_error(band(x), workload))
+    def objective(x: Vector) -> tuple[float, Vector]:
+        entries, back = band(x)
+        value, gradient = error_and_gradient(entries, workload)
+        return math.log(value), back(gradient / value)
 
     x, _ = minimise(objective, start, tolerance=1e-10, progress=progress)
-    return Dense(name, band(x).numpy())
+    return Dense(name, band(x)[0])
 
 
-class _SquaredError(torch.autograd.Function):
-    """‖A·C⁻¹‖²_F/n of a band C[j + l, j] = band[j, l], in O(n²·p) time and O(n) chunks of memory; and its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, band: Tensor, workload: Workload) -> Tensor:
-        value, gradient = error_and_gradient(band.detach().numpy(), workload)
-        ctx.save_for_backward(torch.from_numpy(gradient))
-        return torch.tensor(value, dtype=torch.float64)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradients[0] * gradient, None
-
-
-def squared_error(band: Tensor, workload: Workload = PREFIX_SUMS) -> Tensor:
-    """‖A·C⁻¹‖²_F/n, differentiable in the band."""
-    result: Tensor = _SquaredError.apply(band, workload)
-    return result
-
-
-def error_and_gradient(band: Matrix, workload: Workload) -> tuple[float, Matrix]:
+def error_and_gradient(band: Matrix, workload: Workload = PREFIX_SUMS) -> tuple[float, Matrix]:
     """‖A·C⁻¹‖²_F/n and its derivative by each band[j, l], both shape as `band`.
 
     Column by column: X = C⁻¹E, Y = AX, U = C⁻ᵀAᵀY; then d‖Y‖²/dC = −2·U·Xᵀ, of which only the band is needed.

@@ -9,7 +9,7 @@ from typing import Any
 from fedcgd.cache import cache_folder
 from fedcgd.files import whole
 
-_FORMAT = 3  # raise it when an optimiser changes, so that older results are found no more
+_FORMAT = 4  # raise it when an optimiser changes, so that older results are found no more
 
 
 def cached(request: Mapping[str, Any], optimise: Callable[[], dict[str, Any]]) -> dict[str, Any]:

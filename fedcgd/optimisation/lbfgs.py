@@ -2,50 +2,77 @@
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
+import numpy as np
+from scipy.optimize import minimize
 
+from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.optimisation import Progress
 
+Objective = Callable[[Vector], tuple[float, Vector]]
+"""Argument ↦ (value, gradient)."""
+
 _ROUND = 20  # iterations between two reports
+_LINE_SEARCH_FAILED = 2
 
 
 def minimise(
-    objective: Callable[[Tensor], Tensor],
-    start: Tensor,
+    objective: Objective,
+    start: Vector,
     *,
     iterations: int = 2000,
     tolerance: float = 1e-9,
     history: int = 20,
     progress: Progress | None = None,
-) -> tuple[Tensor, float]:
+) -> tuple[Vector, float]:
     """(argument, value) of a local minimum of `objective` near `start`, whichever of all seen arguments was best.
 
-    `history` is how many steps the second derivatives are estimated from. Ends when 20 iterations gain less than
-    `tolerance`, relatively, or after `iterations`.
+    SciPy's L-BFGS-B, which begins again, from the best argument and without a history, where its line search fails.
+
+    Args:
+        objective: gives the value and the gradient of an argument.
+        start: the first argument.
+        iterations: the most that are done.
+        tolerance: it ends when 20 iterations gain less than this, relatively.
+        history: how many steps the second derivatives are estimated from.
+        progress: is told the iterations done and the best value, every 20 iterations and at the end.
     """
-    x = start.detach().clone().double().requires_grad_()
-    best, best_value = x.detach().clone(), objective(x.detach()).item()
-    if not len(x):
+    best = np.array(start, np.float64)
+    best_value = objective(best)[0]
+    if not len(best):
         return best, best_value
-    optimizer = torch.optim.LBFGS(
-        [x], max_iter=_ROUND, history_size=history, line_search_fn="strong_wolfe", tolerance_change=0.0
-    )
+    done, before = 0, best_value
 
-    def closure() -> Tensor:
+    def seen(x: Vector) -> tuple[float, Vector]:
         nonlocal best, best_value
-        optimizer.zero_grad()
-        value = objective(x)
-        value.backward()  # type: ignore[no-untyped-call]
-        if value.item() < best_value:
-            best, best_value = x.detach().clone(), value.item()
-        return value
+        value, gradient = objective(x)
+        if value < best_value:
+            best, best_value = x.copy(), value
+        return value, gradient
 
-    for done in range(_ROUND, iterations + _ROUND, _ROUND):
-        before = best_value
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
+    def look(xk: Vector) -> None:
+        nonlocal done, before
+        done += 1
+        if done % _ROUND:
+            return
         if progress is not None:
             progress(done, best_value)
-        if not before - best_value > tolerance * abs(best_value):
+        if done >= iterations or not before - best_value > tolerance * abs(best_value):
+            raise StopIteration
+        before = best_value
+
+    while True:
+        value = best_value
+        # An end by `gtol` or `ftol` would be one before the tolerance is met.
+        ended = minimize(
+            seen,
+            best,
+            jac=True,
+            method="L-BFGS-B",
+            callback=look,
+            options={"maxcor": history, "maxiter": iterations, "maxfun": 20 * iterations, "ftol": 0.0, "gtol": 0.0},
+        )
+        if ended.status != _LINE_SEARCH_FAILED or not value - best_value > tolerance * abs(best_value):
             break
+    if progress is not None:
+        progress(done, best_value)
     return best, best_value

@@ -1,12 +1,9 @@
 """The error of Toeplitz mechanisms under a learning-rate schedule, and its gradient, without an n × n matrix."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.lib.stride_tricks import sliding_window_view
-from torch import Tensor
 
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.mechanisms.workload import Objective
@@ -14,35 +11,16 @@ from fedcgd.mechanisms.workload import Objective
 _CHUNK_ENTRIES = 2**20  # of an array with a column for each round: 8 MiB
 
 
-class _ScheduledError(torch.autograd.Function):
-    """The squared error of B[i, j] = Σ_{j ≤ s ≤ i} η_s·t[s − j], differentiable in t; O(n²) time, O(n) chunks of memory."""
+def scheduled_error(t: Vector, rates: Vector, error: Objective) -> tuple[float, Vector]:
+    """‖B‖²_F/n (`rmse`) or the largest squared row of B (`max-se`), and its derivative by t.
 
-    @staticmethod
-    def forward(ctx: Any, t: Tensor, rates: Vector, error: Objective) -> Tensor:
-        value, gradient = error_and_gradient(t.detach().numpy(), rates, error)
-        ctx.save_for_backward(torch.from_numpy(gradient))
-        return torch.tensor(value, dtype=torch.float64)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradients[0] * gradient, None, None
-
-
-def scheduled_error(t: Tensor, rates: Vector, error: Objective) -> Tensor:
-    """‖B‖²_F/n (`rmse`) or the largest squared row of B (`max-se`), B[i, j] = Σ_{j ≤ s ≤ i} η_s·t[s − j].
+    B[i, j] = Σ_{j ≤ s ≤ i} η_s·t[s − j]. O(n²) time, in chunks of O(n) memory.
 
     Args:
         t: the coefficients of M·C⁻¹, what momentum makes of the inverse, shape (n,), float64.
         rates: η of each round, shape (n,).
         error: which of the two errors.
     """
-    result: Tensor = _ScheduledError.apply(t, rates, error)
-    return result
-
-
-def error_and_gradient(t: Vector, rates: Vector, error: Objective) -> tuple[float, Vector]:
-    """The squared error as `scheduled_error` defines it, and its derivative by each coefficient."""
     n = len(t)
     if error == "rmse":
         total, gradient = 0.0, np.zeros(n)

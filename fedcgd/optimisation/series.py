@@ -1,38 +1,42 @@
-"""Power series that PyTorch can differentiate: the building block of every Toeplitz optimisation."""
+"""Power series and their derivatives: the building block of every Toeplitz optimisation.
 
-from typing import Any
+A function here gives its value and a `back`, which takes the derivative of something by that value and gives its derivative by
+the arguments (reverse mode).
+"""
+
+from collections.abc import Callable
 
 import numpy as np
-import torch
 from scipy.signal import fftconvolve, lfilter
-from torch import Tensor
 
 from fedcgd.mechanisms.mechanism import Vector
 
 _FEW = 64  # so many sums take less time than three Fourier transforms
 
 
-class _Quotient(torch.autograd.Function):
-    """y with Σ_l c[l]·y[t − l] = r[t], in O(n·p): the first n coefficients of r(x)/c(x)."""
+def quotient(c: Vector, r: Vector) -> tuple[Vector, Callable[[Vector], tuple[Vector, Vector]]]:
+    """(the first n coefficients of r(x)/c(x), back): y with Σ_l c[l]·y[t − l] = r[t], in O(n·p).
 
-    @staticmethod
-    def forward(ctx: Any, c: Tensor, r: Tensor) -> Tensor:
-        y = torch.from_numpy(np.asarray(lfilter([1.0], c.detach().numpy(), r.detach().numpy())))
-        ctx.save_for_backward(c, y)
-        return y
+    Args:
+        c: the divisor's coefficients, shape (p,); c[0] must not be 0. Those behind the n-th do not count.
+        r: the dividend's, shape (n,).
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor]:
-        c, y = ctx.saved_tensors
+    Returns:
+        y, shape (n,), and `back`: derivative by y ↦ (derivative by c, shape (p,), derivative by r).
+    """
+    n, p = len(r), len(c)
+    y = np.asarray(lfilter([1.0], c[:n], r))
+
+    def back(gradient: Vector) -> tuple[Vector, Vector]:
         # The adjoint of the solve is the same solve on reversed sequences.
-        w = np.asarray(lfilter([1.0], c.numpy(), gradients[0].numpy()[::-1]))[::-1].copy()
-        if not ctx.needs_input_grad[0]:
-            return None, torch.from_numpy(w)
-        return torch.from_numpy(-_correlation(w, y.numpy(), len(c))), torch.from_numpy(w)
+        w = np.asarray(lfilter([1.0], c[:n], gradient[::-1]))[::-1]
+        return -np.pad(correlation(w, y, min(n, p)), (0, max(p - n, 0))), w
+
+    return y, back
 
 
-def _correlation(w: Vector, y: Vector, lags: int) -> Vector:
-    """Σ_t w[t]·y[t − l] for l < lags."""
+def correlation(w: Vector, y: Vector, lags: int) -> Vector:
+    """Σ_t w[t]·y[t − l] for l < lags, which are at most len(y)."""
     n = len(y)
     if lags <= _FEW:
         return np.array([w[lag:] @ y[: n - lag] for lag in range(lags)])
@@ -40,17 +44,16 @@ def _correlation(w: Vector, y: Vector, lags: int) -> Vector:
     return result
 
 
-def quotient(c: Tensor, r: Tensor) -> Tensor:
-    """The first len(r) coefficients of r(x)/c(x), float64, differentiable in both. c[0] must not be 0."""
-    result: Tensor = _Quotient.apply(c[: len(r)], r)
-    return result
+def sum_of_leftmost(c: Vector, rounds: int, k: int, b: int) -> Vector:
+    """Σ_{j<k} C[:, jb], shape (rounds,), for the Toeplitz C of `c` (cut or filled with zeros), in O(n).
 
-
-def sum_of_leftmost(c: Tensor, rounds: int, k: int, b: int) -> Tensor:
-    """Σ_{j<k} C[:, jb], shape (rounds,), for the Toeplitz C of `c` (cut or filled with zeros), differentiable, in O(n)."""
+    It is linear in c, and the transposed of a Toeplitz matrix is that matrix between two reversals: the derivative by c is the
+    same sum of the reversed gradient, reversed.
+    """
     epochs = -(-rounds // b)
-    c = torch.nn.functional.pad(c[:rounds], (0, epochs * b - min(len(c), rounds))).reshape(epochs, b)
-    total = torch.cumsum(c, dim=0)
+    filled = np.zeros(epochs * b)
+    filled[: min(len(c), rounds)] = c[:rounds]
+    total = np.cumsum(filled.reshape(epochs, b), axis=0)
     if k < epochs:
-        total = torch.cat([total[:k], total[k:] - total[:-k]])
+        total[k:] = total[k:] - total[:-k]
     return total.reshape(-1)[:rounds]

@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import torch
-from torch import Tensor
+from scipy.special import expit, log_softmax, logsumexp
 
 from fedcgd.mechanisms import BLT, BandedToeplitz, BandInvMF
+from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import root_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
@@ -20,8 +20,11 @@ from fedcgd.optimisation.scheduled import scheduled_error
 from fedcgd.optimisation.series import quotient, sum_of_leftmost
 from fedcgd.participation import Participation
 
-PrivateError = Callable[[Tensor, Tensor], Tensor]
-"""log(error²·sens²) of the coefficients of C, which are 0 behind the last, and those of C⁻¹, shape (rounds,); differentiable."""
+PrivateError = Callable[[Vector, Vector], tuple[float, Vector, Vector]]
+"""(coefficients of C, 0 behind the last; those of C⁻¹, shape (rounds,)) ↦ log(error²·sens²), its derivatives by both."""
+
+LogError = Callable[[Vector], tuple[float, Vector]]
+"""Coefficients ↦ the log of a square, and its derivative by them."""
 
 
 def banded_toeplitz(
@@ -38,9 +41,7 @@ def banded_toeplitz(
     `Normalized`, is hardly ever worse for one participation.
     """
     log_error = _running_error(workload, error, participation.rounds)
-    return least_banded_toeplitz(
-        bandwidth, participation, lambda c, w: log_error(w) + log_sensitivity(c, participation), progress
-    )
+    return least_banded_toeplitz(bandwidth, participation, _sum(log_sensitivity, participation, log_error), progress)
 
 
 def least_banded_toeplitz(
@@ -48,17 +49,22 @@ def least_banded_toeplitz(
 ) -> BandedToeplitz:
     """As `banded_toeplitz`, for an error of any kind."""
     n, p = participation.rounds, _check(bandwidth, participation)
-    impulse = torch.eye(1, n, dtype=torch.float64)[0]
+    impulse = np.eye(1, n)[0]
 
-    def coefficients(theta: Tensor) -> Tensor:
-        return torch.cat([torch.ones(1, dtype=torch.float64), torch.cumprod(torch.sigmoid(theta), dim=0)])
+    def coefficients(theta: Vector) -> Vector:
+        return np.concatenate([[1.0], np.cumprod(expit(theta))])
 
-    def objective(theta: Tensor) -> Tensor:
+    def objective(theta: Vector) -> tuple[float, Vector]:
         c = coefficients(theta)
-        return private_error(c, quotient(c, impulse))
+        inverse, back = quotient(c, impulse)
+        value, by_c, by_inverse = private_error(c, inverse)
+        by_c = by_c + back(by_inverse)[0]
+        # θ_m is in all c[l] with l ≥ m, whose logs change by 1 − sigmoid(θ_m).
+        by_theta: Vector = expit(-theta) * np.cumsum((by_c * c)[:0:-1])[::-1]
+        return value, by_theta
 
-    ratios = torch.arange(1, p, dtype=torch.float64)
-    theta, _ = minimise(objective, torch.logit((ratios - 0.5) / ratios), progress=progress)
+    ratios = np.arange(1.0, p)
+    theta, _ = minimise(objective, np.log(2 * ratios - 1), progress=progress)  # of BSR: sigmoid(θ_l) = (l − ½)/l
     return BandedToeplitz(tuple(coefficients(theta).tolist()))
 
 
@@ -77,7 +83,7 @@ def band_inv_mf(
     """
     log_error = _running_error(workload, error, participation.rounds)
     return least_band_inv_mf(
-        bandwidth, participation, lambda c, w: log_error(w) + log_sensitivity_by_lags(c.abs(), participation), progress
+        bandwidth, participation, _sum(log_sensitivity_by_lags, participation, log_error), progress
     )
 
 
@@ -86,22 +92,20 @@ def least_band_inv_mf(
 ) -> BandInvMF:
     """As `band_inv_mf`, for an error of any kind."""
     n, p = participation.rounds, _check(bandwidth, participation)
-    impulse = torch.eye(1, n, dtype=torch.float64)[0]
+    impulse = np.eye(1, n)[0]
 
-    def inverse(free: Tensor) -> Tensor:
-        return torch.cat([torch.ones(1, dtype=torch.float64), free])
+    def objective(free: Vector) -> tuple[float, Vector]:
+        w = np.concatenate([[1.0], free])
+        c, back = quotient(w, impulse)
+        if not np.abs(c).max() < _DIVERGED:  # the line search left the stable region: 0, which is DP-SGD, lies inside
+            return _FAR + float(free @ free), 2 * free
+        value, by_c, by_inverse = private_error(c, np.pad(w, (0, n - p)))
+        return value, (by_inverse[:p] + back(by_c)[0])[1:]
 
-    def objective(free: Tensor) -> Tensor:
-        w = inverse(free)
-        c = quotient(w, impulse)
-        if not bool(c.detach().abs().max() < _DIVERGED):
-            return _FAR + (free**2).sum()  # the line search left the stable region: 0, which is DP-SGD, lies inside
-        return private_error(c, torch.nn.functional.pad(w, (0, n - p)))
-
-    starts = [torch.from_numpy(root_coefficients(p, +1, 1 - damping)[1:].copy()) for damping in _DAMPINGS]
-    start = min(starts, key=lambda free: float(objective(free)))
+    starts = [root_coefficients(p, +1, 1 - damping)[1:] for damping in _DAMPINGS]
+    start = min(starts, key=lambda free: objective(free)[0])
     free, _ = minimise(objective, start, progress=progress)
-    return BandInvMF(tuple(inverse(free).tolist()))
+    return BandInvMF((1.0, *free.tolist()))
 
 
 _DIVERGED = 1e6
@@ -123,7 +127,7 @@ def blt(
     Decays are sigmoids, and the scales are positive with a sum of at most 1, so that C is positive and non-increasing.
     """
     log_error = _running_error(workload, error, participation.rounds)
-    return least_blt(degree, participation, lambda c, w: log_error(w) + log_sensitivity(c, participation), progress)
+    return least_blt(degree, participation, _sum(log_sensitivity, participation, log_error), progress)
 
 
 def least_blt(
@@ -134,12 +138,15 @@ def least_blt(
         raise ValueError(f"degree must be at least 1, got {degree}; 4 is usual")
     n = participation.rounds
 
-    def objective(x: Tensor) -> Tensor:
-        p, q = _polynomials(*_buffers(x))
-        longer_p, longer_q = (torch.nn.functional.pad(series, (0, n))[:n] for series in (p, q))
-        return private_error(quotient(q, longer_p), quotient(p, longer_q))
+    def objective(x: Vector) -> tuple[float, Vector]:
+        p, q, back = _polynomials(x)
+        c, back_c = quotient(q, _cut(p, n))
+        inverse, back_inverse = quotient(p, _cut(q, n))
+        value, by_c, by_inverse = private_error(c, inverse)
+        (q_by_c, p_by_c), (p_by_inverse, q_by_inverse) = back_c(by_c), back_inverse(by_inverse)
+        return value, back(_cut(p_by_c, len(p)) + p_by_inverse, q_by_c + _cut(q_by_inverse, len(q)))
 
-    x = torch.tensor([-1.0], dtype=torch.float64)
+    x = np.array([-1.0])
     for _ in range(degree):
         tries = [
             minimise(objective, _one_more(x, memory), iterations=60, tolerance=1e-6, progress=progress)
@@ -153,83 +160,141 @@ def least_blt(
 _LONGEST = 1 - 2.0**-40  # a sigmoid can round to 1, and decays are below it
 
 
-def _buffers(x: Tensor) -> tuple[Tensor, Tensor]:
+def _cut(series: Vector, size: int) -> Vector:
+    """Its first `size` coefficients, 0 behind the last."""
+    result = np.zeros(size)
+    result[: len(series)] = series[:size]
+    return result
+
+
+def _buffers(x: Vector) -> tuple[Vector, Vector]:
     """(scales, decays) of the free numbers: the logit of the sum of the scales, then log weights, then logits of decays."""
     degree = len(x) // 2
-    decays = _LONGEST * torch.sigmoid(x[degree + 1 :])
-    return torch.sigmoid(x[0]) * torch.softmax(x[1 : degree + 1], dim=0), decays
+    scales: Vector = expit(x[0]) * np.exp(log_softmax(x[1 : degree + 1]))
+    return scales, _LONGEST * expit(x[degree + 1 :])
 
 
-def _one_more(x: Tensor, memory: float) -> Tensor:
+def _one_more(x: Vector, memory: float) -> Vector:
     """`x` with one more buffer, of a tenth of the weight of all others, that remembers about `memory` rounds."""
     weights, decays = x[1 : len(x) // 2 + 1], x[len(x) // 2 + 1 :]
-    weight = torch.logsumexp(weights, dim=0) - math.log(10) if len(weights) else torch.zeros((), dtype=torch.float64)
-    return torch.cat([x[:1], weights, weight[None], decays, torch.tensor([math.log(memory)], dtype=torch.float64)])
+    weight = float(logsumexp(weights)) - math.log(10) if len(weights) else 0.0
+    return np.concatenate([x[:1], weights, [weight], decays, [math.log(memory)]])
 
 
 def _memories(rounds: int) -> list[float]:
     return [float(memory) for memory in np.geomspace(1.3, 2 * rounds, 6)]
 
 
-def _polynomials(scales: Tensor, decays: Tensor) -> tuple[Tensor, Tensor]:
-    """(P, Q) with Σ c_t x^t = P/Q, as `BLT.polynomials`, differentiable."""
+def _polynomials(x: Vector) -> tuple[Vector, Vector, Callable[[Vector, Vector], Vector]]:
+    """(P, Q, back) with Σ c_t x^t = P/Q, as `BLT.polynomials`, of the free numbers; each has degree + 1 coefficients.
+
+    Q = Π_i (1 − d_i·x) and P = Q + x·Σ_i s_i·Π_{j≠i} (1 − d_j·x). `back` takes the derivatives by P and Q to that by the numbers.
+    """
+    scales, decays = _buffers(x)
     degree = len(scales)
 
-    def product(skip: int | None) -> Tensor:
-        result = torch.ones(1, dtype=torch.float64)
-        for i in range(degree):
-            if i != skip:
-                padded = torch.nn.functional.pad(result, (0, 1))
-                result = padded - decays[i] * torch.nn.functional.pad(result, (1, 0))
+    def product(*left_out: int) -> Vector:
+        """Π (1 − d_j·x) over the others, shape (degree + 1,)."""
+        result = np.eye(1, degree + 1)[0]
+        for j in set(range(degree)) - set(left_out):
+            result[1:] -= decays[j] * result[:-1]
         return result
 
-    q = product(None)
-    lower = torch.stack([scales[i] * product(i) for i in range(degree)]).sum(dim=0)
-    return q + torch.nn.functional.pad(lower, (1, 0)), q
+    def shifted(series: Vector) -> Vector:
+        return np.concatenate([[0.0], series[:-1]])
+
+    others = [shifted(product(i)) for i in range(degree)]
+    q = product()
+    p = q + sum((scale * series for scale, series in zip(scales, others, strict=True)), np.zeros(degree + 1))
+
+    def back(by_p: Vector, by_q: Vector) -> Vector:
+        by_scale, by_decay = np.empty(degree), np.empty(degree)
+        for i in range(degree):
+            by_scale[i] = by_p @ others[i]
+            by_decay[i] = -(by_p + by_q) @ others[i]
+            for j in range(degree):
+                if j != i:
+                    by_decay[i] -= scales[j] * (by_p @ shifted(shifted(product(i, j))))
+        # Scales are sigmoid(x_0) times a softmax.
+        total = by_scale @ scales
+        share = scales / scales.sum()
+        by_sum, by_weight = total * expit(-x[0]), scales * by_scale - share * total
+        return np.concatenate([[by_sum], by_weight, by_decay * decays * (1 - decays / _LONGEST)])
+
+    return p, q, back
 
 
-def _running_error(workload: Workload, error: Objective, rounds: int) -> Callable[[Tensor], Tensor]:
+def _sum(
+    log_sensitivity: Callable[[Vector, Participation], tuple[float, Vector]],
+    participation: Participation,
+    log_error: LogError,
+) -> PrivateError:
+    """log error² of C⁻¹ + log sens² of |C|."""
+
+    def private_error(c: Vector, inverse: Vector) -> tuple[float, Vector, Vector]:
+        error, by_inverse = log_error(inverse)
+        squared, by_c = log_sensitivity(np.abs(c), participation)
+        return error + squared, by_c * np.sign(c), by_inverse
+
+    return private_error
+
+
+def _running_error(workload: Workload, error: Objective, rounds: int) -> LogError:
     """The error in the model, in which noise is summed up as 1/((1 − x)(1 − βx)); with a schedule in O(n²) a step."""
-    beta = workload.momentum
-    if workload.learning_rates:
-        momentum = torch.tensor([1.0, -beta], dtype=torch.float64)[: min(2, rounds)]
-        rates = workload.rates(rounds)
-        return lambda inverse: torch.log(scheduled_error(quotient(momentum, inverse), rates, error))
-    steps = torch.tensor([1.0, -1.0 - beta, beta], dtype=torch.float64)[: min(3, rounds)]
-    return lambda inverse: _log_error(quotient(steps, inverse), error)
+    beta, rates = workload.momentum, workload.rates(rounds)
+    constant = not workload.learning_rates
+    divisor = np.array([1.0, -1.0 - beta, beta]) if constant else np.array([1.0, -beta])
+
+    def log_error(inverse: Vector) -> tuple[float, Vector]:
+        noise, back = quotient(divisor, inverse)
+        square, by_noise = _squared_error(noise, error) if constant else scheduled_error(noise, rates, error)
+        return math.log(square), back(by_noise / square)[1]
+
+    return log_error
 
 
-def _log_error(noise: Tensor, error: Objective) -> Tensor:
-    """log of the squared error norm of the Toeplitz B with these coefficients."""
-    squares = noise**2
-    if error == "max-se":
-        return torch.log(squares.sum())
+def _squared_error(noise: Vector, error: Objective) -> tuple[float, Vector]:
+    """The squared error norm of the Toeplitz B with these coefficients, and its derivative."""
     n = len(noise)
-    return torch.log(torch.dot(squares, torch.arange(n, 0, -1, dtype=torch.float64)) / n)
+    weights = np.ones(n) if error == "max-se" else np.arange(n, 0, -1) / n
+    return float(weights @ noise**2), 2 * weights * noise
 
 
-def log_sensitivity(c: Tensor, participation: Participation) -> Tensor:
-    """log sens² of the non-increasing c ≥ 0."""
+def log_sensitivity(c: Vector, participation: Participation) -> tuple[float, Vector]:
+    """log sens² of the non-increasing c ≥ 0, and its derivative by c."""
     n, k, b = participation.rounds, participation.participations, participation.min_separation
-    return torch.log((sum_of_leftmost(c, n, k, b) ** 2).sum())
+    total = sum_of_leftmost(c, n, k, b)
+    square = float(total @ total)
+    by_c = sum_of_leftmost((2 / square * total)[::-1], n, k, b)[::-1]
+    return math.log(square), _cut(by_c, len(c))
 
 
-def log_sensitivity_by_lags(c: Tensor, participation: Participation) -> Tensor:
-    """log of a bound on sens² for non-negative c, monotone or not; the sensitivity where the leftmost columns attain it.
+def log_sensitivity_by_lags(c: Vector, participation: Participation) -> tuple[float, Vector]:
+    """log of a bound on sens² for c ≥ 0, monotone or not, and its derivative; sens² where the leftmost columns attain it.
 
     The a-th participation is in round a·b or later, and the r-th after it at least r·b later. A later column has fewer rows, so
     its product with another is at most that of column a·b with the same lag: ⟨C[:, i], C[:, i + l]⟩ ≤ g_a(l) for i ≥ a·b. Hence
     sens² ≤ Σ_a (g_a(0) + 2·Σ_r max_{l ≥ r·b} g_a(l)).
     """
     n, k, b = participation.rounds, participation.participations, participation.min_separation
-    total = torch.zeros((), dtype=torch.float64)
+    total, by_c = 0.0, np.zeros(len(c))
     for a in range(k):
         cut = c[: n - a * b]
-        spectrum = torch.fft.rfft(cut, 2 * len(cut))
-        products = torch.fft.irfft(spectrum * spectrum.conj(), 2 * len(cut))[: len(cut)]
-        largest_from = torch.cummax(products.flip(0), dim=0).values.flip(0)
-        total = total + products[0] + 2 * largest_from[b : (k - a - 1) * b + 1 : b].sum()
-    return torch.log(total)
+        size = len(cut)
+        spectrum = np.fft.rfft(cut, 2 * size)
+        products = np.fft.irfft(spectrum * spectrum.conj(), 2 * size)[:size]
+        # The lag of the largest product from each lag on.
+        backwards = np.maximum.accumulate(products[::-1])
+        new = np.concatenate([[True], products[::-1][1:] >= backwards[:-1]])
+        largest = size - 1 - np.maximum.accumulate(np.where(new, np.arange(size), 0))[::-1]
+        lags = largest[b : (k - a - 1) * b + 1 : b]
+        total += products[0] + 2 * products[lags].sum()
+        # A product is Σ_t c[t]·c[t + l]: its derivative is c moved by l both ways.
+        weights = np.bincount(lags, minlength=size) * 2.0
+        weights[0] += 1
+        moved = np.fft.rfft(weights, 2 * size)
+        by_c[:size] += np.fft.irfft(spectrum * (moved + moved.conj()), 2 * size)[:size]
+    return math.log(total), by_c / total
 
 
 def _check(bandwidth: int, participation: Participation) -> int:
