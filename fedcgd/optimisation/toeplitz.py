@@ -195,7 +195,8 @@ def _polynomials(x: Vector) -> tuple[Vector, Vector, Callable[[Vector, Vector], 
 
     def product(*left_out: int) -> Vector:
         """Π (1 − d_j·x) over the others, shape (degree + 1,)."""
-        result = np.eye(1, degree + 1)[0]
+        result = np.zeros(degree + 1)
+        result[0] = 1
         for j in set(range(degree)) - set(left_out):
             result[1:] -= decays[j] * result[:-1]
         return result
