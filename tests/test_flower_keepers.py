@@ -1,6 +1,8 @@
 """CorrelatedNoise with keepers: what is released, who is asked what, and what happens when a keeper or a node fails."""
 
 import logging
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from fedcgd_flower import (
     host_users,
     sequential_training,
 )
-from fedcgd_flower.keeper_messages import question_of
+from fedcgd_flower.keeper_gate import question_of
 
 SIZE = 6
 KEY = NoiseKey.simulation(7)
@@ -427,3 +429,13 @@ def test_the_log_says_against_whom_epsilon_holds(caplog) -> None:
     assert "with 1 of them: ε ≤ 5.94 (the plan's)" in caplog.text
     assert "with 3 of them: ε ≤ ∞" in caplog.text
     assert "Flower sends nodes and keepers their code" in caplog.text
+
+
+def test_a_node_without_keepers_loads_nothing_for_them() -> None:
+    """A ClientApp runs in a new process for each message: what it imports is paid in every round."""
+    code = (
+        "import sys, fedcgd_flower.client_mod; "
+        "print(sorted({'fedcgd.keepers', 'fedcgd.plan', 'dp_accounting', 'scipy'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.strip() == "[]"

@@ -3,19 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from logging import ERROR, WARNING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
-from fedcgd.keepers import Keepers
 from fedcgd.noise.quantisation import Integers
 from fedcgd_flower.arrays import LazyArray, Outgoing
 from fedcgd_flower.evaluation_messages import answer, bounds_of, is_private_evaluation
 from fedcgd_flower.flower_private import log, mods_after
-from fedcgd_flower.keeper_app import answer_question, check_masked, masked_answer, refuse_evaluation
-from fedcgd_flower.keeper_messages import Masking, question_of
+from fedcgd_flower.keeper_gate import check_masked, question_of, refuse_evaluation
 from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, unflatten
 from fedcgd_flower.messages import (
     ANOTHER_MODEL,
@@ -31,6 +29,9 @@ from fedcgd_flower.messages import (
     users_reply,
 )
 from fedcgd_flower.update import write_clipped_update
+
+if TYPE_CHECKING:
+    from fedcgd.keepers import Keepers
 
 CallNext = Callable[[Message, Context], Message]
 
@@ -62,7 +63,7 @@ class ClippedUpdateMod:
     """
 
     user: Callable[[Context], str | None] = configured_user
-    keepers: Keepers | None = None
+    keepers: "Keepers | None" = None
 
     def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
         """The reply to `message`."""
@@ -76,6 +77,8 @@ class ClippedUpdateMod:
         if kind != MessageType.TRAIN:
             return call_next(message, context)
         if question_of(message) is not None:
+            from fedcgd_flower.keeper_app import answer_question  # a node without keepers does not load it
+
             return answer_question(message, context, self.keepers)
         spoiled = any(_is_privacy_mod(mod) for mod in mods_after(call_next))
         if is_users_query(message):
@@ -130,10 +133,14 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     return train_reply(message, task, outgoing, 1, checksum)
 
 
-def _train_masked(message: Message, context: Context, call_next: CallNext, keepers: Keepers) -> Message:
+def _train_masked(message: Message, context: Context, call_next: CallNext, keepers: "Keepers") -> Message:
     model, config, task = read_train_message(message)
+    _check_single_user(task)
 
     def update() -> Integers:
+        _show_model(
+            message, model, config, task
+        )  # only now: it takes from the message what the server says of the keepers
         reply = call_next(message, context)
         if reply.has_error():
             raise RuntimeError(LOCAL_FAILURE)
@@ -152,9 +159,9 @@ def _train_masked(message: Message, context: Context, call_next: CallNext, keepe
             raise RuntimeError(NOT_FINITE)
         return steps
 
-    masking = Masking.of(message, keepers)
-    _show_model(message, model, config, task)
-    return masked_answer(message, task, masking, update)
+    from fedcgd_flower.keeper_app import masked_answer  # a node without keepers does not load it
+
+    return masked_answer(message, task, keepers, update)
 
 
 def _replied_model(reply: Message) -> ArrayRecord:
@@ -182,13 +189,17 @@ def _evaluate(message: Message, context: Context, call_next: CallNext) -> Messag
 
 def _show_model(message: Message, model: Flat, config: ConfigRecord, task: TrainTask) -> None:
     """Give `message` the content that the app's own function expects. Raises ValueError if it is not for one user."""
-    if len(task.users) != 1:
-        raise ValueError(f"a node with clipped_update_mod is one user, and {len(task.users)} were asked for")
+    _check_single_user(task)
     arrays_key, config_key = task.record_keys
     further = further_records(message)
     message.content = RecordDict(
         {arrays_key: unflatten(model, task.layout, array=LazyArray), config_key: config, **further}
     )
+
+
+def _check_single_user(task: TrainTask) -> None:
+    if len(task.users) != 1:
+        raise ValueError(f"a node with clipped_update_mod is one user, and {len(task.users)} were asked for")
 
 
 def _is_privacy_mod(mod: Any) -> bool:

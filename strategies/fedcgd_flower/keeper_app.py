@@ -15,16 +15,14 @@ from fedcgd.clipping import ROUNDING, clip
 from fedcgd.keepers import Keeper, KeeperKey, Keepers, RefusedError, mask
 from fedcgd.keepers.keeper import UnreadableError
 from fedcgd_flower.flower_private import log
+from fedcgd_flower.keeper_gate import KEEPERS, question_of
 from fedcgd_flower.keeper_messages import (
     CHALLENGE,
-    KEEPERS,
     Masking,
     Refusal,
-    has_keepers,
     identity_reply,
     masked_reply,
     opened_reply,
-    question_of,
     read_opening,
     refused_reply,
 )
@@ -36,30 +34,8 @@ CONFIGURED = "keeper"
 _ROUNDING = 2.0**-40  # of a norm that was computed on two machines
 
 
-def check_masked(message: Message, keepers: Keepers | None) -> None:
-    """Raise ValueError unless the server and this node both mean the same keepers, or both none.
-
-    A node that was given keepers sends nothing that the server alone could read, whatever it is asked.
-    """
-    if keepers is None and has_keepers(message):
-        raise ValueError(
-            "this run has keepers, and this node was given none: host_users(…, keepers=Keepers.from_file(…)), or "
-            "ClippedUpdateMod(keepers=…)"
-        )
-    if keepers is not None and not has_keepers(message):
-        raise ValueError(
-            "this node was given keepers, and the server asks for what it could read alone: CorrelatedNoise(…, keepers=…)"
-        )
-
-
-def refuse_evaluation(keepers: Keepers | None) -> None:
-    """Raise ValueError if this node was given keepers: evaluations reach the server without masks."""
-    if keepers is not None:
-        raise ValueError("this node was given keepers, which open training sums only: it answers no evaluation")
-
-
 def masked_answer(
-    message: Message, task: TrainTask, masking: Masking, summed: Callable[[], NDArray[np.signedinteger[Any]]]
+    message: Message, task: TrainTask, keepers: Keepers, summed: Callable[[], NDArray[np.signedinteger[Any]]]
 ) -> Message:
     """The reply to a train request: what `summed` gives, under masks; zeros if it raises or gives anything else.
 
@@ -68,6 +44,7 @@ def masked_answer(
     Raises:
         ValueError: before `summed` is called, if the server's agreement is not what this node is asked to do.
     """
+    masking = Masking.of(message, keepers)
     agreement = masking.agreement
     asked = (task.size, task.grid.step)
     if asked != (agreement.size, agreement.step):

@@ -15,10 +15,8 @@ from fedcgd.keepers import Agreement, Keepers, Masked, Opening
 from fedcgd.keepers.cards import SEALED_BYTES
 from fedcgd.keepers.masks import TICKET_BYTES, Residues
 from fedcgd_flower.arrays import array_of, view
+from fedcgd_flower.keeper_gate import KEEPERS, has_keepers
 from fedcgd_flower.messages import FLAT, TASK, UPDATE, TrainTask
-
-KEEPERS = "fedcgd-keepers"
-"""The record that says which agreement and which keepers a round has; on a question to a keeper, also what is asked."""
 
 CHALLENGE = b"fedcgd keeper: which node is it"
 """What a challenge is sealed with: never the `info` of a seed, which begins with an agreement's context."""
@@ -45,11 +43,6 @@ class Masking:
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"this message describes no agreement between keepers: {error!r}") from error
         return Masking(Agreement.from_description(description, keepers), present)
-
-
-def has_keepers(message: Message) -> bool:
-    """Whether a train request says that the round has keepers."""
-    return KEEPERS in message.content.config_records
 
 
 # A node's reply.
@@ -131,12 +124,6 @@ def opening_request(node_id: int, agreement: Agreement, opening: Opening, *, che
 
 def _question(node_id: int, asked: dict[str, Any]) -> Message:
     return Message(RecordDict({KEEPERS: ConfigRecord(asked)}), dst_node_id=node_id, message_type=MessageType.TRAIN)
-
-
-def question_of(message: Message) -> str | None:
-    """What a keeper is asked: "who", "check" or "open"; None if the message is no question to a keeper."""
-    asked = message.content.config_records[KEEPERS].get("question") if has_keepers(message) else None
-    return asked if isinstance(asked, str) else None
 
 
 def read_opening(message: Message) -> Opening:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from logging import ERROR
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,13 +13,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from fedcgd.clipping.per_sample_gradients import ExampleLoss, clipped_gradient_sum
-from fedcgd.keepers import Keepers
 from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd_flower.evaluation_messages import answer, bounds_of
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.isolation import TIME_LIMIT, run_isolated
-from fedcgd_flower.keeper_app import answer_question, check_masked, masked_answer, refuse_evaluation
-from fedcgd_flower.keeper_messages import Masking, question_of
+from fedcgd_flower.keeper_gate import check_masked, question_of, refuse_evaluation
 from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flatten, unflatten
 from fedcgd_flower.messages import (
     TrainTask,
@@ -30,6 +29,9 @@ from fedcgd_flower.messages import (
     users_reply,
 )
 from fedcgd_flower.update import Steps, clipped_update
+
+if TYPE_CHECKING:
+    from fedcgd.keepers import Keepers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,7 @@ def host_users(
     *,
     evaluate: LocalEvaluation | None = None,
     shared: bool = False,
-    keepers: Keepers | None = None,
+    keepers: "Keepers | None" = None,
 ) -> None:
     """Make `app` a node that hosts `users` and trains the ones it is asked for by `clipped_sum`.
 
@@ -111,6 +113,8 @@ def host_users(
     @app.train()
     def train(message: Message, context: Context) -> Message:
         if question_of(message) is not None:
+            from fedcgd_flower.keeper_app import answer_question  # a node without keepers does not load it
+
             return answer_question(message, context, keepers)
         if is_users_query(message):
             return users_reply(message, list(users(context)), shared=shared)
@@ -128,7 +132,9 @@ def host_users(
             records=further_records(message),
         )
         if keepers is not None:
-            return masked_answer(message, task, Masking.of(message, keepers), lambda: clipped_sum(work, context)[0])
+            from fedcgd_flower.keeper_app import masked_answer
+
+            return masked_answer(message, task, keepers, lambda: clipped_sum(work, context)[0])
         try:
             total, answered = clipped_sum(work, context)
         except Exception as error:
