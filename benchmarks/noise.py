@@ -33,7 +33,7 @@ from fedcgd.noise import NoiseStream
 from fedcgd.noise.compiled import kernels
 from fedcgd.noise.quantisation import Grid, add_noise
 from fedcgd.noise.tensors import TensorNormals, fingerprint, gpu_kernels
-from fedcgd.opacus.optimizer import RoundNoise
+from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 

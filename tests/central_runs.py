@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.opacus.optimizer import RoundNoise
+from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 

@@ -11,7 +11,7 @@ from fedcgd.clipping.flat_models import flatten
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.opacus.batches import RoundBatches
-from fedcgd.opacus.rounds import Rounds
+from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -47,7 +47,7 @@ def test_a_point_trains_what_central_training_trains() -> None:
     """The engine's batches, put through the other implementation of per-example gradients."""
     task, key = get_task("digits"), NoiseKey.simulation(0)
     data, plan = task.load(), plan_of(POINT, 1e-9)
-    batches = RoundBatches(plan.participation, 1260, 9, lambda: key.choices, Rounds(plan, "", 1 / 9))
+    batches = RoundBatches(plan.participation, 1260, 9, lambda: key.choices, ReleaseTracker(plan, "", 1 / 9))
     expected = train_central(
         task, data.train, plan, [batches.batch(t) for t in range(18)],
         key=key.noise, learning_rate=2.0, planned_cohort=140, seed=0,

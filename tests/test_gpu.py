@@ -28,7 +28,7 @@ from fedcgd.mechanisms import BSR
 from fedcgd.noise import gpu_code, tensors
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.tensors import GpuKernels
-from fedcgd.opacus import CorrelatedPrivacyEngine, independence
+from fedcgd.opacus import CorrelatedPrivacyEngine, first_batches
 from fedcgd.opacus import gpu_code as opacus_gpu_code
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -145,7 +145,7 @@ def test_opacus_steps_where_triton_does_not_work() -> None:
 @only_pretended
 def test_how_often_an_opacus_step_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each part of a batch, for whether all norms are finite; and often for the checks of the 1st, 10th, 100th, …"""
-    monkeypatch.setattr(independence, "_AGAIN", 1000)
+    monkeypatch.setattr(first_batches, "_AGAIN", 1000)
     kernels = unwrapped(numpy_kernels())
     monkeypatch.setattr(tensors, "gpu_kernels", lambda device: kernels)
     waits = []

@@ -18,8 +18,9 @@ from fedcgd.noise.source import GridNormals
 from fedcgd.noise.stream import key_words
 from fedcgd.noise.tensors import GpuKernels, TensorNormals, fingerprint, gpu_kernels
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.opacus.clipping import Dense, add_clipped
-from fedcgd.opacus.optimizer import RoundNoise
+from fedcgd.opacus.clipped_sum import add_clipped
+from fedcgd.opacus.gradient_forms import DenseGradients
+from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.row_passes import gpu_add_rows
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -114,7 +115,7 @@ def test_clipped_sums_are_those_of_a_cpu(kind: torch.dtype) -> None:
     sums = []
     for device in ("cpu", "cuda"):
         sums.append(torch.zeros(values.shape[1], dtype=torch.float64, device=device))
-        add_clipped([sums[-1]], [Dense(values.to(device))], 1.0)
+        add_clipped([sums[-1]], [DenseGradients(values.to(device))], 1.0)
     torch.testing.assert_close(sums[1].cpu(), sums[0], rtol=1e-5, atol=1e-9)
 
 

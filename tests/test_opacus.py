@@ -20,9 +20,9 @@ from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.source import GridNormals, NoiseSource
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.opacus.clipping import MARGIN
-from fedcgd.opacus.optimizer import RoundNoise
+from fedcgd.opacus.clipped_sum import MARGIN
 from fedcgd.opacus.planning import participation_of as planned
+from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
@@ -427,13 +427,20 @@ def test_two_runs_under_one_key_have_other_noise_and_other_batches():
 
 
 def test_an_engine_makes_one_run():
+    """A cell that is run again before anything is released begins the run anew."""
     engine, _, _ = make()
-    model = nn.Linear(6, 3)
-    with pytest.raises(RuntimeError, match="make another engine"):
-        engine.make_private(
+
+    def again():
+        model = nn.Linear(6, 3)
+        return engine.make_private(
             module=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), plan=plan_of(),
             data_loader=DataLoader(data(), batch_size=BATCH),
         )  # fmt: skip
+
+    train(again(), epochs=1)
+    assert engine.accountant.released == 5
+    with pytest.raises(RuntimeError, match="make another engine"):
+        again()
 
 
 def test_a_checkpoint_loaded_twice_goes_on_with_fresh_noise_in_the_same_run(tmp_path):
@@ -497,7 +504,7 @@ def test_workers_may_prepare_batches_ahead():
         optimizer.zero_grad()
         functional.cross_entropy(module(inputs), targets).backward()
         optimizer.step()
-    assert loader.batch_sampler.rounds.released == 5
+    assert loader.batch_sampler.tracker.released == 5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

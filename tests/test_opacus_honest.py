@@ -1,5 +1,7 @@
 """Programs whose examples are apart are not refused, whatever shape a batch has."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from central_runs import Run, examples
@@ -11,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.opacus.independence import Independence
+from fedcgd.opacus.independence import BatchLook
 
 SIZE = 5
 
@@ -121,13 +123,13 @@ def test_losses_of_any_size(scale, monkeypatch):
 def test_the_look_at_batches_is_not_compiled(monkeypatch):
     """It would take seconds, and again whenever something in it has changed."""
     run = Run(monkeypatch, model=nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), epochs=1)
-    compiling, replaced = [], Independence._replaced
+    compiling, check = [], BatchLook.check
 
     def noting(*args):
         compiling.append(torch.compiler.is_compiling())
-        return replaced(*args)
+        return check(*args)
 
-    monkeypatch.setattr(Independence, "_replaced", noting)
+    monkeypatch.setattr(BatchLook, "check", noting)
     module = torch.compile(run.module, backend="eager")
     run.train(lambda batch: (run.loss(module(batch[0]), batch[1]).backward(), run.optimizer.step()))
     assert compiling
@@ -140,7 +142,6 @@ class OfAnyDepth(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
-        self.generator = torch.Generator().manual_seed(2)
 
     def forward(self, inputs, targets):
         x = torch.tanh(self.inner(inputs))
@@ -150,13 +151,18 @@ class OfAnyDepth(nn.Module):
         return functional.cross_entropy(output, targets), output
 
 
-def test_a_model_whose_layers_are_called_another_number_of_times_is_told_of_and_trained(monkeypatch):
-    run = Run(monkeypatch, model=OfAnyDepth(), epochs=1)
+@pytest.mark.parametrize("own", [True, False])
+def test_a_model_whose_layers_are_called_another_number_of_times_is_trained(own, monkeypatch):
+    """A generator that hangs on the model is put back between the looks; one that does not is told of."""
+    model, generator = OfAnyDepth(), torch.Generator().manual_seed(2)
+    monkeypatch.setattr(model if own else OfAnyDepth, "generator", generator, raising=False)
+    run = Run(monkeypatch, model=model, epochs=1)
 
     def step(batch):
         run.module(*batch)[0].backward()
         run.optimizer.step()
 
-    with pytest.warns(UserWarning, match="whether examples reach each other's rows cannot be told"):
+    told = pytest.warns(UserWarning, match="whether examples reach each other's rows cannot be told")
+    with nullcontext() if own else told:
         run.train(step)
     assert run.released == 3

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.opacus.clipping import Lookup, Outer
+from fedcgd.opacus.gradient_forms import FactoredGradients, SparseGradients
 
 
 def network():
@@ -121,7 +121,8 @@ def test_the_loader_of_an_engine_that_gave_its_optimizer_away_leaves_the_next_on
     )
     inputs, targets = next(iter(loader))
     functional.cross_entropy(module(inputs), targets).backward()
-    next(iter(old.loader))
+    with pytest.raises(RuntimeError, match="has been made private again"):
+        next(iter(old.loader))
     before = flatten(old.model)
     optimizer.step()
     assert not torch.equal(flatten(old.model), before)
@@ -133,7 +134,7 @@ def test_optimizers_with_state_and_their_checkpoint(optimizer, tmp_path, monkeyp
 
     def make():
         run = Run(monkeypatch, model=network())
-        run.optimizer.retire()
+        run.optimizer.detach()
         engine = CorrelatedPrivacyEngine(NoiseKey.simulation(3))
         module, private, loader = engine.make_private(
             module=run.module,
@@ -163,9 +164,10 @@ def test_the_cell_with_make_private_run_again(monkeypatch):
     """`module, optimizer, loader = engine.make_private(module, optimizer, loader)`, with a new engine for the second run."""
     run = trained(monkeypatch)
     engine = CorrelatedPrivacyEngine(NoiseKey.simulation(2))
-    module, optimizer, loader = engine.make_private(
-        module=run.module, optimizer=run.optimizer, data_loader=run.loader, plan=run.plan
-    )
+    with pytest.warns(UserWarning, match="an earlier run has released 6 rounds of this model"):
+        module, optimizer, loader = engine.make_private(
+            module=run.module, optimizer=run.optimizer, data_loader=run.loader, plan=run.plan
+        )
     for inputs, targets in loader:
         optimizer.zero_grad()
         functional.cross_entropy(module(inputs), targets).backward()
@@ -264,10 +266,10 @@ def test_the_gradient_of_a_table_is_kept_as_the_rows_looked_up(monkeypatch, mode
     run.loss((run.module if wrap else run.model)(batch["tokens"]), batch["label"]).backward()
     kept = run.model.embedding.weight.grad_sample
     looked_up = {(i, int(token)) for i, tokens in enumerate(batch["tokens"]) for token in tokens}
-    assert isinstance(kept, Lookup)
+    assert isinstance(kept, SparseGradients)
     assert len(kept.values) == len(looked_up)
     assert set(zip(kept.example.tolist(), kept.index.tolist(), strict=True)) == looked_up
-    assert isinstance(run.model.mix.weight.grad_sample, Outer if mode == "ghost" else Tensor)
+    assert isinstance(run.model.mix.weight.grad_sample, FactoredGradients if mode == "ghost" else Tensor)
 
 
 def test_hooks_without_a_wrapper(monkeypatch):

@@ -8,7 +8,7 @@ from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import tensors
 from fedcgd.noise.tensors import fingerprint
-from fedcgd.opacus.optimizer import RoundNoise
+from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcgd.opacus import clipping, row_passes
+from fedcgd.opacus import clipped_sum, gradient_forms, row_passes
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def test_a_row_that_is_not_finite_adds_nothing(bad: float, place: int, passes) -
     values[2, place] = bad
     assert torch.isfinite(row_passes.norms(passes, values)).tolist() == [True, True, False, True, True, True]
     total = torch.zeros(100, dtype=torch.float64)
-    clipping.add_clipped([total], [clipping.Dense(values)], clip_norm=1.0)
-    torch.testing.assert_close(total, torch.full((100,), 0.5 * (1 - clipping.MARGIN), dtype=torch.float64))
+    clipped_sum.add_clipped([total], [gradient_forms.DenseGradients(values)], clip_norm=1.0)
+    torch.testing.assert_close(total, torch.full((100,), 0.5 * (1 - clipped_sum.MARGIN), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("bad", [0, 2, 4])
@@ -59,12 +59,12 @@ def test_factors_and_looked_up_rows_are_clipped_as_the_gradients_that_they_stand
     looked_up = sizes[pairs[:, 0], None] * torch.randn(6, 2, generator=generator)
     b[bad] = torch.nan
     table = torch.zeros(5, 6, 2).index_put_(tuple(pairs.T), looked_up)
-    dense = [clipping.Dense(b.mT @ a), clipping.Dense(table)]
-    short = [clipping.Outer(b, a), clipping.Lookup(*pairs.T, looked_up, 5)]
+    dense = [gradient_forms.DenseGradients(b.mT @ a), gradient_forms.DenseGradients(table)]
+    short = [gradient_forms.FactoredGradients(b, a), gradient_forms.SparseGradients(*pairs.T, looked_up, 5)]
     sums = []
     for rows in (dense, short):
         sums.append([torch.zeros(12, dtype=torch.float64) for _ in rows])
-        clipping.add_clipped(sums[-1], rows, clip_norm=1.0)
+        clipped_sum.add_clipped(sums[-1], rows, clip_norm=1.0)
     for one, other in zip(*sums, strict=True):
         assert bool((one != 0).any())
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -75,8 +75,8 @@ def test_a_row_whose_squares_overflow_is_clipped_without_a_compiler_too(monkeypa
     values = torch.zeros(2, 300)
     values[0, 0], values[1, 299] = 1e30, 0.25
     total = torch.zeros(300, dtype=torch.float64)
-    clipping.add_clipped([total], [clipping.Dense(values)], clip_norm=1.0)
-    assert total[[0, 299]].tolist() == [pytest.approx(1 - clipping.MARGIN, rel=1e-6), 0.25]
+    clipped_sum.add_clipped([total], [gradient_forms.DenseGradients(values)], clip_norm=1.0)
+    assert total[[0, 299]].tolist() == [pytest.approx(1 - clipped_sum.MARGIN, rel=1e-6), 0.25]
 
 
 def test_torch_does_what_machine_code_cannot(passes) -> None:
@@ -93,8 +93,8 @@ def test_the_clipped_sum_is_the_same_without_a_compiler(passes, monkeypatch: pyt
     for made in (passes, None):
         monkeypatch.setattr(row_passes, "compiled", lambda made=made: made)
         sums.append(torch.zeros(3000, dtype=torch.float64))
-        clipping.add_clipped([sums[-1]], [clipping.Dense(values)], clip_norm=1.0)
-    assert 0 < float((sums[0] - sums[1]).norm()) < 17 * clipping.MARGIN
+        clipped_sum.add_clipped([sums[-1]], [gradient_forms.DenseGradients(values)], clip_norm=1.0)
+    assert 0 < float((sums[0] - sums[1]).norm()) < 17 * clipped_sum.MARGIN
 
 
 @pytest.mark.parametrize("wrong", ["squares", "add"])
@@ -113,9 +113,9 @@ def test_machine_code_that_does_not_add_up_is_not_used(wrong: str, passes, monke
 
 
 def test_the_margin_covers_what_its_proof_counts():
-    """As the head of `fedcgd.opacus.clipping` has it: norms, entries whose squares vanish, the sum, and the grid."""
-    norms = (clipping._BLOCK + 2) * 2.0**-24 / 2
-    vanished = 2.0**15 * 2.0**-63 / clipping._LEAST_FAST_NORM
-    examples = 2 * clipping._MOST_EXAMPLES**2 * 2.0**-53
-    sequences = 2 * clipping._MOST_TERMS * 2.0**-53 / clipping._GRAM_FLOOR**0.5
-    assert norms + vanished + max(examples, sequences) + clipping.GRID_LOSS <= clipping.MARGIN
+    """As the head of `fedcgd.opacus.clipped_sum` has it: norms, entries whose squares vanish, the sum, and the grid."""
+    norms = (gradient_forms._BLOCK + 2) * 2.0**-24 / 2
+    vanished = 2.0**15 * 2.0**-63 / clipped_sum._LEAST_FAST_NORM
+    examples = 2 * clipped_sum._MOST_EXAMPLES**2 * 2.0**-53
+    sequences = 2 * clipped_sum._MOST_TERMS * 2.0**-53 / gradient_forms._GRAM_FLOOR**0.5
+    assert norms + vanished + max(examples, sequences) + clipped_sum.GRID_LOSS <= clipped_sum.MARGIN

@@ -121,7 +121,7 @@ def opacus_release(plan: Plan, seed: int) -> Release:
     """What the Opacus engine's optimizer releases on a CPU, round by round."""
     import torch
 
-    from fedcgd.opacus.optimizer import RoundNoise
+    from fedcgd.opacus.round_noise import RoundNoise
 
     def release(sums: Matrix, repetition: int) -> Matrix:
         noise = RoundNoise(plan, audit_key(seed, repetition), sums.shape[1], None)

@@ -2,25 +2,28 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Sampler
+from opacus.data_loader import CollateFnWithEmpty
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader
 
-from fedcgd.opacus.rounds import Rounds
+from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import bin_of, place
 
 Indices = NDArray[np.intp]
 
 
-class RoundBatches(Sampler[list[int]]):
+class RoundBatches(BatchSampler):
     """The batches of one epoch of `steps` rounds, from the first round that has not been released yet, each in `parts` parts.
 
-    An epoch that was left early goes on where it stopped. A batch is given out only when the one before it has been released, and
-    to the loop that began last (see `Rounds`). After the last round RuntimeError is raised.
+    An epoch that was left early goes on where it stopped. A batch is issued only when the one before it has been released, and
+    to the loop that began last (see `ReleaseTracker`). After the last round RuntimeError is raised.
 
     - none: a fixed split in a random order, the same in every epoch.
     - balls-in-bins: each example in one bin, drawn once.
@@ -28,6 +31,9 @@ class RoundBatches(Sampler[list[int]]):
     - poisson, cyclic-poisson: drawn anew in each round, for cyclic from the round's group of a fixed random split.
 
     All draws are pure functions of the secret that `key()` returns; it may change when a checkpoint is loaded.
+
+    A `torch.utils.data.BatchSampler` by its `batch_size`, the expected one, from which `BatchMemoryManager` finds how many
+    physical batches there are.
     """
 
     def __init__(
@@ -36,31 +42,46 @@ class RoundBatches(Sampler[list[int]]):
         examples: int,
         steps: int,
         key: Callable[[], bytes],
-        rounds: Rounds,
+        tracker: ReleaseTracker,
         parts: int = 1,
+        fixed_split: list[Indices] | None = None,
     ) -> None:
+        """The batches of a run.
+
+        Args:
+            participation: its sampling is one of those above.
+            examples: how many there are.
+            steps: rounds of an epoch.
+            key: the secret that decides the batches.
+            tracker: issues them.
+            parts: how many batches the loader gives for a round.
+            fixed_split: with the sampling "none", the examples of each round of an epoch; by default drawn by the key.
+        """
+        self.batch_size = -(-examples // (steps * parts))
+        self.drop_last = False
+        self._fixed_split = fixed_split
         self._participation = participation
         self._examples = examples
         self._steps = steps
         self._key = key
-        self.rounds = rounds
+        self.tracker = tracker
         self.parts = parts
         self._groups: tuple[bytes, list[Indices]] | None = None
         self.ahead: deque[int] | None = None
-        """Set by a `RoundLoader` that hands out rounds itself: the sizes of batches that this sampler prepared for it."""
+        """Set by a `RoundLoader` that issues batches itself: the sizes of batches that this sampler prepared for it."""
 
     def __len__(self) -> int:
         return self._steps * self.parts
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._epoch(self.rounds.enter(), self.rounds.released, self.ahead)
+        return self._epoch(self.tracker.enter(), self.tracker.released, self.ahead)
 
     def _epoch(self, loop: int, start: int, ahead: deque[int] | None) -> Iterator[list[int]]:
         end = min((start // self._steps + 1) * self._steps, self._participation.rounds)
         for round in range(start, end):
             for i, part in enumerate(np.array_split(self.batch(round), self.parts)):
                 if ahead is None:
-                    self.rounds.hand_out(loop, round, len(part), part=i, parts=self.parts)
+                    self.tracker.issue_batch(loop, round, len(part), part=i, parts=self.parts)
                 else:
                     ahead.append(len(part))
                 yield part.tolist()
@@ -84,6 +105,8 @@ class RoundBatches(Sampler[list[int]]):
         return self._groups[1]
 
     def _split(self) -> list[Indices]:
+        if self._fixed_split is not None:
+            return self._fixed_split
         groups = self._steps if self._participation.sampling == "none" else self._participation.min_separation
         key, examples = self._key(), range(self._examples)
         if self._participation.sampling == "balls-in-bins":
@@ -98,9 +121,10 @@ class RoundBatches(Sampler[list[int]]):
 
 
 class RoundLoader(DataLoader[Any]):
-    """A data loader over `RoundBatches`, whose workers may prepare batches ahead: each is handed out in its own round."""
+    """A data loader over `RoundBatches`, whose workers may prepare batches ahead: each is issued in its own round."""
 
     batch_sampler: RoundBatches
+    collate_fn: "BatchCollation"
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         batches = self.batch_sampler
@@ -110,11 +134,76 @@ class RoundLoader(DataLoader[Any]):
             prepared = super().__iter__()
         finally:
             batches.ahead = None
-        return self._in_turn(prepared, ahead, batches.rounds.loop, batches.rounds.released)
+        return self._in_turn(prepared, ahead, batches.tracker.loop, batches.tracker.released)
 
     def _in_turn(self, prepared: Iterator[Any], ahead: deque[int], loop: int, first: int) -> Iterator[Any]:
         batches = self.batch_sampler
         for i, batch in enumerate(prepared):
             round, part = first + i // batches.parts, i % batches.parts
-            batches.rounds.hand_out(loop, round, ahead.popleft(), part=part, parts=batches.parts)
+            batches.tracker.issue_batch(loop, round, ahead.popleft(), part=part, parts=batches.parts)
+            self.collate_fn.note(batch)
             yield batch
+
+
+class BatchCollation(CollateFnWithEmpty):  # type: ignore[misc]
+    """Opacus', with empty targets too in an empty batch whose examples are the second dimension of the inputs.
+
+    `latest` is the batch that was made last, in this process, until somebody has looked at it.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.latest: Any = None
+        self._wanted = True
+
+    def __call__(self, batch: list[Any]) -> Any:
+        made = super().__call__(batch)
+        self.note(made)
+        return made
+
+    def note(self, batch: Any) -> None:
+        """Keep `batch`, which may have been made in another process, if nobody has looked at one."""
+        if self._wanted:
+            self.latest = batch
+
+    def take_latest(self) -> Any:
+        """The batch that was made last; no other one is kept."""
+        self._wanted, batch, self.latest = False, self.latest, None
+        return batch
+
+    def _make_empty_batch(self, sample: Any) -> Any:
+        if isinstance(sample, Tensor) and sample.dim() == 1:
+            return torch.empty_like(sample[:0])
+        return super()._make_empty_batch(sample)
+
+
+def loader_over(data_loader: DataLoader[Any], batches: RoundBatches, batch_first: bool) -> RoundLoader:
+    """The data set of `data_loader` in `batches`, with its other settings."""
+    first = data_loader.dataset[0]
+    parts = list(first.values()) if isinstance(first, Mapping) else list(first)
+    collate = data_loader.collate_fn
+    return RoundLoader(
+        data_loader.dataset,
+        batch_sampler=batches,
+        collate_fn=BatchCollation(
+            collate.wrapped_collator_fn if isinstance(collate, BatchCollation) else collate,
+            batch_first=batch_first,
+            sample_empty_shapes=[(0, *getattr(part, "shape", ())) for part in parts],
+            dtypes=[getattr(part, "dtype", torch.long) for part in parts],
+        ),
+        num_workers=data_loader.num_workers,
+        pin_memory=data_loader.pin_memory,
+        worker_init_fn=data_loader.worker_init_fn,
+        multiprocessing_context=data_loader.multiprocessing_context,
+        prefetch_factor=data_loader.prefetch_factor,
+        persistent_workers=False,  # workers of the last epoch would run ahead with its rounds
+    )
+
+
+def split_in_order(data_loader: DataLoader[Any], accumulation_steps: int) -> list[Indices]:
+    """The examples of each round of an epoch as a loader without shuffling has them: in its order, in its batches."""
+    batches = [np.array(batch, dtype=np.intp) for batch in data_loader.batch_sampler]  # type: ignore[union-attr]
+    return [
+        np.concatenate(batches[start : start + accumulation_steps])
+        for start in range(0, len(batches), accumulation_steps)
+    ]

@@ -18,21 +18,31 @@ from opacus.grad_sample.grad_sample_module import GradSampleHooks
 from opacus.utils.module_utils import trainable_parameters
 from torch import Tensor, nn
 
-from fedcgd.opacus.clipping import Dense, Lookup, Outer, Rows
 from fedcgd.opacus.convolutions import convolution
+from fedcgd.opacus.gradient_forms import DenseGradients, FactoredGradients, PerSampleGradients, SparseGradients
 
 
-class _Factors:
-    """Leaves `Rows` in `grad_sample` for the layers whose gradients have a short form; the others as Opacus does."""
+class _SampleHooks:
+    """Opacus' hooks, which leave `PerSampleGradients` in `grad_sample` for the layers whose gradients have a short form.
+
+    Beside that, they take a layer's input once where `torch.utils.checkpoint` (with use_reentrant=False) runs its forward pass
+    again, and leave backward passes of a layer in eval mode alone.
+    """
 
     GRAD_SAMPLERS: ClassVar = ChainMap({nn.Conv2d: convolution}, GradSampleModule.GRAD_SAMPLERS)
-    factors: ClassVar[dict[type[nn.Module], Callable[..., "Factors"]]]
+    factors: ClassVar[dict[type[nn.Module], Callable[..., "Factors"]]] = {}
     hooks_enabled: bool
     rearrange_grad_samples: Callable[..., tuple[list[Tensor], Tensor]]
+
+    def capture_activations_hook(self, module: nn.Module, forward_input: Any, _forward_output: Any) -> None:
+        if not _is_recomputing():
+            super().capture_activations_hook(module, forward_input, _forward_output)  # type: ignore[misc]
 
     def capture_backprops_hook(
         self, module: nn.Module, _forward_input: Any, forward_output: Any, loss_reduction: str, batch_first: bool
     ) -> None:
+        if not module.training and not getattr(module, "activations", None):
+            return  # its forward pass made none: nothing is trained by this backward pass
         factors = self.factors.get(type(module))
         if not self.hooks_enabled or factors is None or not _used_once(module):
             hook = super().capture_backprops_hook  # type: ignore[misc]
@@ -49,6 +59,14 @@ class _Factors:
                 parameter.grad_sample = (
                     rows if earlier is None else [*(earlier if isinstance(earlier, list) else [earlier]), rows]
                 )
+
+
+def _is_recomputing() -> bool:
+    """Whether a forward pass runs again in a backward pass, for what it did not keep: its input was taken the first time."""
+    if torch.compiler.is_compiling():
+        return False
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and "_recomputation_hook" in getattr(hooks[0], "__qualname__", "")
 
 
 class GhostLoss:
@@ -88,7 +106,7 @@ def _used_once(module: nn.Module) -> bool:
     )
 
 
-Factors = list[tuple[Any, Rows]]
+Factors = list[tuple[Any, PerSampleGradients]]
 
 
 def _linear(layer: nn.Linear, activations: Tensor, backprops: Tensor) -> Factors:
@@ -97,14 +115,14 @@ def _linear(layer: nn.Linear, activations: Tensor, backprops: Tensor) -> Factors
         a, b = activations.new_zeros(0, 1, layer.in_features), backprops.new_zeros(0, 1, layer.out_features)
     else:
         b = backprops.reshape(len(backprops), -1, layer.out_features)
-    weight: Rows = Outer(b, a)
+    weight: PerSampleGradients = FactoredGradients(b, a)
     if a.shape[1] > 1 and layer.in_features * layer.out_features <= a.shape[1] * (
         layer.in_features + layer.out_features
     ):
-        weight = Dense(torch.bmm(b.mT, a))  # smaller than its factors
+        weight = DenseGradients(torch.bmm(b.mT, a))  # smaller than its factors
     rows: Factors = [(layer.weight, weight)]
     if layer.bias is not None:
-        rows.append((layer.bias, Dense(b.sum(1))))
+        rows.append((layer.bias, DenseGradients(b.sum(1))))
     return rows
 
 
@@ -117,28 +135,38 @@ def _embedding(layer: nn.Embedding, activations: Tensor, backprops: Tensor) -> F
     values.index_add_(0, places.reshape(-1), backprops.reshape(-1, layer.embedding_dim))
     if layer.padding_idx is not None:
         values[pairs % layer.num_embeddings == layer.padding_idx] = 0
-    return [(layer.weight, Lookup(pairs // layer.num_embeddings, pairs % layer.num_embeddings, values, examples))]
+    return [
+        (layer.weight, SparseGradients(pairs // layer.num_embeddings, pairs % layer.num_embeddings, values, examples))
+    ]
 
 
-class CompactModule(_Factors, GradSampleModule):  # type: ignore[misc]
+class PlainModule(_SampleHooks, GradSampleModule):  # type: ignore[misc]
+    """`opacus.GradSampleModule`, for any layer by functorch."""
+
+
+class PlainHooks(_SampleHooks, GradSampleHooks):  # type: ignore[misc]
+    """`PlainModule` without a wrapper around the model."""
+
+
+class CompactModule(_SampleHooks, GradSampleModule):  # type: ignore[misc]
     """`opacus.GradSampleModule` with factors of embeddings, and convolutions that are not unfolded."""
 
     factors: ClassVar = {nn.Embedding: _embedding}
 
 
-class CompactHooks(_Factors, GradSampleHooks):  # type: ignore[misc]
+class CompactHooks(_SampleHooks, GradSampleHooks):  # type: ignore[misc]
     """`CompactModule` without a wrapper around the model."""
 
     factors: ClassVar = CompactModule.factors
 
 
-class GhostModule(_Factors, GradSampleModule):  # type: ignore[misc]
+class GhostModule(_SampleHooks, GradSampleModule):  # type: ignore[misc]
     """`CompactModule` with factors of linear layers too."""
 
     factors: ClassVar = {nn.Linear: _linear, nn.Embedding: _embedding}
 
 
-class GhostHooks(_Factors, GradSampleHooks):  # type: ignore[misc]
+class GhostHooks(_SampleHooks, GradSampleHooks):  # type: ignore[misc]
     """`GhostModule` without a wrapper around the model."""
 
     factors: ClassVar = GhostModule.factors

@@ -9,16 +9,82 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from opacus.grad_sample import AbstractGradSampleModule
+from opacus.grad_sample.gsm_base import AbstractGradSampleHooks
 from opacus.layers.dp_rnn import DPGRU, DPLSTM, DPRNN, RNNLinear
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fedcgd.opacus.row_changes import changed_rows, has_rows, others_changed, replacements, spread_of
+from fedcgd.opacus.module_memory import ModuleMemory
+from fedcgd.opacus.row_comparison import changed_rows, has_rows, others_changed, replacements, spread_of
 
-_RECURRENT = (DPRNN, DPLSTM, DPGRU)
-_AGAIN = 10
+RECURRENT = (DPRNN, DPLSTM, DPGRU)
 _REPEATS = 2
+
+Call = Callable[[nn.Module, Any], Any]
+"""(module, batch) → the module's output."""
+
+
+class CrossExampleLeakError(RuntimeError):
+    """An example reaches what is taken for another one's: in the model, in `collate_fn`, or from one batch to the next."""
+
+
+def call_with(module: nn.Module, batch: Any) -> Any:
+    """module(batch) for a tensor, module(**batch) for a mapping, module(*inputs) for (*inputs, targets)."""
+    if isinstance(batch, Mapping):
+        return module(**batch)
+    return module(batch) if isinstance(batch, Tensor) or len(batch) < 2 else module(*batch[:-1])
+
+
+def check_independence(
+    module: nn.Module,
+    batch: Any,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    *,
+    call: Call = call_with,
+    batch_first: bool = True,
+    copies: int = 1,
+) -> None:
+    """Raise unless the examples of `batch` stay apart, on the way forward and back, and from this batch to the next.
+
+    The model is called some twenty times with the same random numbers, with rows of the batch replaced by others, and must give
+    the same in all other rows: at the inputs of all layers that are trained, in the outputs, and in the gradients on the way
+    back. Whatever it keeps from call to call is put back after each. `docs/independence.md` says what this can and cannot see.
+
+        check_independence(model, next(iter(loader)))
+        check_independence(model, [dataset[i] for i in range(64)], collate_fn)
+
+    Args:
+        module: in train mode, before or after `make_private`.
+        batch: as the loader gives it, two examples or more (with one, only what is kept for the next batch is seen); with
+            `collate_fn`, a list of examples as the data set gives them.
+        collate_fn: makes a batch of examples; it is checked as well: another, longer example may change neither the other rows
+            nor, where the model does not mask what was added, their shapes.
+        call: what the training loop does with module and batch; by default module(batch), module(**batch) for a mapping, and
+            module(*inputs) for (*inputs, targets).
+        batch_first: whether examples are the first dimension of all inputs, or the second.
+        copies: how many rows that follow one another are one example.
+
+    Raises:
+        CrossExampleLeakError: names the layer or the tensor where examples meet, and what to do.
+        ValueError: if the module is not in train mode, or has nothing that is trained.
+    """
+    hooks = module if isinstance(module, AbstractGradSampleModule) else None
+    inner = module._module if isinstance(module, AbstractGradSampleModule) else module
+    if not inner.training or not any(p.requires_grad for p in inner.parameters()):
+        raise ValueError("the module must be in train mode (module.train()) and have parameters that are trained")
+    if collate_fn is not None:
+        from fedcgd.opacus.collation import check_collation
+
+        check_collation(collate_fn, batch, lambda given: call(inner, given), inner)
+        batch = collate_fn(batch)
+    if isinstance(batch, Mapping):
+        batch = dict(batch)  # of whatever kind it is
+    dim = 0 if batch_first else 1
+    sizes = [t.shape[dim] for t in tensors_of(batch) if t.dim() > dim]
+    look = BatchLook(inner, lambda given: call(inner, given), batch, max(sizes[:1], default=0), dim, copies, hooks)
+    look.check()
 
 
 class _Seen(NamedTuple):
@@ -31,153 +97,148 @@ class _Seen(NamedTuple):
     layer: nn.Module | None = None
 
 
-class Independence:
-    """Raises RuntimeError in the forward pass of a model in which one example reaches the rows of others.
-
-    Counting rows does not find a sequence-first layer whose length is the batch size, attention or statistics across the
-    batch, rows in another order in one layer than in the next, or a layer that works on something of the model's own, and has
-    rows that are no examples. So some batches (the 1st, 10th, 100th, … in which it can be seen) go through the model a few times
-    more, with the same random numbers:
-
-    - forward, as they are and with rows (the first; every other one) replaced by the next: in the other rows the inputs of all
-      layers and the outputs have to be the same;
-    - and backward, with another slope in the first row of the output, or the last: in the other rows the slopes of the outputs of
-      all layers have to be the same.
-
-    Where an output is one number for the batch, its slopes have to be the same in rows that are not replaced: so a loss that a
-    model makes is judged. A loss that the model does not see is not. A model that does not repeat itself cannot be judged by
-    what it answers, which is said in a warning.
-    """
+class BatchLook:
+    """One batch, of `rows` rows, and what a model answers to it and to others like it."""
 
     def __init__(
-        self, module: nn.Module, seen: nn.Module, batch_first: bool, handed_out: Callable[[], int], hooks: Any
+        self,
+        module: nn.Module,
+        call: Callable[[Any], Any],
+        batch: Any,
+        rows: int,
+        batch_dim: int,
+        copies: int = 1,
+        hooks: AbstractGradSampleHooks | None = None,
     ) -> None:
-        """Watches `module`, when `seen` (itself, or a wrapper around it) is called, for as long as it is private.
-
-        `handed_out()` is how many examples the loader gave out last. `hooks` are what makes the gradients of examples: those of
-        Opacus are off meanwhile.
-        """
-        self._module = module
-        self._batch_dim = 0 if batch_first else 1
-        self._handed_out = handed_out
+        """`call(batch)` is the output of `module`; `hooks`, if there are, make gradients of examples, and are off meanwhile."""
+        self._module, self._call, self._batch, self._rows, self._dim = module, call, batch, rows, batch_dim
         self._hooks = hooks if hasattr(hooks, "disable_hooks") else None
-        self._batches, self._next, self._looking = 0, 1, False
-        seen.register_forward_pre_hook(self._before, with_kwargs=True)
-        for layer in module.modules():
-            if isinstance(layer, _RECURRENT):
-                layer.register_forward_pre_hook(_refuse_reordered)
+        self._memory = ModuleMemory(module)
+        self._replaced = replacements(rows // copies, copies) if rows >= 2 * copies and rows % copies == 0 else []
+        self._others = [_with_next_rows(batch, batch_dim, rows, mask, copies) for mask in self._replaced]
+        self.tells_forward = bool(self._others) and not _same(batch, self._others[0])
+        """Whether the replaced rows are others than before, so that something can be seen on the way forward."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_handed_out": _nothing}  # a copy of the model is no loader's
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # else all looks are compiled, for many times the time of the steps
-    def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._looking or not _trains(self._module) or not getattr(self._hooks, "hooks_enabled", True):
-            return
-        given = (args, kwargs)
-        tensors = [t for t in _tensors(given) if t.dim() > self._batch_dim]
-        sizes = [t.shape[self._batch_dim] for t in tensors]
-        out = self._handed_out()  # the first tensor may be no batch
-        rows = out if out in sizes else max(sizes[:1], default=0)
-        if rows < 2:
-            return
-        self._batches += 1
-        if self._batches < self._next:
-            return
-        first, *others = (self._replaced(given, rows, which) for which in replacements(rows))
-        equal = _same(given, first)  # which tell nothing on the way forward
-        if equal and self._next > 1:
-            return
+    def check(self) -> None:
+        """Raise CrossExampleLeakError if examples meet; warn where that cannot be told."""
         with self._quiet():
-            mixed = self._mixed_backward(given, rows)
-            if not equal:
-                mixed = self._mixed_forward(given, [first, *others], rows) or mixed
-                mixed = mixed or self._mixed_number(given, [first, *others], rows)
-        if mixed:
-            raise RuntimeError(
-                f"another example in the first row of the batch changes the other rows of {mixed}: examples influence each "
-                "other there, and clipping bounds none of them. Each example must keep its row, apart from all others, from "
-                "the input to the output: no statistics or attention across the batch, rows in one order in all layers (no "
-                "pack_padded_sequence with enforce_sorted=False), each layer called with all rows or with none, and the batch as "
-                "the first dimension of each layer's input (batch_first=True of attention and recurrent layers; position ids, or "
-                "what else is the same for all examples, with a row for each of them)"
-            )
-        if not equal:
-            self._next *= _AGAIN
+            place = ""
+            if self._others:
+                place = self._mixed_backward()
+            if self.tells_forward:
+                place = self._mixed_forward() or place
+                place = place or self._mixed_number()
+            if place:
+                raise CrossExampleLeakError(
+                    f"another example in the first row of the batch changes the other rows of {place}: examples influence each "
+                    "other there, and clipping bounds none of them. Each example must keep its row, apart from all others, from "
+                    "the input to the output: no statistics or attention across the batch, rows in one order in all layers (no "
+                    "pack_padded_sequence with enforce_sorted=False), each layer called with all rows or with none, and the "
+                    "batch as the first dimension of each layer's input (batch_first=True of attention and recurrent layers; "
+                    "position ids, or what else is the same for all examples, with a row for each of them)"
+                )
+            if place := self._kept_for_later():
+                raise CrossExampleLeakError(
+                    f"another example in a batch changes {place} of the next batch: the model keeps something of what it sees "
+                    "(a hidden state, a queue, a running mean), so that an example acts in rounds that it takes no part in, "
+                    "without clipping. Start each batch from the same state (self.h = None at the beginning of forward)"
+                )
 
-    def _replaced(self, given: Any, rows: int, which: slice) -> Any:
-        source = torch.arange(rows)
-        source[which] = (source[which] + 1) % rows
-
-        def replaced(value: Any) -> Any:
-            if not has_rows(value, self._batch_dim, rows):
-                return value
-            return value.detach().index_select(self._batch_dim, source.to(value.device))
-
-        return tree_map(replaced, given)
-
-    def _mixed_forward(self, given: Any, others: list[Any], rows: int) -> str:
+    def _mixed_forward(self) -> str:
         """The first place where rows mix; empty if none is known."""
         try:
-            plain, again = self._trace(given), self._trace(given)
-            changed = [self._trace(other) for other in others]
-            alike = [_alike(plain, trace) for trace in changed]
+            plain, again = self._trace(self._batch), self._trace(self._batch)
+            changed = [self._trace(other) for other in self._others]
+        except InPlaceError:
+            raise
         except Exception:  # the model refuses such a batch
             return ""
+        alike = [_alike(plain, trace) for trace in changed]
         repeats = _alike(plain, again)
         for i, before in enumerate(plain):
             same = i < repeats
-            if same and not has_rows(before.values, before.dim, rows):
+            if same and not has_rows(before.values, before.dim, self._rows):
                 continue
             if not same or bool(changed_rows(before.values, again[i].values, before.dim).any()):
                 warnings.warn(
                     f"the model gave {before.name} another value for the same batch and the same random numbers: it draws "
-                    "numbers of its own, or keeps something from one batch for the next. If that is something of the batch, "
+                    "numbers of its own, or keeps something outside of itself. If that is something of the batch, "
                     "ε does not hold; whether examples reach each other's rows cannot be told",
                     stacklevel=2,
                 )
                 return ""
-            for which, trace, length in zip(replacements(rows), changed, alike, strict=True):
-                if i < length and others_changed(before.values, trace[i].values, before.dim, which):
+            for mask, trace, length in zip(self._replaced, changed, alike, strict=True):
+                if i < length and others_changed(before.values, trace[i].values, before.dim, mask):
                     return before.name
         return ""
 
-    def _trace(self, given: Any) -> list[_Seen]:
-        """The inputs of all layers that are trained, and the outputs, in their order."""
+    def _kept_for_later(self) -> str:
+        """What differs when another batch came before; empty if nothing does, or if that cannot be told."""
+        earlier = self._others[0] if self.tells_forward else _turned(self._batch, self._dim)
+        if _same(self._batch, earlier):
+            return ""
+        try:
+            traces = [self._trace(self._batch, after=first) for first in (self._batch, self._batch, earlier)]
+        except InPlaceError:
+            raise
+        except Exception:
+            return ""
+        plain, again, other = traces
+        if min(_alike(plain, again), _alike(plain, other)) < len(plain):
+            return ""
+        for before, repeated, after in zip(plain, again, other, strict=True):
+            if before.values.dim() <= before.dim:
+                before, repeated, after = (
+                    _Seen(seen.name, 0, seen.values.reshape(1)) for seen in (before, repeated, after)
+                )
+            if bool(changed_rows(before.values, repeated.values, before.dim).any()):
+                return ""
+            if bool(changed_rows(before.values, after.values, before.dim).any()):
+                return before.name
+        return ""
+
+    def _trace(self, batch: Any, after: Any = None) -> list[_Seen]:
+        """The inputs of all layers that are trained, and the outputs, in their order; `after` another batch, if given."""
         found: list[_Seen] = []
 
         def hook(name: str, layer: nn.Module) -> Any:
             def note(layer: nn.Module, inputs: Any) -> None:
                 found.extend(
-                    _Seen(f"the input of {name!r}", self._dim(layer), t.detach().clone()) for t in _tensors(inputs)[:1]
+                    _Seen(f"the input of {name!r}", self._dim_in(layer), t.detach().clone())
+                    for t in tensors_of(inputs)[:1]
                 )
 
             return layer.register_forward_pre_hook(note)
 
-        output = self._called(given, hook)
-        if self._batch_dim == 0:  # else it may have any shape
-            found.extend(_Seen("the output", 0, t.detach()) for t in _tensors(output))
+        if after is not None:
+            self._called(after, None)
+        output = self._called(batch, hook, fresh=after is None)
+        if self._dim == 0:  # else it may have any shape
+            found.extend(_Seen("the output", 0, t.detach().clone()) for t in tensors_of(output))
         return found
 
-    def _mixed_backward(self, given: Any, rows: int) -> str:
-        """The first place where the slopes of rows mix; empty if none is known."""
-        if self._batch_dim != 0:  # the output's rows are not known
+    def _mixed_backward(self) -> str:
+        """The first place where the gradients of rows mix on the way back; empty if none is known."""
+        if self._dim != 0:  # the output's rows are not known
             return ""
         try:
-            found, given_out = self._graph(given)
-            outputs = [t for t in given_out if has_rows(t, 0, rows)]
+            found, given_out = self._graph(self._batch)
+            outputs = [t for t in given_out if has_rows(t, 0, self._rows)]
             generator = torch.Generator().manual_seed(0)
-            slopes = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
+            weights = [torch.randn(t.shape, generator=generator).to(t) for t in outputs]
             values = [seen.values for seen in found]
 
-            def pulled(which: slice) -> list[Tensor | None]:
-                given = [slope.clone() for slope in slopes]
-                for slope in given:
-                    slope[which] *= -2
+            def pulled(rows: Tensor | None) -> list[Tensor | None]:
+                given = [weight.clone() for weight in weights]
+                for weight in given:
+                    if rows is not None:
+                        weight[rows.to(weight.device)] *= -2
                 return list(torch.autograd.grad(outputs, values, given, retain_graph=True, allow_unused=True))
 
-            before, *again = (pulled(slice(0)) for _ in range(1 + _REPEATS))
-            changed = [pulled(which) for which in replacements(rows)]
+            before, *again = (pulled(None) for _ in range(1 + _REPEATS))
+            changed = [pulled(mask) for mask in self._replaced]
+        except InPlaceError:
+            raise
         except Exception:  # it has no gradients in this way, as with checkpoints that are entered again
             return ""
         spread = spread_of(before, again, [seen.dim for seen in found])
@@ -185,49 +246,49 @@ class Independence:
         for i, (seen, one) in enumerate(zip(found, before, strict=True)):
             if one is None:
                 continue
-            if not has_rows(one, seen.dim, rows):
+            if not has_rows(one, seen.dim, self._rows):
                 packed = isinstance(seen.layer, RNNLinear)
                 if not packed and any(uses[id(p)] > 1 for p in _own_parameters(seen.layer)):
                     return seen.name
                 continue  # if it is used once, clipping sees that there are fewer rows
-            for which, slopes_after in zip(replacements(rows), changed, strict=True):
-                other = slopes_after[i]
-                if other is not None and others_changed(one, other, seen.dim, which, spread):
+            for mask, after in zip(self._replaced, changed, strict=True):
+                other = after[i]
+                if other is not None and others_changed(one, other, seen.dim, mask, spread):
                     return seen.name
         return ""
 
-    def _mixed_number(self, given: Any, others: list[Any], rows: int) -> str:
+    def _mixed_number(self) -> str:
         """Where an output that is one number for the batch, as a loss is, is no sum of its examples'; empty if none is known."""
 
-        def slopes(given: Any) -> tuple[list[_Seen], Sequence[Tensor | None]]:
-            found, outputs = self._graph(given)
+        def gradients(batch: Any) -> tuple[list[_Seen], Sequence[Tensor | None]]:
+            found, outputs = self._graph(batch)
             numbers = [t for t in outputs if t.dim() == 0]
             if not numbers:
                 return [], ()
             return found, torch.autograd.grad(numbers, [seen.values for seen in found], allow_unused=True)
 
         try:
-            found, plain = slopes(given)
+            found, plain = gradients(self._batch)
             if not found:
                 return ""
-            again = [slopes(given) for _ in range(_REPEATS)]
-            changed = [slopes(other) for other in others]
+            again = [gradients(self._batch) for _ in range(_REPEATS)]
+            changed = [gradients(other) for other in self._others]
         except Exception:  # the model refuses such a batch
             return ""
         if any(_alike(found, repeated) < max(len(found), len(repeated)) for repeated, _ in again):
             return ""  # it does not repeat itself
         spread = spread_of(plain, [made for _, made in again], [seen.dim for seen in found])
-        for which, (after, slopes_after) in zip(replacements(rows), changed, strict=True):
+        for mask, (after, gradients_after) in zip(self._replaced, changed, strict=True):
             if _alike(found, after) < len(found):
                 continue
-            for seen, one, other in zip(found, plain, slopes_after, strict=False):
-                if one is None or other is None or not has_rows(one, seen.dim, rows):
+            for seen, one, other in zip(found, plain, gradients_after, strict=False):
+                if one is None or other is None or not has_rows(one, seen.dim, self._rows):
                     continue
-                if others_changed(one, other, seen.dim, which, spread):
+                if others_changed(one, other, seen.dim, mask, spread):
                     return f"{seen.name}, of a single number that the model gives for the batch"
         return ""
 
-    def _graph(self, given: Any) -> tuple[list[_Seen], list[Tensor]]:
+    def _graph(self, batch: Any) -> tuple[list[_Seen], list[Tensor]]:
         """The outputs of all layers that are trained, in their order, and those of the model that depend on them."""
         found: list[_Seen] = []
 
@@ -235,58 +296,108 @@ class Independence:
             def note(layer: nn.Module, _inputs: Any, output: Any) -> Any:
                 if not isinstance(output, Tensor) or not output.requires_grad:
                     return None
-                found.append(_Seen(f"the slope of the output of {name!r}", self._dim(layer), output, layer))
+                found.append(_Seen(f"the gradient of the output of {name!r}", self._dim_in(layer), output, layer))
                 return output.clone()  # which may be written to
 
             return layer.register_forward_hook(note)
 
-        return found, [t for t in _tensors(self._called(given, hook)) if t.requires_grad]
+        return found, [t for t in tensors_of(self._called(batch, hook)) if t.requires_grad]
 
-    def _dim(self, layer: nn.Module) -> int:
-        if isinstance(layer, (RNNLinear, *_RECURRENT)):  # these know themselves, and keep rows first inside
+    def _dim_in(self, layer: nn.Module) -> int:
+        if isinstance(layer, (RNNLinear, *RECURRENT)):  # these know themselves, and keep rows first inside
             return 0 if getattr(layer, "batch_first", True) else 1
-        return self._batch_dim
+        return self._dim
 
-    def _called(self, given: Any, hook: Callable[[str, nn.Module], Any]) -> Any:
+    def _called(self, batch: Any, hook: Callable[[str, nn.Module], Any] | None, fresh: bool = True) -> Any:
         """What the model answers, with `hook` in each of the layers that have gradients of examples."""
         hooked = None if self._hooks is None else set(self._hooks.iterate_submodules(self._module))
         handles = [
             hook(name, layer)
             for name, layer in self._module.named_modules()
-            if any(p.requires_grad for p in layer.parameters(recurse=False)) and (hooked is None or layer in hooked)
+            if hook is not None
+            and any(p.requires_grad for p in layer.parameters(recurse=False))
+            and (hooked is None or layer in hooked)
         ]
-        args, kwargs = given
-        devices = {t.device for t in (*_tensors(given), *self._module.parameters()) if t.device.type == "cuda"}
-        drawn, numpys = random.getstate(), np.random.get_state()
+        if fresh:
+            self._memory.restore()
         try:
-            with torch.random.fork_rng(list(devices)):
-                return self._module(*args, **kwargs)
+            with same_random_numbers((*tensors_of(batch), *self._module.parameters())):
+                return self._call(batch)
+        except RuntimeError as error:
+            if "BackwardHookFunction" in str(error):
+                raise InPlaceError from error
+            raise
         finally:
-            random.setstate(drawn)
-            np.random.set_state(numpys)
             for handle in handles:
                 handle.remove()
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
-        """A context in which the model may be called: nobody watches, and Opacus' hooks make no gradients of examples.
-
-        Buffers are afterwards what they were, but not between the calls: what they keep of one batch shows in the next.
-        """
-        self._looking = True
+        """A context in which the model may be called: Opacus' hooks are off, and what it keeps is put back in the end."""
         if self._hooks is not None:
             self._hooks.disable_hooks()
         try:
-            with _same_buffers(self._module):
-                yield
+            yield
         finally:
-            self._looking = False
+            self._memory.restore()
             if self._hooks is not None:
                 self._hooks.enable_hooks()
 
 
-def _nothing() -> int:
-    return 0
+class InPlaceError(RuntimeError):
+    """A layer's output is overwritten, which torch does not allow where gradients of examples are made."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the output of a trained layer is written to in place, and then it has no gradients of examples: use "
+            "nn.ReLU(inplace=False) and functional.relu in place of inplace=True and relu_, and x = x + y in place of x += y"
+        )
+
+
+@contextmanager
+def same_random_numbers(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """A context after which the generators of torch (on all devices of `tensors`), NumPy and Python are where they were."""
+    devices = {t.device for t in tensors if t.device.type == "cuda"}
+    drawn, numpys = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(list(devices)):
+            yield
+    finally:
+        random.setstate(drawn)
+        np.random.set_state(numpys)
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """All tensors in `values`, also those of the mappings that Transformers returns; packed sequences have no rows."""
+    parts = list(values.values()) if isinstance(values, Mapping) else values
+    leaves, _ = tree_flatten(parts, is_leaf=lambda part: isinstance(part, PackedSequence))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _with_next_rows(batch: Any, dim: int, rows: int, replaced: Tensor, copies: int) -> Any:
+    """`batch` with the example after it in the place of each that is `replaced`."""
+    source = torch.arange(rows)
+    source[replaced] = (source[replaced] + copies) % rows
+
+    def changed(value: Any) -> Any:
+        if not has_rows(value, dim, rows):
+            return value
+        return value.detach().index_select(dim, source.to(value.device))
+
+    return tree_map(changed, batch)
+
+
+def _turned(batch: Any, dim: int) -> Any:
+    """Another batch of as many examples: numbers with the other sign, and tokens in the other order."""
+
+    def turned(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() <= dim:
+            return value
+        if value.is_floating_point():
+            return -value.detach()
+        return value.detach().flip([d for d in range(value.dim()) if d != dim])
+
+    return tree_map(turned, batch)
 
 
 def _alike(one: list[_Seen], other: list[_Seen]) -> int:
@@ -305,41 +416,4 @@ def _own_parameters(layer: nn.Module | None) -> list[nn.Parameter]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(_tensors(one), _tensors(other), strict=True))
-
-
-def _trains(module: nn.Module) -> bool:
-    """Whether a forward pass of `module` is one whose gradients are clipped."""
-    return module.training and torch.is_grad_enabled() and any(hasattr(p, "grad_sample") for p in module.parameters())
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    """All tensors in `values`, also those of the mappings that Transformers returns; packed sequences have no rows."""
-    parts = list(values.values()) if isinstance(values, Mapping) else values
-    leaves, _ = tree_flatten(parts, is_leaf=lambda part: isinstance(part, PackedSequence))
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-
-@contextmanager
-def _same_buffers(module: nn.Module) -> Iterator[None]:
-    """A context after which the buffers of `module` are what they were."""
-    before = [
-        (layer, name, b, b.clone()) for layer in module.modules() for name, b in layer._buffers.items() if b is not None
-    ]
-    try:
-        yield
-    finally:
-        for layer, name, buffer, value in before:
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
-            layer._buffers[name] = buffer
-
-
-def _refuse_reordered(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-    order = inputs[0].sorted_indices if inputs and isinstance(inputs[0], PackedSequence) and _trains(layer) else None
-    if order is not None and not torch.equal(order, torch.arange(len(order), device=order.device)):
-        raise RuntimeError(
-            f"{type(layer).__name__} was given sequences packed in another order than the batch's (enforce_sorted=False): its "
-            "gradients would be clipped with those of other examples in other layers. Sort the batch by length, longest first, "
-            "before the model (in collate_fn, with the targets), and pack with enforce_sorted=True; or leave it padded"
-        )
+    return all(torch.equal(a, b) for a, b in zip(tensors_of(one), tensors_of(other), strict=True))

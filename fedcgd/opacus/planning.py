@@ -1,10 +1,78 @@
 """The plan of a central run, from the arguments that Opacus takes."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from fedcgd.mechanisms import Mechanism
+from fedcgd.optimisation.catalogue import mechanism as named_mechanism
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanArguments:
+    """What `make_private` is told of the run, in a plan or beside it."""
+
+    plan: Plan | None
+    mechanism: Mechanism | str | None
+    noise_multiplier: float | None
+    max_grad_norm: float | None
+    epochs: int | None
+    target_delta: float | None
+    sampling: Sampling | None
+    poisson_sampling: bool | None
+    groups: int | None
+
+    def plan_for(self, steps: int) -> Plan:
+        """The plan of a run whose epochs have `steps` steps.
+
+        Raises:
+            ValueError: if something is missing, said twice in different ways, or not accounted for.
+            TypeError: if the plan is none.
+        """
+        if self.plan is not None:
+            self._check_only_the_plan(self.plan)
+            return self.plan
+        mechanism, sigma, clip_norm, delta = (
+            self.mechanism,
+            self.noise_multiplier,
+            self.max_grad_norm,
+            self.target_delta,
+        )
+        if mechanism is None or sigma is None or clip_norm is None or self.epochs is None or delta is None:
+            names = ("mechanism", "noise_multiplier", "max_grad_norm", "epochs", "target_delta")
+            missing = ", ".join(name for name in names if getattr(self, name) is None)
+            raise ValueError(
+                f"give plan= (Plan.calibrated makes one), or in its place also {missing}: what is accounted for is a whole run "
+                "of one mechanism, and not each step by itself as in Opacus"
+            )
+
+        def with_noise(participation: Participation) -> Plan:
+            return Plan(
+                mechanism=named_mechanism(mechanism, participation) if isinstance(mechanism, str) else mechanism,
+                participation=participation,
+                clip_norm=clip_norm,
+                noise_multiplier=sigma,
+                delta=delta,
+            )
+
+        sampling = chosen_sampling(self.sampling, self.poisson_sampling)
+        return plan_of(with_noise, steps, epochs=self.epochs, sampling=sampling, groups=self.groups)
+
+    def _check_only_the_plan(self, plan: Any) -> None:
+        """Raise unless `plan` is a plan, and what is given beside it says the same, or nothing."""
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan must be a fedcgd.plan.Plan, got {type(plan).__name__}; Plan.calibrated makes one")
+        planned = {
+            "noise_multiplier": plan.noise_multiplier, "max_grad_norm": plan.clip_norm, "target_delta": plan.delta
+        }  # fmt: skip
+        for name, value in planned.items():
+            if getattr(self, name) not in (None, value):
+                raise ValueError(f"{name}={getattr(self, name)} contradicts the plan, which has {value}; leave it out")
+        others = ("mechanism", "epochs", "sampling", "poisson_sampling", "groups")
+        if given := [name for name in others if getattr(self, name) is not None]:
+            raise ValueError(f"the plan says {', '.join(given)} already; leave out the one or the other")
 
 
 def check_clipping(clipping: str, max_grad_norm: Any) -> None:

@@ -15,9 +15,9 @@ from fedcgd.mechanisms.streaming import inverse_rows
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import SMOOTHING, Grid, add_values
 from fedcgd.opacus.batches import RoundBatches
-from fedcgd.opacus.clipping import MARGIN
-from fedcgd.opacus.optimizer import RoundNoise
-from fedcgd.opacus.rounds import Rounds
+from fedcgd.opacus.clipped_sum import MARGIN
+from fedcgd.opacus.release_tracker import ReleaseTracker
+from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.plan import Plan
 from fedcgd_experiments.descent import Descent, descent
 from fedcgd_simulations.task import Examples
@@ -51,7 +51,7 @@ def train_softmax(
     move = _moves(models, [how for _, how in runs], rounds)
     norms = torch.tensor([plan.clip_norm * (1 - MARGIN) for plan, _ in runs])
     noise = _Noise([plan for plan, _ in runs], key, models.shape[1])
-    choices, none = (lambda: key.choices_of("")), Rounds(plan, "", 1 / steps)
+    choices, none = (lambda: key.choices_of("")), ReleaseTracker(plan, "", 1 / steps)
     batches = RoundBatches(plan.participation, len(train), steps, choices, none)
     expected = len(train) / steps
     for round in range(rounds):

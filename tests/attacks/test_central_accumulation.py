@@ -95,7 +95,7 @@ def test_a_part_that_is_left_out_stops_the_round(left_out, monkeypatch):
             if i % PARTS == PARTS - 1:
                 accumulated.optimizer.step()
 
-    with pytest.raises(RuntimeError, match=r"fewer rows than the loader handed out|no gradients of examples"):
+    with pytest.raises(RuntimeError, match=r"fewer rows than the loader issued|no gradients of examples"):
         loop()
     assert (accumulated.released, accumulated.sums) == (0, [])
 
@@ -111,7 +111,7 @@ def test_gradients_thrown_away_between_parts_stop_the_round(monkeypatch):
             if i % PARTS == PARTS - 1:
                 accumulated.optimizer.step()
 
-    with pytest.raises(RuntimeError, match="fewer rows than the loader handed out"):
+    with pytest.raises(RuntimeError, match="fewer rows than the loader issued"):
         loop()
     assert accumulated.sums == []
 
@@ -128,7 +128,7 @@ def test_a_part_that_is_used_twice_stops_the_round(twice, monkeypatch):
             if i % PARTS == PARTS - 1:
                 accumulated.optimizer.step()
 
-    with pytest.raises(RuntimeError, match="more rows than the loader handed out"):
+    with pytest.raises(RuntimeError, match="more rows than the loader issued"):
         loop()
     assert accumulated.sums == []
 
@@ -137,7 +137,7 @@ def test_a_part_of_an_earlier_round_does_not_count_in_the_next(monkeypatch):
     accumulated = run(monkeypatch)
     only_the_last(accumulated)
     kept = None
-    with pytest.raises(RuntimeError, match="more rows than the loader handed out"):  # noqa: PT012
+    with pytest.raises(RuntimeError, match="more rows than the loader issued"):  # noqa: PT012
         for i, batch in enumerate(accumulated.loader):
             kept = batch if kept is None else kept
             accumulated.backward(batch)

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from fedcgd.opacus.clipping import Dense
 from fedcgd.opacus.ghost import CompactModule, GhostModule
+from fedcgd.opacus.gradient_forms import DenseGradients
 
 
 class Mean(nn.Module):
@@ -187,7 +187,7 @@ def test_short_forms_are_the_gradients_that_opacus_finds(wrapper, frozen):
     assert len(found[0]) == (3 if frozen == "nothing" else 2)
     for name, expected in found[1].items():
         rows = found[0][name]
-        rows = Dense(rows) if isinstance(rows, torch.Tensor) else rows
+        rows = DenseGradients(rows) if isinstance(rows, torch.Tensor) else rows
         for i, gradient in enumerate(expected):
             alone = torch.zeros(gradient.numel(), dtype=torch.float64)
             rows.add_to(alone, torch.eye(3, dtype=torch.float64)[i], None)

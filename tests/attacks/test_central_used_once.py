@@ -100,7 +100,7 @@ def test_a_batch_of_two_loops_is_no_batch_of_the_round(monkeypatch):
     run = Run(monkeypatch)
     one = next(iter(run.loader))
     other = next(iter(run.loader))
-    with pytest.raises(RuntimeError, match="more rows than the loader handed out examples"):
+    with pytest.raises(RuntimeError, match="more rows than the loader issued examples"):
         run.step([torch.cat(parts) for parts in zip(one, other, strict=True)])
     assert run.sums == []
 
@@ -127,7 +127,7 @@ def test_a_second_backward_pass_or_a_second_step_is_refused(mode, monkeypatch):
         batch = next(iter(run.loader))
         run.backward(batch)
         run.backward(batch)
-        with pytest.raises(RuntimeError, match="more rows than the loader handed out examples"):
+        with pytest.raises(RuntimeError, match="more rows than the loader issued examples"):
             run.optimizer.step()
         assert len(run.sums) == 1
 
@@ -174,7 +174,7 @@ def test_an_example_of_several_rows_is_refused(monkeypatch):
             return self.layer(inputs.reshape(-1, 3)).reshape(len(inputs), -1)
 
     run = Run(monkeypatch, model=Flattened())
-    with pytest.raises(RuntimeError, match="more rows than the loader handed out examples"):
+    with pytest.raises(RuntimeError, match="more rows than the loader issued examples"):
         run.train()
     assert run.sums == []
 
@@ -236,12 +236,12 @@ def test_a_batch_of_an_earlier_round_or_after_a_missing_part_is_not_handed_out(m
     rounds = run.engine.accountant
     loop = rounds.enter()
     with pytest.raises(RuntimeError, match="the batch of round 0 was asked for when 1 rounds had been released"):
-        rounds.hand_out(loop, 0, 4)
-    rounds.hand_out(loop, 1, 4, part=0, parts=3)
+        rounds.issue_batch(loop, 0, 4)
+    rounds.issue_batch(loop, 1, 4, part=0, parts=3)
     with pytest.raises(RuntimeError, match="a part of the batch is missing"):
-        rounds.hand_out(loop, 1, 4, part=2, parts=3)
+        rounds.issue_batch(loop, 1, 4, part=2, parts=3)
     with pytest.raises(RuntimeError, match="there is no batch"):
-        rounds.flight  # noqa: B018
+        rounds.pending  # noqa: B018
 
 
 def test_a_loop_over_the_sampler_hands_out_rounds_after_one_over_the_loader(monkeypatch):
@@ -249,4 +249,4 @@ def test_a_loop_over_the_sampler_hands_out_rounds_after_one_over_the_loader(monk
     run = Run(monkeypatch)
     run.train()
     next(iter(run.loader.batch_sampler))
-    assert run.engine.accountant.flight.examples == 4
+    assert run.engine.accountant.pending.examples == 4

@@ -1,9 +1,13 @@
 """What the Opacus engine refuses before any work: loaders, models and optimizers whose releases no plan would cover."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn, optim
+import numpy as np
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from torch import Tensor, nn, optim
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -16,7 +20,12 @@ from torch.utils.data import (
 
 from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 from fedcgd.opacus.batches import RoundLoader
+from fedcgd.opacus.independence import same_random_numbers
+from fedcgd.opacus.row_comparison import bytes_of
 from fedcgd.participation import Participation
+
+_DISTRIBUTED = (nn.parallel.DistributedDataParallel, nn.DataParallel, DifferentiallyPrivateDistributedDataParallel)
+_DISTRIBUTED_NAMES = ("FullyShardedDataParallel",)
 
 
 def check_loader(data_loader: DataLoader[Any], accumulation_steps: int) -> tuple[int, int]:
@@ -42,6 +51,11 @@ def check_loader(data_loader: DataLoader[Any], accumulation_steps: int) -> tuple
             f"the data set has example {repeated[0]} and {len(repeated) - 1} others more than once (a Subset with repeated "
             "indices, or the same data set twice in a ConcatDataset): ε counts an example once in its round. To weigh examples, "
             "weigh their losses"
+        )
+    if period := _period(data_loader.dataset):
+        raise ValueError(
+            f"the data set repeats itself after {period} examples (dataset[i % n], or a copy in a ConcatDataset): ε counts an "
+            "example once in its round. Leave the copies out, and train for more epochs"
         )
     batches = len(data_loader)
     if not batches:
@@ -71,6 +85,35 @@ def _origins(dataset: Any) -> list[tuple[int, int]]:
         whole = _origins(dataset.dataset)
         return [whole[int(i)] for i in dataset.indices]
     return [(id(dataset), i) for i in range(len(dataset))]
+
+
+def _period(dataset: Any) -> int:
+    """After how many examples `dataset` seems to begin again, once or up to seven times; 0 if it does not.
+
+    Four examples are compared with those a part of the data set later, by value. Where all four are alike, nothing is said.
+    """
+    size = len(dataset)
+    for times in range(2, 9):
+        length = size // times
+        if size % times or length < 2:
+            continue
+        places = sorted({0, 1, length // 3, length - 1})
+        with same_random_numbers(()):
+            first, later = ([_values(dataset[i + shift]) for i in places] for shift in (0, length))
+        if first == later and len(set(first)) == len(places):
+            return length
+    return 0
+
+
+def _values(example: Any) -> tuple[Any, ...]:
+    """What an example holds, comparable."""
+    leaves, _ = tree_flatten(dict(example) if isinstance(example, Mapping) else example)
+    return tuple(
+        (tuple(leaf.shape), bytes_of(leaf) if isinstance(leaf, Tensor) else leaf.tobytes())
+        if isinstance(leaf, Tensor | np.ndarray)
+        else repr(leaf)
+        for leaf in leaves
+    )
 
 
 def check_fits(participation: Participation, steps: int) -> None:
@@ -106,8 +149,13 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
 
     `mode` is how the gradients of examples are made.
     """
-    if isinstance(module, nn.parallel.DistributedDataParallel):
-        raise TypeError("DistributedDataParallel is not supported: each process would add its own noise")
+    for layer in module.modules():
+        if isinstance(layer, _DISTRIBUTED) or type(layer).__name__ in _DISTRIBUTED_NAMES:
+            raise TypeError(
+                f"{type(layer).__name__} is not supported: nothing would add up what the processes have, each would release sums "
+                "with noise of its own, and their models would drift apart. Train in one process, with the model itself "
+                "(BatchMemoryManager or accumulation_steps make room for large batches), or by users with the Flower strategy"
+            )
     if not isinstance(optimizer, optim.Optimizer):
         raise TypeError(f"the optimizer must be one torch optimizer of all parameters, got {type(optimizer).__name__}")
     known = set(module.parameters())
@@ -132,8 +180,9 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
         raise TypeError(
             "LBFGS computes gradients several times a step, and a round is released once; take another optimizer"
         )
-    refuse_batch_statistics(module)
     for name, layer in module.named_modules():
+        if not _has_fixed_statistics(layer):
+            _refuse_statistics(name, layer)
         if getattr(layer, "max_norm", None) is not None:
             raise ValueError(
                 f"{name!r} has max_norm: it changes the embeddings of the tokens that it sees, without clipping or noise"
@@ -161,6 +210,28 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
             raise ValueError(
                 f"{name!r} has a padding_idx, whose row grad_sample_mode {mode!r} trains like others; take 'hooks'"
             )
+
+
+def _has_fixed_statistics(layer: nn.Module) -> bool:
+    """Whether it is a normalisation that is frozen: in eval mode, with running statistics and no trained parameter."""
+    return (
+        isinstance(layer, nn.modules.batchnorm._NormBase)
+        and not layer.training
+        and layer.track_running_stats
+        and not _is_trained(layer)
+    )
+
+
+def _refuse_statistics(name: str, layer: nn.Module) -> None:
+    try:
+        if isinstance(layer, nn.modules.batchnorm._NormBase):
+            refuse_batch_statistics(layer)
+    except ValueError:
+        raise ValueError(
+            f"module {name!r} is {type(layer).__name__}, whose statistics mix examples without clipping; use GroupNorm, or "
+            "opacus.validators.ModuleValidator.fix(model); a pretrained one may stay as it is if its parameters are frozen and "
+            "it is in eval mode (layer.eval(), again after each module.train())"
+        ) from None
 
 
 def _is_trained(layer: nn.Module) -> bool:

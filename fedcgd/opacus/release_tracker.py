@@ -1,7 +1,7 @@
-"""The rounds of a run: which were released, and what may still happen to the one that is under way."""
+"""The releases of a run: which rounds were released, and what may still happen to the one that is under way."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from opacus.accountants import IAccountant
 from torch import Tensor
@@ -13,12 +13,12 @@ _AGAIN = "enter the loop over the loader again: the round starts afresh, with th
 
 
 @dataclass
-class Flight:
-    """A round between the loader that hands its batch out and the step that releases it."""
+class PendingStep:
+    """A round between the loader that issues its batch and the step that releases it."""
 
     examples: int
-    """How many the loader handed out."""
-    parts_left: int = 0
+    """How many the loader issued."""
+    microbatches_left: int = 0
     """How many more parts the batch comes in, with gradient accumulation."""
     clipped: int = 0
     """The gradients of how many are in the sum."""
@@ -30,7 +30,19 @@ class Flight:
     """For each part of the batch that `BatchMemoryManager` made, whether the step after it only adds to the sum."""
 
 
-class NothingYet(IAccountant):  # type: ignore[misc]
+class StepListener(Protocol):
+    """Who prepares the model for batches: the private optimizer."""
+
+    def on_batch(self) -> None:
+        """A round begins: whatever is left of the one before it has to go."""
+        ...
+
+    def on_microbatch(self) -> None:
+        """Another part of the round's batch is about to be issued: the gradients of those before it are clipped and added."""
+        ...
+
+
+class NullAccountant(IAccountant):  # type: ignore[misc]
     """What an engine answers before it has made a run private."""
 
     def __init__(self) -> None:
@@ -57,16 +69,26 @@ class NothingYet(IAccountant):  # type: ignore[misc]
         raise RuntimeError("there is no run to save: call make_private first")
 
 
-class Rounds(IAccountant):  # type: ignore[misc]
-    """The one rule: a release consumes, once, the clipped gradients of exactly the examples handed out for its round.
+class ReleaseTracker(IAccountant):  # type: ignore[misc]
+    """The one rule: a release consumes, once, the clipped gradients of exactly the examples issued for its round.
 
-    Stands where Opacus keeps its accountant, and answers as one. A round goes through `hand_out` and `flight` (as often as the
-    batch has parts), `complete` and `record`; what comes in another order raises before there is noise. Whoever leaves the loop
-    and enters it again starts the round under way afresh.
+    Stands where Opacus keeps its accountant, and answers as one. A round goes through `issue_batch` and `pending` (as often as
+    the batch has parts), `complete` and `record`; what comes in another order raises before there is noise. Whoever leaves the
+    loop and enters it again starts the round under way afresh.
     """
 
-    def __init__(self, plan: Plan, run: str, sample_rate: float, fingerprint: str = "") -> None:
-        """`sample_rate` is the part of the examples that a round takes on average; `fingerprint`, for checkpoints, the key's."""
+    def __init__(
+        self, plan: Plan, run: str, sample_rate: float, fingerprint: str = "", assumed_independent: str | None = None
+    ) -> None:
+        """The tracker of a run that has released nothing.
+
+        Args:
+            plan: what the run is accounted for.
+            run: names it among all runs with its key.
+            sample_rate: the part of the examples that a round takes on average.
+            fingerprint: the key's, for checkpoints.
+            assumed_independent: why the author takes examples for independent, whatever a check finds; on record.
+        """
         self.plan = plan
         self.fingerprint = fingerprint
         self.sample_rate = sample_rate
@@ -74,13 +96,12 @@ class Rounds(IAccountant):  # type: ignore[misc]
         """Names the run among all with its key: no two share noise or batches. Empty with a simulation key."""
         self.nonces: list[int] = []
         """Of each released round: which of its noises was used."""
-        self._flight: Flight | None = None
+        self.assumed_independent = assumed_independent
+        self._pending: PendingStep | None = None
+        self._ended = False
         self.loop = 0
         """The number of the loop over the loader that began last: only it is given batches."""
-        self.on_hand_out: Any = None
-        """Called, without arguments, when a round starts: whatever is left of the one before it has to go."""
-        self.on_more: Any = None
-        """Called, without arguments, before another part of a round's batch goes out: it clips and adds what is there."""
+        self.listener: StepListener | None = None
 
     @property
     def released(self) -> int:
@@ -111,19 +132,34 @@ class Rounds(IAccountant):  # type: ignore[misc]
         return self.loop
 
     def check_not_finished(self) -> None:
-        """Raise RuntimeError if all rounds of the plan have been released."""
+        """Raise RuntimeError if all rounds of the plan have been released, or the run has ended."""
+        if self._ended:
+            raise RuntimeError(
+                "the model or the optimizer of this run has been made private again: take the module, the optimizer and the "
+                "loader that the last make_private returned"
+            )
         rounds = self.plan.participation.rounds
         if self.released >= rounds:
             raise RuntimeError(
                 f"all {rounds} rounds of the plan have been released; plan for more epochs, and make another engine, to train on"
             )
 
-    def hand_out(self, loop: int, round: int, examples: int, *, part: int = 0, parts: int = 1) -> None:
-        """Begin `round` with `examples` examples, which go to `loop`; or go on with it, after the first of its `parts`."""
+    def end(self) -> None:
+        """Issue and release nothing more: another run goes on with the model."""
+        self.abandon()
+        self._ended, self.listener = True, None
+
+    def issue_batch(self, loop: int, round: int, examples: int, *, part: int = 0, parts: int = 1) -> None:
+        """Begin `round` with `examples` examples, which go to `loop`; or go on with it, after the first of its `parts`.
+
+        Raises:
+            RuntimeError: for another round than the next one, or a loop that another one has overtaken.
+        """
+        self.check_not_finished()
         if loop != self.loop:
             self.abandon()
             raise RuntimeError(
-                "another loop over the loader has begun since this one did, and a round is handed out to one of them: "
+                "another loop over the loader has begun since this one did, and a batch is issued to one of them: "
                 f"use one at a time (for evaluation, make a loader of its own). To go on, {_AGAIN}"
             )
         if round != self.released:
@@ -131,57 +167,59 @@ class Rounds(IAccountant):  # type: ignore[misc]
             raise RuntimeError(
                 f"the batch of round {round} was asked for when {self.released} rounds had been released: take one "
                 "optimizer step for each batch (an empty or spoilt batch too; to evaluate, make a loader of its own); with "
-                "BatchMemoryManager use num_workers=0. To "
+                "BatchMemoryManager use num_workers=0; do not give the loader to Accelerate's prepare(), or to anything else "
+                "that fetches a batch ahead of the step (module and optimizer may be given). To "
                 f"accumulate gradients over batches, give make_private accumulation_steps. To go on, {_AGAIN}"
             )
         if part:
-            self._go_on(examples, parts - 1 - part)
+            self._issue_microbatch(examples, parts - 1 - part)
             return
-        self._flight = None  # while what an interrupted round has left is cleared away
-        if self.on_hand_out is not None:
-            self.on_hand_out()
-        self._flight = Flight(examples, parts_left=parts - 1)
+        self._pending = None  # while what an interrupted round has left is cleared away
+        if self.listener is not None:
+            self.listener.on_batch()
+        self._pending = PendingStep(examples, microbatches_left=parts - 1)
 
-    def _go_on(self, examples: int, parts_left: int) -> None:
+    def _issue_microbatch(self, examples: int, left: int) -> None:
         """Another part of the batch: the gradients of those before it are clipped and added to the sum now."""
         try:
-            if self.flight.parts_left != parts_left + 1:
+            if self.pending.microbatches_left != left + 1:
                 raise RuntimeError(f"a part of the batch is missing; {_AGAIN}")
-            if self.on_more is not None:
-                self.on_more()
+            if self.listener is not None:
+                self.listener.on_microbatch()
         except BaseException:
             self.abandon()
             raise
-        self._flight = replace(self.flight, examples=self.flight.examples + examples, parts_left=parts_left)
+        self._pending = replace(self.pending, examples=self.pending.examples + examples, microbatches_left=left)
 
     @property
-    def flight(self) -> Flight:
+    def pending(self) -> PendingStep:
         """The round under way. Raises RuntimeError if no batch is out."""
         self.check_not_finished()
-        if self._flight is None:
+        if self._pending is None:
             raise RuntimeError(
                 "there is no batch from the loader for this step. Take the loader that the engine returned; each batch is good "
-                f"for one step, and only examples that the loader gave out are accounted for. If a step failed before, {_AGAIN}"
+                f"for one step, and only examples that the loader issued are accounted for. If a step failed before, {_AGAIN}"
             )
-        return self._flight
+        return self._pending
 
-    def handed_out(self) -> int:
+    def issued(self) -> int:
         """How many examples of the round under way are out; 0 if there is none."""
-        return 0 if self._flight is None else self._flight.examples
+        return 0 if self._pending is None else self._pending.examples
 
-    def complete(self) -> Flight:
-        """The round under way, which this ends; raises RuntimeError unless exactly the examples handed out are in its sum."""
-        flight = self.flight
-        self._flight = None
-        if flight.clipped != flight.examples:
+    def complete(self) -> PendingStep:
+        """The round under way, which this ends; raises RuntimeError unless exactly the examples issued are in its sum."""
+        step = self.pending
+        self._pending = None
+        if step.clipped != step.examples:
             raise RuntimeError(
                 "the step has gradients of "
-                + ("fewer" if flight.clipped < flight.examples else "more")
-                + " rows than the loader handed out examples for its round: put each example of the batch through one forward "
+                + ("fewer" if step.clipped < step.examples else "more")
+                + " rows than the loader issued examples for its round: put each example of the batch through one forward "
                 "and one backward pass (add losses up before the backward pass; leave no part of a batch out; make one row "
-                f"an example). To go on, {_AGAIN}"
+                "an example, or give make_private augmentation_multiplicity; call zero_grad after a backward pass that is for "
+                f"something else, as an attack on the inputs). To go on, {_AGAIN}"
             )
-        return flight
+        return step
 
     def record(self, nonce: int) -> None:
         """Count the next round as released under `nonce`."""
@@ -189,7 +227,7 @@ class Rounds(IAccountant):  # type: ignore[misc]
 
     def abandon(self) -> None:
         """Forget the round under way: what was added to its sum is never released."""
-        self._flight = None
+        self._pending = None
 
     def get_epsilon(self, delta: float, *, alphas: Any = None, eps_error: Any = None, delta_error: Any = None) -> float:
         """An upper bound on ε of the rounds so far; adjacency is zero out one example.
@@ -208,13 +246,16 @@ class Rounds(IAccountant):  # type: ignore[misc]
         state["run"], state["noise stream"], state["key"] = self.run, STREAM, self.fingerprint
         state["nonces"] = [f"{nonce:032x}" for nonce in self.nonces]
         state["history"], state["mechanism"] = self.history, self.mechanism()
+        if self.assumed_independent is not None:
+            state["assumed independent"] = self.assumed_independent
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`; the round under way starts afresh.
 
-        Raises ValueError if it is another plan's or key's, or if this object has released rounds that the state does not know:
-        they would be released twice.
+        Raises:
+            ValueError: if it is another plan's or key's, or if this object has released rounds that the state does not know:
+                they would be released twice.
         """
         if "plan" not in state:
             raise ValueError("the checkpoint is not of a fedcgd engine: it has no plan, and nobody knows its noise")
@@ -246,3 +287,4 @@ class Rounds(IAccountant):  # type: ignore[misc]
         self.abandon()
         self.loop += 1
         self.run, self.nonces = run, nonces
+        self.assumed_independent = self.assumed_independent or state.get("assumed independent")

@@ -1,27 +1,8 @@
-"""Σ_i min(1, ζ′/‖g_i‖)·g_i over the examples of a batch, from gradients as Opacus leaves them, with a proven bound.
+"""The gradients of a batch's examples for one parameter: as they are, as factors, or as the few rows that are not zero.
 
-Guarantee: leaving one example out of a round (of a size that `check_size` allows) moves the round's sum by at most ζ in L2 norm,
-also after rounding to a grid whose step is at most `GRID_LOSS`·ζ/√d for d coordinates. The sum aims at
-ζ′ = ζ·(1 − `MARGIN`), and MARGIN = 6.1e-5 covers, relative to ζ:
-
-- 0.8e-5: norms. Squares are summed in float32 over blocks of 256 entries, in whatever order: at most 258 roundings of 2⁻²⁴
-  each, halved by the root; everything after that is float64. 0.4e-5: entries whose squares underflow, below 2⁻⁶³ each, as
-  ζ is at least 2⁻³⁰ and a gradient has less than 2³⁰ entries. For a smaller ζ, where squares overflow, and in machine code,
-  squares are float64.
-- 1.5e-5 = 2⁻¹⁶: the sum, made in float64. With k additions to a coordinate, in any order, its error is at most
-  k·2⁻⁵³·Σ_i ‖term i‖; it counts twice, with and without the example. 2¹⁸ examples give 2·2³⁶·2⁻⁵³.
-- 0.8e-5: the grid. Rounding to the nearest moves each of the two sums by half a step in each coordinate.
-
-Nothing here depends on the precision in which the gradients were computed (bfloat16, TF32): they are clipped as they are, and
-products of matrices, where they are needed, are made in float64.
-
-With ghost clipping the gradients of linear layers are not there, but the factors that they are products of. On sequences
-g_i = Σ_t b_t a_tᵀ may be far smaller than its terms, and what rounds are the terms. So to the square of the norm, a Gram sum in
-float64, 2⁻¹⁸·(Σ_t ‖b_t‖‖a_t‖)² is added: more than the Gram sum can lose, and enough that the terms are at most 2⁹ times the
-norm. For m examples of length T the sum has k ≤ 4096 + m·T/4096 + m, and m·k ≤ 2²⁷ makes 2·2²⁷·2⁹·2⁻⁵³ = 2⁻¹⁶ again.
+Each form gives norms and a weighted sum in float64, as the proof in `fedcgd.opacus.clipped_sum` needs them.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,20 +12,14 @@ from torch import Tensor
 from fedcgd.opacus.row_passes import add_rows, gpu_add_rows, passes_for
 from fedcgd.opacus.row_passes import norms as row_norms
 
-MARGIN = 2.0**-14
-GRID_LOSS = 2.0**-17
-
-_MOST_EXAMPLES = 2**18
-_MOST_TERMS = 2**27
+ROWS_AT_ONCE = 4096
 _GRAM_FLOOR = 2.0**-18
-_ROWS_AT_ONCE = 4096
 _BLOCK = 256
-_LEAST_FAST_NORM = 2.0**-30
 _FLOATS_AT_ONCE = 2**18  # what a processor's cache holds
 _FLOATS_AT_ONCE_ON_A_GPU = 2**26  # half a gibibyte as float64: each part costs some launches
 
 
-class Rows(Protocol):
+class PerSampleGradients(Protocol):
     """The gradients of a batch's examples for one parameter, in whatever form."""
 
     examples: int
@@ -60,9 +35,13 @@ class Rows(Protocol):
         """total += Σ_i factors[i]·row i over the rows that are `usable` (None: all); `total` is flat, float64."""
         ...
 
+    def averaged(self, copies: int) -> "PerSampleGradients":
+        """Of each `copies` rows that follow one another their mean, as one row: `examples` is divisible by `copies`."""
+        ...
+
 
 @dataclass
-class Dense:
+class DenseGradients:
     """Gradients themselves: `values` has shape (examples, *shape of the parameter)."""
 
     values: Tensor
@@ -85,7 +64,7 @@ class Dense:
         parts.append(
             torch.linalg.vector_norm(self.values[:, whole * _BLOCK :], dim=1, keepdim=True, dtype=torch.float32)
         )
-        return _norm(torch.cat(parts, dim=1))[:, None]
+        return norm(torch.cat(parts, dim=1))[:, None]
 
     def add_to(self, total: Tensor, factors: Tensor, usable: Tensor | None) -> None:
         values = self.values if usable is None else self.values[usable]
@@ -104,9 +83,12 @@ class Dense:
             part = total[start : start + columns]
             part += torch.mv(values[:, start : start + columns].double().T, factors)
 
+    def averaged(self, copies: int) -> "DenseGradients":
+        return DenseGradients(self.values.view(-1, copies, *self.values.shape[1:]).mean(1))
+
 
 @dataclass
-class Outer:
+class FactoredGradients:
     """Row i is Σ_t b_it a_itᵀ: `b` has shape (examples, T, outputs), `a` (examples, T, inputs)."""
 
     b: Tensor
@@ -124,20 +106,24 @@ class Outer:
                 few = max(1, _FLOATS_AT_ONCE_ON_A_GPU // (self.length * wide))
             parts = zip(torch.split(self.b, few), torch.split(self.a, few), strict=True)
             return torch.cat([_gram_norms(b.double(), a.double()) for b, a in parts])[:, None]
-        return _norm(self.b) * _norm(self.a)
+        return norm(self.b) * norm(self.a)
 
     def add_to(self, total: Tensor, factors: Tensor, usable: Tensor | None) -> None:
         b, a = (self.b, self.a) if usable is None else (self.b[usable], self.a[usable])
         factors = factors if usable is None else factors[usable]
         scaled = (b.double() * factors[:, None, None]).flatten(0, 1)
         matrix = total.view(b.shape[2], a.shape[2])
-        parts = (torch.split(x, _ROWS_AT_ONCE) for x in (scaled, a.flatten(0, 1)))
+        parts = (torch.split(x, ROWS_AT_ONCE) for x in (scaled, a.flatten(0, 1)))
         for left, right in zip(*parts, strict=True):
             matrix.addmm_(left.T, right.double())
 
+    def averaged(self, copies: int) -> "FactoredGradients":
+        b, a = (factor.reshape(-1, copies * self.length, factor.shape[2]) for factor in (self.b, self.a))
+        return FactoredGradients(b / copies, a)
+
 
 @dataclass
-class Lookup:
+class SparseGradients:
     """Row i is zero but for the rows of the parameter that example i looked up.
 
     `values[j]` belongs to example `example[j]` and to row `index[j]` of the parameter, each pair at most once.
@@ -152,7 +138,7 @@ class Lookup:
         self.length = 1
 
     def norms(self, fast: bool) -> Tensor:
-        squares = Dense(self.values).norms(fast).squeeze(1) ** 2
+        squares = DenseGradients(self.values).norms(fast).squeeze(1) ** 2
         total = torch.zeros(self.examples, dtype=torch.float64, device=squares.device)
         return total.index_add_(0, self.example, squares).sqrt()[:, None]
 
@@ -164,50 +150,22 @@ class Lookup:
         scaled = values.double() * factors[example][:, None]
         total.view(-1, values.shape[1]).index_add_(0, index, scaled)
 
+    def averaged(self, copies: int) -> "SparseGradients":
+        size = int(self.index.max()) + 1 if len(self.index) else 1
+        pairs, places = torch.unique(self.example // copies * size + self.index, return_inverse=True)
+        values = self.values.new_zeros(len(pairs), self.values.shape[1]).index_add_(0, places, self.values / copies)
+        return SparseGradients(pairs // size, pairs % size, values, self.examples // copies)
+
 
 def _gram_norms(b: Tensor, a: Tensor) -> Tensor:
     """Bounds on the norms of Σ_t b_it a_itᵀ and a 512th of the norms of its terms; float64."""
-    terms = (_norm(b) * _norm(a)).sum(1)
+    terms = (norm(b) * norm(a)).sum(1)
     gram = (torch.bmm(b, b.mT) * torch.bmm(a, a.mT)).sum((1, 2))
     squares: Tensor = gram.clamp(min=0) + _GRAM_FLOOR * terms**2
     return squares.sqrt()
 
 
-def _norm(values: Tensor) -> Tensor:
+def norm(values: Tensor) -> Tensor:
     """Norms along the last dimension, float64."""
     norms: Tensor = torch.linalg.vector_norm(values.double(), dim=-1)
     return norms
-
-
-def add_clipped(totals: Sequence[Tensor], rows: Sequence[Rows], clip_norm: float) -> None:
-    """totals += Σ_i min(1, ζ′/‖g_i‖)·g_i, in place; ‖g_i‖ is over all of `rows`, one for each flat float64 tensor of `totals`.
-
-    An example with an entry that is not finite adds zero, and what the others add is as without it.
-    """
-    aim = clip_norm * (1 - MARGIN)
-    fast = clip_norm >= _LEAST_FAST_NORM
-    norms = _norms(rows, fast)
-    finite = torch.isfinite(norms)
-    all_finite = bool(finite.all())  # for which a GPU has to be waited for
-    if fast and not all_finite:
-        norms = torch.where(finite, norms, _norms(rows, False))
-        finite = torch.isfinite(norms)
-        all_finite = bool(finite.all())
-    factors = torch.where(finite, (aim / norms).clamp(max=1.0), 0.0)
-    usable = None if all_finite else finite  # 0·NaN is NaN: a factor of zero is not enough
-    for total, row in zip(totals, rows, strict=True):
-        row.add_to(total, factors, usable)
-
-
-def _norms(rows: Sequence[Rows], fast: bool) -> Tensor:
-    return _norm(torch.cat([row.norms(fast) for row in rows], dim=1))
-
-
-def check_size(examples: int, length: int) -> None:
-    """Raise ValueError unless the sum over `examples` examples, of sequences of at most `length`, is within `MARGIN`."""
-    additions = _ROWS_AT_ONCE + examples * length // _ROWS_AT_ONCE + examples
-    if examples > _MOST_EXAMPLES or (length > 1 and examples * additions > _MOST_TERMS):
-        raise ValueError(
-            f"a batch may have {_MOST_EXAMPLES} examples, and with ghost clipping of sequences about 8000: in larger sums "
-            "rounding could exceed the clip norm; take more and smaller batches"
-        )

@@ -10,9 +10,14 @@ _ROUNDING = 8
 _SPREADS = 16
 
 
-def replacements(rows: int) -> list[slice]:
-    """Which rows are replaced."""
-    return [slice(1)] if rows == 2 else [slice(1), slice(0, rows - 1, 2), slice(1, None, 2)]
+def replacements(examples: int, copies: int = 1) -> list[Tensor]:
+    """Which rows are replaced, each time: those of the first example, and of every other one. Shape (rows,), bool.
+
+    `copies` rows that follow one another are one example.
+    """
+    masks = torch.zeros(3, examples, dtype=torch.bool)
+    masks[0, 0], masks[1, 0 : examples - 1 : 2], masks[2, 1::2] = True, True, True
+    return [mask.repeat_interleave(copies) for mask in (masks[:1] if examples == 2 else masks)]
 
 
 def has_rows(value: Any, dim: int, rows: int) -> bool:
@@ -43,8 +48,12 @@ def changed_rows(one: Tensor, other: Tensor, dim: int, spread: float = 0.0) -> T
     return ((one - other).abs() > limit[:, None]).any(1)
 
 
-def others_changed(one: Tensor, other: Tensor, dim: int, replaced: slice, spread: float = 0.0) -> bool:
+def others_changed(one: Tensor, other: Tensor, dim: int, replaced: Tensor, spread: float = 0.0) -> bool:
     """Whether other rows differ than those that were replaced."""
     changed = changed_rows(one, other, dim, spread)
-    changed[replaced] = False
-    return bool(changed.any())
+    return bool((changed & ~replaced.to(changed.device)).any())
+
+
+def bytes_of(values: Tensor) -> bytes:
+    """The bytes of a tensor of any type, wherever it is."""
+    return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

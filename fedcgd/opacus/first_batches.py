@@ -1,0 +1,140 @@
+"""The looks at the batches of a run: the first one and later ones, before they are trained on."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+
+from fedcgd.opacus.batches import RoundLoader
+from fedcgd.opacus.collation import PROBED, as_called, check_collation
+from fedcgd.opacus.independence import RECURRENT, BatchLook, CrossExampleLeakError, same_random_numbers, tensors_of
+from fedcgd.opacus.release_tracker import ReleaseTracker
+
+_AGAIN = 10
+
+
+class FirstBatches:
+    """Looks at the 1st, 10th, 100th, … batch in which something can be seen, as `check_independence` does, when it is used.
+
+    What is found is an error, unless the run's author has answered for it (`ReleaseTracker.assumed_independent`).
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        tracker: ReleaseTracker,
+        loader: RoundLoader,
+        *,
+        batch_dim: int,
+        copies: int,
+        hooks: Any,
+    ) -> None:
+        """`hooks` are what makes the gradients of examples; `loader` a `RoundLoader`, whose `collate_fn` keeps a batch."""
+        self._module, self._tracker, self._loader = module, tracker, loader
+        self._dim, self._copies, self._hooks = batch_dim, copies, hooks
+        self._batches, self._next, self._looking = 0, 1, False
+        self._collation_seen = False
+        self._active = True
+
+    def watch(self, called: nn.Module) -> list[Any]:
+        """Look when `called` (the module, or a wrapper around it) is called, until the handles are removed."""
+        return [
+            called.register_forward_pre_hook(self._before, with_kwargs=True),
+            *(
+                layer.register_forward_pre_hook(_refuse_reordered)
+                for layer in self._module.modules()
+                if isinstance(layer, RECURRENT)
+            ),
+            *(
+                layer.register_forward_pre_hook(_refuse_batch_statistics)
+                for layer in self._module.modules()
+                if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
+            ),
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_active": False}  # a copy of the model is no loader's
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # else all looks are compiled, for many times the time of the steps
+    def _before(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._active or self._looking or not _trains(self._module):
+            return
+        if not getattr(self._hooks, "hooks_enabled", True):
+            return
+        self._looking = True
+        try:
+            self._look((args, kwargs))
+        except CrossExampleLeakError as found:
+            if self._tracker.assumed_independent is None:
+                raise CrossExampleLeakError(
+                    f"{found}. If this is no leak, say why in make_private(assume_independent=…), which is recorded with the run"
+                ) from found
+            warnings.warn(f"assumed to be no leak ({self._tracker.assumed_independent}): {found}", stacklevel=2)
+        finally:
+            self._looking = False
+
+    def _look(self, given: Any) -> None:
+        if not self._collation_seen:
+            self._collation_seen = True
+            self._look_at_collation(given)
+        tensors = [t for t in tensors_of(given) if t.dim() > self._dim]
+        sizes = [t.shape[self._dim] for t in tensors]
+        out = self._tracker.issued() * self._copies  # the first tensor may be no batch
+        rows = out if out in sizes else max(sizes[:1], default=0)
+        if rows < 1:
+            return
+        self._batches += 1
+        if self._batches < self._next:
+            return
+        look = BatchLook(self._module, self._call, given, rows, self._dim, self._copies, self._hooks)
+        if rows > self._copies and not look.tells_forward and self._next > 1:
+            return
+        look.check()
+        if rows == self._copies or look.tells_forward:
+            self._next *= _AGAIN
+
+    def _call(self, given: Any) -> Any:
+        args, kwargs = given
+        return self._module(*args, **kwargs)
+
+    def _look_at_collation(self, given: Any) -> None:
+        batch, collate = self._loader.collate_fn.take_latest(), self._loader.collate_fn.wrapped_collator_fn
+        if batch is None or self._dim != 0:
+            return
+        arguments = as_called(given, batch)
+        dataset: Any = self._loader.dataset
+        with same_random_numbers(()):
+            examples = [dataset[i] for i in range(0, len(dataset), -(-len(dataset) // PROBED))]
+        call = None if arguments is None else lambda other: self._call(arguments(other))
+        if hasattr(self._hooks, "disable_hooks"):
+            self._hooks.disable_hooks()
+        try:
+            check_collation(collate, examples, call, self._module)
+        finally:
+            if hasattr(self._hooks, "disable_hooks"):
+                self._hooks.enable_hooks()
+
+
+def _trains(module: nn.Module) -> bool:
+    """Whether a forward pass of `module` is one whose gradients are clipped."""
+    return module.training and torch.is_grad_enabled() and any(hasattr(p, "grad_sample") for p in module.parameters())
+
+
+def _refuse_reordered(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    order = inputs[0].sorted_indices if inputs and isinstance(inputs[0], PackedSequence) and _trains(layer) else None
+    if order is not None and not torch.equal(order, torch.arange(len(order), device=order.device)):
+        raise RuntimeError(
+            f"{type(layer).__name__} was given sequences packed in another order than the batch's (enforce_sorted=False): its "
+            "gradients would be clipped with those of other examples in other layers. Sort the batch by length, longest first, "
+            "before the model (in collate_fn, with the targets), and pack with enforce_sorted=True; or leave it padded"
+        )
+
+
+def _refuse_batch_statistics(layer: nn.Module, _inputs: Any) -> None:
+    if layer.training and torch.is_grad_enabled():
+        raise RuntimeError(
+            f"a {type(layer).__name__} was made private in eval mode, with fixed statistics, and is in train mode now, where it "
+            "takes those of the batch: call its eval() after each train() of the module, or override train() of the module"
+        )
