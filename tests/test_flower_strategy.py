@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import (
     FedAvgM,
     FedMedian,
     FedTrimmedAvg,
+    FedXgbBagging,
     Krum,
     MultiKrum,
     QFedAvg,
@@ -521,6 +522,21 @@ def test_a_cohort_that_nothing_says_is_asked_for(inner) -> None:
 def test_inner_strategies_that_cannot_work_are_refused_at_once(inner) -> None:
     """Of these Flower's DP strategies waited for nodes for ever, and the robust ones silently became the mean."""
     with pytest.raises(ValueError, match=type(inner).__name__):
+        make(inner)
+
+
+@pytest.mark.parametrize(
+    ("inner", "why"),
+    [
+        (FedXgbBagging(), "collects the trees that nodes grow, which have no sum"),
+        (QFedAvg(client_learning_rate=0.1), "weights clients by their losses, which do not leave the nodes"),
+        (Krum(), "compares the updates of clients with each other"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_refusal_says_what_is_in_the_way(inner, why: str) -> None:
+    """FedXgbBagging was said to compare updates, which it does not."""
+    with pytest.raises(ValueError, match=f"{type(inner).__name__} {why}"):
         make(inner)
 
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, is_training
-from flwr.app import Error, Message, MetricRecord, RecordDict
+from fake_grid import FakeGrid, FakeNode, is_training
+from flwr.app import Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from test_flower_strategy import SIZE, make, names, node, record, two_nodes
 
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD
 from fedcgd.participation import Participation
-from fedcgd_flower import IncompleteRunError
+from fedcgd_flower import IncompleteRunError, clipped_update_mod
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -104,14 +105,69 @@ def test_too_few_users_says_who_is_there_and_what_keeps_the_others(caplog: pytes
 
 
 def test_the_log_does_not_claim_what_is_not_done(caplog: pytest.LogCaptureFixture) -> None:
-    """The inner strategy logs its own fraction and minimum of nodes, which here decide nothing."""
-    make(FedAvg(fraction_train=0.5, min_train_nodes=3)).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    """It said "Fraction: train (0.50) | evaluate ( 0.50)", minimums of nodes and weights, none of which decides anything here."""
+    inner = FedAvg(fraction_train=0.5, fraction_evaluate=0.5, min_train_nodes=3)
+    caplog.clear()
+    make(inner).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
     said = lines(caplog)
-    [words] = [
-        i for i, line in enumerate(said) if "its fractions and numbers of nodes for training are not used" in line
-    ]
-    [claim] = [i for i, line in enumerate(said) if "Fraction: train" in line]
-    assert claim > words
+    for words in ("Fraction", "0.50", "Minimum", "Sampling:", "Weighted by"):
+        assert not any(words in line for line in said), words
+    assert any("ArrayRecord key: 'arrays'" in line for line in said)
+    [left_out] = [line for line in said if "evaluation on clients" in line]
+    assert "(fraction_evaluate = 0.5) is left out, because ε does not cover it" in left_out
+
+
+@pytest.mark.parametrize("options", [{"forward_client_metrics": True}, {"inner": FedAvg(fraction_evaluate=0)}])
+def test_evaluation_that_is_done_or_not_wanted_is_not_said_to_be_left_out(
+    options: dict, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(**options).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1, timeout=0.0)
+    assert not any("is left out" in line for line in lines(caplog))
+
+
+def test_min_available_nodes_is_waited_for_or_said_not_to_be(caplog: pytest.LogCaptureFixture) -> None:
+    """With cohorts of 4 the plan needs 12 users; 20 are asked for in Flower's way, and were not waited for."""
+    inner = FedAvg(min_train_nodes=4, min_available_nodes=20)
+    with pytest.raises(
+        ValueError, match=r"12 users are there after 0 s, and 20 are expected \(min_available_nodes = 20\)"
+    ):
+        make(inner).start(two_nodes(), record(np.zeros(SIZE)))
+    assert "is not waited for" not in caplog.text
+    assert make(inner).start(two_nodes(20), record(np.zeros(SIZE)), num_rounds=1).released == 1
+    make(inner, expected_users=12).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    assert "min_available_nodes = 20 is not waited for, because expected_users = 12 was given" in caplog.text
+
+
+def test_updates_that_are_never_finite_end_the_run_with_advice_about_that(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The advice was to start again with the same ledger, and the nodes' logs held nothing at all."""
+    app = ClientApp(mods=[clipped_update_mod])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"arrays": record(np.full(SIZE, np.nan))}), reply_to=message)
+
+    grid = FakeGrid({i + 1: FakeNode(app, config={"user-id": user}) for i, user in enumerate(names(12))})
+    with pytest.raises(IncompleteRunError) as stopped:
+        make(ledger=tmp_path / "run.db").start(grid, record(np.zeros(SIZE)))
+    words = str(stopped.value)
+    assert "not released: at least 1 users must answer (not finite)" in words
+    assert "What helps: the trained model has numbers that are NaN or infinite: lower the local learning rate" in words
+    assert words.index("What helps") < words.index("Then start again with the same ledger")
+    local = [entry for entry in caplog.records if "no update is sent" in entry.getMessage()]
+    assert len(local) == 40  # ten tries, four nodes
+    assert not any(user in entry.getMessage() for entry in local for user in names(12))
+
+
+def test_a_pool_logs_that_a_users_update_is_not_finite_and_not_whose(caplog: pytest.LogCaptureFixture) -> None:
+    users = names(12)
+    grid = FakeGrid({1: node(users, amount=np.inf)})
+    with pytest.raises(IncompleteRunError, match=r"left out by its node\).*What helps: a user's training raised"):
+        make().start(grid, record(np.zeros(SIZE)))
+    local = [entry.getMessage() for entry in caplog.records if "no update is sent" in entry.getMessage()]
+    assert len(local) == 40
+    assert not any(user in line for line in local for user in users)
 
 
 def test_a_release_that_nobody_answered_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,12 +14,15 @@ from fedcgd_flower.arrays import LazyArray, Outgoing
 from fedcgd_flower.evaluation_messages import answer, bounds_of, is_private_evaluation
 from fedcgd_flower.flower_private import log, mods_after
 from fedcgd_flower.keeper_gate import check_masked, question_of, refuse_evaluation
-from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, unflatten
+from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, tied_arrays, unflatten
 from fedcgd_flower.messages import (
     ANOTHER_MODEL,
     LOCAL_FAILURE,
     NOT_FINITE,
+    NOT_FINITE_WORDS,
     PROBLEMS,
+    TIED,
+    TIED_WORDS,
     TrainTask,
     failed_reply,
     further_records,
@@ -117,6 +120,9 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     except ValueError as error:
         log(ERROR, "fedcgd: the train function did not reply the model that it was sent: %s", error)
         return Message(Error(code=0, reason=ANOTHER_MODEL), reply_to=message)
+    if tied := tied_arrays(new, model, task.layout):
+        log(ERROR, "fedcgd: the arrays %s are one tensor of the model; %s", list(tied), TIED_WORDS)
+        return Message(Error(code=0, reason=TIED), reply_to=message)
     seen = cast_as_trained(model, new, task.layout)
     outgoing = Outgoing((task.size,), task.dtype)
     checksum = write_clipped_update(
@@ -129,6 +135,7 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
         indicator=task.indicator,
     )
     if checksum is None:
+        log(ERROR, "fedcgd: %s", NOT_FINITE_WORDS)
         return Message(Error(code=0, reason=NOT_FINITE), reply_to=message)
     return train_reply(message, task, outgoing, 1, checksum)
 

@@ -14,9 +14,12 @@ from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort, eligible
-from fedcgd_flower.flower_private import log
-from fedcgd_flower.inner import planned_cohort
+from fedcgd_flower.flower_private import is_simulation, log
+from fedcgd_flower.inner import FLOWERS_DEFAULT, planned_cohort
 from fedcgd_flower.user_directory import NodeIds, UserDirectory, balance_users, nodes_of_all
+
+EXPECTED_USERS = "expected_users"
+"""The argument's name: the number of users to begin with was given."""
 
 _POLL = 1.0  # seconds between looks at who is there
 _TOLD_EVERY = 30.0  # seconds between lines about what is waited for
@@ -32,6 +35,7 @@ class CohortSelector:
         cohort_size: int,
         *,
         expected_users: int,
+        expected_source: str,
         patience: float,
         budget: JointBudget | None,
     ) -> None:
@@ -42,6 +46,7 @@ class CohortSelector:
         self._participation = participation
         self._cohort_size = cohort_size
         self._expected_users = expected_users
+        self._expected_source = expected_source
         self._patience = patience
         self._budget = budget
         self._told_budget = False
@@ -62,7 +67,7 @@ class CohortSelector:
     ) -> dict[str, int] | str:
         """Users of the round and the node of each, or the reason if too few are there within `patience` seconds.
 
-        Raises ValueError if fewer users than expected are there before the first round.
+        Raises ValueError if fewer users than expected are there before the first round, or nodes whose users nobody knows.
         """
         began = time.monotonic()
         deadline, told = began + self._patience, began
@@ -72,7 +77,7 @@ class CohortSelector:
         while True:
             nodes = self._within_budget(directory.refresh(grid))
             history = ledger.history(list(nodes))
-            enough = round > 0 or len(nodes) >= self._expected_users
+            enough = round > 0 or (len(nodes) >= self._expected_users and not self._nodes_missing(directory, grid))
             # Whoever was asked twice in this very round, in vain, is replaced if others can be spared.
             silent = {user for user, times in self._silent.items() if times >= _PATIENCE_WITH_USERS}
             choices = [nodes.keys()] if sampled else [nodes.keys() - silent, nodes.keys()]
@@ -85,9 +90,12 @@ class CohortSelector:
             if (now := time.monotonic()) >= deadline:
                 break
             if now >= told:  # at once, and then from time to time
-                log(INFO, "fedcgd: %s; waiting for up to %.0f s", self._waiting(round, len(nodes)), deadline - now)
+                waiting = self._waiting(round, len(nodes), directory)
+                log(INFO, "fedcgd: %s; waiting for up to %.0f s", waiting, deadline - now)
                 told = now + _TOLD_EVERY
             time.sleep(min(_POLL, self._patience))
+        if not enough and len(nodes) >= self._expected_users:
+            raise ValueError(self._nodes_left_out(len(nodes), directory))
         if not enough:
             raise ValueError(self._too_few_to_begin(len(nodes), self._missing(directory)))
         return cohort_shortfall(participation, round, self._cohort_size, nodes, history, self._missing(directory))
@@ -103,7 +111,28 @@ class CohortSelector:
             self._there = there
         return self._lost | (there - self._there)
 
-    def _waiting(self, round: int, users: int) -> str:
+    def _nodes_missing(self, directory: UserDirectory, grid: Grid) -> bool:
+        """Whether the users of too many nodes are unknown to begin without them, unless the number of users was given.
+
+        In a simulation all nodes are this program's own, and none may be. In deployment two, or half of them: a single node
+        cannot keep the others from beginning.
+        """
+        silent = directory.silent
+        if not silent or self._expected_source == EXPECTED_USERS:
+            return False
+        return is_simulation(grid) or silent > 1 or 2 * silent >= directory.connected
+
+    def _nodes_left_out(self, users: int, directory: UserDirectory) -> str:
+        return (
+            f"{directory.silent} of {directory.connected} nodes have not said which users they host after {self._patience:.0f} "
+            f"s, and everybody there would be left out of the run ({users} users are there). The warnings above, and the log of "
+            "such a node, say why: often the app's code is not where the node runs. To begin without them, say how many users "
+            f"are enough: expected_users={users}"
+        )
+
+    def _waiting(self, round: int, users: int, directory: UserDirectory) -> str:
+        if not round and users >= self._expected_users:
+            return f"{directory.silent} of {directory.connected} nodes have not said yet which users they host"
         if not round and users < self._expected_users:
             return (
                 f"{users} users are there, and {self._expected_users} are expected before the first round: with "
@@ -114,11 +143,11 @@ class CohortSelector:
     def _too_few_to_begin(self, users: int, missing: str) -> str:
         participation = self._participation
         return (
-            f"{users} users are there after {self._patience:.0f} s, and {self._expected_users} are expected"
-            f"{missing and '; '}{missing}. With {self._cohort_size} users a round, each at most {participation.participations} "
-            f"times and {participation.min_separation} rounds apart, the {participation.rounds} rounds need "
-            f"{users_needed(participation, self._cohort_size)} users: lower cohort_size or the plan's min_separation, or say "
-            "expected_users to begin with fewer, if others join later"
+            f"{users} users are there after {self._patience:.0f} s, and {self._expected_users} are expected "
+            f"({self._expected_source}){missing and '; '}{missing}. With {self._cohort_size} users a round, each at most "
+            f"{participation.participations} times and {participation.min_separation} rounds apart, the {participation.rounds} "
+            f"rounds need {users_needed(participation, self._cohort_size)} users: lower cohort_size or the plan's "
+            "min_separation, or say expected_users to begin with fewer, if others join later"
         )
 
     def _missing(self, directory: UserDirectory) -> str:
@@ -162,6 +191,8 @@ class CohortSettings:
     source: str
     min_answers: int
     expected_users: int
+    expected_source: str
+    """Who says how many are expected."""
 
 
 def cohort_settings(
@@ -188,9 +219,19 @@ def cohort_settings(
             f"min_answers must be between 0 and cohort_size = {cohort_size}, and 0 with a secret sampling, because who "
             f"was drawn may not decide whether a round is released; got {min_answers}"
         )
+    expected_source = EXPECTED_USERS
     if expected_users is None:
-        expected_users = users_needed(participation, cohort_size)
-    return CohortSettings(size=cohort_size, source=source, min_answers=min_answers, expected_users=expected_users)
+        expected_users, expected_source = users_needed(participation, cohort_size), "what the plan cannot do without"
+        available = getattr(inner, "min_available_nodes", 0)
+        if available > max(expected_users, FLOWERS_DEFAULT):
+            expected_users, expected_source = available, f"min_available_nodes = {available}"
+    return CohortSettings(
+        size=cohort_size,
+        source=source,
+        min_answers=min_answers,
+        expected_users=expected_users,
+        expected_source=expected_source,
+    )
 
 
 def users_needed(participation: Participation, cohort_size: int) -> int:

@@ -31,13 +31,24 @@ RECORD_KEYS = "arrays", "config"
 """Under which Flower's strategies send the model and the configuration, unless they are told other names."""
 TASK = "fedcgd"
 CHECKSUM = "checksum"
+NOT_FINITE_WORDS = (
+    "the trained model has numbers that are NaN or infinite, and no update is sent: lower the local learning rate, or look for "
+    "a loss that divides by zero or takes its logarithm, or for half precision that overflows"
+)
+"""For a node's own log."""
+TIED_WORDS = (
+    "as two arrays they would be clipped and noised twice, and no update is sent. Let the server begin with "
+    "initial_arrays=arrays_of(model), and read the model with load_arrays(model, arrays)"
+)
+"""For a node's own log."""
 _FAILED = 2  # Flower's code for a ClientApp that raised
 
 # All that a failing node says.
-LOCAL_FAILURE, NOT_FINITE, ANOTHER_MODEL = (
+LOCAL_FAILURE, NOT_FINITE, ANOTHER_MODEL, TIED = (
     "local training failed",
     "the update is not finite",
     "the reply is another model",
+    "two arrays of the model are one",
 )
 
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from logging import ERROR
 from typing import TYPE_CHECKING
+from logging import ERROR, WARNING
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from fedcgd_flower.evaluation_messages import answer, bounds_of
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.isolation import TIME_LIMIT, run_isolated
 from fedcgd_flower.keeper_gate import check_masked, question_of, refuse_evaluation
-from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flatten, unflatten
+from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flat_arrays, tied_arrays, unflatten
 from fedcgd_flower.messages import (
+    NOT_FINITE_WORDS,
+    TIED_WORDS,
     TrainTask,
     failed_reply,
     further_records,
@@ -173,16 +175,23 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
         _check_no_records(work)
 
         def train(user: str, config: ConfigRecord, context: Context) -> Flat:
-            return flatten(local_training(unflatten(work.model, work.layout), user, config, context), work.layout)
+            model = unflatten(work.model, work.layout)
+            trained = flat_arrays(local_training(model, user, config, context), work.layout)
+            if tied := tied_arrays(trained, work.model, work.layout):
+                log(ERROR, "fedcgd: the arrays %s are one tensor of the model; %s", list(tied), TIED_WORDS)
+                raise ValueError(TIED_WORDS)
+            return np.concatenate(trained)
 
         total, answered = np.zeros(work.size, np.int64), 0
         for trained in run_isolated(work.users, work.model, work.config, context, train, time_limit=time_limit):
             if trained is None:
                 continue
             update = work.clipped(trained)
-            if update is not None:
-                total += update
-                answered += 1
+            if update is None:
+                log(WARNING, "fedcgd: of a user, %s", NOT_FINITE_WORDS)
+                continue
+            total += update
+            answered += 1
         return total, answered
 
     return clipped_sum

@@ -22,6 +22,7 @@ from fedcgd_flower.messages import (
     LOCAL_FAILURE,
     NOT_FINITE,
     TASK,
+    TIED,
     UPDATE,
     TrainTask,
     modulo,
@@ -41,6 +42,7 @@ RejectionReason = Literal[
     "wrong arrays",
     "wrong shape or dtype",
     "not finite",
+    "tied weights",
     "changed after clipping",
     "left out by its node",
 ]
@@ -55,12 +57,22 @@ def rejection_reason(error: Error) -> RejectionReason:
             return "app crashed"
     if error.reason == NOT_FINITE:
         return "not finite"
+    if error.reason == TIED:
+        return "tied weights"
     if error.reason == ANOTHER_MODEL:
         return "wrong arrays"
     return "error in local training" if error.reason == LOCAL_FAILURE else "client error"
 
 
 HINTS: dict[RejectionReason, str] = {
+    "not finite": "the trained model has numbers that are NaN or infinite: lower the local learning rate, or look for a loss "
+    "that divides by zero or takes its logarithm, or for half precision that overflows",
+    "tied weights": "two names of state_dict() are one tensor of the model, as the embedding and the head of a language model "
+    "often are; as two they would be clipped and noised twice. Begin with initial_arrays=arrays_of(model), which has it once, "
+    "and read it with load_arrays(model, arrays) on server and nodes; a node's own log names them",
+    "left out by its node": "a user's training raised, took too long, or ended with numbers that are not finite; a node's own "
+    "log says which of these",
+    "no answer": "the node was too slow (raise timeout=), or is gone",
     "client error": "a ClientApp raised outside of fedcgd's code; clipped_update_mod must be the first of its mods",
     "without fedcgd's mod": "a ClientApp replied by itself; it needs clipped_update_mod as the first of its mods, or host_users",
     "error in local training": "a node's own log says where its training failed",

@@ -41,6 +41,8 @@ class RunResult(Result):
     """Rounds released by now."""
     stopped: str = ""
     """Why the run ended before its plan; empty if it did not."""
+    advice: str = ""
+    """What can be done about that, as far as it is known."""
 
     @property
     def complete(self) -> bool:
@@ -57,12 +59,13 @@ class IncompleteRunError(RuntimeError):
 
     def __init__(self, result: RunResult, *, recorded: bool = True) -> None:
         remedy = (
-            "Start again with the same ledger and key to go on"
+            f"{'Then start' if result.advice else 'Start'} again with the same ledger and key to go on"
             if recorded
             else "Its record is in memory and ends with this process; with a ledger file and a key file a run can go on"
         )
         nodes = "" if result.released else ". What fails on a node is told in that node's log alone"
         super().__init__(
-            f"{result.released} of {result.planned} planned rounds are released: {result.stopped}{nodes}. {remedy}"
+            f"{result.released} of {result.planned} planned rounds are released: {result.stopped}{nodes}. "
+            f"{f'What helps: {result.advice}. ' if result.advice else ''}{remedy}"
         )
         self.result = result

@@ -1,6 +1,7 @@
 """What `CorrelatedNoise.start` does: tries rounds until all are released, and has each release evaluated."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from logging import INFO, WARNING
@@ -14,7 +15,8 @@ from fedcgd.ledger import client_metrics
 from fedcgd.plan import Plan
 from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.flower_private import log
-from fedcgd_flower.layout import Layout, flatten, unflatten
+from fedcgd_flower.layout import Layout, equal_arrays, flatten, unflatten
+from fedcgd_flower.replies import HINTS, RejectionReason
 from fedcgd_flower.reporting import RoundReport, config_text, epsilon_text, metrics_text
 from fedcgd_flower.result import IncompleteRunError, OnRelease, ReleaseEvent, RunResult
 from fedcgd_flower.send_and_receive import send_and_receive
@@ -82,7 +84,11 @@ class RunLoop:
             failures, failure = (0, failure) if released else (failures + 1, rounds.report.failure)
             log(INFO if released and not rounds.report.noise_alone else WARNING, "%s", rounds.report)
         if not result.complete:
-            result.stopped = f"after {tries} tries" + (f"; not released: {failure}" if failure else ", as asked for")
+            lost = rounds.report.lost if failures else Counter[RejectionReason]()
+            reasons = [reason for reason, _ in lost.most_common()]
+            why = f"; not released: {failure}" if failure else ", as asked for"
+            result.stopped = f"after {tries} tries{why}" + (f" ({', '.join(reasons)})" if reasons else "")
+            result.advice = "; ".join(HINTS[reason] for reason in reasons if reason in HINTS)
         log(
             INFO,
             "Finished in %.1f s with %d of %d rounds released",
@@ -129,6 +135,13 @@ class RunLoop:
         layout = self.rounds.layout(initial_arrays)
         if not result.complete:
             self.rounds.check_inner(initial_arrays, self._train_config)
+            for pair in equal_arrays(initial_arrays, layout)[:1]:
+                log(
+                    WARNING,
+                    "fedcgd: the arrays %s and %s are equal. If they are one tensor of the model, it would be clipped and noised "
+                    "twice: begin with initial_arrays=arrays_of(model), which has it once. If one is a copy, all is well",
+                    *pair,
+                )
         if run.model is None:
             return result
         recorded = Layout.from_json(run.layout)

@@ -170,7 +170,12 @@ class CorrelatedNoise(Strategy):
         self._registered_only = secret and not trusted_nodes and not key.simulated
         self._settings = inner_state.settings(inner)
         self._selector = CohortSelector(
-            plan.participation, cohort.size, expected_users=cohort.expected_users, patience=patience, budget=budget
+            plan.participation,
+            cohort.size,
+            expected_users=cohort.expected_users,
+            expected_source=cohort.expected_source,
+            patience=patience,
+            budget=budget,
         )
         self._rounds = TrainingRounds(
             inner,

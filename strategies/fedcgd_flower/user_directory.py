@@ -79,6 +79,8 @@ class UserDirectory:
     """Of the questions: that of the rounds' messages."""
     refused: dict[int, int] = field(default_factory=dict)
     """How many users of other nodes a node has claimed."""
+    connected: int = 0
+    """How many nodes were there at the last look, of those that may speak for users."""
     claimed_twice: int = 0
     """How many users took no part at the last look, because two nodes claim them."""
     _declared: dict[int, HostedUsers] = field(default_factory=dict)
@@ -98,6 +100,7 @@ class UserDirectory:
         names = {node.node_id: node.name for node in grid.get_nodes()}
         if self.registered_only or self.identity == "authenticated":
             names = self._registered(names)
+        self.connected = len(names)
         if self.identity == "authenticated":
             hosted = {node_id: HostedUsers((name,)) for node_id, name in names.items()}
         else:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
-from flwr.app import MetricRecord
+from flwr.app import Error, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from test_flower_strategy import SIZE, make, names, node, record, two_nodes
 
@@ -73,8 +73,53 @@ def test_nodes_without_users_are_named_as_the_reason() -> None:
     grid = FakeGrid({1: FakeNode(ClientApp()), 2: node(names(3))})
     with pytest.raises(
         ValueError,
-        match="3 users are there after 0 s, and 12 are expected; 1 nodes have not said which users they host",
+        match=r"3 users are there after 0 s, and 12 are expected \(what the plan cannot do without\); 1 nodes have not said",
     ):
         make().start(grid, record(np.zeros(SIZE)))
     with pytest.raises(ValueError, match="if they are slow to say it, raise patience above 0 s"):
         make().start(grid, record(np.zeros(SIZE)))
+
+
+def unable(count: int, first: int = 50) -> dict[int, FakeNode]:
+    """Nodes whose ClientApp cannot be loaded, as on a machine that lacks the app's code."""
+
+    def fails(request: Message, reply: Message) -> Message:
+        return Message(Error(code=1, reason="no module"), reply_to=request)
+
+    return {first + i: FakeNode(ClientApp(), tamper=fails) for i in range(count)}
+
+
+@pytest.mark.parametrize(("able", "without"), [(1, 1), (2, 2), (9, 2)])
+def test_a_run_does_not_begin_without_the_users_of_nodes_that_fail(able: int, without: int) -> None:
+    """A Ray cluster whose second machine lacked the app's code went on with half of the people, and two warnings."""
+    users = names(12 * able)
+    grid = FakeGrid({i + 1: node(users[i::able]) for i in range(able)} | unable(without))
+    there = len(users)
+    with pytest.raises(
+        ValueError,
+        match=rf"{without} of {able + without} nodes have not said which users they host.*begin without.*expected_users={there}",
+    ):
+        make().start(grid, record(np.zeros(SIZE)))
+    assert not [message for message in grid.sent if is_training(message)]
+    assert make(expected_users=there).start(grid, record(np.zeros(SIZE))).complete
+
+
+def test_of_many_nodes_a_single_one_cannot_keep_the_others_from_beginning() -> None:
+    grid = FakeGrid({i + 1: node(names(12)[i::3]) for i in range(3)} | unable(1))
+    assert make().start(grid, record(np.zeros(SIZE))).complete
+
+
+def test_in_a_simulation_a_single_node_that_fails_is_an_error() -> None:
+    class InMemoryGrid(FakeGrid):
+        """What Flower calls the grid of a simulation."""
+
+    grid = InMemoryGrid({i + 1: node(names(12)[i::3]) for i in range(3)} | unable(1))
+    with pytest.raises(ValueError, match="1 of 4 nodes have not said which users they host"):
+        make().start(grid, record(np.zeros(SIZE)))
+
+
+def test_nodes_that_fail_later_do_not_end_a_run_that_has_begun(tmp_path: Path) -> None:
+    grid = FakeGrid({1: node(names(12))})
+    make(ledger=tmp_path / "run.db").start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    grid.nodes |= unable(3)
+    assert make(ledger=tmp_path / "run.db").start(grid, record(np.zeros(SIZE))).complete

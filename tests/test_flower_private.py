@@ -1,0 +1,62 @@
+"""Each name of Flower that we use and Flower does not document: if a new version takes one away, its test says which."""
+
+import logging
+
+import flwr.supercore
+import flwr.superlink.grid
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedcgd_flower.flower_private import SIMULATION_GRID, is_simulation, log, mods_after
+
+
+def test_flwr_supercore_log_writes_to_flowers_logger(caplog: pytest.LogCaptureFixture) -> None:
+    assert hasattr(flwr.supercore, "log"), (
+        "flwr.supercore.log is gone: in flower_private, use logging.getLogger('flwr').log"
+    )
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        log(logging.INFO, "a %s", "line")
+    assert [(entry.name, entry.getMessage()) for entry in caplog.records] == [("flwr", "a line")]
+
+
+def test_flwr_superlink_grid_has_the_grid_of_a_simulation() -> None:
+    kind = getattr(flwr.superlink.grid, SIMULATION_GRID, None)
+    assert kind is not None, f"flwr.superlink.grid.{SIMULATION_GRID} is gone: a simulation is not recognised any more"
+    assert issubclass(kind, Grid)
+    assert is_simulation(object.__new__(kind))
+    assert not is_simulation(object.__new__(flwr.superlink.grid.HttpGrid))
+
+
+def test_mods_are_chained_by_closures_over_mod_and_ffn() -> None:
+    """Without them a privacy mod of Flower's behind ours would go unnoticed."""
+    found = []
+
+    def first(message, context, call_next):
+        found.extend(mods_after(call_next))
+        return call_next(message, context)
+
+    def second(message, context, call_next):
+        return call_next(message, context)
+
+    def third(message, context, call_next):
+        return call_next(message, context)
+
+    app = ClientApp(mods=[first, second])
+
+    @app.train(mods=[third])
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict(), reply_to=message)
+
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
+    message.metadata.__dict__["_message_id"] = "m"
+    app(message, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={}))
+    assert found == [second, third], "Flower chains mods in another way now: closures over _mod and _ffn are gone"
+
+
+def test_a_message_can_be_made_outside_of_a_run() -> None:
+    """Simulations in one process, benchmarks and these tests set the identity that a Message asks for."""
+    for name in ("task_id", "run_id", "node_id"):
+        assert hasattr(TaskIdentity, name), f"flwr.supercore.task_identity.TaskIdentity.{name} is gone"
