@@ -31,7 +31,7 @@ from fedcgd_flower.messages import (
     train_reply,
     users_reply,
 )
-from fedcgd_flower.update import write_clipped_update
+from fedcgd_flower.update import Steps, write_clipped_update
 
 if TYPE_CHECKING:
     from fedcgd.keepers import Keepers
@@ -70,9 +70,8 @@ class ClippedUpdateMod:
 
     def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
         """The reply to `message`."""
-        kind = message.metadata.message_type.partition(".")[
-            0
-        ]  # without the name of the app's function, as in "train.lora"
+        # Without the name of the app's function, as in "train.lora".
+        kind = message.metadata.message_type.partition(".")[0]
         if kind == MessageType.EVALUATE:
             refuse_evaluation(self.keepers)
         if kind == MessageType.EVALUATE and is_private_evaluation(message):
@@ -109,34 +108,11 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
             return Message(Error(code=reply.error.code, reason=LOCAL_FAILURE), reply_to=message)
     except Exception as error:
         return failed_reply(message, error)
-    if lost := list(reply.content.config_records):
-        log(
-            WARNING,
-            "fedcgd: the train function also replied the records %s; nothing but the clipped update is sent",
-            lost,
-        )
-    try:
-        new = flat_arrays(_replied_model(reply), task.layout)
-    except ValueError as error:
-        log(ERROR, "fedcgd: the train function did not reply the model that it was sent: %s", error)
-        return Message(Error(code=0, reason=ANOTHER_MODEL), reply_to=message)
-    if tied := tied_arrays(new, model, task.layout):
-        log(ERROR, "fedcgd: the arrays %s are one tensor of the model; %s", list(tied), TIED_WORDS)
-        return Message(Error(code=0, reason=TIED), reply_to=message)
-    seen = cast_as_trained(model, new, task.layout)
     outgoing = Outgoing((task.size,), task.dtype)
-    checksum = write_clipped_update(
-        outgoing.array,
-        new,
-        seen,
-        clip_norm=task.clip_norm,
-        grid=task.grid,
-        update_scale=task.update_scale,
-        indicator=task.indicator,
-    )
-    if checksum is None:
-        log(ERROR, "fedcgd: %s", NOT_FINITE_WORDS)
-        return Message(Error(code=0, reason=NOT_FINITE), reply_to=message)
+    try:
+        checksum = _write_update(reply, model, task, outgoing.array)
+    except _NoUpdateError as error:
+        return Message(Error(code=0, reason=str(error)), reply_to=message)
     return train_reply(message, task, outgoing, 1, checksum)
 
 
@@ -151,24 +127,51 @@ def _train_masked(message: Message, context: Context, call_next: CallNext, keepe
         reply = call_next(message, context)
         if reply.has_error():
             raise RuntimeError(LOCAL_FAILURE)
-        new = flat_arrays(_replied_model(reply), task.layout)
         steps = np.empty(task.size, np.int64)
-        checksum = write_clipped_update(
-            steps,
-            new,
-            cast_as_trained(model, new, task.layout),
-            clip_norm=task.clip_norm,
-            grid=task.grid,
-            update_scale=task.update_scale,
-            indicator=task.indicator,
-        )
-        if checksum is None:
-            raise RuntimeError(NOT_FINITE)
+        _write_update(reply, model, task, steps)
         return steps
 
     from fedcgd_flower.keeper_app import masked_answer  # a node without keepers does not load it
 
     return masked_answer(message, task, keepers, update)
+
+
+class _NoUpdateError(RuntimeError):
+    """Why a reply gives no update: one of the few texts that a node says of itself."""
+
+
+def _write_update(reply: Message, model: Flat, task: TrainTask, out: Steps) -> int:
+    """Write the clipped update of the train function's `reply` to `out`, shape (task.size,); the result is the sum of its steps.
+
+    Raises _NoUpdateError if it has none. Why, in words that may name arrays, goes to the node's own log.
+    """
+    if lost := list(reply.content.config_records):
+        log(
+            WARNING,
+            "fedcgd: the train function also replied the records %s; nothing but the clipped update is sent",
+            lost,
+        )
+    try:
+        new = flat_arrays(_replied_model(reply), task.layout)
+    except ValueError as error:
+        log(ERROR, "fedcgd: the train function did not reply the model that it was sent: %s", error)
+        raise _NoUpdateError(ANOTHER_MODEL) from None
+    if tied := tied_arrays(new, model, task.layout):
+        log(ERROR, "fedcgd: the arrays %s are one tensor of the model; %s", list(tied), TIED_WORDS)
+        raise _NoUpdateError(TIED)
+    checksum = write_clipped_update(
+        out,
+        new,
+        cast_as_trained(model, new, task.layout),
+        clip_norm=task.clip_norm,
+        grid=task.grid,
+        update_scale=task.update_scale,
+        indicator=task.indicator,
+    )
+    if checksum is None:
+        log(ERROR, "fedcgd: %s", NOT_FINITE_WORDS)
+        raise _NoUpdateError(NOT_FINITE)
+    return checksum
 
 
 def _replied_model(reply: Message) -> ArrayRecord:
