@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from logging import ERROR, WARNING
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
