@@ -1,8 +1,11 @@
 """CorrelatedNoise with keepers: what is released, who is asked what, and what happens when a keeper or a node fails."""
 
+import json
 import logging
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,11 +15,14 @@ from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from typer.testing import CliRunner
 
+from fedcgd.cli import app
 from fedcgd.keepers import KeeperKey, Keepers
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keys import NoiseKey
-from fedcgd.ledger import Ledger
+from fedcgd.ledger import Ledger, export, verify
+from fedcgd.ledger.statement import privacy_statement, statement_markdown
 from fedcgd.mechanisms import BISR, LambdaCGD
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -383,6 +389,54 @@ def test_a_sum_that_is_too_long_is_no_release(real: RealKeepers, who: str, caplo
         real.make().start(grid, record(np.zeros(SIZE)))
     assert "a node or a keeper sent something else" in caplog.text
     assert [o.state for o in openings(real)] == ["released", "spent", *["released"] * 4]
+
+
+# What the record says.
+
+
+def test_the_record_says_against_whom_epsilon_holds(real: RealKeepers) -> None:
+    """ε by the number of keepers, and rounds that are spent count: from the ledger alone, in every form of it."""
+    grid = real.grid()
+    fail_once(grid, 11, round=2)
+    real.make().start(grid, record(np.zeros(SIZE)), num_rounds=4)
+    verification = verify(real.ledger)
+    assert (verification.problems, verification.released) == ((), 4)
+    keepers = verification.keepers
+    assert (keepers.names, keepers.colluding, keepers.spent) == (("k0", "k1", "k2"), 1, 1)
+    plan = Plan(**PLAN)
+    assert keepers.planned[1].epsilon == plan.guarantee().epsilon
+    assert keepers.so_far[1].epsilon == plan.guarantee(released=4).epsilon
+    assert keepers.planned[0].epsilon < keepers.planned[1].epsilon < keepers.planned[2].epsilon < np.inf
+    assert keepers.planned[3].guarantee is None
+    statement = privacy_statement(real.ledger)
+    assert "together with any 1 of the keepers and all nodes but the user's own" in statement["statement"]
+    assert "with all 3 of them nothing is promised" in statement["statement"]
+    assert statement["private"]
+    page = statement_markdown(json.loads(json.dumps(statement)))
+    assert "| ε against the server with 3 keepers | ∞ |" in page
+    assert "| rounds spent without a model | 1 |" in page
+    described = json.loads(json.dumps(export(real.ledger), allow_nan=False))["verification"]["keepers"]
+    assert [found["epsilon"] for found in described["planned"]][3] is None
+    for command in ("show", "verify"):
+        output = CliRunner().invoke(app, ["ledger", command, str(real.ledger)])
+        assert output.exit_code == 0, output.output
+        assert "1 rounds are spent without a model" in " ".join(output.output.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("DELETE FROM openings WHERE round = 1", "1 rounds were released without the keepers' opening on record"),
+        ("UPDATE openings SET keepers = '[\"k0\"]' WHERE round = 0", "1 rounds have other keepers than the run"),
+        ('UPDATE openings SET keepers = \'["k0", "k1", "x"]\'', "2 rounds have other keepers than the run"),
+        ("UPDATE openings SET list_hash = zeroblob(32) WHERE round = 0", "1 rounds were released without"),
+    ],
+)
+def test_records_of_keepers_that_contradict_themselves_are_told(real: RealKeepers, change: str, problem: str) -> None:
+    real.make().start(real.grid(), record(np.zeros(SIZE)), num_rounds=2)
+    with closing(sqlite3.connect(real.ledger)) as connection, connection:
+        connection.execute(change)
+    assert any(problem in found for found in verify(real.ledger).problems)
 
 
 # What is refused.

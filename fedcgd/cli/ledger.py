@@ -44,6 +44,7 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
         *([("with its evaluations", str(both))] if (both := verification.with_evaluations) else []),
         ("released so far", str(verification.guarantee or "nothing is released")),
         ("mechanism", str(run["plan"]["mechanism"]["name"])),
+        *([("keepers", str(verification.keepers))] if verification.keepers else []),
         *([("not covered by ε", NOT_COVERED)] if verification.forwards_client_metrics else []),
         ("key", f"fingerprint {run['key_fingerprint']}{_not_private(verification)}"),
         ("sealed", str(run["sealed"] or "no")),
@@ -80,6 +81,8 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
         if verification.with_evaluations is not None:
             console.print(f"with its evaluations on users' data: {verification.with_evaluations}", soft_wrap=True)
         console.print(f"released so far: {verification.guarantee or 'nothing is released'}", soft_wrap=True)
+        if verification.keepers is not None:
+            console.print(f"keepers: {verification.keepers}", soft_wrap=True)
         if verification.identity is not None:
             console.print(f"who a user is: {verification.identity}", soft_wrap=True)
         if verification.budget is not None:

@@ -58,6 +58,7 @@ def export(path: Path | str) -> dict[str, Any]:
             "guarantee": verification.guarantee and verification.guarantee.to_description(),
             "noiseless": verification.noiseless,
             "with_evaluations": both and both.to_description(),
+            "keepers": verification.keepers and verification.keepers.to_description(),
         },
         "attempts": attempts,
         "releases": releases,

@@ -12,7 +12,8 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.evaluations import EVALUATION_OF
 from fedcgd.ledger.export import export
-from fedcgd.ledger.verification import verify
+from fedcgd.ledger.recorded_keepers import keeper_facts
+from fedcgd.ledger.verification import Verification, verify
 from fedcgd.plan import Plan
 
 LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography", "dp-accounting")
@@ -51,7 +52,8 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
         reasoning.insert(0, {"title": "adaptive clipping", "statement": _ADAPTIVE})
     return {
         "statement": sentence(whole, both, simulated=verification.simulated, sound=not verification.problems)
-        + f" {NOT_COVERED}" * verification.forwards_client_metrics,
+        + f" {NOT_COVERED}" * verification.forwards_client_metrics
+        + _of_keepers(verification),
         "private": not (
             verification.simulated
             or verification.noiseless
@@ -71,6 +73,7 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
         "plan": record["run"]["plan"],
         "adaptive_clipping": adaptive,
         "identity": verification.identity,
+        "keepers": verification.keepers and verification.keepers.to_description(),
         "joint_budget": verification.budget
         and {name: verification.budget[name] for name in ("epsilon", "delta")}
         | {"earlier_runs": len(verification.budget["after"])},
@@ -80,6 +83,12 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
         "configuration_hash": record["run"]["configuration_hash"],
         "written_with": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
     }
+
+
+def _of_keepers(verification: Verification) -> str:
+    if verification.keepers is None or verification.simulated or verification.problems:
+        return ""
+    return f" {verification.keepers.promise}"
 
 
 _WITHOUT_NOISE = (
@@ -183,7 +192,7 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
         )
     if whole["sensitivity"] is not None:
         found.append(("sensitivity of C", f"{whole['sensitivity']:.6g}"))
-    return found
+    return found + keeper_facts(statement["keepers"])
 
 
 def _runs(earlier: int) -> str:

@@ -13,6 +13,7 @@ from fedcgd.ledger.adoption import adoptions
 from fedcgd.ledger.client_metrics import forwards_client_metrics
 from fedcgd.ledger.evaluations import evaluation_plan, with_evaluations
 from fedcgd.ledger.identity import identity_of
+from fedcgd.ledger.recorded_keepers import RecordedKeepers, recorded_keepers
 from fedcgd.ledger.recorded_run import BUDGET
 from fedcgd.ledger.store import reader, sha256, unpack_ids
 from fedcgd.plan import Plan
@@ -43,6 +44,9 @@ class Verification:
     adopted: tuple[str, ...] = ()
     """When its operator declared it the latest ledger of the run, because the key's register was lost (`fedcgd.ledger.adopt`)."""
 
+    keepers: RecordedKeepers | None = None
+    """Who made the noise, where the server did not, and against whom ε holds."""
+
     @property
     def noiseless(self) -> bool:
         """The plan is one for debugging, without noise: nothing in the run is private."""
@@ -69,7 +73,7 @@ def verify(path: Path | str) -> Verification:
             else ["the plan and the configuration are not those whose hash is on record"]
         )
         rows = connection.execute(
-            "SELECT round, attempt FROM attempts WHERE state = 'released' ORDER BY round"
+            "SELECT round, attempt FROM attempts WHERE state IN ('released', 'spent') ORDER BY round"
         ).fetchall()
         released = len(rows)
         if [round for round, _ in rows] != list(range(released)):
@@ -82,7 +86,7 @@ def verify(path: Path | str) -> Verification:
             f"SELECT count(*) FROM (SELECT 1 FROM attempts WHERE nonce IS NOT NULL GROUP BY {key} HAVING count(*) > 1)"  # noqa: S608
         ).fetchone()
         (without,) = connection.execute(
-            "SELECT count(*) FROM attempts WHERE state = 'released' AND nonce IS NULL"
+            "SELECT count(*) FROM attempts WHERE state IN ('released', 'spent') AND nonce IS NULL"
         ).fetchone()
         if doubled:
             problems.append(f"{doubled} nonces are on record for two sums")
@@ -92,6 +96,8 @@ def verify(path: Path | str) -> Verification:
         settings = json.loads(configuration)
         adopted = adoptions(connection)
         forwards = forwards_client_metrics(connection, settings)
+        keepers, of_keepers = recorded_keepers(connection, settings, plan)
+        problems += of_keepers
     evaluations = evaluation_plan(settings)
     within = min(released, plan.participation.rounds)
     return Verification(
@@ -106,6 +112,7 @@ def verify(path: Path | str) -> Verification:
         with_evaluations=None if evaluations is None else with_evaluations(plan, evaluations),
         forwards_client_metrics=forwards,
         adopted=adopted,
+        keepers=keepers,
     )
 
 

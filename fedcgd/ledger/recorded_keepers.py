@@ -1,0 +1,133 @@
+"""What a ledger says of the keepers that made a run's noise, and against whom its ε holds."""
+
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.accounting.shares import KeeperGuarantee, NoiseShares, guarantees_by_collusion
+from fedcgd.ledger import openings
+from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedKeepers:
+    """The keepers of a run: who they are, in which rounds they were, and what holds against how many of them.
+
+    Of `planned` and `so_far` each has one entry for 0, 1, … all keepers that work with the server; `so_far` goes by the keepers
+    of each round on record, and is empty before the first release.
+    """
+
+    digest: str
+    names: tuple[str, ...]
+    colluding: int
+    away: int
+    planned: tuple[KeeperGuarantee, ...]
+    so_far: tuple[KeeperGuarantee, ...]
+    spent: int
+    """Rounds that keepers were asked to open and that gave no model: they count as released."""
+
+    def __str__(self) -> str:
+        held = ", ".join(f"{found.colluding}: {_epsilon(found)}" for found in self.planned)
+        spent = f"; {self.spent} rounds are spent without a model" if self.spent else ""
+        return (
+            f"{len(self.names)} ({', '.join(self.names)}) make the noise, and the server has no key of it. ε at "
+            f"δ = {rounded_up(self._delta, 6)} against the server, all other nodes and so many of them: {held}{spent}"
+        )
+
+    @property
+    def _delta(self) -> float:
+        return next(found.guarantee.delta for found in self.planned if found.guarantee is not None)
+
+    @property
+    def promise(self) -> str:
+        """The promise in words, to stand after that of the released models."""
+        beyond = self.planned[self.colluding + 1 : len(self.names)]
+        more = ", ".join(f"with {found.colluding} of them ε is at most {_epsilon(found)}" for found in beyond)
+        return (
+            f"The noise was made by {len(self.names)} keepers ({', '.join(self.names)}), and the server saw noised sums only: "
+            f"the same holds against the server's operator, together with any {self.colluding} of the keepers and all nodes but "
+            f"the user's own, as far as they follow the protocol; {more + '; ' if more else ''}with all {len(self.names)} of them "
+            "nothing is promised. It does not hold against an operator who changed the code that nodes or keepers ran."
+        )
+
+    def to_description(self) -> dict[str, Any]:
+        """All of it as JSON-able values."""
+        return {
+            "digest": self.digest,
+            "names": list(self.names),
+            "colluding": self.colluding,
+            "away": self.away,
+            "planned": [found.to_description() for found in self.planned],
+            "so_far": [found.to_description() for found in self.so_far],
+            "spent": self.spent,
+        }
+
+
+def keeper_facts(description: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Name and value of each figure of a description, as in a privacy statement; none for a run without keepers."""
+    if description is None:
+        return []
+    rows = [("keepers", f"{', '.join(description['names'])} (keepers.toml {description['digest'][:16]})")]
+    for found in description["planned"]:
+        epsilon = "∞" if found["epsilon"] is None else f"at most {rounded_up(found['epsilon'])}"
+        rows.append((f"ε against the server with {found['colluding']} keepers", epsilon))
+    return rows + ([("rounds spent without a model", str(description["spent"]))] if description["spent"] else [])
+
+
+def recorded_keepers(
+    connection: sqlite3.Connection, configuration: Mapping[str, Any], plan: Plan
+) -> tuple[RecordedKeepers | None, list[str]]:
+    """(What the ledger says of keepers, None for a run without; what in it contradicts itself)."""
+    described = configuration.get(openings.KEEPERS)
+    if described is None:
+        return None, []
+    names = tuple(sorted(described["keepers"]))
+    shares = NoiseShares(keepers=len(names), colluding=described["colluding"], away=described["away"])
+    least = shares.keepers - shares.away
+    counted = [opened for opened in openings.read(connection) if opened.state in ("released", "spent")]
+    problems = []
+    wrong = sum(
+        not least <= len(opened.keepers) <= shares.keepers
+        or list(opened.keepers) != sorted(set(opened.keepers))
+        or not set(opened.keepers) <= set(names)
+        for opened in counted
+    )
+    if wrong:
+        problems.append(f"{wrong} rounds have other keepers than the run")
+    rows = connection.execute("SELECT round, nonce FROM attempts WHERE state IN ('released', 'spent')").fetchall()
+    hashes = {opened.round: opened.list_hash[:NONCE_BYTES] for opened in counted}
+    unopened = sum(hashes.get(round) != nonce for round, nonce in rows)
+    if unopened:
+        problems.append(f"{unopened} rounds were released without the keepers' opening on record")
+    released = min(len(rows), plan.participation.rounds)
+    present = [len(opened.keepers) for opened in counted]
+
+    def by_collusion(rounds: int | None, present: list[int]) -> tuple[KeeperGuarantee, ...]:
+        found = guarantees_by_collusion(
+            plan.accountant,
+            shares,
+            noise_multiplier=plan.noise_multiplier,
+            delta=plan.delta,
+            released=rounds,
+            present=present,
+        )
+        return tuple(found)
+
+    sound = not wrong and released > 0
+    keepers = RecordedKeepers(
+        digest=described["digest"],
+        names=names,
+        colluding=shares.colluding,
+        away=shares.away,
+        planned=by_collusion(None, []),
+        so_far=by_collusion(released, present) if sound else (),
+        spent=sum(opened.state == "spent" for opened in counted),
+    )
+    return keepers, problems
+
+
+def _epsilon(found: KeeperGuarantee) -> str:
+    return "∞" if found.guarantee is None else rounded_up(found.epsilon)
