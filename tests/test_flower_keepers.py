@@ -410,7 +410,7 @@ def test_the_record_says_against_whom_epsilon_holds(real: RealKeepers) -> None:
     assert keepers.planned[3].guarantee is None
     statement = privacy_statement(real.ledger)
     assert "together with any 1 of the keepers and all nodes but the user's own" in statement["statement"]
-    assert "with all 3 of them nothing is promised" in statement["statement"]
+    assert "with all of them nothing is promised" in statement["statement"]
     assert statement["private"]
     page = statement_markdown(json.loads(json.dumps(statement)))
     assert "| ε against the server with 3 keepers | ∞ |" in page

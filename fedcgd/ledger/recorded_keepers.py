@@ -49,7 +49,7 @@ class RecordedKeepers:
         return (
             f"The noise was made by {len(self.names)} keepers ({', '.join(self.names)}), and the server saw noised sums only: "
             f"the same holds against the server's operator, together with any {self.colluding} of the keepers and all nodes but "
-            f"the user's own, as far as they follow the protocol; {more + '; ' if more else ''}with all {len(self.names)} of them "
+            f"the user's own, as far as they follow the protocol; {more + '; ' if more else ''}with all of them "
             "nothing is promised. It does not hold against an operator who changed the code that nodes or keepers ran."
         )
 
