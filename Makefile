@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 .DEFAULT_GOAL := simulate
 
 # Exactly the versions of the lock, checked by their hashes. Without a GPU: PyTorch's build without CUDA, where pip's indexes have it.
-$(VENV)/installed: pyproject.toml $(wildcard requirements/*.txt)
+$(VENV)/installed: pyproject.toml hatch_build.py $(shell find fedcgd -name '*.c') $(wildcard requirements/*.txt)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcgd needs Python 3.11 or newer, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (2 GB, or 6 GB with CUDA; a few minutes the first time)"

@@ -72,7 +72,7 @@ def alone(parameters: int, form: str) -> list[tuple[float, float]]:
         message = train_message(1, flat, ConfigRecord(), task)
         seconds.append((took(message, partial(clipped_update_mod, message, node, train)), of_the_app))
     if form != "NumPy":
-        assert passes.compiled() is not None, "there is no C compiler: pip install 'fedcgd[fast]'"
+        assert passes.compiled() is not None, "fedcgd was installed without a C compiler"
     return seconds
 
 

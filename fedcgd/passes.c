@@ -2,6 +2,8 @@
 
 #include <stdint.h>
 
+#define LANES 256
+
 static void clear(double *lanes)
 {
     for (int j = 0; j < LANES; j++)

@@ -17,7 +17,7 @@ PACKAGES = {
 LAYERS: list[set[str]] = [
     {
         "fedcgd.cache",
-        "fedcgd.compiler",
+        "fedcgd.machine_code",
         "fedcgd.files",
         "fedcgd.participation",
         "fedcgd.noise",

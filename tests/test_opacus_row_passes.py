@@ -10,7 +10,7 @@ from fedcgd.opacus import clipped_sum, gradient_forms, row_passes
 @pytest.fixture(scope="module")
 def passes() -> row_passes.RowPasses:
     made = row_passes.compiled()
-    assert made is not None, "these tests need a C compiler: pip install 'fedcgd[fast]'"
+    assert made is not None, "these tests need fedcgd installed where there is a C compiler"
     return made
 
 
@@ -95,21 +95,6 @@ def test_the_clipped_sum_is_the_same_without_a_compiler(passes, monkeypatch: pyt
         sums.append(torch.zeros(3000, dtype=torch.float64))
         clipped_sum.add_clipped([sums[-1]], [gradient_forms.DenseGradients(values)], clip_norm=1.0)
     assert 0 < float((sums[0] - sums[1]).norm()) < 17 * clipped_sum.MARGIN
-
-
-@pytest.mark.parametrize("wrong", ["squares", "add"])
-def test_machine_code_that_does_not_add_up_is_not_used(wrong: str, passes, monkeypatch: pytest.MonkeyPatch) -> None:
-    def squares(values, sums):
-        passes.squares(values, sums)
-        sums[-1] *= 1 + 1e-9
-
-    def add(values, first, last, factors, total):
-        passes.add(values, first, last - 1, factors, total)
-
-    monkeypatch.setattr(
-        row_passes, "_load", lambda: passes._replace(**{wrong: {"squares": squares, "add": add}[wrong]})
-    )
-    assert row_passes.compiled.__wrapped__() is None
 
 
 def test_the_margin_covers_what_its_proof_counts():

@@ -125,20 +125,10 @@ def test_without_a_compiler_it_is_numpy(monkeypatch: pytest.MonkeyPatch) -> None
     compiled.cache_clear()
 
     def no_library(*_: object) -> None:
-        raise OSError("there is no C compiler")
+        raise OSError("it was not built")
 
     monkeypatch.setattr(module, "library", no_library)
     try:
         assert passes(2**40) is NUMPY
-    finally:
-        compiled.cache_clear()
-
-
-def test_machine_code_that_differs_from_numpy_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled.cache_clear()
-    other = NUMPY._replace(steps=lambda x, y, factor, scale, out: NUMPY.steps(x, y, factor, -scale, out))
-    monkeypatch.setattr(module, "NUMPY", other)
-    try:
-        assert compiled() is None
     finally:
         compiled.cache_clear()

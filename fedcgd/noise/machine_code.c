@@ -1,11 +1,33 @@
 // chacha20.py, box_muller.py and the addition to the grid in one pass over the sum, with the same bits.
 //
 // Nothing here defines anything: each function repeats arithmetic that is written out with NumPy elsewhere, in the same order,
-// every operation rounded by itself. Constants are those of box_muller.py, given as macros. Short loops over the columns of a
+// every operation rounded by itself. Constants are those of box_muller.py, which a test holds. Short loops over the columns of a
 // tile become vector instructions, and what they share stays in the first cache.
 
 #include <stdint.h>
 
+#define COLUMNS 128
+#define NUMBERS 12
+#define MAGNITUDE 2147483647
+#define MANTISSA 8388607
+#define UNIT 0x1.0000000000000p+93f
+#define TWO_UNITS 0x1.0000000000000p+94f
+#define UNIT_BITS 1845493760
+#define EXPONENT -0x1.62e4300000000p-24f
+#define ODD 1
+#define SHARE 2147483644
+#define FRACTION 0x1.0000000000000p-31f
+#define TWO_FRACTIONS 0x1.0000000000000p-30f
+#define ONE 0x1.0000000000000p+0f
+#define TWO 0x1.0000000000000p+1f
+#define ATANH_0 0x1.fffffa0000000p+0f
+#define ATANH_1 0x1.5561920000000p-1f
+#define ATANH_2 0x1.9565660000000p-2f
+#define ATANH_3 0x1.5e798a0000000p-2f
+#define SINE_0 0x1.1c58320000000p+0f
+#define SINE_1 -0x1.d3ba3e0000000p-4f
+#define SINE_2 0x1.cd8e5a0000000p-9f
+#define SINE_3 -0x1.aa7d8a0000000p-15f
 #define TILE (NUMBERS * COLUMNS)
 #define INLINE static inline __attribute__((always_inline))
 

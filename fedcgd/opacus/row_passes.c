@@ -3,6 +3,7 @@
 #include <stdint.h>
 
 #define LANES 32
+#define TILE 2048  // numbers of the total, 16 KiB
 
 void squares(const float *restrict values, int64_t rows, int64_t columns, double *restrict sums)
 {
