@@ -16,6 +16,10 @@ EXIT_INTERNAL = 3
 
 # name → where the command is, and its first line of help. What a command needs is imported when it is called.
 COMMANDS = {
+    "plan": (
+        "fedcgd.cli.plan:plan_command",
+        "Rank whole recipes for a budget, DP-SGD among them: mechanism, sampling, cohort, rounds, schedule, rate.",
+    ),
     "calibrate": (
         "fedcgd.cli.budget:calibrate_command",
         "Find the smallest noise multiplier σ that keeps the whole run within (ε, δ).",

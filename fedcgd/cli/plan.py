@@ -1,0 +1,185 @@
+"""`fedcgd plan`: whole recipes, best first."""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedcgd.accounting.guarantee import ADJACENCY
+from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption
+from fedcgd.cli.report import check_plot, console, explained_errors, print_json, status
+
+if TYPE_CHECKING:
+    from fedcgd.curvature import Spectrum
+    from fedcgd.planning import PlannedRecipe, Question
+
+_TURNS = (1, 2, 5, 10, 20, 50, 100)  # of the picture
+
+
+class SecretName(StrEnum):
+    """A sampling that can be kept secret."""
+
+    POISSON = "poisson"
+    BALLS_IN_BINS = "balls-in-bins"
+
+
+def plan_command(
+    users: Annotated[
+        int, typer.Option(help="Examples, or people where a person is what is protected. A public number.")
+    ],
+    epsilon: EpsilonOption,
+    delta: DeltaOption,
+    secret: Annotated[
+        list[SecretName] | None,
+        typer.Option(
+            help="A sampling that can be kept secret; repeat it. Without it, anybody may know who takes part when."
+        ),
+    ] = None,
+    turns: Annotated[
+        int, typer.Option(help="How often one user takes part at most: epochs, or turns of a person.")
+    ] = 20,
+    max_cohort: Annotated[int | None, typer.Option(help="The most users in a round.")] = None,
+    max_rounds: Annotated[int | None, typer.Option(help="The most rounds.")] = None,
+    buffers: Annotated[int, typer.Option(help="Vectors of the model's size that there is memory for.")] = 32,
+    clip_norm: Annotated[float, typer.Option(help="What updates will be clipped to; rates are for it.")] = 1.0,
+    spectrum: Annotated[
+        Path | None,
+        typer.Option(
+            help="The spectrum of *public* data like the private ones, as `fedcgd curve` writes it; see below."
+        ),
+    ] = None,
+    spectrum_is_public: Annotated[
+        bool, typer.Option("--spectrum-is-public", help="Says that nobody's private data are in --spectrum.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Also draw the expected loss against turns, a curve for each kind, into this PNG or SVG."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Rank whole recipes for a budget, DP-SGD among them: mechanism, sampling, cohort, rounds, schedule, rate.
+
+    The loss is what theory expects on a quadratic: the part of what can be won that is left. It looks at public numbers only, and
+    so costs no privacy. What is tuned on private data does: with a spectrum of private data ε would not hold.
+
+    Example: fedcgd plan --users 1260 --epsilon 1 --delta 1e-5 --turns 20
+    """
+    with explained_errors():
+        from fedcgd.planning import Question, plan_recipes
+
+        check_plot(plot)
+        if not 0 < clip_norm < float("inf"):
+            raise ValueError(f"--clip-norm must be positive and finite, got {clip_norm}")
+        question = Question(
+            users=users, epsilon=epsilon, delta=delta, secret=tuple(name.value for name in secret or ()),
+            turns=turns, max_cohort=max_cohort, max_rounds=max_rounds, buffers=buffers,
+            spectrum=_public(spectrum, sure=spectrum_is_public),
+        )  # fmt: skip
+        with status(json) as say:
+            ranked = plan_recipes(question, progress=say)
+            if plot is not None:
+                draw(plot, _frontier(question, say))
+    if json:
+        budget = {"epsilon": epsilon, "delta": delta, "adjacency": ADJACENCY, "users": users}
+        print_json(budget | {"recipes": [figures(one, question, clip_norm) for one in ranked]})
+    else:
+        show(ranked, question, clip_norm)
+
+
+def _public(path: Path | None, *, sure: bool) -> "Spectrum | None":
+    """The spectrum in `path`, if it is said to be public."""
+    if path is None:
+        return None
+    if not sure:
+        raise ValueError(
+            f"{path} decides how private data are trained on, so it must not come from them: tuning on private data costs "
+            "privacy that ε would not count. If it is of public data, say so with --spectrum-is-public; else leave it out"
+        )
+    from fedcgd.curvature import Spectrum
+
+    return Spectrum.load(path)
+
+
+def figures(planned: "PlannedRecipe", question: "Question", clip_norm: float) -> dict[str, Any]:
+    """A recipe as the JSON has it."""
+    from fedcgd.planning import as_python, as_run_config
+
+    recipe = planned.recipe
+    return {
+        "kind": planned.kind,
+        **asdict(recipe),
+        "cohort": recipe.cohort,
+        "rounds": recipe.rounds,
+        "noise_multiplier": planned.noise_multiplier,
+        "clip_norm": clip_norm,
+        "learning_rate": planned.outcome.learning_rate / clip_norm,
+        "progress": planned.outcome.progress,
+        "noise": planned.outcome.noise,
+        "loss": planned.outcome.loss,
+        "python": as_python(planned, question, clip_norm=clip_norm),
+        "run_config": as_run_config(planned, question, clip_norm=clip_norm),
+    }
+
+
+def show(ranked: "list[PlannedRecipe]", question: "Question", clip_norm: float) -> None:
+    """The recipes as a table, and the best one as Python and as a run configuration."""
+    from fedcgd.planning import as_python, as_run_config, verdict
+
+    secret = " or ".join(question.secret) or "nothing"
+    table = Table(
+        title=f"{question.users} users, ε = {question.epsilon:g} at δ = {question.delta:g}; adjacency: {ADJACENCY}; "
+        f"kept secret: {secret}; at most {question.turns} turns",
+        title_justify="left",
+        caption="loss left: the part of what can be won that theory expects to be left. noise: of one weight of the last model. "
+        "rate: the first learning rate",
+        caption_justify="left",
+    )
+    for column in ("recipe", "cohort", "rounds", "turns", "rate", "schedule", "momentum", "σ", "noise", "loss left"):
+        table.add_column(column, justify="left" if column in ("recipe", "schedule") else "right")
+    for one in ranked:
+        recipe = one.recipe
+        sampled = "" if recipe.sampling == "none" else f", {recipe.sampling}"
+        table.add_row(
+            f"{recipe.mechanism}{sampled}", str(recipe.cohort), str(recipe.rounds), str(recipe.turns),
+            f"{one.outcome.learning_rate / clip_norm:.3g}", recipe.schedule, f"{recipe.momentum:g}",
+            f"{one.noise_multiplier:.4g}", f"{one.outcome.noise * clip_norm:.3g}", f"{one.outcome.loss:.3f}",
+        )  # fmt: skip
+    console.print(table)
+    console.print(verdict(ranked), soft_wrap=True, highlight=False)
+    for title, text in (
+        ("The first as Python:", as_python(ranked[0], question, clip_norm=clip_norm)),
+        (
+            "The first for the simulation app:",
+            f"--run-config '{as_run_config(ranked[0], question, clip_norm=clip_norm)}'",
+        ),
+    ):
+        console.print(f"\n[bold]{title}[/bold]")
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _frontier(question: "Question", say: Callable[[str], None]) -> dict[str, list[tuple[int, float]]]:
+    """For each kind, (turns, expected loss)."""
+    from fedcgd.planning import plan_recipes
+
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for turns in sorted({turns for turns in _TURNS if turns < question.turns} | {question.turns}):
+        say(f"the picture, {turns} turns")
+        for one in plan_recipes(replace(question, turns=turns)):
+            curves.setdefault(one.kind, []).append((turns, one.outcome.loss))
+    return curves
+
+
+def draw(path: Path, curves: dict[str, list[tuple[int, float]]]) -> None:
+    """Expected loss against turns, one curve a kind, into the image file `path`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot(xscale="log", xlabel="turns of a user", ylabel="part of the loss that is left")
+    for (kind, points), marker in zip(curves.items(), "osv^D*Px<>", strict=False):
+        axes.plot(*zip(*points, strict=True), marker=marker, label=kind)
+    axes.legend()
+    figure.savefig(path, dpi=150)

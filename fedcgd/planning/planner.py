@@ -1,0 +1,213 @@
+"""The best recipe at an ε: every kind of private training at its best way to descend, ranked by the loss that theory expects."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from fedcgd.accounting import calibrate
+from fedcgd.accounting.selection import select_lambda, share_of_excess
+from fedcgd.mechanisms import DPSGD, Mechanism
+from fedcgd.mechanisms.schedule import Schedule
+from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.mechanisms.streaming import noise_mode
+from fedcgd.optimisation import catalogue
+from fedcgd.participation import Participation, Sampling
+from fedcgd.planning.landscape import Landscape
+from fedcgd.planning.question import Question
+from fedcgd.planning.recipe import Recipe
+from fedcgd.planning.theory import Outcome, expected_outcome
+
+WAYS: tuple[tuple[Schedule, float], ...] = (("constant", 0.0), ("linear", 0.0), ("constant", 0.9), ("linear", 0.9))
+"""Schedules and momenta that are tried."""
+STEPS = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50, 100, 200, 400)
+"""Rounds in which everybody has a turn once; more are tried only where cohorts must be smaller."""
+POISSON_STEPS = {2, 3, 5, 10, 20, 50, 100, 200, 400}
+"""Those of them that are tried with Poisson sampling, where each needs a calibration."""
+SHARES = (0.5, 1.0)
+"""Parts of the λ/(1 − λ) of the rule for the schedule that are tried."""
+_SAMPLED_LAMBDAS = (0.5, 0.8)  # each needs a calibration by draws
+_MOST_BANDS = 32
+_MOST_ROUNDS = 4000  # of what theory answers in seconds
+_FEW = 2  # set-ups that a dear mechanism is tried at
+_WORSE = 1.05  # smaller cohorts than two of this loss in a row, relative to the best, are not tried
+
+NOTHING_GAINED = 0.01
+"""The part of the loss below which a difference between recipes means nothing: theory is not that good."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PlannedRecipe:
+    """A recipe with its noise, and what theory expects of it."""
+
+    recipe: Recipe
+    mechanism: Mechanism
+    noise_multiplier: float
+    outcome: Outcome
+
+    @property
+    def kind(self) -> str:
+        """What is compared: "dp-sgd, full batch", or the mechanism without its number and the sampling."""
+        if self.recipe.steps == 1:
+            return f"{self.mechanism.name}, everybody in each round"
+        return f"{self.mechanism.name}, {self.recipe.sampling}"
+
+    @property
+    def correlated(self) -> bool:
+        """Whether the noise of one round depends on that of another."""
+        return self.mechanism.name not in ("dp-sgd", "diagonal")
+
+
+def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> list[PlannedRecipe]:
+    """The best recipe of each kind, least expected loss first. A function of public numbers: it costs no privacy.
+
+    Tried are DP-SGD with everybody in each round, with large cohorts and, if it can be secret, with Poisson sampling; DP-λCGD
+    and banded Toeplitz noise without a sampling; and DP-λCGD with Balls-in-Bins, if that can be secret. Each with constant and
+    falling rates, with and without momentum, and with cohorts of many sizes.
+
+    Args:
+        question: who, how private, and what is possible.
+        progress: hears what comes next.
+
+    Raises:
+        ValueError: if nothing is possible within the limits, or no noise keeps the budget.
+    """
+    landscape = Landscape.typical() if question.spectrum is None else Landscape.of(question.spectrum)
+    found: list[PlannedRecipe] = []
+    least, worse = math.inf, 0
+    for steps in _steps(question):
+        progress(f"cohorts of {-(-question.users // steps)}")
+        here = [*_independent(question, steps, landscape), *_lambdas(question, steps, landscape)]
+        found += here
+        loss = min((one.outcome.loss for one in here), default=math.inf)
+        worse = worse + 1 if loss > _WORSE * least else 0
+        least = min(least, loss)
+        if worse == 2:
+            break
+    if not found:
+        raise ValueError(
+            f"no recipe has at most {question.max_rounds} rounds of at most {question.max_cohort} users; allow more of either"
+        )
+    for recipe in _best_setups([one for one in found if one.correlated]):
+        bands = min(recipe.steps, _MOST_BANDS, question.buffers + 1)
+        if bands > 1:
+            progress(f"banded-toeplitz:{bands}, cohorts of {recipe.cohort}")
+            found += _banded(question, recipe, bands, landscape)
+    if "balls-in-bins" in question.secret:
+        for recipe in _best_setups([one for one in found if one.recipe.sampling == "none" and one.correlated]):
+            progress(f"balls-in-bins, cohorts of {recipe.cohort}")
+            found += _sampled(question, recipe, landscape)
+    best: dict[str, PlannedRecipe] = {}
+    for one in sorted(found, key=lambda one: one.outcome.loss):
+        best.setdefault(one.kind, one)
+    return list(best.values())
+
+
+def verdict(ranked: list[PlannedRecipe]) -> str:
+    """Whether correlated noise is worth it here, in a sentence.
+
+    Args:
+        ranked: what `plan_recipes` returned.
+    """
+    correlated = next((one for one in ranked if one.correlated), None)
+    plain = next((one for one in ranked if not one.correlated), None)
+    if correlated is None:
+        return "There is nothing to correlate here: everybody takes part in every round. DP-SGD with the whole batch is best."
+    if plain is None:
+        return "No DP-SGD is possible within these limits."
+    gain = 1 - correlated.outcome.loss / plain.outcome.loss
+    if gain < NOTHING_GAINED:
+        return (
+            f"Correlated noise brings nothing here: {plain.kind} is as good ({plain.outcome.loss:.3f} of the loss is left, "
+            f"{correlated.outcome.loss:.3f} with {correlated.kind})."
+        )
+    return (
+        f"Correlated noise helps: {correlated.outcome.loss:.3f} of the loss is left with {correlated.kind}, and "
+        f"{plain.outcome.loss:.3f} with the best DP-SGD ({plain.kind})."
+    )
+
+
+def _steps(question: Question) -> Iterator[int]:
+    """Rounds of a turn that the limits allow."""
+    least = question.least_steps
+    most = min(question.users, _MOST_ROUNDS, question.max_rounds or _MOST_ROUNDS)
+    # As many as whole cohorts make: 100 users in 30 rounds are 3 in a round, and those have 33 rounds.
+    for steps in sorted(
+        {question.users // (question.users // steps) for steps in {least, *STEPS} if least <= steps <= most}
+    ):
+        if steps <= most:
+            yield steps
+
+
+def _recipes(question: Question, steps: int, mechanism: str, sampling: Sampling) -> Iterator[Recipe]:
+    most = min(question.max_rounds or _MOST_ROUNDS, _MOST_ROUNDS) // steps
+    turns = min(question.turns, most)
+    if turns < 1:
+        return
+    for schedule, momentum in WAYS:
+        yield Recipe(
+            mechanism=mechanism, sampling=sampling, users=question.users, steps=steps, turns=turns, schedule=schedule,
+            momentum=momentum,
+        )  # fmt: skip
+
+
+def _planned(question: Question, recipe: Recipe, landscape: Landscape, made: Mechanism | None = None) -> PlannedRecipe:
+    made = made or catalogue.mechanism(recipe.mechanism, recipe.participation, workload=recipe.workload)
+    sigma = _noise_multiplier(made, recipe.participation, question.epsilon, question.delta)
+    return PlannedRecipe(recipe, made, sigma, expected_outcome(recipe, made, sigma, landscape))
+
+
+@lru_cache(maxsize=256)
+def _noise_multiplier(mechanism: Mechanism, participation: Participation, epsilon: float, delta: float) -> float:
+    """σ; without a sampling it is the sensitivity times that of one release, which is found once."""
+    once = Participation(rounds=1)
+    if participation.sampling == "none" and participation != once:
+        unit = _noise_multiplier(DPSGD(), once, epsilon, delta)
+        return sensitivity(mechanism, participation).value * unit
+    return calibrate(mechanism, participation, epsilon=epsilon, delta=delta).noise_multiplier
+
+
+def _independent(question: Question, steps: int, landscape: Landscape) -> Iterator[PlannedRecipe]:
+    samplings: list[Sampling] = ["none"]
+    if "poisson" in question.secret and any(other <= steps < 1.2 * other for other in POISSON_STEPS):
+        samplings.append("poisson")
+    for sampling in samplings:
+        for recipe in _recipes(question, steps, "dp-sgd", sampling):
+            yield _planned(question, recipe, landscape)
+
+
+def _lambdas(question: Question, steps: int, landscape: Landscape) -> Iterator[PlannedRecipe]:
+    """DP-λCGD without a sampling, for each way to descend, with the λ of the rule or less."""
+    if steps == 1:
+        return
+    for recipe in _recipes(question, steps, "lambda-cgd", "none"):
+        rule = select_lambda(
+            recipe.participation, objective="excess", epsilon=question.epsilon, delta=question.delta,
+            workload=recipe.workload,
+        ).lam  # fmt: skip
+        for lam in {round(share_of_excess(rule, share), 3) for share in SHARES} - {0.0}:
+            yield _planned(question, replace(recipe, mechanism=f"lambda-cgd:{lam}"), landscape)
+
+
+def _best_setups(found: list[PlannedRecipe]) -> list[Recipe]:
+    """The recipes of the few best set-ups, each of another cohort."""
+    best: dict[int, PlannedRecipe] = {}
+    for one in sorted(found, key=lambda one: one.outcome.loss):
+        best.setdefault(one.recipe.steps, one)
+    return [one.recipe for one in list(best.values())[:_FEW]]
+
+
+def _banded(question: Question, recipe: Recipe, bands: int, landscape: Landscape) -> Iterator[PlannedRecipe]:
+    for schedule, momentum in WAYS[2:]:
+        other = replace(recipe, mechanism=f"banded-toeplitz:{bands}", schedule=schedule, momentum=momentum)
+        made = catalogue.mechanism(other.mechanism, other.participation, workload=other.workload)
+        if made.num_buffers(other.rounds) <= question.buffers or noise_mode(made, other.rounds) == "replay":
+            yield _planned(question, other, landscape, made)
+
+
+def _sampled(question: Question, recipe: Recipe, landscape: Landscape) -> Iterator[PlannedRecipe]:
+    for lam in _SAMPLED_LAMBDAS:
+        other = replace(recipe, mechanism=f"lambda-cgd:{lam}", sampling="balls-in-bins")
+        yield _planned(question, other, landscape)

@@ -1,0 +1,50 @@
+"""A whole recipe: all that decides a private training run besides its data, its model and its learning rate."""
+
+from dataclasses import dataclass
+
+from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
+from fedcgd.mechanisms.workload import Workload
+from fedcgd.participation import Participation, Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Who takes part when, with which noise, and how the model is moved; `users` are examples or people.
+
+    `turns` is how often each user takes part (under Poisson sampling on average), `steps` is the rounds of one turn of all.
+    Raises ValueError for more steps than users.
+    """
+
+    mechanism: str
+    sampling: Sampling
+    users: int
+    steps: int
+    turns: int
+    schedule: Schedule = "linear"
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= self.users:
+            raise ValueError(f"steps must be between 1 and the {self.users} users, got {self.steps}")
+
+    @property
+    def cohort(self) -> int:
+        """Users in a round, at least."""
+        return self.users // self.steps
+
+    @property
+    def rounds(self) -> int:
+        """The releases of the run."""
+        return self.steps * self.turns
+
+    @property
+    def workload(self) -> Workload:
+        """What the releases are turned into."""
+        return scheduled_workload(self.schedule, self.rounds, momentum=self.momentum)
+
+    @property
+    def participation(self) -> Participation:
+        """Who takes part when."""
+        if self.sampling == "poisson":
+            return Participation(rounds=self.rounds, sampling="poisson", sampling_rate=1 / self.steps)
+        return Participation(rounds=self.rounds, min_separation=self.steps, sampling=self.sampling)

@@ -1,0 +1,67 @@
+"""A planned recipe as what runs it: Python, and the run configuration of the simulation app."""
+
+from fedcgd.optimisation.catalogue import spelling_of
+from fedcgd.planning.planner import PlannedRecipe
+from fedcgd.planning.question import Question
+from fedcgd.planning.recipe import Recipe
+
+
+def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 1.0) -> str:
+    """A program that makes the `Plan`, which the strategy and the engine take; its last line says how to descend."""
+    recipe = planned.recipe
+    rate = planned.outcome.learning_rate / clip_norm
+    workload = f'scheduled_workload("{recipe.schedule}", {recipe.rounds}, momentum={recipe.momentum:g})'
+    lines = [
+        "from fedcgd import Participation, Plan",
+        *(["from fedcgd.mechanisms.schedule import scheduled_workload"] if planned.correlated else []),
+        "",
+        "plan = Plan.calibrated(",
+        f'    "{_spelling(planned)}",',
+        f"    {_participation(recipe)},",
+        f"    clip_norm={clip_norm:g}, epsilon={question.epsilon:g}, delta={question.delta:g},",
+        *([f"    workload={workload},"] if planned.correlated else []),
+        ")",
+        f"# {recipe.cohort} users in each round. SGD, momentum {recipe.momentum:g}, learning rate {rate:.3g}{_falls(recipe)}.",
+    ]
+    return "\n".join(lines)
+
+
+def as_run_config(planned: PlannedRecipe, question: Question, *, clip_norm: float = 1.0) -> str:
+    """What `flwr run simulations --run-config` takes."""
+    recipe = planned.recipe
+    values: dict[str, str | int | float] = {
+        "mechanism": _spelling(planned),
+        "sampling": recipe.sampling,
+        "epsilon": question.epsilon,
+        "delta": question.delta,
+        "clip-norm": clip_norm,
+        "cohort": recipe.cohort,
+        "participations": recipe.turns,
+        "learning-rate": float(f"{planned.outcome.learning_rate / clip_norm:.3g}"),
+        "momentum": recipe.momentum,
+        "schedule": recipe.schedule,
+    }
+    return " ".join(
+        f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in values.items()
+    )
+
+
+def _spelling(planned: PlannedRecipe) -> str:
+    """How it is asked for: what is optimised is found again for the same workload."""
+    return planned.recipe.mechanism if planned.recipe.mechanism != "dp-sgd" else spelling_of(planned.mechanism)
+
+
+def _participation(recipe: Recipe) -> str:
+    who = recipe.participation
+    if who.sampling_rate is not None:
+        return f'Participation(rounds={who.rounds}, sampling="poisson", sampling_rate=1 / {recipe.steps})'
+    sampling = "" if who.sampling == "none" else f', sampling="{who.sampling}"'
+    return f"Participation(rounds={who.rounds}, min_separation={who.min_separation}{sampling})"
+
+
+def _falls(recipe: Recipe) -> str:
+    return (
+        ""
+        if recipe.schedule == "constant"
+        else f", which falls to 0 over the {recipe.rounds} rounds ({recipe.schedule})"
+    )

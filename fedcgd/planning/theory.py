@@ -1,0 +1,107 @@
+"""What a recipe is expected to end with: the loss of its last model, from descent that is cut short and from noise that stays.
+
+On a quadratic everything is linear: in a direction of curvature μ the last model is ρ·e₀ + Σ_t a_t·(noise of round t), where ρ
+and a follow from the learning rates and the momentum alone. The noise is C⁻¹Z, so that its part has variance ‖C⁻ᵀa‖²σ², exactly,
+for every schedule and mechanism. The stationary case is in Choquette-Choo, Dvijotham, Pillutla, Ganesh, Steinke and Thakurta,
+"Correlated Noise Provably Beats Independent Noise for Differentially Private Learning", 2024, arXiv:2310.06771.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from fedcgd.mechanisms.adjoint import transposed_inverse
+from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector
+from fedcgd.planning.landscape import Landscape
+from fedcgd.planning.recipe import Recipe
+
+_FIRST, _RATES = 4, 21  # learning rates that are tried: progress of 2⁴, each √2 times the one before, to 2¹⁴
+_UNSTABLE = 1e6
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a recipe is expected to end with, at the learning rate that is best for it.
+
+    `learning_rate` is for updates clipped to norm 1: divide it by the clip norm. `progress` is how far a gradient that stays the
+    same moves the model in all, `noise` the standard deviation of one coordinate of the last model in a flat direction, both for
+    that rate; `loss` is what is left of the loss that can be won, with what the noise adds, as a part of what can be won.
+    """
+
+    learning_rate: float
+    progress: float
+    noise: float
+    loss: float
+
+
+def expected_outcome(recipe: Recipe, mechanism: Mechanism, noise_multiplier: float, landscape: Landscape) -> Outcome:
+    """The best of the learning rates, by the expected loss of the last model.
+
+    Args:
+        recipe: who takes part when, and how the model is moved.
+        mechanism: C, for `recipe.rounds` rounds.
+        noise_multiplier: σ.
+        landscape: what is descended on.
+    """
+    unit = unit_progress(recipe)
+    rates = tuple(2.0 ** (_FIRST + step / 2) / unit for step in range(_RATES))
+    losses, noises = _losses(recipe, mechanism, noise_multiplier, landscape, rates)
+    best = int(np.argmin(losses))
+    return Outcome(rates[best], rates[best] * unit, math.sqrt(float(noises[best])), float(losses[best]))
+
+
+@lru_cache(maxsize=1024)
+def unit_progress(recipe: Recipe) -> float:
+    """How far a gradient of 1 that stays the same moves the model, for a first learning rate of 1."""
+    velocity = position = 0.0
+    for rate in recipe.workload.rates(recipe.rounds):
+        velocity = recipe.momentum * velocity + 1
+        position += float(rate) * velocity
+    return position
+
+
+def _losses(
+    recipe: Recipe, mechanism: Mechanism, sigma: float, landscape: Landscape, rates: tuple[float, ...]
+) -> tuple[Vector, Vector]:
+    """(expected loss, variance of the last model in a flat direction) at each first learning rate."""
+    curvatures = np.concatenate([[0.0], landscape.eigenvalues])
+    left, weights = _last_model(
+        recipe.rounds, recipe.workload.rates(recipe.rounds).tobytes(), recipe.momentum, rates, curvatures.tobytes()
+    )
+    shape = (len(rates), len(curvatures))
+    with np.errstate(over="ignore", invalid="ignore"):
+        kept = transposed_inverse(mechanism, recipe.rounds, weights)
+        variance = np.einsum("ij,ij->j", kept, kept).reshape(shape) * (sigma / recipe.cohort) ** 2
+        # Gradients of unit norm in as many directions as there are, drawn in each round: much less than the noise, mostly.
+        drawn = np.einsum("ij,ij->j", weights, weights).reshape(shape)
+        spread = 0.0 if recipe.steps == 1 else 1 / (recipe.cohort * landscape.counts.sum())
+        start = landscape.counts * landscape.energies
+        loss = left.reshape(shape)[:, 1:] ** 2 @ start
+        loss += (variance + spread * drawn)[:, 1:] @ (landscape.counts * landscape.eigenvalues)
+        loss /= start.sum()
+    return np.where(np.isfinite(loss), loss, np.inf), variance[:, 0]
+
+
+@lru_cache(maxsize=64)
+def _last_model(
+    rounds: int, shape: bytes, momentum: float, rates: tuple[float, ...], curvatures: bytes
+) -> tuple[Vector, Matrix]:
+    """(ρ, a) for each pair of a rate and a curvature, shapes (pairs,) and (rounds, pairs).
+
+    Backwards through v ← βv − μe + noise, e ← e + ηv: what one unit of e and of v, and so of noise, before a round makes of e at
+    the end.
+    """
+    etas = np.frombuffer(shape)[:, None] * np.repeat(np.array(rates), len(curvatures) // 8)[None, :]
+    mu = np.tile(np.frombuffer(curvatures), len(rates))
+    of_position, of_velocity = np.ones(len(mu)), np.zeros(len(mu))
+    weights = np.empty((rounds, len(mu)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for t in range(rounds - 1, -1, -1):
+            entering = of_velocity + etas[t] * of_position
+            np.clip(entering, -_UNSTABLE, _UNSTABLE, out=entering)
+            weights[t] = entering
+            of_position = np.clip(of_position - mu * entering, -_UNSTABLE, _UNSTABLE)
+            of_velocity = momentum * entering
+    return of_position, weights

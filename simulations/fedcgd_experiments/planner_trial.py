@@ -1,0 +1,393 @@
+"""Does `fedcgd plan` name the best recipe? Candidates of all kinds, tuned with equal budgets, on sets it has not seen.
+
+    python -m fedcgd_experiments.planner_trial tune benchmarks/results/planner.jsonl [--only digits]
+    python -m fedcgd_experiments.planner_trial judge benchmarks/results/planner.jsonl
+    python -m fedcgd_experiments.planner_trial table benchmarks/results/planner.jsonl
+
+Softmax regression and a small network, in NumPy, many learning rates and mechanisms at once on the same batches and noise. The
+noise is that of each mechanism at its σ, from a seeded generator: no key, no lattice. One core; goes on where it was stopped.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import groupby, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from fedcgd.accounting import calibrate, gaussian
+from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.schedule import Schedule
+from fedcgd.mechanisms.streaming import inverse_rows
+from fedcgd.optimisation import catalogue
+from fedcgd.participation import Participation, Sampling
+from fedcgd.planning.planner import plan_recipes
+from fedcgd.planning.question import Question, SecretSampling
+from fedcgd.planning.recipe import Recipe
+
+Array = NDArray[np.float32]
+DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Set:
+    """Inputs of unit norm with a one behind, and labels: to train, to validate, to test."""
+
+    name: str
+    x: tuple[Array, Array, Array]
+    y: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+    hidden: int = 0
+
+    @property
+    def classes(self) -> int:
+        return int(self.y[0].max()) + 1
+
+
+def split(name: str, x: NDArray[Any], y: NDArray[Any], train: int, hidden: int = 0, test: int = 2000) -> Set:
+    """`train` examples to train, a third of the rest (at most `test`) to validate, and others to test."""
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = x[order].astype(np.float32), y[order].astype(np.int64)
+    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    x = np.hstack([x, np.ones((len(x), 1), np.float32)])
+    rest = len(x) - train
+    a, b = train + min(rest // 3, test), min(len(x), train + min(rest // 3, test) + test)
+    return Set(name, (x[:train], x[train:a], x[a:b]), (y[:train], y[train:a], y[a:b]), hidden)
+
+
+def standard(x: NDArray[Any]) -> NDArray[Any]:
+    """Columns of mean 0 and deviation 1, as if their ranges were public."""
+    return np.asarray((x - x.mean(0)) / np.maximum(x.std(0), 1e-12))
+
+
+@lru_cache(maxsize=4)
+def load(name: str) -> Set:
+    """A set by its name."""
+    from sklearn import datasets
+
+    base, _, net = name.partition("+")
+    hidden = 32 if net else 0
+    if base in ("digits", "odd"):
+        raw = datasets.load_digits()
+        return split(name, raw.data / 16, raw.target % 2 if base == "odd" else raw.target, 1260, hidden)
+    if base == "cancer":
+        raw = datasets.load_breast_cancer()
+        return split(name, standard(raw.data), raw.target, 369, hidden)
+    if base == "fashion":
+        from fedcgd_simulations.tasks.fashion_mnist import find_folder, read_idx
+
+        folder = find_folder(None)
+        images = read_idx(folder, "train-images-idx3-ubyte").reshape(-1, 784)[:12000] / 255
+        images = images.reshape(-1, 14, 2, 14, 2).mean((2, 4)).reshape(-1, 196)  # 14 × 14, to be trained in seconds
+        return split(name, images, read_idx(folder, "train-labels-idx1-ubyte")[:12000], 6000, hidden)
+    if base == "tweets":
+        from fedcgd_simulations.tasks import tweets
+        from fedcgd_simulations.text import hashed_bag
+
+        texts, labels = tweets.read_tweets(tweets.find_file(None))
+        rows = np.random.default_rng(1).permutation(len(texts))[:8000]
+        bag = hashed_bag([texts[i] for i in rows], features=256).numpy()
+        return split(name, bag, np.array(labels)[rows], 4000, hidden)
+    made: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {
+        "two": datasets.make_classification(6000, 20, n_informative=10, random_state=1),
+        "five": datasets.make_classification(9000, 50, n_informative=20, n_classes=5, random_state=2),
+        "wide": datasets.make_classification(
+            4000, 200, n_informative=30, n_classes=3, n_clusters_per_class=1, random_state=3
+        ),
+        "noisy": datasets.make_classification(12000, 30, n_informative=8, n_classes=4, flip_y=0.2, random_state=4),
+        "blobs": datasets.make_blobs(5000, 16, centers=10, cluster_std=6.0, random_state=5)[:2],
+        "quantiles": datasets.make_gaussian_quantiles(n_samples=7000, n_features=8, n_classes=3, random_state=6),
+        "hastie": datasets.make_hastie_10_2(12000, random_state=7),
+        "moons": datasets.make_moons(4000, noise=0.2, random_state=8),
+        "three": datasets.make_classification(8000, 40, n_informative=15, n_classes=3, random_state=10),
+        "rings": datasets.make_circles(5000, noise=0.15, factor=0.6, random_state=11),
+        "gauss": datasets.make_blobs(8000, 60, centers=4, cluster_std=14.0, random_state=12)[:2],
+    }
+    x, y = made[base]
+    y = (y > 0).astype(int) if base == "hastie" else y
+    if base in ("quantiles", "moons", "rings"):  # random cosines, which make curved borders straight
+        generator = np.random.default_rng(9)
+        x = np.cos(x @ generator.normal(size=(x.shape[1], 200)) * 0.7 + generator.uniform(0, 6.28, 200))
+    train = {
+        "two": 2000,
+        "five": 5000,
+        "wide": 2000,
+        "noisy": 8000,
+        "blobs": 3000,
+        "hastie": 8000,
+        "three": 4000,
+        "gauss": 5000,
+    }.get(base, 3000)
+    return split(name, x if base in ("quantiles", "moons", "rings") else standard(x), y, train, hidden)
+
+
+SETS = (
+    "digits", "digits+net", "cancer", "two", "five", "five+net", "wide", "noisy", "blobs", "quantiles", "moons", "tweets",
+    "fashion", "hastie+net", "fashion+net", "three", "rings", "gauss", "odd+net",
+)  # fmt: skip
+HELD_OUT = SETS[-6:]
+"""Sets that the constants of the planner have never seen."""
+
+
+@lru_cache(maxsize=4096)
+def sigma_of(mechanism: Mechanism, participation: Participation, epsilon: float) -> float:
+    """σ at (ε, δ)."""
+    return calibrate(mechanism, participation, epsilon=epsilon, delta=DELTA).noise_multiplier
+
+
+@lru_cache(maxsize=128)
+def noise_of(recipe: Recipe, epsilon: float) -> tuple[Array, float]:
+    """(C⁻¹, σ) of a recipe at (ε, δ)."""
+    mechanism = catalogue.mechanism(recipe.mechanism, recipe.participation, workload=recipe.workload)
+    sigma = sigma_of(mechanism, recipe.participation, epsilon)
+    inverse = np.zeros((recipe.rounds, recipe.rounds), np.float32)
+    for row, (first, entries) in zip(inverse, inverse_rows(mechanism, recipe.rounds), strict=True):
+        row[first : first + len(entries)] = entries
+    return inverse, sigma
+
+
+def progress_of(recipe: Recipe) -> float:
+    """How far a gradient that stays the same moves the model at a first learning rate of 1."""
+    velocity = position = 0.0
+    for rate in recipe.workload.rates(recipe.rounds):
+        velocity = recipe.momentum * velocity + 1
+        position += rate * velocity
+    return position
+
+
+def batches(recipe: Recipe, seed: int) -> Iterator[NDArray[np.int64]]:
+    """The rows of each round: by coins under Poisson sampling, else the same split in every turn."""
+    generator = np.random.default_rng([seed, 1])
+    order = generator.permutation(recipe.users)
+    for t in range(recipe.rounds):
+        if recipe.sampling == "poisson":
+            yield np.flatnonzero(generator.random(recipe.users) < 1 / recipe.steps)
+        else:
+            yield order[t % recipe.steps :: recipe.steps]
+
+
+def train(data: Set, runs: Sequence[tuple[Recipe, float]], epsilon: float, seed: int) -> NDArray[np.float64]:
+    """(validation, test) accuracy of each run (a recipe and its learning rate), shape (len(runs), 2).
+
+    All have the sampling, steps and turns of the first, so that they share batches and Z. Gradients are clipped to norm 1.
+    """
+    first, x, y = runs[0][0], data.x[0], data.y[0]
+    generator, count = np.random.default_rng([seed, 2]), len(runs)
+    d, c, h = x.shape[1], data.classes, data.hidden
+    shapes = [(d, c)] if not h else [(d, h), (h + 1, c)]
+    weights = [np.zeros((count, *shape), np.float32) for shape in shapes]
+    if h:
+        start = generator.normal(size=shapes[0]).astype(np.float32) * np.sqrt(2.0, dtype=np.float32)
+        start[-1] = 0
+        weights[0] += start
+        weights[1][:, :-1] += generator.normal(size=(h, c)).astype(np.float32) * np.float32(1 / np.sqrt(h))
+    velocities = [np.zeros_like(weight) for weight in weights]
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    z = generator.standard_normal((first.rounds, sum(sizes)), dtype=np.float32)
+    kinds = list(dict.fromkeys(recipe.mechanism + recipe.schedule + str(recipe.momentum) for recipe, _ in runs))
+    of = {recipe.mechanism + recipe.schedule + str(recipe.momentum): noise_of(recipe, epsilon) for recipe, _ in runs}
+    noise = np.stack([of[kind][0] @ z for kind in kinds])
+    kind = np.array([kinds.index(r.mechanism + r.schedule + str(r.momentum)) for r, _ in runs])
+    sigma = np.array([of[kinds[k]][1] for k in kind], np.float32)
+    rates = np.array([rate * recipe.workload.rates(first.rounds) for recipe, rate in runs], np.float32)
+    momenta = np.array([recipe.momentum for recipe, _ in runs], np.float32)
+    onehot, squares = np.eye(c, dtype=np.float32)[y], (x**2).sum(1)
+    for t, rows in enumerate(batches(first, seed)):
+        xb, outputs, hidden = x[rows], None, None
+        outputs, hidden = forward(xb, weights)
+        residuals = onehot[rows] - softmax(outputs)
+        norms = (residuals**2).sum(2)
+        if hidden is not None:
+            back = (residuals @ weights[1][:, :-1].transpose(0, 2, 1)) * (hidden > 0)
+            norms = norms * ((hidden**2).sum(2) + 1) + (back**2).sum(2) * squares[rows]
+            scale = (1 / np.maximum(np.sqrt(norms), 1))[:, :, None]
+            residuals *= scale
+            back *= scale
+            lower = np.concatenate([hidden.transpose(0, 2, 1) @ residuals, residuals.sum(1)[:, None]], axis=1)
+            sums = [xb.T @ back, lower]
+        else:
+            residuals *= (1 / np.maximum(np.sqrt(norms * squares[rows]), 1))[:, :, None]
+            sums = [xb.T @ residuals]
+        added = noise[kind, t] * sigma[:, None]
+        for i, part in enumerate(np.split(added, np.cumsum(sizes)[:-1], axis=1)):
+            velocities[i] *= momenta[:, None, None]
+            velocities[i] += (sums[i] + part.reshape(weights[i].shape)) / np.float32(first.users / first.steps)
+            weights[i] += rates[:, t, None, None] * velocities[i]
+    return np.stack([(forward(data.x[i], weights)[0].argmax(2) == data.y[i]).mean(1) for i in (1, 2)], axis=1)
+
+
+def forward(x: Array, weights: Sequence[Array]) -> tuple[Array, Array | None]:
+    """Outputs, shape (runs, rows, classes), and what the hidden layer says, if there is one."""
+    first = np.matmul(x, weights[0])
+    if len(weights) == 1:
+        return first, None
+    hidden = np.maximum(first, 0)
+    return hidden @ weights[1][:, :-1] + weights[1][:, -1:], hidden
+
+
+def softmax(outputs: Array) -> Array:
+    """Over the last axis."""
+    result = np.exp(outputs - outputs.max(2, keepdims=True))
+    return np.asarray(result / result.sum(2, keepdims=True), np.float32)
+
+
+WAYS: tuple[tuple[Schedule, float], ...] = (("constant", 0.0), ("constant", 0.9), ("linear", 0.9))
+PROGRESS = (0.25, 0.5, 1.0, 2.0)
+TUNE_SEEDS = (0, 1)
+
+
+def candidates(users: int, turns: int) -> list[Recipe]:
+    """What is tuned: three ways to descend, of each mechanism and sampling, in batches of several sizes."""
+    kinds: list[tuple[str, Sampling, int]] = [
+        ("dp-sgd", "none", 1),
+        *(("dp-sgd", "poisson", steps) for steps in (3, 7, 20)),
+    ]
+    for steps, lams in ((3, (0.5, 0.7)), (7, (0.7, 0.9)), (20, (0.7, 0.9))):
+        kinds += [*((f"lambda-cgd:{lam}", "none", steps) for lam in lams), (f"band-mf:{steps}", "none", steps)]
+    kinds += ((f"lambda-cgd:{lam}", "balls-in-bins", steps) for steps in (7, 20) for lam in (0.5, 0.8))
+    return [
+        Recipe(
+            mechanism=name,
+            sampling=sampling,
+            users=users,
+            steps=steps,
+            turns=turns,
+            schedule=schedule,
+            momentum=momentum,
+        )
+        for name, sampling, steps in kinds
+        for schedule, momentum in WAYS
+    ]
+
+
+def tune(name: str, epsilon: float, turns: int, done: set[str]) -> Iterator[dict[str, Any]]:
+    """The validation accuracy of every candidate at every rate, a record for each recipe that is not `done`."""
+    data = load(name)
+    scale = len(data.x[0]) / gaussian.sigma(epsilon=epsilon, delta=DELTA)
+    todo = [r for r in candidates(len(data.x[0]), turns) if identity(name, epsilon, r) not in done]
+    for _, group in groupby(todo, key=lambda recipe: (recipe.sampling, recipe.steps)):
+        recipes = list(group)
+        runs = [(recipe, part * scale / progress_of(recipe)) for recipe in recipes for part in PROGRESS]
+        found = np.mean([train(data, runs, epsilon, seed) for seed in TUNE_SEEDS], axis=0)
+        for recipe, row in zip(recipes, found.reshape(len(recipes), len(PROGRESS), 2), strict=True):
+            yield {
+                "set": name,
+                "epsilon": epsilon,
+                "recipe": asdict(recipe),
+                "sigma": noise_of(recipe, epsilon)[1],
+                "progress": [part * scale for part in PROGRESS],
+                "validation": row[:, 0].round(4).tolist(),
+                "test": row[:, 1].round(4).tolist(),
+            }
+
+
+def identity(name: str, epsilon: float, recipe: Recipe) -> str:
+    """A text for each record."""
+    return json.dumps([name, epsilon, asdict(recipe)], sort_keys=True)
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+CELLS = tuple(product((20, 5), (1.0, 4.0)))
+"""Turns and ε."""
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    """The records so far."""
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+
+
+@app.command("tune")
+def tune_command(out: Path, only: str | None = None) -> None:
+    """Tune on every set, and write what is found as it is found."""
+    done = {identity(r["set"], r["epsilon"], Recipe(**r["recipe"])) for r in read(out) if "recipe" in r}
+    with out.open("a", encoding="utf-8") as file:
+        for name, (turns, epsilon) in product([only] if only else SETS, CELLS):
+            for record in tune(name, epsilon, turns, done):
+                print(json.dumps(record), file=file, flush=True)
+            print(name, turns, epsilon, "done", flush=True)
+
+
+BASELINES: dict[str, Callable[[Recipe], bool]] = {
+    "full batch": lambda recipe: recipe.steps == 1,
+    "poisson": lambda recipe: recipe.sampling == "poisson",
+    "anything, nothing secret": lambda recipe: recipe.sampling == "none",
+    "anything": lambda recipe: True,
+}
+SECRETS: dict[str, tuple[SecretSampling, ...]] = {"nothing": (), "poisson or bins": ("poisson", "balls-in-bins")}
+TEST_SEEDS = range(1000, 1006)
+
+
+def judged(data: Set, recipe: Recipe, rate: float, epsilon: float) -> list[float]:
+    """Test accuracies with seeds that nothing was chosen by."""
+    return [round(float(train(data, [(recipe, rate)], epsilon, seed)[0, 1]), 4) for seed in TEST_SEEDS]
+
+
+@app.command("judge")
+def judge_command(out: Path, only: str | None = None) -> None:
+    """On each set that is tuned: the planner's recipe at the planner's rate, and what is best by validation, on fresh seeds."""
+    records = read(out)
+    done = {(r["set"], r["turns"], r["epsilon"]) for r in records if "judged" in r}
+    with out.open("a", encoding="utf-8") as file:
+        for (turns, epsilon), name in product(CELLS, [only] if only else SETS):
+            tuned = [r for r in records if r["set"] == name and r["epsilon"] == epsilon and "recipe" in r]
+            tuned = [r for r in tuned if r["recipe"]["turns"] == turns]
+            if (name, turns, epsilon) in done or len(tuned) < len(candidates(2, turns)):
+                continue
+            data, found = load(name), {}
+            for label, allowed in BASELINES.items():
+                best = max((r for r in tuned if allowed(Recipe(**r["recipe"]))), key=lambda r: max(r["validation"]))
+                at = int(np.argmax(best["validation"]))
+                recipe = Recipe(**best["recipe"])
+                rate = best["progress"][at] / progress_of(recipe)
+                found[label] = {"recipe": best["recipe"], "test": judged(data, recipe, rate, epsilon)}
+            for label, secret in SECRETS.items():
+                started = time.process_time()
+                question = Question(users=len(data.x[0]), epsilon=epsilon, delta=DELTA, secret=secret, turns=turns)
+                planned = plan_recipes(question)[0]
+                test = judged(data, planned.recipe, planned.outcome.learning_rate, epsilon)
+                found[f"plan, secret: {label}"] = {
+                    "recipe": asdict(planned.recipe),
+                    "rate": planned.outcome.learning_rate,
+                    "seconds": round(time.process_time() - started, 1),
+                    "test": test,
+                }
+            print(json.dumps({"set": name, "turns": turns, "epsilon": epsilon, "judged": found}), file=file, flush=True)
+            print(
+                name,
+                turns,
+                epsilon,
+                {label: round(100 * float(np.mean(f["test"])), 1) for label, f in found.items()},
+                flush=True,
+            )
+
+
+@app.command("table")
+def table_command(out: Path) -> None:
+    """The judgements as a table in Markdown: accuracies in percent, and how far the plan is behind each."""
+    rows = [r for r in read(out) if "judged" in r]
+    labels = [*BASELINES, *(f"plan, secret: {label}" for label in SECRETS)]
+    print("| set | turns | ε | " + " | ".join(labels) + " |\n|" + "---|" * (3 + len(labels)))
+    for r in rows:
+        means = [f"{100 * np.mean(r['judged'][label]['test']):.1f}" for label in labels]
+        print(f"| {r['set']} | {r['turns']} | {r['epsilon']:g} | " + " | ".join(means) + " |")
+    for plan, label in (("nothing", "full batch"), ("nothing", "anything, nothing secret"), ("nothing", "poisson"),
+                        ("poisson or bins", "poisson"), ("poisson or bins", "anything")):  # fmt: skip
+        for which, chosen in (("all", SETS), ("held out", HELD_OUT)):
+            lost = [
+                100 * (np.mean(r["judged"][label]["test"]) - np.mean(r["judged"][f"plan, secret: {plan}"]["test"]))
+                for r in rows if r["set"] in chosen
+            ]  # fmt: skip
+            if lost:
+                print(
+                    f"{plan} secret, behind {label}, {which} ({len(lost)}): mean {np.mean(lost):+.2f}, worst {max(lost):+.1f}; "
+                    f"within 0.5: {np.mean(np.array(lost) <= 0.5):.0%}, within 1: {np.mean(np.array(lost) <= 1):.0%}"
+                )
+
+
+if __name__ == "__main__":
+    app()
