@@ -32,7 +32,7 @@ from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.compiled import kernels
 from fedcgd.noise.quantisation import Grid, add_noise
-from fedcgd.noise.tensors import TensorNormals, fingerprint, gpu_kernels
+from fedcgd.noise.tensors import TensorNormals, gpu_kernels, sum_digest
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -150,7 +150,7 @@ def measure_on(device: torch.device, *, size: int, repeats: int) -> dict[str, An
             "sum",
             lambda: normals.add(total, [(i, 0, 0.1) for i in range(16)], 0.5),
         ),
-        "what a sum is known by": ("read", lambda: fingerprint(total, bytes(32))),
+        "what a sum is known by": ("read", lambda: sum_digest(total, bytes(32))),
         "a release: nonce, two rounds, mean, gradient": ("release", release),
     }
     for _, work in peers.values():

@@ -31,11 +31,11 @@ from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.compiled import kernels
 from fedcgd.noise.quantisation import Grid, add_noise
-from fedcgd.noise.source import GridNormals, NoiseSource
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
 from fedcgd.passes import CHUNK
 from fedcgd.plan import Plan
+from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 from fedcgd_flower.update import write_clipped_update
 
 RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
@@ -115,7 +115,7 @@ def noise(parameters: int, folder: Path) -> Step:
     """The noise of a round: two vectors and the smoothing, added to integers."""
     total = np.zeros(parameters, np.int64)
     grid = Grid.fitting(clip_norm=1.0, size=parameters, stddev=1.0)
-    source = NoiseSource(LambdaCGD(0.9), 10, GridNormals(NoiseStream(bytes(32)), grid))
+    source = NoiseSource(LambdaCGD(0.9), 10, LatticeNormals(NoiseStream(bytes(32)), grid))
     return lambda: source.add(total, [1, 2, 3], 1.0)
 
 

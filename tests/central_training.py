@@ -13,8 +13,9 @@ from fedcgd.clipping.flat_models import flatten, layout, unflatten
 from fedcgd.clipping.per_sample_gradients import clip_rows, sum_in_steps
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
 from fedcgd.plan import Plan
+from fedcgd.release import NoiseSource, lattice_of
+from fedcgd.release.noise_source import LatticeNormals
 from fedcgd_simulations.task import Examples, Task
 
 Report = Callable[[int, nn.Module], None]
@@ -44,8 +45,8 @@ def train_central(
     model = task.model(seed)
     sampled = GradSampleModule(model, loss_reduction="sum")
     flat = flatten(model).double()
-    grid = grid_of(plan, flat.numel())
-    noise = NoiseSource(plan.mechanism, plan.participation.rounds, GridNormals(NoiseStream(key), grid))
+    grid = lattice_of(plan, flat.numel())
+    noise = NoiseSource(plan.mechanism, plan.participation.rounds, LatticeNormals(NoiseStream(key), grid))
     for round, batch in enumerate(batches):
         total = np.zeros(flat.numel(), np.int64)
         for start in range(0, len(batch), physical_batch):

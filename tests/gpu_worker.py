@@ -8,10 +8,10 @@ import torch
 
 from fedcgd.noise import gpu_code, tensors
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import NoiseSource
 from fedcgd.noise.stream import NoiseStream
 from fedcgd.noise.tensors import GpuKernels, TensorNormals
 from fedcgd.opacus import gpu_code as rows
+from fedcgd.release.noise_source import NoiseSource
 
 KERNELS = GpuKernels(gpu_code.add_to_grid, gpu_code.add_values_to_grid, gpu_code.fill_normals, gpu_code.tile_hashes)
 
@@ -40,9 +40,9 @@ def hashes(numbers: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     return KERNELS.tile_hashes(torch.from_numpy(numbers), torch.from_numpy(coefficients)).numpy()
 
 
-def fingerprint(steps: np.ndarray, key: bytes) -> np.ndarray:
+def sum_digest(steps: np.ndarray, key: bytes) -> np.ndarray:
     tensors.gpu_kernels = lambda device: KERNELS  # type: ignore[assignment]
-    return tensors.fingerprint(torch.from_numpy(steps), key)
+    return tensors.sum_digest(torch.from_numpy(steps), key)
 
 
 def add_rows(total: np.ndarray, values: np.ndarray, factors: np.ndarray) -> np.ndarray:

@@ -22,10 +22,11 @@ from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
+from fedcgd.release import lattice_of
+from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
 SIZE = 40
 ROUNDS = 150
@@ -60,9 +61,9 @@ def show_the_world(folder: Path, line: str) -> None:
 def train(folder: Path, progress: Callable[[], object]) -> None:
     key = NoiseKey.from_file(folder / "key", create=True)
     with Ledger.open(folder / "ledger", plan=PLAN, configuration=CONFIGURATION, key=key) as ledger:
-        grid = grid_of(PLAN, SIZE)
+        grid = lattice_of(PLAN, SIZE)
         stream = NoiseStream(key.noise_of(ledger.stream_id))
-        noise = NoiseSource(PLAN.mechanism, ROUNDS, GridNormals(stream, grid))
+        noise = NoiseSource(PLAN.mechanism, ROUNDS, LatticeNormals(stream, grid))
         run = ledger.resume()
         model = np.frombuffer(run.model).copy() if run.model else np.zeros(SIZE)
         momentum = np.frombuffer(run.state).copy() if run.state else np.zeros(SIZE)

@@ -32,7 +32,6 @@ from fedcgd_flower import (
     run_loop,
     sequential_training,
 )
-from fedcgd_flower import training_rounds as rounds_module
 from fedcgd_flower.adaptive_clipping import Scale, next_norm
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import TrainTask, train_message
@@ -160,18 +159,20 @@ def sums_before_noise(monkeypatch: pytest.MonkeyPatch, strategy: CorrelatedNoise
     found: list[np.ndarray] = []
 
     class Recorded:
-        def add(self, total, nonces, stddev) -> None:
-            assert stddev == strategy.plan.noise_multiplier  # of vectors of norm 1, whatever the plan's clip norm is
-            found.append(total.astype(np.float64) * self.step)
-            total[:] = releases[len(nonces) - 1]
+        def add(self, total, *, earlier, attempt, record) -> int:
+            found.append(total.astype(np.float64) * self.lattice.step)
+            record(len(earlier))
+            total[:] = releases[len(earlier)]
+            return len(earlier)
 
-    def source(plan, key, stream_id, grid):
+    def noise(plan, key, stream_id, lattice):
+        assert plan.stddev == strategy.plan.noise_multiplier  # of vectors of norm 1, whatever the plan's clip norm is
         recorded = Recorded()
-        recorded.step = grid.step
+        recorded.lattice = lattice
         return recorded
 
     with monkeypatch.context() as patched:
-        patched.setattr(rounds_module, "grid_source", source)
+        patched.setattr("fedcgd.release.recorded.array_noise", noise)
         strategy.start(grid, record(np.zeros(SIZE)))
     return found
 

@@ -9,9 +9,10 @@ from fedcgd.audit.audit import audit_canaries, audit_mechanism, canary_scores
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism, Normalized, inverse_matrix, matrix
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
+from fedcgd.release import lattice_of
+from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
 PARTICIPATION = Participation(rounds=12, min_separation=4)
 CLIP = 0.5
@@ -27,8 +28,8 @@ def released(plan: Plan, nonces=None, scale: float = 1.0):
 
     def release(sums: np.ndarray, repetition: int) -> np.ndarray:
         stream = NoiseStream(NoiseKey.simulation(repetition).noise)
-        grid = grid_of(plan, sums.shape[1])
-        noise = NoiseSource(plan.mechanism, plan.participation.rounds, GridNormals(stream, grid))
+        grid = lattice_of(plan, sums.shape[1])
+        noise = NoiseSource(plan.mechanism, plan.participation.rounds, LatticeNormals(stream, grid))
         out = np.empty_like(sums)
         for t, row in enumerate(sums):
             total = grid.to_steps(row)

@@ -11,8 +11,8 @@ from fedcgd.curvature.stationary import stationary_loss
 from fedcgd.mechanisms import BISR, BLT, DPSGD, BandedToeplitz, BinaryTree, LambdaCGD, Normalized, NuDPFTRL
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import GridNormals, NoiseSource
 from fedcgd.participation import Participation
+from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
 EIGENVALUES = np.array([1.0, 0.5, 0.15])
 QUADRATIC = Quadratic(Spectrum.of(EIGENVALUES), 0.6)
@@ -43,7 +43,7 @@ def simulate(mechanism, rounds: int, runs: int, stddev: float) -> tuple[np.ndarr
     The sum of a round goes through the grid, and its noise comes from the key as on a server.
     """
     grid = Grid(2.0**-20)
-    source = NoiseSource(mechanism, rounds, GridNormals(NoiseStream(KEY), grid), "buffer")
+    source = NoiseSource(mechanism, rounds, LatticeNormals(NoiseStream(KEY), grid), "buffer")
     curvature = np.repeat(EIGENVALUES, runs)
     w, norms = np.zeros(len(curvature)), np.zeros(runs)
     for t in range(rounds):

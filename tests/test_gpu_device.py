@@ -14,9 +14,8 @@ from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BSR, LambdaCGD
 from fedcgd.noise import NoiseStream, tensors
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import GridNormals
 from fedcgd.noise.stream import key_words
-from fedcgd.noise.tensors import GpuKernels, TensorNormals, fingerprint, gpu_kernels
+from fedcgd.noise.tensors import GpuKernels, TensorNormals, gpu_kernels, sum_digest
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import add_clipped
 from fedcgd.opacus.gradient_forms import DenseGradients
@@ -24,6 +23,7 @@ from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.row_passes import gpu_add_rows
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
+from fedcgd.release.noise_source import LatticeNormals
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU: benchmarks/gpu.sh runs it on one"),
@@ -65,11 +65,11 @@ def test_sums_have_the_whole_numbers_of_a_cpu(terms: int, kernels: GpuKernels) -
     made = [(i, 7, (-0.9) ** i) for i in range(terms)]
     total, expected = torch.arange(size, dtype=torch.float64, device=CUDA), np.arange(size)
     TensorNormals(STREAM, GRID).add(total, made, 3.0)
-    GridNormals(STREAM, GRID).add(expected, made, 3.0)
+    LatticeNormals(STREAM, GRID).add(expected, made, 3.0)
     np.testing.assert_array_equal(total.cpu().numpy(), expected)
     row = torch.randn(size, device=CUDA)
     TensorNormals(STREAM, GRID).add_row(total, row, made[0], 3.0)
-    GridNormals(STREAM, GRID).add_row(expected, row.cpu().numpy(), made[0], 3.0)
+    LatticeNormals(STREAM, GRID).add_row(expected, row.cpu().numpy(), made[0], 3.0)
     np.testing.assert_array_equal(total.cpu().numpy(), expected)
 
 
@@ -95,10 +95,10 @@ def test_more_numbers_in_rows_than_an_int32_counts(room: None) -> None:
     assert not total[:-1].any()
 
 
-def test_a_fingerprint_is_that_of_numpy(kernels: GpuKernels) -> None:
+def test_the_digest_of_a_sum_is_that_of_numpy(kernels: GpuKernels) -> None:
     steps = torch.arange(30_000_000, dtype=torch.float64, device=CUDA)  # hashed twice
     hashes, key = steps.cpu().numpy().astype(np.int64), bytes(32)
-    found = fingerprint(steps, key)
+    found = sum_digest(steps, key)
     for _ in range(2):
         key = tensors.hashlib.sha256(b"fedcgd fingerprint" + key).digest()
         coefficients = tensors._coefficients(key)
@@ -129,7 +129,7 @@ def test_another_stream() -> None:
     torch.cuda.synchronize()
     for i in range(3):
         expected += 1
-        GridNormals(STREAM, GRID).add(expected, [(i, 0, 1.0)], 3.0)
+        LatticeNormals(STREAM, GRID).add(expected, [(i, 0, 1.0)], 3.0)
     np.testing.assert_array_equal(total.cpu().numpy(), expected)
 
 
@@ -147,7 +147,7 @@ def test_no_example_exceeds_the_clip_norm(mode: str, monkeypatch: pytest.MonkeyP
     sums, add = [], RoundNoise.add
 
     def listening(noise: RoundNoise, total: torch.Tensor, run: str, nonces: list[int]) -> int:
-        sums.append(float((torch.round(total / noise.grid.step) * noise.grid.step).norm()))
+        sums.append(float((torch.round(total / noise.lattice.step) * noise.lattice.step).norm()))
         return add(noise, total, run, nonces)
 
     monkeypatch.setattr(RoundNoise, "add", listening)

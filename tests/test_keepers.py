@@ -16,7 +16,7 @@ from fedcgd.keepers import Agreement, Card, Keeper, KeeperKey, Keepers, Opening,
 from fedcgd.keepers.keeper import UnreadableError, list_hash, share_terms
 from fedcgd.keepers.masks import add_mask, residues_of, subtract_masks
 from fedcgd.keepers.record import Record, read, record_file
-from fedcgd.noise.source import grid_of, grid_source
+from fedcgd.release import array_noise, lattice_of
 
 SIZE = 300
 PLAN = Plan(
@@ -82,13 +82,13 @@ def test_one_keeper_makes_the_release_of_today_bit_for_bit(mechanism) -> None:
     )
     keepers, members = simulated(1, 0)
     agreement = agreement_of(keepers, plan)
-    grid = grid_of(plan, SIZE)
+    grid = lattice_of(plan, SIZE)
     assert agreement.step == grid.step
-    source = grid_source(plan, NoiseKey.simulation(7), "", grid)
+    noise, nonces = array_noise(plan, NoiseKey.simulation(7), "", grid), []
     for round in range(5):
         values = updates(4, round)
         central = np.sum(values, axis=0)
-        source.add(central, [0] * (round + 1), plan.stddev)
+        nonces.append(noise.add(central, earlier=nonces, attempt=0))
         found = opened_sum(keepers, agreement, members, values, round=round, after=round - 1 if round else None)
         np.testing.assert_array_equal(found, central)
 

@@ -13,7 +13,7 @@ import pytest
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, export, verify
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.source import grid_of
+from fedcgd.release import lattice_of
 
 KILLS = 100
 
@@ -86,7 +86,7 @@ def test_the_model_is_what_the_releases_on_record_give(killed_run, world):
     attempts = [
         (a["round"], a["attempt"]) for a in export(killed_run / "ledger")["attempts"] if a["state"] == "released"
     ]
-    grid = grid_of(worker.PLAN, worker.SIZE)
+    grid = lattice_of(worker.PLAN, worker.SIZE)
     few_steps = 12 * grid.step  # where the float32 Z of `normal` falls on the other side of a step
 
     def rounded(noise):

@@ -18,9 +18,9 @@ from fedcgd.mechanisms import BSR, LambdaCGD
 from fedcgd.noise import NoiseStream, box_muller
 from fedcgd.noise.correlated import add_rounded
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import NoiseSource
 from fedcgd.noise.stream import words_of
 from fedcgd.noise.tensors import TensorNormals
+from fedcgd.release.noise_source import NoiseSource
 
 STREAM = NoiseStream(bytes(range(32)))
 KEYS = [STREAM.key_of(round, 2**64 + 7) for round in range(4)]
@@ -51,9 +51,9 @@ QUESTIONS: list[tuple[Any, ...]] = [
     ("normal", KEYS[0], 1535, 1),
     ("normal", KEYS[0], 2**31 - 5, 10),  # past what an int32 holds, in the middle of a tile
     *(("hashes", numbers, COEFFICIENTS) for numbers in HASHED),
-    ("fingerprint", STEPS, bytes(32)),
-    ("fingerprint", STEPS + OTHER, bytes(32)),
-    ("fingerprint", STEPS, bytes(31) + b"1"),
+    ("sum_digest", STEPS, bytes(32)),
+    ("sum_digest", STEPS + OTHER, bytes(32)),
+    ("sum_digest", STEPS, bytes(31) + b"1"),
     *(("add_rows", TOTAL.copy(), rows, FACTORS) for rows in ROWS),
     ("add_rows", TOTAL.copy(), ROWS[0][:0], FACTORS[:0]),
     *(("apart", what) for what in ("noise", "hashes", "rows")),
@@ -125,8 +125,8 @@ def test_hashes_are_those_of_numpy(answers) -> None:
         np.testing.assert_array_equal(found, (tiles * coefficients).sum(-1).reshape(-1))
 
 
-def test_a_fingerprint_depends_on_every_number_and_on_the_key(answers) -> None:
-    one, changed, keyed = (found for _, found in of(answers, "fingerprint"))
+def test_the_digest_of_a_sum_depends_on_every_number_and_on_the_key(answers) -> None:
+    one, changed, keyed = (found for _, found in of(answers, "sum_digest"))
     assert one.shape == (12,)
     differ = one != changed
     assert differ.tolist() == [False] * 8 + [True] * 4  # the last number is of the third tile

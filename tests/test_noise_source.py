@@ -9,9 +9,10 @@ import pytest
 from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, BinaryTree, Diagonal, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
+from fedcgd.release import lattice_of
+from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
 ROUNDS, SIZE, STEP = 12, 50, 2.0**-22
 STREAM = NoiseStream(bytes(range(32)))
@@ -30,7 +31,7 @@ MECHANISMS = [
 
 
 def source(mechanism, mode=None) -> NoiseSource:
-    return NoiseSource(mechanism, ROUNDS, GridNormals(STREAM, Grid(STEP)), mode)
+    return NoiseSource(mechanism, ROUNDS, LatticeNormals(STREAM, Grid(STEP)), mode)
 
 
 def expected(mechanism) -> np.ndarray:
@@ -96,7 +97,7 @@ def test_what_raised_halfway_makes_the_right_noise_afterwards(monkeypatch, mode,
 
     assert [row(noise, t) for t in range(5)] == [row(untouched, t) for t in range(5)]
     with monkeypatch.context() as patch:
-        patch.setattr(GridNormals, where, interrupted(getattr(GridNormals, where)))
+        patch.setattr(LatticeNormals, where, interrupted(getattr(LatticeNormals, where)))
         with suppress(KeyboardInterrupt):  # a mode does not call all of them
             noise.add(np.zeros(SIZE, np.int64), [*NONCES[:5], 50], 1.5)
     assert [row(noise, t) for t in range(5, ROUNDS)] == [row(untouched, t) for t in range(5, ROUNDS)]
@@ -121,7 +122,7 @@ def test_the_mechanism_chooses_what_is_less_work() -> None:
 
 
 def test_replay_makes_the_bands_again_and_buffers_make_one_vector() -> None:
-    class Recorded(GridNormals):
+    class Recorded(LatticeNormals):
         def add(self, total, terms, stddev) -> None:
             made.append([round for round, _, _ in terms])
             super().add(total, terms, stddev)
@@ -155,5 +156,5 @@ def test_the_grid_holds_the_largest_row_of_the_noise():
         delta=1e-5,
     )
     with pytest.raises(ValueError, match="more than the grid holds"):
-        grid_of(plan, 1)
-    assert grid_of(replace(plan, mechanism=LambdaCGD(0.0)), 1) == Grid(2.0**-10)
+        lattice_of(plan, 1)
+    assert lattice_of(replace(plan, mechanism=LambdaCGD(0.0)), 1) == Grid(2.0**-10)

@@ -11,8 +11,8 @@ import torch
 from fedcgd.mechanisms import BISR, BLT, BSR, BinaryTree, LambdaCGD
 from fedcgd.noise import NoiseStream, tensors
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import GridNormals, NoiseSource
 from fedcgd.noise.tensors import GpuKernels, TensorNormals, gpu_kernels
+from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
 STREAM, GRID = NoiseStream(bytes(range(32))), Grid(2.0**-18)
 NONCES = [0, 5, 0, 2**128 - 1, 0, 0, 3, 0, 0]
@@ -22,7 +22,7 @@ MECHANISMS = [LambdaCGD(0.8), BISR(3), BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), Bina
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 @pytest.mark.parametrize("mode", ["replay", "buffer", "cpu-buffer"])
 def test_a_tensor_gets_what_an_array_gets_also_after_a_restart(mode, mechanism) -> None:
-    arrays = NoiseSource(mechanism, 9, GridNormals(STREAM, GRID), mode)
+    arrays = NoiseSource(mechanism, 9, LatticeNormals(STREAM, GRID), mode)
     made = NoiseSource(mechanism, 9, TensorNormals(STREAM, GRID), mode)
     for t in range(9):
         if t == 6:
@@ -86,7 +86,7 @@ def test_kernels_are_used_only_if_their_bits_are_numpys() -> None:
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 @pytest.mark.parametrize("mode", ["replay", "buffer", "cpu-buffer"])
 def test_kernels_get_the_keys_and_weights_of_their_round(mode, mechanism, monkeypatch) -> None:
-    arrays = NoiseSource(mechanism, 9, GridNormals(STREAM, GRID), mode)
+    arrays = NoiseSource(mechanism, 9, LatticeNormals(STREAM, GRID), mode)
     made = NoiseSource(mechanism, 9, TensorNormals(STREAM, GRID), mode)
     monkeypatch.setattr(tensors, "gpu_kernels", lambda device: numpy_kernels())
     for t in range(9):

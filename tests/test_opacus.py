@@ -18,13 +18,13 @@ from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import GridNormals, NoiseSource
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import MARGIN
 from fedcgd.opacus.planning import participation_of as planned
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
+from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
 KEY = NoiseKey.simulation(1)
 EXAMPLES, BATCH, EPOCHS, CLIP, SIGMA, RATE = 60, 12, 2, 0.4, 0.7, 0.5
@@ -137,7 +137,7 @@ def spy(monkeypatch):
     sums, add = [], RoundNoise.add
 
     def listening(self, total, run, nonces):
-        sums.append(torch.round(total / self.grid.step) * self.grid.step)
+        sums.append(torch.round(total / self.lattice.step) * self.lattice.step)
         return add(self, total, run, nonces)
 
     monkeypatch.setattr(RoundNoise, "add", listening)
@@ -568,7 +568,7 @@ def test_examples_are_drawn_at_the_rate_that_is_accounted_for(sampling, together
 def test_a_buffer_makes_one_vector_a_round_and_keeps_the_mechanisms_few():
     made = []
 
-    class Counting(GridNormals):
+    class Counting(LatticeNormals):
         def vector(self, total, round, nonce):
             made.append(round)
             return super().vector(total, round, nonce)

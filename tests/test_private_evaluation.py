@@ -27,10 +27,10 @@ from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import NoiseSource
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd.plan import Plan
+from fedcgd.release.noise_source import NoiseSource
 from fedcgd_flower import (
     AdaptiveClipping,
     CorrelatedNoise,

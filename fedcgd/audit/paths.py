@@ -5,8 +5,8 @@ import numpy as np
 from fedcgd.audit.audit import Release
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms.mechanism import Matrix
-from fedcgd.noise.source import grid_of, grid_source
 from fedcgd.plan import Plan
+from fedcgd.release import array_noise, lattice_of
 
 _KEYS = 2**20  # repetitions of one seed
 
@@ -21,16 +21,15 @@ def server_release(plan: Plan, seed: int) -> Release:
 
     def release(sums: Matrix, repetition: int) -> Matrix:
         key = audit_key(seed, repetition)
-        grid = grid_of(plan, sums.shape[1])
-        source = grid_source(plan, key, "", grid)
+        lattice = lattice_of(plan, sums.shape[1])
+        noise = array_noise(plan, key, "", lattice)
         nonces: list[int] = []
         noised = np.empty_like(sums)
         for t, row in enumerate(sums):
-            total = grid.to_steps(row)
+            total = lattice.to_steps(row)
             # Another attempt in each round, as where some rounds were tried again: noise of a wrong nonce shows.
-            nonces.append(key.nonce_of("", total, earlier=nonces, attempt=t % 3 + 7 * t))
-            source.add(total, nonces, plan.stddev)
-            noised[t] = grid.from_steps(total)
+            nonces.append(noise.add(total, earlier=nonces, attempt=t % 3 + 7 * t))
+            noised[t] = lattice.from_steps(total)
         return noised
 
     return release

@@ -13,8 +13,8 @@ from fedcgd.keepers.cards import SUITE_NAME, Keepers
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.noise import STREAM
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import grid_of
 from fedcgd.plan import Plan
+from fedcgd.release import lattice_of
 
 PROTOCOL = "fedcgd keepers 1"
 
@@ -154,7 +154,7 @@ def agree(plan: Plan, *, size: int, keepers: Keepers, run: str, users: int) -> A
     check_plan(plan)
     rounds = plan.participation.rounds
     louder = (len(keepers.cards) / keepers.shares.full) ** 0.5
-    step = grid_of(replace(plan, noise_multiplier=plan.noise_multiplier * louder), size).step
+    step = lattice_of(replace(plan, noise_multiplier=plan.noise_multiplier * louder), size).step
     # Rows are longest at the second round, or with one round at the first: columns get shorter, and so do their norms.
     row = float(np.linalg.norm(plan.mechanism.inverse_row(min(1, rounds - 1), rounds)))
     reach = users * plan.clip_norm + _SPREAD * plan.stddev * louder * row

@@ -39,7 +39,7 @@ class GpuKernels(NamedTuple):
     fill_normals: Callable[..., None]
     """(out, start, key): out = Z, float32."""
     tile_hashes: Callable[..., Tensor]
-    """(numbers, coefficients) → linear hashes of each tile, modulo 2⁶⁴; see `fingerprint`."""
+    """(numbers, coefficients) → linear hashes of each tile, modulo 2⁶⁴; see `sum_digest`."""
 
 
 class TensorNormals:
@@ -160,7 +160,7 @@ def same_bits(kernels: GpuKernels, device: torch.device) -> bool:
     )
 
 
-def fingerprint(steps: Tensor, key: bytes) -> NDArray[Any]:
+def sum_digest(steps: Tensor, key: bytes) -> NDArray[Any]:
     """What tells `steps`, whole numbers as float64, from others: themselves in main memory, else some thousand hashes of them.
 
     Hashes are linear, modulo 2⁶⁴, four for each tile of 2048 numbers, with coefficients from `key`; and of these again, with

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, SequentialSampler
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
-from fedcgd.noise.source import NoiseMode
 from fedcgd.opacus.attachments import attach, detach_earlier_runs
 from fedcgd.opacus.batches import RoundBatches, loader_over, split_in_order
 from fedcgd.opacus.first_batches import FirstBatches
@@ -29,6 +28,7 @@ from fedcgd.opacus.validation import check_fits, check_loader, check_module, ref
 from fedcgd.opacus.wrapping import with_sample_gradients
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
+from fedcgd.release import NoiseMode
 
 Private = tuple[Any, ...]
 """(module, optimizer, data_loader), or (module, optimizer, criterion, data_loader) with ghost clipping."""

@@ -2,45 +2,34 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 from torch import Tensor
 
 from fedcgd.keys import NoiseKey
-from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import NoiseMode, NoiseSource, tensor_source
-from fedcgd.noise.tensors import fingerprint
 from fedcgd.opacus.clipped_sum import GRID_LOSS
 from fedcgd.plan import Plan
+from fedcgd.release import NoiseMode, RunNoise, lattice_of
+from fedcgd.release.tensors import tensor_noise
 
 
 class RoundNoise:
-    """The noise of a plan's rounds for `size` parameters, on the grid, wherever the sums are."""
+    """The noise of a plan's rounds for `size` parameters, on the lattice, wherever the sums are."""
 
     def __init__(self, plan: Plan, key: NoiseKey, size: int, mode: NoiseMode | None) -> None:
-        rounds = plan.participation.rounds
-        largest = float(np.abs(plan.mechanism.inverse_row(rounds - 1, rounds)).sum())
-        # `Grid.fitting` loses at most 2⁻¹⁰ of the norm that it is given.
-        self.grid = Grid.fitting(
-            clip_norm=plan.clip_norm * GRID_LOSS * 2**10, size=size, stddev=plan.stddev * max(1.0, largest)
-        )
+        self.lattice = lattice_of(plan, size, relative_loss=GRID_LOSS)
         self._plan, self._key, self._mode = plan, key, mode
-        self._run = ""
-        self._source = self._source_of("")
+        self._run, self._noise = "", self._noise_of("")
 
     def add(self, total: Tensor, run: str, nonces: Sequence[int]) -> int:
-        """total = (total on the grid + ζσ·(C⁻¹Z)_t), in place, for t = len(`nonces`), those of earlier rounds; returns its nonce.
+        """total = (total on the lattice + ζσ·(C⁻¹Z)_t), in place, for t = len(`nonces`), those of earlier rounds.
 
-        `total` is float64, shape (size,). The nonce of a secret key is bound to it: two different sums never share their noise,
-        whatever is copied. The noise is the same on every device.
+        `total` is float64, shape (size,). Returns the round's nonce. The noise is the same on every device.
         """
         if run != self._run:
-            self._source, self._run = self._source_of(run), run
-        total.div_(self.grid.step).round_()
-        known_by = fingerprint(total, self._key.noise_of(run))
-        nonce = self._key.nonce_of(run, known_by, earlier=nonces, attempt=0)
-        self._source.add(total, [*nonces, nonce], self._plan.stddev)
-        total.mul_(self.grid.step)
+            self._run, self._noise = run, self._noise_of(run)
+        total.div_(self.lattice.step).round_()
+        nonce = self._noise.add(total, earlier=nonces, attempt=0)
+        total.mul_(self.lattice.step)
         return nonce
 
-    def _source_of(self, run: str) -> NoiseSource:
-        return tensor_source(self._plan, self._key, run, self.grid, self._mode)
+    def _noise_of(self, run: str) -> RunNoise:
+        return tensor_noise(self._plan, self._key, run, self.lattice, self._mode)

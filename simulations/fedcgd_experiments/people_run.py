@@ -21,10 +21,10 @@ from flwr.serverapp.strategy import (
 
 from fedcgd.accounting import Guarantee
 from fedcgd.keys import NoiseKey
-from fedcgd.noise.source import grid_of
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd.plan import Plan
+from fedcgd.release import lattice_of
 from fedcgd_experiments.experiment import Record
 from fedcgd_experiments.in_process import AppGrid, NodeError, UserGrid
 from fedcgd_flower import LocalTask, arrays_of, load_arrays
@@ -274,7 +274,7 @@ def _flowers_own(point: PeoplePoint, made: Prepared, model: torch.nn.Module) -> 
             layout=layout,
             users=asked,
             clip_norm=point.clip_norm,
-            grid=grid_of(plan, layout.size),
+            grid=lattice_of(plan, layout.size),
             config=ConfigRecord(),
         )
         trained = {

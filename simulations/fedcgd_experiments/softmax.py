@@ -97,7 +97,7 @@ class _Noise:
 
     def __init__(self, plans: Sequence[Plan], key: NoiseKey, size: int) -> None:
         rounds = plans[0].participation.rounds
-        grids = {plan.clip_norm: RoundNoise(plan, key, size, None).grid.step for plan in plans}
+        grids = {plan.clip_norm: RoundNoise(plan, key, size, None).lattice.step for plan in plans}
         stream = NoiseStream(key.noise_of(""))
         z = np.stack([stream.normal(round, 0, 0, size) for round in range(rounds)])
         self._words = np.zeros((rounds, size), np.int64)

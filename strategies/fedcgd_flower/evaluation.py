@@ -7,7 +7,6 @@ planned cohort. Who did not answer counts as the middle of a metric's range.
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from logging import INFO, WARNING
@@ -23,9 +22,9 @@ from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger, with_evaluations
 from fedcgd.noise.quantisation import Integers
-from fedcgd.noise.source import NoiseSource, grid_of, grid_source
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
+from fedcgd.release import RecordedReleases, lattice_of
 from fedcgd_flower.evaluation_messages import evaluate_message, scale_of
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.layout import Flat, Layout
@@ -126,9 +125,8 @@ class Evaluator:
                 "made again beyond their budget: put it back, or begin another run"
             )
         self._ledger = Ledger.open(target, plan=plan, configuration=configuration, key=key, purpose="evaluation")
-        self._nonces = list(self._ledger.resume().nonces)
-        self._grid = grid_of(plan, metrics)
-        self._noise: NoiseSource | None = None
+        self._record = RecordedReleases(self._ledger, plan, key)
+        self._grid = lattice_of(plan, metrics)
         self._answers = Layout(("metrics",), ((metrics,),), ("float32",))
 
     def close(self) -> None:
@@ -166,7 +164,7 @@ class Evaluator:
 
         `nodes` says at which nodes each user can be asked. Raises ValueError if the plan's evaluations are used up.
         """
-        plan, round = self.settings.plan, len(self._nonces)
+        plan, round = self.settings.plan, self._record.count
         choices = self._key.choices_of(self._ledger.stream_id)
         users = cohort(
             plan.participation,
@@ -177,34 +175,28 @@ class Evaluator:
             key=choices,
         )
         if users is None:
-            self._skip(round, "too few users that may take part in an evaluation were reachable")
+            self._skip("too few users that may take part in an evaluation were reachable")
             return None
-        attempt = self._ledger.plan_round(round, users)
+        attempt = self._record.plan_round(users)
         try:
             total, answered = self._ask(
                 round, attempt, model, layout, config, grid, balance_users(users, nodes), timeout
             )
             if not answered and plan.participation.sampling == "none":
-                self._skip(round, "no user answered")
+                self._skip("no user answered")
                 return None
-            nonce = self._key.nonce_of(self._ledger.stream_id, total, earlier=self._nonces, attempt=attempt)
-            self._ledger.record_aggregated(round, attempt, nonce)
-            if self._noise is None:
-                self._noise = grid_source(plan, self._key, self._ledger.stream_id, self._grid)
-            self._noise.add(total, [*self._nonces, nonce], plan.stddev)
+            self._record.add_noise(total, attempt, self._grid)
             joint = {"release": release, "epsilon-with-training": self.together.epsilon}
             measured = joint | self._read(total)
-            self._ledger.record_released(round, attempt, b"", metrics=measured)
+            self._record.record(attempt, b"", metrics=measured)
         except BaseException:
-            with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
-                self._ledger.skip(round, "it could not be released")
+            self._record.abandon("it could not be released")
             raise
-        self._nonces.append(nonce)
         return _public_metrics(measured)
 
-    def _skip(self, round: int, reason: str) -> None:
+    def _skip(self, reason: str) -> None:
         log(WARNING, "fedcgd: no evaluation: %s", reason)
-        self._ledger.skip(round, reason)
+        self._record.skip(reason)
 
     def _ask(
         self,

@@ -7,7 +7,6 @@ strategy is put back to where it was at the last release.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from logging import WARNING
 from pathlib import Path
@@ -23,9 +22,9 @@ from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, Run
 from fedcgd.noise.quantisation import Grid as IntegerGrid
 from fedcgd.noise.quantisation import Integers
-from fedcgd.noise.source import NoiseSource, grid_of, grid_source
 from fedcgd.passes import passes
 from fedcgd.plan import Plan
+from fedcgd.release import RecordedReleases, lattice_of
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
 from fedcgd_flower.arrays import Outgoing, view
@@ -65,8 +64,6 @@ class PendingRound:
     """Where its nodes, and keepers, are."""
     masking: Masking | None
     """Where keepers make the noise: which, and for what."""
-    opening: int | None = None
-    """What stands for the nonce, once keepers have been asked to open the sum: the round is released or spent then."""
 
 
 class TrainingRounds:
@@ -111,11 +108,10 @@ class TrainingRounds:
         if keepers is not None:
             self._openings = Openings(keepers, self._wire_plan, cohort_size=cohort_size, patience=patience)
         self._opened: tuple[Ledger, UserDirectory] | None = None
-        self._nonces: list[int] = []
+        self._record: RecordedReleases | None = None
         self._inner_state = inner_state.save(inner)
         self._config: inner_state.TrainConfig | None = None
         self._checked = False
-        self._noise: NoiseSource | None = None
         self._begun = False
         self._pending: PendingRound | None = None
         self._hinted: set[RejectionReason] = set()
@@ -125,11 +121,12 @@ class TrainingRounds:
         self._opened = ledger, directory
         if self._openings is not None:
             self._openings.open(ledger, path)
+        self._record = RecordedReleases(ledger, self._wire_plan, self._key)
         self.resume()
 
     def close(self) -> None:
         """Close the ledger, if it is open."""
-        opened, self._opened, self._noise, self._pending = self._opened, None, None, None
+        opened, self._opened, self._pending = self._opened, None, None
         if self._openings is not None:
             self._openings.close()
         if opened is not None:
@@ -148,6 +145,13 @@ class TrainingRounds:
         return self._opened[0]
 
     @property
+    def record(self) -> RecordedReleases:
+        """The releases on record. Raises ValueError if the ledger is not open."""
+        assert self.ledger is not None
+        assert self._record is not None  # it is made when the ledger is opened
+        return self._record
+
+    @property
     def directory(self) -> UserDirectory:
         """Who can be reached where."""
         assert self._opened is not None  # it is made when the ledger is opened
@@ -156,12 +160,11 @@ class TrainingRounds:
     @property
     def releases(self) -> int:
         """How many rounds are released so far, as the ledger said when it was open last."""
-        return len(self._nonces)
+        return 0 if self._record is None else self._record.count
 
     def resume(self) -> Run:
         """Where the ledger says that the run stands; from here on these rounds and the inner strategy stand there too."""
-        run = self.ledger.resume()
-        self._nonces = list(run.nonces)
+        run = self.record.resume()
         if run.state is not None:
             self._inner_state = run.state
         inner_state.restore(self._inner, self._inner_state)
@@ -213,7 +216,7 @@ class TrainingRounds:
                 "a plan and a key of its own: fedcgd ledger compose says what both cost together"
             )
         layout = self.layout(arrays)
-        ledger = self.ledger  # before anything else: it raises for a strategy that is not open
+        _ = self.ledger  # before anything else: it raises for a strategy that is not open
         if not self._checked:
             self.check_inner(arrays, config)
         chosen = self._select_cohort(round, grid)
@@ -229,12 +232,12 @@ class TrainingRounds:
         self._begun = True
         request, train_config = self._inner_request(arrays, layout, config)
         adaptive = self._adaptive_clipping is not None
-        integer_grid = grid_of(self._wire_plan, layout.size + adaptive)
+        integer_grid = lattice_of(self._wire_plan, layout.size + adaptive)
         told = {} if masking is None else {KEEPERS: masking.record()}  # to nodes, of the keepers
         scale = Scale.fixed(self.clip_norm)
         if adaptive:
             scale = Scale.of_round(self.clip_norm, self._indicator_norm, integer_grid)
-        attempt = ledger.plan_round(round, list(chosen))
+        attempt = self.record.plan_round(list(chosen))
         requests = []
         for node_id, users in by_node(chosen):
             task = TrainTask(
@@ -301,22 +304,20 @@ class TrainingRounds:
             self.abort_round(f"at least {self._min_answers} users must answer")
             return None, None
         try:
-            nonce, noised_sum = self._noised_sum(pending, total)
+            noised_sum = self._noised_sum(pending, total)
             noised, metrics, next_clip_norm = self._noised(pending, noised_sum)
-            pending = self._pending = replace(self._pending or pending, model=_NOTHING, requests=())
+            pending = self._pending = replace(pending, model=_NOTHING, requests=())
             del total, noised_sum, matched, answers  # the inner strategy needs room
             stepped = inner_step(self._inner, pending.round + 1, noised)
             del noised
             released = self._release(pending, stepped, metrics, next_clip_norm)
         except OpeningFailedError as error:
-            opened = self._pending is not None and self._pending.opening is not None
-            self.abort_round(f"{'the round is spent' if opened else 'not opened'}: {error}")
+            self.abort_round(f"{'the round is spent' if self.record.is_opening else 'not opened'}: {error}")
             return None, None
         except BaseException:
             self.abort_round("it could not be released")
             raise
         self._begun, self._pending = False, None
-        self._nonces.append(nonce)
         self.report.epsilon, self.report.delta = cast(float, metrics["epsilon"]), self._plan.delta
         return released, metrics
 
@@ -344,26 +345,21 @@ class TrainingRounds:
             self._hinted.add(lost)
             log(WARNING, "fedcgd: %s: %s", lost, HINTS[lost])
 
-    def _noised_sum(self, pending: PendingRound, total: Integers | MaskedSum) -> tuple[int, Integers]:
-        """(Nonce of the round, which is on record; sum of the updates with its noise, in the memory of `total`)."""
+    def _noised_sum(self, pending: PendingRound, total: Integers | MaskedSum) -> Integers:
+        """The sum of the updates with its noise, of which the nonce is on record, in the memory of `total`."""
         if isinstance(total, MaskedSum):
             return self._opened_sum(pending, total)
-        nonce = self._key.nonce_of(self.ledger.stream_id, total, earlier=self._nonces, attempt=pending.attempt)
-        self.ledger.record_aggregated(pending.round, pending.attempt, nonce)
-        if self._noise is None:
-            self._noise = grid_source(self._wire_plan, self._key, self.ledger.stream_id, pending.lattice)
-        self._noise.add(total, [*self._nonces, nonce], self._wire_plan.stddev)
-        return nonce, total
+        self.record.add_noise(total, pending.attempt, pending.lattice)
+        return total
 
-    def _opened_sum(self, pending: PendingRound, total: MaskedSum) -> tuple[int, Integers]:
+    def _opened_sum(self, pending: PendingRound, total: MaskedSum) -> Integers:
         """As `_noised_sum`, by the keepers. From the moment in which they are asked the round is released or spent."""
         openings, masking = self._openings, pending.masking
         assert openings is not None  # who masks has keepers
         assert masking is not None
         total = openings.checked(pending.grid, masking, pending.round, pending.attempt, total)
-        nonce = openings.record(masking, pending.round, pending.attempt, total)
-        self._pending = replace(pending, opening=nonce)
-        return nonce, openings.noised(pending.grid, masking, pending.round, pending.attempt, total)
+        self.record.add_noise_of_keepers(openings.record(masking, pending.round, pending.attempt, total))
+        return openings.noised(pending.grid, masking, pending.round, pending.attempt, total)
 
     def _noised(self, pending: PendingRound, total: Integers) -> tuple[ArrayRecord, MetricRecord, float]:
         """The model plus the noised mean of the updates whose noised sum is `total`; what is told with it; the next clip norm.
@@ -391,9 +387,7 @@ class TrainingRounds:
         inner_state.check_unchanged(self._inner, pending.unsaved)
         state = inner_state.save(self._inner, pending.config)
         # Durable first: what has left the process can then never be followed by another release under this noise.
-        self.ledger.record_released(
-            pending.round, pending.attempt, released.data, state, pending.layout.to_json(), metrics
-        )
+        self.record.record(pending.attempt, released.data, state, pending.layout.to_json(), metrics)
         self._inner_state, self._config, self.clip_norm = state, pending.config, next_clip_norm
         return unflatten(released, pending.layout, same=stepped)
 
@@ -402,17 +396,9 @@ class TrainingRounds:
 
         A round that keepers were asked to open is spent: it counts as released, without a new model.
         """
-        begun, pending = self._begun, self._pending
-        self._begun, self._pending = False, None
+        begun, self._begun, self._pending = self._begun, False, None
         self.report.failure = self.report.failure or reason
         if not begun:
             return
-        spent = None if pending is None else pending.opening
-        with suppress(Exception):  # what is raised is the failure, not that nothing can be recorded either
-            if spent is None:
-                self.ledger.skip(self.report.round, reason)
-            else:
-                self.ledger.spend(self.report.round, reason)
-        if spent is not None:
-            self._nonces.append(spent)
+        self.record.abandon(reason)
         inner_state.restore(self._inner, self._inner_state)

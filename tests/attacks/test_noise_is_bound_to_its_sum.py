@@ -24,10 +24,11 @@ from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.source import GridNormals, NoiseSource, grid_of
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
+from fedcgd.release import lattice_of
+from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
 
 pytestmark = pytest.mark.filterwarnings(
@@ -109,7 +110,7 @@ def test_a_server_that_is_resumed_twice_in_mid_round(snapshot) -> None:
 def test_a_copied_ledger_in_a_copied_process(tmp_path: Path, snapshot) -> None:
     """Disk and memory are copied when the round is planned; both copies go on, with one user more or less."""
     disk = tmp_path / "run.db"
-    grid = grid_of(PLAN, SIZE)
+    grid = lattice_of(PLAN, SIZE)
     total = grid.to_steps(np.random.default_rng(1).uniform(-0.1, 0.1, SIZE))
     user = grid.to_steps(np.full(SIZE, 0.05))
     with Ledger.open(disk, plan=PLAN, configuration={}, key=KEY) as ledger:
@@ -124,7 +125,7 @@ def test_a_copied_ledger_in_a_copied_process(tmp_path: Path, snapshot) -> None:
             nonce = KEY.nonce_of(ledger.stream_id, x, earlier=[], attempt=attempt)
             ledger.record_aggregated(0, attempt, nonce)
             stream = NoiseStream(KEY.noise_of(ledger.stream_id))
-            NoiseSource(PLAN.mechanism, 6, GridNormals(stream, grid)).add(x, [nonce], PLAN.stddev)
+            NoiseSource(PLAN.mechanism, 6, LatticeNormals(stream, grid)).add(x, [nonce], PLAN.stddev)
             ledger.record_released(0, attempt, x.tobytes())
             return grid.from_steps(x)
 
@@ -136,12 +137,12 @@ def test_equal_sums_after_different_rounds_have_different_noise(snapshot) -> Non
     """Two copies that released other sums in round 0, and the same one (of nobody, say) in round 1: if round 1 had one noise,
     the difference of its releases would be that of round 0's noise, which unmasks round 0.
     """
-    grid = grid_of(PLAN, SIZE)
+    grid = lattice_of(PLAN, SIZE)
     rng = np.random.default_rng(2)
     first = [grid.to_steps(rng.uniform(-0.1, 0.1, SIZE)) for _ in range(2)]
     released, sums = [], [x.copy() for x in first]
     for total in first:
-        source = NoiseSource(PLAN.mechanism, 6, GridNormals(NoiseStream(KEY.noise), grid))
+        source = NoiseSource(PLAN.mechanism, 6, LatticeNormals(NoiseStream(KEY.noise), grid))
         nonces, out = [], []
         for x in (total, np.zeros(SIZE, np.int64)):
             nonces.append(KEY.nonce_of("", x, earlier=nonces, attempt=0))

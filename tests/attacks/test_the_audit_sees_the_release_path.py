@@ -6,9 +6,10 @@ from typer.testing import CliRunner
 
 from fedcgd.cli import app
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise import quantisation, source, tensors
+from fedcgd.noise import quantisation, tensors
 from fedcgd.noise.quantisation import Grid
-from fedcgd.noise.source import NoiseSource
+from fedcgd.release import noise_source
+from fedcgd.release.noise_source import NoiseSource
 
 AUDIT = [
     "audit",
@@ -55,7 +56,7 @@ def test_it_uses_every_function_of_the_grid(path: str, name: str, monkeypatch) -
         monkeypatch.setattr(Grid, name.partition(".")[2], broken)
     else:
         monkeypatch.setattr(quantisation, name, broken)
-        for user in (source, tensors):
+        for user in (noise_source, tensors):
             if hasattr(user, name):
                 monkeypatch.setattr(user, name, broken)
     assert audited(path, mechanism) not in (0, None)
@@ -76,23 +77,23 @@ def test_a_wrong_lambda_is_refuted(path: str, monkeypatch) -> None:
 
 
 def test_a_replay_that_takes_its_own_rounds_noise_for_the_last_ones_is_refuted(monkeypatch) -> None:
-    add = source.add_noise
+    add = noise_source.add_noise
 
     def wrong(total, stream, terms, stddev, grid):
         (round, nonce, weight), *earlier = terms
         add(total, stream, [(round, nonce, weight + sum(w for _, _, w in earlier))], stddev, grid)
 
-    monkeypatch.setattr(source, "add_noise", wrong)
+    monkeypatch.setattr(noise_source, "add_noise", wrong)
     assert audited("server") == 1
 
 
 def test_one_noise_for_all_rounds_is_refuted(monkeypatch) -> None:
-    add = source.add_noise
+    add = noise_source.add_noise
 
     def wrong(total, stream, terms, stddev, grid):
         add(total, stream, [(0, 0, weight) for _, _, weight in terms], stddev, grid)
 
-    monkeypatch.setattr(source, "add_noise", wrong)
+    monkeypatch.setattr(noise_source, "add_noise", wrong)
     assert audited("server") == 1
 
 
@@ -100,14 +101,14 @@ def test_one_noise_for_all_rounds_is_refuted(monkeypatch) -> None:
 def test_no_rounding_of_the_noise_is_noticed_by_the_grid(path: str, monkeypatch) -> None:
     """The control of the attacks above: they reach what runs, because the noise is whole steps there."""
     seen = []
-    add = source.add_noise
+    add = noise_source.add_noise
 
     def watched(total, stream, terms, stddev, grid):
         before = total.copy()
         add(total, stream, terms, stddev, grid)
         seen.append(np.issubdtype(total.dtype, np.integer) and not np.array_equal(total, before))
 
-    for user in (source, tensors):
+    for user in (noise_source, tensors):
         monkeypatch.setattr(user, "add_noise", watched)
     assert audited(path) == 0
     assert seen

@@ -5,15 +5,11 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode, state_before
 from fedcgd.noise import NoiseStream, Term
 from fedcgd.noise.quantisation import Grid, Integers, add_noise, add_values
-from fedcgd.noise.tensors import TensorNormals
-from fedcgd.plan import Plan
 
 NoiseMode = Literal["replay", "buffer", "cpu-buffer"]
 
@@ -34,7 +30,7 @@ class Normals(Protocol):
         ...
 
 
-class GridNormals:
+class LatticeNormals:
     """Z of `stream`; sums are int64 arrays in steps of `grid` (see `fedcgd.noise.quantisation`)."""
 
     def __init__(self, stream: NoiseStream, grid: Grid) -> None:
@@ -74,8 +70,8 @@ class NoiseSource:
     def add(self, total: Any, nonces: Sequence[int], stddev: float) -> None:
         """total += stddev·(C⁻¹Z)_t in place, for round t = len(nonces) − 1; stddev is ζσ, in units of the update.
 
-        `nonces[s]` is the nonce under which round s was released, and the last one is about to be: `fedcgd.noise.nonce` makes
-        it from this very `total`. May be repeated with another last nonce when a release does not happen. Raises ValueError
+        `nonces[s]` is the nonce under which round s was released, and the last one is about to be: `RunNoise` makes it from this
+        very `total`. May be repeated with another last nonce when a release does not happen. Raises ValueError
         for a round after the last.
         """
         round = len(nonces) - 1
@@ -89,7 +85,8 @@ class NoiseSource:
 
         def z(round: int) -> Any:
             made = self._normals.vector(total, round, nonces[round])
-            return made.cpu() if self.mode == "cpu-buffer" and isinstance(made, Tensor) else made
+            on_a_device = hasattr(made, "cpu")  # a tensor, wherever it is
+            return made.cpu() if self.mode == "cpu-buffer" and on_a_device else made
 
         state = self._state
         if self._nonces != tuple(nonces[:-1]):  # another process was at work, or the last release did not happen
@@ -97,23 +94,3 @@ class NoiseSource:
         row, following = correlate(self._mechanism, self._rounds, z(round), state)
         self._normals.add_row(total, row, (round, nonces[round], 1.0), stddev)
         self._nonces, self._state = tuple(nonces), following
-
-
-def grid_of(plan: Plan, size: int) -> Grid:
-    """The grid for sums of `size` coordinates with the noise of `plan`. Raises ValueError if no grid holds that noise."""
-    rounds = plan.participation.rounds
-    # Rows of the inverses of sensible mechanisms are bounded; an inverse that grows is largest in its last row.
-    largest = max(1.0, float(np.abs(plan.mechanism.inverse_row(rounds - 1, rounds)).sum()))
-    return Grid.fitting(clip_norm=plan.clip_norm, size=size, stddev=plan.stddev * largest)
-
-
-def tensor_source(plan: Plan, key: NoiseKey, stream_id: str, grid: Grid, mode: NoiseMode | None = None) -> NoiseSource:
-    """The noise of the run `stream_id` of `key` for sums that are tensors of whole steps: what the Opacus engine uses."""
-    normals = TensorNormals(NoiseStream(key.noise_of(stream_id)), grid)
-    return NoiseSource(plan.mechanism, plan.participation.rounds, normals, mode)
-
-
-def grid_source(plan: Plan, key: NoiseKey, stream_id: str, grid: Grid, mode: NoiseMode | None = None) -> NoiseSource:
-    """The noise of the run `stream_id` of `key` for sums that are int64 arrays: what the server uses."""
-    normals = GridNormals(NoiseStream(key.noise_of(stream_id)), grid)
-    return NoiseSource(plan.mechanism, plan.participation.rounds, normals, mode)

@@ -1,0 +1,86 @@
+"""The noise of one run: a sum gets a nonce of its own, and then noise of that nonce."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcgd.keys import NoiseKey
+from fedcgd.noise import NoiseStream
+from fedcgd.noise.quantisation import RELATIVE_LOSS, Grid
+from fedcgd.plan import Plan
+from fedcgd.release.noise_source import LatticeNormals, NoiseMode, NoiseSource
+
+
+def lattice_of(plan: Plan, size: int, *, relative_loss: float = RELATIVE_LOSS) -> Grid:
+    """The lattice for sums of `size` coordinates with the noise of `plan`.
+
+    Args:
+        plan: what runs.
+        size: coordinates of the sum.
+        relative_loss: rounding moves an update by at most this part of the clip norm.
+
+    Raises:
+        ValueError: if no lattice holds that noise.
+    """
+    rounds = plan.participation.rounds
+    # Rows of the inverses of sensible mechanisms are bounded; an inverse that grows is largest in its last row.
+    largest = max(1.0, float(np.abs(plan.mechanism.inverse_row(rounds - 1, rounds)).sum()))
+    scale = relative_loss / RELATIVE_LOSS  # `fitting` loses that part of the norm that it is given
+    return Grid.fitting(clip_norm=plan.clip_norm * scale, size=size, stddev=plan.stddev * largest)
+
+
+class RunNoise:
+    """The noise of one run, for sums in whole steps of `lattice`: the only place where a nonce is made and noise of it is added.
+
+    `array_noise` makes it for a server's sums, `fedcgd.release.tensors.tensor_noise` for sums that are tensors.
+    """
+
+    def __init__(
+        self,
+        source: NoiseSource,
+        lattice: Grid,
+        stddev: float,
+        nonce_of: Callable[[Any, Sequence[int], int], int],
+    ) -> None:
+        """`nonce_of(total, earlier, attempt)` gives a nonce that is bound to `total`; `stddev` is ζσ."""
+        self.lattice = lattice
+        self._source, self._stddev, self._nonce_of = source, stddev, nonce_of
+
+    def add(
+        self, total: Any, *, earlier: Sequence[int], attempt: int, record: Callable[[int], None] | None = None
+    ) -> int:
+        """total += ζσ·(C⁻¹Z)_t in place, for round t = len(earlier), under a nonce that is bound to `total`.
+
+        Two different sums never share their noise, whatever is copied (`fedcgd.noise.nonce`).
+
+        Args:
+            total: the round's sum, in whole steps of the lattice.
+            earlier: the nonces under which the rounds before were released.
+            attempt: the number of earlier tries of the round.
+            record: called with the nonce before there is noise of it; what it raises leaves `total` as it is.
+
+        Returns:
+            The nonce.
+
+        Raises:
+            ValueError: for a round after the last.
+        """
+        nonce = self._nonce_of(total, earlier, attempt)
+        if record is not None:
+            record(nonce)
+        self._source.add(total, [*earlier, nonce], self._stddev)
+        return nonce
+
+
+def array_noise(plan: Plan, key: NoiseKey, stream_id: str, lattice: Grid, mode: NoiseMode | None = None) -> RunNoise:
+    """The noise of the run `stream_id` of `key` for sums that are int64 arrays: what a server uses."""
+
+    def nonce_of(total: NDArray[Any], earlier: Sequence[int], attempt: int) -> int:
+        return key.nonce_of(stream_id, total, earlier=earlier, attempt=attempt)
+
+    normals = LatticeNormals(NoiseStream(key.noise_of(stream_id)), lattice)
+    return RunNoise(
+        NoiseSource(plan.mechanism, plan.participation.rounds, normals, mode), lattice, plan.stddev, nonce_of
+    )
