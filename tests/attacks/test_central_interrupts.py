@@ -14,8 +14,8 @@ from fedcgd.keys import NoiseKey
 
 LIBRARY = str(Path(fedcgd.__file__).parent)
 STATEFUL = (
-    "opacus/optimizer.py", "opacus/release_tracker.py", "opacus/round_noise.py", "opacus/model_state.py", "release/noise_source.py",
-    "release/run_noise.py", "release/tensors.py",
+    "opacus/optimizer.py", "opacus/release_tracker.py", "opacus/round_noise.py", "opacus/model_state.py",
+    "release/noise_source.py", "release/run_noise.py", "release/tensors.py",
     "noise/tensors.py", "noise/quantisation.py",
 )  # fmt: skip
 """Where a step keeps what the next one finds, or writes into its sum; all else computes."""
