@@ -65,6 +65,10 @@ COMMANDS = {
         "Write what a run promises, and why: a page for a reviewer, or the privacy statement that goes with its model.",
     ),
     "ledger": ("fedcgd.cli.ledger:app", "Look at the durable record of a run, check it, and end it."),
+    "keeper": (
+        "fedcgd.cli.keeper:app",
+        "Keep a share of a run's noise: make a key, look at what was opened, check it against others, and end it.",
+    ),
 }
 
 

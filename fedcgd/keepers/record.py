@@ -186,6 +186,7 @@ class Recorded:
 
     created: str
     key_fingerprint: str
+    context: bytes | None
     agreement: str | None
     openings: tuple[Opened, ...]
 
@@ -197,10 +198,10 @@ def read(path: Path | str) -> Recorded:
         raise ValueError(f"there is no keeper's record at {path}")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0)) as connection:
-            created, fingerprint, agreement = connection.execute(
-                "SELECT created, key_fingerprint, agreement FROM run"
+            created, fingerprint, context, agreement = connection.execute(
+                "SELECT created, key_fingerprint, context, agreement FROM run"
             ).fetchone()
-            return Recorded(created, fingerprint, agreement, _openings(connection))
+            return Recorded(created, fingerprint, context, agreement, _openings(connection))
     except sqlite3.DatabaseError as error:
         raise ValueError(f"{path} cannot be read as a keeper's record: {error}") from error
 

@@ -1,0 +1,174 @@
+"""`fedcgd keeper`: a keeper's key and card, what it has opened, whether all keepers were told the same, and its end."""
+
+import json as json_format
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from fedcgd.cli.report import console, explained_errors, key_value_table, print_json
+from fedcgd.keepers.cards import Card, KeeperKey, Keepers
+from fedcgd.keepers.record import read, record_file
+from fedcgd.keepers.verification import contradictions
+from fedcgd.keys import delete_key_file
+
+EXIT_PROBLEMS = 1
+
+app = typer.Typer(
+    help="Keep a share of a run's noise: make a key, look at what was opened, check it against others, and end it.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+KeyArgument = Annotated[Path, typer.Argument(help="The keeper's key file. Its record lies beside it.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
+
+
+@app.command()
+def new(
+    key: KeyArgument,
+    name: Annotated[str, typer.Option(help="What the others call this keeper: letters, digits, dots, dashes.")],
+    json: JsonOption = False,
+) -> None:
+    """Make a keeper's key, readable by you alone, and print its card: the lines that go into everybody's keepers.toml.
+
+    Example: fedcgd keeper new keeper.key --name court >> keepers.toml
+    """
+    with explained_errors():
+        if key.exists():
+            raise ValueError(f"{key} is there already, and one key is for one run: give another name")
+        name = _checked(name)  # before there is a key
+        card = KeeperKey.from_file(key, create=True).card(name)
+    if json:
+        print_json({"name": card.name, "fingerprint": card.fingerprint, "toml": card.to_toml()})
+        return
+    typer.echo(card.to_toml(), nl=False)
+    typer.echo(
+        f"Key in {key}, fingerprint {card.fingerprint}: read it to the others over another channel. keepers.toml begins with "
+        "`colluding = 1`, above the cards.",
+        err=True,
+    )
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(help="A keeper's key file, or the keepers.toml that all parties hold.")],
+    json: JsonOption = False,
+) -> None:
+    """Show who the keepers in a keepers.toml are, or what the keeper of a key has opened.
+
+    Example: fedcgd keeper show keepers.toml
+    """
+    with explained_errors():
+        rows, values = _of_keepers(path) if path.suffix == ".toml" else _of_key(path)
+    if json:
+        print_json(values)
+    else:
+        console.print(key_value_table(str(path), rows))
+
+
+@app.command()
+def verify(
+    records: Annotated[
+        list[str], typer.Argument(help="NAME=FILE for each keeper: its name and its record (keeper.key.record).")
+    ],
+    ledger: Annotated[Path | None, typer.Option(help="The ledger of the run, to compare with as well.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare what several keepers opened, with each other and with the run's ledger; exit code 1 if they contradict.
+
+    Example: fedcgd keeper verify court=court.key.record union=union.key.record --ledger run.db
+    """
+    with explained_errors():
+        found = {}
+        for word in records:
+            name, _, path = word.partition("=")
+            if not path or name in found:
+                raise ValueError(f"each record is NAME=FILE, each name once; got {word!r}")
+            found[_checked(name)] = read(Path(path))
+        problems = contradictions(found, ledger)
+    if json:
+        print_json({"problems": problems, "rounds": {name: len(one.openings) for name, one in found.items()}})
+    else:
+        for problem in problems:
+            console.print(f"[bold red]Problem:[/bold red] {escape(problem)}", soft_wrap=True)
+        if not problems:
+            rounds = ", ".join(f"{name} {len(one.openings)}" for name, one in found.items())
+            console.print(f"no contradiction; rounds opened: {rounds}", soft_wrap=True)
+    if problems:
+        raise typer.Exit(EXIT_PROBLEMS)
+
+
+@app.command()
+def seal(key: KeyArgument, json: JsonOption = False) -> None:
+    """End a keeper's part in a run: delete its key, so that its share of the noise can never be removed, and keep its record.
+
+    Example: fedcgd keeper seal keeper.key
+    """
+    with explained_errors():
+        if not key.is_file():
+            raise ValueError(f"there is no key file {key}: nothing is deleted")
+        KeeperKey.from_file(key)  # it is a key, and not some other file
+        delete_key_file(key)
+    if json:
+        print_json({"deleted": str(key), "record": str(record_file(key))})
+    else:
+        console.print(
+            f"{key} is deleted, and its copies and backups are yours to delete; the record stays in {record_file(key)}",
+            soft_wrap=True,
+        )
+
+
+def _checked(name: str) -> str:
+    """`name`, if a keeper may be called so. Raises ValueError, with the rule."""
+    return Card(name, KeeperKey.simulation(0, 0).card("any").public_key).name
+
+
+def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+    keepers = Keepers.from_file(path)
+    shares = keepers.shares
+    louder = (shares.keepers / shares.full) ** 0.5
+    rows = [(card.name, f"fingerprint {card.fingerprint}") for card in keepers.cards]
+    rows += [
+        (
+            "may collude",
+            f"{keepers.colluding} of {shares.keepers}: against so many, with the server, the plan's ε holds",
+        ),
+        ("may be away", f"{keepers.away} in a round"),
+        ("noise", f"{louder:.3f} times a trusted server's"),
+        ("digest", f"{keepers.digest[:16]}: the same for all parties"),
+    ]
+    values = {
+        "keepers": {card.name: card.fingerprint for card in keepers.cards},
+        "colluding": keepers.colluding,
+        "away": keepers.away,
+        "noise_factor": louder,
+        "digest": keepers.digest,
+    }
+    return rows, values
+
+
+def _of_key(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+    record = record_file(path)
+    if not path.is_file() and not record.is_file():
+        raise ValueError(f"there is neither a key file {path} nor a record {record}")
+    fingerprint = KeeperKey.from_file(path).card("any").fingerprint if path.is_file() else None
+    found = read(record) if record.is_file() else None
+    openings = [] if found is None else [opened.round for opened in found.openings]
+    agreed = None if found is None or found.agreement is None else json_format.loads(found.agreement)
+    rows = [
+        ("key", "deleted" if fingerprint is None else f"fingerprint {fingerprint}"),
+        ("rounds opened", f"{len(openings)}" + (f", the last is {openings[-1]}" if openings else "")),
+    ]
+    if agreed is not None:
+        plan = agreed["plan"]
+        mechanism = plan["mechanism"]["name"]
+        rows += [
+            ("run", agreed["run"] or "a simulation"),
+            ("plan", f"{mechanism}, {plan['participation']['rounds']} rounds, σ = {plan['noise_multiplier']:.4g}"),
+            ("coordinates", str(agreed["size"])),
+            ("keepers.toml", agreed["keepers"][:16]),
+        ]
+    values = {"fingerprint": fingerprint, "rounds_opened": openings, "agreement": agreed, "record": str(record)}
+    return rows, values
