@@ -8,7 +8,8 @@ python benchmarks/curvature.py networks         noise-curve against band-mf of a
 python benchmarks/curvature.py barriers         noise-curve with barriers from 0.01 to 3
 python benchmarks/curvature.py plots            docs/curvature.svg
 
-The two spectra in benchmarks/results are of `fedcgd curve --task digits --model tanh-cnn --clip-norm 1 --eigenvalues 50 -o …`,
+The two spectra in benchmarks/results, spectrum-digits.json and spectrum-fashion-mnist.json, are of
+`fedcgd curve --task digits --model tanh-cnn --clip-norm 1 --eigenvalues 50 -o …`,
 and of the same with `--task fashion-mnist --examples 500`. The last tables are in benchmarks/results/curvature.txt.
 """
 

@@ -8,11 +8,11 @@ from test_federated_models import HEAVY, MODELS, inputs, small_transformers, tin
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.plan import Plan
-from fedcgd_experiments.experiment import Point, Setup, train_engine
+from fedcgd_experiments.central import train_engine
+from fedcgd_experiments.point import CentralPoint
 from fedcgd_simulations.models.weights import RandomWeightsWarning
 from fedcgd_simulations.task import Data, Examples
 
-SETUP = Setup(mechanism="lambda-cgd:0.5", epsilon=1.0, delta=1e-5, steps=1, epochs=2)
 RATE, CLIP_NORM = 0.5, 0.5
 
 
@@ -43,11 +43,14 @@ def test_two_rounds(task: str, model: str, mode: str, monkeypatch: pytest.Monkey
     small_transformers(monkeypatch)
     examples = Examples(inputs(task, model), torch.tensor([0, 1, 1, 0]))
     made = tiny(task, Data(examples, examples, examples), model=model)
+    point = CentralPoint(
+        task=task, model=model, mechanism="lambda-cgd:0.5", epsilon=1.0, steps=1, epochs=2, clip_norm=CLIP_NORM,
+        learning_rate=RATE, seed=0,
+    )  # fmt: skip
     plan = Plan(
-        mechanism=LambdaCGD(0.5), participation=SETUP.participation(), clip_norm=CLIP_NORM,
+        mechanism=LambdaCGD(0.5), participation=point.setup.participation(), clip_norm=CLIP_NORM,
         noise_multiplier=1e-9, delta=1e-5,
     )  # fmt: skip
-    point = Point(setup=SETUP, task=task, model=model, clip_norm=CLIP_NORM, learning_rate=RATE, seed=0)
     private = train_engine(point, made, examples, plan, physical_batch=3, grad_sample_mode=mode)
     start, expected = plain_loop(made, examples)
     assert np.linalg.norm(expected - start) > 1e-3

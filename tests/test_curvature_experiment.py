@@ -12,7 +12,7 @@ from fedcgd.curvature import Spectrum
 from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.optimisation.catalogue import read_mechanism
+from fedcgd.optimisation.catalogue import MechanismSpec, read_mechanism
 from fedcgd_experiments.curvature import app
 from fedcgd_experiments.curvature_design import (
     ARMS,
@@ -26,8 +26,8 @@ from fedcgd_experiments.curvature_design import (
     tamed,
 )
 from fedcgd_experiments.curvature_report import COMPARISONS, best_rates, compare, judged, tuned
-from fedcgd_experiments.experiment import TEST_SEEDS, Point, Record
-from fedcgd_experiments.sweep import ResultsFile, to_point
+from fedcgd_experiments.point import TEST_SEEDS, CentralPoint
+from fedcgd_experiments.results import Results, Row
 
 SPECTRUM = Spectrum.of(
     [4.0, 0.5, 0.01],
@@ -45,31 +45,31 @@ def design(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Design:
     )  # fmt: skip
 
 
-def run(design: Design, arm: str, rate: float, seed: int, accuracy: float, *, epsilon: float = 2.0) -> Record:
+def run(design: Design, arm: str, rate: float, seed: int, accuracy: float, *, epsilon: float = 2.0) -> Row:
     point = asdict(design.point(arm, epsilon, rate, seed % TEST_SEEDS))
     split = "test" if seed >= TEST_SEEDS else "validation"
-    return {"kind": "run", "point": point | {"seed": seed, "split": split}, "accuracy": accuracy}
+    return point | {"seed": seed, "split": split, "accuracy": accuracy}
 
 
-def file_of(point: Point, design: Design) -> Path:
-    path = Path(point.setup.mechanism.removeprefix("file:"))
+def file_of(point: CentralPoint, design: Design) -> Path:
+    path = Path(point.mechanism.removeprefix("file:"))
     assert path.parent == design.folder
     return path
 
 
 def test_every_arm_has_its_noise(design: Design) -> None:
     points = {arm: design.point(arm, 2.0, 0.5, 0) for arm in ARMS}
-    assert {arm: arm_of(point.setup) for arm, point in points.items()} == {arm: arm for arm in ARMS}
-    assert points[DP_SGD].setup.mechanism == "dp-sgd"
-    assert points[BAND_MF].setup.mechanism == "band-mf:4"
-    assert points[PRACTICAL].setup.mechanism.startswith("lambda-cgd:0.")
+    assert {arm: arm_of(point.mechanism) for arm, point in points.items()} == {arm: arm for arm in ARMS}
+    assert points[DP_SGD].mechanism == "dp-sgd"
+    assert points[BAND_MF].mechanism == "band-mf:4"
+    assert points[PRACTICAL].mechanism.startswith("lambda-cgd:0.")
     fitted = read_mechanism(file_of(points[FITTED_LAMBDA], design))
     assert isinstance(fitted, LambdaCGD)
-    assert points[FITTED_LAMBDA].setup.spelling.made == fitted
-    curve = points[NOISE_CURVE].setup.spelling
+    assert MechanismSpec.parse(points[FITTED_LAMBDA].mechanism).made == fitted
+    curve = MechanismSpec.parse(points[NOISE_CURVE].mechanism)
     assert (curve.row.name, curve.bands) == ("noise-curve", 4)
     # The larger the steps, the sooner noise is forgotten, and the less of it is worth cancelling.
-    bolder = design.point(FITTED_LAMBDA, 2.0, 2.0, 0).setup.spelling.made
+    bolder = MechanismSpec.parse(design.point(FITTED_LAMBDA, 2.0, 2.0, 0).mechanism).made
     assert isinstance(bolder, LambdaCGD)
     assert bolder.lam < fitted.lam
 
@@ -80,7 +80,7 @@ def test_a_fitted_mechanism_is_never_that_of_another_design(design: Design) -> N
     others = [{"bands": 2}, {"epochs": 1}, {"steps": 8, "epochs": 3}, {"spectrum": flatter}]
     others.append({"barrier": 5.0})
     first = design.point(NOISE_CURVE, 2.0, 0.5, 0)
-    seen = {first.setup.mechanism: read_mechanism(file_of(first, design))}
+    seen = {first.mechanism: read_mechanism(file_of(first, design))}
     for change in others:
         other = replace(design, **change)
         point = other.point(NOISE_CURVE, 2.0, 0.5, 0)
@@ -89,11 +89,11 @@ def test_a_fitted_mechanism_is_never_that_of_another_design(design: Design) -> N
         who = point.setup.participation()
         assert made == noise_curve(other.bands, who, quadratic=quadratic, barrier=other.barrier)
         assert made not in seen.values()
-        seen[point.setup.mechanism] = made
+        seen[point.mechanism] = made
     assert len(seen) == 1 + len(others)
     # And it is found once: a budget has no part in it.
     written = file_of(first, design).stat().st_mtime_ns
-    assert design.point(NOISE_CURVE, 8.0, 0.5, 1).setup.mechanism == first.setup.mechanism
+    assert design.point(NOISE_CURVE, 8.0, 0.5, 1).mechanism == first.mechanism
     assert file_of(first, design).stat().st_mtime_ns == written
 
 
@@ -110,7 +110,7 @@ def test_the_results_that_are_kept_are_of_one_design() -> None:
     """Among them files from before their names said what they were fitted to."""
     folder = Path(__file__).parents[1] / "benchmarks/results/curvature"
     for path in (folder / "digits.jsonl", folder / "fashion-mnist-6000.jsonl"):
-        accuracies = judged(ResultsFile(path).runs().values())
+        accuracies = judged(Results(path).rows())
         assert {arm for arm, _ in accuracies} == set(ARMS)
         assert all(len(of_seeds) == 10 for of_seeds in accuracies.values())
 
@@ -164,17 +164,17 @@ def test_the_commands_run_and_go_on_where_they_were(design: Design, tmp_path: Pa
     words = ["run", *small, str(tmp_path / "runs.jsonl"), "--epsilon", "4", "--learning-rate", "0.5"]
     words += ["--arm", DP_SGD, "--arm", FITTED_LAMBDA, "--tuning-seeds", "1", "--seeds", "2"]
     assert CliRunner().invoke(app, words).exit_code == 0
-    results = ResultsFile(tmp_path / "runs.jsonl")
-    assert len(results.runs()) == 2 * (1 + 2)
+    results = Results(tmp_path / "runs.jsonl")
+    assert len(results.rows()) == 2 * (1 + 2)
     assert CliRunner().invoke(app, words).exit_code == 0
-    assert len(ResultsFile(tmp_path / "runs.jsonl").records) == len(results.records)
+    assert len(Results(tmp_path / "runs.jsonl").records) == len(results.records)
     shown = CliRunner().invoke(app, ["compare", str(tmp_path / "runs.jsonl")], env={"COLUMNS": "160"}).stdout
     assert "λ-CGD, fitted λ" in shown
     only = [*words[:-1], "0", "--epsilon", "2"]
     only[only.index("--output") + 1] = str(tmp_path / "validation.jsonl")
     assert CliRunner().invoke(app, only).exit_code == 0
-    runs = [to_point(run) for run in ResultsFile(tmp_path / "validation.jsonl").runs().values()]
-    assert {(point.split, point.setup.epsilon) for point in runs} == {("validation", 2.0), ("validation", 4.0)}
+    runs = Results(tmp_path / "validation.jsonl").rows()
+    assert {(row["split"], row["epsilon"]) for row in runs} == {("validation", 2.0), ("validation", 4.0)}
     chosen = CliRunner().invoke(app, ["tuned", str(tmp_path / "validation.jsonl")], env={"COLUMNS": "160"}).stdout
     assert "ε = 2" in chosen
     assert "λ-CGD, fitted λ" in chosen
@@ -188,10 +188,10 @@ def test_a_certificate_is_of_public_examples_and_says_where_it_is_not(design: De
     words += ["--folder", str(design.folder), "--batch", "420", "--epochs", "1", "--arm", DP_SGD, "--examples", "12"]
     words += ["--eigenvalues", "2", "--every", "2"]
     assert CliRunner().invoke(app, words).exit_code == 0
-    records = ResultsFile(tmp_path / "rho.jsonl").records
+    records = Results(tmp_path / "rho.jsonl").rows()
     assert [(record["step"], record["on"]) for record in records] == [(2, "public")]
     assert records[0]["rho"] > 0
     assert records[0]["ratio"] > 0
     assert CliRunner().invoke(app, [*words, "--also-private"]).exit_code == 0
-    marks = [record["on"] for record in ResultsFile(tmp_path / "rho.jsonl").records]
+    marks = [record["on"] for record in Results(tmp_path / "rho.jsonl").rows()]
     assert marks[1:] == ["public", "private examples, for the experiment alone: covered by no ε"]

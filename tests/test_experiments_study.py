@@ -65,7 +65,9 @@ def study(**changes: object) -> Study:
         "finalists": 2,
         "tuning": (0,),
         "tests": (1000, 1001),
-        "baselines": ("a",),
+        "baselines": {"nothing": ("a",)},
+        "work": "setting",
+        "unit": "settings",
     }
     return Study(**(given | changes))  # type: ignore[arg-type]
 
@@ -93,11 +95,13 @@ def test_candidates_of_central_studies_share_their_random_numbers() -> None:
     assert [replace(point, mechanism="lambda-cgd:0.9") for point in plain] == ours
     assert {point.sampling for point in digits.points("DP-SGD, Poisson", setting)} == {"poisson"}
     assert {point.steps for point in digits.points("DP-SGD, full batch", setting)} == {1}
-    fixed = digits.points("λ-CGD, default λ, constant rate", setting)
+    fixed, chosen = (digits.points(f"λ-CGD, default λ{rest}", setting) for rest in (", constant rate", ""))
     assert {(point.schedule, point.momentum) for point in fixed} == {("constant", 0.0)}
     assert {p.mechanism for p in digits.points("band-mf", setting)} == {f"band-mf:{k}" for k in (2, 3, 7, 21)}
     # λ of least RMSE for 10 epochs of 21 steps is 0.874, and a third of the excess of that 0.697
     assert {p.mechanism for p in fixed if p.steps == 21} == {"lambda-cgd:0.697"}
+    decayed = {p.mechanism for p in chosen if p.steps == 21 and p.schedule == "linear"}
+    assert min(float(mechanism.removeprefix("lambda-cgd:")) for mechanism in decayed) > 0.8
     for point in plain:
         progress = point.learning_rate * point.clip_norm / (1 - point.momentum) * point.steps * 10 / 1260
         assert 2**-6 * 0.999 < progress < 4 * 1.001
@@ -135,7 +139,7 @@ def test_seeds_that_tune_may_not_test() -> None:
     with pytest.raises(ValueError, match=r"may not test, got \[1000\] in both"):
         study(tuning=(0, 1000))
     with pytest.raises(ValueError, match=r"baselines must be arms, got \['c'\]; the arms are a, b"):
-        study(baselines=("c",))
+        study(baselines={"nothing": ("c",)})
     with pytest.raises(ValueError, match=r"finalists must be 1 … 8 \(the candidates\), got 9"):
         study(finalists=9)
 

@@ -1,39 +1,38 @@
 """The federated counterpart of a point has the point's plan."""
 
-import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fedcgd_experiments.__main__ import app
-from fedcgd_experiments.experiment import Point, Setup, shared_identity
 from fedcgd_experiments.flower_command import flower_command, run_config
+from fedcgd_experiments.point import CentralPoint
 from fedcgd_simulations.settings import Settings
 
-SETUP = Setup(mechanism="lambda-cgd:0.7", epsilon=2.0, delta=1e-6, steps=21, epochs=4)
-POINT = Point(setup=SETUP, task="digits", clip_norm=0.5, learning_rate=3.0, seed=5)
+POINT = CentralPoint(
+    task="digits", mechanism="lambda-cgd:0.7", epsilon=2.0, delta=1e-6, steps=21, epochs=4, clip_norm=0.5,
+    learning_rate=3.0, seed=5,
+)  # fmt: skip
 DEFAULTS = tomllib.loads((Path(__file__).parents[1] / "simulations" / "pyproject.toml").read_text())["tool"]["flwr"][
     "app"
 ]["config"]
 
-SETUPS = {
-    "none": SETUP,
-    "balls-in-bins": replace(SETUP, sampling="balls-in-bins"),
-    "poisson": replace(SETUP, mechanism="dp-sgd", sampling="poisson"),
-    "cyclic-poisson": replace(SETUP, mechanism="bisr:3", sampling="cyclic-poisson"),
+POINTS = {
+    "none": POINT,
+    "balls-in-bins": replace(POINT, sampling="balls-in-bins"),
+    "poisson": replace(POINT, mechanism="dp-sgd", sampling="poisson"),
+    "cyclic-poisson": replace(POINT, mechanism="bisr:3", sampling="cyclic-poisson"),
 }
 
 
-@pytest.mark.parametrize("sampling", SETUPS)
+@pytest.mark.parametrize("sampling", POINTS)
 def test_the_app_reads_the_points_plan(sampling):
-    config = run_config(replace(POINT, setup=SETUPS[sampling]), users=1260)
+    config = run_config(POINTS[sampling], users=1260)
     assert set(config) <= set(DEFAULTS)
     settings = Settings.read(DEFAULTS | config)
     participation = settings.participation(1260)
-    expected = SETUPS[sampling].participation()
+    expected = POINTS[sampling].setup.participation()
     assert (participation.rounds, participation.min_separation, participation.sampling) == (
         expected.rounds,
         expected.min_separation,
@@ -47,8 +46,8 @@ def test_the_app_reads_the_points_plan(sampling):
 
 def test_the_app_makes_the_points_mechanism():
     settings = Settings.read(DEFAULTS | run_config(POINT, users=1260))
-    assert settings.mechanism == SETUP.mechanism
-    settings = Settings.read(DEFAULTS | run_config(replace(POINT, setup=SETUPS["cyclic-poisson"]), users=1260))
+    assert settings.mechanism == POINT.mechanism
+    settings = Settings.read(DEFAULTS | run_config(POINTS["cyclic-poisson"], users=1260))
     assert settings.mechanism == "bisr:3"
 
 
@@ -63,13 +62,4 @@ def test_the_command_can_be_pasted():
 
 def test_steps_that_the_app_cannot_make_are_refused():
     with pytest.raises(ValueError, match="10 users in cohorts of 2 make 5 rounds an epoch, not 4 steps"):
-        run_config(replace(POINT, setup=replace(SETUP, steps=4)), users=10)
-
-
-def test_tuned_points_become_commands(tmp_path):
-    path = tmp_path / "runs.jsonl"
-    record = {"kind": "runs", "point": json.loads(shared_identity(POINT)), "learning_rates": [3.0], "accuracies": [0.5]}
-    path.write_text(json.dumps(record) + "\n")
-    done = CliRunner().invoke(app, ["federated", str(path)])
-    assert done.exit_code == 0, done.output
-    assert done.output.strip() == flower_command(replace(POINT, split="test", seed=1000), users=1260, gpus=0)
+        run_config(replace(POINT, steps=4), users=10)

@@ -25,7 +25,8 @@ from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, describe, read_mechanism, write_mechanism
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd_experiments.experiment import Setup, calibrate_setup
+from fedcgd_experiments.central import claim, mechanism_of
+from fedcgd_experiments.point import Setup
 from fedcgd_simulations import server_app
 from fedcgd_simulations.client_app import app as client_app
 
@@ -66,17 +67,15 @@ def test_bands_of_a_file_make_the_groups_of_cyclic_poisson(tmp_path: Path) -> No
     )
 
 
-def test_results_of_a_sweep_can_be_read_where_the_file_is_gone(tmp_path: Path) -> None:
+def test_results_can_be_read_where_the_file_of_a_mechanism_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "lambda-cgd.json"
     write_mechanism(LambdaCGD(0.5), path)
     setup = Setup(mechanism=f"file:{path}", epsilon=2.0, delta=1e-5, steps=3, epochs=2)
-    record = calibrate_setup(setup)
-    path.unlink()
-    again = Setup(**record["setup"])
-    assert (again.name, again.family, again.lam) == (f"file:{path}", f"file:{path}", 0.0)
-    assert record["mechanism"] == describe(LambdaCGD(0.5))
-    with pytest.raises(ValueError, match=r"lambda-cgd.json cannot be read: No such file"):
-        calibrate_setup(again)
+    assert mechanism_of(setup) == LambdaCGD(0.5)
+    gone = Setup(mechanism=f"file:{tmp_path / 'gone.json'}", epsilon=2.0, delta=1e-5, steps=3, epochs=2)
+    assert gone.in_file
+    with pytest.raises(ValueError, match=r"gone.json cannot be read: No such file"):
+        claim(gone)
 
 
 @pytest.mark.parametrize(

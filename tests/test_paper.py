@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from fedcgd_experiments import paper, runtime
 from fedcgd_experiments.paper import STAGES, Cost, Stage, chosen, cost_name, measure, measured
+from fedcgd_experiments.results import Results
 from fedcgd_simulations.tasks import get_task
 
 HEAVY = (
@@ -23,7 +24,7 @@ HEAVY = (
 
 TINY = Stage(
     name="tiny", shows="nothing", task="cifar10", model="cnn", batch=45, epochs=1, mechanisms=("dp-sgd", "lambda-cgd:0.5"),
-    epsilons=(8.0,), rates=(0.05, 0.1), tuning_seeds=1, test_seeds=2,
+    epsilons=(8.0,), rates=(0.05, 0.1), tuning_seeds=2, test_seeds=2,
 )  # fmt: skip
 
 
@@ -44,6 +45,8 @@ def _one_thread():
 
 def test_a_stage_is_planned_run_and_gone_on_with(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper, "STAGES", (TINY,))
+    monkeypatch.setattr(paper, "CANDIDATES", 2)
+    monkeypatch.setattr(paper, "FINALISTS", 1)
 
     def here(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         """What a process of its own would print."""
@@ -59,10 +62,13 @@ def test_a_stage_is_planned_run_and_gone_on_with(data: Path, tmp_path: Path, mon
     (cost,) = json.loads((tmp_path / "out" / "costs.json").read_text()).values()
     assert cost["examples"] == 45
     assert cost["memory"] > 2**26  # PyTorch alone has more
-    records = [json.loads(line) for line in (tmp_path / "out" / "tiny.jsonl").read_text().splitlines()]
-    tested = [record for record in records if record["kind"] == "runs" and record["point"]["split"] == "test"]
-    assert {record["point"]["setup"]["mechanism"] for record in tested} == {"dp-sgd", "lambda-cgd:0.5"}
+    assert "ε = 8, lambda-cgd: " in done.output
+    rows = Results(tmp_path / "out" / "tiny.jsonl").rows()
+    tested = [row for row in rows if row["split"] == "test"]
+    assert {row["mechanism"] for row in tested} == {"dp-sgd", "lambda-cgd:0.5"}
     assert len(tested) == 4
+    assert len(rows) == TINY.trainings
+    assert all(0.05 <= row["learning_rate"] <= 0.1 for row in rows)
     before = (tmp_path / "out" / "tiny.jsonl").read_text()
     monkeypatch.setattr(paper.subprocess, "run", lambda *_, **__: pytest.fail("it was measured again"))
     again = CliRunner().invoke(paper.app, ["run", *words])
@@ -72,9 +78,9 @@ def test_a_stage_is_planned_run_and_gone_on_with(data: Path, tmp_path: Path, mon
 
 def test_hours_are_steps_times_what_a_step_took() -> None:
     cost = Cost(step=0.5, besides=4.0, examples=100, memory=0)
-    assert TINY.trainings == 2 * 2 * 1 + 2 * 2
-    assert cost.hours(TINY) == pytest.approx(8 * (4.0 + 3 * 0.5) / 3600)
-    assert cost.hours(replace(TINY, epochs=10)) == pytest.approx(8 * (4.0 + 30 * 0.5) / 3600)
+    assert TINY.trainings == 2 * (20 + 3 * 1 + 2)  # candidates, finalists on the other tuning seed, tests
+    assert cost.hours(TINY) == pytest.approx(50 * (4.0 + 3 * 0.5) / 3600)
+    assert cost.hours(replace(TINY, epochs=10)) == pytest.approx(50 * (4.0 + 30 * 0.5) / 3600)
 
 
 def test_what_is_measured_is_a_step(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ ones depend on the learning rate, so each is found again for each rate that is t
 
 import math
 from dataclasses import asdict, replace
-from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated
@@ -22,13 +21,13 @@ from fedcgd.cli.options import takes
 from fedcgd.cli.report import explained_errors
 from fedcgd.curvature.dominance import Reference
 from fedcgd.curvature.public import pretrained
-from fedcgd.optimisation.catalogue import from_description
-from fedcgd.plan import Plan
-from fedcgd_experiments.claims import claims_of_runs
+from fedcgd_experiments.central import CentralTrainer, claim, plan_of, train_engine
+from fedcgd_experiments.claims import claims
 from fedcgd_experiments.curvature_design import ARMS, NOISE_CURVE, DesignOptions, check_one_design
-from fedcgd_experiments.curvature_report import best_rates, compare, judged, tuned
-from fedcgd_experiments.experiment import TEST_SEEDS, calibrate_setup, train_engine
-from fedcgd_experiments.sweep import ResultsFile, here, sweep, to_point
+from fedcgd_experiments.curvature_report import best_rates, compare, judged, to_point, tuned
+from fedcgd_experiments.point import TEST_SEEDS, CentralPoint
+from fedcgd_experiments.results import Results
+from fedcgd_experiments.runner import carry_out
 from fedcgd_simulations.public import public_examples
 
 PRIVATE = "private examples, for the experiment alone: covered by no ε"
@@ -50,23 +49,15 @@ def run_command(
     seeds: Annotated[int, typer.Option(min=0, help="for the test; 0: only tune")] = 10,
 ) -> None:
     """Tune the learning rate of each kind of noise at each ε by validation examples, then judge it by the test's."""
-    design = common.design(common.get_task().load())
-    results = ResultsFile(output)
-    failures: list[str] = []
-    for budget, each in product(epsilon or [1.0, 2.0, 4.0, 8.0], arm or ARMS):
-        rates = learning_rate or [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0]
-        points = [design.point(each, budget, rate, seed) for rate in rates for seed in range(tuning_seeds)]
-        check_one_design([*map(to_point, results.runs().values()), *points])
-        failed = sweep(points, results, here, data_dir=None, console=console)
-        if not failed:
-            best = best_rates(results.runs().values())[each, budget]
-            chosen = design.point(each, budget, best, 0)
-            tests = [replace(chosen, seed=TEST_SEEDS + seed, split="test") for seed in range(seeds)]
-            failed = sweep(tests, results, here, data_dir=None, console=console)
-        failures += failed
-    for line in failures:
+    design, results = common.design(common.get_task().load()), Results(output)
+    rates = learning_rate or [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0]
+    study = design.study(arm or ARMS, epsilon or [1.0, 2.0, 4.0, 8.0], rates, tuning_seeds=tuning_seeds, seeds=seeds)
+    points = [point for setting in study.settings for one in study.arms for point in study.points(one, setting)]
+    check_one_design([*map(to_point, results.rows()), *(p for p in points if isinstance(p, CentralPoint))])
+    done = carry_out(study, results, CentralTrainer(), console=console)
+    for line in done.failures:
         console.print(line, style="red", markup=False)
-    if failures:
+    if done.failures:
         raise typer.Exit(1)
 
 
@@ -96,18 +87,14 @@ def certificate_command(
     data = whole.load()
     design = common.design(data)
     point = design.point(arm, epsilon, learning_rate, seed)
-    calibration = calibrate_setup(point.setup)
     facts = design.spectrum.measured_on
     public = public_examples(design.task, model=design.model, public=facts["public"], examples=examples)
     unsure = pretrained(
         public, epochs=facts["pretraining_epochs"], learning_rate=facts["pretraining_rate"], seed=facts["seed"]
     )
     bound = Reference.of(unsure.hessian(clip_norm=facts["clip_norm"]), eigenvalues=eigenvalues)
-    plan = Plan(
-        mechanism=from_description(calibration["mechanism"]), participation=point.setup.participation(),
-        clip_norm=design.clip_norm, noise_multiplier=calibration["noise_multiplier"], delta=design.delta,
-    )  # fmt: skip
-    results = ResultsFile(output)
+    plan = plan_of(point, claim(point.setup))
+    results = Results(output)
 
     def look(step: int, trained: nn.Module) -> None:
         if step % every:
@@ -120,8 +107,8 @@ def certificate_command(
         for on, those in looked.items():
             hessian = those.hessian(clip_norm=facts["clip_norm"])
             found = {"ratio": bound.eigenvalue_ratio(hessian), "rho": bound.dominance(hessian, warn=False)}
-            record = {"kind": "certificate", "arm": arm, "point": asdict(point), "step": step, "on": on}
-            results.append(record | {"eigenvalues": eigenvalues} | found)
+            looked_at = {"arm": arm, "step": step, "on": on, "eigenvalues": eigenvalues}
+            results.append([asdict(point) | looked_at | found])
             note = "" if found["rho"] <= 1 else "; the bound does not hold"
             console.print(f"step {step}, {on}: ratio {found['ratio']:.2f}, ρ {found['rho']:.2f}{note}")
 
@@ -132,7 +119,7 @@ def certificate_command(
 @explained_errors()
 def tuned_command(results: Annotated[list[Path], typer.Argument(help="files that `run` wrote", exists=True)]) -> None:
     """Validation accuracy of each kind of noise of each file at its best η: all that a choice between designs may look at."""
-    found = {path: tuned(ResultsFile(path).runs().values()) for path in results}
+    found = {path: tuned(Results(path).rows()) for path in results}
     epsilons = sorted({epsilon for accuracies in found.values() for _, epsilon in accuracies})
     table = Table("file", "noise", *(f"ε = {epsilon:g}" for epsilon in epsilons), "mean")
     for path, accuracies in found.items():
@@ -146,18 +133,16 @@ def tuned_command(results: Annotated[list[Path], typer.Argument(help="files that
 @explained_errors()
 def compare_command(results: Annotated[list[Path], typer.Argument(help="files that `run` wrote", exists=True)]) -> None:
     """Mean test accuracy of each kind of noise at each ε, and the tests of which is better."""
-    files = [ResultsFile(path) for path in results]
-    runs = [record for file in files for record in file.runs().values()]
-    calibrations = {name: record for file in files for name, record in file.calibrations().items()}
-    for task in dict.fromkeys(str(record["point"]["task"]) for record in runs):
-        own = [record for record in runs if record["point"]["task"] == task]
+    runs = [row for path in results for row in Results(path).rows()]
+    for task in dict.fromkeys(row["task"] for row in runs):
+        own = [row for row in runs if row["task"] == task]
         accuracies, rates = judged(own), best_rates(own)
         epsilons = sorted({epsilon for _, epsilon in accuracies})
         table = Table(
             "noise",
             *(f"ε = {epsilon:g}" for epsilon in epsilons),
             title=f"{task}: test accuracy, ± standard deviation, at the tuned η",
-            caption=claims_of_runs(own, calibrations),
+            caption=claims(own),
         )
         for each in ARMS:
             cells = [

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -15,8 +16,9 @@ from fedcgd.curvature import Spectrum
 from fedcgd.curvature.fitted import lambda_cgd
 from fedcgd.curvature.noise_curve import BARRIER, noise_curve
 from fedcgd.curvature.quadratic import Quadratic
-from fedcgd.optimisation.catalogue import write_mechanism
-from fedcgd_experiments.experiment import Point, Setup
+from fedcgd.optimisation.catalogue import MechanismSpec, write_mechanism
+from fedcgd_experiments.point import TEST_SEEDS, CentralPoint, Setup
+from fedcgd_experiments.study import Study, Values
 from fedcgd_simulations.task import Data, Task
 from fedcgd_simulations.tasks import get_task
 
@@ -50,12 +52,32 @@ class Design:
             fitted_to.append(self.barrier)
         return hashlib.sha256(json.dumps(fitted_to).encode()).hexdigest()[:12]
 
-    def point(self, arm: str, epsilon: float, rate: float, seed: int) -> Point:
-        """A run of `arm` at this budget and learning rate that is judged by validation examples."""
+    def study(
+        self, arms: Sequence[str], epsilons: Sequence[float], rates: Sequence[float], *, tuning_seeds: int, seeds: int
+    ) -> Study:
+        """Every arm with every rate on all tuning seeds, and the best of each tested."""
+        return Study(
+            name=f"{self.task}, fitted noise",
+            title="Fitted noise",
+            make=partial(_point, self),
+            settings=tuple({"epsilon": epsilon, "epochs": self.epochs} for epsilon in epsilons),
+            axes={"learning_rate": tuple(rates)},
+            arms={arm: {"arm": (arm,)} for arm in arms},
+            candidates=len(rates),
+            finalists=len(rates),
+            tuning=tuple(range(tuning_seeds)),
+            tests=tuple(range(TEST_SEEDS, TEST_SEEDS + seeds)),
+            baselines={},
+            work="epochs",
+            unit="epochs",
+        )
+
+    def point(self, arm: str, epsilon: float, rate: float, seed: int, split: str = "validation") -> CentralPoint:
+        """A run of `arm` at this budget and learning rate."""
         setup = Setup(mechanism="dp-sgd", epsilon=epsilon, delta=self.delta, steps=self.steps, epochs=self.epochs)
-        setup = replace(setup, mechanism=self.spelling(arm, setup, rate))
-        return Point(
-            setup=setup, task=self.task, model=self.model, clip_norm=self.clip_norm, learning_rate=rate, seed=seed
+        made: dict[str, Any] = {**vars(setup), "mechanism": self.spelling(arm, setup, rate), "split": split}
+        return CentralPoint(
+            **made, task=self.task, model=self.model, clip_norm=self.clip_norm, learning_rate=rate, seed=seed
         )
 
     def spelling(self, arm: str, setup: Setup, rate: float) -> str:
@@ -79,6 +101,11 @@ class Design:
             else:
                 write_mechanism(noise_curve(self.bands, who, quadratic=quadratic, barrier=self.barrier), path)
         return f"file:{path}"
+
+
+def _point(design: Design, values: Values) -> CentralPoint:
+    arm, epsilon, rate = values["arm"], values["epsilon"], values["learning_rate"]
+    return design.point(arm, epsilon, rate, values["seed"], values["split"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,23 +142,22 @@ def tamed(spectrum: Spectrum, rate: float) -> Spectrum:
     return Spectrum.of(values, np.array(spectrum.counts), measured_on=spectrum.measured_on)
 
 
-def arm_of(setup: Setup) -> str:
-    """What a record's setup is a run of."""
-    if setup.mechanism.startswith("file:"):
-        return next(arm for arm, name in FILES.items() if f"-{name}-rate-" in Path(setup.mechanism).name)
-    return {"dp-sgd": DP_SGD, "band-mf": BAND_MF, "lambda-cgd": PRACTICAL}[setup.name]
+def arm_of(mechanism: str) -> str:
+    """The arm whose mechanism it is."""
+    if mechanism.startswith("file:"):
+        return next(arm for arm, name in FILES.items() if f"-{name}-rate-" in Path(mechanism).name)
+    return {"dp-sgd": DP_SGD, "band-mf": BAND_MF, "lambda-cgd": PRACTICAL}[MechanismSpec.parse(mechanism).row.name]
 
 
-def check_one_design(points: Iterable[Point]) -> None:
+def check_one_design(points: Iterable[CentralPoint]) -> None:
     """Raise ValueError if an arm is there at one budget in two designs: what is tuned in one would be judged in the other."""
     found: dict[tuple[str, float], tuple[object, ...]] = {}
     for point in points:
-        setup = point.setup
-        noise = Path(setup.mechanism).name.partition("-rate-")[0]  # in a file, with the digest of what it was fitted to
-        same = (point.task, point.model, point.clip_norm, replace(setup, mechanism="dp-sgd"), noise)
-        before = found.setdefault((arm_of(setup), setup.epsilon), same)
+        noise = Path(point.mechanism).name.partition("-rate-")[0]  # in a file, with the digest of what it was fitted to
+        same = (point.task, point.model, point.clip_norm, replace(point.setup, mechanism="dp-sgd"), noise)
+        before = found.setdefault((arm_of(point.mechanism), point.epsilon), same)
         if same != before:
             raise ValueError(
-                f"runs of {arm_of(setup)} at ε = {setup.epsilon:g} are of two designs (model, clip norm, δ, steps, epochs, bands "
-                "or spectrum): keep the runs of each in a file of its own"
+                f"runs of {arm_of(point.mechanism)} at ε = {point.epsilon:g} are of two designs (model, clip norm, δ, steps, "
+                "epochs, bands or spectrum): keep the runs of each in a file of its own"
             )

@@ -18,9 +18,9 @@ from fedcgd_experiments.curvature_design import (
     arm_of,
     check_one_design,
 )
-from fedcgd_experiments.experiment import Record
+from fedcgd_experiments.point import CentralPoint
+from fedcgd_experiments.results import Row, point_of
 from fedcgd_experiments.significance import holm
-from fedcgd_experiments.sweep import best_rates_of, to_point
 
 COMPARISONS = (
     (NOISE_CURVE, BAND_MF),
@@ -33,14 +33,26 @@ COMPARISONS = (
 """(what should be better, than what): those whose p-values are reported."""
 
 
-def best_rates(runs: Iterable[Record]) -> dict[tuple[str, float], float]:
+def best_rates(runs: Iterable[Row]) -> dict[tuple[str, float], float]:
     """(arm, budget) → the learning rate of highest mean validation accuracy; of equals the smaller.
 
     Raises ValueError as `check_one_design` does.
     """
-    runs = list(runs)
-    check_one_design(map(to_point, runs))
-    return best_rates_of(runs, lambda setup: (arm_of(setup), setup.epsilon))
+    values: dict[tuple[str, float], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    read = [(to_point(run), run["accuracy"]) for run in runs]
+    check_one_design(point for point, _ in read)
+    for point, accuracy in read:
+        if point.split == "validation":
+            values[arm_of(point.mechanism), point.epsilon][point.learning_rate].append(accuracy)
+    means = {key: {rate: fmean(v) for rate, v in sorted(rates.items())} for key, rates in values.items()}
+    return {key: max(rates, key=rates.__getitem__) for key, rates in means.items()}
+
+
+def to_point(row: Row) -> CentralPoint:
+    """The point of a run."""
+    point = point_of(row, CentralPoint)
+    assert isinstance(point, CentralPoint)
+    return point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,33 +72,33 @@ class Comparison:
     """`p_permutation` after Holm's correction over all comparisons."""
 
 
-def tuned(runs: Iterable[Record]) -> dict[tuple[str, float], float]:
+def tuned(runs: Iterable[Row]) -> dict[tuple[str, float], float]:
     """(arm, budget) → the mean accuracy on validation examples at the learning rate that is best on them."""
     runs = list(runs)
     rates = best_rates(runs)
     found: dict[tuple[str, float], list[float]] = defaultdict(list)
     for record in runs:
         point = to_point(record)
-        key = (arm_of(point.setup), point.setup.epsilon)
+        key = (arm_of(point.mechanism), point.epsilon)
         if point.split == "validation" and point.learning_rate == rates[key]:
             found[key].append(record["accuracy"])
     return {key: fmean(values) for key, values in found.items()}
 
 
-def judged(runs: Iterable[Record]) -> dict[tuple[str, float], dict[int, float]]:
+def judged(runs: Iterable[Row]) -> dict[tuple[str, float], dict[int, float]]:
     """(arm, budget) → seed → accuracy on the test examples, at the learning rate that was best on validation."""
     runs = list(runs)
     rates = best_rates(runs)
     found: dict[tuple[str, float], dict[int, float]] = defaultdict(dict)
     for record in runs:
         point = to_point(record)
-        key = (arm_of(point.setup), point.setup.epsilon)
+        key = (arm_of(point.mechanism), point.epsilon)
         if point.split == "test" and point.learning_rate == rates.get(key):
             found[key][point.seed] = record["accuracy"]
     return dict(found)
 
 
-def compare(runs: Iterable[Record]) -> list[Comparison]:
+def compare(runs: Iterable[Row]) -> list[Comparison]:
     """Every comparison of `COMPARISONS` at every budget for which both arms have the same test seeds, at least two.
 
     The permutation test is the exact one of two samples (appendix A.3 of Gu et al., 2026, arXiv:2510.05416): with ten seeds each

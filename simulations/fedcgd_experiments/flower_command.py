@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedcgd_experiments.experiment import Point
+from fedcgd_experiments.point import CentralPoint
 
 
-def run_config(point: Point, *, users: int, data_dir: str | None = None) -> dict[str, Any]:
+def run_config(point: CentralPoint, *, users: int, data_dir: str | None = None) -> dict[str, Any]:
     """The app's settings under which `users` users, one per training example, are trained as `point` trains.
 
     `data_dir` is the folder of the task's files, if it is not one of the usual ones.
@@ -21,26 +21,25 @@ def run_config(point: Point, *, users: int, data_dir: str | None = None) -> dict
     """
     if point.optimizer != "sgd":
         raise ValueError(f"Flower's {point.optimizer} is not PyTorch's: there is no federated run with the same models")
-    setup = point.setup
-    cohort = users // setup.steps
-    if setup.sampling in ("none", "balls-in-bins") and users // cohort != setup.steps:
+    cohort = users // point.steps
+    if point.sampling in ("none", "balls-in-bins") and users // cohort != point.steps:
         raise ValueError(
-            f"{users} users in cohorts of {cohort} make {users // cohort} rounds an epoch, not {setup.steps} steps; "
+            f"{users} users in cohorts of {cohort} make {users // cohort} rounds an epoch, not {point.steps} steps; "
             "sweep with a larger batch"
         )
     return {
         "task": point.task,
-        "model": point.model or "",
+        "model": point.model,
         "data-dir": "" if data_dir is None else str(Path(data_dir).resolve()),  # the app runs in another folder
         "users": "examples",
         "local-epochs": 0,
-        "mechanism": setup.mechanism,
-        "sampling": setup.sampling,
-        "epsilon": setup.epsilon,
-        "delta": setup.delta,
+        "mechanism": point.mechanism,
+        "sampling": point.sampling,
+        "epsilon": point.epsilon,
+        "delta": point.delta,
         "clip-norm": point.clip_norm,
         "cohort": cohort,
-        "participations": setup.epochs,
+        "participations": point.epochs,
         "learning-rate": point.learning_rate,
         "optimizer": point.optimizer,
         "momentum": point.momentum,
@@ -49,7 +48,7 @@ def run_config(point: Point, *, users: int, data_dir: str | None = None) -> dict
     }
 
 
-def flower_command(point: Point, *, users: int, gpus: float, data_dir: str | None = None) -> str:
+def flower_command(point: CentralPoint, *, users: int, gpus: float, data_dir: str | None = None) -> str:
     """`flwr run` with the settings of `run_config`, and so much of a GPU for each node."""
     config = run_config(point, users=users, data_dir=data_dir)
     settings = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())

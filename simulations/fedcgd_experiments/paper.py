@@ -15,19 +15,24 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.optimisation.catalogue import describe
-from fedcgd_experiments import __main__ as experiments
-from fedcgd_experiments.experiment import Point, Setup, identity, run_points
-from fedcgd_experiments.sweep import ResultsFile
+from fedcgd.participation import Sampling
+from fedcgd_experiments.central import CentralTrainer, plan_of, train_engine
+from fedcgd_experiments.comparison import compare, tuned
+from fedcgd_experiments.point import TEST_SEEDS, CentralPoint
+from fedcgd_experiments.results import Results
+from fedcgd_experiments.runner import carry_out
+from fedcgd_experiments.study import Log, Study, Values
+from fedcgd_experiments.tables import gain
 from fedcgd_simulations.report import write_json
 from fedcgd_simulations.tasks import get_task
 
@@ -37,7 +42,9 @@ console = Console()
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 _LAMBDAS = tuple(f"lambda-cgd:{lam:g}" for lam in (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.975))
 _OTHERS = ("bisr:2", "bisr:4", "bisr:16", "band-inv-mf:2", "band-inv-mf:4", "band-inv-mf:16", "blt:3", "blt:4")
-_CIFAR_RATES, _IMDB_RATES = (0.02, 0.05, 0.1, 0.2, 0.5), (0.05, 0.1, 0.2, 0.5, 1.0)
+_CIFAR_RATES, _IMDB_RATES = (0.02, 0.5), (0.05, 1.0)
+CANDIDATES, FINALISTS = 20, 3
+"""Of each mechanism at each ε: its number and its rate drawn together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,32 +60,51 @@ class Stage:
     sampling: str = "none"
     mechanisms: tuple[str, ...]
     epsilons: tuple[float, ...] = EPSILONS
-    rates: tuple[float, ...]
+    rates: tuple[float, float]
+    """The lowest learning rate and the highest."""
     clip_norm: float = 8.0
     tuning_seeds: int = 3
     test_seeds: int = 3
 
     @property
-    def trainings(self) -> int:
-        """How many models are trained at least: rates at whose edge the best lies are extended."""
-        families = {spelling.split(":")[0] for spelling in self.mechanisms}
-        tuned = len(self.mechanisms) * len(self.rates) * self.tuning_seeds
-        return len(self.epsilons) * (tuned + len(families) * self.test_seeds)
+    def families(self) -> dict[str, tuple[str, ...]]:
+        """The mechanisms by their names without a number, which is tuned."""
+        found: dict[str, list[str]] = {}
+        for spelling in self.mechanisms:
+            found.setdefault(spelling.split(":")[0], []).append(spelling)
+        return {name: tuple(some) for name, some in found.items()}
 
-    def arguments(self, results: Path, data_dir: str, physical_batch: int) -> list[str]:
-        """What `python -m fedcgd_experiments` is given."""
-        words = ["sweep", "--output", str(results / f"{self.name}.jsonl"), "--task", self.task, "--model", self.model]
-        words += ["--batch", str(self.batch), "--epochs", str(self.epochs), "--sampling", self.sampling]
-        words += ["--clip-norm", str(self.clip_norm), "--seeds", str(self.test_seeds)]
-        words += ["--tuning-seeds", str(self.tuning_seeds), "--physical-batch", str(physical_batch)]
-        words += ["--data-dir", data_dir, "--address", "here"]
-        for option, values in (
-            ("--mechanism", self.mechanisms),
-            ("--epsilon", self.epsilons),
-            ("--learning-rate", self.rates),
-        ):
-            words += [word for value in values for word in (option, str(value))]
-        return words
+    @property
+    def trainings(self) -> int:
+        """How many models are trained."""
+        tuned = CANDIDATES + FINALISTS * (self.tuning_seeds - 1)
+        return len(self.epsilons) * len(self.families) * (tuned + self.test_seeds)
+
+    def study(self, examples: int) -> Study:
+        """The stage as a study of data with so many examples: all mechanisms have as many candidates."""
+        steps = -(-examples // self.batch)
+        return Study(
+            name=self.name,
+            title=self.shows,
+            make=partial(_point, self, steps),
+            settings=tuple({"epsilon": epsilon, "epochs": self.epochs} for epsilon in self.epsilons),
+            axes={"learning_rate": Log(*self.rates)},
+            arms={name: {"mechanism": some} for name, some in self.families.items()},
+            candidates=CANDIDATES,
+            finalists=FINALISTS,
+            tuning=tuple(range(self.tuning_seeds)),
+            tests=tuple(range(TEST_SEEDS, TEST_SEEDS + self.test_seeds)),
+            baselines={"nothing": ("dp-sgd",)} if "dp-sgd" in self.families else {},
+            work="epochs",
+            unit="epochs",
+        )
+
+
+def _point(stage: Stage, steps: int, values: Values) -> CentralPoint:
+    made: dict[str, Any] = {**values, "learning_rate": float(f"{values['learning_rate']:.3g}"), "steps": steps}
+    return CentralPoint(
+        **made, task=stage.task, model=stage.model, clip_norm=stage.clip_norm, sampling=cast(Sampling, stage.sampling)
+    )
 
 
 def _lambdas(name: str, shows: str, task: str, batch: int, *, epochs: int = 10, sampling: str = "none") -> Stage:
@@ -149,13 +175,21 @@ def measure(task: str, model: str, batch: int, *, data_dir: str, physical_batch:
 
 def _train(task: str, model: str, batch: int, steps: int, data_dir: str, physical_batch: int) -> float:
     """Seconds of `steps` epochs of one step each, over `batch` examples, by the sweeps' own code."""
-    setup = Setup(mechanism="lambda-cgd:0.9", epsilon=8.0, delta=1e-5, steps=1, epochs=steps)
-    point = Point(setup=setup, task=task, model=model, clip_norm=1.0, learning_rate=0.01, seed=0)
-    calibration = {"mechanism": describe(LambdaCGD(0.9)), "noise_multiplier": 1.0}
-    started = time.perf_counter()
-    run_points(
-        [point], {identity(setup): calibration}, data_dir=data_dir, physical_batch=physical_batch, examples=batch
+    point = CentralPoint(
+        task=task,
+        model=model,
+        mechanism="lambda-cgd:0.9",
+        epsilon=8.0,
+        steps=1,
+        epochs=steps,
+        learning_rate=0.01,
+        seed=0,
     )
+    made = get_task(task, model=model, data_dir=data_dir)
+    train = made.load().train.take(np.arange(batch))
+    plan = plan_of(point, {"noise_multiplier": 1.0})
+    started = time.perf_counter()
+    train_engine(point, made, train, plan, physical_batch=physical_batch)
     return time.perf_counter() - started
 
 
@@ -225,9 +259,7 @@ Physical = Annotated[
 Names = Annotated[
     list[str] | None, typer.Option("--stage", help="a stage, or how several begin; repeat it; all if not given")
 ]
-Results = Annotated[
-    Path, typer.Option("--results", help="folder of the results, which says what need not be run again")
-]
+Folder = Annotated[Path, typer.Option("--results", help="folder of the results, which says what need not be run again")]
 
 
 def chosen(names: Sequence[str] | None) -> tuple[Stage, ...]:
@@ -242,7 +274,7 @@ def chosen(names: Sequence[str] | None) -> tuple[Stage, ...]:
 
 @app.command("plan")
 def plan_command(
-    data_dir: Data = "", results: Results = Path("results/paper"), stage: Names = None, physical_batch: Physical = 64
+    data_dir: Data = "", results: Folder = Path("results/paper"), stage: Names = None, physical_batch: Physical = 64
 ) -> None:
     """Measure, and say what the stages will take."""
     stages = chosen(stage)
@@ -251,31 +283,25 @@ def plan_command(
 
 @app.command("run")
 def run_command(
-    data_dir: Data = "", results: Results = Path("results/paper"), stage: Names = None, physical_batch: Physical = 64
+    data_dir: Data = "", results: Folder = Path("results/paper"), stage: Names = None, physical_batch: Physical = 64
 ) -> None:
     """Say what the stages will take, run them, the cheapest first, and print and draw what they show."""
     costs = measured(chosen(stage), results / "costs.json", data_dir=data_dir, physical_batch=physical_batch)
     stages = sorted(chosen(stage), key=lambda stage: costs[cost_name(stage)].hours(stage))
     show(stages, costs)
-    files = []
+    failures: list[str] = []
     for i, one in enumerate(stages):
         console.rule(f"{one.name} ({i + 1} of {len(stages)}): {one.shows}")
-        _experiments(one.arguments(results, data_dir, physical_batch))
-        files.append(str(results / f"{one.name}.jsonl"))
-    for path in files:
-        if any(
-            record["kind"] == "runs" and record["point"]["split"] == "test"
-            for record in ResultsFile(Path(path)).records
-        ):
-            _experiments(["compare", path])
-        _experiments(["plot", path, "--output", str(results / "plots" / Path(path).stem)])
-
-
-def _experiments(words: list[str]) -> None:
-    """`python -m fedcgd_experiments …` in this process, where the data stay loaded. Raises typer.Exit if it fails."""
-    code = experiments.app(words, standalone_mode=False)
-    if code:
-        raise typer.Exit(int(code))
+        study = one.study(costs[cost_name(one)].examples)
+        kept = Results(results / f"{one.name}.jsonl")
+        trainer = CentralTrainer(data_dir=data_dir or None, physical_batch=physical_batch)
+        failures += carry_out(study, kept, trainer, console=console).failures
+        for row in compare(study, tuned(study, kept.rows(), CentralPoint)):
+            console.print(f"ε = {row.epsilon:g}, {row.ours.arm}: {gain(row)} points over dp-sgd", highlight=False)
+    for line in failures:
+        console.print(line, style="red", markup=False)
+    if failures:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

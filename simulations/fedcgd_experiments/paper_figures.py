@@ -21,12 +21,42 @@ from rich.console import Console
 from fedcgd.keys import NoiseKey
 from fedcgd.noise import NoiseStream
 from fedcgd_experiments.paper_numbers import FIGURES, Numbers
-from fedcgd_experiments.plots import save, style
+from fedcgd_experiments.plots import save
 from fedcgd_simulations.report import write_json
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 console = Console()
 _LINES = ("-", "--", ":", "-.")  # readable without colour
+
+
+MARKS: dict[str, tuple[str, str]] = {
+    "dp-sgd": ("0.0", "o"),
+    "lambda-cgd": ("C0", "s"),
+    "bisr": ("C1", "D"),
+    "band-inv-mf": ("C2", "^"),
+    "blt": ("C3", "v"),
+    "banded-toeplitz": ("C4", "P"),
+    "band-mf": ("C5", "*"),
+    "bsr": ("C6", "X"),
+    "toeplitz": ("C7", "p"),
+    "nu-dp-ftrl": ("C8", "h"),
+    "tree": ("C9", "<"),
+    "dense": ("0.45", ">"),
+    "diagonal": ("0.65", "d"),
+    "noise-curve": ("0.3", "H"),
+}
+"""Colour and marker of each mechanism."""
+
+
+def style(mechanism: str) -> dict[str, Any]:
+    """How the curve of a mechanism is drawn."""
+    color, marker = MARKS.get(mechanism.split(":")[0], ("C8", "8"))
+    return {
+        "color": color,
+        "marker": marker,
+        "linestyle": "-",
+        "fillstyle": "none" if mechanism.endswith(":normalized") else "full",
+    }
 
 
 def _panels(columns: int, *, width: float = 4.6) -> tuple[Figure, list[Axes]]:
@@ -43,7 +73,7 @@ def draw_correlation(numbers: Numbers) -> Figure:
     z = np.array([stream.normal(t, 0, start=0, stop=2) for t in range(60)])
     for name, own, label in (("dp-sgd", z, "DP-SGD"), ("lambda-cgd", _cancelled(z, lam), f"DP-λCGD, λ = {lam:g}")):
         way = numbers[name]["noise_multiplier"] * np.cumsum(own, axis=0)
-        looks = style(name, "none") | {"markersize": 3}
+        looks = style(name) | {"markersize": 3}
         path.plot(way[:, 0], way[:, 1], linewidth=0.8, label=label, **looks)
         growth.loglog(numbers["after"], numbers[name]["in_the_model"], label=label, **looks)
     path.set(title="noise in the model, first 60 rounds", xlabel="coordinate 1", ylabel="coordinate 2", aspect="equal")
@@ -108,12 +138,12 @@ def draw_rational(numbers: Numbers) -> Figure:
     """Approximation of √(1 − x), and what it costs in MaxSE, against buffers."""
     figure, (near, cost) = _panels(2)
     d = numbers["degrees"]
-    near.semilogy(d, numbers["blt"]["approximation"], label="BLT, d buffers", **style("blt", "none"))
-    near.semilogy(d, numbers["bands"]["approximation"], label="d + 1 bands", **style("banded-toeplitz", "none"))
+    near.semilogy(d, numbers["blt"]["approximation"], label="BLT, d buffers", **style("blt"))
+    near.semilogy(d, numbers["bands"]["approximation"], label="d + 1 bands", **style("banded-toeplitz"))
     near.semilogy(d, numbers["newman"], "k:", marker=".", label="Newman, degree d, of √x")
     near.semilogy(d, numbers["bound"], color="0.5", linestyle="--", label="3·exp(−√d)")
-    cost.semilogy(d, numbers["blt"]["excess"], label="BLT", **style("blt", "none"))
-    cost.semilogy(d, numbers["bands"]["excess"], label="bands", **style("banded-toeplitz", "none"))
+    cost.semilogy(d, numbers["blt"]["excess"], label="BLT", **style("blt"))
+    cost.semilogy(d, numbers["bands"]["excess"], label="bands", **style("banded-toeplitz"))
     near.set(xlabel="d", ylabel="err(r)", title=f"distance to √(1 − x), n = {numbers['rounds']}")
     cost.set(xlabel="d", ylabel="MaxSE over the optimum's, minus 1", title="what it costs, one participation")
     for axes in (near, cost):
@@ -139,7 +169,7 @@ def draw_learning(numbers: Numbers) -> Figure:
     for axes, kind in zip(panels, ("rmse", "max_se"), strict=True):
         for spelling, points in numbers["cross_entropy"].items():
             x = numbers["rmse"] if kind == "rmse" else numbers["max_se"][spelling]
-            looks = style(spelling, "none") | {"fillstyle": "none" if spelling.endswith("16") else "full"}
+            looks = style(spelling) | {"fillstyle": "none" if spelling.endswith("16") else "full"}
             axes.errorbar(x, [p[0] for p in points], yerr=[p[1] for p in points], label=spelling, capsize=2, **looks)
         axes.set(xscale="log", yscale="log", xlabel="RMSE" if kind == "rmse" else "MaxSE", ylabel="test cross-entropy")
         axes.legend(fontsize=8, title=numbers["optimizer"])

@@ -1,12 +1,9 @@
 """Federated training of softmax regression for many points at once, as the app trains it.
 
 Points with the same seed have the same people in the same rounds, so what depends on these alone (who has which examples, their
-inner products, Z) is made once for all mechanisms, budgets, norms and learning rates. Flower's own strategies are among the
-mechanisms, by their arithmetic and without their messages.
+inner products, Z) is made once for all mechanisms, budgets, norms and ways to learn.
 """
 
-import math
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,121 +11,60 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedcgd.mechanisms.schedule import SCHEDULES
 from fedcgd.noise import NoiseStream
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd.plan import Plan
-from fedcgd_experiments.experiment import Record
-from fedcgd_experiments.people_run import (
-    FLOWER_ADAPTIVE,
-    FLOWER_FIXED,
-    PeoplePoint,
-    Prepared,
-    flower_adaptive_noise,
-    loaded,
-    prepared,
-    record_of,
-    run_people,
-)
+from fedcgd_experiments.people_point import PeoplePoint, loaded, prepared
+from fedcgd_experiments.results import Row
 from fedcgd_experiments.softmax import inverse_of
-from fedcgd_simulations.local_softmax import coefficients, is_softmax, with_bias
+from fedcgd_simulations.local_softmax import coefficients, with_bias
 from fedcgd_simulations.task import Examples, evaluate
 
 _SOME = 25
 """Users who train at once: about as many examples each, so that few places are empty."""
 
-_VANISHING = 1e-4
-"""Changes below it may be nothing in the float32 of weights that have been sent and sent back."""
 
-_FLOWERS = (FLOWER_FIXED, FLOWER_ADAPTIVE)
+def train_people(points: Sequence[PeoplePoint], *, data_dir: str = "") -> list[Row]:
+    """A row of each of `points`, which have the same people in the same rounds, as `run_people` makes it.
 
-
-def shared(point: PeoplePoint, *, data_dir: str = "") -> str:
-    """A text that is equal for points that `train_people` can train together; empty if it cannot train `point`."""
-    task, _ = loaded(point.task, point.model, data_dir)
-    alike = ("task", "model", "users", "cohort", "participations", "sampling", "local_epochs", "local_batch", "seed")
-    return str([getattr(point, name) for name in alike]) if is_softmax(task.model(0), task.loss) else ""
-
-
-def train_people(points: Sequence[PeoplePoint], *, data_dir: str = "") -> list[Record]:
-    """A record of each of `points`, which have the same `shared`, as `run_people` makes it; their processor time in equal parts.
-
-    People, cohorts, Z and its correlation are the app's; of Flower's strategies, the noise too. Made otherwise are the changes of
-    local training, all in inner products of inputs, in float32; sums that are not on the grid, and so without the smoothing that
-    the grid's noise needs (5e-6 of its variance); and the order in which a user goes through its examples, which the app draws
-    from the bits of the model, and which is here the same for all points. But for that order each is what the app trains, to a
-    part in a thousand. Where an update vanishes, which Flower's strategies cannot clip, they are run themselves.
+    People, cohorts, Z and its correlation are the app's. Made otherwise are the changes of local training, all in inner products
+    of inputs, in float32; sums that are not on the lattice, and so without the smoothing that its noise needs (5e-6 of its
+    variance); and the order in which a user goes through its examples, which the app draws from the bits of the model, and which
+    is here the same for all points. But for that order each is what the app trains, to a part in a thousand.
     """
-    began = time.process_time()
     made = [prepared(point, data_dir=data_dir) for point in points]
     settings, plan, parts = made[0].settings, made[0].plan, made[0].parts
     task, data = loaded(points[0].task, points[0].model, data_dir)
     model, key = task.model(points[0].seed), settings.key()
     weights = _rows(model).repeat(len(points), 1)  # shape (points·classes, features + 1)
+    velocities = torch.zeros_like(weights)
     classes, features = len(weights) // len(points), weights.shape[1] - 1
-    flowers = {
-        i: _Flower(point, one)
-        for i, (point, one) in enumerate(zip(points, made, strict=True))
-        if point.mechanism in _FLOWERS
-    }
-    correlated = {i: one.plan for i, one in enumerate(made) if i not in flowers}
-    noise = _noise(list(correlated.values()), NoiseStream(key.noise), classes, features) if correlated else None
+    noise = _noise([one.plan for one in made], NoiseStream(key.noise), classes, features)
     norms = torch.tensor([point.clip_norm for point in points])
-    rates = torch.tensor([point.learning_rate / settings.cohort for point in points]).repeat_interleave(classes)[
-        :, None
-    ]
+    momenta = _per_class([point.momentum for point in points], classes)
     everyone, history = [str(user) for user in range(len(parts))], History()
-    least = torch.full((len(points),), torch.inf)
     for number in range(plan.participation.rounds):
         chosen = cohort(plan.participation, number, everyone, history, cohort_size=settings.cohort, key=key.choices)
         assert chosen is not None  # all users are always there
         history = history.with_round(number, chosen)
-        own = [parts[int(user)] for user in chosen]
-        total, lengths = _clipped_sum(weights, classes, data.train, own, points, norms, number)
-        least = torch.cat([least[None], lengths]).amin(0)
-        by_point = total.view(len(points), classes, -1)
-        if noise:
-            by_point[list(correlated)] += noise(number)
-        for i, flower in flowers.items():
-            by_point[i] += flower.noise(int((lengths[:, i] > norms[i]).sum()), classes, features)
-            norms[i] = flower.norm
-        weights += rates * total
-    records = []
+        total = _clipped_sum(weights, classes, data.train, [parts[int(user)] for user in chosen], points, norms, number)
+        total.view(len(points), classes, -1).add_(noise(number))
+        velocities.mul_(momenta).add_(total)
+        done = number / plan.participation.rounds
+        rates = [point.learning_rate * SCHEDULES[point.schedule](done) / settings.cohort for point in points]
+        weights.addcmul_(velocities, _per_class(rates, classes))
+    rows = []
     for i, (point, one) in enumerate(zip(points, made, strict=True)):
         _load(model, weights[i * classes : (i + 1) * classes])
         judged = data.validation if point.split == "validation" else data.test
-        records.append(record_of(point, one, evaluate(model, task, judged, batch=5000)))
-    seconds = (time.process_time() - began) / len(points)
-    return [
-        run_people(point, data_dir=data_dir)
-        if i in flowers and not least[i] > _VANISHING
-        else records[i] | {"cpu_seconds": round(seconds, 4)}
-        for i, point in enumerate(points)
-    ]
+        rows.append(one.row(point, evaluate(model, task, judged, batch=5000)))
+    return rows
 
 
-class _Flower:
-    """What Flower's strategy around FedAvg makes of a round: `noise` for the sum of the clipped updates, and the next `norm`."""
-
-    def __init__(self, point: PeoplePoint, made: Prepared) -> None:
-        self.norm, self._quantile, self._cohort = point.clip_norm, point.quantile, made.settings.cohort
-        self._adaptive = point.mechanism == FLOWER_ADAPTIVE
-        self._multiplier = made.plan.noise_multiplier
-        if self._adaptive:
-            multiplier, self._count = flower_adaptive_noise(made.plan.noise_multiplier, self._cohort)
-            self._multiplier = (multiplier**-2 - (2 * self._count) ** -2) ** -0.5
-        self._random = np.random.RandomState(point.seed)  # the generator that Flower's noise is of
-
-    def noise(self, clipped: int, classes: int, features: int) -> Tensor:
-        """Of a round in which so many updates were longer than the norm; shape (classes, features + 1).
-
-        Flower moves the norm before it draws the noise, which so is that of the next round's norm.
-        """
-        if self._adaptive:
-            fraction = self._random.normal(clipped, self._count) / self._cohort
-            self.norm *= math.exp(-0.2 * (fraction - self._quantile))
-        stddev = self._multiplier * self.norm
-        weight, bias = (self._random.normal(0, stddev, shape) for shape in ((classes, features), (classes, 1)))
-        return torch.from_numpy(np.concatenate([weight, bias], axis=1).astype(np.float32))
+def _per_class(values: Sequence[float], classes: int) -> Tensor:
+    """A column with each value once for each class of its model."""
+    return torch.tensor(values).repeat_interleave(classes)[:, None]
 
 
 def _clipped_sum(
@@ -139,14 +75,14 @@ def _clipped_sum(
     points: Sequence[PeoplePoint],
     norms: Tensor,
     round: int,
-) -> tuple[Tensor, Tensor]:
-    """Σ over users of their clipped changes, in the shape of `weights`, and how long those were, shape (users, models)."""
+) -> Tensor:
+    """Σ over users of their clipped changes, in the shape of `weights`."""
     first = points[0]
     generator, total = np.random.default_rng((first.seed, round)), torch.zeros_like(weights)
     rates, proximal = (
         torch.tensor([[getattr(point, name)] for point in points]) for name in ("local_learning_rate", "proximal")
     )
-    rows, lengths = sorted(rows, key=len), [torch.empty(0, len(points))]  # a secret sampling may draw nobody
+    rows = sorted(rows, key=len)
     for start in range(0, len(rows), _SOME):
         some = rows[start : start + _SOME]
         counts = torch.tensor([len(own) for own in some])
@@ -164,10 +100,11 @@ def _clipped_sum(
             classes=classes, batch=first.local_batch, learning_rate=rates, proximal=proximal,
         )  # fmt: skip
         squares = (changes * (products @ changes)).sum(1).view(len(some), -1, classes).sum(2)  # shape (users, models)
-        lengths.append(squares.clamp(min=0).sqrt())
-        factors = (norms / lengths[-1].clamp(min=1e-15)).clamp(max=1.0).repeat_interleave(classes, dim=1)
+        factors = (
+            (norms / squares.clamp(min=0).sqrt().clamp(min=1e-15)).clamp(max=1.0).repeat_interleave(classes, dim=1)
+        )
         total -= (changes * factors[:, None]).flatten(0, 1).T @ inputs.flatten(0, 1)
-    return total, torch.cat(lengths)
+    return total
 
 
 def _rows(model: nn.Module) -> Tensor:

@@ -22,10 +22,10 @@ class Trainer(Protocol):
     def point(self) -> type[Any]:
         """The class of its points."""
 
-    def groups(self, points: Sequence[Point]) -> list[list[Point]]:
+    def groups(self, points: Sequence[Any]) -> list[list[Any]]:
         """`points` in groups that are trained together."""
 
-    def train(self, points: Sequence[Point], rows: Sequence[Row]) -> list[Row]:
+    def train(self, points: Sequence[Any], rows: Sequence[Row]) -> list[Row]:
         """A row for each point of a group; `rows` are those of earlier runs, which may spare a calibration."""
 
 

@@ -6,17 +6,23 @@ from typing import Any
 
 from fedcgd.accounting.selection import select_lambda
 from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
+from fedcgd_experiments.people_point import PeoplePoint
 from fedcgd_experiments.point import TEST_SEEDS, CentralPoint, Setup
-from fedcgd_experiments.study import Axis, Log, Study, Values
+from fedcgd_experiments.study import Axis, Log, Secret, Study, Values
 
 BATCHED: Mapping[str, Axis] = {"steps": (3, 7, 21)}
 CONSTANT: Mapping[str, Axis] = {"schedule": ("constant",), "momentum": (0.0,)}
 SELECTED = "lambda-cgd:selected"
 """λ of the default rule for the run, with its schedule and momentum: no data is looked at."""
 
-NOTHING_SECRET = ("DP-SGD", "DP-SGD, full batch")
-SAMPLING_SECRET = ("DP-SGD, Poisson", "DP-SGD, full batch")
-"""The baselines, by what can be secret; full batches need no sampling."""
+BASELINES: Mapping[Secret, tuple[str, ...]] = {
+    "nothing": ("DP-SGD", "DP-SGD, full batch"),
+    "sampling": ("DP-SGD, Poisson", "DP-SGD, full batch"),
+}
+"""By what can be secret; full batches need no sampling."""
+
+HEADLINES = ("λ-CGD, default λ", "λ-CGD, λ = 0.9", "λ-CGD, Balls-in-Bins")
+"""The arms of the verdict: of each kind of secret, the first that a study has."""
 
 LEARNING: Mapping[str, Axis] = {
     "schedule": ("constant", "linear"),
@@ -71,19 +77,32 @@ def _settings(epsilons: tuple[float, ...], epochs: tuple[int, ...]) -> tuple[Val
     return tuple({"epsilon": epsilon, "epochs": work} for epsilon in epsilons for work in epochs)
 
 
-def _linear(name: str, title: str, *, examples: int, model: str = "", candidates: int, tests: int) -> Study:
+def _linear(
+    name: str,
+    title: str,
+    *,
+    examples: int,
+    model: str = "",
+    epochs: tuple[int, ...] = (5, 10, 20, 40),
+    candidates: int = 24,
+    finalists: int = 4,
+    tuning: int = 5,
+    tests: int = 20,
+) -> Study:
     return Study(
         name=name,
         title=title,
         make=partial(central_point, examples=examples, task=name, model=model),
-        settings=_settings((1.0, 2.0, 4.0, 8.0), (5, 10, 20, 40)),
+        settings=_settings((1.0, 2.0, 4.0, 8.0), epochs),
         axes={**LEARNING, "progress": Log(2**-6, 4.0)},
         arms=ARMS,
         candidates=candidates,
-        finalists=4,
-        tuning=tuple(range(5)),
+        finalists=finalists,
+        tuning=tuple(range(tuning)),
         tests=tuple(range(TEST_SEEDS, TEST_SEEDS + tests)),
-        baselines=("DP-SGD", "DP-SGD, full batch", "DP-SGD, Poisson"),
+        baselines=BASELINES,
+        work="epochs",
+        unit="gradients of each example",
     )
 
 
@@ -96,25 +115,79 @@ def _network(name: str, title: str, *, task: str, model: str, examples: int) -> 
         name=name,
         title=title,
         make=partial(central_point, examples=examples, task=task, model=model),
-        settings=_settings((2.0, 8.0), (10, 20)),
+        settings=_settings((2.0,), (10, 20)),
         axes={**LEARNING, "clip_norm": (1.0,), "progress": Log(2**-7, 1.0)},
         arms=arms,
-        candidates=12,
+        candidates=8,
         finalists=2,
         tuning=(0, 1),
         tests=tuple(range(TEST_SEEDS, TEST_SEEDS + 10)),
-        baselines=("DP-SGD", "DP-SGD, full batch", "DP-SGD, Poisson"),
+        baselines=BASELINES,
+        work="epochs",
+        unit="gradients of each example",
     )
+
+
+def people_point(values: Values, **fixed: Any) -> PeoplePoint:
+    """A candidate as a point: a person's `work` is its turns times the passes of each, of which there are about `passes`.
+
+    `progress` is rate·C/(1 − momentum)·rounds·cohort/people, as that of `central_point` for one turn of a person.
+    """
+    given = dict(values)
+    passes, work = given.pop("passes"), given.pop("work")
+    turns = max(1, round(work / passes))
+    rate = given.pop("progress") * (1 - given["momentum"]) / (turns * given["clip_norm"])
+    made: dict[str, Any] = {
+        **fixed, **given, "participations": turns, "local_epochs": work // turns, "learning_rate": float(f"{rate:.4g}")
+    }  # fmt: skip
+    return PeoplePoint(**made)
+
+
+def _people(name: str, title: str, *, task: str, model: str, users: str) -> Study:
+    return Study(
+        name=name,
+        title=title,
+        make=partial(people_point, task=task, model=model, users=users),
+        settings=tuple({"epsilon": epsilon, "work": work} for epsilon in (0.5, 1.0, 2.0) for work in (2, 10)),
+        axes={
+            **LEARNING,
+            "cohort": (100, 250, 500),
+            "passes": (1, 2, 5),
+            "local_learning_rate": (3.0, 10.0, 30.0),
+            "progress": Log(4.0, 256.0),
+        },
+        arms={
+            "DP-FedAvg": {"mechanism": ("dp-sgd",)},
+            "λ-CGD, λ = 0.5": {"mechanism": ("lambda-cgd:0.5",)},
+            "λ-CGD, default λ": {"mechanism": ("lambda-cgd",)},
+            "BISR": {"mechanism": ("bisr:2", "bisr:4", "bisr:8")},
+            "DP-FedAvg, Poisson": {"mechanism": ("dp-sgd",), "sampling": ("poisson",)},
+            "λ-CGD, Balls-in-Bins": {
+                "mechanism": ("lambda-cgd:0.3", "lambda-cgd:0.5"), "sampling": ("balls-in-bins",)
+            },
+        },
+        candidates=16,
+        finalists=3,
+        tuning=(0, 1, 2),
+        tests=tuple(range(TEST_SEEDS, TEST_SEEDS + 10)),
+        baselines={"nothing": ("DP-FedAvg",), "sampling": ("DP-FedAvg, Poisson",)},
+        work="work",
+        unit="passes of a person over its examples",
+    )  # fmt: skip
 
 
 STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
-        _linear("digits", "Digits, softmax", examples=1260, candidates=24, tests=20),
-        _linear("tweets-3000", "3000 tweets, softmax", examples=3000, model="minilm", candidates=24, tests=20),
+        _linear("digits", "Digits, softmax", examples=1260),
+        _linear("tweets-3000", "3000 tweets, softmax", examples=3000, model="minilm"),
         _linear(
-            "fashion-mnist-6000", "Fashion-MNIST 6000, softmax", examples=6000, model="softmax", candidates=16, tests=10
+            "fashion-mnist-6000", "Fashion-MNIST 6000, softmax", examples=6000, model="softmax", epochs=(10, 40),
+            candidates=16, finalists=3, tuning=3, tests=10,
         ),
         _network("digits-cnn", "Digits, tanh-CNN", task="digits", model="tanh-cnn", examples=1260),
+        _people(
+            "people", "Fashion-MNIST, 2500 people", task="fashion-mnist", model="softmax", users="dirichlet:1:2500"
+        ),
     )
-}
+}  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -46,6 +46,8 @@ class Log:
 
 Axis = Log | Sequence[Any]
 
+Secret = Literal["nothing", "sampling"]
+
 
 def draw(axes: Mapping[str, Axis], count: int, seed: int) -> list[dict[str, Any]]:
     """`count` candidates, one in each of `count` equal parts of every axis, the parts of the axes paired at random.
@@ -66,8 +68,10 @@ def draw(axes: Mapping[str, Axis], count: int, seed: int) -> list[dict[str, Any]
 class Study:
     """`arms` at each of `settings`, each tuned among `candidates` of its own axes over `axes`.
 
-    `make` turns the values of a setting and a candidate, with `seed` and `split`, into a point. Arms of `baselines` are what the
-    others are compared with. Raises ValueError for test seeds that tune, and for an arm that has no candidates.
+    `make` turns the values of a setting and a candidate, with `seed` and `split`, into a point. `baselines` are what the other
+    arms are compared with, by what they keep secret. `work` names the value of a setting that says how much work there is for
+    each example or person, and `unit` what it counts. Raises ValueError for test seeds that tune, and baselines that are no
+    arms.
     """
 
     name: str
@@ -80,15 +84,21 @@ class Study:
     finalists: int
     tuning: tuple[int, ...]
     tests: tuple[int, ...]
-    baselines: tuple[str, ...]
+    baselines: Mapping[Secret, tuple[str, ...]]
+    work: str
+    unit: str
 
     def __post_init__(self) -> None:
         if both := set(self.tests) & set(self.tuning):
             raise ValueError(f"seeds that tune may not test, got {sorted(both)} in both")
-        if unknown := set(self.baselines) - set(self.arms):
+        if unknown := {arm for some in self.baselines.values() for arm in some} - set(self.arms):
             raise ValueError(f"baselines must be arms, got {sorted(unknown)}; the arms are {', '.join(self.arms)}")
         if not 1 <= self.finalists <= self.candidates:
             raise ValueError(f"finalists must be 1 … {self.candidates} (the candidates), got {self.finalists}")
+
+    def secret(self, arm: str) -> Secret:
+        """What nobody may learn, for the ε of `arm` to hold: nothing, or who takes part when (its sampling)."""
+        return "nothing" if self.arms[arm].get("sampling", ("none",)) == ("none",) else "sampling"
 
     def points(self, arm: str, setting: Values) -> list[Point]:
         """The candidates of `arm` at `setting`, with the first tuning seed. Two that are the same count twice."""

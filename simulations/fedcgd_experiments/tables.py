@@ -2,26 +2,65 @@
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
-from fedcgd.participation import Sampling
-from fedcgd_experiments.experiment import Record, Setup, identity
-from fedcgd_experiments.federated import beside
-from fedcgd_experiments.plots import MARKS
-from fedcgd_experiments.rules import NAMES, Loss, corrected, losses
-from fedcgd_experiments.significance import PairedComparison, compare_paired, tuned_accuracies
-from fedcgd_experiments.sweep import ResultsFile, best_of_families, runs_of, to_point
-
-LEAST_SEEDS = 10
-"""A cell with fewer test seeds is left out: a table shows what is complete."""
+from fedcgd_experiments.claims import claims
+from fedcgd_experiments.comparison import Comparison, Tuned, compare, epsilons, pick, tuned, works
+from fedcgd_experiments.people_point import PeoplePoint
+from fedcgd_experiments.point import CentralPoint
+from fedcgd_experiments.results import Results, Row
+from fedcgd_experiments.studies import HEADLINES, STUDIES
+from fedcgd_experiments.study import Secret, Study
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BUDGETS = (0.5, 1.0, 2.0, 4.0, 8.0)
+NOT_RUN = "*Not run yet.*\n"
+SECRETS: dict[Secret, str] = {"nothing": "nothing is secret", "sampling": "the sampling is secret"}
+"""What the two kinds of arms may keep from an adversary."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A question of the verdict: what can be secret, and whether the work is the least of the study's or any of them."""
+
+    label: str
+    secret: Secret
+    little_work: bool = False
+
+
+CASES = (
+    Case("nothing is secret", "nothing"),
+    Case("nothing is secret, little work", "nothing", little_work=True),
+    Case("the sampling is secret", "sampling"),
+)
 
 Table = Callable[[Path, str], str]
 """(folder of results, what the name says after the slash) → Markdown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A study, its rows, and what is complete of it."""
+
+    study: Study
+    rows: list[Row]
+    tuned: list[Tuned]
+
+    @staticmethod
+    def read(results: Path, name: str) -> "Found":
+        """What is known of the study `name`. Raises ValueError for an unknown one."""
+        if name not in STUDIES:
+            raise ValueError(f"unknown study {name!r}; the studies are {', '.join(STUDIES)}")
+        study, rows = STUDIES[name], Results(results / f"{name}.jsonl").rows()
+        return Found(study=study, rows=rows, tuned=tuned(study, rows, point_class(study)))
+
+
+def point_class(study: Study) -> type[CentralPoint | PeoplePoint]:
+    """Of what class the points of `study` are."""
+    return PeoplePoint if study.work == "work" else CentralPoint
 
 
 def fill(page: str, results: Path) -> str:
@@ -36,219 +75,166 @@ def fill(page: str, results: Path) -> str:
     return BLOCK.sub(made, page)
 
 
-def accuracy(results: Path, task: str) -> str:
-    """Without amplification: each mechanism's test accuracy at each ε, and the difference to DP-SGD's."""
-    runs = _Sweep(results, task, ["none"])
-    rows = {row.setup: row for row in compare_paired(runs.runs)}
-    return _by_mechanism(runs, lambda setup: _compared(rows.get(setup), setup, runs))
-
-
-def against_lambda_cgd(results: Path, task: str) -> str:
-    """Without amplification: the difference of each mechanism to λ-CGD, in points."""
-    return _differences(_Sweep(results, task, ["none"]), "lambda-cgd", leave_out=("lambda-cgd", "dp-sgd"))
-
-
-def amplified(results: Path, task: str) -> str:
-    """With amplification: each mechanism and sampling, and the difference to DP-SGD under Poisson sampling."""
-    runs = _Sweep(results, task, ["poisson", "balls-in-bins", "cyclic-poisson"])
-    rows = {row.setup: row for row in compare_paired(runs.runs, under="poisson")}
-    return _by_mechanism(runs, lambda setup: _compared(rows.get(setup), setup, runs))
-
-
-def same_sampling(results: Path, task: str) -> str:
-    """With Balls-in-Bins on both sides: the difference to DP-SGD, in points."""
-    return _differences(_Sweep(results, task, ["balls-in-bins"]), "dp-sgd", leave_out=("dp-sgd",))
-
-
-def rules(results: Path, task: str) -> str:
-    """What each rule for λ chooses, and what is lost against the tuned λ, in points."""
-    found = _losses(results, task)
-    by_budget: dict[Setup, dict[str, Loss]] = defaultdict(dict)
-    for loss in found:
-        by_budget[loss.budget][loss.rule] = loss
-    head = ["sampling", "ε", "tuned λ", "its accuracy", *NAMES]
+def headline(results: Path, _: str) -> str:
+    """For each study, case and budget: what λ-CGD gains over the better baseline, in points."""
     lines = []
-    for budget, of_rule in by_budget.items():
-        first = next(iter(of_rule.values()))
-        cells = [budget.sampling, f"{budget.epsilon:g}", f"{first.baseline_lam:g}", f"{100 * first.baseline:.1f}"]
-        lines.append([*cells, *(_loss(of_rule.get(rule)) for rule in NAMES)])
-    return _markdown(head, lines)
+    for case in CASES:
+        for name in STUDIES:
+            found = Found.read(results, name)
+            rows = {row.epsilon: row for row in headline_comparisons(found, case)}
+            cells = [gain(rows.get(epsilon)) for epsilon in BUDGETS]
+            if any(cells):
+                label = case.label if not case.little_work else f"{case.label} ({min(works(found.study))} passes)"
+                lines.append([label, found.study.title, *cells])
+    return markdown(["what is secret", "data", *(f"ε = {epsilon:g}" for epsilon in BUDGETS)], lines)
 
 
-def rules_summary(results: Path, argument: str) -> str:
-    """The mean and the worst loss of each rule over the budgets, in points, for each of the tasks in `argument` (a+b+c)."""
-    head = ["data", "sampling", "budgets", *NAMES]
+def verdict(results: Path, _: str) -> str:
+    """For each case in how many (data, ε) λ-CGD is ahead of the better baseline, behind, and neither."""
     lines = []
-    for task in argument.split("+"):
-        found = _losses(results, task)
-        for sampling in dict.fromkeys(loss.budget.sampling for loss in found):
-            mine = [loss for loss in found if loss.budget.sampling == sampling]
-            budgets = {loss.budget for loss in mine}
-            cells = [task, sampling, str(len(budgets))]
-            for rule in NAMES:
-                values = [100 * loss.difference for loss in mine if loss.rule == rule]
-                complete = len(values) == len(budgets)
-                cells.append(f"{fmean(values):+.2f}, {min(values):+.2f}" if complete else "")
-            lines.append(cells)
-    return _markdown(head, lines)
+    for case in CASES:
+        rows = [row for name in STUDIES for row in headline_comparisons(Found.read(results, name), case)]
+        if rows:
+            points = sorted(100 * row.pairs.difference for row in rows)
+            ahead = sum(row.corrected < 0.05 and row.pairs.difference > 0 for row in rows)
+            behind = sum(row.corrected < 0.05 and row.pairs.difference < 0 for row in rows)
+            cells = [case.label, f"{ahead} of {len(rows)}", f"{behind} of {len(rows)}"]
+            lines.append([*cells, f"{points[0]:+.1f} … {median(points):+.1f} … {points[-1]:+.1f}"])
+    return markdown(["", "ahead", "behind", "points: lowest, median, highest"], lines)
 
 
-def between_rules(results: Path, argument: str) -> str:
-    """A third of the excess against the practical rule, in points, for each of the tasks in `argument` (a+b+c).
+def headline_comparisons(found: Found, case: Case) -> list[Comparison]:
+    """The first arm of `HEADLINES` that the study has for the kind of secret, against the better baseline."""
+    arms = [arm for arm in HEADLINES if arm in found.study.arms and found.study.secret(arm) == case.secret]
+    most = min(works(found.study)) if case.little_work else math.inf
+    return compare(found.study, found.tuned, arms[:1], most=most)
 
-    A cell is `λ of the practical rule → λ of the other: difference (p)`; Holm's correction is over the table.
-    """
-    found = [
-        (task, loss)
-        for task in argument.split("+")
-        for loss in _losses(results, task, against="practical")
-        if loss.rule == "third of the excess"
+
+def accuracy(results: Path, name: str) -> str:
+    """Test accuracy of each arm at each budget, at what validation chose, and the difference to the better baseline."""
+    found = Found.read(results, name)
+    compared = {(row.ours.arm, row.epsilon): row for row in compare(found.study, found.tuned)}
+    parts = []
+    for secret, label in SECRETS.items():
+        lines = []
+        for arm in _arms(found.study, secret):
+            chosen = {epsilon: pick(found.study, found.tuned, epsilon, [arm]) for epsilon in epsilons(found.study)}
+            cells = [_cell(one, compared.get((arm, epsilon))) for epsilon, one in chosen.items()]
+            if any(cells):
+                lines.append([arm, *cells])
+        head = [label, *(f"ε = {epsilon:g}" for epsilon in epsilons(found.study))]
+        parts.append(markdown(head, lines))
+    said = claims(row for one in found.tuned for row in one.tests.values())
+    return "\n".join([*parts, f"{said}\n"] if said else parts)
+
+
+def work(results: Path, name: str) -> str:
+    """Test accuracy of each arm against the work, at each budget."""
+    found = Found.read(results, name)
+    lines = [
+        [arm, f"{epsilon:g}", *(_mean(one) for one in _by_work(found, arm, epsilon))]
+        for epsilon in epsilons(found.study)
+        for arm in found.study.arms
+        if any(_by_work(found, arm, epsilon))
     ]
-    rows: dict[tuple[str, str], dict[float, str]] = defaultdict(dict)
-    for (task, _), loss in zip(found, corrected([loss for _, loss in found]), strict=True):
-        cell = f"{loss.baseline_lam:g} → {_loss(loss)}"
-        rows[task, loss.budget.sampling][loss.budget.epsilon] = cell
-    budgets = sorted({epsilon for row in rows.values() for epsilon in row})
-    head = ["data", "sampling", *(f"ε = {budget:g}" for budget in budgets)]
-    return _markdown(head, ([*key, *(row.get(budget, "") for budget in budgets)] for key, row in rows.items()))
+    return markdown(["arm", "ε", *(f"{count} {found.study.unit}" for count in works(found.study)[:1]),
+                     *map(str, works(found.study)[1:])], lines)  # fmt: skip
 
 
-def federated(results: Path, argument: str) -> str:
-    """The test accuracies of the app's runs and of their central twins, for each of the sweeps in `argument` (a+b+c)."""
-    head = ["file", "mechanism", "sampling", "ε", "seeds", "central", "federated", "largest difference"]
+def recipes(results: Path, name: str) -> str:
+    """What validation chose for each arm at each budget."""
+    found = Found.read(results, name)
     lines = []
-    for name in argument.split("+"):
-        runs = {identity(to_point(run)): run for run in runs_of(_records(results, name))}
-        for row in beside(_records(results, f"{name}-federated"), runs):
-            setup, numbers = row.setup, (row.central, row.federated, row.largest)
-            cells = [f"`{name}`", setup.mechanism, setup.sampling, f"{setup.epsilon:g}", str(row.seeds)]
-            lines.append([*cells, *(f"{100 * value:.2f}" for value in numbers)])
-    return _markdown(head, lines)
+    for epsilon in epsilons(found.study):
+        for arm in found.study.arms:
+            one = pick(found.study, found.tuned, epsilon, [arm])
+            if one:
+                row = next(iter(one.tests.values()))
+                lines.append([arm, f"{epsilon:g}", recipe(one), f"{row['noise_multiplier']:.3g}"])
+    return markdown(["arm", "ε", "recipe", "σ"], lines)
 
 
-def effort(results: Path, argument: str) -> str:
-    """What was run, and its processor time, for each of the files in `argument` (a+b+c), and for all of them."""
-    head = ["file", "tuning runs", "their seeds", "test runs", "their seeds", "learning rates", "processor minutes"]
-    lines, totals = [], [0.0, 0.0, 0.0]
-    for name in argument.split("+"):
-        records = _records(results, name)
-        federated = [record for record in records if record["kind"] == "federated"]
-        points = [to_point(run) for run in [*runs_of(records), *federated]]
-        splits = [[p for p in points if p.split == split] for split in ("validation", "test")]
-        minutes = sum(record.get("seconds", 0.0) for record in records) / 60
-        cells = [f"`{name}.jsonl`"]
-        for split in splits:
-            seeds = sorted({p.seed for p in split})
-            cells += [f"{len(split):,}", f"{seeds[0]} … {seeds[-1]}" if seeds else ""]
-        rates = sorted({p.learning_rate for p in splits[0]})
-        cells += [f"{rates[0]:g} … {rates[-1]:g}" if rates else "", f"{minutes:.1f}"]
-        lines.append(cells)
-        totals = [sum(pair) for pair in zip(totals, (*map(len, splits), minutes), strict=True)]
-    tuning, test, minutes = totals
-    if len(lines) > 1:
-        lines.append(["all", f"{tuning:,.0f}", "", f"{test:,.0f}", "", "", f"{minutes:.1f}"])
-    return _markdown(head, lines)
+def recipe(one: Tuned) -> str:
+    """The values of a tuned arm, in words."""
+    point = one.point
+    learning = (
+        f"rate {point.learning_rate:g}, momentum {point.momentum:g}, {point.schedule}, clip norm {point.clip_norm:g}"
+    )
+    if isinstance(point, PeoplePoint):
+        turns = f"{point.cohort} people a round, {point.participations} turns × {point.local_epochs} passes"
+        return f"`{point.mechanism}`, {turns} at rate {point.local_learning_rate:g}, {learning}"
+    return f"`{point.mechanism}`, {point.epochs} epochs × {point.steps} steps, {learning}"
 
 
-class _Sweep:
-    """The runs of a task under some samplings, and what the tables ask of them."""
-
-    def __init__(self, results: Path, task: str, samplings: Sequence[Sampling]) -> None:
-        every = runs_of(_records(results, task))
-        self.runs = [run for run in every if run["point"]["setup"]["sampling"] in samplings]
-        self.best = best_of_families(self.runs)
-        self.tested = tuned_accuracies(self.runs)
-        self.setups = {to_point(run).setup for run in self.runs}
+def effort(results: Path, _: str) -> str:
+    """What was run: trainings, the candidates of each arm at each setting, and processor time."""
+    lines = []
+    for name, study in STUDIES.items():
+        rows = Found.read(results, name).rows
+        if rows:
+            splits = [sum(row["split"] == split for row in rows) for split in ("validation", "test")]
+            commits = sorted({row["commit"] for row in rows})
+            minutes = sum(row["seconds"] for row in rows) / 60
+            budget = f"{study.candidates}, {study.finalists} on {len(study.tuning)} seeds"
+            cells = [f"`{name}.jsonl`", budget, str(len(study.tests)), *(f"{count:,}" for count in splits)]
+            lines.append([*cells, f"{minutes:.1f}", ", ".join(commits)])
+    head = ["file", "candidates", "test seeds", "tuning runs", "test runs", "processor minutes", "commit"]
+    return markdown(head, lines)
 
 
 TABLES: dict[str, Table] = {
+    "verdict": verdict,
+    "headline": headline,
     "accuracy": accuracy,
-    "against-lambda-cgd": against_lambda_cgd,
-    "amplified": amplified,
-    "same-sampling": same_sampling,
-    "rules": rules,
-    "rules-summary": rules_summary,
-    "between-rules": between_rules,
-    "federated": federated,
+    "work": work,
+    "recipes": recipes,
     "effort": effort,
 }
 
 
-def _records(results: Path, name: str) -> list[Record]:
-    path = results / f"{name}.jsonl"
-    return ResultsFile(path).records if path.exists() else []
-
-
-def _losses(results: Path, task: str, against: str | None = None) -> list[Loss]:
-    runs, ruled = _records(results, task), _records(results, f"{task}-rules")
-    found = losses(runs_of(runs), runs_of(ruled), ruled, against=against)
-    return [loss for loss in found if loss.seeds >= LEAST_SEEDS]
-
-
-def _by_mechanism(runs: _Sweep, cell: Callable[[Setup], str], *, leave_out: Iterable[str] = ()) -> str:
-    """A row for each mechanism and sampling, a column for each ε; rows without any cell are left out."""
-    best = runs.best
-    budgets = sorted({setup.epsilon for setup in best})
-    known = list(MARKS)
-    rows: dict[tuple[int, str, str], dict[float, Setup]] = defaultdict(dict)
-    for setup in best:
-        if setup.family not in leave_out:
-            place = known.index(setup.name) if setup.name in MARKS else len(known)
-            rows[place, setup.family, setup.sampling][setup.epsilon] = setup
-    several = len({sampling for _, _, sampling in rows}) > 1
-    lines = []
-    for (_, family, sampling), setups in sorted(rows.items()):
-        cells = [cell(setups[epsilon]) if epsilon in setups else "" for epsilon in budgets]
-        if any(cells):
-            lines.append([f"{family}, {sampling}" if several else family, *cells])
-    return _markdown(["mechanism", *(f"ε = {budget:g}" for budget in budgets)], lines)
-
-
-def _differences(runs: _Sweep, baseline: str, *, leave_out: Iterable[str]) -> str:
-    """The difference of each mechanism to `baseline` with the same sampling, in points."""
-    rows = {row.setup: row for row in compare_paired(runs.runs, baseline)}
-
-    def cell(setup: Setup) -> str:
-        row = rows.get(setup)
-        return "" if row is None else f"{100 * row.difference:+.2f} ({_p(row.corrected)})"
-
-    return _by_mechanism(runs, cell, leave_out=leave_out)
-
-
-def _compared(row: PairedComparison | None, setup: Setup, runs: _Sweep) -> str:
-    """`71.1 ± 1.3, +24.9 (p < .001), 0.8`: accuracy and its standard deviation, the difference, and the number that was tuned."""
-    accuracies = [100 * value for value in runs.tested.get(setup, {}).values()]
-    if len(accuracies) < LEAST_SEEDS:
+def gain(row: Comparison | None) -> str:
+    """`**+12.4** [11.0, 13.8]`: points, and their interval; bold where p after Holm's correction is below .05."""
+    if row is None:
         return ""
-    text = f"{fmean(accuracies):.1f} ± {stdev(accuracies):.1f}"
-    if row is not None:
-        text += f", {100 * row.difference:+.1f} ({_p(row.corrected)})"
-    return text + _number(setup, runs)
+    pairs = row.pairs
+    points = f"{100 * pairs.difference:+.1f}"
+    bold = f"**{points}**" if row.corrected < 0.05 else points
+    return bold if math.isnan(pairs.low) else f"{bold} [{100 * pairs.low:.1f}, {100 * pairs.high:.1f}]"
 
 
-def _number(setup: Setup, runs: _Sweep) -> str:
-    """`, λ 0.8`; with † where it is the largest that was tried."""
-    parameter = None if setup.in_file else setup.spelling.row.parameter
-    if parameter is None or setup.spelling.value is None:
-        return ""
-    tried = {s for s in runs.setups if s.budget == setup.budget and s.family == setup.family}
-    largest = max(float(s.spelling.value or 0) for s in tried)
-    return f", {parameter.symbol} {setup.spelling.value:g}" + ("†" if setup.spelling.value == largest else "")
-
-
-def _loss(loss: Loss | None) -> str:
-    return "" if loss is None else f"{loss.lam:g}: {100 * loss.difference:+.2f} ({_p(loss.corrected)})"
-
-
-def _p(p: float) -> str:
+def p_text(p: float) -> str:
+    """A p-value with two digits, or what it is below; `same` where all seeds have the same difference."""
     if math.isnan(p):
         return "same"
     return "p < .001" if p < 0.001 else f"p {p:.2g}".replace("0.", ".", 1)
 
 
-def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table, or that there is nothing yet."""
     made = [list(line) for line in lines]
     if not made:
-        return "*Not run yet.*\n"
-    rows = [list(head), ["---"] * len(head), *made]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        return NOT_RUN
+    return "".join(f"| {' | '.join(row)} |\n" for row in [list(head), ["---"] * len(head), *made])
+
+
+def _arms(study: Study, secret: Secret) -> list[str]:
+    """The baselines and the arms of a kind of secret, baselines first."""
+    return list(dict.fromkeys([*study.baselines[secret], *(arm for arm in study.arms if study.secret(arm) == secret)]))
+
+
+def _by_work(found: Found, arm: str, epsilon: float) -> list[Tuned | None]:
+    mine = {
+        one.setting[found.study.work]: one for one in found.tuned if (one.arm, one.setting["epsilon"]) == (arm, epsilon)
+    }
+    return [mine.get(count) for count in works(found.study)]
+
+
+def _mean(one: Tuned | None) -> str:
+    values = [100 * value for value in one.accuracies.values()] if one else []
+    return f"{fmean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else ""
+
+
+def _cell(one: Tuned | None, row: Comparison | None) -> str:
+    """`71.1 ± 1.3; +2.4 [1.0, 3.8], p .002`."""
+    text = _mean(one)
+    return text if row is None else f"{text}; {gain(row)}, {p_text(row.corrected)}"

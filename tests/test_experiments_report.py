@@ -1,0 +1,210 @@
+"""What a study found: compared with the better baseline, in tables and pictures that are made from the results alone."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcgd_experiments import plots, tables
+from fedcgd_experiments.__main__ import app, trainer_of
+from fedcgd_experiments.central import CentralTrainer
+from fedcgd_experiments.comparison import compare, pick, tuned
+from fedcgd_experiments.flower_command import flower_command
+from fedcgd_experiments.people import PeopleTrainer
+from fedcgd_experiments.point import CentralPoint
+from fedcgd_experiments.results import Results, Row, known
+from fedcgd_experiments.studies import STUDIES, central_point
+from fedcgd_experiments.study import Log, Study, missing
+from fedcgd_experiments.tables import CASES, Found, fill, headline_comparisons
+
+GAINS = {"DP-SGD": 0.0, "DP-SGD, full batch": 0.02, "λ-CGD, default λ": 0.05, "DP-SGD, Poisson": 0.06}
+"""What each arm adds to an accuracy of one half."""
+
+
+def make(values) -> CentralPoint:
+    return central_point(
+        {"momentum": 0.0, "clip_norm": 1.0, "schedule": "constant", **values}, examples=1260, task="digits"
+    )
+
+
+STUDY = Study(
+    name="digits",
+    title="Toy",
+    make=make,
+    settings=tuple({"epsilon": epsilon, "epochs": epochs} for epsilon in (1.0, 2.0) for epochs in (5, 10)),
+    axes={"progress": Log(0.1, 1.0)},
+    arms={
+        "DP-SGD": {"mechanism": ("dp-sgd",), "steps": (7,)},
+        "DP-SGD, full batch": {"mechanism": ("dp-sgd",), "steps": (1,)},
+        "λ-CGD, default λ": {"mechanism": ("lambda-cgd:0.9",), "steps": (7,)},
+        "DP-SGD, Poisson": {"mechanism": ("dp-sgd",), "sampling": ("poisson",), "steps": (7,)},
+    },
+    candidates=2,
+    finalists=1,
+    tuning=(0,),
+    tests=tuple(range(1000, 1006)),
+    baselines={"nothing": ("DP-SGD", "DP-SGD, full batch"), "sampling": ("DP-SGD, Poisson", "DP-SGD, full batch")},
+    work="epochs",
+    unit="passes",
+)  # fmt: skip
+
+
+def arm_of(point: CentralPoint) -> str:
+    if point.sampling == "poisson":
+        return "DP-SGD, Poisson"
+    if point.steps == 1:
+        return "DP-SGD, full batch"
+    return "λ-CGD, default λ" if point.mechanism.startswith("lambda") else "DP-SGD"
+
+
+def pretended(point: CentralPoint) -> Row:
+    """At ten epochs a point more, with odd seeds one less, and with λ-CGD at odd seeds another one less."""
+    gain = GAINS[arm_of(point)] + 0.01 * (point.epochs == 10) - 0.01 * (point.seed % 2)
+    gain -= 0.01 * (point.seed % 2) * (arm_of(point) == "λ-CGD, default λ")
+    claim = {"noise_multiplier": 3.0, "adjacency": "zero out one user", "method": "exact"}
+    return asdict(point) | claim | {"accuracy": 0.5 + gain - 0.01 * (point.learning_rate > 79.8), "seconds": 3.0}
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which the study `digits` is complete, and no other has begun."""
+    monkeypatch.setitem(STUDIES, "digits", STUDY)
+    file = Results(tmp_path / "digits.jsonl")
+    while todo := missing(STUDY, known(file.rows(), CentralPoint)):
+        file.append([pretended(point) for point in todo if isinstance(point, CentralPoint)])
+    return tmp_path
+
+
+def table(folder: Path, name: str) -> list[list[str]]:
+    made = fill(f"before\n<!-- table: {name} -->\nold\n<!-- end -->\nafter\n", folder)
+    assert made.startswith(f"before\n<!-- table: {name} -->\n")
+    assert made.endswith("<!-- end -->\nafter\n")
+    assert "old" not in made
+    assert fill(made, folder) == made
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in made.splitlines() if row.startswith("|")]
+
+
+def test_an_arm_is_compared_with_the_better_baseline_of_its_secret(results: Path) -> None:
+    found = tuned(STUDY, Results(results / "digits.jsonl").rows(), CentralPoint)
+    assert len(found) == len(STUDY.settings) * len(STUDY.arms)
+    rows = compare(STUDY, found)
+    assert [(row.epsilon, row.ours.arm, row.baseline.arm) for row in rows] == [
+        (epsilon, "λ-CGD, default λ", "DP-SGD, full batch") for epsilon in (1.0, 2.0)
+    ]
+    first = rows[0]
+    assert (first.ours.setting["epochs"], first.baseline.setting["epochs"]) == (10, 10)
+    # 5 − 2 points, and one less with every other seed: 2.5 ± 0.548; t of 5 degrees of freedom 2.5706; 0.548/√6·2.5706 = 0.575
+    assert 100 * first.pairs.difference == pytest.approx(2.5)
+    assert 100 * first.pairs.low == pytest.approx(2.5 - 0.575, abs=1e-3)
+    assert first.corrected == pytest.approx(2 * first.pairs.p_value)
+    little = compare(STUDY, found, most=5)
+    assert {row.ours.setting["epochs"] for row in little} == {5}
+    assert STUDY.secret("DP-SGD, Poisson") == "sampling"
+
+
+def test_what_is_not_complete_is_not_compared(results: Path) -> None:
+    rows = Results(results / "digits.jsonl").rows()
+    lost = [
+        row for row in rows if not (row["seed"] == 1003 and row["mechanism"] == "lambda-cgd:0.9" and row["epochs"] == 5)
+    ]
+    found = tuned(STUDY, lost, CentralPoint)
+    assert compare(STUDY, found) == []
+    assert pick(STUDY, found, 1.0, ["λ-CGD, default λ"]) is None
+    assert pick(STUDY, found, 1.0, ["DP-SGD"]) is not None
+
+
+def test_the_tables(results: Path) -> None:
+    head, _, *rows = table(results, "accuracy/digits")[:5]
+    assert head == ["nothing is secret", "ε = 1", "ε = 2"]
+    assert rows[0] == ["DP-SGD", "50.5 ± 0.5", "50.5 ± 0.5"]
+    assert rows[2][1] == "55.0 ± 1.1; **+2.5** [1.9, 3.1], p < .001"
+    text = fill("<!-- table: accuracy/digits -->\n<!-- end -->", results)
+    assert "ε at δ = 1e-05; adjacency: zero out one user; sampling: none (exact); sampling: poisson (exact)." in text
+    work = {(row[0], row[1]): row[2:] for row in table(results, "work/digits")[2:]}
+    assert work["DP-SGD, full batch", "1"] == ["51.5 ± 0.5", "52.5 ± 0.5"]
+    recipes = table(results, "recipes/digits")[2:]
+    assert len(recipes) == 2 * 4
+    assert recipes[1][2].startswith("`dp-sgd`, 10 epochs × 1 steps, rate ")
+    assert table(results, "headline/")[2:] == [
+        ["nothing is secret", "Toy", "", "**+2.5** [1.9, 3.1]", "**+2.5** [1.9, 3.1]", "", ""],
+        ["nothing is secret, little work (5 passes)", "Toy", "", "**+2.5** [1.9, 3.1]", "**+2.5** [1.9, 3.1]", "", ""],
+    ]
+    assert table(results, "verdict")[2:] == [
+        ["nothing is secret", "2 of 2", "0 of 2", "+2.5 … +2.5 … +2.5"],
+        ["nothing is secret, little work", "2 of 2", "0 of 2", "+2.5 … +2.5 … +2.5"],
+    ]
+    ((name, budget, seeds, tuning, tests, minutes, commit),) = table(results, "effort")[2:]
+    assert (name, budget, seeds, tuning, tests) == ("`digits.jsonl`", "2, 1 on 1 seeds", "6", "32", "96")
+    assert minutes == f"{128 * 3 / 60:.1f}"
+    assert commit
+
+
+def test_a_table_without_results_says_so_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    assert "*Not run yet.*" in fill("<!-- table: accuracy/digits -->\n<!-- end -->", tmp_path)
+    with pytest.raises(ValueError, match="unknown table accuracies/digits; the tables are verdict"):
+        table(tmp_path, "accuracies/digits")
+    with pytest.raises(ValueError, match="unknown study 'digit'; the studies are digits"):
+        table(tmp_path, "accuracy/digit")
+
+
+def test_the_pictures(results: Path) -> None:
+    found = [Found.read(results, name) for name in STUDIES]
+    gains = plots.gains(found)
+    labels = [text.get_text() for text in gains.axes[0].texts]
+    assert labels == ["+2.5", "+2.5"]
+    assert [len(axes.patches) for axes in gains.axes[: len(CASES)]] == [2, 2, 0]  # framed: p < .05
+    frontier = plots.frontier(found, 1.0)
+    (axes,) = frontier.axes
+    assert len(axes.containers) == 4
+    assert [round(y, 1) for y in axes.containers[1].lines[0].get_ydata()] == [51.5, 52.5]
+    with pytest.raises(ValueError, match=r"no study has results at ε = 0\.5"):
+        plots.frontier(found, 0.5)
+    with pytest.raises(ValueError, match="no study has an arm"):
+        plots.gains([])
+
+
+def test_the_commands(results: Path, tmp_path: Path) -> None:
+    run = CliRunner()
+    done = run.invoke(app, ["run", "digits", "--results", str(results)])
+    assert done.exit_code == 0, done.output  # nothing is missing
+    csv = tmp_path / "runs.csv"
+    assert run.invoke(app, ["table", str(csv), "digits", "--results", str(results)]).exit_code == 0
+    head, *lines = csv.read_text().splitlines()
+    assert {"study", "mechanism", "epsilon", "momentum", "seed", "split", "accuracy", "commit"} <= set(head.split(","))
+    assert len(lines) == 128
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: effort -->\n<!-- end -->\n")
+    assert run.invoke(app, ["page", str(page), "--results", str(results)]).exit_code == 0
+    assert "`digits.jsonl`" in page.read_text()
+    done = run.invoke(app, ["plot", "--results", str(results), "--output", str(tmp_path / "plots"), "--format", "svg"])
+    assert done.exit_code == 0, done.output
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"gains.svg", "frontier.svg"}
+    assert "no runtime.svg: there are no running times" in done.output
+    done = run.invoke(app, ["flower", "digits", "--results", str(results)])
+    assert done.exit_code == 0, done.output
+    printed = done.output.strip().splitlines()
+    assert len(printed) == 2 * 4
+    found = tuned(STUDY, Results(results / "digits.jsonl").rows(), CentralPoint)
+    best = pick(STUDY, found, 1.0, ["DP-SGD"])
+    assert best is not None
+    assert printed[0] == flower_command(replace(best.point, seed=1000, split="test"), users=1260, gpus=0)
+    assert "digits: Toy; 2 candidates for each of 4 arms at 4 settings" in run.invoke(app, ["list"]).output
+    assert run.invoke(app, ["run", "digit"]).exit_code == 2
+    assert run.invoke(app, ["flower", "people"]).exit_code == 2
+
+
+def test_a_run_that_is_out_of_time_says_so(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["run", "digits", "--results", str(tmp_path), "--minutes", "0"])
+    assert done.exit_code == 3
+    assert "left; call again to go on" in done.output
+
+
+def test_every_study_has_its_trainer_and_an_arm_for_the_verdict() -> None:
+    for study in STUDIES.values():
+        trainer = trainer_of(study)
+        assert isinstance(trainer, PeopleTrainer if study.work == "work" else CentralTrainer)
+        found = Found(study=study, rows=[], tuned=[])
+        assert headline_comparisons(found, CASES[0]) == []
+        for case in CASES:
+            assert [arm for arm in tables.HEADLINES if arm in study.arms and study.secret(arm) == case.secret]
