@@ -131,8 +131,10 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
     epsilon = _gaussian(known, delta)
     exact = all(loss.exact for loss in known)
     method = "exact composition of Gaussian mechanisms" + ("" if exact else ", of upper bounds on their losses")
-    risk = 0.0
-    if any(run.is_sampled for run in out) and epsilon <= _LARGEST_EPSILON and delta >= _SMALLEST_DELTA:
+    risk, sampled = 0.0, any(run.is_sampled for run in out)
+    if sampled:
+        method += ", without the amplification of any sampling"
+    if sampled and epsilon <= _LARGEST_EPSILON and delta >= _SMALLEST_DELTA:
         found, failure = _on_a_grid(out, known, delta, epsilon, progress)
         if found < epsilon:
             epsilon, risk = found, failure

@@ -4,8 +4,8 @@ A user takes part in an eligible round with probability q. Where C has at most b
 of CX that two participations touch do not overlap: so the run is a composition of ⌈n/b⌉ Poisson-subsampled Gaussian mechanisms,
 each of sensitivity at most the largest column norm of C (Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta and Xu,
 "(Amplified) Banded Matrix Factorization: A Unified Approach to Private Training", 2023, arXiv:2306.08153; McKenna, "Scaling up
-the Banded Matrix Factorization Mechanism for Differentially Private ML", 2024, arXiv:2405.15913), and privacy loss distributions
-as those of dp-accounting bound it.
+the Banded Matrix Factorization Mechanism for Differentially Private ML", 2024, arXiv:2405.15913), and the
+privacy loss distribution of one round, rounded up to a grid and composed with itself (`tilted`), bounds it.
 """
 
 import math
@@ -21,20 +21,25 @@ from scipy.special import log_ndtr, ndtr
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Accountant, Bound, Progress
+from fedcgd.accounting.guarantee import LEAST_DELTA
+from fedcgd.accounting.tilted import Composition, GridLoss
 from fedcgd.mechanisms import Mechanism, bandwidth
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.participation import Participation
 
-METHOD = "privacy loss distribution of the Poisson-subsampled Gaussian mechanism, rounded up (dp-accounting)"
+METHOD = "privacy loss distribution of the Poisson-subsampled Gaussian mechanism, rounded up"
+WITHOUT_AMPLIFICATION = "exact Gaussian mechanism of somebody who takes part in every round, without amplification"
 
 _SMALLEST_MULTIPLIER, _LARGEST_MULTIPLIER = 1e-3, 1e6
 _LARGEST_EPSILON = 1e7  # no privacy at all; a little beyond, a single step of the discretised loss overflows
 _FINE = 2e-4  # step of the discretised privacy loss, as a part of ε: costs about half of that in ε, on the safe side
 _STEPS = (1e-5, 1e-3)  # the least step, and the largest for an ε of tens
+_PER_SPREAD, _LEAST_STEP = 8, 5e-6  # steps in a standard deviation of one round's loss, as far as they are not too many
 _COARSE = 2e-5  # the step for a huge ε, as a part of it
 _CELLS = 2e6  # of the discretised privacy loss at most: what memory holds
 _ACCURACY = 1e-5  # relative, of a calibrated σ: on the safe side
+_TRUNCATED = -90.0  # log of the probability from which on a loss of one round counts as infinite
 _NEWTON_STEPS = 4  # before the search begins again, without a slope
 
 
@@ -47,7 +52,8 @@ class PoissonAccountant(Accountant):
 
     def gaussian_mu(self, noise_multiplier: float, released: int) -> Bound:
         norm = column_norm(self.mechanism, self.participation)
-        return _bound(math.sqrt(_eligible(self.participation, released)) * norm / noise_multiplier, norm)
+        mu = math.sqrt(_eligible(self.participation, released)) * norm / noise_multiplier
+        return Bound(mu, WITHOUT_AMPLIFICATION, sensitivity=norm)
 
     def loss_distribution(
         self, noise_multiplier: float, released: int, step: float, least_delta: float
@@ -57,19 +63,25 @@ class PoissonAccountant(Accountant):
 
     def _sigma_for(self, epsilon: float, delta: float, progress: Progress) -> Bound:
         norm = column_norm(self.mechanism, self.participation)
-        return _bound(poisson_noise_multiplier(epsilon, delta, self.participation) * norm, norm)
+        found = poisson_noise_multiplier(epsilon, delta, self.participation)
+        return _bound(found * norm, norm, _certain(epsilon, delta, self.participation) * norm)
 
     def _epsilon_at(self, sigma: float, delta: float, released: int, progress: Progress) -> Bound:
         norm = column_norm(self.mechanism, self.participation)
-        return _bound(poisson_epsilon(delta, sigma / norm, self.participation, released=released), norm)
+        found = poisson_epsilon(delta, sigma / norm, self.participation, released=released)
+        alone = sigma / norm / math.sqrt(_eligible(self.participation, released))
+        return _bound(found, norm, gaussian.epsilon(sigma=alone, delta=delta))
 
     def _delta_at(self, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound:
         norm = column_norm(self.mechanism, self.participation)
-        return _bound(poisson_delta(epsilon, sigma / norm, self.participation, released=released), norm)
+        found = poisson_delta(epsilon, sigma / norm, self.participation, released=released)
+        alone = sigma / norm / math.sqrt(_eligible(self.participation, released))
+        return _bound(found, norm, gaussian.delta(epsilon=epsilon, sigma=alone))
 
 
-def _bound(value: float, norm: float) -> Bound:
-    return Bound(value, METHOD, sensitivity=norm)
+def _bound(value: float, norm: float, certain: float) -> Bound:
+    """`certain` is what it is for somebody who takes part in every round; where that is the answer, the method says so."""
+    return Bound(value, METHOD if value < certain else WITHOUT_AMPLIFICATION, sensitivity=norm)
 
 
 def column_norm(mechanism: Mechanism, participation: Participation) -> float:
@@ -97,8 +109,8 @@ def poisson_delta(
     if span > _LARGEST_EPSILON or noise_multiplier > _LARGEST_MULTIPLIER:
         return highest
     epsilon = min(epsilon, _LARGEST_EPSILON)
-    composed = _composed(noise_multiplier, participation, released, max(_step(epsilon), span / _CELLS))
-    return min(highest, float(composed.get_delta_for_epsilon(epsilon)) + _rounding(participation, released))
+    step = max(_step(epsilon), span / _CELLS)
+    return min(highest, _delta(noise_multiplier, participation, released, step, epsilon))
 
 
 def poisson_epsilon(
@@ -112,10 +124,15 @@ def poisson_epsilon(
     least, step = _range(noise_multiplier, participation, released) / _CELLS, math.inf
     while (finer := max(_step(found), least)) < step / 2:  # finer steps only lower ε
         step = finer
-        composed = _composed(noise_multiplier, participation, released, step)
-        # Infinite for a δ below what is cut off, about 1e-15.
-        found = min(found, float(composed.get_epsilon_for_delta(max(delta - _rounding(participation, released), 0.0))))
+        rounds = _compositions(noise_multiplier, participation, released, step)
+        found = min(found, max(composed.epsilon(delta) for composed in rounds))
     return found
+
+
+def _delta(
+    noise_multiplier: float, participation: Participation, released: int | None, step: float, epsilon: float
+) -> float:
+    return max(composed.delta(epsilon) for composed in _compositions(noise_multiplier, participation, released, step))
 
 
 def poisson_noise_multiplier(epsilon: float, delta: float, participation: Participation) -> float:
@@ -144,8 +161,8 @@ def poisson_noise_multiplier(epsilon: float, delta: float, participation: Partic
 
 def _excess(sigma: float, epsilon: float, delta: float, participation: Participation, step: float) -> float:
     """How far log δ at this σ and step is above that of `delta`; falls with σ."""
-    composed = _composed(sigma, participation, None, max(step, _range(sigma, participation, None) / _CELLS))
-    return math.log((float(composed.get_delta_for_epsilon(epsilon)) + _rounding(participation, None)) / delta)
+    found = _delta(sigma, participation, None, max(step, _range(sigma, participation, None) / _CELLS), epsilon)
+    return math.log(max(found, LEAST_DELTA) / delta)
 
 
 def _certain(epsilon: float, delta: float, participation: Participation) -> float:
@@ -210,11 +227,6 @@ def _range(noise_multiplier: float, participation: Participation, released: int 
     return drawn / 2 / noise_multiplier / noise_multiplier + 10 * math.sqrt(drawn) / noise_multiplier
 
 
-def _rounding(participation: Participation, released: int | None) -> float:
-    """What double precision may take from δ."""
-    return 1e-16 * (_eligible(participation, released) + 10)
-
-
 def _eligible(participation: Participation, released: int | None) -> int:
     """Rounds in which one user may take part."""
     rounds = participation.rounds_released(released)
@@ -240,10 +252,35 @@ def _once(noise_multiplier: float, q: float, step: float) -> PrivacyLossDistribu
 
 
 def _on_grid(noise_multiplier: float, q: float, step: float, direction: AdjacencyType) -> PLDPmf:
-    ends = GaussianPrivacyLoss(noise_multiplier, sampling_prob=q, adjacency_type=direction).connect_dots_bounds()
+    low, deltas = _profile(noise_multiplier, q, step, direction)
+    return create_pmf_pessimistic_connect_dots_fixed_gap(step, low, low + len(deltas) - 1, deltas)
+
+
+def _profile(noise_multiplier: float, q: float, step: float, direction: AdjacencyType) -> tuple[int, Vector]:
+    """(i, δ of one round at ε = i·step, (i + 1)·step, …), as far as losses are more likely than `_TRUNCATED`."""
+    ends = GaussianPrivacyLoss(
+        noise_multiplier, sampling_prob=q, adjacency_type=direction, log_mass_truncation_bound=_TRUNCATED
+    ).connect_dots_bounds()
     low, high = math.floor(ends.epsilon_lower / step), math.ceil(ends.epsilon_upper / step)
-    deltas = once_delta(np.arange(low, high + 1) * step, noise_multiplier, q, direction == AdjacencyType.ADD)
-    return create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, deltas)
+    return low, once_delta(np.arange(low, high + 1) * step, noise_multiplier, q, direction == AdjacencyType.ADD)
+
+
+@lru_cache(maxsize=16)
+def _compositions(
+    noise_multiplier: float, participation: Participation, released: int | None, step: float
+) -> tuple[Composition, ...]:
+    """All rounds together, in each direction, with steps of at most `step`."""
+    q = participation.sampling_rate
+    assert q is not None
+    # The loss of one round must be told from none: many rounds of a loss far below the step would count as several times that.
+    spread = q * math.sqrt(math.expm1(min(noise_multiplier**-2, 50.0)))
+    step = min(step, max(spread / _PER_SPREAD, _LEAST_STEP))
+    directions = (AdjacencyType.REMOVE,) if q == 1.0 else (AdjacencyType.REMOVE, AdjacencyType.ADD)
+    found = []
+    for direction in directions:
+        low, deltas = _profile(noise_multiplier, q, step, direction)
+        found.append(Composition(GridLoss.of_deltas(deltas, low, step), _eligible(participation, released)))
+    return tuple(found)
 
 
 def once_delta(epsilons: Vector, noise_multiplier: float, q: float, adding: bool) -> Vector:
