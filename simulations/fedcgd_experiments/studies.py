@@ -115,7 +115,7 @@ def _network(name: str, title: str, *, task: str, model: str, examples: int) -> 
         name=name,
         title=title,
         make=partial(central_point, examples=examples, task=task, model=model),
-        settings=_settings((2.0,), (10, 20)),
+        settings=_settings((2.0,), (20,)),
         axes={**LEARNING, "clip_norm": (1.0,), "progress": Log(2**-7, 1.0)},
         arms=arms,
         candidates=8,
@@ -148,7 +148,7 @@ def _people(name: str, title: str, *, task: str, model: str, users: str) -> Stud
         name=name,
         title=title,
         make=partial(people_point, task=task, model=model, users=users),
-        settings=tuple({"epsilon": epsilon, "work": work} for epsilon in (0.5, 1.0, 2.0) for work in (2, 10)),
+        settings=tuple({"epsilon": epsilon, "work": work} for epsilon in (0.5, 1.0) for work in (2, 10)),
         axes={
             **LEARNING,
             "cohort": (100, 250, 500),
@@ -166,8 +166,8 @@ def _people(name: str, title: str, *, task: str, model: str, users: str) -> Stud
                 "mechanism": ("lambda-cgd:0.3", "lambda-cgd:0.5"), "sampling": ("balls-in-bins",)
             },
         },
-        candidates=16,
-        finalists=3,
+        candidates=12,
+        finalists=2,
         tuning=(0, 1, 2),
         tests=tuple(range(TEST_SEEDS, TEST_SEEDS + 10)),
         baselines={"nothing": ("DP-FedAvg",), "sampling": ("DP-FedAvg, Poisson",)},
@@ -183,7 +183,7 @@ STUDIES: dict[str, Study] = {
         _linear("tweets-3000", "3000 tweets, softmax", examples=3000, model="minilm"),
         _linear(
             "fashion-mnist-6000", "Fashion-MNIST 6000, softmax", examples=6000, model="softmax", epochs=(10, 40),
-            candidates=16, finalists=3, tuning=3, tests=10,
+            candidates=12, finalists=2, tuning=2, tests=10,
         ),
         _network("digits-cnn", "Digits, tanh-CNN", task="digits", model="tanh-cnn", examples=1260),
         _people(
