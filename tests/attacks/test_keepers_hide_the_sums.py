@@ -1,0 +1,186 @@
+"""Whoever reads the server, with the keys of t keepers, sees noised sums only; with the keys of all, what the docs say."""
+
+import sqlite3
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid
+from flwr.app import Array, ArrayRecord, Message
+from flwr.clientapp import ClientApp
+from scipy import stats
+from test_flower_keepers import KEY, SIMULATED, make, names, node
+from test_keepers import agreement_of, opening_for
+
+from fedcgd import LambdaCGD, Participation, Plan
+from fedcgd.audit.audit import audit_plan
+from fedcgd.keepers import Keeper, KeeperKey, Keepers, add, agree, lifted, mask
+from fedcgd.keepers.keeper import share_terms
+from fedcgd.keepers.masks import subtract_masks
+from fedcgd.noise import NoiseStream
+from fedcgd.noise.quantisation import add_noise
+from fedcgd.release import lattice_of
+from fedcgd_flower import host_users
+
+SIZE = 6_000
+AUDITED = Plan.calibrated(
+    LambdaCGD(0.8), Participation(rounds=8, min_separation=4), clip_norm=1.0, epsilon=2.0, delta=1e-5
+)
+
+
+def known_share(keepers: Keepers, number: int, agreement, round: int, after: int | None) -> np.ndarray:
+    """What a stolen key tells: the share of that keeper, made as the keeper makes it."""
+    share = np.zeros(agreement.size, np.int64)
+    earlier = None if after is None else (after, 0)
+    terms = share_terms(agreement.plan.mechanism, agreement.plan.participation.rounds, round, 0, earlier)
+    stream = NoiseStream(KeeperKey.simulation(keepers.simulation_seed, number).noise.noise_of(agreement.run))
+    add_noise(share, stream, terms, agreement.share_stddev, lattice_of(agreement.plan, agreement.size))
+    return share
+
+
+def release_seen_with(stolen: int, colluding: int = 1):
+    """The release path of a run with three keepers, as one sees it who has the keys of the first `stolen` of them."""
+
+    def release(sums: np.ndarray, repetition: int) -> np.ndarray:
+        keepers = Keepers.simulation(1000 + repetition, 3, colluding=colluding)
+        members = [Keeper.simulation(keepers, i) for i in range(3)]
+        agreement = agree(AUDITED, size=sums.shape[1], keepers=keepers, run="", users=10)
+        lattice = lattice_of(AUDITED, sums.shape[1])
+        seen = np.empty(sums.shape)
+        for t, row in enumerate(sums):
+            after = t - 1 if t else None
+            sent = [mask(lattice.to_steps(row), agreement, round=t, attempt=0, present=keepers.names)]
+            total = sent[0].residues.copy()
+            for keeper in members:
+                add(total, keeper.answer(agreement, opening_for(keeper, sent, t, after=after)))
+            opened = lifted(total)
+            for number in range(stolen):
+                opened -= known_share(keepers, number, agreement, t, after)
+            seen[t] = lattice.from_steps(opened)
+        return seen
+
+    return release
+
+
+@pytest.mark.parametrize(("stolen", "refuted"), [(0, False), (1, False), (2, True)])
+def test_the_audit_finds_the_plans_epsilon_with_t_stolen_keys_and_more_with_more(stolen: int, refuted: bool) -> None:
+    """ε = 2 with t = 1 of 3: measured 0 keys ≤ 2, 1 key ≤ 2; with two keys the truth is above 2, and is seen to be."""
+    found = audit_plan(AUDITED, release_seen_with(stolen), epsilon=2.0, seed=3, trials=20_000)
+    assert found.passed is not refuted
+    assert found.epsilon_lower > 0.5  # the audit is not blind
+
+
+def test_with_the_keys_of_all_keepers_each_nodes_sum_is_open() -> None:
+    """The limit as documented: K keepers together, with the server's database, are a trusted server. The attack succeeds."""
+    keepers = Keepers.simulation(7, 3, colluding=1)
+    agreement = agreement_of(keepers)
+    [update] = np.random.default_rng(0).integers(-1000, 1000, (1, agreement.size))
+    sent = mask(update, agreement, round=0, attempt=0, present=keepers.names)
+    info = agreement.info(0, 0, keepers.names) + sent.ticket
+
+    def opened_with(numbers: list[int]) -> np.ndarray:
+        found = sent.residues.copy()
+        for number in numbers:
+            key = KeeperKey.simulation(7, number)
+            subtract_masks(found, [key.open(sent.sealed[keepers.card_of(key).name], info)])
+        return lifted(found)
+
+    np.testing.assert_array_equal(opened_with([0, 1, 2]), update)
+    for two in ([0, 1], [0, 2], [1, 2]):  # one honest keeper is enough for the masks
+        assert np.abs(opened_with(two)).mean() > 2**28
+
+
+class Tap:
+    """A FakeGrid whose every reply is kept: all that a server, its database and its memory ever hold of nodes."""
+
+    def __init__(self, amounts: dict[str, float], size: int) -> None:
+        self.kept: list[Message] = []
+
+        def keep(request: Message, reply: Message) -> Message:
+            if "fedcgd" in reply.content.config_records and "update" in reply.content.array_records:
+                self.kept.append(reply)
+            return reply
+
+        self.grid = FakeGrid(
+            {i: node([user], SIMULATED, amount, tamper=keep) for i, (user, amount) in enumerate(amounts.items(), 1)}
+        )
+        self.size = size
+
+    def run(self, **options) -> None:
+        make(**options).start(self.grid, ArrayRecord({"w": Array(np.zeros(self.size, np.float32))}), num_rounds=2)
+
+    def updates(self) -> list[np.ndarray]:
+        return [reply.content["update"]["flat"].numpy() for reply in self.kept]
+
+
+def chi_square(values: np.ndarray) -> float:
+    return stats.chisquare(np.bincount(np.ascontiguousarray(values).view(np.uint8), minlength=256)).pvalue
+
+
+def test_no_upload_no_difference_and_no_partial_sum_at_the_server_can_be_told_from_uniform() -> None:
+    tap = Tap(dict.fromkeys(names(12), 1.0), SIZE)
+    tap.run()
+    uploads = tap.updates()
+    assert len(uploads) == 8
+    for one in uploads:
+        assert chi_square(one) > 1e-6
+    for one, other in pairwise(uploads):
+        assert chi_square(one - other) > 1e-6
+        assert chi_square(one + other) > 1e-6
+
+
+def test_users_that_fail_are_slow_or_give_nan_are_told_apart_by_nothing() -> None:
+    """Every byte of a reply but the masked integers and the random ticket and seeds is the same, whatever the data are."""
+
+    def described(amount: float) -> list[dict]:
+        tap = Tap({user: amount if user == "u000" else 1.0 for user in names(12)}, 6)
+        tap.run()
+        found = []
+        for reply in tap.kept:
+            task = dict(reply.content["fedcgd"])
+            lengths = {name: len(task.pop(name)) for name in ("ticket", "sealed")}
+            array = reply.content["update"]["flat"]
+            found.append(task | lengths | {"dtype": array.dtype, "shape": tuple(array.shape), "bytes": len(array.data)})
+            assert set(reply.content) == {"fedcgd", "update"}
+        return found
+
+    honest = described(1.0)
+    assert honest == described(0.0) == described(float("nan")) == described(float("inf")) == described(1e30)
+    assert all(set(one) == {"round", "attempt", "ticket", "sealed", "dtype", "shape", "bytes"} for one in honest)
+
+
+def test_a_train_function_that_raises_is_told_apart_by_nothing_either() -> None:
+    def failing(work, context):
+        raise RuntimeError("this user's record says HIV")
+
+    app = ClientApp()
+    host_users(app, lambda context: ["u000"], failing, keepers=SIMULATED)
+    tap = Tap(dict.fromkeys(names(12), 1.0), 6)
+    tap.grid.nodes[1].app = app
+    tap.run()
+    assert len(tap.kept) == 8
+    for reply in tap.kept:
+        assert not reply.has_error()
+        assert set(reply.content["fedcgd"]) == {"round", "attempt", "ticket", "sealed"}
+
+
+def test_the_server_has_no_key_of_the_noise_and_its_ledger_none_of_the_sums(tmp_path: Path) -> None:
+    """What the server's key makes is not in the release; and no table of the ledger has a column of the sum's size."""
+    released = []
+    strategy = make(ledger=tmp_path / "run.db")
+    grid = FakeGrid({1: node(names(12)[::2], amount=0.0), 2: node(names(12)[1::2], amount=0.0)})
+    strategy.start(
+        grid,
+        ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))}),
+        num_rounds=1,
+        evaluate_fn=lambda r, a: released.append(a["w"].numpy().astype(np.float64)),
+    )
+    own = NoiseStream(KEY.choices).normal(0, 0, 0, SIZE)
+    assert abs(np.corrcoef(released[1], own)[0, 1]) < 0.06
+    with closing(sqlite3.connect(tmp_path / "run.db")) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        for table in tables:
+            for row in connection.execute(f"SELECT * FROM {table}"):
+                assert all(not isinstance(value, bytes) or len(value) < SIZE for value in row)

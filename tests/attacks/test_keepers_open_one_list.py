@@ -1,0 +1,167 @@
+"""A lying server: two lists, leaving a node out, replays, larger norms, old records. Nothing opens but one noised sum a round."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.exceptions import InvalidTag
+from scipy import stats
+from test_keepers import PLAN, SIZE, agreement_of, opening_for, updates
+
+from fedcgd import NoiseKey
+from fedcgd.keepers import Agreement, Keeper, KeeperKey, Keepers, Opening, RefusedError, add, agree, lifted, mask
+from fedcgd.keepers.keeper import UnreadableError
+from fedcgd.keepers.record import Record
+from fedcgd_flower.keeper_messages import CHALLENGE
+
+
+def simulated(count: int = 3) -> tuple[Keepers, list[Keeper], Agreement]:
+    keepers = Keepers.simulation(7, count, colluding=1)
+    return keepers, [Keeper.simulation(keepers, i) for i in range(count)], agreement_of(keepers)
+
+
+def is_uniform(residues: np.ndarray) -> bool:
+    """Whether no byte of the residues has another frequency than the others, at level 1e-6."""
+    counts = np.bincount(np.ascontiguousarray(residues).view(np.uint8), minlength=256)
+    return stats.chisquare(counts).pvalue > 1e-6
+
+
+def test_the_test_of_uniformity_sees_a_noised_sum() -> None:
+    assert not is_uniform(np.random.default_rng(0).normal(0, 2**20, 40_000).astype(np.int64).astype(np.uint32))
+    assert is_uniform(np.random.default_rng(0).integers(0, 2**32, 40_000, dtype=np.uint32))
+
+
+def test_two_lists_give_two_keepers_answers_that_fit_nothing() -> None:
+    """Keeper 0 is told nodes a, b, c, the others a and b: every combination that the server can form stays masked."""
+    keepers, members, agreement = wide()
+    sent = [mask(v, agreement, round=0, attempt=0, present=keepers.names) for v in updates(3, size=agreement.size)]
+    answers = [members[0].answer(agreement, opening_for(members[0], sent))]
+    answers += [keeper.answer(agreement, opening_for(keeper, sent[:2])) for keeper in members[1:]]
+    for nodes in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]):
+        total = sum((sent[i].residues for i in nodes), start=sum(answers, start=np.uint32(0)))
+        assert is_uniform(total)
+    for answer in answers:
+        assert is_uniform(answer)
+
+
+def wide() -> tuple[Keepers, list[Keeper], Agreement]:
+    keepers = Keepers.simulation(7, 3, colluding=1)
+    return keepers, [Keeper.simulation(keepers, i) for i in range(3)], agreement_of(keepers, size=40_000)
+
+
+def test_a_node_cannot_be_left_out_after_the_sum_is_open() -> None:
+    """The difference of the sums with and without a node would be its update under two noises."""
+    keepers, members, agreement = simulated()
+    sent = [mask(v, agreement, round=0, attempt=0, present=keepers.names) for v in updates(3)]
+    for keeper in members:
+        keeper.answer(agreement, opening_for(keeper, sent))
+        with pytest.raises(RefusedError, match="round 0 is opened already"):
+            keeper.answer(agreement, opening_for(keeper, sent[1:]))
+
+
+@pytest.mark.parametrize(
+    "what", ["round", "attempt", "run", "size", "step", "clip norm", "noise", "keepers", "present", "bits"]
+)
+def test_masks_of_one_request_open_in_no_other(what: str) -> None:
+    """Whoever disagrees on any of it, the node or the keeper, opens nothing."""
+    keepers = Keepers.simulation(7, 4, colluding=1, away=1)
+    keeper = Keeper.simulation(keepers, 0)
+    agreement = agree(PLAN, size=SIZE, keepers=keepers, run="run", users=60)
+    present = keepers.names
+    sent = [mask(v, agreement, round=0, attempt=0, present=present) for v in updates(2)]
+    good = opening_for(keeper, sent)
+    told, asked = agreement, good
+    match what:
+        case "round" | "attempt":
+            asked = replace(good, **{what: 1})
+        case "present":
+            asked = replace(good, present=present[:3])
+        case "run":
+            told = replace(agreement, run="another")
+        case "size":
+            told = replace(agreement, size=SIZE + 1)
+        case "bits":
+            told = replace(agreement, bits=64)
+        case "step":
+            told = replace(agreement, step=agreement.step / 2)
+        case "clip norm":  # nodes are told to clip at 1, and keepers make noise for a tenth of it
+            told = replace(agreement, plan=replace(PLAN, clip_norm=0.1))
+        case "noise":
+            told = replace(agreement, plan=replace(PLAN, noise_multiplier=0.5))
+        case "keepers":  # keepers are told that fewer collude, and make less noise
+            told = replace(agreement, keepers=replace(keepers, colluding=0))
+    with pytest.raises(UnreadableError) as refused:
+        keeper.answer(told, asked)
+    assert refused.value.positions == (0, 1)
+    assert len(keeper.answer(agreement, good)) == SIZE  # nothing was recorded of it
+
+
+def test_a_seed_cannot_be_used_twice_in_a_list() -> None:
+    """It would count its node's mask twice, and open twice the update under noise for one."""
+    keepers, members, agreement = simulated()
+    sent = [mask(v, agreement, round=0, attempt=0, present=keepers.names) for v in updates(2)]
+    good = opening_for(members[0], sent)
+    twice = replace(good, tickets=good.tickets + good.tickets[:1], sealed=good.sealed + good.sealed[:1])
+    with pytest.raises(RefusedError, match="a node is twice on the list"):
+        members[0].answer(agreement, twice)
+    renamed = replace(twice, tickets=(*good.tickets, b"0" * 16))  # the seed is bound to its ticket
+    with pytest.raises(UnreadableError):
+        members[0].answer(agreement, renamed)
+    # A node that colludes seals one seed under two tickets.
+    info = agreement.info(0, 0, keepers.names)
+    tickets = (b"1" * 16, b"2" * 16)
+    sealed = tuple(members[0].card.seal(b"s" * 32, info + ticket) for ticket in tickets)
+    with pytest.raises(RefusedError, match="two of its seeds are the same"):
+        members[0].answer(agreement, replace(good, tickets=tickets, sealed=sealed))
+
+
+def test_a_challenge_is_no_seed_and_a_seed_no_challenge() -> None:
+    """The question which node a keeper is must not open seeds."""
+    keepers, members, agreement = simulated()
+    [sent] = [mask(v, agreement, round=0, attempt=0, present=keepers.names) for v in updates(1)]
+    name = members[0].card.name
+    with pytest.raises(InvalidTag):
+        KeeperKey.simulation(7, 0).open(sent.sealed[name], CHALLENGE)
+    assert not agreement.info(0, 0, keepers.names).startswith(CHALLENGE)
+
+
+def test_an_old_record_is_noticed_where_it_can_be(tmp_path: Path) -> None:
+    """An old copy does not know the share that the server asks to cancel. Where the server asks for none, nothing can tell."""
+    keepers = Keepers.simulation(7, 1, colluding=0)
+    agreement = agreement_of(keepers)
+
+    def request(keeper: Keeper, round: int, after: int | None) -> Opening:
+        sent = [mask(v, agreement, round=round, attempt=0, present=keepers.names) for v in updates(2)]
+        return opening_for(keeper, sent, round, after=after)
+
+    with Keeper.simulation(keepers, 0, tmp_path / "record") as keeper:
+        keeper.answer(agreement, request(keeper, 0, None))
+    shutil.copy(tmp_path / "record", tmp_path / "old")
+    with Keeper.simulation(keepers, 0, tmp_path / "record") as keeper:
+        keeper.answer(agreement, request(keeper, 1, 0))
+    with (
+        Keeper.simulation(keepers, 0, tmp_path / "old") as keeper,
+        pytest.raises(RefusedError, match="has no share of round 1: is it an old copy"),
+    ):
+        keeper.answer(agreement, request(keeper, 2, 1))
+
+
+def test_noise_is_bound_to_the_list_whatever_becomes_of_random_numbers(monkeypatch, tmp_path: Path) -> None:
+    """Two copies of a keeper with the same random numbers, asked for two lists, answer with two noises, not with one twice."""
+    key = KeeperKey(NoiseKey.generate())
+    keepers = Keepers(cards=(key.card("notary"),), colluding=0)
+    agreement = agreement_of(keepers)
+    lists = [[mask(v, agreement, round=0, attempt=0, present=("notary",)) for v in updates(n)] for n in (2, 3)]
+    monkeypatch.setattr("os.urandom", lambda size: bytes(size))
+    shares = []
+    for number, sent in enumerate(lists):
+        keeper = Keeper(key, Record.open(tmp_path / f"copy-{number}", "f"), keepers.cards[0])
+        total = np.zeros(SIZE, np.uint32)
+        for one in sent:
+            add(total, one.residues)
+        add(total, keeper.answer(agreement, opening_for(keeper, sent)))
+        shares.append(lifted(total) - np.sum(updates(len(sent)), axis=0))
+    assert abs(np.corrcoef(*shares)[0, 1]) < 0.3
+    assert not np.array_equal(*shares)
