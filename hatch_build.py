@@ -1,6 +1,6 @@
 """Builds the C files into the wheel, where there is a C compiler. Without one the wheel is of Python alone: NumPy does the work.
 
-The builds lie beside their sources, as `NAME-LEVEL.so`, so that an editable installation has them too.
+The builds lie beside their sources, as `NAME-LEVEL.shared`, so that an editable installation has them too.
 """
 
 import os
@@ -52,7 +52,7 @@ def build(root: Path) -> list[Path]:
     made = []
     for source in (root / name for name in SOURCES):
         for level, option in levels.items():
-            target = source.with_name(f"{source.stem}-{level}.so")
+            target = source.with_name(f"{source.stem}-{level}.shared")
             target.unlink(missing_ok=True)  # never one of older sources
             if compiler is not None and _compiles([compiler, *FLAGS, option, "-o", str(target), str(source)]):
                 made.append(target)

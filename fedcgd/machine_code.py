@@ -40,7 +40,7 @@ def checked(load: Callable[[], Code], answer: Callable[[Code], bytes], expected:
 def library(source: Path) -> ctypes.CDLL:
     """The functions of the C file `source`, built for this processor. Raises OSError where they were not built."""
     for level in _levels():
-        built = source.with_name(f"{source.stem}-{level}.so")
+        built = source.with_name(f"{source.stem}-{level}.shared")
         if built.is_file():
             return ctypes.CDLL(str(built))
     raise OSError(f"{source.name} was not built: there was no C compiler when fedcgd was installed")

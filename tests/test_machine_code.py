@@ -71,7 +71,7 @@ def test_machine_code_that_differs_from_numpy_is_not_used(
 
 def test_without_a_build_it_says_so(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = built / "fedcgd" / "passes.c"
-    for path in source.parent.glob("*.so"):
+    for path in source.parent.glob("*.shared"):
         path.unlink()
     with pytest.raises(OSError, match="no C compiler when fedcgd was installed"):
         machine_code.library(source)
@@ -85,7 +85,7 @@ def test_what_cannot_be_compiled_is_left_out_and_nothing_older_stays(built: Path
     names = {path.name for path in hatch_build.build(built)}
     assert names
     assert not any(name.startswith("passes") for name in names)
-    assert not list(source.parent.glob("passes*.so"))
+    assert not list(source.parent.glob("passes*.shared"))
 
 
 def test_the_best_level_of_the_processor_is_taken(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def test_only_the_packages_are_in_it(wheel: Path) -> None:
     assert all(top in ("fedcgd", "fedcgd_flower") or top.endswith(".dist-info") for top in tops)
     assert {"fedcgd/py.typed", "fedcgd_flower/py.typed"} <= set(names)
     level = "x86-64-v3" if platform.machine() == "x86_64" else platform.machine()
-    assert {f"fedcgd/passes-{level}.so", f"fedcgd/noise/machine_code-{level}.so"} <= set(names)
+    assert {f"fedcgd/passes-{level}.shared", f"fedcgd/noise/machine_code-{level}.shared"} <= set(names)
     assert platform.machine() in wheel.name
 
 
@@ -60,7 +60,7 @@ def test_without_a_compiler_it_is_a_wheel_of_python_alone(tmp_path: Path) -> Non
     subprocess.run(command, capture_output=True, env=os.environ | {"CC": "no-such-compiler"}, check=True)
     [path] = tmp_path.glob("*.whl")
     assert path.name.endswith("-py3-none-any.whl")
-    assert not any(name.endswith(".so") for name in zipfile.ZipFile(path).namelist())
+    assert not any(name.endswith(".shared") for name in zipfile.ZipFile(path).namelist())
 
 
 def test_it_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
@@ -85,6 +84,8 @@ def profile_trade_off(profile: Iterable[tuple[float, float]], alphas: ArrayLike)
 
 def plot_trade_off(path: Path, curves: Mapping[str, TradeOff]) -> None:
     """Draw named curves and the line of perfect privacy, β = 1 − α, into the image file `path` (PNG, SVG or PDF)."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(5, 5), layout="constrained")
     axes = figure.add_subplot(
         xlabel="α: says “took part” of one who did not", ylabel="β: says “did not” of one who did"

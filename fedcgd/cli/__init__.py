@@ -10,7 +10,8 @@ from click.exceptions import Abort, Exit
 from typer.core import TyperGroup
 
 from fedcgd import __version__
-from fedcgd.cli.usage import CarefulCommand, meant, missing_package
+from fedcgd.cli.usage import CarefulCommand, meant
+from fedcgd.extras import missing_package
 
 EXIT_INTERNAL = 3
 

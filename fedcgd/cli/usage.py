@@ -34,31 +34,10 @@ OTHER_NAMES = {
     "--normalised": "--normalized",
 }
 
-# The optional parts of fedcgd, and the packages that come with each.
-EXTRAS = {
-    "torch": "torch",
-    "matplotlib": "plots",
-    "opacus": "opacus",
-    "flwr": "flower",
-    "ray": "simulation",
-    "sklearn": "simulation",
-    "transformers": "nlp",
-    "triton": "gpu",
-}
-
-
 def meant(word: str, known: Collection[str]) -> str:
     """`; did you mean …?` for what is close to `word` among `known`, or nothing."""
     found = get_close_matches(word, known, n=2, cutoff=0.6)
     return f"; did you mean {' or '.join(found)}?" if found else ""
-
-
-def missing_package(error: ModuleNotFoundError) -> str:
-    """Which package is not there, and what installs it."""
-    package = (error.name or "").partition(".")[0]
-    if package in EXTRAS:
-        return f'this needs the package {package}, which is not installed: pip install "fedcgd[{EXTRAS[package]}]"'
-    return f"this needs the package {package}, which is not installed: pip install {package}"
 
 
 class CarefulCommand(TyperCommand):

@@ -1,6 +1,20 @@
 """Central training with Opacus and correlated noise: `CorrelatedPrivacyEngine` in place of `opacus.PrivacyEngine`."""
 
-from fedcgd.opacus.engine import CorrelatedPrivacyEngine
-from fedcgd.opacus.independence import CrossExampleLeakError, check_independence
+from typing import TYPE_CHECKING
+
+from fedcgd.on_use import names_on_use
+
+if TYPE_CHECKING:
+    from fedcgd.opacus.engine import CorrelatedPrivacyEngine
+    from fedcgd.opacus.independence import CrossExampleLeakError, check_independence
 
 __all__ = ["CorrelatedPrivacyEngine", "CrossExampleLeakError", "check_independence"]
+
+__getattr__ = names_on_use(
+    __name__,
+    {
+        "CorrelatedPrivacyEngine": "engine",
+        "CrossExampleLeakError": "independence",
+        "check_independence": "independence",
+    },
+)

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from fedcgd_flower.adaptive_clipping import AdaptiveClipping
     from fedcgd_flower.client_mod import ClippedUpdateMod, clipped_update_mod
     from fedcgd_flower.evaluation import PrivateEvaluation
+    from fedcgd_flower.gradient_step import one_gradient_step
     from fedcgd_flower.pool import (
         LocalEvaluation,
         LocalTask,
         host_users,
         one_by_one,
-        one_gradient_step,
         sequential_training,
     )
     from fedcgd_flower.result import IncompleteRunError, ReleaseEvent, RunResult
@@ -61,7 +61,7 @@ __getattr__ = names_on_use(
         "host_users": "pool",
         "load_arrays": "torch_models",
         "one_by_one": "pool",
-        "one_gradient_step": "pool",
+        "one_gradient_step": "gradient_step",
         "scheduled": "schedule",
         "sequential_training": "pool",
     },

@@ -21,13 +21,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from logging import WARNING
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from flwr.app import ConfigRecord, Context
 
 from fedcgd_flower.flower_private import log
@@ -99,9 +98,20 @@ def user_seeds(model: Flat) -> Callable[[str], int]:
 def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(seed)
+    if (torch := _torch()) is not None:
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
+
+
+@cache
+def _torch() -> Any:
+    """torch, or None where it is not installed. Loaded before the first user, who could load it and change its settings."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None
+    return torch
 
 
 _Settings = list[tuple[Callable[[Any], object], Any]]
@@ -111,11 +121,20 @@ def _settings() -> _Settings:
     """The process's settings that training code may change, as (how to set it, what it is now)."""
     return [
         (lambda kept: np.seterr(**kept), np.geterr()),
+        *(() if (torch := _torch()) is None else _torch_settings(torch)),
+        (os.chdir, Path.cwd()),
+        (_set_environment, dict(os.environ)),
+    ]
+
+
+def _torch_settings(torch: Any) -> _Settings:
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    return [
         (torch.set_default_dtype, torch.get_default_dtype()),
         (torch.set_grad_enabled, torch.is_grad_enabled()),
         (torch.set_num_threads, torch.get_num_threads()),
         (torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()),
-        (lambda kept: torch.use_deterministic_algorithms(kept[0], warn_only=kept[1]), _deterministic()),
+        (lambda kept: torch.use_deterministic_algorithms(kept[0], warn_only=kept[1]), deterministic),
         (lambda kept: setattr(torch.backends.cudnn, "benchmark", kept), torch.backends.cudnn.benchmark),
         (torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled()),
         *(
@@ -127,30 +146,22 @@ def _settings() -> _Settings:
             )
         ),
         (torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled()),
-        (os.chdir, Path.cwd()),
-        (_set_environment, dict(os.environ)),
     ]
 
 
 def _generators() -> _Settings:
     """The states of the random generators that `_seed` sets."""
-    generators: _Settings = [
-        (random.setstate, random.getstate()),
-        (np.random.set_state, np.random.get_state()),
-        (torch.default_generator.set_state, torch.default_generator.get_state()),
-    ]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        generators.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    generators: _Settings = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
+    if (torch := _torch()) is not None:
+        generators.append((torch.default_generator.set_state, torch.default_generator.get_state()))
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            generators.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
     return generators
 
 
 def _put_back(settings: _Settings) -> None:
     for put, value in settings:
         put(value)
-
-
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def _set_environment(kept: dict[str, str]) -> None:
@@ -161,12 +172,13 @@ def _set_environment(kept: dict[str, str]) -> None:
 
 @contextmanager
 def _settings_kept(settings: _Settings) -> Iterator[None]:
-    default_device = torch.get_default_device()
+    torch = _torch()
+    default_device = None if torch is None else torch.get_default_device()
     try:
         with warnings.catch_warnings():
             yield
     finally:
-        if torch.get_default_device() != default_device:
+        if torch is not None and torch.get_default_device() != default_device:
             torch.set_default_device(None if default_device == torch.device("cpu") else default_device)
         _put_back(settings)
 

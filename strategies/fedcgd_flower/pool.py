@@ -1,18 +1,15 @@
 """The node's side: one node hosts one or many users, and answers with the sum of their clipped updates."""
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from logging import ERROR, WARNING
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
-from fedcgd.clipping.per_sample_gradients import ExampleLoss, clipped_gradient_sum
 from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd_flower.evaluation_messages import answer, bounds_of
 from fedcgd_flower.flower_private import log
@@ -78,9 +75,6 @@ LocalTraining = Callable[[ArrayRecord, str, ConfigRecord, Context], ArrayRecord]
 
 LocalEvaluation = Callable[[ArrayRecord, str, ConfigRecord, Context], Mapping[str, int | float]]
 """(model, user, config, context) → what that user measures of the model on its data, by name."""
-
-UserData = Callable[[Sequence[str], Context], tuple[torch.Tensor, ...]]
-"""((user,), context) → tensors with one row each: that user's example. It is asked for one user at a time."""
 
 
 def host_users(
@@ -172,7 +166,7 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
     """
 
     def clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
-        _check_no_records(work)
+        check_no_records(work)
 
         def train(user: str, config: ConfigRecord, context: Context) -> Flat:
             model = unflatten(work.model, work.layout)
@@ -201,53 +195,7 @@ one_by_one = sequential_training
 """The name that `sequential_training` had before 0.1."""
 
 
-def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | None = TIME_LIMIT) -> ClippedSum:
-    """The clipped sum when a user is one example and its update is minus the gradient of its `loss`, vectorised.
-
-    `loss` takes the flat parameters and one example's tensors (`fedcgd.clipping.example_loss` makes one of a model); `data`
-    takes one user in a tuple, and the context, and returns tensors of one row.
-
-    The server's learning rate then plays the part of the learning rate: FedAvgM(server_learning_rate=…) is SGD. A user whose
-    `data` raises or takes longer than `time_limit` seconds, or whose loss raises, adds nothing and does not count as an answer.
-    """
-
-    def clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:
-        _check_no_records(work)
-
-        def example(user: str, _: ConfigRecord, context: Context) -> Example:
-            return _one_row(data((user,), context))
-
-        apart = run_isolated(work.users, work.model, work.config, context, example, time_limit=time_limit)
-        total, answered = torch.zeros(work.size, dtype=torch.int64), 0
-        failures = []
-        batches = list(_batches(list(apart)))
-        for batch, counted in batches:
-            model = torch.from_numpy(work.model.copy()).to(batch[0].device)
-            try:
-                part, finite = clipped_gradient_sum(
-                    loss,
-                    model,
-                    batch,
-                    clip_norm=work.clip_norm,
-                    grid=work.grid,
-                    counted=counted,
-                    unit=work.update_scale,
-                    indicator=work.indicator,
-                )
-            except Exception as error:  # none of this batch could be computed
-                failures.append(error)
-                continue
-            total += part.cpu()
-            answered += finite
-        if failures and len(failures) == len(batches):
-            raise failures[0]
-        total[: work.layout.size].neg_()
-        return total.numpy(), answered
-
-    return clipped_sum
-
-
-def _check_no_records(work: LocalTask) -> None:
+def check_no_records(work: LocalTask) -> None:
     """Raise ValueError for records that the inner strategy sends and that nobody here would read."""
     if work.records:
         words = (
@@ -256,37 +204,3 @@ def _check_no_records(work: LocalTask) -> None:
         )
         log(ERROR, "fedcgd: %s", words)
         raise ValueError(words)
-
-
-Example = tuple[torch.Tensor, ...]
-
-
-def _one_row(tensors: tuple[torch.Tensor, ...]) -> Example:
-    if not tensors or any(len(tensor) != 1 for tensor in tensors):
-        raise ValueError(f"data for one user must have one row, got {[len(tensor) for tensor in tensors]}")
-    if any(tensor.layout is not torch.strided for tensor in tensors):  # it could not be stacked with the others'
-        raise ValueError("data for one user must be dense tensors")
-    return tuple(tensor[0].clone() for tensor in tensors)
-
-
-def _batches(examples: Sequence[Example | None]) -> Iterator[tuple[Example, list[bool]]]:
-    """Stacked examples, and which of their rows count.
-
-    Most examples have the same shapes. They make one batch with a row for every user, in which one of them stands in for each
-    that is missing or different: so no row's place, on which its last bits depend, depends on other users. The rest is alone.
-    """
-    kinds = Counter(_kind(example) for example in examples if example is not None)
-    if not kinds:
-        return
-    usual = max(kinds, key=lambda kind: (kinds[kind], str(kind)))
-    counted = [example is not None and _kind(example) == usual for example in examples]
-    placeholder = next(example for example, ours in zip(examples, counted, strict=True) if ours)
-    rows = [example if ours else placeholder for example, ours in zip(examples, counted, strict=True)]
-    yield tuple(torch.stack(parts) for parts in zip(*rows, strict=True)), counted
-    for example, ours in zip(examples, counted, strict=True):
-        if example is not None and not ours:
-            yield tuple(part.unsqueeze(0) for part in example), [True]
-
-
-def _kind(example: Example) -> tuple[tuple[torch.Size, torch.dtype, torch.device], ...]:
-    return tuple((part.shape, part.dtype, part.device) for part in example)
