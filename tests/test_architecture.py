@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
         "fedcgd.noise",
         "fedcgd.keys",
         "fedcgd.passes",
+        "fedcgd.extras",
         "fedcgd.on_use",
         "fedcgd.numeric",
     },

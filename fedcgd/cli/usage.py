@@ -34,6 +34,7 @@ OTHER_NAMES = {
     "--normalised": "--normalized",
 }
 
+
 def meant(word: str, known: Collection[str]) -> str:
     """`; did you mean …?` for what is close to `word` among `known`, or nothing."""
     found = get_close_matches(word, known, n=2, cutoff=0.6)

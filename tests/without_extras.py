@@ -1,0 +1,71 @@
+"""Run as a program: what the base and Flower do where torch, matplotlib, Opacus, Ray and scikit-learn are not installed."""
+
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+
+class Missing:
+    """A finder that finds none of the packages."""
+
+    PACKAGES = ("torch", "matplotlib", "triton", "opacus", "ray", "sklearn", "transformers")
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name.partition(".")[0] in self.PACKAGES:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def modules_that_need_them() -> set[str]:
+    """The modules of the library that cannot be imported."""
+    needy = set()
+    for package in ("fedcgd", "fedcgd_flower"):
+        for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+            try:
+                importlib.import_module(found.name)
+            except ModuleNotFoundError:
+                needy.add(found.name)
+    return needy
+
+
+def federated_run(path: Path) -> None:
+    """Four rounds of a server and a node whose model is NumPy, recorded in the ledger at `path`."""
+    import numpy as np
+    from fake_grid import FakeGrid, FakeNode
+    from flwr.app import Array, ArrayRecord
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
+    from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
+
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    client = ClientApp()
+
+    def train(model, user, config, context):
+        return ArrayRecord({"w": Array(model["w"].numpy() + np.random.standard_normal(6).astype(np.float32))})
+
+    host_users(client, lambda context: [f"u{i}" for i in range(8)], sequential_training(train))
+    participation = Participation(rounds=4, min_separation=2)
+    plan = Plan.calibrated(LambdaCGD(0.5), participation, clip_norm=0.5, epsilon=8, delta=1e-5)
+    inner = FedAvg(min_available_nodes=1, min_train_nodes=1, fraction_evaluate=0.0)
+    strategy = CorrelatedNoise(
+        inner, plan, key=NoiseKey.generate(), ledger=path, cohort_size=4, patience=0.0, trusted_nodes=True
+    )
+    strategy.start(FakeGrid({1: FakeNode(client)}), ArrayRecord({"w": Array(np.zeros(6, np.float32))}), num_rounds=4)
+    assert strategy.releases == 4
+
+
+if __name__ == "__main__":
+    sys.meta_path.insert(0, Missing())  # type: ignore[arg-type]
+    if sys.argv[1] == "modules":
+        print("\n".join(sorted(modules_that_need_them())))
+    elif sys.argv[1] == "run":
+        federated_run(Path(sys.argv[2]))
+    elif sys.argv[1] == "name":
+        getattr(importlib.import_module(sys.argv[2]), sys.argv[3])
+    else:
+        from fedcgd.cli import app
+
+        app(sys.argv[2:])
