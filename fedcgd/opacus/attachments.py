@@ -13,6 +13,7 @@ from fedcgd.opacus.release_tracker import ReleaseTracker
 
 @dataclass
 class _Attachment:
+    module: "ReferenceType[nn.Module]"
     handles: list[RemovableHandle]
     tracker: "ReferenceType[ReleaseTracker]"
 
@@ -23,7 +24,7 @@ _attached: WeakKeyDictionary[nn.Module, _Attachment] = WeakKeyDictionary()
 
 def attach(module: nn.Module, handles: list[RemovableHandle], tracker: ReleaseTracker) -> None:
     """Note what belongs to the run of `tracker`, whose model `module` is."""
-    attachment = _Attachment(handles, ref(tracker))
+    attachment = _Attachment(ref(module), handles, ref(tracker))
     for layer in module.modules():
         _attached[layer] = attachment
 
@@ -35,6 +36,8 @@ def detach_earlier_runs(module: nn.Module) -> int:
     for attachment in found.values():
         for handle in attachment.handles:
             handle.remove()
+        if (owner := attachment.module()) is not None and owner is not module:  # they share layers
+            remove_sample_hooks(owner)
         if (tracker := attachment.tracker()) is not None:
             released += tracker.released
             tracker.end()

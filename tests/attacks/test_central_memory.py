@@ -1,0 +1,151 @@
+"""What a model keeps of one batch for the next is an error, also with batches of one example; what it may keep is not touched."""
+
+import copy
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from central_runs import MODES, Run, examples
+from torch import nn
+
+from fedcgd.opacus import CrossExampleLeakError, check_independence
+from fedcgd.opacus.module_memory import ModuleMemory
+
+
+class Remembering(nn.Module):
+    """Something of the batch before, in one of many places."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where, self.out = where, nn.Linear(6, 3)
+        self.register_buffer("mean", torch.zeros(6), persistent=False)
+        self.h, self.queue, self.table, self.other = None, deque(maxlen=2), {}, Store()
+
+    def forward(self, inputs):
+        before = {
+            "buffer": self.mean, "attribute": self.h, "queue": self.queue[-1] if self.queue else None,
+            "mapping": self.table.get("mean"), "object": self.other.value,
+        }[self.where]  # fmt: skip
+        outputs = self.out(inputs if before is None else inputs - before)
+        seen = inputs.detach().mean(0)
+        match self.where:
+            case "buffer":
+                self.mean = seen
+            case "attribute":
+                self.h = seen
+            case "queue":
+                self.queue.append(seen)
+            case "mapping":
+                self.table["mean"] = seen
+            case "object":
+                self.other.value = seen
+        return outputs
+
+
+class Store:
+    value = None
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("where", ["buffer", "attribute", "queue", "mapping", "object"])
+def test_what_is_kept_for_the_next_batch_is_refused(where, batch, monkeypatch):
+    run = Run(monkeypatch, model=Remembering(where), batch=batch, size=8)
+    with pytest.raises(CrossExampleLeakError, match="the model keeps something of what it sees"):
+        run.train()
+    assert run.sums == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_hidden_state_that_goes_on_is_refused_in_every_mode(mode, monkeypatch):
+    run = Run(monkeypatch, model=Remembering("attribute"), mode=mode)
+    with pytest.raises(CrossExampleLeakError, match="Start each batch from the same state"):
+        run.train()
+
+
+class Contrasted(nn.Module):
+    """The keys of earlier batches in a queue, as MoCo has them: K. He et al., arXiv:1911.05722."""
+
+    def __init__(self, persistent):
+        super().__init__()
+        self.encoder = nn.Linear(6, 3)
+        self.register_buffer("queue", torch.ones(3, 5), persistent=persistent)
+
+    def forward(self, inputs):
+        keys = self.encoder(inputs)
+        logits = keys @ self.queue.clone()
+        self.queue.copy_(torch.cat([keys.detach().T, self.queue], 1)[:, :5])
+        return logits
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_queue_of_keys_is_refused(persistent, batch, monkeypatch):
+    run = Run(monkeypatch, model=Contrasted(persistent), batch=batch)
+    with pytest.raises(RuntimeError, match=r"the model keeps something|influence each other"):
+        run.train()
+    assert run.sums == []
+
+
+class Counting(nn.Module):
+    """What an honest model keeps: how often it was called, a mask for each length, random numbers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.out, self.calls, self.masks, self.seen = nn.Linear(6, 3), 0, {}, []
+        self.generator, self.numpys = torch.Generator().manual_seed(1), np.random.default_rng(1)
+
+    def forward(self, inputs):
+        self.calls += 1
+        mask = self.masks.setdefault(len(inputs), torch.ones(len(inputs), 1))
+        self.seen.append(float(self.numpys.random()))
+        noise = torch.randn(inputs.shape, generator=self.generator)
+        return self.out(inputs * mask * min(1.0, self.calls / 10) + noise)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_what_depends_on_calls_and_not_on_examples_is_not_refused_and_stays(batch, monkeypatch):
+    """And the run is the one that there would be without any look: counters and generators are put back."""
+    plain = Counting()
+    run = Run(monkeypatch, model=Counting(), batch=batch)
+    inputs, _ = next(iter(run.loader))
+    for _ in range(2):
+        assert torch.equal(run.module(inputs), plain(inputs))
+    assert (run.model.calls, len(run.model.seen), run.model.seen) == (2, 2, plain.seen)
+
+
+def test_what_a_module_keeps_is_put_back_wherever_it_lies():
+    model = Counting()
+    model.nested = [{"a": torch.ones(2)}, (torch.zeros(2), 3)]
+    model.register_buffer("running", torch.zeros(2), persistent=False)
+    memory, before = ModuleMemory(model), copy.deepcopy((model.nested, model.running, model.calls))
+    model(torch.ones(2, 6))
+    model.nested[0]["a"] += 1
+    model.nested[1][0].add_(1)
+    model.nested.append("more")
+    model.running.add_(2)
+    model.new = 1
+    memory.restore()
+    assert str((model.nested, model.running, model.calls)) == str(before)
+    assert not hasattr(model, "new")
+    assert model.masks == {}
+
+
+def test_the_public_function_says_where():
+    batch = examples(8).tensors
+    check_independence(nn.Linear(6, 3), batch[0])
+    check_independence(nn.Linear(6, 3), batch)
+    with pytest.raises(CrossExampleLeakError, match="the input of 'out' of the next batch"):
+        check_independence(Remembering("attribute"), batch)
+    with pytest.raises(CrossExampleLeakError, match="the input of 'out' of the next batch"):
+        check_independence(Remembering("attribute"), batch[0][:1])
+    with pytest.raises(ValueError, match=r"must be in train mode \(module\.train\(\)\)"):
+        check_independence(nn.Linear(6, 3).eval(), batch)
+
+
+def test_the_public_function_takes_a_private_module(monkeypatch):
+    run = Run(monkeypatch)
+    check_independence(run.module, run.data.tensors)
+    run.train()
+    assert run.released == 3

@@ -1,0 +1,200 @@
+"""Padding to the longest of a batch, and mixing, are refused where the model lets them act; masks and fixed lengths are not."""
+
+import pytest
+import torch
+from central_runs import Run
+from opacus.layers import DPLSTM
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.utils.data import DataLoader, Dataset
+
+from fedcgd.keys import NoiseKey
+from fedcgd.opacus import CorrelatedPrivacyEngine, CrossExampleLeakError, check_independence
+
+PAD = "padding to the longest of the batch"
+
+
+class Texts(Dataset):
+    """Texts of 3 to 12 words of twenty."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        generator = torch.Generator().manual_seed(int(i))
+        return torch.randint(1, 20, (3 + (i * 7) % 10,), generator=generator), i % 3
+
+
+def padded(examples):
+    return pad_sequence([text for text, _ in examples], batch_first=True), torch.tensor(
+        [label for _, label in examples]
+    )
+
+
+def with_mask(examples):
+    tokens, labels = padded(examples)
+    return {"tokens": tokens, "mask": tokens != 0, "labels": labels}
+
+
+def with_lengths(examples):
+    examples = sorted(examples, key=lambda example: -len(example[0]))
+    return (*padded(examples)[:1], torch.tensor([len(text) for text, _ in examples]), padded(examples)[1])
+
+
+def to_a_fixed_length(examples):
+    tokens, labels = padded(examples)
+    return nn.functional.pad(tokens, (0, 12 - tokens.shape[1])), labels
+
+
+def mixed_up(examples):
+    tokens, labels = to_a_fixed_length(examples)
+    return tokens[torch.randperm(len(tokens))].maximum(tokens), labels
+
+
+class Reader(nn.Module):
+    """Embeds words, reads them in one of several ways, and tells the class."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.embedding, self.recurrent, self.out = nn.Embedding(20, 6), DPLSTM(6, 6, batch_first=True), nn.Linear(6, 3)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, tokens, extra=None):
+        x = self.dropout(self.embedding(tokens))
+        match self.how:
+            case "mean":
+                x = x.mean(1)
+            case "last state":
+                x = self.recurrent(x)[0][:, -1]
+            case "masked":
+                x = (x * extra[..., None]).sum(1) / extra.sum(1, keepdim=True)
+            case "packed":
+                states, _ = self.recurrent(pack_padded_sequence(x, extra, batch_first=True))
+                x = pad_packed_sequence(states, batch_first=True)[0].sum(1)
+        if self.how in ("mean", "masked"):  # the other one's weights are used in any case
+            x = x + 0 * self.recurrent(x[:, None])[0][:, 0]
+        return self.out(x)
+
+
+def private(how, collate, mode="hooks", workers=0, **options):
+    torch.manual_seed(0)
+    model = Reader(how)
+    return CorrelatedPrivacyEngine(NoiseKey.simulation(0)).make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(Texts(), batch_size=8, collate_fn=collate, num_workers=workers),
+        mechanism="dp-sgd", sampling="none", noise_multiplier=1.0, max_grad_norm=1.0, epochs=1, target_delta=1e-3,
+        grad_sample_mode=mode, **options,
+    )  # fmt: skip
+
+
+def train(module, optimizer, loader, criterion=nn.functional.cross_entropy):
+    for batch in loader:
+        if isinstance(batch, dict):
+            targets = batch.pop("labels")
+            outputs = module(batch["tokens"], batch["mask"].float())
+        else:
+            *inputs, targets = batch
+            outputs = module(*inputs)
+        criterion(outputs, targets).backward()
+        optimizer.step()
+
+
+LEAKS = [("mean", padded), ("last state", padded), ("mean", mixed_up)]
+HONEST = [("mean", to_a_fixed_length), ("masked", with_mask), ("packed", with_lengths)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("how", "collate"), LEAKS)
+def test_one_long_text_that_changes_all_rows_is_refused(how, collate, workers):
+    with pytest.raises(CrossExampleLeakError, match=PAD):
+        train(*private(how, collate, workers=workers))
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize(("how", "collate"), HONEST)
+def test_texts_whose_padding_does_not_count_are_trained(how, collate, mode):
+    module, optimizer, *_, loader = private(how, collate, mode)
+    train(module, optimizer, loader)
+    assert loader.batch_sampler.tracker.released == 3
+
+
+@pytest.mark.parametrize(("how", "collate"), LEAKS[:1])
+def test_physical_batches_are_looked_at(how, collate):
+    module, optimizer, loader = private(how, collate)
+    with (
+        pytest.raises(CrossExampleLeakError, match=PAD),
+        BatchMemoryManager(data_loader=loader, max_physical_batch_size=4, optimizer=optimizer) as batches,
+    ):
+        train(module, optimizer, batches)
+
+
+def test_one_long_text_moves_the_others_gradients():
+    """What the refusal is for: the sum without the long text's own gradient still moves by more than the clip norm allows."""
+    torch.manual_seed(0)
+    model = Reader("mean").eval()
+    short = [Texts()[i] for i in range(0, 24, 3)]
+
+    def clipped(examples):
+        tokens, labels = padded(examples)
+        total = 0
+        for i in range(1, len(examples)):
+            model.zero_grad()
+            nn.functional.cross_entropy(model(tokens[i : i + 1]), labels[i : i + 1]).backward()
+            gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+            total = total + gradient * min(1.0, 0.05 / float(gradient.norm()))
+        return total
+
+    long = (torch.ones(400, dtype=torch.long), 0)
+    assert float((clipped(short) - clipped([long, *short[1:]])).norm()) > 1.5 * 0.05
+
+
+def test_a_program_that_makes_its_inputs_of_the_batch_is_refused_and_its_author_can_answer(tmp_path):
+    """The loop itself makes the mask, so that nobody knows how to call the model for another batch."""
+
+    def loop(module, optimizer, loader):
+        for tokens, targets in loader:
+            nn.functional.cross_entropy(module(tokens, (tokens != 0).float()), targets).backward()
+            optimizer.step()
+
+    with pytest.raises(CrossExampleLeakError, match="assume_independent"):
+        loop(*private("masked", padded))
+    engine = CorrelatedPrivacyEngine(NoiseKey.simulation(0))
+    model = Reader("masked")
+    options = {
+        "data_loader": DataLoader(Texts(), batch_size=8, collate_fn=padded), "mechanism": "dp-sgd", "sampling": "none",
+        "noise_multiplier": 1.0, "max_grad_norm": 1.0, "epochs": 1, "target_delta": 1e-3,
+    }  # fmt: skip
+    module, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        assume_independent="masked in the loop",
+        **options,
+    )
+    with pytest.warns(UserWarning, match=r"assumed to be no leak \(masked in the loop\)"):
+        loop(module, optimizer, loader)
+    assert engine.accountant.released == 3
+    engine.save_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
+    other, model = CorrelatedPrivacyEngine(NoiseKey.simulation(0)), Reader("masked")
+    module, optimizer, _ = other.make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **options
+    )
+    other.load_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
+    assert other.accountant.assumed_independent == "masked in the loop"
+
+
+def test_an_empty_reason_is_none(monkeypatch):
+    with pytest.raises(ValueError, match="must say why"):
+        Run(monkeypatch, assume_independent=" ")
+
+
+def test_the_public_function_takes_examples_and_a_collate_fn():
+    examples = [Texts()[i] for i in range(24)]
+    torch.manual_seed(0)
+    for how, collate in LEAKS:
+        with pytest.raises(CrossExampleLeakError, match=PAD):
+            check_independence(Reader(how), examples, collate)
+    for how, collate in HONEST:
+        call = (lambda module, batch: module(batch["tokens"], batch["mask"].float())) if collate is with_mask else None
+        check_independence(Reader(how), examples, collate, **({"call": call} if call else {}))
