@@ -6,7 +6,7 @@ A message comes in, the app reads the model's arrays and answers with arrays tha
 that takes longer than the same app takes by itself, on the same arrays in an ordinary message, which it is given just before. A
 deployed ClientApp is a new process for each message, so each repeat is one, in turns between the forms; what comes after its
 first message stands beside it. Loading machine code counts, compiling it does not: that happens once on a machine. Results are
-in docs/performance.md.
+in benchmarks/diary.md.
 """
 
 import argparse

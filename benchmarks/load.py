@@ -14,7 +14,7 @@ On 2 virtual cores of an AMD EPYC, otherwise idle, in seconds and MiB:
 10,000 users, 4 simulated nodes      3.04     2.82     0.119    0.085     2.8       737      2634
 500 simulated nodes of one user      3.46     3.36     0.001    0.005     0.2       749      2285
 
-Why the last takes so long for so few users, and far longer on a busy machine, is in docs/performance.md, "Waiting for replies".
+Why the last takes so long for so few users, and far longer on a busy machine, is in benchmarks/diary.md, "Waiting for replies".
 """
 
 import argparse

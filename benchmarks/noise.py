@@ -6,7 +6,7 @@ python benchmarks/noise.py --device cuda [--size 25000000] [--repeats 9] [--json
 The noise step is what the server does: two vectors and the smoothing, rounded to the integer grid and added to the sum. Beside
 it: its parts, the keystream alone as `cryptography` makes it (of this cipher, and of AES-256 in counter mode), and what
 Flower's differential privacy draws (float64, NumPy, one vector). All take turns; times are processor time (user and system,
-all threads), ratios those within a turn. Results are in docs/performance.md.
+all threads), ratios those within a turn. Results are in benchmarks/diary.md.
 
 With --device it is the step of central training, on sums that are there: two vectors and the smoothing, all that a release does,
 and `opacus.optimizers.DPOptimizer`'s own noise step, with the bytes a second that each must at least move. Times are the clock's.

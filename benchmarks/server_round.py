@@ -6,7 +6,7 @@ A round is `configure_train` and `aggregate_train` with replies that are there a
 differentially private wrappers around it, and `CorrelatedNoise` around it take turns in one process; each round's processor time
 (user and system, all threads) is compared with that of the fixed-clipping wrapper beside it. Peak memory is that of a process
 which runs one round of one strategy and nothing else; what it held before (imports, model, replies) stands beside it.
-Results are in docs/performance.md.
+Results are in benchmarks/diary.md.
 """
 
 import argparse

@@ -10,7 +10,7 @@ A vision transformer of 86 million parameters: --model vit-b-16 --case 4 1 --rou
 
 pfl-research takes turns with it, one process with one thread and with two, if PYTHON is an interpreter that has it (this one,
 unless said otherwise; "none" leaves it out). Exits with 1 if it should have been measured and was not. The three usual cases take
-five minutes on two idle cores. Results are in docs/performance.md.
+five minutes on two idle cores. Results are in benchmarks/diary.md.
 """
 
 import argparse

@@ -180,7 +180,7 @@ STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
         _linear("digits", "Digits, softmax", examples=1260),
-        _linear("tweets-3000", "3000 tweets, softmax", examples=3000, model="minilm"),
+        _linear("tweets-3000", "3000 tweets, softmax", examples=3000, model="minilm", tests=10),
         _linear(
             "fashion-mnist-6000", "Fashion-MNIST 6000, softmax", examples=6000, model="softmax", epochs=(10, 40),
             candidates=12, finalists=2, tuning=2, tests=10,
