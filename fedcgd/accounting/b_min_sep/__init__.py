@@ -1,0 +1,5 @@
+"""Random b-min-separation: each user tosses a secret coin in each round in which it may take part again."""
+
+from fedcgd.accounting.b_min_sep.accountant import BMinSepAccountant
+
+__all__ = ["BMinSepAccountant"]

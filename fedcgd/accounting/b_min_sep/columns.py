@@ -1,0 +1,205 @@
+"""Columns that the accounting of random participation follows: C[i, j] = d_j·c(i − j), with a geometric tail c(u) = A·λ^u from lag b on.
+
+Two rounds of one user are at least b apart, so that only the tail of an earlier column meets a later one; and what a geometric
+tail brings is one number, q = Σ λ^(t−s)·d_s over the earlier rounds s. C with at most b bands has no tail (A = 0), and λ-CGD,
+also with unit columns, is exactly of this form. Any other C ≥ 0 is replaced by a larger one that is: δ does not fall when an
+entry of the Gram matrix CᵀC grows (docs/accounting.md), so that this errs upwards. To cut C to b bands would err downwards.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized, Toeplitz, bandwidth
+from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense
+
+_CHUNK = 256  # columns of a dense C at a time
+_BLOCK = 256  # rounds in one product with the band
+_NOTHING = 1e-300  # a coefficient that no double tells from none
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """C[i, j] = `scales`[j]·c(i − j) for n rounds, c = `head` for lags below b, and `amplitude`·`ratio`^lag from b on."""
+
+    head: Vector
+    """Shape (b,), or (n,) if that is less."""
+    amplitude: float
+    ratio: float
+    scales: Vector
+    """Shape (n,)."""
+    exact: bool
+    """Whether this is C itself, and nothing larger."""
+
+    @property
+    def rounds(self) -> int:
+        """n."""
+        return len(self.scales)
+
+    @cached_property
+    def column(self) -> Vector:
+        """c, shape (n,)."""
+        tail = self.amplitude * self.ratio ** np.arange(len(self.head), self.rounds, dtype=float)
+        return np.concatenate([self.head, tail])
+
+    @cached_property
+    def squares(self) -> Vector:
+        """‖C[:, t]‖², shape (n,)."""
+        return np.asarray(self.scales**2 * np.cumsum(self.column**2)[::-1])
+
+    @cached_property
+    def tail_products(self) -> Vector:
+        """⟨C[:, t], v⟩ per unit of q, where v_{t+u} = A·λ^u is what earlier columns bring; shape (n,)."""
+        powers = self.ratio ** np.arange(self.rounds, dtype=float)
+        return np.asarray(self.scales * self.amplitude * np.cumsum(self.column * powers)[::-1])
+
+    def products(self, lag: int) -> Vector:
+        """⟨C[:, t], C[:, t − lag]⟩ for each t, shape (n,); 0 for t < lag."""
+        result = np.zeros(self.rounds)
+        kept = self.rounds - lag
+        if kept > 0:
+            sums = np.cumsum(self.column[:kept] * self.column[lag:])[::-1]
+            result[lag:] = sums * self.scales[lag:] * self.scales[:kept]
+        return result
+
+    @cached_property
+    def largest_tail(self) -> float:
+        """The most that q can be in a round in which a user may take part: b rounds after the last, 2b after the one before, …"""
+        if not self.amplitude:
+            return 0.0
+        power = self.ratio ** len(self.head)
+        return float(self.scales.max()) * power / (1 - power)
+
+    def forward(self, x: Matrix) -> Matrix:
+        """C·x for x of shape (n, m), in its precision."""
+        scaled = x * self.scales[:, None].astype(x.dtype)
+        result = self._banded(scaled, transposed=False)
+        if self.amplitude:
+            total, ratio, amplitude = (
+                np.zeros(x.shape[1], x.dtype),
+                x.dtype.type(self.ratio),
+                x.dtype.type(self.amplitude),
+            )
+            for t in range(self.rounds):
+                total *= ratio
+                total += scaled[t]
+                result[t] += amplitude * total
+        return result
+
+    def adjoint(self, y: Matrix) -> Matrix:
+        """Cᵀ·y for y of shape (n, m), in its precision."""
+        result = self._banded(y, transposed=True)
+        if self.amplitude:
+            total, ratio, amplitude = (
+                np.zeros(y.shape[1], y.dtype),
+                y.dtype.type(self.ratio),
+                y.dtype.type(self.amplitude),
+            )
+            for t in range(self.rounds - 1, -1, -1):
+                total *= ratio
+                total += y[t]
+                result[t] += amplitude * total
+        result *= self.scales[:, None].astype(y.dtype)
+        return result
+
+    @cached_property
+    def _band(self) -> Vector:
+        """c less its geometric part, up to the last entry that is not zero."""
+        band = self.head - self.amplitude * self.ratio ** np.arange(len(self.head), dtype=float)
+        band[np.abs(band) < 1e-15 * self.head.max()] = 0.0
+        used = np.flatnonzero(band)
+        return band[: used[-1] + 1] if len(used) else band[:0]
+
+    def _banded(self, x: Matrix, *, transposed: bool) -> Matrix:
+        """The product with the band of c, or with its transpose."""
+        width, n = len(self._band), self.rounds
+        if width == 0:
+            return np.zeros_like(x)
+        if width == 1:
+            return x * x.dtype.type(self._band[0])
+        result = np.empty_like(x)
+        block = self._block.astype(x.dtype)  # of rows i … i + _BLOCK − 1, columns i − width + 1 …
+        for start in range(0, n, _BLOCK):
+            end = min(start + _BLOCK, n)
+            rows = end - start
+            if transposed:
+                stop = min(end + width - 1, n)
+                # (Tᵀ)[i, j] = c(j − i): the block of T for columns start … and rows start … stop − 1
+                result[start:end] = block[: stop - start, width - 1 : width - 1 + rows].T @ x[start:stop]
+            else:
+                first = max(0, start - width + 1)
+                result[start:end] = block[:rows, width - 1 - (start - first) : width - 1 + rows] @ x[first:end]
+        return result
+
+    @cached_property
+    def _block(self) -> Matrix:
+        width = len(self._band)
+        lags = np.arange(_BLOCK + width - 1)[:, None] - np.arange(_BLOCK + width - 1)[None, :] + width - 1
+        inside = (lags >= 0) & (lags < width)
+        return np.where(inside, self._band[np.clip(lags, 0, width - 1)], 0.0)
+
+
+@lru_cache(maxsize=8)
+def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int) -> Columns:
+    """The columns of C, or larger ones, for the first `released` of `rounds` rounds and rounds of a user `separation` apart.
+
+    Raises ValueError if an entry of C is negative: then the worst inputs are not known.
+    """
+    toeplitz = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
+    scales = np.ones(released)
+    if isinstance(mechanism, Normalized):
+        scales = 1 / mechanism.column_norms(rounds)[:released]
+    if isinstance(toeplitz, Toeplitz):
+        column = np.asarray(toeplitz.coefficients(rounds), dtype=float)[:released]
+        exact = True
+    else:
+        column, exact = _largest_column(mechanism, rounds, released), False
+    least = float(column.min())
+    if not least >= 0:  # also refuses NaN
+        raise ValueError(
+            f"{mechanism.name}: an entry of C is {least:g}, and random participation is accounted for non-negative C only (for "
+            "others the worst inputs are not the aligned ones); use sampling none, or another mechanism"
+        )
+    b = min(separation, released)
+    if bandwidth(toeplitz, rounds) <= separation or not column[b:].any():
+        return Columns(column[:b], 0.0, 0.0, scales, exact)
+    if isinstance(toeplitz, LambdaCGD):
+        return Columns(column[:b], 1.0, toeplitz.lam, scales, exact)
+    amplitude, ratio = _dominating_tail(column, b)
+    return Columns(column[:b], amplitude, ratio, scales, False)
+
+
+def _largest_column(mechanism: Mechanism, rounds: int, released: int) -> Vector:
+    """max_j C[j + u, j] for each lag u."""
+    check_dense(f"the accounting of {mechanism.name} under random participation", rounds)
+    largest = np.zeros(released)
+    for start in range(0, released, _CHUNK):
+        indices = np.arange(start, min(start + _CHUNK, released))
+        columns = mechanism.columns(rounds, indices)[:released]
+        if float(columns.min()) < 0:
+            return np.array([float(columns.min())])
+        for place, j in enumerate(indices):
+            np.maximum(largest[: released - j], columns[j:, place], out=largest[: released - j])
+    return largest
+
+
+def _dominating_tail(column: Vector, start: int) -> tuple[float, float]:
+    """(A, λ) with A·λ^u ≥ column[u] for u ≥ `start`, of about the least sum."""
+    lags = np.flatnonzero(column[start:] > _NOTHING) + start
+    logs = np.log(column[lags])
+
+    def log_amplitude(log_ratio: float) -> float:
+        return float(np.max(logs - lags * log_ratio))
+
+    def log_sum(log_gap: float) -> float:
+        log_ratio = -math.exp(log_gap)
+        count = len(column) - start
+        total = -math.expm1(count * log_ratio) / -math.expm1(log_ratio)
+        return log_amplitude(log_ratio) + start * log_ratio + math.log(total)
+
+    found = minimize_scalar(log_sum, bounds=(math.log(1e-9), math.log(30.0)), method="bounded", options={"xatol": 1e-6})
+    log_ratio = -math.exp(float(found.x))
+    return math.exp(log_amplitude(log_ratio)) * (1 + 1e-12), math.exp(log_ratio)

@@ -1,0 +1,176 @@
+"""S = Σ_P Pr(P)·exp(⟨C1_P, y⟩/σ² − |C1_P|²/2σ²), the ratio of the two densities, by a recursion backwards through the rounds.
+
+With x_t = ⟨C[:, t], y⟩/σ² and e_t = |C[:, t]|²/2σ², and C with at most b bands (arXiv:2602.09338),
+
+    F_t = (1 − p)·F_{t+1} + p·exp(x_t − e_t)·F_{t+b},   S = Σ_i init_i·F_i.
+
+With a geometric tail, what earlier rounds bring to round t is one number q (`columns`), and
+
+    F_t(q) = (1 − p)·F_{t+1}(λq) + p·exp(x_t − e_t − D_t·q/σ²)·F_{t+b}(λ^b·(q + d_t)).
+
+F_t(q) is a positive mixture of exp(−γq), 0 ≤ γ ≤ γ_max. So G_t(q) = e^(κq)·F_t(q) is convex for every κ, and linear interpolation
+of it errs upwards. How far at most follows from the two ends of [0, γ_max]; and taken off in each step that makes a lower bound.
+The values of q are a geometric sequence, where it can be in steps of a root of λ, so that λq is one of them too, and 0.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcgd.accounting.b_min_sep.columns import Columns
+from fedcgd.accounting.b_min_sep.law import Law
+from fedcgd.mechanisms.mechanism import Matrix, Vector
+
+LARGEST = 1e300
+_GOAL = 2e-3  # for the distance of the two bounds on log S
+_COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_DEPTHS = (1.5, 3.0, 5.0)  # −log of the least of the points that are not 0, beside the largest
+_TRIALS = 8  # draws that a grid is chosen by
+
+
+@dataclass(frozen=True, eq=False)
+class Likelihood:
+    """S for one σ."""
+
+    law: Law
+    chances: Vector
+    """init, of the first rounds."""
+    halves: Vector
+    """e_t, shape (n,)."""
+    grid: "Grid | None"
+    """For a geometric tail."""
+
+    @staticmethod
+    def of(columns: Columns, law: Law, sigma: float) -> "Likelihood":
+        """Of `columns` with noise `sigma`."""
+        plain = Likelihood(law, law.first_chances()[: law.rounds], columns.squares / (2 * sigma**2), None)
+        return _with_grid(plain, columns, sigma) if columns.amplitude else plain
+
+    def bounds(self, x: Matrix) -> tuple[Vector, Vector]:
+        """A lower and an upper bound on S at x of shape (n, draws), at most `LARGEST`; without a tail they are equal."""
+        weights = np.subtract(x, self.halves[:, None], dtype=float)
+        np.exp(np.minimum(weights, 700.0, out=weights), out=weights)
+        weights *= self.law.rate
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self.grid is None:
+                found = self._total(self._values(weights))
+                return found, found
+            upper = self._total(self._grid_values(weights, self.grid, self.grid.stay, self.grid.take))
+            lower = self._total(self._grid_values(weights, self.grid, self.grid.least_stay, self.grid.least_take))
+        return np.minimum(lower, upper), upper
+
+    def _total(self, firsts: Matrix) -> Vector:
+        total = self.chances @ firsts + (1 - self.chances.sum())  # the rest is never free to take part
+        return np.asarray(np.nan_to_num(np.minimum(total, LARGEST), nan=LARGEST))
+
+    def _values(self, weights: Matrix) -> Matrix:
+        """F of the first rounds, shape (min(b, n), draws)."""
+        n, b, rest = self.law.rounds, self.law.separation, 1 - self.law.rate
+        values = np.ones((n + b, weights.shape[1]))
+        for t in range(n - 1, -1, -1):
+            np.multiply(values[t + 1], rest, out=values[t])
+            weights[t] *= values[t + b]
+            values[t] += weights[t]
+        return values[: len(self.chances)]
+
+    def _grid_values(self, weights: Matrix, grid: "Grid", stay: Matrix, take: Matrix) -> Matrix:
+        n, b = self.law.rounds, self.law.separation
+        ring = np.empty((b + 1, len(grid.points), weights.shape[1]))
+        ring[:] = np.exp(grid.tilt * grid.points)[:, None]
+        firsts = np.ones((len(self.chances), weights.shape[1]))
+        for t in range(n - 1, -1, -1):
+            found = stay @ ring[(t + 1) % (b + 1)]
+            taken = take[grid.kinds[t]] @ ring[(t + b) % (b + 1)]
+            taken *= weights[t]
+            found += taken
+            ring[t % (b + 1)] = found
+            if t < len(firsts):
+                firsts[t] = found[-1]
+        return firsts
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Linear maps between the values of G_t at `points`, which fall to 0."""
+
+    points: Vector
+    tilt: float
+    """κ."""
+    stay: Matrix
+    """What G_{t+1} is multiplied with."""
+    take: Matrix
+    """What p·exp(x_t − e_t)·G_{t+b} is multiplied with, for each kind of round."""
+    least_stay: Matrix
+    least_take: Matrix
+    """The same for the lower bound."""
+    kinds: NDArray[np.intp]
+    """The kind of each round."""
+
+
+def _with_grid(plain: Likelihood, columns: Columns, sigma: float) -> Likelihood:
+    """With about the fewest points whose bounds are near each other, as some draws of a user's rounds and the noise show."""
+    generator = np.random.default_rng(0)
+    law = plain.law
+    rounds = generator.random((law.rounds, _TRIALS)) < law.expected_rate
+    y = columns.forward(rounds.astype(float)) + sigma * generator.standard_normal(rounds.shape)
+    x = columns.adjoint(y) / sigma**2
+    nearest, best = math.inf, plain
+    for count in _COUNTS:
+        for depth in _DEPTHS if count > 2 else _DEPTHS[:1]:
+            log_step = depth / max(count - 2, 1)
+            roots = round(-math.log(columns.ratio) / log_step)
+            step = columns.ratio ** (1 / roots) if roots else math.exp(-log_step)
+            points = np.append(columns.largest_tail * step ** np.arange(count - 1), 0.0)
+            found = Likelihood(law, plain.chances, plain.halves, _grid(points, columns, law, sigma))
+            lower, upper = found.bounds(x)
+            gap = float(np.mean(np.log(upper / lower)))
+            if gap < nearest:
+                nearest, best = gap, found
+        if nearest <= _GOAL:
+            break
+    return best
+
+
+def _grid(points: Vector, columns: Columns, law: Law, sigma: float) -> Grid:
+    ratio, b = columns.ratio, law.separation
+    pulls = columns.tail_products / sigma**2  # D_t/σ²
+    most = max(1, -(-law.rounds // b))  # rounds that are left to a user
+    tilt = float(pulls.max()) * (1 - ratio ** (b * most)) / (1 - ratio**b) / 2
+    kinds, which = np.unique(np.stack([pulls, columns.scales], axis=1), axis=0, return_inverse=True)
+    stay, stay_error = _interpolation(ratio * points, points, tilt)
+    stay *= (1 - law.rate) * np.exp(tilt * points)[:, None]
+    take, take_error = [], []
+    for pull, scale in kinds:
+        matrix, error = _interpolation(ratio**b * (points + scale), points, tilt)
+        matrix *= np.exp((tilt - pull) * points)[:, None]
+        take.append(matrix)
+        take_error.append(error)
+    return Grid(
+        points,
+        tilt,
+        stay,
+        np.stack(take),
+        stay * np.exp(-stay_error)[:, None],
+        np.stack(take) * np.exp(-np.stack(take_error))[:, :, None],
+        which.ravel(),
+    )
+
+
+def _interpolation(values: Vector, points: Vector, tilt: float) -> tuple[Matrix, Vector]:
+    """From G at the points to F at `values`; and how far the logarithm may be above that of F."""
+    above = np.clip(np.searchsorted(-points, -values, side="right") - 1, 0, len(points) - 2)
+    high, low = points[above], points[above + 1]
+    values = np.minimum(values, high)  # but for rounding it never is above
+    weight = (high - values) / (high - low)
+    near = np.minimum(weight, 1 - weight) < 1e-12
+    weight = np.where(near, np.round(weight), weight)
+    matrix, rows = np.zeros((len(values), len(points))), np.arange(len(values))
+    matrix[rows, above] = (1 - weight) * np.exp(-tilt * values)
+    matrix[rows, above + 1] += weight * np.exp(-tilt * values)
+    error = np.zeros(len(values))
+    for sign in (1, -1):  # of exp(κq) and exp(−κq), the ends of what G is a mixture of: none between has a larger error
+        ends = (1 - weight) * np.exp(sign * tilt * (high - values)) + weight * np.exp(sign * tilt * (low - values))
+        error = np.maximum(error, np.log(ends))
+    return matrix, np.where(near, 1e-15, error)

@@ -1,0 +1,230 @@
+"""Pairs of users' rounds (P, P′), drawn with weights Pr(P)·Pr(P′)·exp(θ·K̃(P, P′)), K̃ ≥ ⟨C1_P, C1_P′⟩/σ².
+
+What a round of one brings follows from the state of the other: the age of its last round, and how much of the rounds before was
+left then. So this is a Markov chain of two states, whose weights follow backwards through the rounds; nothing is random before
+one of the two may take part again. Without a tail at most one round of the other overlaps, the age is enough, and K̃ is equal.
+With one, ages beyond a limit count as the limit, and what was left is rounded up to one of a few levels; K̃ tells by how much
+that is too much.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcgd.accounting.b_min_sep.columns import Columns
+from fedcgd.accounting.b_min_sep.law import Law
+from fedcgd.mechanisms.mechanism import Matrix, Vector
+
+_ENTRIES = 2**25  # of a table: 0.25 GiB
+_FADED = 0.02  # part of a round that is too little to follow
+_LEVEL = 0.45  # from one level to the next
+
+Indices = NDArray[np.intp]
+Rounds = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """States of one user before a round: its age 1 … `limit`, for each level of what was left of earlier rounds."""
+
+    limit: int
+    separation: int
+    levels: Vector
+    """What is left of the rounds before the last, in units of a round, at most; ascending."""
+    ratio: float
+
+    @staticmethod
+    def of(columns: Columns, law: Law) -> "States":
+        """Those that can be told apart in tables of a size that memory holds. Raises ValueError if not even the ages can."""
+        n, b = law.rounds, law.separation
+        if n * b > _ENTRIES:
+            raise ValueError(
+                f"{n} rounds, {b} apart, need tables of {n * b:.2g} numbers; the accounting of random participation takes at most "
+                f"{_ENTRIES:.2g}: use fewer rounds or a smaller min_separation"
+            )
+        if not columns.amplitude:
+            return States(b, b, np.zeros(1), 0.0)
+        power = columns.ratio**b
+        top = power / (1 - power)
+        limit = max(b, math.ceil(math.log(_FADED) / math.log(columns.ratio)))
+        count = 1 + max(0, math.ceil(math.log(_FADED / top) / math.log(_LEVEL))) if top > _FADED else 1
+        while n * count**2 * limit * (limit - b + 1) > _ENTRIES and (limit > b or count > 1):
+            if count > 2 and (limit - b) < 4 * count:
+                count -= 1
+            elif limit > b:
+                limit -= max(1, (limit - b) // 6)
+            else:
+                count -= 1
+        return States(limit, b, top * _LEVEL ** np.arange(count - 1, -1, -1), columns.ratio)
+
+    @property
+    def ages(self) -> Indices:
+        """Of each state."""
+        return np.tile(np.arange(1, self.limit + 1), len(self.levels))
+
+    @property
+    def level_of(self) -> Indices:
+        """Of each state."""
+        return np.repeat(np.arange(len(self.levels)), self.limit)
+
+    @property
+    def later(self) -> Indices:
+        """The state after a round without this user."""
+        states = np.arange(self.limit * len(self.levels))
+        return np.asarray(states + (self.ages < self.limit))
+
+    @property
+    def taken(self) -> Indices:
+        """The level after a round with this user."""
+        left = self.ratio**self.ages * (1 + self.levels[self.level_of]) if self.ratio else np.zeros(len(self.ages))
+        return np.minimum(np.searchsorted(self.levels, left * (1 - 1e-12)), len(self.levels) - 1)
+
+    def overlaps(self, columns: Columns) -> Matrix:
+        """⟨C[:, t], what the other's rounds brought⟩ at most, by t and the other's state; 0 where its last is before round 0."""
+        n = columns.rounds
+        largest = np.maximum.accumulate(columns.scales)
+        result = np.zeros((n, len(self.ages)))
+        bands = {age: columns.products(age) for age in range(1, min(self.separation, n))}
+        for state, (age, level) in enumerate(zip(self.ages, self.level_of, strict=True)):
+            if age >= n:
+                continue
+            if age < self.separation:
+                result[:, state] = bands[int(age)]
+                last = np.zeros(n - age)
+            else:
+                last = largest[: n - age] if age == self.limit else columns.scales[: n - age]
+            if columns.amplitude:
+                left = last + self.levels[level] * largest[: n - age]
+                result[age:, state] += columns.tail_products[age:] * columns.ratio**age * left
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class PairChain:
+    """The chain for one θ/σ²."""
+
+    law: Law
+    states: States
+    start: Vector
+    """The probability of each state before round 0."""
+    overlaps: Matrix
+    """θ·K̃ that a round brings, by round and the other's state."""
+    together: Vector
+    """θ·K̃ of a round that both are in, beyond that, by round."""
+    waiting: Vector
+    """Expected weight of what is left before round t, by one's state and the other's free state; shape (n + 1, states, free)."""
+    after: Vector
+    """The same after round t, in which one took part; by its level and the other's state before that round."""
+    both: Vector
+    """The same where both did, by their levels."""
+    log_total: float
+    """log E exp(θ·K̃). Infinite if it overflows."""
+
+    @staticmethod
+    def of(columns: Columns, law: Law, scale: float) -> "PairChain":
+        """For θ/σ² = `scale`. Raises ValueError if its tables would be too large."""
+        states = States.of(columns, law)
+        overlaps, together = states.overlaps(columns) * scale, columns.squares * scale
+        start = np.zeros(len(states.ages))
+        start[: law.separation][::-1] = law.first_chances()  # as if the last were before round 0: then it has no overlap
+        start[states.limit - 1] += start[law.separation - 1] if states.limit > law.separation else 0.0
+        if states.limit > law.separation:
+            start[law.separation - 1] = 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            waiting, after, both = _backwards(np.exp(overlaps), np.exp(together), law, states)
+            used = np.flatnonzero(start)
+            total = float(start[used] @ _value(waiting, 0, used[:, None], used[None, :], law, states) @ start[used])
+        log_total = math.log(total) if 0 < total < math.inf else math.inf
+        return PairChain(law, states, start, overlaps, together, waiting, after, both, log_total)
+
+    def draw(self, generator: np.random.Generator, count: int) -> tuple[Rounds, Rounds, Vector]:
+        """`count` pairs: who takes part when, twice shape (n, count), and θ·K̃ of each."""
+        n, p, states = self.law.rounds, self.law.rate, self.states
+        later, taken, free_index = states.later, states.taken, _free_index(states)
+        fresh = np.arange(len(states.levels)) * states.limit  # age 1 at each level
+        first, second = self._drawn_start(generator, count)
+        is_free = free_index >= 0
+        rounds, drawn = np.zeros((2, n, count), dtype=bool), np.zeros(count)
+        for t in range(n):
+            active = np.flatnonzero(is_free[first] | is_free[second])
+            next_first, next_second = later[first], later[second]
+            if len(active):
+                one, two = first[active], second[active]
+                swap = ~is_free[two]
+                free, other = np.where(swap, one, two), np.where(swap, two, one)
+                either = is_free[other]
+                now, then = self.waiting[t], self.waiting[t + 1]
+                nobody = then[later[other], free_index[later[free]]] * np.where(either, (1 - p) ** 2, 1 - p)
+                u = generator.random(len(active)) * now[other, free_index[free]]
+                some = np.flatnonzero(u >= nobody)
+                if len(some):
+                    left = u[some] - nobody[some]
+                    can, a, c = either[some], other[some], free[some]
+                    gain = self.overlaps[t]
+                    alone = np.where(can, p * (1 - p), p) * np.exp(gain[a]) * self.after[t, taken[c], a]
+                    other_alone = np.where(can, p * (1 - p), 0.0) * np.exp(gain[c]) * self.after[t, taken[a], c]
+                    with_free = (left < alone) | (left >= alone + other_alone) | ~can
+                    with_other = can & (left >= alone)
+                    place, turned = active[some], swap[some]
+                    drawn[place] += with_free * gain[a] + with_other * gain[c]
+                    drawn[place] += (with_free & with_other) * self.together[t]
+                    is_in = np.where(turned, with_free, with_other), np.where(turned, with_other, with_free)
+                    rounds[0, t, place], rounds[1, t, place] = is_in
+                    next_first[place[is_in[0]]] = fresh[taken[first[place[is_in[0]]]]]
+                    next_second[place[is_in[1]]] = fresh[taken[second[place[is_in[1]]]]]
+            first, second = next_first, next_second
+        return rounds[0], rounds[1], drawn
+
+    def _drawn_start(self, generator: np.random.Generator, count: int) -> tuple[Indices, Indices]:
+        used = np.flatnonzero(self.start)
+        value = _value(self.waiting, 0, used[:, None], used[None, :], self.law, self.states)
+        cumulative = np.cumsum((value * self.start[used][:, None] * self.start[used]).ravel())
+        drawn = np.searchsorted(cumulative, generator.random(count) * cumulative[-1], side="right")
+        drawn = np.minimum(drawn, len(cumulative) - 1)
+        return used[drawn // len(used)], used[drawn % len(used)]
+
+
+def _free_index(states: States) -> Indices:
+    """The place of each free state among those that are, −1 for others."""
+    result = np.full(len(states.ages), -1)
+    free = np.flatnonzero(states.ages >= states.separation)
+    result[free] = np.arange(len(free))
+    return result
+
+
+def _value(waiting: Vector, t: int, one: Indices, two: Indices, law: Law, states: States) -> Matrix:
+    """The expected weight of what is left before round t, for any two states."""
+    wait = np.maximum(0, states.separation - np.maximum(states.ages[one], states.ages[two]))
+    one, two = one + np.minimum(wait, states.limit - states.ages[one]), two + np.minimum(wait, states.limit - states.ages[two])
+    index = _free_index(states)
+    swap = index[two] < 0
+    free, other = np.where(swap, one, two), np.where(swap, two, one)
+    at = np.minimum(t + wait, law.rounds)
+    return np.asarray(np.where(t + wait < law.rounds, waiting[at, other, index[free]], 1.0))
+
+
+def _backwards(gained: Matrix, together: Vector, law: Law, states: States) -> tuple[Vector, Vector, Vector]:
+    n, p, levels = law.rounds, law.rate, len(states.levels)
+    later, taken, every = states.later, states.taken, np.arange(len(states.ages))
+    free = np.flatnonzero(states.ages >= states.separation)
+    later_free = _free_index(states)[later[free]]
+    fresh = np.arange(levels) * states.limit
+    waiting = np.ones((n + 1, len(every), len(free)))
+    after, both = np.ones((n, levels, len(every))), np.ones((n, levels, levels))
+    is_free = np.zeros(len(every), dtype=bool)
+    is_free[free] = True
+    for t in range(n - 1, -1, -1):
+        after[t] = _value(waiting, t + 1, fresh[:, None], later[None, :], law, states)
+        both[t] = _value(waiting, t + 1, fresh[:, None], fresh[None, :], law, states)
+        then = waiting[t + 1][later][:, later_free]
+        # The free one alone takes part: it gains by the other's state.
+        alone = gained[t][:, None] * after[t][taken[free]].T
+        now = np.where(is_free[:, None], (1 - p) ** 2, 1 - p) * then
+        now += np.where(is_free[:, None], p * (1 - p), p) * alone
+        now[free] += p * (1 - p) * alone[free].T
+        pair = both[t][taken[free]][:, taken[free]] * gained[t][free][:, None] * gained[t][free][None, :]
+        now[free] += p * p * together[t] * pair
+        waiting[t] = now
+    return waiting, after, both

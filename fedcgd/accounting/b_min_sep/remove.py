@@ -1,0 +1,117 @@
+"""δ of removing a user, E_Q[(S − a)₊] with a = e^ε, by draws in which every value is bounded.
+
+With density ∝ q·S^r a draw's value is (S − a)₊/S^r, at most a^(1−r)·(r − 1)^(r−1)/r^r: rare events cannot hide. For an even r, q·S^r is a
+mixture of normal distributions with means Σ_a C1_{P_a}, whose rounds are drawn exactly, by rejection (`tuples`). So
+
+    δ_remove = a^(1−r)·(r − 1)^(r−1)/r^r · N_r · E[probability to be accepted] · E[g(S/a) | accepted],   0 ≤ g ≤ 1,
+
+where N_r ≥ E[S^r] is known. What a draw does along the mean of its normal distribution is integrated by the trapezoid rule with a
+random start, whose mean is right; |t| > 6 is added as a bound. r is chosen for speed, by few draws of its own: it decides how near a
+bound is, never whether it holds.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcgd.accounting.b_min_sep.columns import Columns
+from fedcgd.accounting.b_min_sep.law import Law
+from fedcgd.accounting.b_min_sep.likelihood import Likelihood
+from fedcgd.accounting.b_min_sep.tuples import Tuples, largest_of_power
+from fedcgd.accounting.balls_in_bins.draws import Seed, run_in_blocks
+from fedcgd.mechanisms.mechanism import Matrix, Vector
+
+_ORDERS = (2, 4, 6, 8, 10, 12, 16)
+_TRIED = 400  # tuples for the choice of r
+_LEAST_ACCEPTED = 0.01
+_ROUNDING = 1e-4  # single precision changes log S by less
+_ROUNDING_OF_SHARES = 2e-3  # and the probability to be accepted, relatively
+_REACH, _STEP = 6.0, 1.0  # of the integral
+_LEFT_OUT = 5e-9  # at least P(|t| > 6), t standard normal, and what tables of 53 bits may miss
+_NUMBERS = 2**19  # in one block of draws
+
+
+@dataclass(frozen=True, eq=False)
+class RemoveSampler:
+    """Draws for one (σ, ε)."""
+
+    likelihood: Likelihood
+    tuples: Tuples
+    epsilon: float
+    accepted: float
+    """About the part of tuples that are."""
+
+    @staticmethod
+    def of(columns: Columns, law: Law, likelihood: Likelihood, sigma: float, epsilon: float) -> "RemoveSampler | None":
+        """With the r that needs the fewest draws, about; None if the noise is so small that all overflow."""
+        best: tuple[float, Tuples, float] | None = None
+        for order in _ORDERS:
+            tuples = Tuples.of(columns, law, sigma, order)
+            log_most = tuples.log_total + (1 - order) * epsilon + largest_of_power(order)
+            if not math.isfinite(log_most):
+                break
+            if best is not None and log_most > best[0] + 12:
+                break
+            _, shares = tuples.draw(np.random.default_rng(order), _TRIED)
+            accepted = float(shares.mean())
+            cost = log_most + math.log(max(accepted, 1e-12)) + math.log(1 + 0.3 * order / max(accepted, 1e-12) / 4)
+            if best is None or (cost < best[0] and accepted >= _LEAST_ACCEPTED):
+                best = cost, tuples, accepted
+            elif cost > best[0] + 1:
+                break
+        return None if best is None else RemoveSampler(likelihood, best[1], epsilon, best[2])
+
+    @property
+    def log_scale(self) -> float:
+        """log of what the product of the means of values and shares is multiplied with."""
+        r = self.tuples.order
+        return self.tuples.log_total + (1 - r) * self.epsilon + largest_of_power(r)
+
+    def draw(self, count: int, seed: Seed) -> tuple[Vector, Vector]:
+        """About `count` values and more shares, all in [0, 1]; their means times exp(`log_scale`) multiply to δ, or a little more."""
+        columns, sigma = self.tuples.columns, self.tuples.sigma
+        n, likely = columns.rounds, max(self.accepted, _LEAST_ACCEPTED / 4)
+
+        def block(generator: np.random.Generator, size: int) -> tuple[Vector, Vector]:
+            tried = math.ceil(size / likely)
+            means, shares = self.tuples.draw(generator, tried)
+            means = means[:, generator.random(tried) < shares]
+            z = generator.standard_normal(means.shape, dtype=np.float32)
+            length = np.linalg.norm(means, axis=0)
+            length[length == 0] = 1.0  # nobody took part: nothing to integrate along
+            along = means / length
+            z += along * (length / np.float32(sigma) - np.einsum("ij,ij->j", z, along))
+            x, slope = columns.adjoint(z) / np.float32(sigma), columns.adjoint(along) / np.float32(sigma)
+            return self._integrals(x, slope, _STEP * generator.random(means.shape[1], dtype=np.float32)), shares
+
+        width = max(n, int(n * self.tuples.order / likely / 2))
+        blocks = run_in_blocks(block, count, max(1, width * 2**17 // _NUMBERS), seed)
+        values = np.concatenate([values for values, _ in blocks])
+        shares = np.concatenate([shares for _, shares in blocks])
+        if not len(values):
+            values = np.ones(1)  # nothing was accepted: the worst there is
+        values = np.minimum(values * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0)
+        return values, np.minimum(shares * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0)
+
+    def _integrals(self, x: Matrix, slope: Matrix, start: Vector) -> Vector:
+        """∫ φ(t)·g(S(x + t·slope)/a) dt, from above, as S grows with t."""
+        total = np.zeros(x.shape[1])
+        for t in _REACH - start - _STEP * np.arange(round(2 * _REACH / _STEP))[:, None]:
+            values = self._values(x + t * slope)
+            if not values.any():
+                break
+            total += _STEP * np.exp(-(t.astype(float) ** 2) / 2) / math.sqrt(2 * math.pi) * values
+        return total
+
+    def _values(self, x: Matrix) -> Vector:
+        """The largest g(S/a) = (S/a − 1)₊/(S/a)^r·r^r/(r − 1)^(r−1) between the two bounds on S."""
+        r = self.tuples.order
+        lower, upper = (np.log(bound) - self.epsilon for bound in self.likelihood.bounds(x))
+        lower, upper = lower - _ROUNDING, upper + _ROUNDING
+        top = -math.log1p(-1 / r)
+        at = np.clip(top, lower, upper)
+        above = at > 0
+        values = np.zeros(len(at))
+        values[above] = np.exp(at[above] * (1 - r) + np.log(-np.expm1(-at[above])) - largest_of_power(r))
+        return values

@@ -1,0 +1,242 @@
+"""σ, ε and δ of random b-min-separation by draws: a few propose an answer, fresh ones confirm it, or it is raised and tried again.
+
+All tries for one answer together are wrong with probability at most β = `failure_probability(δ)` over the seed, and β is part of δ: what is
+confirmed is δ − β. The seed is a hash of the question (columns, law, and two of ε, σ and δ), as for Balls-in-Bins.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fedcgd.accounting import gaussian
+from fedcgd.accounting.accountant import Bound, Progress
+from fedcgd.accounting.b_min_sep.add import AddDirection, LogRatios, draw_log_ratios
+from fedcgd.accounting.b_min_sep.columns import Columns
+from fedcgd.accounting.b_min_sep.law import Law
+from fedcgd.accounting.b_min_sep.likelihood import Likelihood
+from fedcgd.accounting.b_min_sep.remove import RemoveSampler
+from fedcgd.accounting.balls_in_bins.monte_carlo import failure_probability
+from fedcgd.accounting.confidence import radius, stake, upper_bound
+from fedcgd.accounting.guarantee import LEAST_DELTA
+from fedcgd.mechanisms.mechanism import Vector
+
+METHOD = "Monte Carlo over the privacy loss, exact chain of pairs and Ehrhard's inequality, with upper confidence bounds"
+LEAST_EPSILON = 1e-6
+
+_PILOT_REMOVE, _PILOT_ADD = 1000, 4096  # draws of one step of the search
+_FEWEST, _MOST = 2**12, 2**20  # of a confirmation, removing
+_ADDED = 2**17  # of a confirmation, adding
+_NUMBERS = 1.2e8  # drawn for one direction of a confirmation, about, at most
+_PRECISION = 0.05  # of δ, that more draws should not be spent on
+_TRIES = 8
+_STEPS = 12  # of the search
+_CLOSE = 0.06  # of log δ
+_FLATTEST, _STEEPEST = 2.0, 40.0  # −log δ over log σ or log ε, about
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What is released, and who takes part."""
+
+    columns: Columns
+    law: Law
+    reach: float
+    """The sensitivity for an adversary who knows all rounds."""
+
+    def at(self, sigma: float, epsilon: float) -> "Point":
+        """The two directions there."""
+        return Point(self, sigma, epsilon)
+
+    def seed(self, asked: str, *numbers: float) -> int:
+        """256 bits that follow from the question; of the columns six digits count, since processors may differ below."""
+        law = self.law
+        words = [asked, str(law.rounds), str(law.separation), float(law.rate).hex(), str(law.warm)]
+        digest = hashlib.sha256(" ".join([*words, *(float(x).hex() for x in numbers)]).encode())
+        for part in (self.columns.column / self.columns.column[0], self.columns.scales * self.columns.column[0]):
+            digest.update(np.round(part * 1e6).astype("<i8").tobytes())
+        return int.from_bytes(digest.digest(), "big")
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """One (σ, ε)."""
+
+    question: Question
+    sigma: float
+    epsilon: float
+
+    @cached_property
+    def likelihood(self) -> Likelihood:
+        """S for this σ."""
+        return Likelihood.of(self.question.columns, self.question.law, self.sigma)
+
+    def pilot(self, seed: int, failure: float) -> "Pilot | None":
+        """What few draws say; None if the noise is so small that numbers overflow."""
+        columns, law = self.question.columns, self.question.law
+        sampler = RemoveSampler.of(columns, law, self.likelihood, self.sigma, self.epsilon)
+        if sampler is None:
+            return None
+        values, shares = sampler.draw(_PILOT_REMOVE, (seed, 0))
+        ratios = draw_log_ratios(columns, self.likelihood, self.sigma, _PILOT_ADD, (seed, 1))
+        return Pilot(self, sampler, values, shares, ratios, failure)
+
+
+@dataclass(frozen=True, eq=False)
+class Pilot:
+    """Few draws at one (σ, ε), and how many more a confirmation will take. `failure`: of a confirmation of both directions."""
+
+    point: Point
+    sampler: RemoveSampler
+    values: Vector
+    shares: Vector
+    ratios: LogRatios
+    failure: float
+
+    @cached_property
+    def count(self) -> int:
+        """Draws of removing that are enough."""
+        most = int(min(_MOST, max(_FEWEST, _NUMBERS / self.point.question.law.rounds / 8)))
+        count = _FEWEST
+        while count < most and self._remove(count) > (1 + _PRECISION) * self._remove_mean:
+            count += count // 3
+        return min(count, most)
+
+    @cached_property
+    def adding(self) -> AddDirection:
+        """How adding will be confirmed."""
+        return AddDirection.of(self.ratios, self.point.epsilon, self._add_count, self.failure / 2)
+
+    @property
+    def _add_count(self) -> int:
+        return int(min(_ADDED, max(2**14, _NUMBERS / self.point.question.law.rounds)))
+
+    @property
+    def expected(self) -> float:
+        """About the δ that a confirmation will find."""
+        return max(self._remove(self.count), self.adding.expected)
+
+    @property
+    def mean(self) -> float:
+        """About δ."""
+        return max(self._remove_mean, self.adding.mean)
+
+    @property
+    def doubt(self) -> float:
+        """A standard deviation of the logarithm of what a confirmation of removing will find, from the pilot's few draws."""
+        relative = self.values.var() / max(self.values.mean(), 1e-300) ** 2
+        return math.sqrt(float(relative) * (1 / len(self.values) + 1 / self.count))
+
+    def confirm(self, goal: float, seed: int, attempt: int) -> float:
+        """An upper bound on δ, wrong with probability at most `failure`. `goal`: above it the rest is not drawn."""
+        point, failure = self.point, self.failure / 4
+        values, shares = self.sampler.draw(self.count, (seed, 2 + 2 * attempt))
+        mean = upper_bound(values, 1.0, stake(float(self.values.var()) + 1e-12, 1.0, len(values), failure), failure)
+        share = upper_bound(shares, 1.0, stake(float(self.shares.var()) + 1e-12, 1.0, len(shares), failure), failure)
+        found = min(1.0, math.exp(min(self.sampler.log_scale, 700.0)) * mean * share)
+        if found > goal:
+            return found
+        columns = point.question.columns
+        ratios = draw_log_ratios(columns, point.likelihood, point.sigma, self._add_count, (seed, 3 + 2 * attempt))
+        return max(found, self.adding.confirm(ratios))
+
+    @property
+    def _remove_mean(self) -> float:
+        return min(1.0, math.exp(min(self.sampler.log_scale, 700.0)) * self.values.mean() * self.shares.mean())
+
+    def _remove(self, count: int) -> float:
+        failure = self.failure / 4
+        tuples = max(1, int(count * len(self.shares) / len(self.values)))
+        mean = self.values.mean() + radius(float(self.values.var()) + 1e-12, 1.0, count, failure)
+        share = self.shares.mean() + radius(float(self.shares.var()) + 1e-12, 1.0, tuples, failure)
+        return min(1.0, math.exp(min(self.sampler.log_scale, 700.0)) * min(mean, 1.0) * min(share, 1.0))
+
+
+def calibrate(question: Question, *, epsilon: float, delta: float, progress: Progress) -> Bound:
+    """A noise multiplier σ for which both directions are proven to be (ε, δ)-private."""
+    highest = gaussian.sigma(epsilon=epsilon, delta=delta) * question.reach  # without amplification
+    seed = question.seed("sigma", epsilon, delta)
+    return _least(lambda sigma: question.at(sigma, epsilon), highest, delta, seed, progress, raise_by=1.002)
+
+
+def epsilon(question: Question, *, sigma: float, delta: float, progress: Progress) -> Bound:
+    """An ε for which both directions are proven to be (ε, δ)-private."""
+    highest = gaussian.epsilon(sigma=sigma / question.reach, delta=delta)
+    seed = question.seed("epsilon", sigma, delta)
+    return _least(lambda epsilon: question.at(sigma, epsilon), highest, delta, seed, progress, raise_by=1.003)
+
+
+def delta(question: Question, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
+    """A δ for which both directions are proven to be (ε, δ)-private."""
+    highest = gaussian.delta(epsilon=epsilon, sigma=sigma / question.reach)
+    if highest <= LEAST_DELTA:
+        return Bound(highest, METHOD)
+    seed = question.seed("delta", sigma, epsilon)
+    first = question.at(sigma, epsilon).pilot(seed, 1e-12)
+    if first is None:
+        return Bound(highest, METHOD)
+    failure = failure_probability(max(first.mean, LEAST_DELTA))
+    pilot = Pilot(first.point, first.sampler, first.values, first.shares, first.ratios, failure)
+    progress(f"δ about {first.mean:.3g}: to be confirmed")
+    found = pilot.confirm(math.inf, seed, 0) + failure
+    return Bound(found, METHOD, failure_probability=failure) if found < highest else Bound(highest, METHOD)
+
+
+def _least(
+    at: Callable[[float], Point], highest: float, delta: float, seed: int, progress: Progress, *, raise_by: float
+) -> Bound:
+    """About the least x that is confirmed at at(x); `highest` if none is found below."""
+    failure = failure_probability(delta)
+    goal = delta - failure
+    x, pilot, slope = _proposed(at, highest, goal, seed, failure / _TRIES, progress)
+    for attempt in range(_TRIES):
+        if x >= highest or pilot is None:
+            break
+        progress(f"{x:.6g}: to be confirmed")
+        found = pilot.confirm(goal, seed, attempt)
+        if found <= goal:
+            return Bound(x, METHOD, failure_probability=failure)
+        x *= max(raise_by, math.exp(math.log(found / goal) / slope) * 1.0005)
+        pilot = at(x).pilot(seed, failure / _TRIES)
+    return Bound(highest, METHOD)
+
+
+def _proposed(
+    at: Callable[[float], Point], highest: float, goal: float, seed: int, failure: float, progress: Progress
+) -> tuple[float, "Pilot | None", float]:
+    """About the least x whose confirmation is likely, its pilot, and −log δ over log x there."""
+    low, high = -math.inf, math.log(highest)  # log x that is too small, and enough
+    position, slope = high - 0.25, 12.0
+    last: tuple[float, float] | None = None
+    pilot: Pilot | None = None
+    for step in range(_STEPS):
+        x = math.exp(position)
+        if x < LEAST_EPSILON:
+            return LEAST_EPSILON, at(LEAST_EPSILON).pilot(seed, failure), slope
+        progress(f"{x:.6g}: tried")
+        pilot = at(x).pilot(seed, failure)
+        excess = math.inf if pilot is None else math.log(max(pilot.expected, 1e-320) / goal) + pilot.doubt
+        if -_CLOSE < excess <= 0 or (step == _STEPS - 1 and excess <= 0):
+            return x, pilot, slope
+        if excess > 0:
+            low = max(low, position)
+        else:
+            high = min(high, position)
+        if last is not None and math.isfinite(excess - last[1]) and abs(position - last[0]) > 1e-4:
+            slope = min(max((last[1] - excess) / (position - last[0]), _FLATTEST), _STEEPEST)
+        if math.isfinite(excess):
+            last = position, excess
+        move = min((excess + _CLOSE / 2) / slope, 0.5) if math.isfinite(excess) else 0.3
+        target = position + max(move, -0.5)
+        if not low < target < high:  # where the scatter of draws misleads, halve
+            if low == -math.inf:
+                target = min(target, high - 0.05)
+            else:
+                target = (low + high) / 2
+        if high - low < 1e-4:
+            target = high
+        position = target
+    return highest, None, slope
