@@ -143,6 +143,9 @@ class Plan:
                 "max_participations": participation.max_participations,
                 "sampling": participation.sampling,
                 "sampling_rate": participation.sampling_rate,
+                **(
+                    {} if participation.warm_start else {"warm_start": False}
+                ),  # records of other runs stay as they were
             },
             "clip_norm": self.clip_norm,
             "noise_multiplier": self.noise_multiplier,

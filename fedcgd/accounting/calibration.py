@@ -3,6 +3,7 @@
 from typing import Literal, get_args
 
 from fedcgd.accounting.accountant import Accountant, Progress, silent
+from fedcgd.accounting.b_min_sep import BMinSepAccountant
 from fedcgd.accounting.balls_in_bins import BallsInBinsAccountant
 from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import Guarantee
@@ -37,6 +38,8 @@ def accountant(mechanism: Mechanism, participation: Participation, method: Metho
             return PoissonAccountant(mechanism, participation)
         case "balls-in-bins":
             return BallsInBinsAccountant(mechanism, participation, method)
+        case "b-min-sep":
+            return BMinSepAccountant(mechanism, participation)
 
 
 def calibrate(

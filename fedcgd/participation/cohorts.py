@@ -2,8 +2,10 @@
 
 import hashlib
 import heapq
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from fedcgd.participation import Participation
 
@@ -61,6 +63,8 @@ def cohort(
 
     - Balls-in-Bins: all of bin `round` mod b. A user's bin is secret, uniform, and the same in every epoch.
     - Poisson: each user with probability q. Cyclic Poisson: each user of group `round` mod b with probability q.
+    - b-min-sep: all whose coins fall on `round` (`rounds_of`). Coins know nothing of who is there: a user who is drawn but away
+      has spent its coin, and rests as if it had taken part.
 
     Users who were drawn but are away are not replaced: replacements would tell who was drawn. A retry of a round draws
     the same users. Guarantee: no sequence of calls, whatever is available, lets a user exceed `participation`, if each
@@ -91,11 +95,45 @@ def cohort(
             )  # exact, then rounded down: never above the accounted rate
             in_group = {user for user in available if bin_of(user, b, key) == round % b}
             return sorted(user for user in in_group if _draw(key, f"round {round}", user) < limit)
+        case "b-min-sep":
+            drawn = {user for user in available if round in rounds_of(user, participation, key)}
+            return sorted(eligible(participation, round, drawn, history))  # at most k times, if there is such a limit
 
 
 def bin_of(user: str, bins: int, key: bytes) -> int:
     """The bin or group of `user`, uniform in 0 … `bins` − 1 to whoever does not know `key`."""
     return _draw(key, "bin", user) * bins // _DRAWS
+
+
+@lru_cache(maxsize=2**17)
+def rounds_of(user: str, participation: Participation, key: bytes) -> tuple[int, ...]:
+    """The rounds that the coins of `user` fall on under b-min-sep sampling, ascending and at least b apart.
+
+    How many rounds it waits, once it may take part, is geometric with rate p: as a coin in each of them. They follow from `key`
+    and `user` alone, so that they are fixed before the first round, are the same when they are asked for again, and do
+    not depend on releases, on who is available, or on other users.
+    """
+    n, b, p = participation.rounds, participation.min_separation, participation.sampling_rate
+    assert p is not None
+    assert participation.expected_rate is not None
+    free = 0
+    if participation.warm_start:
+        # Round 1, …, b − 1 with probability r each, and else 0.
+        free = int(_uniform(key, "first round", user) / participation.expected_rate) + 1
+        free = free if free < b else 0
+    found: list[int] = []
+    while free < n:
+        if p < 1:
+            free += int(math.log(_uniform(key, f"wait {len(found)}", user)) / math.log1p(-p))
+        if free < n:
+            found.append(free)
+        free += b
+    return tuple(found)
+
+
+def _uniform(key: bytes, purpose: str, user: str) -> float:
+    """In (0, 1], with 64 bits."""
+    return (_draw(key, purpose, user) + 1) / _DRAWS
 
 
 def place(user: str, key: bytes) -> int:

@@ -2,14 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from fedcgd.numeric import as_float, as_whole
 
 MOST_ROUNDS = 10**8
 """More than any run has: an array with a number for each round takes 0.8 GB."""
 
-Sampling = Literal["none", "balls-in-bins", "poisson", "cyclic-poisson"]
+Sampling = Literal["none", "balls-in-bins", "poisson", "cyclic-poisson", "b-min-sep"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,10 @@ class Participation:
     - `poisson`: in each round a user takes part with probability `sampling_rate`, independently; b = 1.
     - `cyclic-poisson`: users are split in b groups beforehand; in round t each user of group t mod b takes part with
       probability `sampling_rate`.
+    - `b-min-sep`: in each round in which at least b rounds have passed since its last, a user takes part with probability
+      `sampling_rate` = p. With a `warm_start` the round from which it may is drawn at first, so that the expected cohort is the
+      same in every round, r = 1/(1/p + b − 1) of the users; without, everybody may from round 0, and the first cohorts
+      are larger.
 
     Raises ValueError for values that contradict each other.
     """
@@ -30,13 +34,16 @@ class Participation:
     max_participations: int | None = None
     sampling: Sampling = "none"
     sampling_rate: float | None = None
+    warm_start: bool = True
 
     def __post_init__(self) -> None:
-        if self.sampling not in ("none", "balls-in-bins", "poisson", "cyclic-poisson"):
+        if self.sampling not in get_args(Sampling):
             raise ValueError(
-                f"sampling must be none, balls-in-bins, poisson or cyclic-poisson, got {self.sampling!r}; "
+                f"sampling must be {', '.join(get_args(Sampling)[:-1])} or {get_args(Sampling)[-1]}, got {self.sampling!r}; "
                 "no other sampling is accounted for"
             )
+        if not self.warm_start and self.sampling != "b-min-sep":
+            raise ValueError(f"warm_start=False is for b-min-sep, and sampling is {self.sampling}: leave it out")
         n, b = as_whole("rounds", self.rounds), as_whole("min_separation", self.min_separation)
         k = None if self.max_participations is None else as_whole("max_participations", self.max_participations)
         q = None if self.sampling_rate is None else as_float("sampling_rate", self.sampling_rate)
@@ -50,16 +57,18 @@ class Participation:
             )
         if not 1 <= b <= n:
             raise ValueError(f"min_separation must be between 1 and rounds = {n}, got {b}")
+        if self.sampling in ("poisson", "cyclic-poisson", "b-min-sep") and (q is None or not 0 < q <= 1):
+            raise ValueError(f"sampling_rate must be in (0, 1] for {self.sampling} sampling, got {q}")
         if self.sampling in ("poisson", "cyclic-poisson"):
-            if q is None or not 0 < q <= 1:
-                raise ValueError(f"sampling_rate must be in (0, 1] for {self.sampling} sampling, got {q}")
             if k is not None:
                 raise ValueError(f"max_participations does not apply to {self.sampling} sampling; give sampling_rate")
             if self.sampling == "poisson" and b != 1:
                 raise ValueError(f"poisson sampling has min_separation 1, got {b}; use cyclic-poisson")
             return
-        if q is not None:
-            raise ValueError(f"sampling_rate applies to poisson and cyclic-poisson only, not to {self.sampling}")
+        if q is not None and self.sampling != "b-min-sep":
+            raise ValueError(
+                f"sampling_rate applies to poisson, cyclic-poisson and b-min-sep only, not to {self.sampling}"
+            )
         if self.sampling == "balls-in-bins" and n % b:
             raise ValueError(
                 f"balls-in-bins needs rounds to be a multiple of the {b} bins (min_separation), got {n}; "
@@ -90,6 +99,22 @@ class Participation:
     def has_bins(self) -> bool:
         """Whether every user has one bin, or group, and takes part only in rounds of its number modulo b."""
         return self.sampling in ("balls-in-bins", "cyclic-poisson")
+
+    @property
+    def expected_rate(self) -> float | None:
+        """The part of all users that a round is expected to have, once the start is over; None where it is not random."""
+        q, b = self.sampling_rate, self.min_separation
+        match self.sampling:
+            case "none":
+                return None
+            case "balls-in-bins":
+                return 1 / b
+            case "poisson" | "cyclic-poisson":
+                assert q is not None
+                return q / b
+            case "b-min-sep":
+                assert q is not None
+                return 1 / (1 / q + b - 1)
 
     @property
     def participations(self) -> int:

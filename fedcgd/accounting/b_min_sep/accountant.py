@@ -72,7 +72,11 @@ class BMinSepAccountant(Accountant):
 
 def _without_sampling(participation: Participation) -> Participation:
     """The same rounds for an adversary who knows them."""
-    return Participation(rounds=participation.rounds, min_separation=participation.min_separation)
+    return Participation(
+        rounds=participation.rounds,
+        min_separation=participation.min_separation,
+        max_participations=participation.max_participations,
+    )
 
 
 @lru_cache(maxsize=4)
@@ -86,8 +90,6 @@ def _question(mechanism: Mechanism, participation: Participation, released: int)
 
 
 @lru_cache(maxsize=16)  # every round of a run asks for that of the whole
-def _epsilon_at(
-    accountant: BMinSepAccountant, sigma: float, delta: float, released: int, progress: Progress
-) -> Bound:
+def _epsilon_at(accountant: BMinSepAccountant, sigma: float, delta: float, released: int, progress: Progress) -> Bound:
     question = _question(accountant.mechanism, accountant.participation, released)
     return search.epsilon(question, sigma=sigma, delta=delta, progress=progress)

@@ -1,11 +1,13 @@
 """δ of adding a user, E_Q[(1 − a·S)₊] with a = e^ε, from how often S is small.
 
-log S is a convex function of the noise y: the logarithm of a sum of exponentials that are linear in y. So the sets {log S ≤ u} are
+log S is a convex function of the noise y: the logarithm of a sum of exponentials that are linear in y. So the sets {log
+S ≤ u} are
 convex, and by the inequality of Ehrhard (1983) h(u) = Φ⁻¹(Q(log S ≤ u)) is a concave function of u. Below u₁ < u₂ it is at most
 
     h(u) ≤ h₁ − (u₁ − u)·(h₂ − h₁)/(u₂ − u₁),   h₁ ≥ h(u₁), h₂ ≤ h(u₂),
 
-a line, as if log S were normal there; and both h₁ and h₂ follow from counts. So draws of the noise where it usually is bound events that are
+a line, as if log S were normal there; and both h₁ and h₂ follow from counts. So draws of the noise where it usually is
+bound events that are
 too rare to be drawn: δ_add = ∫ Q(log S ≤ u)·e^(u+ε) du over u ≤ −ε. Where they are frequent enough, the mean of (1 − a·S)₊ is
 bounded instead.
 """
@@ -14,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaincinv, erfcx, log_ndtr, ndtri
+from scipy.special import betaincinv, erfcx, ndtri
 
 from fedcgd.accounting.b_min_sep.columns import Columns
 from fedcgd.accounting.b_min_sep.likelihood import Likelihood

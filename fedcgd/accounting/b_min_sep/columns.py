@@ -1,4 +1,5 @@
-"""Columns that the accounting of random participation follows: C[i, j] = d_j·c(i − j), with a geometric tail c(u) = A·λ^u from lag b on.
+"""Columns that the accounting of random participation follows: C[i, j] = d_j·c(i − j), with a geometric tail c(u) =
+A·λ^u from lag b on.
 
 Two rounds of one user are at least b apart, so that only the tail of an earlier column meets a later one; and what a geometric
 tail brings is one number, q = Σ λ^(t−s)·d_s over the earlier rounds s. C with at most b bands has no tail (A = 0), and λ-CGD,
@@ -9,12 +10,16 @@ entry of the Gram matrix CᵀC grows (docs/accounting.md), so that this errs upw
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized, Toeplitz, bandwidth
 from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense
+
+Numbers = NDArray[np.floating[Any]]
 
 _CHUNK = 256  # columns of a dense C at a time
 _BLOCK = 256  # rounds in one product with the band
@@ -73,7 +78,7 @@ class Columns:
         power = self.ratio ** len(self.head)
         return float(self.scales.max()) * power / (1 - power)
 
-    def forward(self, x: Matrix) -> Matrix:
+    def forward(self, x: Numbers) -> Numbers:
         """C·x for x of shape (n, m), in its precision."""
         scaled = x * self.scales[:, None].astype(x.dtype)
         result = self._banded(scaled, transposed=False)
@@ -89,7 +94,7 @@ class Columns:
                 result[t] += amplitude * total
         return result
 
-    def adjoint(self, y: Matrix) -> Matrix:
+    def adjoint(self, y: Numbers) -> Numbers:
         """Cᵀ·y for y of shape (n, m), in its precision."""
         result = self._banded(y, transposed=True)
         if self.amplitude:
@@ -113,7 +118,7 @@ class Columns:
         used = np.flatnonzero(band)
         return band[: used[-1] + 1] if len(used) else band[:0]
 
-    def _banded(self, x: Matrix, *, transposed: bool) -> Matrix:
+    def _banded(self, x: Numbers, *, transposed: bool) -> Numbers:
         """The product with the band of c, or with its transpose."""
         width, n = len(self._band), self.rounds
         if width == 0:

@@ -11,8 +11,8 @@ from fedcgd.mechanisms.mechanism import Vector
 class Law:
     """A user who may take part does so with probability `rate`; then `separation` rounds pass until it may again.
 
-    With a warm start the first round in which it may is such that the expected cohort is the same in every round: 1, …, b − 1 with
-    probability r each, and else 0, for r = 1/(1/p + b − 1). With a cold start it is 0 for everybody.
+    With a warm start the first round in which it may is such that the expected cohort is the same in every round: 1, …,
+    b − 1 with probability r each, and else 0, for r = 1/(1/p + b − 1). With a cold start it is 0 for everybody.
     """
 
     rounds: int

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.b_min_sep.columns import Columns
+from fedcgd.accounting.b_min_sep.columns import Columns, Numbers
 from fedcgd.accounting.b_min_sep.law import Law
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
@@ -48,7 +48,7 @@ class Likelihood:
         plain = Likelihood(law, law.first_chances()[: law.rounds], columns.squares / (2 * sigma**2), None)
         return _with_grid(plain, columns, sigma) if columns.amplitude else plain
 
-    def bounds(self, x: Matrix) -> tuple[Vector, Vector]:
+    def bounds(self, x: Numbers) -> tuple[Vector, Vector]:
         """A lower and an upper bound on S at x of shape (n, draws), at most `LARGEST`; without a tail they are equal."""
         weights = np.subtract(x, self.halves[:, None], dtype=float)
         np.exp(np.minimum(weights, 700.0, out=weights), out=weights)

@@ -9,6 +9,7 @@ that is too much.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +42,8 @@ class States:
         n, b = law.rounds, law.separation
         if n * b > _ENTRIES:
             raise ValueError(
-                f"{n} rounds, {b} apart, need tables of {n * b:.2g} numbers; the accounting of random participation takes at most "
-                f"{_ENTRIES:.2g}: use fewer rounds or a smaller min_separation"
+                f"{n} rounds, {b} apart, need tables of {n * b:.2g} numbers; the accounting of random participation "
+                f"takes at most {_ENTRIES:.2g}: use fewer rounds or a smaller min_separation"
             )
         if not columns.amplitude:
             return States(b, b, np.zeros(1), 0.0)
@@ -57,29 +58,37 @@ class States:
                 limit -= max(1, (limit - b) // 6)
             else:
                 count -= 1
-        return States(limit, b, top * _LEVEL ** np.arange(count - 1, -1, -1), columns.ratio)
+        return States(limit, b, np.asarray(top * _LEVEL ** np.arange(count - 1, -1, -1.0)), columns.ratio)
 
-    @property
+    @cached_property
     def ages(self) -> Indices:
         """Of each state."""
         return np.tile(np.arange(1, self.limit + 1), len(self.levels))
 
-    @property
+    @cached_property
     def level_of(self) -> Indices:
         """Of each state."""
         return np.repeat(np.arange(len(self.levels)), self.limit)
 
-    @property
+    @cached_property
     def later(self) -> Indices:
         """The state after a round without this user."""
         states = np.arange(self.limit * len(self.levels))
         return np.asarray(states + (self.ages < self.limit))
 
-    @property
+    @cached_property
     def taken(self) -> Indices:
         """The level after a round with this user."""
         left = self.ratio**self.ages * (1 + self.levels[self.level_of]) if self.ratio else np.zeros(len(self.ages))
         return np.minimum(np.searchsorted(self.levels, left * (1 - 1e-12)), len(self.levels) - 1)
+
+    @cached_property
+    def free_index(self) -> Indices:
+        """The place of each state in which a user may take part among those, −1 for others."""
+        result = np.full(len(self.ages), -1)
+        free = np.flatnonzero(self.ages >= self.separation)
+        result[free] = np.arange(len(free))
+        return result
 
     def overlaps(self, columns: Columns) -> Matrix:
         """⟨C[:, t], what the other's rounds brought⟩ at most, by t and the other's state; 0 where its last is before round 0."""
@@ -128,21 +137,25 @@ class PairChain:
         states = States.of(columns, law)
         overlaps, together = states.overlaps(columns) * scale, columns.squares * scale
         start = np.zeros(len(states.ages))
-        start[: law.separation][::-1] = law.first_chances()  # as if the last were before round 0: then it has no overlap
+        start[: law.separation][::-1] = (
+            law.first_chances()
+        )  # as if the last were before round 0: then it has no overlap
         start[states.limit - 1] += start[law.separation - 1] if states.limit > law.separation else 0.0
         if states.limit > law.separation:
             start[law.separation - 1] = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
             waiting, after, both = _backwards(np.exp(overlaps), np.exp(together), law, states)
             used = np.flatnonzero(start)
-            total = float(start[used] @ _value(waiting, 0, used[:, None], used[None, :], law, states) @ start[used])
+            total = float(
+                start[used] @ _Meeting.of(used[:, None], used[None, :], states).value(waiting, 0) @ start[used]
+            )
         log_total = math.log(total) if 0 < total < math.inf else math.inf
         return PairChain(law, states, start, overlaps, together, waiting, after, both, log_total)
 
     def draw(self, generator: np.random.Generator, count: int) -> tuple[Rounds, Rounds, Vector]:
         """`count` pairs: who takes part when, twice shape (n, count), and θ·K̃ of each."""
         n, p, states = self.law.rounds, self.law.rate, self.states
-        later, taken, free_index = states.later, states.taken, _free_index(states)
+        later, taken, free_index = states.later, states.taken, states.free_index
         fresh = np.arange(len(states.levels)) * states.limit  # age 1 at each level
         first, second = self._drawn_start(generator, count)
         is_free = free_index >= 0
@@ -179,45 +192,50 @@ class PairChain:
 
     def _drawn_start(self, generator: np.random.Generator, count: int) -> tuple[Indices, Indices]:
         used = np.flatnonzero(self.start)
-        value = _value(self.waiting, 0, used[:, None], used[None, :], self.law, self.states)
+        value = _Meeting.of(used[:, None], used[None, :], self.states).value(self.waiting, 0)
         cumulative = np.cumsum((value * self.start[used][:, None] * self.start[used]).ravel())
         drawn = np.searchsorted(cumulative, generator.random(count) * cumulative[-1], side="right")
         drawn = np.minimum(drawn, len(cumulative) - 1)
         return used[drawn // len(used)], used[drawn % len(used)]
 
 
-def _free_index(states: States) -> Indices:
-    """The place of each free state among those that are, −1 for others."""
-    result = np.full(len(states.ages), -1)
-    free = np.flatnonzero(states.ages >= states.separation)
-    result[free] = np.arange(len(free))
-    return result
+@dataclass(frozen=True, eq=False)
+class _Meeting:
+    """Two states of two users, and what they are once the first of them may take part: `wait` rounds later."""
 
+    wait: Indices
+    other: Indices
+    free: Indices
 
-def _value(waiting: Vector, t: int, one: Indices, two: Indices, law: Law, states: States) -> Matrix:
-    """The expected weight of what is left before round t, for any two states."""
-    wait = np.maximum(0, states.separation - np.maximum(states.ages[one], states.ages[two]))
-    one, two = one + np.minimum(wait, states.limit - states.ages[one]), two + np.minimum(wait, states.limit - states.ages[two])
-    index = _free_index(states)
-    swap = index[two] < 0
-    free, other = np.where(swap, one, two), np.where(swap, two, one)
-    at = np.minimum(t + wait, law.rounds)
-    return np.asarray(np.where(t + wait < law.rounds, waiting[at, other, index[free]], 1.0))
+    @staticmethod
+    def of(one: Indices, two: Indices, states: States) -> "_Meeting":
+        wait = np.maximum(0, states.separation - np.maximum(states.ages[one], states.ages[two]))
+        one = one + np.minimum(wait, states.limit - states.ages[one])
+        two = two + np.minimum(wait, states.limit - states.ages[two])
+        swap = states.free_index[two] < 0
+        return _Meeting(wait, np.where(swap, two, one), states.free_index[np.where(swap, one, two)])
+
+    def value(self, waiting: Vector, t: int) -> Matrix:
+        """The expected weight of what is left before round t."""
+        last = len(waiting) - 1  # what is left there is nothing: all ones
+        return np.asarray(waiting[np.minimum(t + self.wait, last), self.other, self.free])
 
 
 def _backwards(gained: Matrix, together: Vector, law: Law, states: States) -> tuple[Vector, Vector, Vector]:
     n, p, levels = law.rounds, law.rate, len(states.levels)
     later, taken, every = states.later, states.taken, np.arange(len(states.ages))
     free = np.flatnonzero(states.ages >= states.separation)
-    later_free = _free_index(states)[later[free]]
+    later_free = states.free_index[later[free]]
     fresh = np.arange(levels) * states.limit
+    one_took = _Meeting.of(fresh[:, None], later[None, :], states)
+    both_took = _Meeting.of(fresh[:, None], fresh[None, :], states)
     waiting = np.ones((n + 1, len(every), len(free)))
     after, both = np.ones((n, levels, len(every))), np.ones((n, levels, levels))
     is_free = np.zeros(len(every), dtype=bool)
     is_free[free] = True
     for t in range(n - 1, -1, -1):
-        after[t] = _value(waiting, t + 1, fresh[:, None], later[None, :], law, states)
-        both[t] = _value(waiting, t + 1, fresh[:, None], fresh[None, :], law, states)
+        after[t] = one_took.value(waiting, t + 1)
+        both[t] = both_took.value(waiting, t + 1)
         then = waiting[t + 1][later][:, later_free]
         # The free one alone takes part: it gains by the other's state.
         alone = gained[t][:, None] * after[t][taken[free]].T

@@ -1,13 +1,14 @@
 """δ of removing a user, E_Q[(S − a)₊] with a = e^ε, by draws in which every value is bounded.
 
-With density ∝ q·S^r a draw's value is (S − a)₊/S^r, at most a^(1−r)·(r − 1)^(r−1)/r^r: rare events cannot hide. For an even r, q·S^r is a
+With density ∝ q·S^r a draw's value is (S − a)₊/S^r, at most a^(1−r)·(r − 1)^(r−1)/r^r: rare events cannot hide. For an
+even r, q·S^r is a
 mixture of normal distributions with means Σ_a C1_{P_a}, whose rounds are drawn exactly, by rejection (`tuples`). So
 
     δ_remove = a^(1−r)·(r − 1)^(r−1)/r^r · N_r · E[probability to be accepted] · E[g(S/a) | accepted],   0 ≤ g ≤ 1,
 
 where N_r ≥ E[S^r] is known. What a draw does along the mean of its normal distribution is integrated by the trapezoid rule with a
-random start, whose mean is right; |t| > 6 is added as a bound. r is chosen for speed, by few draws of its own: it decides how near a
-bound is, never whether it holds.
+random start, whose mean is right; |t| > 6 is added as a bound. r is chosen for speed, by few draws of its own: it
+decides how near a bound is, never whether it holds.
 """
 
 import math
@@ -15,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcgd.accounting.b_min_sep.columns import Columns
+from fedcgd.accounting.b_min_sep.columns import Columns, Numbers
 from fedcgd.accounting.b_min_sep.law import Law
 from fedcgd.accounting.b_min_sep.likelihood import Likelihood
 from fedcgd.accounting.b_min_sep.tuples import Tuples, largest_of_power
 from fedcgd.accounting.balls_in_bins.draws import Seed, run_in_blocks
-from fedcgd.mechanisms.mechanism import Matrix, Vector
+from fedcgd.mechanisms.mechanism import Vector
 
 _ORDERS = (2, 4, 6, 8, 10, 12, 16)
 _TRIED = 400  # tuples for the choice of r
@@ -43,24 +44,30 @@ class RemoveSampler:
     """About the part of tuples that are."""
 
     @staticmethod
-    def of(columns: Columns, law: Law, likelihood: Likelihood, sigma: float, epsilon: float) -> "RemoveSampler | None":
-        """With the r that needs the fewest draws, about; None if the noise is so small that all overflow."""
-        best: tuple[float, Tuples, float] | None = None
-        for order in _ORDERS:
-            tuples = Tuples.of(columns, law, sigma, order)
-            log_most = tuples.log_total + (1 - order) * epsilon + largest_of_power(order)
-            if not math.isfinite(log_most):
+    def of(
+        columns: Columns, law: Law, likelihood: Likelihood, sigma: float, epsilon: float, near: int = _ORDERS[0]
+    ) -> "RemoveSampler | None":
+        """With the r that needs the fewest draws, about, sought from `near`; None if the noise is so small that all overflow."""
+        tried: dict[int, tuple[float, Tuples, float]] = {}
+        at = _ORDERS.index(near)
+        while True:
+            around = [i for i in (at, at - 1, at + 1) if 0 <= i < len(_ORDERS)]
+            for i in around:
+                if i not in tried:
+                    tried[i] = _tried(columns, law, sigma, epsilon, _ORDERS[i])
+            best = min(around, key=lambda i: tried[i][0])
+            if not math.isfinite(tried[best][0]) and at > 0:
+                best = at - 1
+            if best == at:
                 break
-            if best is not None and log_most > best[0] + 12:
-                break
-            _, shares = tuples.draw(np.random.default_rng(order), _TRIED)
-            accepted = float(shares.mean())
-            cost = log_most + math.log(max(accepted, 1e-12)) + math.log(1 + 0.3 * order / max(accepted, 1e-12) / 4)
-            if best is None or (cost < best[0] and accepted >= _LEAST_ACCEPTED):
-                best = cost, tuples, accepted
-            elif cost > best[0] + 1:
-                break
-        return None if best is None else RemoveSampler(likelihood, best[1], epsilon, best[2])
+            at = best
+        cost, tuples, accepted = tried[at]
+        return RemoveSampler(likelihood, tuples, epsilon, accepted) if math.isfinite(cost) else None
+
+    @property
+    def cost(self) -> float:
+        """About the time of a draw, in units of one whose tuple took none."""
+        return _cost(self.tuples.order, self.accepted)
 
     @property
     def log_scale(self) -> float:
@@ -69,7 +76,9 @@ class RemoveSampler:
         return self.tuples.log_total + (1 - r) * self.epsilon + largest_of_power(r)
 
     def draw(self, count: int, seed: Seed) -> tuple[Vector, Vector]:
-        """About `count` values and more shares, all in [0, 1]; their means times exp(`log_scale`) multiply to δ, or a little more."""
+        """About `count` values and more shares, all in [0, 1]; their means times exp(`log_scale`) multiply to
+        δ, or a little more.
+        """
         columns, sigma = self.tuples.columns, self.tuples.sigma
         n, likely = columns.rounds, max(self.accepted, _LEAST_ACCEPTED / 4)
 
@@ -83,7 +92,7 @@ class RemoveSampler:
             along = means / length
             z += along * (length / np.float32(sigma) - np.einsum("ij,ij->j", z, along))
             x, slope = columns.adjoint(z) / np.float32(sigma), columns.adjoint(along) / np.float32(sigma)
-            return self._integrals(x, slope, _STEP * generator.random(means.shape[1], dtype=np.float32)), shares
+            return self._integrals(x, slope, generator.uniform(0.0, _STEP, means.shape[1]).astype(np.float32)), shares
 
         width = max(n, int(n * self.tuples.order / likely / 2))
         blocks = run_in_blocks(block, count, max(1, width * 2**17 // _NUMBERS), seed)
@@ -94,7 +103,7 @@ class RemoveSampler:
         values = np.minimum(values * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0)
         return values, np.minimum(shares * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0)
 
-    def _integrals(self, x: Matrix, slope: Matrix, start: Vector) -> Vector:
+    def _integrals(self, x: Numbers, slope: Numbers, start: Numbers) -> Vector:
         """∫ φ(t)·g(S(x + t·slope)/a) dt, from above, as S grows with t."""
         total = np.zeros(x.shape[1])
         for t in _REACH - start - _STEP * np.arange(round(2 * _REACH / _STEP))[:, None]:
@@ -104,7 +113,7 @@ class RemoveSampler:
             total += _STEP * np.exp(-(t.astype(float) ** 2) / 2) / math.sqrt(2 * math.pi) * values
         return total
 
-    def _values(self, x: Matrix) -> Vector:
+    def _values(self, x: Numbers) -> Vector:
         """The largest g(S/a) = (S/a − 1)₊/(S/a)^r·r^r/(r − 1)^(r−1) between the two bounds on S."""
         r = self.tuples.order
         lower, upper = (np.log(bound) - self.epsilon for bound in self.likelihood.bounds(x))
@@ -115,3 +124,19 @@ class RemoveSampler:
         values = np.zeros(len(at))
         values[above] = np.exp(at[above] * (1 - r) + np.log(-np.expm1(-at[above])) - largest_of_power(r))
         return values
+
+
+def _tried(columns: Columns, law: Law, sigma: float, epsilon: float, order: int) -> tuple[float, Tuples, float]:
+    """log of about how long draws of this order take for one result, the tuples, and the part of them that is accepted."""
+    tuples = Tuples.of(columns, law, sigma, order)
+    log_most = tuples.log_total + (1 - order) * epsilon + largest_of_power(order)
+    if not math.isfinite(log_most):
+        return math.inf, tuples, 0.0
+    accepted = float(tuples.draw(np.random.default_rng(order), _TRIED)[1].mean())
+    if accepted < _LEAST_ACCEPTED:
+        return (math.inf if order > _ORDERS[0] else 1e6), tuples, accepted
+    return log_most + math.log(accepted) + math.log(_cost(order, accepted)), tuples, accepted
+
+
+def _cost(order: int, accepted: float) -> float:
+    return 1 + order / (8 * max(accepted, _LEAST_ACCEPTED))

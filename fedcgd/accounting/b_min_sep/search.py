@@ -1,6 +1,8 @@
-"""σ, ε and δ of random b-min-separation by draws: a few propose an answer, fresh ones confirm it, or it is raised and tried again.
+"""σ, ε and δ of random b-min-separation by draws: a few propose an answer, fresh ones confirm it, or it is raised
+and tried again.
 
-All tries for one answer together are wrong with probability at most β = `failure_probability(δ)` over the seed, and β is part of δ: what is
+All tries for one answer together are wrong with probability at most β = `failure_probability(δ)` over the seed, and β is
+part of δ: what is
 confirmed is δ − β. The seed is a hash of the question (columns, law, and two of ε, σ and δ), as for Balls-in-Bins.
 """
 
@@ -24,17 +26,19 @@ from fedcgd.accounting.confidence import radius, stake, upper_bound
 from fedcgd.accounting.guarantee import LEAST_DELTA
 from fedcgd.mechanisms.mechanism import Vector
 
-METHOD = "Monte Carlo over the privacy loss, exact chain of pairs and Ehrhard's inequality, with upper confidence bounds"
+METHOD = (
+    "Monte Carlo over the privacy loss, exact chain of pairs and Ehrhard's inequality, with upper confidence bounds"
+)
 LEAST_EPSILON = 1e-6
 
-_PILOT_REMOVE, _PILOT_ADD = 1000, 4096  # draws of one step of the search
+_PILOT_REMOVE, _PILOT_ADD = 1000, 2**14  # draws of one step of the search
 _FEWEST, _MOST = 2**12, 2**20  # of a confirmation, removing
-_ADDED = 2**17  # of a confirmation, adding
-_NUMBERS = 1.2e8  # drawn for one direction of a confirmation, about, at most
+_ADDED = (2**14, 2**16, 2**17, 2**18, 2**19)  # of a confirmation, adding
+_REMOVING, _ADDING = 5e7, 3.2e8  # numbers drawn for one direction of a confirmation, about, at most
 _PRECISION = 0.05  # of δ, that more draws should not be spent on
 _TRIES = 8
 _STEPS = 12  # of the search
-_CLOSE = 0.06  # of log δ
+_CLOSE = 0.1  # of log δ
 _FLATTEST, _STEEPEST = 2.0, 40.0  # −log δ over log σ or log ε, about
 
 
@@ -74,10 +78,11 @@ class Point:
         """S for this σ."""
         return Likelihood.of(self.question.columns, self.question.law, self.sigma)
 
-    def pilot(self, seed: int, failure: float) -> "Pilot | None":
-        """What few draws say; None if the noise is so small that numbers overflow."""
+    def pilot(self, seed: int, failure: float, last: "Pilot | None" = None) -> "Pilot | None":
+        """What few draws say; None if the noise is so small that numbers overflow. `last`: of a point near this one."""
         columns, law = self.question.columns, self.question.law
-        sampler = RemoveSampler.of(columns, law, self.likelihood, self.sigma, self.epsilon)
+        near = {} if last is None else {"near": last.sampler.tuples.order}
+        sampler = RemoveSampler.of(columns, law, self.likelihood, self.sigma, self.epsilon, **near)
         if sampler is None:
             return None
         values, shares = sampler.draw(_PILOT_REMOVE, (seed, 0))
@@ -99,36 +104,39 @@ class Pilot:
     @cached_property
     def count(self) -> int:
         """Draws of removing that are enough."""
-        most = int(min(_MOST, max(_FEWEST, _NUMBERS / self.point.question.law.rounds / 8)))
+        cost = self.point.question.law.rounds * self.sampler.cost
+        most = int(min(_MOST, max(_FEWEST, _REMOVING / cost)))
         count = _FEWEST
         while count < most and self._remove(count) > (1 + _PRECISION) * self._remove_mean:
             count += count // 3
         return min(count, most)
 
     @cached_property
-    def adding(self) -> AddDirection:
-        """How adding will be confirmed."""
-        return AddDirection.of(self.ratios, self.point.epsilon, self._add_count, self.failure / 2)
-
-    @property
-    def _add_count(self) -> int:
-        return int(min(_ADDED, max(2**14, _NUMBERS / self.point.question.law.rounds)))
-
-    @property
-    def expected(self) -> float:
-        """About the δ that a confirmation will find."""
-        return max(self._remove(self.count), self.adding.expected)
+    def adding(self) -> tuple[AddDirection, int]:
+        """How adding will be confirmed, with so many draws that it does not rule, if that many can be had."""
+        most = _ADDING / self.point.question.law.rounds
+        for count in _ADDED:
+            found = AddDirection.of(self.ratios, self.point.epsilon, count, self.failure / 2)
+            if found.expected < 0.9 * self._remove_mean or 2 * count > most:
+                break
+        return found, count
 
     @property
     def mean(self) -> float:
         """About δ."""
-        return max(self._remove_mean, self.adding.mean)
+        return max(self._remove_mean, self.adding[0].mean)
 
     @property
-    def doubt(self) -> float:
-        """A standard deviation of the logarithm of what a confirmation of removing will find, from the pilot's few draws."""
+    def likely(self) -> float:
+        """A δ that a confirmation will probably not exceed: what is expected, and a standard deviation of the
+        pilot's few draws.
+        """
         relative = self.values.var() / max(self.values.mean(), 1e-300) ** 2
-        return math.sqrt(float(relative) * (1 / len(self.values) + 1 / self.count))
+        removing = math.sqrt(float(relative) * (1 / len(self.values) + 1 / self.count))
+        direction, _ = self.adding
+        below = direction.line[0] if direction.line else -self.point.epsilon
+        adding = 0.4 / math.sqrt(max(1, int((self.ratios.lower <= below).sum())))
+        return max(self._remove(self.count) * math.exp(removing), direction.expected * math.exp(adding))
 
     def confirm(self, goal: float, seed: int, attempt: int) -> float:
         """An upper bound on δ, wrong with probability at most `failure`. `goal`: above it the rest is not drawn."""
@@ -140,18 +148,20 @@ class Pilot:
         if found > goal:
             return found
         columns = point.question.columns
-        ratios = draw_log_ratios(columns, point.likelihood, point.sigma, self._add_count, (seed, 3 + 2 * attempt))
-        return max(found, self.adding.confirm(ratios))
+        direction, count = self.adding
+        ratios = draw_log_ratios(columns, point.likelihood, point.sigma, count, (seed, 3 + 2 * attempt))
+        return max(found, direction.confirm(ratios))
 
     @property
     def _remove_mean(self) -> float:
-        return min(1.0, math.exp(min(self.sampler.log_scale, 700.0)) * self.values.mean() * self.shares.mean())
+        scale = math.exp(min(self.sampler.log_scale, 700.0))
+        return min(1.0, scale * float(self.values.mean()) * float(self.shares.mean()))
 
     def _remove(self, count: int) -> float:
         failure = self.failure / 4
         tuples = max(1, int(count * len(self.shares) / len(self.values)))
-        mean = self.values.mean() + radius(float(self.values.var()) + 1e-12, 1.0, count, failure)
-        share = self.shares.mean() + radius(float(self.shares.var()) + 1e-12, 1.0, tuples, failure)
+        mean = float(self.values.mean()) + radius(float(self.values.var()) + 1e-12, 1.0, count, failure)
+        share = float(self.shares.mean()) + radius(float(self.shares.var()) + 1e-12, 1.0, tuples, failure)
         return min(1.0, math.exp(min(self.sampler.log_scale, 700.0)) * min(mean, 1.0) * min(share, 1.0))
 
 
@@ -200,7 +210,7 @@ def _least(
         if found <= goal:
             return Bound(x, METHOD, failure_probability=failure)
         x *= max(raise_by, math.exp(math.log(found / goal) / slope) * 1.0005)
-        pilot = at(x).pilot(seed, failure / _TRIES)
+        pilot = at(x).pilot(seed, failure / _TRIES, pilot)
     return Bound(highest, METHOD)
 
 
@@ -217,8 +227,8 @@ def _proposed(
         if x < LEAST_EPSILON:
             return LEAST_EPSILON, at(LEAST_EPSILON).pilot(seed, failure), slope
         progress(f"{x:.6g}: tried")
-        pilot = at(x).pilot(seed, failure)
-        excess = math.inf if pilot is None else math.log(max(pilot.expected, 1e-320) / goal) + pilot.doubt
+        pilot = at(x).pilot(seed, failure, pilot)
+        excess = math.inf if pilot is None else math.log(max(pilot.likely, 1e-320) / goal)
         if -_CLOSE < excess <= 0 or (step == _STEPS - 1 and excess <= 0):
             return x, pilot, slope
         if excess > 0:
@@ -232,10 +242,7 @@ def _proposed(
         move = min((excess + _CLOSE / 2) / slope, 0.5) if math.isfinite(excess) else 0.3
         target = position + max(move, -0.5)
         if not low < target < high:  # where the scatter of draws misleads, halve
-            if low == -math.inf:
-                target = min(target, high - 0.05)
-            else:
-                target = (low + high) / 2
+            target = min(target, high - 0.05) if low == -math.inf else (low + high) / 2
         if high - low < 1e-4:
             target = high
         position = target

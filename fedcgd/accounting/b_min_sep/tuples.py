@@ -1,7 +1,9 @@
-"""Rounds of r users (P_1 … P_r) with weights exp(Σ_{a<c} K(P_a, P_c)), K = ⟨C1_P, C1_P′⟩/σ²: what the r-th moment of S is a sum over.
+"""Rounds of r users (P_1 … P_r) with weights exp(Σ_{a<c} K(P_a, P_c)), K = ⟨C1_P, C1_P′⟩/σ²: what the r-th moment of
+S is a sum over.
 
 The pairs {a, c} are split into r − 1 perfect matchings. The weight is the geometric mean over these of exp((r − 1)·Σ K over the
-matching), and so at most their arithmetic mean; and each of these is r/2 independent pairs (`pairs`). So pairs are drawn, and accepted with
+matching), and so at most their arithmetic mean; and each of these is r/2 independent pairs (`pairs`). So pairs are
+drawn, and accepted with
 the probability geometric mean over arithmetic mean, times exp((r − 1)·(K − K̃)) for each where K̃ is larger than K. What is
 accepted has exactly the weights asked for, and the mean weight, E[S^r], is (E exp((r − 1)K̃))^(r/2) times the mean of these
 probabilities. That alone bounds it: E[S^r] ≤ (E exp((r − 1)K))^(r/2), an instance of hypercontractivity.
@@ -13,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.b_min_sep.columns import Columns
+from fedcgd.accounting.b_min_sep.columns import Columns, Numbers
 from fedcgd.accounting.b_min_sep.law import Law
 from fedcgd.accounting.b_min_sep.pairs import PairChain
-from fedcgd.mechanisms.mechanism import Matrix, Vector
+from fedcgd.mechanisms.mechanism import Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +40,7 @@ class Tuples:
         """log of at least E[S^r]. Infinite if it overflows."""
         return self.order / 2 * self.chain.log_total
 
-    def draw(self, generator: np.random.Generator, count: int) -> tuple[Matrix, Vector]:
+    def draw(self, generator: np.random.Generator, count: int) -> tuple[Numbers, Vector]:
         """Σ_a C1_{P_a} of `count` tuples, shape (n, count), float32, and the probability of each to be accepted."""
         r, n = self.order, self.columns.rounds
         one, two, more = self.chain.draw(generator, count * r // 2)
@@ -66,9 +68,7 @@ def matchings(order: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
         ring = [0, *((i + turn) % (order - 1) + 1 for i in range(order - 1))]
         found.append([(ring[i], ring[order - 1 - i]) for i in range(half)])
     names = {old: new for i, (a, c) in enumerate(found[0]) for old, new in ((a, i), (c, i + half))}
-    return [
-        (np.array([names[a] for a, _ in pairs]), np.array([names[c] for _, c in pairs])) for pairs in found
-    ]
+    return [(np.array([names[a] for a, _ in pairs]), np.array([names[c] for _, c in pairs])) for pairs in found]
 
 
 def largest_of_power(order: int) -> float:
