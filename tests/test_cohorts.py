@@ -1,16 +1,17 @@
 """Who takes part when: no churn, retry or order breaks (k, b), and sampled cohorts follow the accounted rule."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles_b_min_sep import patterns
 from scipy import stats
 
 from fedcgd.participation import Participation, cohorts
-from fedcgd.participation.cohorts import History, bin_of, cohort, eligible
+from fedcgd.participation.cohorts import History, bin_of, cohort, eligible, rounds_of
 
 KEY = bytes(range(32))
 USERS = [f"user-{i}" for i in range(12)]
@@ -183,3 +184,55 @@ def test_a_round_outside_the_plan_is_refused(round, sampling):
 def test_a_user_counted_in_a_later_round_is_not_eligible():
     participation = Participation(rounds=10, min_separation=2)
     assert eligible(participation, 3, ["a", "b"], History({"a": 1}, {"a": 5})) == ["b"]
+
+
+def b_min_sep(rounds: int, b: int, rate: float, **rest) -> Participation:
+    return Participation(rounds=rounds, min_separation=b, sampling="b-min-sep", sampling_rate=rate, **rest)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_b_min_sep_coins_have_the_law_that_is_accounted(warm: bool) -> None:
+    """40,000 users, n = 8, b = 3, p = .3: every set of rounds as often as by enumeration, and another p is told apart."""
+    participation = b_min_sep(8, 3, 0.3, warm_start=warm)
+    counts = Counter(rounds_of(str(user), participation, KEY) for user in range(40_000))
+
+    def chi_squared(rate: float) -> float:
+        law = patterns(8, 3, rate, warm=warm)
+        assert counts.keys() <= law.keys()
+        return sum((counts[taken] - 40_000 * p) ** 2 / (40_000 * p) for taken, p in law.items())
+
+    cells = len(patterns(8, 3, 0.3, warm=warm))
+    assert chi_squared(0.3) < cells + 5 * (2 * cells) ** 0.5
+    assert chi_squared(0.33) > cells + 10 * (2 * cells) ** 0.5
+
+
+def test_b_min_sep_spends_the_coin_of_who_is_away() -> None:
+    """Absences, other users and what happened before change nothing of a user's coins; a retry draws the same users."""
+    participation, users = b_min_sep(40, 5, 0.5), [f"u{i}" for i in range(30)]
+    history, seen = History(), {user: [] for user in users}
+    for round in range(40):
+        there = [user for i, user in enumerate(users) if (i + round) % 3]  # a third is away
+        found = cohort(participation, round, there, history, cohort_size=0, key=KEY)
+        assert found == cohort(participation, round, list(reversed(there)), history, cohort_size=0, key=KEY)
+        history = history.with_round(round, found)
+        assert found == cohort(participation, round, there, history, cohort_size=0, key=KEY)  # tried again
+        assert found == sorted(user for user in there if round in rounds_of(user, participation, KEY))
+        for user in found:
+            seen[user].append(round)
+    for user, rounds in seen.items():
+        assert set(rounds) < set(rounds_of(user, participation, KEY))
+        assert all(later - earlier >= 5 for earlier, later in pairwise(rounds))
+
+
+def test_b_min_sep_keeps_a_limit_per_user() -> None:
+    participation, history = b_min_sep(40, 5, 0.5, max_participations=2), History()
+    for round in range(40):
+        found = cohort(participation, round, ["a", "b", "c"], history, cohort_size=0, key=KEY)
+        history = history.with_round(round, found)
+    assert dict(history.counts) == {"a": 2, "b": 2, "c": 2}
+
+
+def test_certain_coins_fall_every_b_rounds() -> None:
+    assert rounds_of("a", b_min_sep(12, 4, 1.0, warm_start=False), KEY) == (0, 4, 8)
+    starts = {rounds_of(str(i), b_min_sep(12, 4, 1.0), KEY)[0] for i in range(100)}
+    assert starts == {0, 1, 2, 3}

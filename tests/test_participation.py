@@ -28,7 +28,7 @@ def test_k_defaults_to_the_most_that_fit():
         ({"rounds": 5, "max_participations": 0}, "max_participations must be between 1 and .* = 5"),
         ({"rounds": 5, "min_separation": 2, "max_participations": 4}, "= 3 for 5 rounds 2 apart, got 4"),
         ({"rounds": 5, "sampling": "shuffle"}, "sampling must be none"),
-        ({"rounds": 5, "sampling_rate": 0.5}, "applies to poisson and cyclic-poisson only"),
+        ({"rounds": 5, "sampling_rate": 0.5}, "applies to poisson, cyclic-poisson and b-min-sep only"),
         ({"rounds": 5, "sampling": "poisson"}, r"in \(0, 1\] .* got None"),
         ({"rounds": 5, "sampling": "poisson", "sampling_rate": 0.0}, r"in \(0, 1\] .* got 0.0"),
         ({"rounds": 5, "sampling": "poisson", "sampling_rate": 1.01}, r"in \(0, 1\] .* got 1.01"),
