@@ -92,9 +92,10 @@ class RemoveSampler:
             along = means / length
             z += along * (length / np.float32(sigma) - np.einsum("ij,ij->j", z, along))
             x, slope = columns.adjoint(z) / np.float32(sigma), columns.adjoint(along) / np.float32(sigma)
-            return self._integrals(
-                x, slope, generator.random(means.shape[1], dtype=np.float32) * np.float32(_STEP)
-            ), shares
+            start = np.empty(means.shape[1], dtype=np.float32)
+            generator.random(out=start, dtype=np.float32)
+            start *= np.float32(_STEP)
+            return self._integrals(x, slope, start), shares
 
         width = max(n, int(n * self.tuples.order / likely / 2))
         blocks = run_in_blocks(block, count, max(1, width * 2**17 // _NUMBERS), seed)
