@@ -13,6 +13,7 @@ from fedcgd.cli.report import complaints, console, explained_errors, key_value_t
 from fedcgd.files import check_private
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger.client_metrics import NOT_COVERED
+from fedcgd.ledger.wording import counted
 
 EXIT_PROBLEMS = 1
 
@@ -138,13 +139,14 @@ def compose(
     else:
         for group in found.groups:
             console.print(
-                f"[bold]{group.users} users[/bold] in {', '.join(map(escape, group.ledgers))}", soft_wrap=True
+                f"[bold]{counted(group.users, 'user', 'users')}[/bold] in {', '.join(map(escape, group.ledgers))}",
+                soft_wrap=True,
             )
             console.print(f"  all rounds that are planned: {group.planned}", soft_wrap=True)
             console.print(f"  released so far: {group.released}", soft_wrap=True)
         worst = found.worst
         console.print(
-            f"worst: ε ≤ {rounded_up(worst.planned.epsilon)} at δ = {rounded_up(worst.planned.delta, 6)} for {worst.users} users"
+            f"worst: ε ≤ {rounded_up(worst.planned.epsilon)} at δ = {rounded_up(worst.planned.delta, 6)} for {counted(worst.users, 'user', 'users')}"
             f"; samplings: {', '.join(found.samplings)}" + (" — SIMULATION: nothing here is private" * found.simulated),
             soft_wrap=True,
         )
@@ -197,7 +199,10 @@ def adopt(
     """
     with explained_errors():
         released = ledger.adopt(path, NoiseKey.from_file(key_file, runs=runs))
-    console.print(f"{path} is adopted after {released} released rounds, and goes on with {key_file}", soft_wrap=True)
+    console.print(
+        f"{path} is adopted after {counted(released, 'released round', 'released rounds')}, and goes on with {key_file}",
+        soft_wrap=True,
+    )
 
 
 @app.command()

@@ -10,6 +10,7 @@ from fedcgd.accounting import JointGuarantee
 from fedcgd.ledger.recorded_run import recorded
 from fedcgd.ledger.together import Together
 from fedcgd.ledger.verification import verify
+from fedcgd.ledger.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None
             *_budget_problems(together, members),
         ),
         copies=tuple(
-            f"{run.name} is a copy that went its own way after {run.shared} rounds: those count once, and the later rounds of "
+            f"{run.name} is a copy that went its own way after {counted(run.shared, 'round', 'rounds')}: those count once, and the later rounds of "
             "each copy count"
             for run in runs
             if run.went_apart
@@ -103,14 +104,14 @@ def _budget_problems(together: Together, members: Mapping[tuple[int, ...], int])
     for i, run in enumerate(together.runs):
         if missing := together.missing(i):
             found.append(
-                f"{run.name} counted {len(missing)} earlier runs whose ledgers are not given (streams {', '.join(missing)}): "
+                f"{run.name} counted {counted(len(missing), 'earlier run whose ledger is', 'earlier runs whose ledgers are')} not given (streams {', '.join(missing)}): "
                 "what follows is without them"
             )
         counted = {} if run.budget is None else run.budget["after"]
         unknown = sum(one.went_apart and one.id not in counted and one.run_id in counted for one in together.runs)
         if unknown:
             found.append(
-                f"{run.name} counted a run of which {unknown} copies more are given: its budget is without those"
+                f"{run.name} counted a run of which {counted(unknown, 'more copy is', 'more copies are')} given: its budget is without those"
             )
         epsilon = 0.0 if run.budget is None else run.budget["epsilon"]
         beyond = sum(
@@ -119,5 +120,7 @@ def _budget_problems(together: Together, members: Mapping[tuple[int, ...], int])
             if i in inside and not together.admits(i, inside[: inside.index(i)])
         )
         if beyond:
-            found.append(f"{beyond} users are in {run.name} beyond its joint budget of ε = {epsilon:g}")
+            found.append(
+                f"{counted(beyond, 'user is', 'users are')} in {run.name} beyond its joint budget of ε = {epsilon:g}"
+            )
     return found

@@ -126,7 +126,7 @@ def test_an_old_copy_is_refused(tmp_path: Path, key_file: Path) -> None:
     shutil.copy(path, tmp_path / "old.db")
     with opened(path, key_file) as ledger:
         release(ledger, 1)
-    with pytest.raises(ValueError, match="has 1 released rounds on record, and this key has released 2 of this run"):
+    with pytest.raises(ValueError, match="has 1 released round on record, and this key has released 2 of this run"):
         opened(tmp_path / "old.db", key_file)
 
 
