@@ -156,7 +156,7 @@ def test_the_statement_says_how_often_the_best_guess_is_right():
     assert attacker.gaussian_mu == pytest.approx(1.666, abs=5e-4)
     assert attacker.value == pytest.approx(norm.cdf(attacker.gaussian_mu / 2), rel=1e-9)
     said = sentence(plan.guarantee(), attacker=attacker, simulated=False, sound=True)
-    assert "in at most 79.77 % of cases (all releases together are at most a Gaussian mechanism with μ = 1.667)" in said
+    assert "in at most 79.76 % of cases (all releases together are at most a Gaussian mechanism with μ = 1.667)" in said
 
 
 def test_the_page_draws_the_curve_of_the_best_attackers(path, tmp_path):

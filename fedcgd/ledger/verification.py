@@ -16,7 +16,7 @@ from fedcgd.ledger.identity import identity_of
 from fedcgd.ledger.recorded_keepers import RecordedKeepers, recorded_keepers
 from fedcgd.ledger.recorded_run import BUDGET
 from fedcgd.ledger.store import reader, sha256, unpack_ids
-from fedcgd.ledger.wording import counted
+from fedcgd.ledger.wording import so_many
 from fedcgd.plan import Plan
 
 
@@ -81,7 +81,7 @@ def verify(path: Path | str) -> Verification:
             problems.append(f"the released rounds are not 0 … {released - 1}, once each")
         if released > plan.participation.rounds:
             problems.append(
-                f"{counted(released, 'round is', 'rounds are')} released, and {plan.participation.rounds} are accounted for"
+                f"{so_many(released, 'round is', 'rounds are')} released, and {plan.participation.rounds} are accounted for"
             )
         # Nonces are 128 random bits, and equal by no chance; of a simulation, numbers of tries.
         key = "nonce" if not simulated else "round, nonce"
@@ -92,10 +92,10 @@ def verify(path: Path | str) -> Verification:
             "SELECT count(*) FROM attempts WHERE state IN ('released', 'spent') AND nonce IS NULL"
         ).fetchone()
         if doubled:
-            problems.append(counted(doubled, "nonce is", "nonces are") + " on record for two sums")
+            problems.append(so_many(doubled, "nonce is", "nonces are") + " on record for two sums")
         if without:
             problems.append(
-                counted(without, "released round has", "released rounds have") + " no nonce, and so no noise"
+                so_many(without, "released round has", "released rounds have") + " no nonce, and so no noise"
             )
         problems += _participation_problems(connection, plan)
         settings = json.loads(configuration)
@@ -152,4 +152,4 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
         ("user has counters that differ", "users have counters that differ", " from the cohorts on record"): differing,
         ("participant is", "participants are", " not in the table of users"): unknown,
     }
-    return [counted(number, words[0], words[1]) + "".join(words[2:]) for words, number in found.items() if number]
+    return [so_many(number, words[0], words[1]) + "".join(words[2:]) for words, number in found.items() if number]

@@ -104,7 +104,7 @@ def test_of_two_that_begin_at_once_the_later_looks_again(tmp_path: Path) -> None
         registry.begin("one", "settings", "one.db")
         with registry.release("one", 0, [7]):
             pass
-        with pytest.raises(ValueError, match=r"began the same run on .* one.db, which has released 1 rounds"):
+        with pytest.raises(ValueError, match=r"began the same run on .* one.db, which has released 1 round;"):
             registry.begin("two", "settings", "two.db")
         assert registry.run("two") is None
 
