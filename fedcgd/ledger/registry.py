@@ -103,9 +103,9 @@ class Registry:
                     raise ValueError(
                         f"{ledger} has released {so_many(len(nonces), 'round', 'rounds')}, and {self._path}, the register of its "
                         "key's runs, does not know of it: the register was lost or is another, and nobody can say whether "
-                        "another copy of the run has gone on. Put the register back. If it is lost and this is the latest ledger, "
-                        "say so once: "
-                        f"fedcgd ledger adopt {ledger} --key-file FILE, or fedcgd.ledger.adopt(path, key); it is on record then"
+                        "another copy of the run has gone on. Put the register back. If it is lost and this is the "
+                        f"latest ledger, say so once: fedcgd ledger adopt {ledger} --key-file FILE, or "
+                        "fedcgd.ledger.adopt(path, key); it is on record then"
                     )
                 self._insert(stream_id, settings, ledger)
                 found = 0, None
