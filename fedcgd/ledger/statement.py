@@ -132,6 +132,7 @@ def sentence(
         )
     if not sound:
         return "The records of this run contradict each other or the plan: NO guarantee can be given for it."
+    assert attacker is not None  # it is known where something is promised
     return (
         f"All models that this run releases, together, are ({rounded_up(whole.epsilon)}, {rounded_up(whole.delta, 6)})-"
         f"differentially private for every user (adjacency: {whole.adjacency}): anyone who sees all of them, and knows "
