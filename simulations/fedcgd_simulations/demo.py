@@ -80,7 +80,7 @@ def table(runs: list[dict[str, Any]]) -> Table:
 
 def gain(runs: list[dict[str, Any]]) -> str:
     """What the last run gains over the others, in points."""
-    last = runs[-1]["accuracy"][-1]
+    last = float(runs[-1]["accuracy"][-1])
     points = [f"{100 * (last - run['accuracy'][-1]):+.1f} points against {_named(run)}" for run in runs[:-1]]
     return (
         f"{runs[-1]['label']}, with nothing kept secret: "
@@ -90,7 +90,7 @@ def gain(runs: list[dict[str, Any]]) -> str:
 
 
 def _named(run: dict[str, Any]) -> str:
-    return run["label"] + ("" if run["sampling"] == "none" else f" with {run['sampling']} sampling")
+    return str(run["label"]) + ("" if run["sampling"] == "none" else f" with {run['sampling']} sampling")
 
 
 def main(
