@@ -14,6 +14,7 @@ from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedAvgM
+from shared import record
 
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, export, verify
@@ -43,10 +44,6 @@ MECHANISM = LambdaCGD(0.8)
 KEY = NoiseKey.simulation(3)
 COUNTED = AdaptiveClipping(count_noise=1e-4)
 """Settings under which tiny noise still leaves the count a good part of the norm."""
-
-
-def record(values) -> ArrayRecord:
-    return ArrayRecord({"w": Array(np.asarray(values, np.float32))})
 
 
 def directions(count: int) -> np.ndarray:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
-from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from shared import record
 
 from fedcgd.audit.audit import AuditResult, audit_canaries, canary_scores, overused
 from fedcgd.keys import NoiseKey
@@ -18,10 +18,6 @@ from fedcgd_flower.update import clipped_update
 PARTICIPATION = Participation(rounds=8, min_separation=4)
 CANARIES = 240
 CLIP = 0.5
-
-
-def record(values) -> ArrayRecord:
-    return ArrayRecord({"w": Array(np.asarray(values, np.float32))})
 
 
 def run(mechanism: Mechanism, claim: float, names_each: int = 1) -> tuple[AuditResult, list[tuple[int, ...]]]:

@@ -3,28 +3,21 @@
 import numpy as np
 import oracles_curvature as oracle
 import pytest
+import shared
 
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.loss import final_loss, gradient_norm, losses
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import (
     BISR,
-    BLT,
     BSR,
-    DPSGD,
-    BandedToeplitz,
-    BandInvMF,
-    BinaryTree,
     Dense,
     LambdaCGD,
     Normalized,
-    NuDPFTRL,
-    SquareRootToeplitz,
     inverse_matrix,
     matrix,
 )
 from fedcgd.mechanisms.adjoint import transposed_inverse
-from fedcgd.mechanisms.dense import Diagonal
 
 N = 45
 EIGENVALUES = [1.9, 1.0, 1.0, 0.3, 0.05, 0.0]
@@ -39,26 +32,13 @@ def random_band(n: int, p: int) -> Dense:
 
 
 MECHANISMS = [
-    DPSGD(),
-    LambdaCGD(0.7),
-    BISR(4),
+    *shared.MECHANISMS.values(),
     BISR(40),
-    BSR(4),
     BSR(40),
-    BandedToeplitz((1.0, 0.6, 0.4)),
-    BandInvMF((1.0, -0.6, 0.1)),
-    BLT((0.3, 0.2), (0.9, 0.4)),
-    SquareRootToeplitz(),
-    NuDPFTRL(0.05),
-    BinaryTree(),
-    Diagonal(),
     random_band(N, 4),
     random_band(N, N),
-    Normalized(LambdaCGD(0.7)),
-    Normalized(BISR(4)),
+    *shared.NORMALIZED.values(),
     Normalized(BSR(40)),
-    Normalized(BLT((0.3, 0.2), (0.9, 0.4))),
-    Normalized(SquareRootToeplitz()),
 ]
 
 

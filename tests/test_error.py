@@ -5,16 +5,15 @@ import math
 import numpy as np
 import oracles_mechanisms as oracle
 import pytest
+import shared
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import norm
 
 from fedcgd.cli.options import participation_of
 from fedcgd.mechanisms import (
     BISR,
-    BLT,
     BSR,
     DPSGD,
-    BandedToeplitz,
     BandInvMF,
     BinaryTree,
     Dense,
@@ -32,24 +31,7 @@ from fedcgd.participation import Participation
 
 N = 24
 BAND = np.linspace(1, 0.1, 3) * (np.arange(N)[:, None] + np.arange(3) < N) * np.linspace(1, 2, N)[:, None]
-MECHANISMS = [
-    DPSGD(),
-    LambdaCGD(0.7),
-    BISR(4),
-    BandInvMF((1.0, -0.5, -0.1, 0.2)),
-    BSR(5),
-    BandedToeplitz((1.0, 0.6, -0.3)),
-    BLT((0.3, 0.1), (0.95, 0.6)),
-    SquareRootToeplitz(),
-    NuDPFTRL(0.2),
-    BinaryTree(),
-    Diagonal(),
-    Dense("band-mf", BAND),
-    Normalized(LambdaCGD(0.7)),
-    Normalized(BSR(5)),
-    Normalized(BLT((0.3, 0.1), (0.95, 0.6))),
-    Normalized(SquareRootToeplitz()),
-]
+MECHANISMS = [*shared.MECHANISMS.values(), Dense("band-mf", BAND), *shared.NORMALIZED.values()]
 RATES = tuple(np.cos(np.linspace(0, 1.4, N)).tolist())
 WORKLOADS = [PREFIX_SUMS, momentum_workload(0.9), Workload(learning_rates=RATES), Workload(0.5, RATES)]
 

@@ -2,18 +2,15 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
+from shared import record
 
 from fedcgd_flower import inner_state
 from fedcgd_flower.inner import inner_step
 from fedcgd_flower.inner_request import inner_request
 
 START = np.array([1.0, -2.0, 0.5], np.float32)
-
-
-def record(values) -> ArrayRecord:
-    return ArrayRecord({"w": Array(np.asarray(values, np.float32))})
 
 
 def run(inner: Strategy, means: list[np.ndarray], *, first: int = 1, start=START) -> np.ndarray:

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from shared import record
 from typer.testing import CliRunner
 
 from fedcgd.cli import app
@@ -46,10 +47,6 @@ PLAN = {
     "noise_multiplier": 2.0,
     "delta": 1e-5,
 }
-
-
-def record(values) -> ArrayRecord:
-    return ArrayRecord({"w": Array(np.asarray(values, np.float32))})
 
 
 def shifting(amount: float):

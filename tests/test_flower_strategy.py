@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import (
     MultiKrum,
     QFedAvg,
 )
+from shared import record
 
 from fedcgd.accounting import calibrate
 from fedcgd.keys import NoiseKey
@@ -45,10 +46,6 @@ def on_the_grid(noise: np.ndarray, rounds_and_attempts, key: bytes = KEY.noise) 
     stream = NoiseStream(key).derive("smoothing")
     smoothing = np.stack([stream.words(t, a, 0, SIZE) / 2.0**39 for t, a in rounds_and_attempts])
     return STEP * np.rint((noise + smoothing) / STEP)
-
-
-def record(values) -> ArrayRecord:
-    return ArrayRecord({"w": Array(np.asarray(values, np.float32))})
 
 
 def shifting(amount: float):

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import shared
 
-from fedcgd.mechanisms import BISR, BLT, BSR, DPSGD, BinaryTree, Diagonal, LambdaCGD, Normalized, inverse_matrix
+from fedcgd.mechanisms import BLT, BSR, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Grid
 from fedcgd.participation import Participation
@@ -17,17 +18,7 @@ from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 ROUNDS, SIZE, STEP = 12, 50, 2.0**-22
 STREAM = NoiseStream(bytes(range(32)))
 NONCES = [0, 3, 0, 0, 7, 0, 2**127 + 5, 0, 1, 0, 0, 2**128 - 1]
-MECHANISMS = [
-    DPSGD(),
-    LambdaCGD(0.8),
-    BISR(4),
-    BSR(4),
-    BLT((0.2, 0.1), (0.9, 0.5)),
-    BinaryTree(),
-    Diagonal(),
-    Normalized(BSR(3)),
-    Normalized(LambdaCGD(0.5)),
-]
+MECHANISMS = [*shared.MECHANISMS.values(), *shared.NORMALIZED.values()]
 
 
 def source(mechanism, mode=None) -> NoiseSource:
@@ -110,7 +101,7 @@ def test_another_process_goes_on_from_the_nonces_alone() -> None:
 
 
 def test_the_mechanism_chooses_what_is_less_work() -> None:
-    modes = {type(m).__name__: source(m).mode for m in MECHANISMS[:6]}
+    modes = {type(m).__name__: source(m).mode for m in list(shared.MECHANISMS.values())[:6]}
     assert modes == {
         "DPSGD": "replay",
         "LambdaCGD": "replay",

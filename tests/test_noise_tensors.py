@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import shared
 import torch
 
-from fedcgd.mechanisms import BISR, BLT, BSR, BinaryTree, LambdaCGD
+from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream, tensors
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.tensors import GpuKernels, TensorNormals, gpu_kernels
@@ -16,7 +17,7 @@ from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
 STREAM, GRID = NoiseStream(bytes(range(32))), Grid(2.0**-18)
 NONCES = [0, 5, 0, 2**128 - 1, 0, 0, 3, 0, 0]
-MECHANISMS = [LambdaCGD(0.8), BISR(3), BSR(4), BLT((0.2, 0.1), (0.9, 0.5)), BinaryTree()]
+MECHANISMS = [shared.MECHANISMS[name] for name in ("lambda-cgd", "bisr", "bsr", "blt", "tree")]
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared import record
 from typer.testing import CliRunner
 
 from fedcgd.accounting import PastRun, compose
@@ -45,10 +46,6 @@ KEY = NoiseKey.simulation(11)
 BOUNDS = {"eval_loss": 4.0, "eval_acc": 1.0}
 USERS = 12
 ROUNDS = 6
-
-
-def record(values) -> ArrayRecord:
-    return ArrayRecord({"w": Array(np.asarray(values, np.float32))})
 
 
 def truth(user: str) -> dict[str, float]:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from fake_grid import FakeGrid, FakeNode
-from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from shared import record
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
@@ -34,10 +34,6 @@ NOISELESS = Plan(
 )
 NOISY = replace(NOISELESS, noise_multiplier=2.0)
 SIZE = 6
-
-
-def record(values) -> ArrayRecord:
-    return ArrayRecord({"w": Array(np.asarray(values, np.float32))})
 
 
 def grid() -> FakeGrid:
