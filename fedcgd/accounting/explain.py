@@ -107,6 +107,18 @@ def _participation(participation: Participation) -> Step:
             f"probability q = {q:g}.",
             q,
         )
+    if participation.sampling == "b-min-sep":
+        start = (
+            "a warm start: the round from which it may is drawn at first, so that cohorts are as large at the start as later"
+            if participation.warm_start
+            else "all free at the start: every user may take part from the first round"
+        )
+        return Step(
+            "participation",
+            f"n = {n} rounds; in each that is at least b = {b} after its last, a user takes part with probability p = {q:g}, in "
+            f"{participation.expected_rate:g} of all rounds in the long run; {start}.",
+            q,
+        )
     k = participation.participations
     return Step(
         "participation",
@@ -130,6 +142,7 @@ _ADD_OR_REMOVE = {
     "balls-in-bins": _INDEPENDENT_TURNS,
     "poisson": _INDEPENDENT_TURNS,
     "cyclic-poisson": _INDEPENDENT_TURNS,
+    "b-min-sep": _INDEPENDENT_TURNS,
 }
 
 _SAMPLING = {
@@ -154,6 +167,13 @@ _SAMPLING = {
         "own coin, independently of everything else. The deployment must keep the outcomes secret (also the size of "
         "the cohort), must not move users between groups, must not fill up or cut cohorts, must not replace absent "
         "users, and must divide by a fixed number."
+    ),
+    "b-min-sep": (
+        "Each user tosses its own coin in each round in which it may take part again, independently of everything else: of other "
+        "users, of who is there, and of what was released. The deployment must keep the coins secret (also the size of the "
+        "cohort), must let the coin of a user who is drawn but away be spent (it rests as if it had taken part), must "
+        "not fill up or cut cohorts, must not replace absent users, and must divide by a fixed number. A limit "
+        "to a user's rounds may be kept."
     ),
 }
 
@@ -190,6 +210,10 @@ def _sensitivity(mechanism: Mechanism, participation: Participation, guarantee: 
     )
     if participation.sampling == "balls-in-bins":
         statement += " This is for an adversary who knows the bin; the method below profits from the bin being secret."
+    if participation.sampling == "b-min-sep":
+        statement += (
+            " This is for an adversary who knows the coins; the method below profits from the coins being secret."
+        )
     return Step("sensitivity", statement, found.value)
 
 
@@ -200,7 +224,7 @@ def _confidence(guarantee: Guarantee) -> Step:
     return Step(
         "confidence",
         f"The calculation draws random numbers, and they mislead it with probability at most {rounded_up(risk)} over their "
-        f"seed; this is part of δ = {guarantee.delta:g}. The seed is a hash of the question, so that nobody chooses it; "
-        "the deterministic method needs none.",
+        f"seed; this is part of δ = {guarantee.delta:g}. The seed is a hash of the question, so that nobody chooses it"
+        + ("." if guarantee.sampling == "b-min-sep" else "; the deterministic method needs none."),
         1 - risk,
     )

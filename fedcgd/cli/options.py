@@ -26,6 +26,7 @@ class SamplingName(StrEnum):
     BALLS_IN_BINS = "balls-in-bins"
     POISSON = "poisson"
     CYCLIC_POISSON = "cyclic-poisson"
+    B_MIN_SEP = "b-min-sep"
 
 
 class ErrorName(StrEnum):
@@ -127,7 +128,7 @@ class WhenOptions:
         int | None,
         typer.Option(
             "--participations",
-            help="A user takes part at most k times (Poisson: in expectation). Default: ⌈rounds / separation⌉.",
+            help="A user takes part at most k times (Poisson, b-min-sep: in expectation). Default: ⌈rounds / separation⌉.",
         ),
     ] = None
     sampling_rate: Annotated[
@@ -136,8 +137,8 @@ class WhenOptions:
             "--sampling-rate",
             parser=rate,
             metavar="Q",
-            help="Poisson: the probability q with which a user (cyclic-poisson: of the round's group) takes part in a round, as "
-            "a number or like 128/50000; in place of --participations.",
+            help="Poisson: the probability q with which a user (cyclic-poisson: of the round's group; b-min-sep: one that may "
+            "take part again) takes part in a round, as a number or like 128/50000; in place of --participations.",
         ),
     ] = None
     separation: Annotated[
@@ -146,11 +147,25 @@ class WhenOptions:
     sampling: Annotated[
         SamplingName, typer.Option("--sampling", help="How a user's rounds are chosen; what is assumed must be done.")
     ] = SamplingName.NONE
+    cold_start: Annotated[
+        bool,
+        typer.Option(
+            "--cold-start",
+            help="b-min-sep: every user may take part from the first round; without, the round from which it may is "
+            "drawn, so that cohorts are as large at the start as later.",
+        ),
+    ] = False
 
     def participation(self, rounds: int, bands: int | None = None) -> Participation:
         """The participation that the options describe, for a mechanism with so many bands (None: it has no such number)."""
         return participation_of(
-            self.sampling.value, rounds, self.separation, self.participations, bands, rate=self.sampling_rate
+            self.sampling.value,
+            rounds,
+            self.separation,
+            self.participations,
+            bands,
+            rate=self.sampling_rate,
+            warm=not self.cold_start,
         )
 
 
@@ -283,16 +298,20 @@ def participation_of(
     bands: int | None,
     *,
     rate: float | None = None,
+    warm: bool = True,
 ) -> Participation:
     """The participation that the options describe.
 
     For Poisson sampling q is `rate`, or k = `participations` is a user's expected number, so q = k/n; with p groups (cyclic) a
-    user is in the drawn group in n/p rounds, so q = p·k/n.
+    user is in the drawn group in n/p rounds, so q = p·k/n. For b-min-sep it is in one of 1/q + b − 1 rounds, so that
+    q = 1/(n/k − b + 1).
     """
+    if not warm and sampling != "b-min-sep":
+        raise ValueError(f"--cold-start is for b-min-sep sampling, not for {sampling}; leave it out")
     if sampling in ("none", "balls-in-bins"):
         if rate is not None:
             raise ValueError(
-                f"--sampling-rate is for poisson and cyclic-poisson sampling, not for {sampling}; leave it out"
+                f"--sampling-rate is for poisson, cyclic-poisson and b-min-sep sampling, not for {sampling}; leave it out"
             )
         return Participation(
             rounds=rounds, min_separation=separation, max_participations=participations, sampling=sampling
@@ -303,6 +322,17 @@ def participation_of(
         raise ValueError(
             f"{sampling} sampling needs --sampling-rate (q), or --participations, the expected number of a user's "
             "participations: one of the two"
+        )
+    if sampling == "b-min-sep":
+        if participations is not None:
+            if not 1 <= participations <= rounds / separation:
+                raise ValueError(
+                    f"participations must be in 1 … {rounds // separation}, the rounds that fit {separation} "
+                    f"apart; got {participations}"
+                )
+            rate = 1 / (rounds / participations - separation + 1)
+        return Participation(
+            rounds=rounds, min_separation=separation, sampling=sampling, sampling_rate=rate, warm_start=warm
         )
     if separation != 1 and sampling == "poisson":
         raise ValueError(f"poisson sampling has no separation, got {separation}; leave --separation out")

@@ -108,6 +108,7 @@ def when(participation: Participation) -> dict[str, Any]:
         "min_separation": participation.min_separation,
         "sampling": str(participation.sampling),
         "sampling_rate": participation.sampling_rate,
+        **({} if participation.warm_start else {"warm_start": False}),
     }
 
 
@@ -116,6 +117,12 @@ def when_text(participation: Participation) -> str:
     n, b, q = participation.rounds, participation.min_separation, participation.sampling_rate
     if q is None:
         return f"n = {n} rounds, a user in at most k = {participation.participations} of them, at least b = {b} apart"
+    if participation.sampling == "b-min-sep":
+        start = "a warm start" if participation.warm_start else "all free at the start"
+        return (
+            f"n = {n} rounds, a user in each, at least b = {b} after its last, with probability p = {q:.6g} "
+            f"(in {participation.expected_rate:.6g} of all rounds; {start})"
+        )
     groups = f", users in {b} groups that take turns" if participation.sampling == "cyclic-poisson" else ""
     return f"n = {n} rounds{groups}, a user in each with probability q = {q:.6g}"
 
@@ -162,7 +169,7 @@ def _sensitivity_exact(mechanism: Mechanism, participation: Participation, guara
     """Whether the guarantee's sensitivity is that of C, or an upper bound; None where the method has none."""
     if guarantee.sensitivity is None:
         return None
-    if participation.sampling_rate is None:
+    if participation.sampling not in ("poisson", "cyclic-poisson"):
         return guarantee.exact  # the Gaussian mechanism is exact itself
     from fedcgd.mechanisms.sensitivity import sensitivity
 

@@ -200,6 +200,12 @@ def _runs(earlier: int) -> str:
 
 
 def _participation(participation: dict[str, Any]) -> str:
+    if participation["sampling"] == "b-min-sep":
+        start = "" if participation.get("warm_start", True) else ", all free at the start"
+        return (
+            f"with probability {participation['sampling_rate']:g} in each round at least "
+            f"{participation['min_separation']} after its last{start}"
+        )
     if participation["sampling_rate"] is not None:
         return f"in each of its rounds with probability {participation['sampling_rate']:g}"
     rounds, separation, most = (participation[name] for name in ("rounds", "min_separation", "max_participations"))

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.participation import Participation
-from fedcgd.participation.cohorts import bin_of, place
+from fedcgd.participation.cohorts import bin_of, place, rounds_of
 
 Indices = NDArray[np.intp]
 
@@ -28,6 +28,7 @@ class RoundBatches(BatchSampler):
     - none: a fixed split in a random order, the same in every epoch.
     - balls-in-bins: each example in one bin, drawn once.
       (Both as a server draws users that are called "0", "1", …: `fedcgd.participation.cohorts`.)
+    - b-min-sep: each example by coins of its own, at least `min_separation` rounds apart, drawn once for the whole run.
     - poisson, cyclic-poisson: drawn anew in each round, for cyclic from the round's group of a fixed random split.
 
     All draws are pure functions of the secret that `key()` returns; it may change when a checkpoint is loaded.
@@ -91,14 +92,14 @@ class RoundBatches(BatchSampler):
         groups = self.groups()
         group = groups[round % len(groups)]
         rate = self._participation.sampling_rate
-        if rate is None:
+        if rate is None or self._participation.sampling == "b-min-sep":
             return group
         draws = self._uniform(f"round {round}", len(group))
         # As integers, so that a rate of 1 takes everyone and no rounding raises the rate.
         return group[draws < np.uint64(int(rate * 2**64))] if rate < 1 else group
 
     def groups(self) -> list[Indices]:
-        """The examples of each bin, or of each part of the fixed split."""
+        """The examples of each bin, of each part of the fixed split, or of each round."""
         key = self._key()
         if self._groups is None or self._groups[0] != key:
             self._groups = key, self._split()
@@ -112,6 +113,12 @@ class RoundBatches(BatchSampler):
         if self._participation.sampling == "balls-in-bins":
             bins = np.array([bin_of(str(i), groups, key) for i in examples])
             return [np.flatnonzero(bins == j) for j in range(groups)]
+        if self._participation.sampling == "b-min-sep":
+            drawn: list[list[int]] = [[] for _ in range(self._participation.rounds)]
+            for i in examples:
+                for round in rounds_of(str(i), self._participation, key):
+                    drawn[round].append(i)
+            return [np.array(batch, dtype=np.intp) for batch in drawn]
         order = np.argsort(np.array([place(str(i), key) for i in examples], np.uint64), kind="stable")
         return [np.sort(part) for part in np.array_split(order, groups)]
 

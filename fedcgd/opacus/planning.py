@@ -138,6 +138,11 @@ def participation_of(steps: int, epochs: int, sampling: Sampling, groups: int | 
     if (groups is not None) != (sampling == "cyclic-poisson"):
         raise ValueError(f"groups goes with cyclic-poisson sampling, got groups={groups} and sampling {sampling!r}")
     rounds = epochs * steps
+    if sampling == "b-min-sep":
+        raise ValueError(
+            "sampling 'b-min-sep' needs a plan=, which says how many rounds apart: Participation(rounds=epochs * steps, "
+            "min_separation=b, sampling='b-min-sep', sampling_rate=1 / (steps - b + 1))"
+        )
     if sampling == "poisson":
         return Participation(rounds=rounds, sampling=sampling, sampling_rate=1 / steps)
     if groups is None:

@@ -125,7 +125,19 @@ def check_fits(participation: Participation, steps: int) -> None:
             "rounds, epochs · len(data_loader)"
         )
     rate = participation.sampling_rate
-    if rate is not None:
+    if participation.sampling == "b-min-sep":
+        assert participation.expected_rate is not None
+        if not math.isclose(participation.expected_rate * steps, 1.0, rel_tol=1e-9):
+            remedy = (
+                f"plan with sampling_rate=1/{steps - separation + 1}"
+                if separation <= steps
+                else f"plan with a min_separation of at most {steps}"
+            )
+            raise ValueError(
+                f"the plan expects {participation.expected_rate:.6g} of the examples in a batch, and a data loader with "
+                f"{steps} steps an epoch has batches of 1/{steps} of them: {remedy}"
+            )
+    elif rate is not None:
         if not math.isclose(rate * steps, separation, rel_tol=1e-9):
             raise ValueError(
                 f"the plan's sampling_rate is {rate}, and a data loader with {steps} steps an epoch has batches of "
