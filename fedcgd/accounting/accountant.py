@@ -59,6 +59,10 @@ class Accountant(ABC):
         found = self._sigma_for(epsilon, delta, progress)
         return self._guarantee(found, epsilon, delta, found.value, self.participation.rounds)
 
+    def rough_noise_multiplier(self, *, epsilon: float, delta: float) -> float:
+        """About σ, to compare mechanisms by, in less time where `noise_multiplier` draws: never what a run is planned with."""
+        return self.noise_multiplier(epsilon=epsilon, delta=delta).noise_multiplier
+
     def epsilon(
         self, *, noise_multiplier: float, delta: float, released: int | None = None, progress: Progress = silent
     ) -> Guarantee:

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from fedcgd.accounting import calibrate
+from fedcgd.accounting import accountant, calibrate
 from fedcgd.curvature.loss import final_loss
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
@@ -78,10 +78,10 @@ def select_lambda(
     """
     if objective not in get_args(Objective):
         raise ValueError(f"objective must be one of {', '.join(get_args(Objective))}, got {objective!r}")
-    if participation.sampling not in ("none", "balls-in-bins"):
+    if participation.sampling not in ("none", "balls-in-bins", "b-min-sep"):
         raise ValueError(
             f"there is no λ to select under {participation.sampling} sampling: it covers only λ = 0 (dp-sgd), because C_λ is not "
-            "banded; use sampling none or balls-in-bins"
+            "banded; use sampling none, balls-in-bins or b-min-sep"
         )
     if (objective == "curvature") != (curvature is not None):
         raise ValueError(
@@ -112,7 +112,7 @@ def select_lambda(
         if progress is not None:
             progress(f"λ = {lam:.4f}, {number} of about {max(_CALIBRATIONS, number + 1)}")
         mechanism = _mechanism(lam, normalize)
-        sigma = calibrate(mechanism, participation, epsilon=epsilon, delta=delta).noise_multiplier
+        sigma = accountant(mechanism, participation).rough_noise_multiplier(epsilon=epsilon, delta=delta)
         return error(mechanism, sigma)
 
     # With one participation the best 1/(1 − λ) is near √n, with more it is smaller; 4n leaves room for any.
@@ -205,7 +205,7 @@ def select_bands(
         made = catalogue.mechanism(
             replace(spelling, value=p), participation(p), error=error, workload=workload, curvature=curvature
         )
-        return made, calibrate(made, participation(p), epsilon=epsilon, delta=delta).noise_multiplier
+        return made, accountant(made, participation(p)).rough_noise_multiplier(epsilon=epsilon, delta=delta)
 
     rounds = participation(1).rounds
     return best_bandwidth(candidate, numbers, rounds=rounds, error=error, workload=workload, curvature=curvature)

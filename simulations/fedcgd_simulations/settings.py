@@ -97,6 +97,8 @@ class Settings:
                 rounds=rounds, min_separation=groups, sampling="cyclic-poisson",
                 sampling_rate=min(1.0, groups * self.cohort / users),
             )  # fmt: skip
+        if self.sampling == "b-min-sep":
+            return Participation.b_min_sep(rounds, users=users, cohort_size=self.cohort)
         separation = min(separation, rounds)
         return Participation(
             rounds=rounds,

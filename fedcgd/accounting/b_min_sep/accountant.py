@@ -52,6 +52,11 @@ class BMinSepAccountant(Accountant):
         pmf = pmf_of_profile(multiples, np.array([point.delta for point in points]), step)
         return PrivacyLossDistribution(pmf), sum(point.failure_probability for point in points)
 
+    def rough_noise_multiplier(self, *, epsilon: float, delta: float) -> float:
+        """σ that a few draws propose, the same random numbers for every mechanism, so that differences between them are seen."""
+        question = _question(self.mechanism, self.participation, self.participation.rounds)
+        return search.propose(question, epsilon=epsilon, delta=delta)
+
     @property
     def _known(self) -> GaussianAccountant:
         return GaussianAccountant(self.mechanism, _without_sampling(self.participation))

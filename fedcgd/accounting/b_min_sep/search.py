@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from fedcgd.accounting import gaussian
-from fedcgd.accounting.accountant import Bound, Progress
+from fedcgd.accounting.accountant import Bound, Progress, silent
 from fedcgd.accounting.b_min_sep.add import AddDirection, LogRatios, draw_log_ratios
 from fedcgd.accounting.b_min_sep.columns import Columns
 from fedcgd.accounting.b_min_sep.law import Law
@@ -170,6 +170,17 @@ def calibrate(question: Question, *, epsilon: float, delta: float, progress: Pro
     highest = gaussian.sigma(epsilon=epsilon, delta=delta) * question.reach  # without amplification
     seed = question.seed("sigma", epsilon, delta)
     return _least(lambda sigma: question.at(sigma, epsilon), highest, delta, seed, progress, raise_by=1.002)
+
+
+def propose(question: Question, *, epsilon: float, delta: float) -> float:
+    """About the σ that `calibrate` returns, unconfirmed; by the same random numbers for every question."""
+    highest = gaussian.sigma(epsilon=epsilon, delta=delta) * question.reach
+    failure = failure_probability(delta)
+
+    def at(sigma: float) -> Point:
+        return question.at(sigma, epsilon)
+
+    return _proposed(at, highest, delta - failure, 0, failure / _TRIES, silent)[0]
 
 
 def epsilon(question: Question, *, sigma: float, delta: float, progress: Progress) -> Bound:

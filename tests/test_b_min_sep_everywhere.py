@@ -1,0 +1,152 @@
+"""b-min-sep from the command line to the ledger and the batches of Opacus: what is asked for, said and drawn
+is what is accounted for.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
+
+from fedcgd.accounting import compute_epsilon
+from fedcgd.accounting.explain import explain
+from fedcgd.accounting.selection import select_lambda
+from fedcgd.cli import app
+from fedcgd.keys import NoiseKey
+from fedcgd.ledger.statement import _participation
+from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+WHEN = ["--rounds", "60", "--separation", "6", "--delta", "1e-4", "--sampling", "b-min-sep"]
+
+
+def run(*words: str):
+    return CliRunner().invoke(app, list(words), env={"COLUMNS": "200", "TERM": "dumb"})
+
+
+def test_from_the_command_line() -> None:
+    """--participations is the expected number: 5 of 60 rounds are p = 1/(12 − 6 + 1)."""
+    found = run("epsilon", "--mechanism", "bsr:4", *WHEN, "--participations", "5", "--noise-multiplier", "2", "--json")
+    assert found.exit_code == 0, found.output
+    values = json.loads(found.stdout)
+    participation = Participation(rounds=60, min_separation=6, sampling="b-min-sep", sampling_rate=1 / 7)
+    assert values["sampling_rate"] == 1 / 7
+    assert "warm_start" not in values
+    assert values["epsilon"] == compute_epsilon(BSR(4), participation, noise_multiplier=2.0, delta=1e-4).epsilon
+    words = ("epsilon", "--mechanism", "bsr:4", *WHEN, "--sampling-rate", "1/7", "--noise-multiplier", "2")
+    assert "at least b = 6 after its last, with probability p = 0.142857 (in 0.0833333 of all" in run(*words).output
+    cold = json.loads(run(*words, "--cold-start", "--json").stdout)
+    assert cold["warm_start"] is False
+    assert cold["epsilon"] > values["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--participations", "11"], "participations must be in 1 … 10, the rounds that fit 6 apart; got 11"),
+        ([], "needs --sampling-rate"),
+        (["--sampling-rate", "0.1", "--method", "deterministic"], "leave --method out"),
+    ],
+)
+def test_what_is_refused(words: list[str], message: str) -> None:
+    found = run("epsilon", "--mechanism", "bsr:4", *WHEN, *words, "--noise-multiplier", "2")
+    assert found.exit_code == 2
+    assert message in " ".join(found.output.split())
+
+
+def test_cold_start_is_for_b_min_sep_alone() -> None:
+    with pytest.raises(ValueError, match="warm_start=False is for b-min-sep"):
+        Participation(rounds=4, warm_start=False)
+    found = run(
+        "epsilon",
+        "--mechanism",
+        "dp-sgd",
+        "--rounds",
+        "4",
+        "--noise-multiplier",
+        "2",
+        "--delta",
+        "1e-4",
+        "--cold-start",
+    )
+    assert found.exit_code == 2
+    assert "--cold-start is for b-min-sep" in " ".join(found.output.split())
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_plan_is_the_same_after_it_was_written_down(warm: bool) -> None:
+    """And records of other samplings have no further entry."""
+    participation = Participation(
+        rounds=12, min_separation=3, sampling="b-min-sep", sampling_rate=0.25, warm_start=warm
+    )
+    plan = Plan(mechanism=BSR(2), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+    described = json.loads(json.dumps(plan.to_description()))
+    assert Plan.from_description(described) == plan
+    assert ("warm_start" in described["participation"]) is not warm
+    said = _participation(described["participation"])
+    assert said.startswith("with probability 0.25 in each round at least 3 after its last")
+    assert said.endswith("all free at the start") is not warm
+
+
+def test_the_explanation_says_what_the_scheduler_must_do() -> None:
+    participation = Participation(rounds=12, min_separation=3, sampling="b-min-sep", sampling_rate=0.25)
+    steps = {
+        step.title: step.statement
+        for step in explain(DPSGD(), participation, clip_norm=1.0, delta=1e-3, noise_multiplier=2)
+    }
+    assert "the coin of a user who is drawn but away be spent" in steps["sampling"]
+    assert "a warm start" in steps["participation"]
+    assert "deterministic method" not in steps["confidence"]
+
+
+def opacus_batches(participation: Participation, examples: int, steps: int) -> list[np.ndarray]:
+    model = nn.Linear(2, 2)
+    plan = Plan(mechanism=BSR(2), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-6)
+    data = TensorDataset(torch.zeros(examples, 2), torch.zeros(examples, dtype=torch.long))
+    _, _, loader = CorrelatedPrivacyEngine(NoiseKey(bytes(range(32)))).make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        data_loader=DataLoader(data, batch_size=examples // steps),
+        plan=plan,
+    )
+    return [loader.batch_sampler.batch(t) for t in range(participation.rounds)]
+
+
+def test_batches_of_opacus_follow_the_coins() -> None:
+    """12,000 examples, 5 steps an epoch, b = 3: batches of 1/5 from the first round on, and no example again within 3 rounds."""
+    participation = Participation(rounds=20, min_separation=3, sampling="b-min-sep", sampling_rate=1 / 3)
+    batches = opacus_batches(participation, 12_000, 5)
+    sizes = np.array([len(batch) for batch in batches])
+    assert np.all(np.abs(sizes - 2400) < 5 * np.sqrt(12_000 * 0.2 * 0.8))
+    last = np.full(12_000, -3)
+    for round, batch in enumerate(batches):
+        assert np.all(round - last[batch] >= 3)
+        last[batch] = round
+
+
+def test_a_loader_that_does_not_fit_is_refused() -> None:
+    participation = Participation(rounds=20, min_separation=3, sampling="b-min-sep", sampling_rate=0.5)
+    with pytest.raises(ValueError, match="plan with sampling_rate=1/3"):
+        opacus_batches(participation, 100, 5)
+
+
+def test_rates_for_a_population_and_a_cohort() -> None:
+    participation = Participation.b_min_sep(60, users=1000, cohort_size=50)
+    assert (participation.min_separation, participation.sampling_rate) == (13, 1 / 8)
+    assert participation.expected_rate == 50 / 1000
+    with pytest.raises(ValueError, match=r"min_separation must be at most users/cohort_size = 20, got 21"):
+        Participation.b_min_sep(60, users=1000, cohort_size=50, min_separation=21)
+
+
+@pytest.mark.slow
+def test_less_privacy_asks_for_a_larger_lambda() -> None:
+    """ε = 8 against ε = 1, n = 60, 5 of 60 rounds: amplification prefers little correlation at a small ε."""
+    participation = Participation.b_min_sep(60, users=120, cohort_size=10)
+    found = [select_lambda(participation, objective="amplified-rmse", epsilon=e, delta=1e-3).lam for e in (8.0, 1.0)]
+    assert found[0] > found[1] + 0.1
+    assert LambdaCGD(found[0]) != LambdaCGD(found[1])
