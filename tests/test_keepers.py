@@ -343,6 +343,18 @@ def test_keepers_are_the_same_after_a_file(tmp_path: Path) -> None:
     assert stat.S_IMODE(record_file(tmp_path / "court.key").stat().st_mode) == 0o600
 
 
+def test_a_key_whose_record_is_lost_opens_nothing(tmp_path: Path) -> None:
+    """Else the rounds that it has opened could be opened again, for other lists."""
+    key = KeeperKey.from_file(tmp_path / "court.key", create=True)
+    keepers = Keepers(cards=(key.card("court"),), colluding=0)
+    Keeper.open(tmp_path / "court.key", keepers).close()
+    record_file(tmp_path / "court.key").unlink()
+    with pytest.raises(
+        ValueError, match=r"court\.key\.record, the record of what this keeper has opened, is not there"
+    ):
+        Keeper.open(tmp_path / "court.key", keepers)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

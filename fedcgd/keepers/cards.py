@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fedcgd.accounting.shares import NoiseShares
+from fedcgd.keepers.record import record_file
 from fedcgd.keys import NoiseKey
 
 SUITE = hpke.Suite(hpke.KEM.MLKEM768_X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
@@ -111,8 +112,11 @@ class KeeperKey:
 
     @staticmethod
     def from_file(path: Path | str, *, create: bool = False) -> "KeeperKey":
-        """The key in `path`; with `create`, made there, readable by its owner only. Raises as `NoiseKey.from_file`."""
-        return KeeperKey(NoiseKey.from_file(path, create=create))
+        """The key in `path`; with `create`, made there, readable by its owner only, with an empty record beside it.
+
+        Raises as `NoiseKey.from_file`.
+        """
+        return KeeperKey(NoiseKey.from_file(path, create=create, runs=record_file(path)))
 
     @staticmethod
     def simulation(simulation_seed: int, number: int) -> "KeeperKey":

@@ -73,11 +73,18 @@ class Keeper:
         """The keeper whose key is in `key_file`, with its record beside it (keeper.key.record for keeper.key).
 
         Raises:
-            ValueError: if the key belongs to none of `keepers`, or others may read it.
+            ValueError: if the key belongs to none of `keepers`, others may read it, or its record is lost.
             FileNotFoundError: if there is no key file.
         """
         key = KeeperKey.from_file(key_file)
         card = keepers.card_of(key)
+        try:
+            key.noise.check_register()
+        except ValueError:
+            raise ValueError(
+                f"{record_file(key_file)}, the record of what this keeper has opened, is not there: without it a round could be "
+                "opened twice. Put it back; if it is lost, this key serves no run any more"
+            ) from None
         return cls(key, Record.open(record_file(key_file), card.fingerprint), card)
 
     @classmethod

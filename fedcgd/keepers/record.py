@@ -196,6 +196,8 @@ def read(path: Path | str) -> Recorded:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no keeper's record at {path}")
+    if not path.stat().st_size:
+        raise ValueError(f"{path} is empty: its keeper has opened nothing yet")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0)) as connection:
             created, fingerprint, context, agreement = connection.execute(

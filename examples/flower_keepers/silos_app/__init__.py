@@ -1,0 +1,1 @@
+"""Three silos as keepers."""

@@ -1,0 +1,41 @@
+"""A silo: it hosts patients, masks what it sends, and is a keeper if its configuration names a key.
+
+    flower-supernode … --node-config 'silo=0 silos=3 keepers="/srv/keepers.toml" keeper="/srv/keeper.key"'
+
+The file that says who the keepers are is the silo's own, and not one that comes with the app.
+"""
+
+import os
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+from flwr.clientapp import ClientApp
+
+from fedcgd.keepers import Keepers
+from fedcgd_flower import host_users, sequential_training
+
+PATIENTS = 60
+SIZE = 100
+
+
+def patients(context: Context) -> list[str]:
+    """The ids of this silo's patients, the same whenever it comes back."""
+    silo, silos = int(context.node_config["silo"]), int(context.node_config["silos"])
+    return [f"patient {i}" for i in range(silo, PATIENTS, silos)]
+
+
+def train(model: ArrayRecord, patient: str, config: ConfigRecord, context: Context) -> ArrayRecord:
+    """Half the way from the model to what is true of this patient."""
+    number = int(patient.split()[1])
+    truth = np.random.default_rng(number).normal(1.0, 0.1, SIZE).astype(np.float32)
+    start = model["w"].numpy()
+    return ArrayRecord({"w": Array(start + np.float32(0.5) * (truth - start))})
+
+
+app = ClientApp()
+host_users(
+    app,
+    patients,
+    sequential_training(train),
+    keepers=Keepers.from_file(os.environ.get("KEEPERS", "/srv/keepers.toml")),
+)

@@ -1,0 +1,35 @@
+"""The server: it draws cohorts, adds what arrives, and asks the keepers to open the sum."""
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from fedcgd import NoiseKey, Participation, Plan
+from fedcgd.keepers import Keepers
+from fedcgd_flower import CorrelatedNoise
+
+SIZE = 100
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train, or go on where the ledger says."""
+    config = context.run_config
+    plan = Plan.calibrated(
+        "lambda-cgd:0.8",
+        Participation(rounds=int(config["rounds"]), min_separation=3),
+        clip_norm=1.0,
+        epsilon=8.0,
+        delta=1e-5,
+    )
+    strategy = CorrelatedNoise(
+        FedAvg(min_train_nodes=20),
+        plan,
+        key=NoiseKey.from_file(str(config["key"]), create=True),  # draws the cohorts; the noise is the keepers'
+        keepers=Keepers.from_file(str(config["keepers"])),
+        ledger=str(config["ledger"]),
+    )
+    strategy.start(grid, ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))}), timeout=120)
