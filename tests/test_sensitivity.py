@@ -26,7 +26,7 @@ from fedcgd.mechanisms import (
     matrix,
 )
 from fedcgd.mechanisms.mechanism import DENSE_LIMIT
-from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.mechanisms.sensitivity import _gram, _sum_of_columns, sensitivity
 from fedcgd.mechanisms.worst_patterns import best_banded, best_separated, gram_bound, lag_bound, normalized_bound
 from fedcgd.participation import Participation
 
@@ -245,3 +245,17 @@ def test_first_rounds_fewer_than_the_bands(released: int) -> None:
     found = sensitivity(mechanism, participation, released=released)
     truth = oracle.sensitivity(oracle.normalized(matrix(BSR(6), 12)), 4, 3, released)
     assert truth - 1e-12 <= found.value <= truth * (1 + 1e-9 if found.exact else 1.5)
+
+
+@pytest.mark.parametrize("mechanism", [Normalized(LambdaCGD(0.9)), Normalized(BSR(5)), SquareRootToeplitz()])
+@pytest.mark.parametrize("rows", [40, 61])
+def test_a_sum_of_columns_is_that_of_the_matrix(mechanism, rows) -> None:
+    """By a recurrence of C⁻¹, by the bands of C, and term by term: against the columns themselves, cut to the first rows."""
+    pattern = (0, 7, 14, 33)
+    by_definition = mechanism.columns(61, np.array(pattern))[:rows].sum(axis=1)
+    np.testing.assert_allclose(_sum_of_columns(mechanism, 61, rows, pattern), by_definition, rtol=1e-12, atol=1e-15)
+
+
+def test_the_gram_matrix_in_blocks_is_the_product() -> None:
+    c = np.tril(np.random.default_rng(0).normal(size=(1100, 1100)))  # of three blocks, the last of them short
+    np.testing.assert_allclose(_gram(c), c.T @ c, rtol=1e-10, atol=1e-10)

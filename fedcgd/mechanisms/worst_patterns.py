@@ -140,11 +140,19 @@ def gram_bound(gram: Matrix, k: int, b: int) -> tuple[float, Pattern]:
     added[:] = np.diag(gram)
     for start in range(0, n, _BLOCK):
         stop = min(n, start + _BLOCK)
-        block = np.triu(gram[:, start:stop], b - start)  # entry (i, j) is kept if i ≤ start + j − b
-        sums = np.zeros((n + 1, stop - start))
+        rows = stop - b
+        if rows <= 0:
+            continue
+        # Row j of the block is column start + j, of which entries i ≤ start + j − b are kept.
+        block = np.tril(gram[:rows, start:stop].T, start - b)
+        sums = np.zeros((stop - start, rows + 1))
         for m in range(1, k):
-            sums[1:] = np.maximum.accumulate(block + _earlier(sums, b), axis=0)
-            added[m, start:stop] += 2 * sums[-1]
+            if (m - 1) * b < rows:  # no more separated entries than that fit
+                following = block.copy()
+                if rows > b:
+                    following[:, b:] += sums[:, 1 : rows - b + 1]
+                np.maximum.accumulate(following, axis=1, out=sums[:, 1:])
+            added[m, start:stop] += 2 * sums[:, -1]
     # The best choice of one round for each m, b apart: `reached[m][j]` uses rounds 0 … m, the last of them at most j.
     reached: list[Vector] = []
     for m in range(k):
