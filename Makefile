@@ -22,7 +22,8 @@ $(VENV)/installed: pyproject.toml hatch_build.py $(shell find fedcgd -name '*.c'
 	$(BIN)/python -m pip check
 	touch $@
 
-# Train DP-SGD and DP-λCGD at the same (ε, δ) on handwritten digits, federated over 2 nodes that host one user per example.
+# Train DP-SGD at its best and the planner's recipe at the same (ε, δ) on handwritten digits, federated over 2 nodes that host
+# one user per example.
 simulate: $(VENV)/installed
 	PYTHONPATH=simulations $(BIN)/python -m fedcgd_simulations.demo --results $(RESULTS)
 

@@ -18,6 +18,8 @@ def honest(request: Message, reply: Message) -> Message:
 
 def is_training(message: Message) -> bool:
     """Whether a request (or a reply to one) is about a round, rather than about which users a node hosts."""
+    if message.has_content() and "question" in message.content.config_records.get("fedcgd-keepers", {}):
+        return False
     task = message.content.config_records.get("fedcgd") if message.has_content() else None
     return message.metadata.message_type == "train" and (task is None or "round" in task)
 

@@ -4,20 +4,20 @@ import json
 import re
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from html.parser import HTMLParser
-from math import log
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 from typer.testing import CliRunner, Result
 
+from fedcgd.accounting.attacker import attacker_accuracy
 from fedcgd.cli import app
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, verify
 from fedcgd.ledger.statement import privacy_statement, sentence
-from fedcgd.mechanisms import LambdaCGD
+from fedcgd.mechanisms import LambdaCGD, matrix
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
@@ -120,7 +120,7 @@ def test_the_page_names_nobody_runs_nothing_and_needs_no_network(path, tmp_path)
     assert "@import" not in text
     assert page.tags.count("h1") == 1
     drawings = [value for name, value in page.attributes if name == "aria-label"]
-    assert page.tags.count("svg") == len(drawings) == 3
+    assert page.tags.count("svg") == len(drawings) == 4
     assert all(len(meaning) > 20 for meaning in drawings)
 
 
@@ -141,25 +141,37 @@ def test_a_statement_has_the_promise_and_no_counts_of_users(path, tmp_path):
         assert "abandoned" not in text
     assert "differentially private" in markdown
     assert (
-        "is right about whether one user's updates were used, or were replaced by zeros, in at most 99.49 % of cases"
+        "is right about whether one user's updates were used, or were replaced by zeros, in at most 72.11 % of cases"
         in markdown
     )
     assert statement["so_far"]["condition"] in markdown
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "delta", "percent"),
-    [
-        (log(3), 1e-9, "75"),  # that of randomised response, which says the truth three times of four
-        (0.0, 0.1, "55"),  # one time of ten the truth is told, else nothing: 0.1 + 0.9 / 2
-        (1e15, 1e-5, "100"),
-    ],
-)
-def test_the_statement_says_how_often_the_best_guess_is_right(epsilon, delta, percent):
-    whole = replace(PLAN.guarantee(), epsilon=epsilon, delta=delta)
-    assert f"in at most {percent} % of cases, where a coin is right in 50 %" in sentence(
-        whole, simulated=False, sound=True
+def test_the_statement_says_how_often_the_best_guess_is_right():
+    """With ε = 8 at δ = 10⁻⁵ and a Gaussian mechanism, μ = 1.666: Φ(μ/2) = 0.7976, where ε and δ alone give 0.9997."""
+    plan = Plan.calibrated(
+        LambdaCGD(0.9), Participation(rounds=210, min_separation=21), clip_norm=1.0, epsilon=8, delta=1e-5
     )
+    attacker = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier)
+    assert attacker.gaussian_mu == pytest.approx(1.666, abs=5e-4)
+    assert attacker.value == pytest.approx(norm.cdf(attacker.gaussian_mu / 2), rel=1e-9)
+    said = sentence(plan.guarantee(), attacker=attacker, simulated=False, sound=True)
+    assert "in at most 79.76 % of cases (all releases together are at most a Gaussian mechanism with μ = 1.667)" in said
+
+
+def test_the_page_draws_the_curve_of_the_best_attackers(path, tmp_path):
+    run(path)
+    output = tmp_path / "report.html"
+    assert report(path, output).exit_code == 0
+    page = Page(output.read_text())
+    # μ = sensitivity / σ: of somebody in rounds 0, 2 and 4.
+    columns = matrix(PLAN.mechanism, 8)[:, [0, 2, 4]]
+    mu = np.linalg.norm(columns.sum(axis=1)) / PLAN.noise_multiplier
+    percent = 100 * norm.cdf(mu / 2)
+    text = output.read_text()
+    found = re.search(r"right in at most <strong>([0-9.]+) %</strong>", text)
+    assert percent <= float(found[1]) <= percent + 0.01
+    assert any("Trade-off curve" in value for name, value in page.attributes if name == "aria-label")
 
 
 @pytest.mark.parametrize("name", ["report.html", "statement.md", "statement.json"])
@@ -172,7 +184,7 @@ def test_a_run_whose_records_contradict_the_plan_is_promised_nothing(path, tmp_p
     assert done.exit_code == 1
     text = (tmp_path / name).read_text()
     assert "NO guarantee can be given" in text
-    assert "1 users have counters that differ" in text
+    assert "1 user has counters that differ" in text
     assert "% of cases" not in text
     assert not privacy_statement(path)["private"]
 

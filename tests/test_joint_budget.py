@@ -188,7 +188,7 @@ def test_a_sampled_run_after_others_is_joint_with_those_it_admitted_alone(tmp_pa
     assert {(group.users, len(group.ledgers)) for group in found.groups} == {(8, 1), (len(asked), 1)}
     assert found.problems == ()
     # Without A's ledger it says that something is missing.
-    assert "counted 1 earlier runs whose ledgers are not given" in joint([two]).problems[0]
+    assert "counted 1 earlier run whose ledger is not given" in joint([two]).problems[0]
 
 
 def test_the_new_ledger_says_what_was_counted(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_user_beyond_the_budget_is_found_by_compose(tmp_path: Path) -> None:
     assert admission.refused == {"zoe"}
     with Ledger.open(two, plan=PLAN, configuration=admission.configuration, key=key) as ledger:
         ledger.plan_round(0, ["zoe", "bob"])
-    assert joint([one, two]).problems == (f"1 users are in {two} beyond its joint budget of ε = 8.5",)
+    assert joint([one, two]).problems == (f"1 user is in {two} beyond its joint budget of ε = 8.5",)
     said = CliRunner().invoke(app, ["ledger", "compose", str(one), str(two)])
     assert said.exit_code == 1
     assert "zoe" not in said.stdout
@@ -273,7 +273,7 @@ def test_earlier_ledgers_that_cannot_count_are_refused_before_anything_is_done(t
 def test_a_chain_of_runs_names_all_before(tmp_path: Path) -> None:
     one, two = recorded(tmp_path / "A.db", ["ann"]), tmp_path / "B.db"
     run(two, names(0, 8), budget=budget(20, one))
-    with pytest.raises(ValueError, match="came after 1 runs that are not named"):
+    with pytest.raises(ValueError, match="came after 1 run that is not named"):
         run(tmp_path / "C.db", names(0, 8), budget=budget(20, two))
     run(tmp_path / "C.db", names(0, 8), budget=budget(20, one, two))
     counts = Counter(len(group.ledgers) for group in joint([tmp_path / "C.db", two, one]).groups)

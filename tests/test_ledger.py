@@ -211,8 +211,8 @@ def test_the_process_that_opens_last_shuts_out_the_others(path):
     [
         ([["a"], ["b"]], 1, ["c"], "round must be 2, the first that is not released, got 1"),
         ([["a"], ["b"]], 3, ["c"], "round must be 2"),
-        ([["a"]], 1, ["a", "c"], "1 users would take part more than 2 times, or less than 2 rounds apart, in round 1"),
-        ([["a"], ["b"], ["a"], ["b"]], 4, ["a", "c"], "1 users would take part"),
+        ([["a"]], 1, ["a", "c"], "1 user would take part more than 2 times, or less than 2 rounds apart, in round 1"),
+        ([["a"], ["b"], ["a"], ["b"]], 4, ["a", "c"], "1 user would take part"),
         ([], 0, ["a", "b", "a", "b"], "2 users are named twice"),
         ([], -1, ["a"], "round must be in 0 … 5, got -1"),
     ],
@@ -286,7 +286,7 @@ def test_a_user_stays_in_its_bin(path, sampling):
         release(ledger, 0, ["a"])
         release(ledger, 1, ["b"])
         release(ledger, 2, ["c"])
-        with pytest.raises(ValueError, match="1 users would take part in round 3, which is not of their bin"):
+        with pytest.raises(ValueError, match="1 user would take part in round 3, which is not of their bin"):
             ledger.plan_round(3, ["a"])
         release(ledger, 3, ["b"])
     assert verify(path).problems == ()
@@ -300,19 +300,19 @@ def test_a_user_stays_in_its_bin(path, sampling):
 TAMPERINGS = {
     "UPDATE run SET configuration = '{}'": "the plan and the configuration are not those whose hash is on record",
     "UPDATE run SET plan = replace(plan, '\"noise_multiplier\": ', '\"noise_multiplier\": 9')": "the plan and",
-    "UPDATE attempts SET nonce = (SELECT nonce FROM attempts WHERE round = 0) WHERE round = 1": "1 nonces are on record for two",
-    "UPDATE users SET participations = 0 WHERE user = 'a'": "1 users have counters that differ",
-    "UPDATE users SET participations = 2 WHERE user = 'b'": "1 users have counters that differ",
-    "UPDATE users SET last_round = 9 WHERE user = 'a'": "1 users have counters that differ",
-    "UPDATE users SET last_round = last_round - 1 WHERE user = 'd'": "1 users have counters that differ",
-    "DELETE FROM users WHERE user = 'd'": "1 participants are not in the table of users",
+    "UPDATE attempts SET nonce = (SELECT nonce FROM attempts WHERE round = 0) WHERE round = 1": "1 nonce is on record for two",
+    "UPDATE users SET participations = 0 WHERE user = 'a'": "1 user has counters that differ",
+    "UPDATE users SET participations = 2 WHERE user = 'b'": "1 user has counters that differ",
+    "UPDATE users SET last_round = 9 WHERE user = 'a'": "1 user has counters that differ",
+    "UPDATE users SET last_round = last_round - 1 WHERE user = 'd'": "1 user has counters that differ",
+    "DELETE FROM users WHERE user = 'd'": "1 participant is not in the table of users",
     "DELETE FROM attempts WHERE round = 0": "the released rounds are not 0 … 1, once each",
-    "UPDATE attempts SET nonce = NULL WHERE round = 1": "1 released rounds have no nonce",
+    "UPDATE attempts SET nonce = NULL WHERE round = 1": "1 released round has no nonce",
     "INSERT INTO attempts (round, attempt, nonce, state, users, planned) SELECT round, attempt + 1, nonce, 'abandoned', users, "
-    "planned FROM attempts WHERE round = 1": "1 nonces are on record for two sums",
+    "planned FROM attempts WHERE round = 1": "1 nonce is on record for two sums",
     "UPDATE attempts SET users = (SELECT users FROM attempts WHERE round = 0) WHERE round = 1": "less than 2 rounds after",
     "INSERT INTO attempts (round, attempt, state, users, planned) SELECT round + 4, attempt, state, users, planned "
-    "FROM attempts WHERE round = 0": "1 users took part more than 2 times",
+    "FROM attempts WHERE round = 0": "1 user took part more than 2 times",
 }
 
 

@@ -137,7 +137,7 @@ def test_a_budget_counts_both_copies(tmp_path: Path) -> None:
     with Ledger.open(third, plan=PLAN, configuration=admission.configuration, key=key) as ledger:
         ledger.plan_round(0, ["cyd"])
     assert joint([one, third]).problems == ()
-    assert any("1 copies more are given" in problem for problem in joint([one, two, third]).problems)
+    assert any("1 more copy is given" in problem for problem in joint([one, two, third]).problems)
     after = JointBudget(epsilon=together, delta=DELTA, after=[two, one]).admission(PLAN, key=key).configuration
     assert after == JointBudget(epsilon=together, delta=DELTA, after=[one, two]).admission(PLAN, key=key).configuration
     assert len(after["budget"]["after"]) == 2

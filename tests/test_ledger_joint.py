@@ -101,7 +101,7 @@ def test_the_command_says_the_worst_and_no_ids(tmp_path: Path) -> None:
     one, two = recorded(tmp_path / "A.db", ["ann", "bob"]), recorded(tmp_path / "B.db", ["bob"])
     result = CliRunner().invoke(app, ["ledger", "compose", str(one), str(two)])
     assert result.exit_code == 0, result.stderr
-    assert "worst: ε ≤ 12.3 at δ = 1e-05 for 1 users" in result.stdout
+    assert "worst: ε ≤ 12.3 at δ = 1e-05 for 1 user" in result.stdout
     for word in (
         "zero out one user",
         "samplings: none, none",

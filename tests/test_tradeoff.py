@@ -9,7 +9,8 @@ import pytest
 from scipy.stats import norm
 
 from fedcgd.accounting import compute_delta
-from fedcgd.accounting.tradeoff import TradeOff, gaussian_trade_off, plot_trade_off, profile_trade_off, trade_off
+from fedcgd.accounting.tradeoff import TradeOff, gaussian_trade_off, profile_trade_off, trade_off
+from fedcgd.accounting.tradeoff_plot import plot_trade_off
 from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.participation import Participation
 

@@ -3,15 +3,15 @@
 That is f-DP (Dong, Roth and Su, "Gaussian Differential Privacy", 2019, arXiv:1905.02383).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
 from fedcgd.accounting import compute_delta, compute_epsilon
+from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.mechanisms.mechanism import Mechanism, Vector
 from fedcgd.participation import Participation
 
@@ -33,7 +33,9 @@ class TradeOff:
     failure_probability: float = 0.0
 
 
-def trade_off(mechanism: Mechanism, participation: Participation, *, noise_multiplier: float) -> TradeOff:
+def trade_off(
+    mechanism: Mechanism, participation: Participation, *, noise_multiplier: float, progress: Progress = silent
+) -> TradeOff:
     """The trade-off curve of a whole run at 201 values of α, adjacency zero out one user.
 
     Without sampling it is that of the Gaussian mechanism; with one, the best curve that follows from δ at 16 values of
@@ -45,10 +47,10 @@ def trade_off(mechanism: Mechanism, participation: Participation, *, noise_multi
         assert widest.sensitivity is not None
         betas = gaussian_trade_off(widest.sensitivity / noise_multiplier, alphas)
         return TradeOff(tuple(alphas.tolist()), tuple(betas.tolist()), widest.exact, widest.method)
-    points = [
-        compute_delta(mechanism, participation, noise_multiplier=noise_multiplier, epsilon=float(e))
-        for e in np.linspace(0.0, widest.epsilon, _PAIRS)
-    ]
+    points = []
+    for number, e in enumerate(np.linspace(0.0, widest.epsilon, _PAIRS), 1):
+        progress(f"the trade-off curve, {number} of {_PAIRS}")
+        points.append(compute_delta(mechanism, participation, noise_multiplier=noise_multiplier, epsilon=float(e)))
     betas = profile_trade_off([(point.epsilon, point.delta) for point in points], alphas)
     risk = sum(point.failure_probability for point in points)
     return TradeOff(tuple(alphas.tolist()), tuple(betas.tolist()), False, widest.method, risk)
@@ -80,23 +82,6 @@ def profile_trade_off(profile: Iterable[tuple[float, float]], alphas: ArrayLike)
             steep = np.where(level > 0, 1 - delta - np.exp(epsilon) * level, 1 - delta)
         betas = np.maximum(betas, np.maximum(steep, np.exp(-epsilon) * (1 - delta - level)))
     return betas
-
-
-def plot_trade_off(path: Path, curves: Mapping[str, TradeOff]) -> None:
-    """Draw named curves and the line of perfect privacy, β = 1 − α, into the image file `path` (PNG, SVG or PDF)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 5), layout="constrained")
-    axes = figure.add_subplot(
-        xlabel="α: says “took part” of one who did not", ylabel="β: says “did not” of one who did"
-    )
-    axes.plot([0, 1], [1, 0], color="0.7", linestyle="dotted", label="perfect privacy")
-    for name, curve in curves.items():
-        axes.plot(curve.alphas, curve.betas, label=name if curve.exact else f"{name} (at least)")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    axes.legend()
-    figure.savefig(path, dpi=150)
 
 
 def _checked(alphas: ArrayLike) -> Vector:

@@ -51,7 +51,8 @@ def explain_command(
             noise_multiplier=noise_multiplier,
         )
         if plot is not None:
-            from fedcgd.accounting.tradeoff import plot_trade_off, trade_off
+            from fedcgd.accounting.tradeoff import trade_off
+            from fedcgd.accounting.tradeoff_plot import plot_trade_off
 
             sigma = next(step.value for step in steps if step.title == "noise")
             assert sigma is not None

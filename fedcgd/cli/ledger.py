@@ -13,6 +13,7 @@ from fedcgd.cli.report import complaints, console, explained_errors, key_value_t
 from fedcgd.files import check_private
 from fedcgd.keys import NoiseKey
 from fedcgd.ledger.client_metrics import NOT_COVERED
+from fedcgd.ledger.wording import so_many
 
 EXIT_PROBLEMS = 1
 
@@ -138,14 +139,16 @@ def compose(
     else:
         for group in found.groups:
             console.print(
-                f"[bold]{group.users} users[/bold] in {', '.join(map(escape, group.ledgers))}", soft_wrap=True
+                f"[bold]{so_many(group.users, 'user', 'users')}[/bold] in {', '.join(map(escape, group.ledgers))}",
+                soft_wrap=True,
             )
             console.print(f"  all rounds that are planned: {group.planned}", soft_wrap=True)
             console.print(f"  released so far: {group.released}", soft_wrap=True)
         worst = found.worst
         console.print(
-            f"worst: ε ≤ {rounded_up(worst.planned.epsilon)} at δ = {rounded_up(worst.planned.delta, 6)} for {worst.users} users"
-            f"; samplings: {', '.join(found.samplings)}" + (" — SIMULATION: nothing here is private" * found.simulated),
+            f"worst: ε ≤ {rounded_up(worst.planned.epsilon)} at δ = {rounded_up(worst.planned.delta, 6)} for "
+            f"{so_many(worst.users, 'user', 'users')}; samplings: {', '.join(found.samplings)}"
+            + (" — SIMULATION: nothing here is private" * found.simulated),
             soft_wrap=True,
         )
         for copy in found.copies:
@@ -197,7 +200,10 @@ def adopt(
     """
     with explained_errors():
         released = ledger.adopt(path, NoiseKey.from_file(key_file, runs=runs))
-    console.print(f"{path} is adopted after {released} released rounds, and goes on with {key_file}", soft_wrap=True)
+    console.print(
+        f"{path} is adopted after {so_many(released, 'released round', 'released rounds')}, and goes on with {key_file}",
+        soft_wrap=True,
+    )
 
 
 @app.command()

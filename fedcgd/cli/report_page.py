@@ -12,7 +12,10 @@ import numpy as np
 import typer
 
 from fedcgd import ledger
+from fedcgd.accounting.accountant import Progress, silent
+from fedcgd.accounting.attacker import attacker_accuracy
 from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.accounting.tradeoff import trade_off
 from fedcgd.cli.ledger import EXIT_PROBLEMS, LedgerArgument
 from fedcgd.cli.report import console, explained_errors, finite, status
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html
@@ -54,18 +57,17 @@ def report_command(
 
     Example: fedcgd report run.db -o report.html
     """
-    with explained_errors(), status(False):
+    with explained_errors(), status(False) as progress:
         if output.suffix not in FORMATS:
             raise ValueError(f"--output must end in {', '.join(FORMATS)}, got {output}")
         if output.resolve() == path.resolve():
             raise ValueError(f"--output is the ledger itself, {output}")
-        statement = privacy_statement(path)
+        statement = privacy_statement(path, progress=progress)
         match output.suffix:
             case ".html":
                 beside = evaluation_ledger(path)
-                text = page(
-                    path.name, statement, ledger.export(path), ledger.export(beside) if beside.exists() else None
-                )
+                evaluation = ledger.export(beside) if beside.exists() else None
+                text = page(path.name, statement, ledger.export(path), evaluation, progress=progress)
             case ".md":
                 text = statement_markdown(statement)
             case _:
@@ -80,13 +82,21 @@ def report_command(
         raise typer.Exit(EXIT_PROBLEMS)
 
 
-def page(name: str, statement: dict[str, Any], record: dict[str, Any], evaluation: dict[str, Any] | None = None) -> str:
+def page(
+    name: str,
+    statement: dict[str, Any],
+    record: dict[str, Any],
+    evaluation: dict[str, Any] | None = None,
+    *,
+    progress: Progress = silent,
+) -> str:
     """The whole page: HTML that needs no other file and no network; `evaluation` is the record of the private evaluation."""
     plan = Plan.from_description(statement["plan"])
     sections = (
         _promise(statement),
         _section("The claim", table_html(facts(statement))),
         _section("Why, and under which assumptions", _reasoning(statement)),
+        *([_section("How well an attacker can tell", _attacker(plan, progress))] if statement["attacker"] else []),
         _section("ε and noise against rounds", _plots(plan, statement["rounds_released"])),
         *([_section("What was measured", body)] if (body := _measured(record, evaluation)) else []),
         _section("Who took part how often", _participations(record, plan)),
@@ -297,6 +307,38 @@ def _check(name: str) -> str:
     return (
         f"<p>From a copy of the ledger, without its key:</p><pre>{lines}</pre><p>The record proves what the server wrote down. "
         "That the server ran this code on what it wrote down is for its operator to show.</p>"
+    )
+
+
+def _attacker(plan: Plan, progress: Progress) -> str:
+    """The trade-off curve of the whole run, and where on it the most cases are judged rightly."""
+    curve = trade_off(plan.mechanism, plan.participation, noise_multiplier=plan.noise_multiplier, progress=progress)
+    best = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier)
+    figure, axes = axes_of(4.2)
+    axes.plot([0, 1], [1, 0], color="#8a8f9c", ls=":", label="a coin: nothing can be told")
+    axes.plot(curve.alphas, curve.betas, color="#2257c9", label="this run" if curve.exact else "this run, at least")
+    axes.plot([0, 1 - best.value], [1 - best.value, 1 - best.value], color="#c4500a", lw=1)
+    axes.plot([1 - best.value, 1 - best.value], [0, 1 - best.value], color="#c4500a", lw=1)
+    axes.set(
+        xlabel="says “took part” of one who did not", ylabel="says “did not” of one who did", xlim=(0, 1), ylim=(0, 1)
+    )
+    axes.get_xaxis().get_major_locator().set_params(integer=False)
+    axes.set_aspect("equal")
+    axes.legend(frameon=False)
+    meaning = (
+        f"Trade-off curve of the two errors; with both equal, the best attacker is right in {best.percent} % of cases."
+    )
+    known = (
+        "" if best.gaussian_mu is None else f" It is that of the Gaussian mechanism with μ = {best.gaussian_mu:.4g}."
+    )
+    return (
+        "<p>Anyone who sees all releases, and knows everything about all other users, may guess whether one user's updates were "
+        f"used. Fewer errors of one kind mean more of the other: no attacker is below the curve.{known} If a fair coin decided "
+        f"whether they were used, the best attacker is right in at most <strong>{best.percent} %</strong> of cases (orange: its "
+        "two errors are equal there); a guess is right in 50 %.</p>"
+        + figure_html(
+            figure, meaning, "The two errors of the best attackers (f-DP: Dong, Roth and Su, arXiv:1905.02383)."
+        )
     )
 
 

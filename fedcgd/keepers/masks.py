@@ -22,7 +22,7 @@ Residues = NDArray[np.unsignedinteger[Any]]
 SEED_BYTES = 32
 TICKET_BYTES = 16
 
-_CHUNK = 2**18  # bytes: mask and sum stay in the cache
+_CHUNK = 2**20  # bytes: mask and sum stay in the cache
 _ZEROS = memoryview(bytes(_CHUNK))
 
 

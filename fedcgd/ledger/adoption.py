@@ -12,6 +12,7 @@ from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger
 from fedcgd.ledger.registry import Registry
 from fedcgd.ledger.store import checkpoint, connect, reader
 from fedcgd.ledger.transactions import now, transaction
+from fedcgd.ledger.wording import so_many
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS adoptions (at TEXT NOT NULL, released INTEGER NOT NULL, register TEXT NOT NULL) STRICT"
@@ -79,7 +80,7 @@ def adoptions(connection: sqlite3.Connection) -> tuple[str, ...]:
         return ()
     rows = connection.execute("SELECT at, released FROM adoptions ORDER BY at").fetchall()
     return tuple(
-        f"on {at[:10]}, after {released} rounds, its operator declared this the latest ledger of the run: the key's register, "
-        "which would show another copy, was lost"
+        f"on {at[:10]}, after {so_many(released, 'round', 'rounds')}, its operator declared this the latest ledger of the run: "
+        "the key's register, which would show another copy, was lost"
         for at, released in rows
     )

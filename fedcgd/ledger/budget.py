@@ -12,6 +12,7 @@ from fedcgd.ledger.recorded_run import BUDGET, RecordedRun, recorded
 from fedcgd.ledger.store import MEMORY
 from fedcgd.ledger.together import Together
 from fedcgd.ledger.verification import verify
+from fedcgd.ledger.wording import so_many
 from fedcgd.plan import Plan
 
 
@@ -67,7 +68,8 @@ class JointBudget:
         for run in runs:
             if unnamed := set(run.budget["after"]) - ids if run.budget else set():
                 raise ValueError(
-                    f"{run.name} came after {len(unnamed)} runs that are not named (streams {', '.join(sorted(unnamed))}); "
+                    f"{run.name} came after {so_many(len(unnamed), 'run that is', 'runs that are')} not named (streams "
+                    f"{', '.join(sorted(unnamed))}); "
                     "name all earlier ledgers: whoever was in those counts too"
                 )
         description = {

@@ -10,6 +10,7 @@ from fedcgd.accounting import JointGuarantee
 from fedcgd.ledger.recorded_run import recorded
 from fedcgd.ledger.together import Together
 from fedcgd.ledger.verification import verify
+from fedcgd.ledger.wording import so_many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +90,8 @@ def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None
             *_budget_problems(together, members),
         ),
         copies=tuple(
-            f"{run.name} is a copy that went its own way after {run.shared} rounds: those count once, and the later rounds of "
-            "each copy count"
+            f"{run.name} is a copy that went its own way after {so_many(run.shared, 'round', 'rounds')}: those count once, and "
+            "the later rounds of each copy count"
             for run in runs
             if run.went_apart
         ),
@@ -102,15 +103,16 @@ def _budget_problems(together: Together, members: Mapping[tuple[int, ...], int])
     found = []
     for i, run in enumerate(together.runs):
         if missing := together.missing(i):
+            many = so_many(len(missing), "earlier run whose ledger is", "earlier runs whose ledgers are")
             found.append(
-                f"{run.name} counted {len(missing)} earlier runs whose ledgers are not given (streams {', '.join(missing)}): "
-                "what follows is without them"
+                f"{run.name} counted {many} not given (streams {', '.join(missing)}): what follows is without them"
             )
         counted = {} if run.budget is None else run.budget["after"]
         unknown = sum(one.went_apart and one.id not in counted and one.run_id in counted for one in together.runs)
         if unknown:
             found.append(
-                f"{run.name} counted a run of which {unknown} copies more are given: its budget is without those"
+                f"{run.name} counted a run of which {so_many(unknown, 'more copy is', 'more copies are')} given: its budget is "
+                "without those"
             )
         epsilon = 0.0 if run.budget is None else run.budget["epsilon"]
         beyond = sum(
@@ -119,5 +121,7 @@ def _budget_problems(together: Together, members: Mapping[tuple[int, ...], int])
             if i in inside and not together.admits(i, inside[: inside.index(i)])
         )
         if beyond:
-            found.append(f"{beyond} users are in {run.name} beyond its joint budget of ε = {epsilon:g}")
+            found.append(
+                f"{so_many(beyond, 'user is', 'users are')} in {run.name} beyond its joint budget of ε = {epsilon:g}"
+            )
     return found

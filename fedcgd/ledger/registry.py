@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedcgd.files import check_private
 from fedcgd.ledger.transactions import now, transaction
+from fedcgd.ledger.wording import so_many
 from fedcgd.noise.nonce import NONCE_BYTES
 
 _SCHEMA = """
@@ -76,9 +77,10 @@ class Registry:
     def check_new(self, settings: str, ledger: str) -> None:
         """Raise ValueError if the key has begun a run of these `settings` that released anything or was sealed."""
         for run in self._runs("settings = ? AND (released > 0 OR sealed IS NOT NULL)", settings):
+            released = f"has released {so_many(run.released, 'round', 'rounds')}"
             raise ValueError(
                 f"this key began the same run on {run.begun}, in the ledger {run.ledger}, which "
-                f"{f'was sealed on {run.sealed}' if run.sealed else f'has released {run.released} rounds'}; {ledger} has no "
+                f"{f'was sealed on {run.sealed}' if run.sealed else released}; {ledger} has no "
                 f"record of it, and would start again from round 0. Give that ledger. {_REMEDY}"
             )
 
@@ -99,18 +101,20 @@ class Registry:
                 self._check_not_begun_again(settings, ledger)
                 if nonces:
                     raise ValueError(
-                        f"{ledger} has released {len(nonces)} rounds, and {self._path}, the register of its key's runs, does not "
-                        "know of it: the register was lost or is another, and nobody can say whether another copy of the run has "
-                        "gone on. Put the register back. If it is lost and this is the latest ledger, say so once: "
-                        f"fedcgd ledger adopt {ledger} --key-file FILE, or fedcgd.ledger.adopt(path, key); it is on record then"
+                        f"{ledger} has released {so_many(len(nonces), 'round', 'rounds')}, and {self._path}, the register of its "
+                        "key's runs, does not know of it: the register was lost or is another, and nobody can say whether "
+                        "another copy of the run has gone on. Put the register back. If it is lost and this is the "
+                        f"latest ledger, say so once: fedcgd ledger adopt {ledger} --key-file FILE, or "
+                        "fedcgd.ledger.adopt(path, key); it is on record then"
                     )
                 self._insert(stream_id, settings, ledger)
                 found = 0, None
             released, nonce = found
             if len(nonces) < released:
                 raise ValueError(
-                    f"{ledger} has {len(nonces)} released rounds on record, and this key has released {released} of this run: "
-                    f"it is an old copy, or its -wal file is missing. Give the latest ledger. {_REMEDY}"
+                    f"{ledger} has {so_many(len(nonces), 'released round', 'released rounds')} on record, and this key has "
+                    f"released {released} of this run: it is an old copy, or its -wal file is missing. Give the "
+                    f"latest ledger. {_REMEDY}"
                 )
             if released and nonces[released - 1].to_bytes(NONCE_BYTES, "big") != nonce:
                 raise ValueError(

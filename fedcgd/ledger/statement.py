@@ -1,12 +1,14 @@
 """What a run's record promises, in a form to ship with its model: the privacy statement, as values and as Markdown."""
 
 import platform
+from dataclasses import asdict
 from importlib.metadata import version
-from math import exp
 from pathlib import Path
 from typing import Any
 
 from fedcgd.accounting import Guarantee, JointGuarantee
+from fedcgd.accounting.accountant import Progress, silent
+from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.ledger.client_metrics import NOT_COVERED
@@ -19,10 +21,11 @@ from fedcgd.plan import Plan
 LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography", "dp-accounting")
 
 
-def privacy_statement(path: Path | str) -> dict[str, Any]:
+def privacy_statement(path: Path | str, *, progress: Progress = silent) -> dict[str, Any]:
     """What the run recorded at `path` promises to each of its users, as JSON-able values; ValueError if there is no ledger.
 
-    `whole_run` is the guarantee for all planned rounds, `with_evaluations` for those and all private evaluations of the run (None
+    `attacker` says how often the best attacker is right about one user (None where nothing is promised). `whole_run` is the
+    guarantee for all planned rounds, `with_evaluations` for those and all private evaluations of the run (None
     if it has none), `so_far` for the rounds released: it holds under its `condition` only.
     `sound` says whether the records agree with each other and with the plan, `private` whether that holds and everything that the
     run tells is covered. Nothing in it depends on who the users are or how
@@ -36,6 +39,9 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
     both = verification.with_evaluations
     plan = Plan.from_description(record["run"]["plan"])
     whole = verification.whole
+    attacker = None
+    if not (plan.noiseless or verification.simulated or verification.problems):
+        attacker = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier, progress=progress)
     adaptive = record["run"]["configuration"].get("adaptive_clipping")
     if plan.noiseless:
         reasoning = [{"title": "no noise", "statement": f"{_WITHOUT_NOISE} There is nothing to derive."}]
@@ -51,7 +57,9 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
     if adaptive is not None:
         reasoning.insert(0, {"title": "adaptive clipping", "statement": _ADAPTIVE})
     return {
-        "statement": sentence(whole, both, simulated=verification.simulated, sound=not verification.problems)
+        "statement": sentence(
+            whole, both, attacker=attacker, simulated=verification.simulated, sound=not verification.problems
+        )
         + f" {NOT_COVERED}" * verification.forwards_client_metrics
         + _of_keepers(verification),
         "private": not (
@@ -68,6 +76,7 @@ def privacy_statement(path: Path | str) -> dict[str, Any]:
         "rounds_planned": verification.planned,
         "rounds_released": verification.released,
         "whole_run": whole.to_description(),
+        "attacker": None if attacker is None else asdict(attacker),
         "with_evaluations": None if both is None else both.to_description(),
         "so_far": None if verification.guarantee is None else verification.guarantee.to_description(),
         "plan": record["run"]["plan"],
@@ -105,7 +114,14 @@ _ADAPTIVE = (
 )
 
 
-def sentence(whole: Guarantee, both: JointGuarantee | None = None, *, simulated: bool, sound: bool) -> str:
+def sentence(
+    whole: Guarantee,
+    both: JointGuarantee | None = None,
+    *,
+    attacker: AttackerAccuracy | None,
+    simulated: bool,
+    sound: bool,
+) -> str:
     """The promise in one or two sentences, or that there is none."""
     if not whole.noise_multiplier:
         return _WITHOUT_NOISE
@@ -116,12 +132,12 @@ def sentence(whole: Guarantee, both: JointGuarantee | None = None, *, simulated:
         )
     if not sound:
         return "The records of this run contradict each other or the plan: NO guarantee can be given for it."
+    assert attacker is not None  # it is known where something is promised
     return (
         f"All models that this run releases, together, are ({rounded_up(whole.epsilon)}, {rounded_up(whole.delta, 6)})-"
         f"differentially private for every user (adjacency: {whole.adjacency}): anyone who sees all of them, and knows "
         "everything about all other users, is right about whether one user's updates were used, or were replaced by zeros, in "
-        "at most "
-        f"{_right_at_most(whole)} % of cases, where a coin is right in 50 %."
+        f"at most {attacker.percent} % of cases{_of_what(attacker)}, where a coin is right in 50 %."
     ) + (
         ""
         if both is None
@@ -130,14 +146,10 @@ def sentence(whole: Guarantee, both: JointGuarantee | None = None, *, simulated:
     )
 
 
-def _right_at_most(guarantee: Guarantee) -> str:
-    """(e^ε + δ)/(e^ε + 1) in percent: how often the best test is right, if the user takes part or not with equal probability.
-
-    Its two errors are a + e^ε·b ≥ 1 − δ and e^ε·a + b ≥ 1 − δ (Kairouz et al., 2015, arXiv:1311.0776): together at least
-    2(1 − δ)/(1 + e^ε).
-    """
-    odds = exp(-guarantee.epsilon)
-    return rounded_up(min(100.0, 100 * (1 + guarantee.delta * odds) / (1 + odds)), 4)
+def _of_what(attacker: AttackerAccuracy) -> str:
+    if attacker.gaussian_mu is None:
+        return ""
+    return f" (all releases together are at most a Gaussian mechanism with μ = {rounded_up(attacker.gaussian_mu, 4)})"
 
 
 def statement_markdown(statement: dict[str, Any]) -> str:
@@ -168,6 +180,7 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
         ("δ", f"{rounded_up(whole['delta'], 6)}"),
         *([("ε with its evaluations", f"at most {rounded_up(both['epsilon'])} ({both['method']})")] if both else []),
         ("ε so far", "nothing is released" if so_far is None else f"at most {rounded_up(so_far['epsilon'])}"),
+        *([("the best attacker is right", _attacker(statement["attacker"]))] if statement["attacker"] else []),
         ("adjacency", whole["adjacency"]),
         ("sampling", whole["sampling"]),
         ("method", f"{whole['method']} ({'exact' if whole['exact'] else 'an upper bound'})"),
@@ -193,6 +206,12 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
     if whole["sensitivity"] is not None:
         found.append(("sensitivity of C", f"{whole['sensitivity']:.6g}"))
     return found + keeper_facts(statement["keepers"])
+
+
+def _attacker(attacker: dict[str, Any]) -> str:
+    known = AttackerAccuracy(**attacker)
+    mu = "" if known.gaussian_mu is None else f" (Gaussian mechanism with μ = {rounded_up(known.gaussian_mu, 4)})"
+    return f"in at most {known.percent} % of cases, where a coin is right in 50 %{mu}"
 
 
 def _runs(earlier: int) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from operator import attrgetter
 from typing import NamedTuple
 
+from fedcgd.ledger.wording import so_many
 from fedcgd.participation import Participation
 
 _MOST_SEEN = 1_000_000  # users whose records are kept in memory
@@ -28,9 +29,9 @@ class UsersTurns:
 
     def of(self, users: Collection[str]) -> dict[str, Turns]:
         """Those of `users` that have had any. Raises ValueError if one is named twice."""
-        if len(set(users)) != len(users):
+        if twice := len(users) - len(set(users)):
             raise ValueError(
-                f"{len(users) - len(set(users))} users are named twice; a user has one id, and takes part once"
+                f"{so_many(twice, 'user is', 'users are')} named twice; a user has one id, and takes part once"
             )
         unseen = sorted(user for user in users if user not in self._seen)
         if unseen:
@@ -58,14 +59,14 @@ class UsersTurns:
         breaking = sum(user.participations >= k or round - user.last_round < b for user in again)
         if breaking:
             raise ValueError(
-                f"{breaking} users would take part more than {k} times, or less than {b} rounds apart, in round {round}; "
-                "fedcgd.participation.cohorts.cohort never chooses them"
+                f"{so_many(breaking, 'user', 'users')} would take part more than {k} times, or less than {b} rounds apart, in "
+                f"round {round}; fedcgd.participation.cohorts.cohort never chooses them"
             )
         foreign = sum((round - user.last_round) % b != 0 for user in again) if self._participation.has_bins else 0
         if foreign:
             raise ValueError(
-                f"{foreign} users would take part in round {round}, which is not of their bin (round modulo {b}); "
-                "fedcgd.participation.cohorts.cohort never chooses them"
+                f"{so_many(foreign, 'user', 'users')} would take part in round {round}, which is not of their bin (round modulo "
+                f"{b}); fedcgd.participation.cohorts.cohort never chooses them"
             )
         self._connection.executemany(
             "UPDATE users SET participations = participations + 1, last_round = ? WHERE id = ?",

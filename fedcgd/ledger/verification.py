@@ -16,6 +16,7 @@ from fedcgd.ledger.identity import identity_of
 from fedcgd.ledger.recorded_keepers import RecordedKeepers, recorded_keepers
 from fedcgd.ledger.recorded_run import BUDGET
 from fedcgd.ledger.store import reader, sha256, unpack_ids
+from fedcgd.ledger.wording import so_many
 from fedcgd.plan import Plan
 
 
@@ -79,7 +80,9 @@ def verify(path: Path | str) -> Verification:
         if [round for round, _ in rows] != list(range(released)):
             problems.append(f"the released rounds are not 0 … {released - 1}, once each")
         if released > plan.participation.rounds:
-            problems.append(f"{released} rounds are released, and {plan.participation.rounds} are accounted for")
+            problems.append(
+                f"{so_many(released, 'round is', 'rounds are')} released, and {plan.participation.rounds} are accounted for"
+            )
         # Nonces are 128 random bits, and equal by no chance; of a simulation, numbers of tries.
         key = "nonce" if not simulated else "round, nonce"
         (doubled,) = connection.execute(
@@ -89,9 +92,11 @@ def verify(path: Path | str) -> Verification:
             "SELECT count(*) FROM attempts WHERE state IN ('released', 'spent') AND nonce IS NULL"
         ).fetchone()
         if doubled:
-            problems.append(f"{doubled} nonces are on record for two sums")
+            problems.append(so_many(doubled, "nonce is", "nonces are") + " on record for two sums")
         if without:
-            problems.append(f"{without} released rounds have no nonce, and so no noise")
+            problems.append(
+                so_many(without, "released round has", "released rounds have") + " no nonce, and so no noise"
+            )
         problems += _participation_problems(connection, plan)
         settings = json.loads(configuration)
         adopted = adoptions(connection)
@@ -139,10 +144,12 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
         stored[:, number] = count, last_round
     differing = int(((stored[0] != counts) | (stored[1] != last)).sum())
     found = {
-        f"users took part more than {k} times": int((counts > k).sum()),
-        f"times a user took part less than {b} rounds after the last": too_close,
-        f"times a user took part in another than its bin (round modulo {b})": in_two_bins * plan.participation.has_bins,
-        "users have counters that differ from the cohorts on record": differing,
-        "participants are not in the table of users": unknown,
+        (f"user took part more than {k} times", f"users took part more than {k} times"): int((counts > k).sum()),
+        ("time", "times", f" a user took part less than {b} rounds after the last"): too_close,
+        ("time", "times", f" a user took part in another than its bin (round modulo {b})"): (
+            in_two_bins * plan.participation.has_bins
+        ),
+        ("user has counters that differ", "users have counters that differ", " from the cohorts on record"): differing,
+        ("participant is", "participants are", " not in the table of users"): unknown,
     }
-    return [f"{number} {what}" for what, number in found.items() if number]
+    return [so_many(number, words[0], words[1]) + "".join(words[2:]) for words, number in found.items() if number]

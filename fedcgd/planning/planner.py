@@ -20,9 +20,9 @@ from fedcgd.planning.theory import Outcome, expected_outcome
 
 WAYS: tuple[tuple[Schedule, float], ...] = (("constant", 0.0), ("linear", 0.0), ("constant", 0.9), ("linear", 0.9))
 """Schedules and momenta that are tried."""
-STEPS = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50, 100, 200, 400)
+STEPS = (1, 2, 3, 5, 7, 10, 14, 20, 30, 50, 100)
 """Rounds in which everybody has a turn once; more are tried only where cohorts must be smaller."""
-POISSON_STEPS = {2, 3, 5, 10, 20, 50, 100, 200, 400}
+POISSON_STEPS = {2, 3, 5, 10, 20, 50, 100}
 """Those of them that are tried with Poisson sampling, where each needs a calibration."""
 SHARES = (0.5, 1.0)
 """Parts of the λ/(1 − λ) of the rule for the schedule that are tried."""
@@ -32,8 +32,8 @@ _MOST_ROUNDS = 4000  # of what theory answers in seconds
 _FEW = 2  # set-ups that a dear mechanism is tried at
 _WORSE = 1.05  # smaller cohorts than two of this loss in a row, relative to the best, are not tried
 
-NOTHING_GAINED = 0.01
-"""The part of the loss below which a difference between recipes means nothing: theory is not that good."""
+LEVEL = 0.02
+"""Recipes whose losses differ by no more than this part are as good: theory is not better than that."""
 
 Progress = Callable[[str], None]
 
@@ -99,10 +99,8 @@ def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> 
         for recipe in _best_setups([one for one in found if one.recipe.sampling == "none" and one.correlated]):
             progress(f"balls-in-bins, cohorts of {recipe.cohort}")
             found += _sampled(question, recipe, landscape)
-    best: dict[str, PlannedRecipe] = {}
-    for one in sorted(found, key=lambda one: one.outcome.loss):
-        best.setdefault(one.kind, one)
-    return list(best.values())
+    kinds = {one.kind: [other for other in found if other.kind == one.kind] for one in found}
+    return sorted((_simplest(same) for same in kinds.values()), key=lambda one: one.outcome.loss)
 
 
 def verdict(ranked: list[PlannedRecipe]) -> str:
@@ -118,7 +116,7 @@ def verdict(ranked: list[PlannedRecipe]) -> str:
     if plain is None:
         return "No DP-SGD is possible within these limits."
     gain = 1 - correlated.outcome.loss / plain.outcome.loss
-    if gain < NOTHING_GAINED:
+    if gain < LEVEL:
         return (
             f"Correlated noise brings nothing here: {plain.kind} is as good ({plain.outcome.loss:.3f} of the loss is left, "
             f"{correlated.outcome.loss:.3f} with {correlated.kind})."
@@ -127,6 +125,13 @@ def verdict(ranked: list[PlannedRecipe]) -> str:
         f"Correlated noise helps: {correlated.outcome.loss:.3f} of the loss is left with {correlated.kind}, and "
         f"{plain.outcome.loss:.3f} with the best DP-SGD ({plain.kind})."
     )
+
+
+def _simplest(found: list[PlannedRecipe]) -> PlannedRecipe:
+    """Of those that are as good as the best, that with the fewest rounds."""
+    least = min(one.outcome.loss for one in found)
+    level = [one for one in found if one.outcome.loss <= least * (1 + LEVEL)]
+    return min(level, key=lambda one: (one.recipe.rounds, one.outcome.loss))
 
 
 def _steps(question: Question) -> Iterator[int]:
@@ -171,7 +176,9 @@ def _noise_multiplier(mechanism: Mechanism, participation: Participation, epsilo
 
 def _independent(question: Question, steps: int, landscape: Landscape) -> Iterator[PlannedRecipe]:
     samplings: list[Sampling] = ["none"]
-    if "poisson" in question.secret and any(other <= steps < 1.2 * other for other in POISSON_STEPS):
+    if "poisson" in question.secret and (
+        any(other <= steps < 1.2 * other for other in POISSON_STEPS) or steps > max(STEPS)
+    ):
         samplings.append("poisson")
     for sampling in samplings:
         for recipe in _recipes(question, steps, "dp-sgd", sampling):

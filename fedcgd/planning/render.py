@@ -28,8 +28,18 @@ def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 
 
 def as_run_config(planned: PlannedRecipe, question: Question, *, clip_norm: float = 1.0) -> str:
     """What `flwr run simulations --run-config` takes."""
+    values = run_configuration(planned, question, clip_norm=clip_norm)
+    return " ".join(
+        f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in values.items()
+    )
+
+
+def run_configuration(
+    planned: PlannedRecipe, question: Question, *, clip_norm: float = 1.0
+) -> dict[str, str | int | float]:
+    """The settings of the simulation app, by their keys."""
     recipe = planned.recipe
-    values: dict[str, str | int | float] = {
+    return {
         "mechanism": _spelling(planned),
         "sampling": recipe.sampling,
         "epsilon": question.epsilon,
@@ -41,9 +51,6 @@ def as_run_config(planned: PlannedRecipe, question: Question, *, clip_norm: floa
         "momentum": recipe.momentum,
         "schedule": recipe.schedule,
     }
-    return " ".join(
-        f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in values.items()
-    )
 
 
 def _spelling(planned: PlannedRecipe) -> str:

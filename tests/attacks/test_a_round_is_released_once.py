@@ -104,7 +104,7 @@ def test_of_two_that_begin_at_once_the_later_looks_again(tmp_path: Path) -> None
         registry.begin("one", "settings", "one.db")
         with registry.release("one", 0, [7]):
             pass
-        with pytest.raises(ValueError, match=r"began the same run on .* one.db, which has released 1 rounds"):
+        with pytest.raises(ValueError, match=r"began the same run on .* one.db, which has released 1 round;"):
             registry.begin("two", "settings", "two.db")
         assert registry.run("two") is None
 
@@ -126,7 +126,7 @@ def test_an_old_copy_is_refused(tmp_path: Path, key_file: Path) -> None:
     shutil.copy(path, tmp_path / "old.db")
     with opened(path, key_file) as ledger:
         release(ledger, 1)
-    with pytest.raises(ValueError, match="has 1 released rounds on record, and this key has released 2 of this run"):
+    with pytest.raises(ValueError, match="has 1 released round on record, and this key has released 2 of this run"):
         opened(tmp_path / "old.db", key_file)
 
 

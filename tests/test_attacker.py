@@ -1,0 +1,66 @@
+"""How often the best attacker is right: against distributions of one or two rounds, written out and integrated."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal, norm
+
+from fedcgd.accounting import accountant
+from fedcgd.accounting.attacker import attacker_accuracy
+from fedcgd.mechanisms import DPSGD, LambdaCGD
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+
+def accuracy(participation: Participation, sigma: float, mechanism=None, **options):
+    return attacker_accuracy(accountant(mechanism or DPSGD(), participation), noise_multiplier=sigma, **options)
+
+
+def test_the_gaussian_with_mu_2083() -> None:
+    """Φ(2.083/2) by a table of the normal distribution."""
+    assert accuracy(Participation(rounds=1), 1 / 2.083).percent == "85.12"
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 5.0])
+def test_one_gaussian(sigma: float) -> None:
+    """The best test says "took part" above the middle, and is right with probability Φ(1/(2σ))."""
+    found = accuracy(Participation(rounds=1), sigma)
+    assert found.value == pytest.approx(norm.cdf(1 / (2 * sigma)), rel=1e-9)
+    assert found.gaussian_mu == pytest.approx(1 / sigma)
+    assert found.exact
+
+
+@pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.1), (0.5, 0.5), (2.0, 0.01)])
+def test_one_round_with_a_coin(sigma: float, rate: float) -> None:
+    """(1 − q)·N(0, σ²) + q·N(1, σ²) against N(0, σ²): the distance is q times that without the coin."""
+    found = accuracy(Participation(rounds=1, sampling="poisson", sampling_rate=rate), sigma)
+    truth = 0.5 + rate * (2 * norm.cdf(1 / (2 * sigma)) - 1) / 2
+    assert truth - 1e-12 <= found.value <= truth + 1e-4
+    assert found.gaussian_mu is None
+
+
+def test_one_of_two_secret_rounds() -> None:
+    """½·N((1, 0), σ²) + ½·N((0, 1), σ²) against N(0, σ²), integrated over a fine lattice of the plane."""
+    sigma = 1.0
+    x = np.linspace(-8, 9, 1201)
+    points = np.stack(np.meshgrid(x, x), axis=-1)
+    absent = multivariate_normal([0, 0], sigma**2).pdf(points)
+    present = sum(multivariate_normal(mean, sigma**2).pdf(points) for mean in ([1, 0], [0, 1])) / 2
+    distance = np.maximum(present - absent, 0).sum() * (x[1] - x[0]) ** 2
+    found = accuracy(Participation(rounds=2, min_separation=2, sampling="balls-in-bins"), sigma)
+    truth = (1 + distance) / 2
+    assert truth - 1e-4 <= found.value <= truth + 0.02
+    assert found.value < norm.cdf(1 / (2 * sigma)) - 0.01  # of an attacker who knows the round
+
+
+def test_it_is_far_below_what_epsilon_and_delta_alone_say() -> None:
+    plan = Plan.calibrated(
+        LambdaCGD(0.9), Participation(rounds=210, min_separation=21), clip_norm=1.0, epsilon=8, delta=1e-5
+    )
+    found = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier)
+    assert found.percent == "79.76"
+    assert found.gaussian_mu == pytest.approx(1.66603, abs=1e-5)
+    assert (math.exp(8) + 1e-5) / (math.exp(8) + 1) > 0.9996
+    part = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier, released=1)
+    assert 0.5 < part.value < found.value
