@@ -1,6 +1,8 @@
 """Programs whose examples are apart are not refused, whatever shape a batch has."""
 
+import runpy
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +14,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.keys import NoiseKey
-from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.opacus import CorrelatedPrivacyEngine, check_independence
 from fedcgd.opacus.independence import BatchLook
 
 SIZE = 5
+PROGRAMS = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "independence.py"))["programs"]()
 
 
 def poisson(model, data, mode="hooks", accumulation=1, **options):
@@ -166,3 +169,15 @@ def test_a_model_whose_layers_are_called_another_number_of_times_is_trained(own,
     with nullcontext() if own else told:
         run.train(step)
     assert run.released == 3
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_models_whose_examples_are_independent_are_not_refused(program):
+    check_independence(program.model, program.inputs)
+
+
+def test_a_batch_that_the_model_does_not_take_is_the_models_error():
+    """And no silence."""
+    for rows in (4, 1):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            check_independence(nn.Linear(6, 3), torch.randn(rows, 5))

@@ -122,9 +122,8 @@ class BatchLook:
     def check(self) -> None:
         """Raise CrossExampleLeakError if examples meet; warn where that cannot be told."""
         with self._quiet():
-            place = ""
-            if self._others:
-                place = self._mixed_backward()
+            self._called(self._batch, None)  # which raises what the model raises
+            place = self._mixed_backward() if self._others else ""
             if self.tells_forward:
                 place = self._mixed_forward() or place
                 place = place or self._mixed_number()
@@ -146,11 +145,9 @@ class BatchLook:
 
     def _mixed_forward(self) -> str:
         """The first place where rows mix; empty if none is known."""
+        plain, again = self._trace(self._batch), self._trace(self._batch)
         try:
-            plain, again = self._trace(self._batch), self._trace(self._batch)
             changed = [self._trace(other) for other in self._others]
-        except InPlaceError:
-            raise
         except Exception:  # the model refuses such a batch
             return ""
         alike = [_alike(plain, trace) for trace in changed]
