@@ -70,7 +70,7 @@ class Run:
 
         def listening(noise, total, run, nonces):
             if noise is self.optimizer._noise:
-                self.sums.append(torch.round(total / noise.grid.step) * noise.grid.step)
+                self.sums.append(torch.round(total / noise.lattice.step) * noise.lattice.step)
             return add(noise, total, run, nonces)
 
         monkeypatch.setattr(RoundNoise, "add", listening)

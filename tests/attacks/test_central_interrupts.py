@@ -134,8 +134,8 @@ def raising():
 
 def listen(run):
     """The sums on the grid that each noise, named by its rounds and nonces, is added to from now on; the sums with noise."""
-    source, used, noised = run.optimizer._noise._source, {}, []
-    add, step = source.add, run.optimizer._noise.grid.step
+    source, used, noised = run.optimizer._noise._noise._source, {}, []
+    add, step = source.add, run.optimizer._noise.lattice.step
 
     def listening(total, nonces, stddev):
         used.setdefault(tuple(nonces), []).append(total.clone())

@@ -79,8 +79,8 @@ def test_an_interrupt_anywhere_leaves_nothing_behind(mode, where, monkeypatch):
     elif where == "forward":
         run.model.register_forward_hook(interrupt)
     else:
-        add = run.optimizer._noise._source.add
-        run.optimizer._noise._source.add = lambda *arguments: (interrupt(), add(*arguments))[1]
+        add = run.optimizer._noise._noise._source.add
+        run.optimizer._noise._noise._source.add = lambda *arguments: (interrupt(), add(*arguments))[1]
     with pytest.raises(KeyboardInterrupt):
         run.train()
     run.train()
@@ -181,7 +181,7 @@ def test_an_example_of_several_rows_is_refused(monkeypatch):
 
 def test_a_failed_step_releases_nothing_and_the_round_can_be_tried_again(monkeypatch):
     run = Run(monkeypatch, key=NoiseKey.generate())
-    add, tried = run.optimizer._noise._source.add, []
+    add, tried = run.optimizer._noise._noise._source.add, []
 
     def failing(total, nonces, stddev):
         tried.append(nonces[-1])
@@ -189,8 +189,8 @@ def test_a_failed_step_releases_nothing_and_the_round_can_be_tried_again(monkeyp
             raise MemoryError
         add(total, nonces, stddev)
 
-    run.optimizer._noise._source_of = lambda _: run.optimizer._noise._source
-    run.optimizer._noise._source.add = failing
+    run.optimizer._noise._noise_of = lambda _: run.optimizer._noise._noise
+    run.optimizer._noise._noise._source.add = failing
     with pytest.raises(MemoryError):
         run.train()
     assert run.released == 0
