@@ -6,6 +6,10 @@ A round is `configure_train` and `aggregate_train` with replies that are there a
 differentially private wrappers around it, and `CorrelatedNoise` around it take turns in one process; each round's processor time
 (user and system, all threads) is compared with that of the fixed-clipping wrapper beside it. Peak memory is that of a process
 which runs one round of one strategy and nothing else; what it held before (imports, model, replies) stands beside it.
+
+A process that has run for a while has memory at hand that a new one must ask the kernel for. So rounds are also run in new
+processes, of the fixed-clipping wrapper and of `CorrelatedNoise` in turns: `fresh` is the ratio of their processor times by
+round, from the first on, and `faults` how many pages a round of ours asked for.
 Results are in benchmarks/diary.md.
 """
 
@@ -40,6 +44,7 @@ from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_flower.messages import read_train_message, train_reply
+from fedcgd_flower.send_and_receive import drained
 from fedcgd_flower.update import clipped_update
 
 ROUNDS = 1000
@@ -136,7 +141,9 @@ class Server:
         replies = self.replies(messages)
         del messages
         replied = time.process_time()
-        released, _ = self.strategy.aggregate_train(self.round, replies)
+        # As `start` hands them over, and as Flower's own does.
+        handed = drained(replies) if isinstance(self.strategy, CorrelatedNoise) else replies
+        released, _ = self.strategy.aggregate_train(self.round, handed)
         end = time.process_time()
         assert released is not None
         return middle - begin, end - replied
@@ -160,18 +167,47 @@ def alone(name: str, args: argparse.Namespace, folder: str) -> dict[str, float]:
     return {"held": held, "peak": peak_mib()}
 
 
-def memory(name: str, args: argparse.Namespace) -> dict[str, float]:
-    sizes = [f"--{option}={getattr(args, option)}" for option in ("nodes", "parameters", "arrays")]
-    done = subprocess.run(
-        [sys.executable, __file__, *sizes, "--alone", name], capture_output=True, text=True, check=True
+def fresh(name: str, args: argparse.Namespace, folder: str) -> list[tuple[float, int]]:
+    """(processor time, page faults) of each round of a strategy in this process, which has run nothing else."""
+    server = Server(name, args, folder)
+    rounds = []
+    for _ in range(args.rounds):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        seconds = sum(server.run())
+        rounds.append((seconds, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before))
+    return rounds
+
+
+def measure_fresh(args: argparse.Namespace) -> dict[str, Any]:
+    """The ratios by round, each the median of so many pairs of new processes; printed too."""
+    pairs = [{name: child("--fresh", name, args) for name in (PEER, OURS)} for _ in range(args.pairs)]
+    ratios = [median(pair[OURS][i][0] / pair[PEER][i][0] for pair in pairs) for i in range(args.rounds)]
+    found = {
+        "ratio": ratios,
+        "seconds": [median(pair[OURS][i][0] for pair in pairs) for i in range(args.rounds)],
+        "faults": [int(median(pair[OURS][i][1] for pair in pairs)) for i in range(args.rounds)],
+        "worst_from_the_second_on": max(
+            pair[OURS][i][0] / pair[PEER][i][0] for pair in pairs for i in range(1, args.rounds)
+        ),
+    }
+    print(
+        f"in new processes, {args.pairs} pairs: ratio by round {', '.join(f'{ratio:.2f}' for ratio in ratios)}; the worst "
+        f"round from the second on {found['worst_from_the_second_on']:.2f}; page faults a round {found['faults']}"
     )
-    result: dict[str, float] = json.loads(done.stdout)
-    return result
+    return found
+
+
+def child(option: str, name: str, args: argparse.Namespace) -> Any:
+    """What this file prints when a new process runs it with `option` for one strategy."""
+    sizes = [f"--{size}={getattr(args, size)}" for size in ("nodes", "parameters", "arrays", "rounds")]
+    done = subprocess.run([sys.executable, __file__, *sizes, option, name], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
 
 
 def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The table, by strategy; printed too."""
-    memories = {name: memory(name, args) for name in NAMES}
+    memories = {name: child("--alone", name, args) for name in NAMES}
+    in_new_processes = measure_fresh(args)
     with tempfile.TemporaryDirectory() as folder:
         servers = {name: Server(name, args, folder) for name in NAMES}
         for server in servers.values():
@@ -196,6 +232,7 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
             f"{name:30} {configure:7.3f} s {aggregate:7.3f} s {configure + aggregate:7.3f} s {spread:>20} "
             f"{memories[name]['peak']:5.0f} MiB {memories[name]['held']:5.0f} MiB"
         )
+    results[OURS]["fresh"] = in_new_processes
     return results
 
 
@@ -206,12 +243,15 @@ def main() -> None:
     options.add_argument("--arrays", type=int, default=60)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--json", type=Path, default=None)
+    options.add_argument("--pairs", type=int, default=3, help="pairs of new processes")
     options.add_argument("--alone", choices=NAMES, default=None, help=argparse.SUPPRESS)
+    options.add_argument("--fresh", choices=NAMES, default=None, help=argparse.SUPPRESS)
     args = options.parse_args()
-    if args.alone:
-        with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(alone(args.alone, args, folder)))
-        return
+    for run, name in ((alone, args.alone), (fresh, args.fresh)):
+        if name:
+            with tempfile.TemporaryDirectory() as folder:
+                print(json.dumps(run(name, args, folder)))
+            return
     results = measure(args)
     if args.json:
         sizes = {name: getattr(args, name) for name in ("nodes", "parameters", "arrays", "rounds")}

@@ -20,7 +20,7 @@ By name: to import it, a node would load a server.
 
 def is_simulation(grid: object) -> bool:
     """Whether the nodes of `grid` are simulated ones."""
-    return any(kind.__name__ == SIMULATION_GRID for kind in type(grid).__mro__)
+    return any(kind.__name__ == SIMULATION_GRID for kind in grid.__class__.__mro__)
 
 
 def mods_after(call_next: Any) -> Iterator[Any]:

@@ -104,14 +104,16 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Reject
 
 
 def sum_of_replies(
-    replies: Sequence[tuple[Message | None, TrainTask]], size: int
+    replies: Sequence[tuple[Message | None, TrainTask]], size: int, out: Integers | None = None
 ) -> tuple[Integers, list[int | RejectionReason]]:
     """(Σ updates, each as `read_train_reply` gives it, shape (size,); how many users are in each, or why it was dropped).
 
+    The sum is written to `out`, shape (size,), if that is given.
     All replies are added stretch by stretch, with their norms and checksums in the same pass, so that each is read once and the
     sum goes through memory once. One that turns out to be wrong is subtracted again, which for integers is exact.
     """
-    total, lanes = np.zeros(size, np.int64), np.empty(LANES)
+    total, lanes = np.empty(size, np.int64) if out is None else out, np.empty(LANES)
+    total.fill(0)
     received = [_received(reply, task) for reply, task in replies]
     unverified_updates = [part for part in received if isinstance(part, _UnverifiedUpdate)]
     for start in range(0, size, CHUNK):

@@ -19,7 +19,7 @@ from fedcgd_flower.layout import Layout, equal_arrays, flatten, unflatten
 from fedcgd_flower.replies import HINTS, RejectionReason
 from fedcgd_flower.reporting import RoundReport, config_text, epsilon_text, metrics_text
 from fedcgd_flower.result import IncompleteRunError, OnRelease, ReleaseEvent, RunResult
-from fedcgd_flower.send_and_receive import send_and_receive
+from fedcgd_flower.send_and_receive import drained, send_and_receive
 from fedcgd_flower.training_rounds import TrainingRounds
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -115,7 +115,7 @@ class RunLoop:
         messages = list(strategy.configure_train(rounds.releases + 1, result.arrays, self._train_config, self.grid))
         replies = [reply for reply in send_and_receive(self.grid, messages, self.timeout) if reply is not None]
         del messages  # they hold a model
-        released, metrics = strategy.aggregate_train(rounds.releases + 1, replies)
+        released, metrics = strategy.aggregate_train(rounds.releases + 1, drained(replies))
         if released is None or metrics is None:
             result.released = rounds.releases  # one more, if the round is spent
             return False

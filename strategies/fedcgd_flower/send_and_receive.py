@@ -1,7 +1,7 @@
 """Send messages and gather the replies, each matched to the message it answers."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
@@ -68,6 +68,13 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) ->
         # Looking at many messages takes the SuperLink's time: at most half of it.
         time.sleep(min(max(wait, now - looked), max(deadline - now, 0)))
     return [replies.get(message.metadata.message_id) for message in messages]
+
+
+def drained(messages: list[Message]) -> Iterator[Message]:
+    """Each of `messages`, which are taken out of the list: as long as that holds them, nobody else can free their memory."""
+    messages.reverse()
+    while messages:
+        yield messages.pop()
 
 
 class UnreadableReplyError(Exception):

@@ -115,6 +115,8 @@ class TrainingRounds:
         self._begun = False
         self._pending: PendingRound | None = None
         self._hinted: set[RejectionReason] = set()
+        self._memory = np.empty(0, np.int64)
+        """Of a round's sum, and of what is made of it, kept for the next round: to get new memory takes longer than to add."""
 
     def open(self, ledger: Ledger, directory: UserDirectory, path: Path | None) -> None:
         """Go on where `ledger` stands, which is the file `path` if it is one, with the users of `directory`."""
@@ -127,6 +129,7 @@ class TrainingRounds:
     def close(self) -> None:
         """Close the ledger, if it is open."""
         opened, self._opened, self._pending = self._opened, None, None
+        self._memory = np.empty(0, np.int64)
         if self._openings is not None:
             self._openings.close()
         if opened is not None:
@@ -296,7 +299,10 @@ class TrainingRounds:
         matched = [(answers.get(message.metadata.message_id), task) for message, task in pending.requests]
         total: Integers | MaskedSum
         if pending.masking is None:
-            total, results = sum_of_replies(matched, pending.layout.size + (self._adaptive_clipping is not None))
+            size = pending.layout.size + (self._adaptive_clipping is not None)
+            if len(self._memory) != size:
+                self._memory = np.empty(size, np.int64)
+            total, results = sum_of_replies(matched, size, self._memory)
         else:
             total, results = sum_of_masked_replies(matched, pending.masking)
         self._record_answers(pending, results)
@@ -307,10 +313,11 @@ class TrainingRounds:
             noised_sum = self._noised_sum(pending, total)
             noised, metrics, next_clip_norm = self._noised(pending, noised_sum)
             pending = self._pending = replace(pending, model=_NOTHING, requests=())
-            del total, noised_sum, matched, answers  # the inner strategy needs room
+            del matched, answers  # the inner strategy needs room
             stepped = inner_step(self._inner, pending.round + 1, noised)
-            del noised
-            released = self._release(pending, stepped, metrics, next_clip_norm)
+            del noised  # of which `noised_sum` is the memory no longer
+            released = self._release(pending, stepped, noised_sum, metrics, next_clip_norm)
+            del total, noised_sum
         except OpeningFailedError as error:
             self.abort_round(f"{'the round is spent' if self.record.is_opening else 'not opened'}: {error}")
             return None, None
@@ -380,10 +387,18 @@ class TrainingRounds:
         return unflatten(noised, pending.layout, passthrough=False), metrics, next_clip_norm
 
     def _release(
-        self, pending: PendingRound, stepped: ArrayRecord, metrics: MetricRecord, next_clip_norm: float
+        self,
+        pending: PendingRound,
+        stepped: ArrayRecord,
+        memory: Integers,
+        metrics: MetricRecord,
+        next_clip_norm: float,
     ) -> ArrayRecord:
-        """The model of the round in flight, as the inner strategy made it; it is in the ledger when this returns."""
-        released = flatten(stepped, pending.layout)
+        """The model of the round in flight, as the inner strategy made it; it is in the ledger when this returns.
+
+        `memory`, of the round's sum, holds nothing of use any more.
+        """
+        released = flatten(stepped, pending.layout, memory.view(np.float32)[: pending.layout.size])
         inner_state.check_unchanged(self._inner, pending.unsaved)
         state = inner_state.save(self._inner, pending.config)
         # Durable first: what has left the process can then never be followed by another release under this noise.

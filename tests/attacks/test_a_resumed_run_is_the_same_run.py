@@ -103,7 +103,9 @@ def test_what_cannot_be_saved_and_changes_is_refused_before_the_first_release(in
     released = []
     with pytest.raises(ValueError, match=f"changed {attribute} in a round, and the ledger cannot save it"):
         run(inner(), tmp_path / "run.db", evaluate_fn=lambda release, arrays: released.append(release))
-    assert released == [0]
+    assert released == (
+        [0] if inner is _WithGenerator else []
+    )  # what is seen when it configures is refused before all work
 
 
 class _WithTools(FedAvg):
