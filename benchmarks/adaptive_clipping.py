@@ -19,8 +19,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import from_numpy
 
 from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD, inverse_matrix
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan

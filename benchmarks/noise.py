@@ -27,10 +27,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from opacus.optimizers import DPOptimizer
 from torch import nn
 
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.compiled import kernels
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid, add_noise
 from fedcgd.noise.tensors import TensorNormals, gpu_kernels, sum_digest
 from fedcgd.opacus.round_noise import RoundNoise

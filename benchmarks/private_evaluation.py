@@ -13,8 +13,8 @@ from fake_grid import FakeGrid
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvgM
 
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, PrivateEvaluation, arrays_of, load_arrays

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from fedcgd import passes
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.compiled import kernels
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid, add_noise
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort

@@ -38,8 +38,8 @@ from flwr.serverapp.strategy import (
 )
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from fedcgd import opacus
     from fedcgd.accounting import Guarantee, calibrate, compute_delta, compute_epsilon
     from fedcgd.accounting.selection import select_lambda
-    from fedcgd.keys import NoiseKey
     from fedcgd.ledger import JointBudget, Ledger
     from fedcgd.mechanisms import BISR, BSR, DPSGD, BinaryTree, LambdaCGD, Mechanism, Normalized, NuDPFTRL
     from fedcgd.mechanisms.error import error_norms
     from fedcgd.mechanisms.sensitivity import sensitivity
+    from fedcgd.noise.keys import NoiseKey
     from fedcgd.participation import Participation
     from fedcgd.plan import Plan
 
@@ -62,7 +62,7 @@ __getattr__ = names_on_use(
         "compute_delta": "accounting",
         "compute_epsilon": "accounting",
         "select_lambda": "accounting.selection",
-        "NoiseKey": "keys",
+        "NoiseKey": "noise.keys",
         "JointBudget": "ledger",
         "Ledger": "ledger",
         "error_norms": "mechanisms.error",

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.participation import Participation

@@ -23,8 +23,8 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp.strategy import FedAdam
 
 from fedcgd.keepers import KeeperKey, Keepers
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, sequential_training

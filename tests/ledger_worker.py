@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan

@@ -35,9 +35,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import model_file
 from fedcgd.mechanisms import LambdaCGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, sequential_training

@@ -16,10 +16,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedAvgM
 from shared import record
 
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, export, verify
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
 from fedcgd.mechanisms import DPSGD, LambdaCGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan

@@ -123,3 +123,40 @@ def test_no_framework_is_loaded_by_the_core() -> None:
         todo |= {name for name in imports(SOURCES[module]) if name in SOURCES and name != "fedcgd"} - reached
     outside = {name.partition(".")[0] for module in reached for name in imports(SOURCES[module])}
     assert not outside & set(FRAMEWORKS)
+
+
+def edges(path: Path) -> set[str]:
+    """The modules that a file imports, wherever in it: a package counts only where a name of its own is taken from it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                below = f"{node.module}.{alias.name}"
+                names.add(below if below in SOURCES else str(node.module))
+    return names & SOURCES.keys()
+
+
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """What is left when modules that import nothing, or that nobody imports, are taken away again and again."""
+    left = {module: set(targets) - {module} for module, targets in graph.items()}
+    while left:
+        wanted = set().union(*left.values())
+        ends = {module for module, targets in left.items() if not targets or module not in wanted}
+        if not ends:
+            break
+        left = {module: targets - ends for module, targets in left.items() if module not in ends}
+    return sorted(left)
+
+
+def test_no_module_imports_itself_by_way_of_others_also_inside_functions() -> None:
+    # A façade imports its parts for type checkers, and gives them out when they are used.
+    facades = {module for module, path in SOURCES.items() if path.name == "__init__.py"}
+    graph = {module: edges(path) - facades for module, path in SOURCES.items() if module not in facades}
+    assert circles(graph) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == ["b", "c"]
+
+
+def test_the_stream_does_not_know_what_makes_its_numbers_quickly() -> None:
+    assert not [name for name in edges(SOURCES["fedcgd.noise.stream"]) if "compiled" in name or "machine" in name]

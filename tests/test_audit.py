@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedcgd.audit.audit import audit_canaries, audit_mechanism, canary_scores
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism, Normalized, inverse_matrix, matrix
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.release import lattice_of

@@ -8,8 +8,8 @@ from flwr.serverapp.strategy import FedAvg
 from shared import record
 
 from fedcgd.audit.audit import AuditResult, audit_canaries, canary_scores, overused
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, sequential_training

@@ -15,9 +15,9 @@ from fedcgd.accounting import compute_epsilon
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.selection import select_lambda
 from fedcgd.cli import app
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger.statement import _participation
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan

@@ -11,8 +11,8 @@ from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.clientapp import ClientApp
 from test_flower_strategy import SIZE, asked_users, make, names, record, two_nodes
 
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import IncompleteRunError, PrivateEvaluation, host_users, sequential_training

@@ -11,9 +11,9 @@ from typer.testing import CliRunner, Result
 
 from fedcgd.cli import COMMANDS, app, load
 from fedcgd.cli.report import print_json
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 

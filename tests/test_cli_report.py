@@ -14,10 +14,10 @@ from typer.testing import CliRunner, Result
 
 from fedcgd.accounting.attacker import attacker_accuracy
 from fedcgd.cli import app
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, verify
 from fedcgd.ledger.statement import privacy_statement, sentence
 from fedcgd.mechanisms import LambdaCGD, matrix
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 

@@ -18,7 +18,7 @@ from flwr.app import Context, RecordDict
 from typer.testing import CliRunner
 
 from fedcgd.cli import app
-from fedcgd.keys import NoiseKey
+from fedcgd.noise.keys import NoiseKey
 from fedcgd_simulations.flower_runs import flower_environment, free_port, local_superlink, stop
 
 ROOT = Path(__file__).parents[1]

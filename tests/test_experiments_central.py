@@ -8,8 +8,8 @@ from central_training import train_central
 
 from fedcgd.accounting import calibrate
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.batches import RoundBatches
 from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.optimisation import catalogue

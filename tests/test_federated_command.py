@@ -11,7 +11,7 @@ from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
 
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.keys import NoiseKey
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.batches import RoundBatches
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd_experiments import central as central_runs

@@ -11,8 +11,8 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvgM
 
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Normalized
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd.plan import Plan

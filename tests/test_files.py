@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from fedcgd.cli import app
 from fedcgd.curvature.spectrum import Spectrum
 from fedcgd.files import sync_folder, whole
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import DPSGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.optimisation.catalogue import write_mechanism
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan

@@ -14,8 +14,8 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, arrays_size_mod
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from torch import nn
 
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import ClippedUpdateMod, CorrelatedNoise, arrays_of, clipped_update_mod, load_arrays

@@ -13,9 +13,9 @@ from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
 
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import verify
 from fedcgd.mechanisms import DPSGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, one_by_one

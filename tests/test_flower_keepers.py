@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 from fedcgd.cli import app
 from fedcgd.keepers import KeeperKey, Keepers
 from fedcgd.keepers.record import read, record_file
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, export, verify
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
 from fedcgd.mechanisms import BISR, LambdaCGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import (

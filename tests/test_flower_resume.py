@@ -12,10 +12,10 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from test_flower_strategy import KEY, SIZE, STEP, UPDATE, make, node, on_the_grid, record, two_nodes
 
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, verify
 from fedcgd.mechanisms import BSR, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd_flower import IncompleteRunError, run_loop, training_rounds
 

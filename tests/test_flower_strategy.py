@@ -27,10 +27,10 @@ from flwr.serverapp.strategy import (
 from shared import record
 
 from fedcgd.accounting import calibrate
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import DPSGD, BandedToeplitz, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, inner_state, sequential_training

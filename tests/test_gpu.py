@@ -23,9 +23,9 @@ from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_l
 from fedcgd.curvature.dominance import Reference
 from fedcgd.curvature.measure import measure_spectrum
 from fedcgd.curvature.public import Public, pretrained
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BSR
 from fedcgd.noise import gpu_code, tensors
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.tensors import GpuKernels
 from fedcgd.opacus import CorrelatedPrivacyEngine, first_batches

@@ -10,9 +10,9 @@ from test_gpu import Reader, tf32, train
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BSR, LambdaCGD
 from fedcgd.noise import NoiseStream, tensors
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.stream import key_words
 from fedcgd.noise.tensors import GpuKernels, TensorNormals, gpu_kernels, sum_digest

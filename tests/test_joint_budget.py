@@ -21,9 +21,9 @@ from scipy import optimize, stats
 from typer.testing import CliRunner
 
 from fedcgd.cli import app
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, IncompleteRunError, host_users, sequential_training

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from fedcgd.keys import NoiseKey, delete_key_file
+from fedcgd.noise.keys import NoiseKey, delete_key_file
 
 ROOT = bytes(range(32))
 NOISE = "5abeed49b411580e79bd2b2a6739d6dfdacc2bd20cec5f5fc02ac3cc457888bc"
@@ -41,7 +41,7 @@ def test_parts_are_independent_of_each_other_and_pinned():
 def test_nonces_are_made_under_a_part_of_their_own(monkeypatch):
     """Else what is told of a sum by its nonce, and its noise, would come from one key."""
     used = []
-    monkeypatch.setattr("fedcgd.keys.synthetic_nonce", lambda key, nonces, total: used.append(key) or 0)
+    monkeypatch.setattr("fedcgd.noise.keys.synthetic_nonce", lambda key, nonces, total: used.append(key) or 0)
     key = NoiseKey(ROOT)
     for stream in ("", "a"):
         key.nonce_of(stream, np.zeros(3), earlier=[], attempt=0)
@@ -52,7 +52,7 @@ def test_a_created_file_is_there_after_a_power_failure(tmp_path, monkeypatch):
     """Before any noise is made from it: the folder it is in is synchronised, after it has its name."""
     synchronised = []
     monkeypatch.setattr(
-        "fedcgd.keys.sync_folder", lambda folder: synchronised.append(sorted(p.name for p in folder.iterdir()))
+        "fedcgd.noise.keys.sync_folder", lambda folder: synchronised.append(sorted(p.name for p in folder.iterdir()))
     )
     NoiseKey.from_file(tmp_path / "key", create=True)
     assert synchronised == [["key", "key.runs"]]

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from fedcgd.accounting import PastRun, compose
 from fedcgd.cli import app
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.ledger.copies import branches
 from fedcgd.ledger.evaluations import EVALUATION, EVALUATION_OF
 from fedcgd.mechanisms import DPSGD, BinaryTree, LambdaCGD, Normalized, matrix
 from fedcgd.mechanisms.tail_sensitivity import tail_sensitivity
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 

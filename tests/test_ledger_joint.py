@@ -10,9 +10,9 @@ from scipy import optimize, stats
 from typer.testing import CliRunner
 
 from fedcgd.cli import app
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, joint
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 

@@ -10,9 +10,9 @@ import ledger_worker as worker
 import numpy as np
 import pytest
 
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, export, verify
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.release import lattice_of
 
 KILLS = 100

@@ -9,9 +9,9 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from fedcgd.cli import app
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, released_model, seal
 from fedcgd.mechanisms import DPSGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 

@@ -17,9 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcgd.cli import app
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, export, model_file, released_model, seal, verify
 from fedcgd.mechanisms import LambdaCGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 

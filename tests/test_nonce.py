@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fedcgd.keys import NoiseKey
 from fedcgd.noise import nonce as module
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.nonce import synthetic_nonce
 
 KEY = bytes(range(32))

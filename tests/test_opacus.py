@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorData
 
 from fedcgd.accounting import calibrate, compute_epsilon
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import MARGIN

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.keys import NoiseKey
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
 
 PHASED = "an earlier run has released"

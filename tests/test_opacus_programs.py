@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.keys import NoiseKey
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.gradient_forms import FactoredGradients, SparseGradients
 

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from test_noise_tensors import numpy_kernels
 
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import tensors
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.tensors import sum_digest
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.participation import Participation

@@ -12,8 +12,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from test_flower_strategy import SIZE, make, names, node, record, two_nodes
 
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd_flower import IncompleteRunError, clipped_update_mod
 

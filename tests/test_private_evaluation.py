@@ -23,10 +23,10 @@ from typer.testing import CliRunner
 from fedcgd.accounting import PastRun, compose
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli import app as cli
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, verify
 from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan

@@ -15,8 +15,8 @@ import pytest
 import server_worker as worker
 from fake_grid import FakeGrid, FakeNode, is_training
 
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import export, verify
+from fedcgd.noise.keys import NoiseKey
 from fedcgd_flower import inner_state
 
 SIZES = [

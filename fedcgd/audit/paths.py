@@ -3,8 +3,8 @@
 import numpy as np
 
 from fedcgd.audit.audit import Release
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms.mechanism import Matrix
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
 from fedcgd.release import array_noise, lattice_of
 

@@ -11,7 +11,7 @@ from fedcgd.cli.report import console, explained_errors, key_value_table, print_
 from fedcgd.keepers.cards import Card, KeeperKey, Keepers
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.verification import contradictions
-from fedcgd.keys import delete_key_file
+from fedcgd.noise.keys import delete_key_file
 
 EXIT_PROBLEMS = 1
 

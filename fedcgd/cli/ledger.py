@@ -11,9 +11,9 @@ from fedcgd import ledger
 from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
 from fedcgd.cli.report import complaints, console, explained_errors, key_value_table, print_json, status
 from fedcgd.files import check_private
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.wording import so_many
+from fedcgd.noise.keys import NoiseKey
 
 EXIT_PROBLEMS = 1
 

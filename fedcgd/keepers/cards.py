@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fedcgd.accounting.shares import NoiseShares
 from fedcgd.keepers.record import record_file
-from fedcgd.keys import NoiseKey
+from fedcgd.noise.keys import NoiseKey
 
 SUITE = hpke.Suite(hpke.KEM.MLKEM768_X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
 SUITE_NAME = "HPKE MLKEM768-X25519 HKDF-SHA256 ChaCha20Poly1305"

@@ -5,7 +5,6 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import settings
 from fedcgd.ledger.attempts import nonces_of
 from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger
@@ -13,6 +12,7 @@ from fedcgd.ledger.registry import Registry
 from fedcgd.ledger.store import checkpoint, connect, reader
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.ledger.wording import so_many
+from fedcgd.noise.keys import NoiseKey
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS adoptions (at TEXT NOT NULL, released INTEGER NOT NULL, register TEXT NOT NULL) STRICT"

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fedcgd.accounting.guarantee import check_delta, check_epsilon, rounded_up
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger.recorded_run import BUDGET, RecordedRun, recorded
+from fedcgd.ledger.run_composition import RunComposition
 from fedcgd.ledger.store import MEMORY
-from fedcgd.ledger.together import Together
 from fedcgd.ledger.verification import verify
 from fedcgd.ledger.wording import so_many
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
 
 
@@ -89,7 +89,7 @@ class JointBudget:
             choices=(key.fingerprint, "" if key.simulated else "this run"),
             budget=description,
         )
-        together = Together([*runs, new])
+        together = RunComposition([*runs, new])
         last = len(runs)
         verdicts: dict[tuple[int, ...], bool] = {}
         refused, cost = set(), math.inf

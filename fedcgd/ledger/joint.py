@@ -8,7 +8,7 @@ from typing import Any
 
 from fedcgd.accounting import JointGuarantee
 from fedcgd.ledger.recorded_run import recorded
-from fedcgd.ledger.together import Together
+from fedcgd.ledger.run_composition import RunComposition
 from fedcgd.ledger.verification import verify
 from fedcgd.ledger.wording import so_many
 
@@ -60,7 +60,7 @@ def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None
     by default that of the plans. Raises ValueError if the plans have different δ and none is given, if nothing is recorded, if
     the ledger of a run's evaluations is missing, and for what is no ledger.
     """
-    together = Together(recorded(paths))
+    together = RunComposition(recorded(paths))
     runs = together.runs
     deltas = {run.plan.delta for run in runs}
     if delta is None and len(deltas) > 1:
@@ -98,7 +98,7 @@ def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None
     )
 
 
-def _budget_problems(together: Together, members: Mapping[tuple[int, ...], int]) -> list[str]:
+def _budget_problems(together: RunComposition, members: Mapping[tuple[int, ...], int]) -> list[str]:
     """What contradicts the budgets that runs were begun with."""
     found = []
     for i, run in enumerate(together.runs):

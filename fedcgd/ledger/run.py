@@ -13,13 +13,13 @@ from typing import Any, Self
 import numpy as np
 
 from fedcgd.files import check_private
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import attempts, model_file, openings, settings
 from fedcgd.ledger.openings import RecordedOpening
+from fedcgd.ledger.participation_counter import ParticipationCounter
 from fedcgd.ledger.registry import RegisteredRun, Registry
 from fedcgd.ledger.store import MEMORY, checkpoint, connect
 from fedcgd.ledger.transactions import now, transaction
-from fedcgd.ledger.turns import UsersTurns
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.participation.cohorts import History, check_round
 from fedcgd.plan import Plan
@@ -60,7 +60,7 @@ class Ledger:
         self._registry = registry
         self._plan = plan
         self._owner = owner
-        self._turns = UsersTurns(connection, plan.participation)
+        self._turns = ParticipationCounter(connection, plan.participation)
         self.stream_id = stream_id
         """Names this run's part of the key: `key.noise_of(stream_id)`, `key.choices_of(stream_id)`."""
         self.simulated = simulated
@@ -288,7 +288,7 @@ class Ledger:
             attempts.check_turn(self._connection, round)
             self._connection.execute("INSERT INTO skips (round, at, reason) VALUES (?, ?, ?)", (round, now(), reason))
 
-    def pin(self, users: Collection[str], node: str, *, single: bool = False) -> set[str]:
+    def bind_users(self, users: Collection[str], node: str, *, single: bool = False) -> set[str]:
         """Those of `users` that no other node speaks for; from now on, for the whole run, they are `node`'s.
 
         With `single`, `node` is one user: nobody, if it has spoken for another one in this run.

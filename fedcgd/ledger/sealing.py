@@ -3,11 +3,11 @@
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
-from fedcgd.keys import NoiseKey, delete_key_file, runs_file
 from fedcgd.ledger import attempts
 from fedcgd.ledger.registry import Registry
 from fedcgd.ledger.store import checkpoint, connect, reader
 from fedcgd.ledger.transactions import now, transaction
+from fedcgd.noise.keys import NoiseKey, delete_key_file, runs_file
 
 
 def seal(path: Path | str, key_file: Path | None) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger.store import FORMAT, sha256, to_json
 from fedcgd.ledger.transactions import now
 from fedcgd.noise import STREAM
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan, differences
 
 TRAINING = "training"  # of the inner strategy in a run's configuration: what of it changes training

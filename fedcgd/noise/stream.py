@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from fedcgd.noise import chacha20
 from fedcgd.noise.box_muller import NUMBERS, Float32, Float64, add_normals
-from fedcgd.noise.compiled import kernels_for
 
 STREAM = "chacha20"
 """The name of this definition of Z: ledgers and checkpoints hold it, and a run goes on under the same one only."""
@@ -42,7 +41,7 @@ class NoiseStream:
 
     def __init__(self, key: bytes) -> None:
         if len(key) != 32:
-            raise ValueError(f"key must have 32 bytes (256 bits), got {len(key)}; fedcgd.keys makes one")
+            raise ValueError(f"key must have 32 bytes (256 bits), got {len(key)}; fedcgd.noise.keys makes one")
         self._key = bytes(key)
 
     def __repr__(self) -> str:
@@ -60,10 +59,6 @@ class NoiseStream:
         check_coordinates(start, stop)
         key = self.key_of(round, nonce)
         out = np.empty(stop - start, np.float32)
-        fast = kernels_for(out.size)
-        if fast is not None:
-            fast.fill_normals(out, start, key_words(key))
-            return out
         for first, last, low, high in tiles(start, stop):
             total = np.zeros((last - first) * TILE)
             add_tiles(key, 1.0, first, last, total)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcgd.noise.correlated import Term, add_rounded
+from fedcgd.noise.normals import normals
 from fedcgd.noise.quantisation import (
     Grid,
     add_noise,
@@ -78,7 +79,7 @@ class TensorNormals:
         """Z_(round, nonce), float32: an array for a total in main memory, else a tensor on its device."""
         gpu = gpu_kernels(total.device)
         if gpu is None:
-            z = self._stream.normal(round, nonce, 0, total.numel())
+            z = normals(self._stream, round, nonce, total.numel())
             return z if total.device.type == "cpu" else torch.from_numpy(z).to(total.device)
         made = torch.empty(total.numel(), dtype=torch.float32, device=total.device)
         gpu.fill_normals(made, 0, key_words(self._stream.key_of(round, nonce)))

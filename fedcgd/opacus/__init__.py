@@ -6,7 +6,8 @@ from fedcgd.on_use import names_on_use
 
 if TYPE_CHECKING:
     from fedcgd.opacus.engine import CorrelatedPrivacyEngine
-    from fedcgd.opacus.independence import CrossExampleLeakError, check_independence
+    from fedcgd.opacus.independence import check_independence
+    from fedcgd.opacus.probing import CrossExampleLeakError
 
 __all__ = ["CorrelatedPrivacyEngine", "CrossExampleLeakError", "check_independence"]
 
@@ -14,7 +15,7 @@ __getattr__ = names_on_use(
     __name__,
     {
         "CorrelatedPrivacyEngine": "engine",
-        "CrossExampleLeakError": "independence",
+        "CrossExampleLeakError": "probing",
         "check_independence": "independence",
     },
 )

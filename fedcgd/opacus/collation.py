@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import default_collate
 
-from fedcgd.opacus.independence import CrossExampleLeakError, same_random_numbers, tensors_of
 from fedcgd.opacus.module_memory import ModuleMemory
+from fedcgd.opacus.probing import CrossExampleLeakError, same_random_numbers, tensors_of
 from fedcgd.opacus.row_comparison import bytes_of
 
 PROBED = 64

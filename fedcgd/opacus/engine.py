@@ -14,8 +14,8 @@ from torch import nn, optim
 from torch.utils.data import DataLoader, SequentialSampler
 
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.attachments import attach, detach_earlier_runs
 from fedcgd.opacus.batches import RoundBatches, loader_over, split_in_order
 from fedcgd.opacus.first_batches import FirstBatches

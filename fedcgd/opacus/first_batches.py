@@ -9,7 +9,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fedcgd.opacus.batches import RoundLoader
 from fedcgd.opacus.collation import PROBED, as_called, check_collation
-from fedcgd.opacus.independence import RECURRENT, BatchLook, CrossExampleLeakError, same_random_numbers, tensors_of
+from fedcgd.opacus.independence import RECURRENT, BatchLook
+from fedcgd.opacus.probing import CrossExampleLeakError, same_random_numbers, tensors_of
 from fedcgd.opacus.release_tracker import ReleaseTracker
 
 _AGAIN = 10

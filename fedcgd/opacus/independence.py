@@ -1,22 +1,21 @@
 """Whether the rows of a batch stay apart in a model, so that what is clipped for an example is that example's alone."""
 
-import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from opacus.grad_sample import AbstractGradSampleModule
 from opacus.grad_sample.gsm_base import AbstractGradSampleHooks
 from opacus.layers.dp_rnn import DPGRU, DPLSTM, DPRNN, RNNLinear
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
+from fedcgd.opacus.collation import check_collation
 from fedcgd.opacus.module_memory import ModuleMemory
+from fedcgd.opacus.probing import CrossExampleLeakError, same_random_numbers, tensors_of
 from fedcgd.opacus.row_comparison import changed_rows, has_rows, others_changed, replacements, spread_of
 
 RECURRENT = (DPRNN, DPLSTM, DPGRU)
@@ -24,10 +23,6 @@ _REPEATS = 2
 
 Call = Callable[[nn.Module, Any], Any]
 """(module, batch) → the module's output."""
-
-
-class CrossExampleLeakError(RuntimeError):
-    """An example reaches what is taken for another one's: in the model, in `collate_fn`, or from one batch to the next."""
 
 
 def call_with(module: nn.Module, batch: Any) -> Any:
@@ -75,8 +70,6 @@ def check_independence(
     if not inner.training or not any(p.requires_grad for p in inner.parameters()):
         raise ValueError("the module must be in train mode (module.train()) and have parameters that are trained")
     if collate_fn is not None:
-        from fedcgd.opacus.collation import check_collation
-
         check_collation(collate_fn, batch, lambda given: call(inner, given), inner)
         batch = collate_fn(batch)
     if isinstance(batch, Mapping):
@@ -349,26 +342,6 @@ class InPlaceError(RuntimeError):
             "the output of a trained layer is written to in place, and then it has no gradients of examples: use "
             "nn.ReLU(inplace=False) and functional.relu in place of inplace=True and relu_, and x = x + y in place of x += y"
         )
-
-
-@contextmanager
-def same_random_numbers(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """A context after which the generators of torch (on all devices of `tensors`), NumPy and Python are where they were."""
-    devices = {t.device for t in tensors if t.device.type == "cuda"}
-    drawn, numpys = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(list(devices)):
-            yield
-    finally:
-        random.setstate(drawn)
-        np.random.set_state(numpys)
-
-
-def tensors_of(values: Any) -> list[Tensor]:
-    """All tensors in `values`, also those of the mappings that Transformers returns; packed sequences have no rows."""
-    parts = list(values.values()) if isinstance(values, Mapping) else values
-    leaves, _ = tree_flatten(parts, is_leaf=lambda part: isinstance(part, PackedSequence))
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _with_next_rows(batch: Any, dim: int, rows: int, replaced: Tensor, copies: int) -> Any:

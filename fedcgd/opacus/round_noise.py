@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedcgd.keys import NoiseKey
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.clipped_sum import GRID_LOSS
 from fedcgd.plan import Plan
 from fedcgd.release import NoiseMode, RunNoise, lattice_of

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 from fedcgd.opacus.batches import RoundLoader
-from fedcgd.opacus.independence import same_random_numbers
+from fedcgd.opacus.probing import same_random_numbers
 from fedcgd.opacus.row_comparison import bytes_of
 from fedcgd.participation import Participation
 

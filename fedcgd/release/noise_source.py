@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode, state_before
 from fedcgd.noise import NoiseStream, Term
+from fedcgd.noise.normals import normals
 from fedcgd.noise.quantisation import Grid, Integers, add_noise, add_values
 
 NoiseMode = Literal["replay", "buffer", "cpu-buffer"]
@@ -44,7 +45,7 @@ class LatticeNormals:
         add_values(total, row, self._stream, newest, stddev, self.grid)
 
     def vector(self, total: Integers, round: int, nonce: int) -> NDArray[np.float32]:
-        return self._stream.normal(round, nonce, 0, total.size)
+        return normals(self._stream, round, nonce, total.size)
 
 
 class NoiseSource:

@@ -5,8 +5,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, Run
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid, Integers
 from fedcgd.plan import Plan
 from fedcgd.release.run_noise import RunNoise, array_noise

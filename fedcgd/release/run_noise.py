@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.keys import NoiseKey
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import RELATIVE_LOSS, Grid
 from fedcgd.plan import Plan
 from fedcgd.release.noise_source import LatticeNormals, NoiseMode, NoiseSource

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedcgd.keys import NoiseKey
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid
 from fedcgd.noise.tensors import TensorNormals, sum_digest
 from fedcgd.plan import Plan

@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from fedcgd.keys import NoiseKey
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
 from fedcgd_experiments.paper_numbers import FIGURES, Numbers
 from fedcgd_experiments.plots import save
 from fedcgd_simulations.report import write_json

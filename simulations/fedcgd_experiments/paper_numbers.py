@@ -17,10 +17,10 @@ from torch import nn
 
 from fedcgd.accounting import calibrate
 from fedcgd.accounting.selection import select_lambda
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism, SquareRootToeplitz
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.bands import cyclic_plan, power_bandwidths, rule_of_thumb
 from fedcgd.participation import Participation

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedcgd.mechanisms.schedule import SCHEDULES
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.normals import normals
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd.plan import Plan
 from fedcgd_experiments.people_point import PeoplePoint, loaded, prepared
@@ -128,7 +129,7 @@ def _linear(model: nn.Module) -> nn.Linear:
 def _noise(plans: Sequence[Plan], stream: NoiseStream, classes: int, features: int) -> Callable[[int], Tensor]:
     """round → ζσ·(C⁻¹Z)_round of all `plans`, shape (plans, classes, features + 1)."""
     rounds, size = plans[0].participation.rounds, classes * (features + 1)
-    z = np.stack([stream.normal(round, 0, 0, size) for round in range(rounds)])
+    z = np.stack([normals(stream, round, 0, size) for round in range(rounds)])
     mechanisms = [str(plan.to_description()["mechanism"]) for plan in plans]
     inverses = {name: plan.mechanism for name, plan in zip(mechanisms, plans, strict=True)}
     correlated = torch.from_numpy(np.stack([inverse_of(mechanism, rounds) @ z for mechanism in inverses.values()]))

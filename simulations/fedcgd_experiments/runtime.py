@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.clipping.flat_models import layout
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, reciprocal
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.streaming import inverse_rows
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.noise.normals import normals
 from fedcgd.noise.quantisation import SMOOTHING, Grid, add_values
 from fedcgd.opacus.batches import RoundBatches
 from fedcgd.opacus.clipped_sum import MARGIN
@@ -99,7 +100,7 @@ class _Noise:
         rounds = plans[0].participation.rounds
         grids = {plan.clip_norm: RoundNoise(plan, key, size, None).lattice.step for plan in plans}
         stream = NoiseStream(key.noise_of(""))
-        z = np.stack([stream.normal(round, 0, 0, size) for round in range(rounds)])
+        z = np.stack([normals(stream, round, 0, size) for round in range(rounds)])
         self._words = np.zeros((rounds, size), np.int64)
         for round in range(rounds):
             add_values(self._words[round], np.zeros(size), stream, (round, 0, 1.0), _WORDS, Grid(1.0))

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms.schedule import Schedule, check_schedule, scheduled_workload
 from fedcgd.mechanisms.workload import Workload
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.optimisation.catalogue import MechanismSpec
 from fedcgd.participation import Participation, Sampling
 from fedcgd_simulations.local_training import LocalTraining

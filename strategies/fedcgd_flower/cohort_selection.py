@@ -10,8 +10,8 @@ from logging import INFO, WARNING
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort, eligible
 from fedcgd_flower.flower_private import is_simulation, log

@@ -18,9 +18,9 @@ from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
 from fedcgd.accounting import JointGuarantee
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger, with_evaluations
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan

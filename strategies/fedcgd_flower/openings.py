@@ -25,8 +25,8 @@ from fedcgd.keepers import Agreement, Keeper, Keepers, Masked, Opening, RefusedE
 from fedcgd.keepers.agreement import check_plan
 from fedcgd.keepers.keeper import UnreadableError, list_hash
 from fedcgd.keepers.masks import Residues
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers
 from fedcgd.plan import Plan
 from fedcgd_flower.flower_private import log

@@ -13,11 +13,11 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.keepers import Keepers
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.ledger.client_metrics import FORWARDED
 from fedcgd.ledger.evaluations import EVALUATION
 from fedcgd.ledger.openings import KEEPERS
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
@@ -244,7 +244,9 @@ class CorrelatedNoise(Strategy):
         ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self._key)
         try:
             self._rounds.open(
-                ledger, UserDirectory(self._identity, ledger.pin, self._hosts, self._registered_only), self._ledger_path
+                ledger,
+                UserDirectory(self._identity, ledger.bind_users, self._hosts, self._registered_only),
+                self._ledger_path,
             )
             if self.evaluation is not None:
                 self._evaluator = Evaluator(

@@ -18,8 +18,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedcgd.keepers import Keepers
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, Run
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Grid as IntegerGrid
 from fedcgd.noise.quantisation import Integers
 from fedcgd.passes import passes

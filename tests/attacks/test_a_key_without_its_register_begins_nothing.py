@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcgd.cli import app
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger, adopt, joint, seal, verify
 from fedcgd.ledger.evaluations import EVALUATION_OF
 from fedcgd.mechanisms import DPSGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from central_runs import Run
 
-from fedcgd.keys import NoiseKey
+from fedcgd.noise.keys import NoiseKey
 
 
 class Evil:

@@ -10,7 +10,7 @@ import torch
 from central_runs import Run
 
 import fedcgd
-from fedcgd.keys import NoiseKey
+from fedcgd.noise.keys import NoiseKey
 
 LIBRARY = str(Path(fedcgd.__file__).parent)
 STATEFUL = (

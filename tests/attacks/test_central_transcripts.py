@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd.accounting import calibrate
-from fedcgd.keys import NoiseKey
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan

@@ -5,7 +5,7 @@ import torch
 from central_runs import MODES, Run
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 
-from fedcgd.keys import NoiseKey
+from fedcgd.noise.keys import NoiseKey
 
 
 def one_by_one(run, stop=None, clear=True):

@@ -20,10 +20,10 @@ from flwr.serverapp.strategy import FedAvg
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan

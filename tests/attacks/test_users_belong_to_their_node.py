@@ -12,9 +12,9 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from test_flower_strategy import SIZE, make, names, node, record, shifting
 
-from fedcgd.keys import NoiseKey
 from fedcgd.ledger import verify
 from fedcgd.mechanisms import DPSGD
+from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd_flower import IncompleteRunError, clipped_update_mod, host_users
 

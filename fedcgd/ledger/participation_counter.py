@@ -19,7 +19,7 @@ class Turns(NamedTuple):  # made by the ten thousand: four times as fast as a fr
     last_round: int
 
 
-class UsersTurns:
+class ParticipationCounter:
     """The turns on record. Those that were read are kept: nobody else may write while this process is the ledger's owner."""
 
     def __init__(self, connection: sqlite3.Connection, participation: Participation) -> None:

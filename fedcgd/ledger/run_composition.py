@@ -11,7 +11,7 @@ from fedcgd.ledger.recorded_run import RecordedRun
 _ROUNDING = 1e-9
 
 
-class Together:
+class RunComposition:
     """`runs`, the earliest first, and what any of them cost one user together.
 
     Whoever was asked in a run is given that run's whole bound. With a secret sampling so is every user that the run might have

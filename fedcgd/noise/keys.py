@@ -1,0 +1,211 @@
+"""The secret that all noise and all secret choices come from: made, stored and loaded so that it does not leak."""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from numpy.typing import NDArray
+
+from fedcgd.files import check_private, sync_folder
+from fedcgd.noise.nonce import synthetic_nonce
+
+_BYTES = 32
+_WITH_REGISTER = "# made together with a register of its runs, in a file beside it: keep the two together"
+
+
+class NoiseKey:
+    """A 256-bit root key. Its parts, for noise and for choices, are derived by HKDF-SHA256 and independent of each other.
+
+    Make one with `generate`, `from_file`, `from_environment` or `from_callback`. `simulation` is something else: a key that
+    anybody can guess, for runs that shall be repeatable and keep nothing secret; `simulated` says so for ever.
+
+    The key never shows in `repr`, and refuses to be pickled or copied into messages. Raises ValueError unless it has 32 bytes.
+    """
+
+    __slots__ = ("_has_register", "_root", "_runs", "_simulated")
+
+    def __init__(self, root: bytes, *, runs: Path | None = None) -> None:
+        if len(root) != _BYTES:
+            raise ValueError(f"a key has {_BYTES} bytes (256 bits), got {len(root)}; NoiseKey.generate() makes one")
+        self._root = bytes(root)
+        self._runs = runs
+        self._has_register = False
+        self._simulated = False
+
+    @staticmethod
+    def generate() -> "NoiseKey":
+        """A fresh key from the operating system's random source."""
+        return NoiseKey(os.urandom(_BYTES))
+
+    @staticmethod
+    def simulation(simulation_seed: int) -> "NoiseKey":
+        """The key of a simulation seed: repeatable, guessable, and therefore without any privacy."""
+        key = NoiseKey(hashlib.sha256(f"fedcgd simulation seed {simulation_seed}".encode()).digest())
+        key._simulated = True
+        return key
+
+    @staticmethod
+    def from_file(path: Path | str, *, create: bool = False, runs: Path | None = None) -> "NoiseKey":
+        """The key in `path`, 64 hexadecimal digits; with `create`, made there (mode 0600) if there is none.
+
+        Its runs are remembered in the file `runs`, its register, by default beside it: noise.key.runs for noise.key. Keep the two
+        together: a key that was made here with its register begins and continues no run without it.
+
+        Raises ValueError if others may read the file, or if it does not hold a key; FileNotFoundError if it is missing.
+        """
+        path = Path(path)
+        runs = runs_file(path) if runs is None else runs
+        if create and not path.exists():
+            _create(path, runs)
+        elif not path.exists():
+            raise FileNotFoundError(f"there is no key file {path}; create=True makes one, for a run that has not begun")
+        with path.open(encoding="ascii", errors="replace") as file:
+            check_private(path, "key file", os.fstat(file.fileno()).st_mode)
+            text = file.read()
+        key = NoiseKey(_from_hex(text, f"key file {path}"), runs=runs)
+        key._has_register = _WITH_REGISTER in text
+        return key
+
+    @staticmethod
+    def from_environment(variable: str, *, runs: Path | None = None) -> "NoiseKey":
+        """The key in an environment variable, 64 hexadecimal digits; taken out of it, so that no child process inherits it.
+
+        `runs` is a file that remembers the key's runs; without one, nothing notices that a run begins again with its ledger lost.
+        Raises ValueError if it is not there.
+        """
+        return NoiseKey(_from_hex(os.environ.pop(variable, ""), f"environment variable {variable}"), runs=runs)
+
+    @staticmethod
+    def from_callback(fetch: Callable[[], bytes], *, runs: Path | None = None) -> "NoiseKey":
+        """The 32 bytes that `fetch` returns, for example from a key management service; `runs` as in `from_environment`."""
+        return NoiseKey(fetch(), runs=runs)
+
+    @property
+    def runs(self) -> Path | None:
+        """The file that remembers which runs the key has begun, or None if nothing does."""
+        return self._runs
+
+    def check_register(self) -> None:
+        """Raise ValueError if the key was made with a register of its runs, and that is not there."""
+        if self._has_register and self._runs is not None and not self._runs.exists():
+            raise ValueError(
+                f"{self._runs}, the register of this key's runs, is not there: without it nobody can say whether another copy of "
+                "a run went on, or whether a run is begun again. Put it back from where the key came from. If it is lost, go on "
+                "with the latest ledger of a run after fedcgd ledger adopt, and take a new key for a new run"
+            )
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the key comes from a simulation seed: nothing that it protects is private."""
+        return self._simulated
+
+    @property
+    def noise(self) -> bytes:
+        """32 bytes for the noise of a run that has no ledger."""
+        return self.noise_of("")
+
+    @property
+    def choices(self) -> bytes:
+        """32 bytes for the secret choices (bins, cohorts, Poisson draws) of a run that has no ledger."""
+        return self.choices_of("")
+
+    @property
+    def sealing(self) -> bytes:
+        """32 bytes that a keeper's private key is made of (`fedcgd.keepers.cards`)."""
+        return self._derive("sealing", "")
+
+    def noise_of(self, stream_id: str) -> bytes:
+        """32 bytes for the noise of one run: no two runs with different `stream_id` share any, even under one key."""
+        return self._derive("noise", stream_id)
+
+    def choices_of(self, stream_id: str) -> bytes:
+        """32 bytes for the secret choices of one run."""
+        return self._derive("choices", stream_id)
+
+    def nonce_of(self, stream_id: str, total: NDArray[Any], *, earlier: Sequence[int], attempt: int) -> int:
+        """The nonce under which the round after `earlier` gets its noise, for its sum `total`: see `fedcgd.noise.nonce`.
+
+        With a simulation key it is `attempt`, the number of earlier tries of the round, so that the run is repeatable.
+        """
+        return attempt if self.simulated else synthetic_nonce(self._derive("nonces", stream_id), earlier, total)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that tell keys apart and say nothing else about them."""
+        return self._derive("fingerprint", "")[:8].hex()
+
+    def _derive(self, purpose: str, stream_id: str) -> bytes:
+        info = f"fedcgd {purpose}\0{stream_id}".encode()
+        return HKDFExpand(hashes.SHA256(), _BYTES, info).derive(self._root)
+
+    def __repr__(self) -> str:
+        return f"NoiseKey({'simulation, ' if self.simulated else ''}fingerprint {self.fingerprint})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a key is not pickled: it would end up in messages, caches or checkpoints; load it where it is used"
+        )
+
+
+def runs_file(path: Path) -> Path:
+    """Where the runs of the key file `path` are remembered: beside the file itself, whichever links lead to it."""
+    path = path.resolve()
+    return path.with_name(f"{path.name}.runs")
+
+
+def delete_key_file(path: Path) -> None:
+    """Overwrite and remove a key file; nothing happens if there is none.
+
+    File systems that keep old blocks, and backups, may still hold the key: those are the operator's to clear.
+    """
+    path = path.resolve()  # the key itself, and not a link to it
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        file.write(b"0" * os.fstat(file.fileno()).st_size)
+        file.flush()
+        os.fsync(file.fileno())
+    path.unlink()
+    sync_folder(path.parent)
+
+
+def _create(path: Path, runs: Path) -> None:
+    """Make a key file in one step: whoever looks sees no file or a whole one, and of two makers the first wins.
+
+    Its register is made before it, empty: then a key without one is a key whose register was lost, or that was copied alone.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    runs.parent.mkdir(parents=True, exist_ok=True)
+    os.close(os.open(runs, os.O_RDWR | os.O_CREAT, 0o600))
+    if runs.parent.resolve() != path.parent.resolve():
+        sync_folder(runs.parent)
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{os.urandom(_BYTES).hex()}\n{_WITH_REGISTER}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            path.hardlink_to(part)
+        except FileExistsError:
+            return
+    finally:
+        part.unlink()
+    sync_folder(path.parent)
+
+
+def _from_hex(text: str, source: str) -> bytes:
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    try:
+        key = bytes.fromhex("\n".join(lines).strip())
+    except ValueError:
+        key = b""  # the message below must not repeat what was read
+    if len(key) != _BYTES:
+        raise ValueError(f"{source} does not hold a key: 64 hexadecimal digits are expected")
+    return key
