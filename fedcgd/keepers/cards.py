@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cryptography.hazmat.primitives import hashes, hpke
-from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
@@ -20,7 +19,15 @@ from fedcgd.accounting.shares import NoiseShares
 from fedcgd.keepers.record import record_file
 from fedcgd.noise.keys import NoiseKey
 
-SUITE = hpke.Suite(hpke.KEM.MLKEM768_X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
+_TOO_OLD = "keepers need cryptography 50 or later, for HPKE with ML-KEM: pip install --upgrade cryptography"
+
+try:
+    from cryptography.hazmat.primitives import hpke
+    from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
+
+    SUITE = hpke.Suite(hpke.KEM.MLKEM768_X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
+except (ImportError, AttributeError) as error:
+    raise ImportError(_TOO_OLD) from error
 SUITE_NAME = "HPKE MLKEM768-X25519 HKDF-SHA256 ChaCha20Poly1305"
 """How seeds are sealed: RFC 9180 with a hybrid key encapsulation, so that no quantum computer opens what is recorded now."""
 

@@ -113,6 +113,9 @@ def test_a_seed_cannot_be_used_twice_in_a_list() -> None:
     info = agreement.info(0, 0, keepers.names)
     tickets = (b"1" * 16, b"2" * 16)
     sealed = tuple(members[0].card.seal(b"s" * 32, info + ticket) for ticket in tickets)
+    other = (members[0].card.seal(b"t" * 32, info + tickets[0]), sealed[0])
+    with pytest.raises(RefusedError, match="two of its tickets are the same"):
+        members[0].answer(agreement, replace(good, tickets=tickets[:1] * 2, sealed=other))
     with pytest.raises(RefusedError, match="two of its seeds are the same"):
         members[0].answer(agreement, replace(good, tickets=tickets, sealed=sealed))
 
