@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd_simulations.models.cnn import cnn
 from fedcgd_simulations.process import settle
 
@@ -87,7 +87,7 @@ def simulated_users(users: int = 64, batch: int = 16, turns: int = 9) -> dict[st
     inputs, targets = torch.randn(users, 3, 32, 32), torch.randint(10, (users,))
     loss = example_loss(model, lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"))
     flat = flatten(model)
-    grid = Grid.fitting(clip_norm=1.0, size=len(flat), stddev=1.0)
+    grid = Lattice.fitting(clip_norm=1.0, size=len(flat), stddev=1.0)
 
     def private() -> None:
         _, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0, grid=grid)

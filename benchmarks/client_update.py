@@ -27,7 +27,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcgd import passes
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower.client_mod import clipped_update_mod
 from fedcgd_flower.layout import flatten, layout_of
 from fedcgd_flower.messages import TrainTask, train_message
@@ -49,7 +49,7 @@ def alone(parameters: int, form: str) -> list[tuple[float, float]]:
     trained = ArrayRecord({name: Array(value + np.float32(1e-3)) for name, value in model.items()})
     layout = layout_of(arrays)
     flat = flatten(arrays, layout)
-    grid = Grid.fitting(clip_norm=1.0, size=parameters, stddev=1.0)
+    grid = Lattice.fitting(clip_norm=1.0, size=parameters, stddev=1.0)
     task = TrainTask(round=0, attempt=0, clip_norm=1.0, grid=grid, users=("ann",), layout=layout)
     node: Any = SimpleNamespace(node_config={"user-id": "ann"})
 

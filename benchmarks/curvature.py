@@ -48,7 +48,7 @@ from fedcgd.mechanisms import (
     inverse_matrix,
 )
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
@@ -63,7 +63,7 @@ TOY = Quadratic(Spectrum.of([1.0, 0.5, 0.15]), 0.6)
 
 def simulate(name: str, mechanism: Mechanism, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     """(final loss, mean ‖∇L‖²) of `RUNS` runs from the optimum of `TOY`; a coordinate of the noise is a run of its own."""
-    grid = Grid(2.0**-20)
+    grid = Lattice(2.0**-20)
     stream = NoiseStream(KEY).derive(f"{name}, {rounds}")
     source = NoiseSource(mechanism, rounds, LatticeNormals(stream, grid), "buffer")
     curvature = np.repeat(TOY.spectrum.eigenvalues, RUNS)
@@ -132,7 +132,7 @@ def regression() -> None:
         rounds = round(6 / (rate * 0.1))
         for name, mechanism in {"dp-sgd": DPSGD(), "best λ": best_lambda(quadratic), "bisr:4": BISR(4)}.items():
             rng = np.random.default_rng(11)
-            source = NoiseSource(mechanism, rounds, LatticeNormals(NoiseStream(KEY), Grid(2.0**-20)), "buffer")
+            source = NoiseSource(mechanism, rounds, LatticeNormals(NoiseStream(KEY), Lattice(2.0**-20)), "buffer")
             delta, late = np.zeros((runs, 3)), np.zeros(runs)
             for t in range(rounds):
                 noise = np.zeros(runs * 3, np.int64)

@@ -26,7 +26,7 @@ from fedcgd.keepers.cards import SEALED_BYTES, KeeperKey
 from fedcgd.keepers.keeper import share_terms
 from fedcgd.keepers.masks import TICKET_BYTES, residues_of, subtract_masks
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import Grid, add_noise
+from fedcgd.noise.quantisation import Lattice, add_noise
 
 PLAN = Plan(
     mechanism=LambdaCGD(0.9),
@@ -86,7 +86,7 @@ def measure(parameters: int, nodes: int, count: int) -> Cost:
     stream = NoiseStream(key.noise.noise_of(""))
 
     def make_share() -> None:
-        add_noise(share, stream, terms, agreement.share_stddev, Grid(agreement.step), threads=1)
+        add_noise(share, stream, terms, agreement.share_stddev, Lattice(agreement.step), threads=1)
 
     total = residues_of(np.zeros(parameters, np.int64), agreement.bits)
     others = [pseudo_seed.to_bytes(32) for pseudo_seed in range(min(nodes - 1, NEIGHBOURS, 5))]

@@ -58,7 +58,7 @@ from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode
 from fedcgd.noise import NoiseStream, Term
-from fedcgd.noise.quantisation import Grid, add_noise
+from fedcgd.noise.quantisation import Lattice, add_noise
 from fedcgd.participation import Participation
 
 
@@ -120,7 +120,7 @@ def last_round(size: int, rounds: int = 1000) -> None:
     total = np.zeros(size, np.int64)
 
     def replay(terms: list[Term]) -> None:
-        add_noise(total, stream, terms, 1.0, Grid(2.0**-20), threads=1)
+        add_noise(total, stream, terms, 1.0, Lattice(2.0**-20), threads=1)
 
     for mechanism in mechanisms:
         weights = mechanism.inverse_row(rounds - 1, rounds)

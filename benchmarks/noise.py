@@ -31,7 +31,7 @@ from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.compiled import kernels
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.quantisation import Grid, add_noise
+from fedcgd.noise.quantisation import Lattice, add_noise
 from fedcgd.noise.tensors import TensorNormals, gpu_kernels, sum_digest
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.participation import Participation
@@ -63,7 +63,7 @@ def keystream(make: Callable[[], Any], size: int) -> None:
 def measure(*, size: int, threads: int, repeats: int) -> dict[str, Any]:
     """Seconds of all, their ratios to `normal_` with spread; printed too."""
     torch.set_num_threads(threads)
-    stream, grid = NoiseStream(bytes(range(32))), Grid(2.0**-23)
+    stream, grid = NoiseStream(bytes(range(32))), Lattice(2.0**-23)
     x, flower = torch.zeros(size), np.random.default_rng(0)
     total = np.ones(size, np.int64)
     fast = kernels()
@@ -115,7 +115,7 @@ LEAST_BYTES = {"float32": 4, "sum": 16, "release": 20, "opacus": 16, "read": 8}
 
 def measure_on(device: torch.device, *, size: int, repeats: int) -> dict[str, Any]:
     """Milliseconds of all on `device`, their ratios to Opacus' noise step with spread, and bandwidths; printed too."""
-    stream, grid = NoiseStream(bytes(range(32))), Grid(2.0**-23)
+    stream, grid = NoiseStream(bytes(range(32))), Lattice(2.0**-23)
     normals, total = TensorNormals(stream, grid), torch.zeros(size, dtype=torch.float64, device=device)
     x = torch.zeros(size, device=device)
     parameter = nn.Parameter(torch.zeros(size, device=device))

@@ -30,7 +30,7 @@ from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.compiled import kernels
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.quantisation import Grid, add_noise
+from fedcgd.noise.quantisation import Lattice, add_noise
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
 from fedcgd.passes import CHUNK
@@ -114,7 +114,7 @@ def asked(size: int, folder: Path) -> Step:
 def noise(parameters: int, folder: Path) -> Step:
     """The noise of a round: two vectors and the smoothing, added to integers."""
     total = np.zeros(parameters, np.int64)
-    grid = Grid.fitting(clip_norm=1.0, size=parameters, stddev=1.0)
+    grid = Lattice.fitting(clip_norm=1.0, size=parameters, stddev=1.0)
     source = NoiseSource(LambdaCGD(0.9), 10, LatticeNormals(NoiseStream(bytes(32)), grid))
     return lambda: source.add(total, [1, 2, 3], 1.0)
 
@@ -125,7 +125,7 @@ def update(parameters: int, folder: Path) -> Step:
     trained = np.empty_like(model)
     for start in range(0, parameters, CHUNK):
         trained[start : start + CHUNK] = 0.01
-    grid = Grid.fitting(clip_norm=1.0, size=parameters, stddev=1.0)
+    grid = Lattice.fitting(clip_norm=1.0, size=parameters, stddev=1.0)
     return lambda: write_clipped_update(np.empty(len(model), np.int32), trained, model, clip_norm=1.0, grid=grid)
 
 
@@ -135,7 +135,7 @@ class Shard:
     def __init__(self, number: int, size: int, whole: int) -> None:
         self._held = status("VmRSS")
         self._start, self._model, self._sum = number * size, np.ones(size, np.float32), np.ones(size, np.int64)
-        self._stddev, self._grid = 1.0, Grid.fitting(clip_norm=1.0, size=whole, stddev=1.0)
+        self._stddev, self._grid = 1.0, Lattice.fitting(clip_norm=1.0, size=whole, stddev=1.0)
         self._stream = NoiseStream(bytes(32))
         kernels()
 

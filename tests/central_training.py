@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedcgd.clipping.flat_models import flatten, layout, unflatten
 from fedcgd.clipping.per_sample_gradients import clip_rows, sum_in_steps
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.plan import Plan
 from fedcgd.release import NoiseSource, lattice_of
 from fedcgd.release.noise_source import LatticeNormals
@@ -61,7 +61,7 @@ def train_central(
     return model
 
 
-def gradient_sum(sampled: GradSampleModule, task: Task, examples: Examples, clip_norm: float, grid: Grid) -> Tensor:
+def gradient_sum(sampled: GradSampleModule, task: Task, examples: Examples, clip_norm: float, grid: Lattice) -> Tensor:
     """Σ_i clip(g_i) over `examples` in steps of `grid`, each rounded towards zero, shape (d,), int64.
 
     An example whose gradient is not finite adds zero.

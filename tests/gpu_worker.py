@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fedcgd.noise import gpu_code, tensors
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.stream import NoiseStream
 from fedcgd.noise.tensors import GpuKernels, TensorNormals
 from fedcgd.opacus import gpu_code as rows
@@ -72,7 +72,7 @@ def same_bits() -> bool:
 def rounds(mechanism: object, mode: str, stddev: float, size: int) -> list[np.ndarray]:
     """The sums of two rounds, beginning with whole numbers, as the Opacus engine has them."""
     tensors.gpu_kernels = lambda device: KERNELS  # type: ignore[assignment]
-    source = NoiseSource(mechanism, 3, TensorNormals(NoiseStream(bytes(range(32))), Grid(2.0**-18)), mode)  # type: ignore[arg-type]
+    source = NoiseSource(mechanism, 3, TensorNormals(NoiseStream(bytes(range(32))), Lattice(2.0**-18)), mode)  # type: ignore[arg-type]
     totals = [torch.arange(size, dtype=torch.float64) for _ in range(2)]
     for t, total in enumerate(totals):
         source.add(total, [5, 0, 7][: t + 1], stddev)

@@ -20,7 +20,7 @@ from fedcgd.ledger import Ledger, export, verify
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
 from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import (
@@ -113,7 +113,7 @@ def test_one_user_adds_a_vector_of_norm_at_most_1_whatever_its_update_is(beta: f
     """The sum with and without the user differs by that vector: on the mod's, the pool's, the gradient's and the float path."""
     generator = np.random.default_rng(1)
     layout = Layout(("w",), ((SIZE,),), ("float32",))
-    grid = Grid.fitting(clip_norm=1.0, size=SIZE + 1, stddev=2.0)
+    grid = Lattice.fitting(clip_norm=1.0, size=SIZE + 1, stddev=2.0)
     scale = Scale.of_round(clip_norm, beta / 2, grid)
     clipping = {"clip_norm": scale.part, "grid": grid, "update_scale": scale.update_scale, "indicator": scale.indicator}
     task = TrainTask(round=0, attempt=0, users=("u",), layout=layout, **clipping)

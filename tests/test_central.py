@@ -10,7 +10,7 @@ from fedcgd.clipping.flat_models import flatten
 from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
 from fedcgd.mechanisms import BSR, DPSGD, BinaryTree, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_simulations.tasks import get_task
@@ -79,7 +79,7 @@ def test_per_example_gradients_agree_with_the_federated_side():
             flat,
             (train.inputs[batch], train.targets[batch]),
             clip_norm=CLIP,
-            grid=Grid(STEP),
+            grid=Lattice(STEP),
         )
         update = -STEP * total.numpy() + CLIP * SIGMA * noise[t]
         flat = flat + LEARNING_RATE / COHORT * torch.from_numpy(update).float()

@@ -10,7 +10,7 @@ from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import stationary_loss
 from fedcgd.mechanisms import BISR, BLT, DPSGD, BandedToeplitz, BinaryTree, LambdaCGD, Normalized, NuDPFTRL
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation import Participation
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
@@ -42,7 +42,7 @@ def simulate(mechanism, rounds: int, runs: int, stddev: float) -> tuple[np.ndarr
 
     The sum of a round goes through the grid, and its noise comes from the key as on a server.
     """
-    grid = Grid(2.0**-20)
+    grid = Lattice(2.0**-20)
     source = NoiseSource(mechanism, rounds, LatticeNormals(NoiseStream(KEY), grid), "buffer")
     curvature = np.repeat(EIGENVALUES, runs)
     w, norms = np.zeros(len(curvature)), np.zeros(runs)

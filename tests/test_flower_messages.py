@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import (
     HostedUsers,
@@ -22,7 +22,7 @@ from fedcgd_flower.messages import (
 from fedcgd_flower.replies import NodeSum, read_train_reply
 
 LAYOUT = Layout(("w", "b"), ((2, 2), (1,)), ("float32", "float32"))
-TASK = TrainTask(round=3, attempt=1, clip_norm=0.5, grid=Grid(2.0**-20), users=("ann", "bob"), layout=LAYOUT)
+TASK = TrainTask(round=3, attempt=1, clip_norm=0.5, grid=Lattice(2.0**-20), users=("ann", "bob"), layout=LAYOUT)
 ALONE = replace(TASK, users=("ann",))
 
 

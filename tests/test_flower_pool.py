@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower import ClippedUpdateMod, clipped_update_mod, host_users, one_gradient_step, sequential_training
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import TrainTask, train_message, users_query
@@ -23,11 +23,11 @@ TARGETS = {"ann": [3.0, 0, 0], "bob": [0, 0.3, 0], "cat": [0, 0, -4.0], "dan": [
 
 def ask(grid: FakeGrid, node_id: int, users: tuple[str, ...], *, clip_norm: float = 1.0) -> NodeSum | str:
     """The node's sum, in units of the model."""
-    task = TrainTask(round=0, attempt=0, clip_norm=clip_norm, grid=Grid(STEP), users=users, layout=LAYOUT)
+    task = TrainTask(round=0, attempt=0, clip_norm=clip_norm, grid=Lattice(STEP), users=users, layout=LAYOUT)
     message = train_message(node_id, np.zeros(3, np.float32), ConfigRecord({"server-round": 1}), task)
     [reply] = send_and_receive(grid, [message], timeout=0.0)
     result = read_train_reply(reply, task)
-    return NodeSum(Grid(STEP).from_steps(result.update), result.answered) if isinstance(result, NodeSum) else result
+    return NodeSum(Lattice(STEP).from_steps(result.update), result.answered) if isinstance(result, NodeSum) else result
 
 
 def towards_target(model: ArrayRecord, user: str, config, context) -> ArrayRecord:
@@ -116,7 +116,7 @@ def test_gradient_steps_count_the_users_within_the_norm_as_the_plain_loop_does()
         layout=LAYOUT,
         users=tuple(inputs),
         clip_norm=1.0,
-        grid=Grid(STEP),
+        grid=Lattice(STEP),
         config=ConfigRecord(),
         indicator=1000,
     )
@@ -234,7 +234,7 @@ def test_exchange_returns_nothing_for_silence_and_for_answers_to_something_else(
         return reply
 
     stray.tamper = misaddressed
-    task = TrainTask(round=0, attempt=0, clip_norm=1.0, grid=Grid(STEP), users=("ann",), layout=LAYOUT)
+    task = TrainTask(round=0, attempt=0, clip_norm=1.0, grid=Lattice(STEP), users=("ann",), layout=LAYOUT)
     grid = FakeGrid({1: silent, 2: stray, 3: pool()})
     messages = [train_message(i, np.zeros(3, np.float32), ConfigRecord(), task) for i in (1, 2, 3, 4)]
     replies = send_and_receive(grid, messages, timeout=0.05)

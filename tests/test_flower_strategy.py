@@ -339,7 +339,7 @@ def test_noise_that_would_outgrow_the_grid_is_refused_before_the_first_round() -
     strategy = make(
         mechanism=BandedToeplitz((1.0, -1.6)), participation=Participation(rounds=150, min_separation=3), cohort_size=2
     )
-    with pytest.raises(ValueError, match="more than the grid holds"):
+    with pytest.raises(ValueError, match="more than the lattice holds"):
         strategy.start(grid, record(np.zeros(SIZE)))
     assert asked_users(grid) == []
 

@@ -26,7 +26,7 @@ from fedcgd.curvature.public import Public, pretrained
 from fedcgd.mechanisms import BSR
 from fedcgd.noise import gpu_code, tensors
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.tensors import GpuKernels
 from fedcgd.opacus import CorrelatedPrivacyEngine, first_batches
 from fedcgd.opacus import gpu_code as opacus_gpu_code
@@ -189,7 +189,7 @@ def test_sums_of_clipped_gradients(name: str) -> None:
         # One whose loss raises: with CUDA that would be the end of the process' GPU, so not there.
         examples, targets = x.to(device), torch.tensor([0, 1, 1 if REAL else 99, 1, 0], device=device)
         total, finite = clipped_gradient_sum(
-            example_loss(model.to(device), cross_entropy), flat, (examples, targets), clip_norm=0.5, grid=Grid(2.0**-20),
+            example_loss(model.to(device), cross_entropy), flat, (examples, targets), clip_norm=0.5, grid=Lattice(2.0**-20),
             chunk=3, counted=[True] * 4 + [False], indicator=1,
         )  # fmt: skip
         assert total.device.type == device

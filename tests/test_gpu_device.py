@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedcgd.mechanisms import BSR, LambdaCGD
 from fedcgd.noise import NoiseStream, tensors
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.stream import key_words
 from fedcgd.noise.tensors import GpuKernels, TensorNormals, gpu_kernels, sum_digest
 from fedcgd.opacus import CorrelatedPrivacyEngine
@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 CUDA = torch.device("cuda", 0)
-STREAM, GRID = NoiseStream(bytes(range(32))), Grid(2.0**-18)
+STREAM, GRID = NoiseStream(bytes(range(32))), Lattice(2.0**-18)
 
 
 @pytest.fixture

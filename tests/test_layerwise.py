@@ -12,7 +12,7 @@ from fedcgd.clipping import layerwise
 from fedcgd.clipping import per_sample_gradients as module
 from fedcgd.clipping.flat_models import flatten, layout
 from fedcgd.clipping.per_sample_gradients import add_clipped_rows, clipped_gradient_sum, example_loss
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 
 
 def cross_entropy(outputs, targets):
@@ -203,7 +203,7 @@ def test_examples_are_never_taken_for_channels() -> None:
         layerwise.gradients(layerwise.layers_of(model), cross_entropy, layout(model), flatten(model), *examples)
     with pytest.raises(RuntimeError, match="expected input"):
         clipped_gradient_sum(
-            example_loss(model, cross_entropy), flatten(model), examples, clip_norm=1.0, grid=Grid(2.0**-20)
+            example_loss(model, cross_entropy), flatten(model), examples, clip_norm=1.0, grid=Lattice(2.0**-20)
         )
     one = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(1), nn.Linear(36, 3))  # vmap's pictures have one channel
     with pytest.raises(layerwise.UnusualShapeError):
@@ -224,7 +224,7 @@ def test_long_rows_are_clipped_as_short_ones(clip_norm, unit, indicator, monkeyp
             flatten(model),
             (inputs, targets),
             clip_norm=clip_norm,
-            grid=Grid(2.0**-20),
+            grid=Lattice(2.0**-20),
             counted=[i != 7 for i in range(11)],
             unit=unit,
             indicator=indicator,
@@ -246,7 +246,7 @@ def test_no_long_row_exceeds_the_norm(scale, size) -> None:
     for row in rows:
         total = torch.zeros(size, dtype=torch.int64)
         parts = [row[None, :1000], row[None, 1000:1007], row[None, 1007:]]
-        usable, scaled = add_clipped_rows(total, parts, torch.ones(1, dtype=torch.bool), 0.7, Grid(2.0**-24))
+        usable, scaled = add_clipped_rows(total, parts, torch.ones(1, dtype=torch.bool), 0.7, Lattice(2.0**-24))
         assert usable.item()
         assert scaled.item() == (scale >= 1)
         length = math.sqrt(math.fsum((total.double() * 2.0**-24).square().tolist()))
@@ -260,6 +260,6 @@ def test_a_long_row_that_is_not_finite_adds_nothing(bad) -> None:
     rows[0, -1] = bad
     total = torch.zeros(module._LONG, dtype=torch.int64)
     parts = [rows[:, :5], rows[:, 5:]]  # what is bad in one makes all of the row bad
-    usable, scaled = add_clipped_rows(total, parts, torch.ones(2, dtype=torch.bool), 1.0, Grid(2.0**-24))
+    usable, scaled = add_clipped_rows(total, parts, torch.ones(2, dtype=torch.bool), 1.0, Lattice(2.0**-24))
     assert (usable.tolist(), scaled.tolist()) == ([False, True], [False, True])
     assert int(total.min()) == int(total.max()) > 0

@@ -6,7 +6,7 @@ import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 from torch import nn
 
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower import LocalTask, arrays_of, sequential_training
 from fedcgd_flower.layout import flatten, layout_of
 from fedcgd_simulations.local_training import LocalTraining, train_many, train_one, vectorises
@@ -29,7 +29,7 @@ def work_of(model: nn.Module, clip_norm: float) -> LocalTask:
     layout = layout_of(arrays)
     return LocalTask(
         model=flatten(arrays, layout), layout=layout, users=tuple(PARTS), clip_norm=clip_norm,
-        grid=Grid.fitting(clip_norm=clip_norm, size=layout.size, stddev=1e-6), config=ConfigRecord(),
+        grid=Lattice.fitting(clip_norm=clip_norm, size=layout.size, stddev=1e-6), config=ConfigRecord(),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from fedcgd.clipping.flat_models import flatten, layout
 from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd_simulations.models.bert import SHAPES as BERT_SHAPES
 from fedcgd_simulations.models.bert import bert
 from fedcgd_simulations.models.cnn import cnn
@@ -71,10 +71,10 @@ def test_opacus_and_torch_agree_on_per_example_gradients(name, monkeypatch):
     task = classification("any", lambda: None, lambda: model)
     targets = torch.tensor([0, 1, 2, 1])
     loss, flat, clip_norm = example_loss(model, task.loss), flatten(model), 0.05
-    ours, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=clip_norm, grid=Grid(2.0**-30))
-    unclipped, _ = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1e6, grid=Grid(2.0**-30))
+    ours, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=clip_norm, grid=Lattice(2.0**-30))
+    unclipped, _ = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1e6, grid=Lattice(2.0**-30))
     sampled = GradSampleModule(model, loss_reduction="sum")
-    theirs = gradient_sum(sampled, task, Examples(inputs, targets), clip_norm, Grid(2.0**-30))
+    theirs = gradient_sum(sampled, task, Examples(inputs, targets), clip_norm, Lattice(2.0**-30))
     assert finite == 4
     assert 2.0**-30 * float((unclipped - ours).double().norm()) > clip_norm
     assert torch.allclose(2.0**-30 * ours, 2.0**-30 * theirs, atol=2e-5)
@@ -94,7 +94,7 @@ def test_the_lstm_has_the_gradients_of_one_backward_pass_per_example():
         gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).double()
         expected += gradient * min(1.0, 0.05 / float(gradient.norm()))
     sampled = GradSampleModule(model, loss_reduction="sum")
-    ours = 2.0**-30 * gradient_sum(sampled, task, Examples(TOKENS, targets), 0.05, Grid(2.0**-30))
+    ours = 2.0**-30 * gradient_sum(sampled, task, Examples(TOKENS, targets), 0.05, Lattice(2.0**-30))
     assert torch.allclose(ours.double(), expected, atol=2e-5)
 
 

@@ -11,7 +11,7 @@ from fedcgd.machine_code import array, function, library
 from fedcgd.noise import NoiseStream, box_muller, compiled, correlated_noise
 from fedcgd.noise.compiled import WORTHWHILE, kernels, kernels_for
 from fedcgd.noise.correlated import add_rounded
-from fedcgd.noise.quantisation import Grid, add_noise
+from fedcgd.noise.quantisation import Lattice, add_noise
 from fedcgd.noise.stream import COLUMNS, key_words
 
 STREAM = NoiseStream(bytes(range(32)))
@@ -58,7 +58,7 @@ def test_sums_are_the_same(step: float, start: int, without_compiler) -> None:
     sums = []
     for _ in range(2):
         total = np.arange(SIZE)
-        add_noise(total, STREAM, TERMS, 2.5, Grid(step), start=start)
+        add_noise(total, STREAM, TERMS, 2.5, Lattice(step), start=start)
         sums.append(total)
         without_compiler()
     np.testing.assert_array_equal(*sums)

@@ -17,7 +17,7 @@ import torch
 from fedcgd.mechanisms import BSR, LambdaCGD
 from fedcgd.noise import NoiseStream, box_muller
 from fedcgd.noise.correlated import add_rounded
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.stream import words_of
 from fedcgd.noise.tensors import TensorNormals
 from fedcgd.release.noise_source import NoiseSource
@@ -145,7 +145,7 @@ def test_numbers_that_are_apart_in_memory_are_refused(answers) -> None:
 
 def test_a_run_can_move_between_devices(answers) -> None:
     for (mechanism, mode, stddev, size), totals in of(answers, "rounds"):
-        source = NoiseSource(mechanism, 3, TensorNormals(STREAM, Grid(2.0**-18)), mode)
+        source = NoiseSource(mechanism, 3, TensorNormals(STREAM, Lattice(2.0**-18)), mode)
         for t, found in enumerate(totals):
             total = torch.arange(size, dtype=torch.float64)
             source.add(total, [5, 0, 7][: t + 1], stddev)

@@ -9,7 +9,7 @@ import shared
 
 from fedcgd.mechanisms import BLT, BSR, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.release import lattice_of
@@ -22,7 +22,7 @@ MECHANISMS = [*shared.MECHANISMS.values(), *shared.NORMALIZED.values()]
 
 
 def source(mechanism, mode=None) -> NoiseSource:
-    return NoiseSource(mechanism, ROUNDS, LatticeNormals(STREAM, Grid(STEP)), mode)
+    return NoiseSource(mechanism, ROUNDS, LatticeNormals(STREAM, Lattice(STEP)), mode)
 
 
 def expected(mechanism) -> np.ndarray:
@@ -124,7 +124,7 @@ def test_replay_makes_the_bands_again_and_buffers_make_one_vector() -> None:
 
     for mode, expected_rounds in (("replay", [[0], [1, 0], [2, 1]]), ("buffer", [[0], [1], [2]])):
         made: list = []
-        noise = NoiseSource(LambdaCGD(0.8), ROUNDS, Recorded(STREAM, Grid(STEP)), mode)
+        noise = NoiseSource(LambdaCGD(0.8), ROUNDS, Recorded(STREAM, Lattice(STEP)), mode)
         for t in range(3):
             noise.add(np.zeros(SIZE, np.int64), NONCES[: t + 1], 1.5)
         assert made == expected_rounds
@@ -146,6 +146,6 @@ def test_the_grid_holds_the_largest_row_of_the_noise():
         noise_multiplier=0.6 * 2**30,
         delta=1e-5,
     )
-    with pytest.raises(ValueError, match="more than the grid holds"):
+    with pytest.raises(ValueError, match="more than the lattice holds"):
         lattice_of(plan, 1)
-    assert lattice_of(replace(plan, mechanism=LambdaCGD(0.0)), 1) == Grid(2.0**-10)
+    assert lattice_of(replace(plan, mechanism=LambdaCGD(0.0)), 1) == Lattice(2.0**-10)

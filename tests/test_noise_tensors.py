@@ -11,11 +11,11 @@ import torch
 
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream, tensors
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.tensors import GpuKernels, TensorNormals, gpu_kernels
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
-STREAM, GRID = NoiseStream(bytes(range(32))), Grid(2.0**-18)
+STREAM, GRID = NoiseStream(bytes(range(32))), Lattice(2.0**-18)
 NONCES = [0, 5, 0, 2**128 - 1, 0, 0, 3, 0, 0]
 MECHANISMS = [shared.MECHANISMS[name] for name in ("lambda-cgd", "bisr", "bsr", "blt", "tree")]
 
@@ -131,7 +131,7 @@ def test_a_device_whose_kernels_give_other_bits_is_not_used(same: bool, monkeypa
 def test_what_does_not_fit_is_refused_before_the_sum_changes(monkeypatch) -> None:
     for kernels in (None, numpy_kernels()):
         monkeypatch.setattr(tensors, "gpu_kernels", lambda device, kernels=kernels: kernels)
-        normals, total = TensorNormals(STREAM, Grid(1.0)), torch.zeros(3, dtype=torch.float64)
+        normals, total = TensorNormals(STREAM, Lattice(1.0)), torch.zeros(3, dtype=torch.float64)
         for row in (torch.full((3,), np.nan), torch.full((3,), 2.0**50), torch.zeros(2)):
             with pytest.raises(ValueError, match=r"noise must be finite, of shape \(3,\)"):
                 normals.add_row(total, row, (0, 0, 1.0), 1.0)

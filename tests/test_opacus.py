@@ -17,7 +17,7 @@ from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import MARGIN
 from fedcgd.opacus.planning import participation_of as planned
@@ -574,7 +574,7 @@ def test_a_buffer_makes_one_vector_a_round_and_keeps_the_mechanisms_few():
             return super().vector(total, round, nonce)
 
     mechanism = BSR(4)  # its inverse has as many bands as there are rounds
-    buffer = NoiseSource(mechanism, 50, Counting(NoiseStream(KEY.noise), Grid(2.0**-20)))
+    buffer = NoiseSource(mechanism, 50, Counting(NoiseStream(KEY.noise), Lattice(2.0**-20)))
     assert buffer.mode == "buffer"
     for t in range(50):
         buffer.add(np.zeros(3, np.int64), [0] * (t + 1), 1.0)

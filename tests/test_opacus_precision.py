@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd_simulations.models.small_cnn import tanh_cnn
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook", "ignore:In CPU autocast")
@@ -92,7 +92,7 @@ def test_no_example_exceeds_the_clip_norm_with_autocast(mode: str, make, monkeyp
 
 def test_a_users_gradient_does_not_exceed_the_clip_norm_with_tf32() -> None:
     torch.manual_seed(0)
-    model, grid = tanh_cnn(), Grid(2.0**-30)
+    model, grid = tanh_cnn(), Lattice(2.0**-30)
     loss = example_loss(model, lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="none"))
     with torch.no_grad():
         flat = flatten(model)

@@ -17,7 +17,7 @@ from fedcgd.clipping.per_sample_gradients import (
     refuse_batch_statistics,
     sum_in_steps,
 )
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 
 
 def cross_entropy(outputs, targets):
@@ -54,7 +54,7 @@ def test_the_sum_is_that_of_one_backward_pass_per_example(chunk, clip_norm):
         flatten(model),
         (inputs, targets),
         clip_norm=clip_norm,
-        grid=Grid(STEP),
+        grid=Lattice(STEP),
         chunk=chunk,
     )
     assert (finite, type(finite)) == (23, int)
@@ -74,29 +74,29 @@ def test_as_many_gradients_at_once_as_fit_in_memory_and_at_least_one(monkeypatch
     monkeypatch.setattr(gradients, "clip_rows", watched)
     for entries, sizes in ((10 * flat.numel() + 1, [10, 10, 3]), (1, [1] * 23), (10**9, [23])):
         monkeypatch.setattr(gradients, "CHUNK_ENTRIES", entries)
-        clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0, grid=Grid(STEP))
+        clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0, grid=Lattice(STEP))
         assert at_once == sizes
         at_once.clear()
 
 
 def test_each_example_is_rounded_towards_zero_before_the_sum():
     rows = torch.tensor([[0.6, -0.6, 0.24, 3.0], [0.6, -0.6, 0.24, -1.0]])
-    assert sum_in_steps(rows, Grid(0.25)).tolist() == [
+    assert sum_in_steps(rows, Lattice(0.25)).tolist() == [
         4,
         -4,
         0,
         8,
     ]  # the third: 0.48 in all is a step, but 0.24 is none
-    assert sum_in_steps(rows[:0], Grid(0.25)).tolist() == [0, 0, 0, 0]
+    assert sum_in_steps(rows[:0], Lattice(0.25)).tolist() == [0, 0, 0, 0]
     many = torch.full((4096, 1), 1.0)
-    assert sum_in_steps(many, Grid(2.0**-40)).tolist() == [4096 * 2**40]  # exact beyond 2²⁴ and 2³²
+    assert sum_in_steps(many, Lattice(2.0**-40)).tolist() == [4096 * 2**40]  # exact beyond 2²⁴ and 2³²
 
 
 def test_clipping_is_over_all_parameters_together():
     model, inputs, targets = setting()
     loss = example_loss(model, cross_entropy)
     for x, y in zip(inputs, targets, strict=True):
-        total, _ = clipped_gradient_sum(loss, flatten(model), (x[None], y[None]), clip_norm=0.01, grid=Grid(STEP))
+        total, _ = clipped_gradient_sum(loss, flatten(model), (x[None], y[None]), clip_norm=0.01, grid=Lattice(STEP))
         assert 0.01 * (1 - 1e-4) < float((total * STEP).norm()) <= 0.01
 
 
@@ -104,7 +104,7 @@ def test_the_same_call_gives_the_same_bits():
     model, inputs, targets = setting()
     first, second = (
         clipped_gradient_sum(
-            example_loss(model, cross_entropy), flatten(model), (inputs, targets), clip_norm=1.0, grid=Grid(STEP)
+            example_loss(model, cross_entropy), flatten(model), (inputs, targets), clip_norm=1.0, grid=Lattice(STEP)
         )[0]
         for _ in range(2)
     )
@@ -115,9 +115,9 @@ def test_the_same_call_gives_the_same_bits():
 def test_an_example_that_is_not_finite_adds_nothing_and_is_not_counted(bad):
     model, inputs, targets = setting()
     loss, flat = example_loss(model, cross_entropy), flatten(model)
-    others, _ = clipped_gradient_sum(loss, flat, (inputs[1:], targets[1:]), clip_norm=1.0, grid=Grid(STEP))
+    others, _ = clipped_gradient_sum(loss, flat, (inputs[1:], targets[1:]), clip_norm=1.0, grid=Lattice(STEP))
     inputs[0, 0, 2, 2] = bad
-    total, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0, grid=Grid(STEP))
+    total, finite = clipped_gradient_sum(loss, flat, (inputs, targets), clip_norm=1.0, grid=Lattice(STEP))
     assert finite == 22
     assert torch.allclose(total * STEP, others * STEP, atol=1e-6)
 
@@ -125,7 +125,7 @@ def test_an_example_that_is_not_finite_adds_nothing_and_is_not_counted(bad):
 def test_no_examples_give_zeros():
     model, inputs, targets = setting()
     total, finite = clipped_gradient_sum(
-        example_loss(model, cross_entropy), flatten(model), (inputs[:0], targets[:0]), clip_norm=1.0, grid=Grid(STEP)
+        example_loss(model, cross_entropy), flatten(model), (inputs[:0], targets[:0]), clip_norm=1.0, grid=Lattice(STEP)
     )
     assert finite == 0
     assert not total.any()
@@ -171,9 +171,9 @@ def test_bad_arguments_are_refused():
     loss = example_loss(model, cross_entropy)
     for clip_norm in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="clip_norm must be positive"):
-            clipped_gradient_sum(loss, flatten(model), (inputs, targets), clip_norm=clip_norm, grid=Grid(STEP))
+            clipped_gradient_sum(loss, flatten(model), (inputs, targets), clip_norm=clip_norm, grid=Lattice(STEP))
     with pytest.raises(ValueError, match=r"one row per example, got \[23, 22\]"):
-        clipped_gradient_sum(loss, flatten(model), (inputs, targets[1:]), clip_norm=1.0, grid=Grid(STEP))
+        clipped_gradient_sum(loss, flatten(model), (inputs, targets[1:]), clip_norm=1.0, grid=Lattice(STEP))
 
 
 @pytest.mark.parametrize("unit", [1.0, 0.25])
@@ -182,7 +182,7 @@ def test_rows_are_clipped_to_the_norm_whether_short_or_long(size, unit):
     """Each by the definition: min(1, ζ/‖g‖)·g for g = row / unit, in steps, towards zero."""
     rows = torch.randn(3, size, generator=torch.Generator().manual_seed(5))
     rows[1] *= 0.1 * unit / rows[1].norm()
-    grid = Grid(2.0**-22)
+    grid = Lattice(2.0**-22)
     for row in rows:
         total = torch.zeros(size, dtype=torch.int64)
         usable, scaled = add_clipped_rows(total, [row[None]], torch.tensor([True]), 1.0, grid, unit)

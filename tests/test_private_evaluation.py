@@ -27,7 +27,7 @@ from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd.plan import Plan
@@ -137,7 +137,7 @@ def evaluated_users(grid: FakeGrid) -> list[list[str]]:
 def test_one_user_adds_a_vector_of_norm_at_most_1(values: list[float], bound: float) -> None:
     """∞ and negative numbers included; the neighbour without the user has zeros there."""
     metrics = {f"m{i}": value for i, value in enumerate(values)}
-    grid = Grid.fitting(clip_norm=1.0, size=len(values), stddev=1.0)
+    grid = Lattice.fitting(clip_norm=1.0, size=len(values), stddev=1.0)
     vector = grid.from_steps(answer(metrics, dict.fromkeys(metrics, bound), grid))
     assert np.linalg.norm(vector) <= 1
     expected = np.clip(values, 0, bound) / bound - 0.5
@@ -146,7 +146,7 @@ def test_one_user_adds_a_vector_of_norm_at_most_1(values: list[float], bound: fl
 
 def test_the_whole_range_is_used() -> None:
     """A user at the corner has norm 1 up to rounding: no budget is lost."""
-    grid = Grid.fitting(clip_norm=1.0, size=2, stddev=1.0)
+    grid = Lattice.fitting(clip_norm=1.0, size=2, stddev=1.0)
     assert np.linalg.norm(grid.from_steps(answer({"a": 1e9, "b": -3}, {"a": 1.0, "b": 2.0}, grid))) > 0.999
 
 
@@ -155,7 +155,7 @@ def test_the_whole_range_is_used() -> None:
 )
 def test_no_number_is_no_answer(bad) -> None:
     with pytest.raises(ValueError, match=r"eval_loss|could not convert"):
-        answer(bad, BOUNDS, Grid(2.0**-10))
+        answer(bad, BOUNDS, Lattice(2.0**-10))
 
 
 @pytest.mark.parametrize("kind", ["pool", "mod"])

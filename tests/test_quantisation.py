@@ -9,8 +9,8 @@ from scipy import stats
 
 from fedcgd.noise import NoiseStream, correlated_noise
 from fedcgd.noise.quantisation import (
-    SMOOTHING,
-    Grid,
+    DITHER,
+    Lattice,
     add_noise,
     add_values,
 )
@@ -27,7 +27,7 @@ def vectors(limit: float):
 @given(vectors(1.0), st.integers(-30, 3))
 def test_rounding_never_lengthens_and_moves_less_than_a_step(update, power):
     step = 2.0**power
-    rounded = step * Grid(step).to_steps(update)
+    rounded = step * Lattice(step).to_steps(update)
     assert (np.abs(rounded) <= np.abs(update)).all()
     assert (np.abs(rounded - update) < step).all()
     assert (rounded * update >= 0).all()
@@ -36,14 +36,14 @@ def test_rounding_never_lengthens_and_moves_less_than_a_step(update, power):
 
 def test_float32_updates_round_like_the_numbers_they_are():
     update = np.array([0.75, -0.75, 0.99, -0.99, 0.0, 1e-30, 3.2], np.float32)
-    np.testing.assert_array_equal(Grid(0.5).to_steps(update), [1, -1, 1, -1, 0, 0, 6])
-    assert Grid(0.5).to_steps(update).dtype == np.int64
+    np.testing.assert_array_equal(Lattice(0.5).to_steps(update), [1, -1, 1, -1, 0, 0, 6])
+    assert Lattice(0.5).to_steps(update).dtype == np.int64
 
 
 @pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 1.5, 100.0])
 @pytest.mark.parametrize("size", [1, 650, 10**6, 25 * 10**6])
 def test_the_step_loses_at_most_a_thousandth_of_the_clip_norm(clip_norm, size):
-    step = Grid.fitting(clip_norm=clip_norm, size=size, stddev=3.0 * clip_norm).step
+    step = Lattice.fitting(clip_norm=clip_norm, size=size, stddev=3.0 * clip_norm).step
     assert np.log2(step) == int(np.log2(step))
     assert step * np.sqrt(size) <= clip_norm / 1024 < 2 * step * np.sqrt(size)
 
@@ -51,7 +51,7 @@ def test_the_step_loses_at_most_a_thousandth_of_the_clip_norm(clip_norm, size):
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(st.lists(arrays.arrays(np.float64, 5, elements=st.floats(-1, 1)), min_size=1, max_size=20), st.randoms())
 def test_sums_do_not_depend_on_the_order(updates, random):
-    grid = Grid(2.0**-20)
+    grid = Lattice(2.0**-20)
     rounded = [grid.to_steps(update) for update in updates]
     total = sum(rounded)
     random.shuffle(rounded)
@@ -62,34 +62,34 @@ def test_sums_do_not_depend_on_the_order(updates, random):
 def test_the_noise_is_the_correlated_noise_plus_the_smoothing_rounded():
     size, step, stddev = 5000, 2.0**-22, 3.0
     total = np.arange(size)
-    add_noise(total, STREAM, TERMS, stddev, Grid(step), start=100)
+    add_noise(total, STREAM, TERMS, stddev, Lattice(step), start=100)
     z = [np.float64(STREAM.normal(t, a, 100, 100 + size)) for t, a, _ in TERMS]
-    smoothing = SMOOTHING * STREAM.derive("smoothing").words(1, 7, 100, 100 + size) / 2**31
+    smoothing = DITHER * STREAM.derive("smoothing").words(1, 7, 100, 100 + size) / 2**31
     expected = stddev * (z[0] - 0.5 * z[1] + smoothing)
     np.testing.assert_allclose((total - np.arange(size)) * step, expected, rtol=0, atol=3e-6)
 
 
 def test_the_noise_has_the_right_size_and_shape():
     total = np.zeros(200_000, np.int64)
-    add_noise(total, STREAM, [(5, 0, 1.0)], 2.0, Grid(2.0**-20))
-    z = Grid(2.0**-20).from_steps(total) / 2.0 / np.sqrt(1 + SMOOTHING**2 / 3)
+    add_noise(total, STREAM, [(5, 0, 1.0)], 2.0, Lattice(2.0**-20))
+    z = Lattice(2.0**-20).from_steps(total) / 2.0 / np.sqrt(1 + DITHER**2 / 3)
     assert stats.kstest(z, "norm", method="asymp").pvalue > 1e-3
     assert stats.kstest(z * 1.03, "norm", method="asymp").pvalue < 1e-6, "does not see a wrong scale"
 
 
 def test_threads_and_splits_do_not_change_a_number():
     whole = np.zeros(700_000, np.int64)
-    add_noise(whole, STREAM, TERMS, 1.0, Grid(2.0**-20), threads=1)
+    add_noise(whole, STREAM, TERMS, 1.0, Lattice(2.0**-20), threads=1)
     again = np.zeros((7, 100_000), np.int64)
-    add_noise(again, STREAM, TERMS, 1.0, Grid(2.0**-20), threads=3)
+    add_noise(again, STREAM, TERMS, 1.0, Lattice(2.0**-20), threads=3)
     np.testing.assert_array_equal(again.ravel(), whole)
     parts = np.zeros(700_000, np.int64)
     for start in range(0, 700_000, 123_457):
-        add_noise(parts[start : start + 123_457], STREAM, TERMS, 1.0, Grid(2.0**-20), start=start)
+        add_noise(parts[start : start + 123_457], STREAM, TERMS, 1.0, Lattice(2.0**-20), start=start)
     np.testing.assert_array_equal(parts, whole)
 
 
-def released(updates: list[np.ndarray], grid: Grid, round: int) -> np.ndarray:
+def released(updates: list[np.ndarray], grid: Lattice, round: int) -> np.ndarray:
     total = np.zeros_like(grid.to_steps(updates[0]))
     for update in updates:
         total += grid.to_steps(update)
@@ -103,7 +103,7 @@ def test_neighbouring_inputs_give_outputs_on_the_same_lattice_with_the_same_low_
     The updates are odd multiples of a small power of two, which in floating point the low bits of x + Z would tell.
     """
     size = 200_000
-    grid = Grid.fitting(clip_norm=1.0, size=size, stddev=1.0)
+    grid = Lattice.fitting(clip_norm=1.0, size=size, stddev=1.0)
     generator = np.random.default_rng(3)
     user = np.full(size, 3 * grid.step)
     others = [generator.uniform(-1, 1, size) / np.sqrt(size) for _ in range(5)]
@@ -129,7 +129,7 @@ def test_noise_far_finer_than_its_own_resolution_still_covers_every_cell():
     # Where |Z| ≥ 2, float32 noise would sit on every 64th cell of this grid.
     total = np.zeros(200_000, np.int64)
     step = 2.0**-28
-    add_noise(total, STREAM, [(2, 0, 1.0)], 1.0, Grid(step))
+    add_noise(total, STREAM, [(2, 0, 1.0)], 1.0, Lattice(step))
     big = total[np.abs(total) * step > 2]
     assert len(big) > 5000
     assert stats.chisquare(np.bincount(big % 64, minlength=64)).pvalue > 1e-3
@@ -138,32 +138,32 @@ def test_noise_far_finer_than_its_own_resolution_still_covers_every_cell():
 @pytest.mark.parametrize("update", [[np.nan], [np.inf], [-np.inf], [1e300], [2.0**40], [-(2.0**33)]])
 def test_what_does_not_fit_is_refused(update):
     with pytest.raises(ValueError, match="not finite or too large"):
-        Grid(2.0**-20).to_steps(np.array(update))
+        Lattice(2.0**-20).to_steps(np.array(update))
 
 
 @pytest.mark.parametrize("step", [0.0, -1.0, 0.3, float("inf"), float("nan"), 2.0**-600])
 def test_a_step_that_is_no_power_of_two_is_refused(step):
     with pytest.raises(ValueError, match="power of two"):
-        Grid(step)
+        Lattice(step)
 
 
 def test_bad_noise_arguments_are_refused_before_the_total_changes():
     total = np.zeros(3, np.int64)
     with pytest.raises(ValueError, match="at least one term"):
-        add_noise(total, STREAM, [], 1.0, Grid(1.0))
+        add_noise(total, STREAM, [], 1.0, Lattice(1.0))
     with pytest.raises(ValueError, match="larger steps"):
-        add_noise(total, STREAM, TERMS, 1.0, Grid(2.0**-47))
+        add_noise(total, STREAM, TERMS, 1.0, Lattice(2.0**-47))
     with pytest.raises(ValueError, match="stddev must be finite"):
-        add_noise(total, STREAM, TERMS, -1.0, Grid(1.0))
+        add_noise(total, STREAM, TERMS, -1.0, Lattice(1.0))
     with pytest.raises(ValueError, match="round must be"):
-        add_noise(total, STREAM, [(-1, 0, 1.0)], 1.0, Grid(1.0))
+        add_noise(total, STREAM, [(-1, 0, 1.0)], 1.0, Lattice(1.0))
     with pytest.raises(ValueError, match="coordinates must"):
-        add_noise(total, STREAM, TERMS, 1.0, Grid(1.0), start=2**40)
+        add_noise(total, STREAM, TERMS, 1.0, Lattice(1.0), start=2**40)
     with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
-        add_noise(total, STREAM, TERMS, 1.0, Grid(1.0), threads=0)
+        add_noise(total, STREAM, TERMS, 1.0, Lattice(1.0), threads=0)
     for wrong in (np.zeros(3), np.zeros(3, np.int32), np.zeros(6, np.int64)[::2]):
         with pytest.raises(ValueError, match="int64"):
-            add_noise(wrong, STREAM, TERMS, 1.0, Grid(1.0))
+            add_noise(wrong, STREAM, TERMS, 1.0, Lattice(1.0))
     assert not total.any()
 
 
@@ -172,34 +172,34 @@ def test_bad_noise_arguments_are_refused_before_the_total_changes():
 )
 def test_a_bad_clip_norm_is_refused(options):
     with pytest.raises(ValueError, match="clip_norm must be"):
-        Grid.fitting(**options)
+        Lattice.fitting(**options)
     with pytest.raises(ValueError, match="size must be"):
-        Grid.fitting(clip_norm=1.0, size=0, stddev=1.0)
+        Lattice.fitting(clip_norm=1.0, size=0, stddev=1.0)
 
 
 @pytest.mark.parametrize("stddev", [1e9, float("inf"), float("nan"), -1.0])
 def test_noise_that_the_integers_would_not_hold_is_refused_before_anything_starts(stddev):
-    assert Grid.fitting(clip_norm=1.0, size=10**6, stddev=1e5).step == 2.0**-20
-    with pytest.raises(ValueError, match=r"more than the grid holds \(below 1.05e\+06\).*take a larger ε"):
-        Grid.fitting(clip_norm=1.0, size=10**6, stddev=stddev)
+    assert Lattice.fitting(clip_norm=1.0, size=10**6, stddev=1e5).step == 2.0**-20
+    with pytest.raises(ValueError, match=r"more than the lattice holds \(below 1.05e\+06\).*take a larger ε"):
+        Lattice.fitting(clip_norm=1.0, size=10**6, stddev=stddev)
 
 
 def test_noise_made_elsewhere_is_scaled_smoothed_and_rounded_to_the_nearest_step():
     smoothing, newest = STREAM.derive("smoothing"), (3, 9, 1.0)
     for noise in (np.array([[0.24, 0.26, -0.76], [1.5, -1e6, 0.0]]), np.arange(2_500_000, dtype=np.float32)):
         total = np.full(noise.shape, 7)
-        add_values(total, noise, STREAM, newest, 3.0, Grid(2.0**-12))
-        s = SMOOTHING * smoothing.words(3, 9, 0, noise.size).reshape(noise.shape) / 2**31
+        add_values(total, noise, STREAM, newest, 3.0, Lattice(2.0**-12))
+        s = DITHER * smoothing.words(3, 9, 0, noise.size).reshape(noise.shape) / 2**31
         np.testing.assert_array_equal(total, 7 + np.rint(2.0**12 * 3.0 * np.float64(noise) + 2.0**12 * 3.0 * s))
     for wrong in (np.full(3, np.nan), np.full(3, np.inf), np.full(3, 2.0**49), np.zeros(2)):
         total = np.zeros(3, np.int64)
         with pytest.raises(ValueError, match=r"noise must be finite, of shape \(3,\)"):
-            add_values(total, wrong, STREAM, newest, 2.0, Grid(1.0))
+            add_values(total, wrong, STREAM, newest, 2.0, Lattice(1.0))
         assert not total.any()
 
 
 def test_replayed_noise_and_noise_made_elsewhere_are_the_same():
     replayed, made = np.zeros(5000, np.int64), np.zeros(5000, np.int64)
-    add_noise(replayed, STREAM, TERMS, 3.0, Grid(2.0**-10))
-    add_values(made, correlated_noise(STREAM, TERMS, 1.0, 0, 5000), STREAM, TERMS[0], 3.0, Grid(2.0**-10))
+    add_noise(replayed, STREAM, TERMS, 3.0, Lattice(2.0**-10))
+    add_values(made, correlated_noise(STREAM, TERMS, 1.0, 0, 5000), STREAM, TERMS[0], 3.0, Lattice(2.0**-10))
     np.testing.assert_array_equal(made, replayed)

@@ -11,7 +11,7 @@ from fedcgd.ledger import Ledger, verify
 from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.release import NoiseSource, RecordedReleases, array_noise, lattice_of
@@ -158,4 +158,4 @@ def test_lattices_are_what_they_were(clip_norm: float, size: int) -> None:
     for loss in (2.0**-10, 2.0**-17):
         step = lattice_of(plan, size, relative_loss=loss).step
         assert step * size**0.5 <= loss * clip_norm < 2 * step * size**0.5
-    assert lattice_of(plan, size) == Grid.fitting(clip_norm=clip_norm, size=size, stddev=plan.stddev)
+    assert lattice_of(plan, size) == Lattice.fitting(clip_norm=clip_norm, size=size, stddev=plan.stddev)

@@ -1,4 +1,4 @@
-"""Grid integers under masks: the sum modulo 2³² of what nodes send masked is exactly the sum that the server adds noise to."""
+"""Lattice integers under masks: the sum modulo 2³² of what nodes send masked is exactly the sum that the server adds noise to."""
 
 import copy
 import hashlib
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.quantisation import Grid, add_noise
+from fedcgd.noise.quantisation import Lattice, add_noise
 
 SIZE = 300
 STREAM = NoiseStream(b"k" * 32)
@@ -60,7 +60,7 @@ def clipped_updates(nodes: int, size: int = SIZE, clip_norm: float = 1.0) -> lis
 
 @pytest.mark.parametrize("nodes", [2, 3, 30])
 def test_masked_sum_is_the_sum_of_the_grid_integers_and_gives_the_same_release(nodes: int) -> None:
-    grid = Grid.fitting(clip_norm=1.0, size=SIZE, stddev=1.0)
+    grid = Lattice.fitting(clip_norm=1.0, size=SIZE, stddev=1.0)
     integers = [grid.to_steps(update) for update in clipped_updates(nodes)]
     plain = np.sum(integers, axis=0)
     secure = from_modular(np.sum(masked(integers), axis=0, dtype=np.uint32))
@@ -83,7 +83,7 @@ def test_any_integers_whose_sum_fits_are_added_exactly(rows: list[list[int]]) ->
 
 
 def test_the_largest_cohort_does_not_wrap_and_a_larger_one_would() -> None:
-    most = Grid(2.0**-20).to_steps(np.array([1.0, -1.0]))  # all of the norm in one coordinate, of all users
+    most = Lattice(2.0**-20).to_steps(np.array([1.0, -1.0]))  # all of the norm in one coordinate, of all users
     assert from_modular(to_modular(2047 * most)).tolist() == [2047 * 2**20, -2047 * 2**20]
     assert from_modular(to_modular(2048 * most)).tolist() == [-(2**31), -(2**31)]
 
@@ -98,7 +98,7 @@ def test_what_one_node_sends_is_uniform_whatever_its_update() -> None:
 
 def test_without_one_node_nothing_is_known_until_its_masks_are_given_up() -> None:
     """Why a round needs key shares (SecAgg) or must fail when a node is silent: the clear sum just drops it."""
-    grid = Grid.fitting(clip_norm=1.0, size=SIZE, stddev=1.0)
+    grid = Lattice.fitting(clip_norm=1.0, size=SIZE, stddev=1.0)
     integers = [grid.to_steps(update) for update in clipped_updates(4)]
     arrived = np.sum(masked(integers)[:3], axis=0, dtype=np.uint32)
     expected = np.sum(integers[:3], axis=0)
@@ -168,7 +168,7 @@ def flower_secagg_mean(updates: list[np.ndarray], workflow: SecAggPlusWorkflow) 
 def test_flowers_secagg_would_carry_grid_integers_without_loss() -> None:
     """With equal weights and a quantiser of exactly one step it neither rounds nor clips: n times its mean is the sum."""
     nodes, target = 5, 2**26
-    grid = Grid.fitting(clip_norm=1.0, size=SIZE, stddev=1.0)
+    grid = Lattice.fitting(clip_norm=1.0, size=SIZE, stddev=1.0)
     assert nodes * target <= MODULUS
     integers = [grid.to_steps(update) for update in clipped_updates(nodes)]
     workflow = SecAggPlusWorkflow(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedcgd.clipping import clip
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.passes import CHUNK
 from fedcgd_flower.update import clipped_update, write_clipped_update
 
@@ -17,7 +17,7 @@ VECTORS = arrays(np.float32, 7, elements=st.floats(width=32))
 @settings(derandomize=True, max_examples=300)
 @given(VECTORS, VECTORS, st.sampled_from([1e-6, 0.5, 1.0, 1e6]))
 def test_it_is_the_clipped_and_rounded_difference(trained, model, clip_norm) -> None:
-    grid = Grid.fitting(clip_norm=clip_norm, size=7, stddev=clip_norm)
+    grid = Lattice.fitting(clip_norm=clip_norm, size=7, stddev=clip_norm)
     with np.errstate(invalid="ignore"):
         difference = trained.astype(np.float64) - model
     result = clipped_update(trained, model, clip_norm=clip_norm, grid=grid)
@@ -35,7 +35,7 @@ def test_it_is_the_clipped_and_rounded_difference(trained, model, clip_norm) -> 
 @pytest.mark.parametrize("size", [5, 2 * CHUNK + 5])
 def test_pieces_are_what_the_whole_is(cuts: list[int], size: int) -> None:
     trained, model = np.random.default_rng(size).normal(size=(2, size)).astype(np.float32)
-    grid = Grid(2.0**-20)
+    grid = Lattice(2.0**-20)
     expected = grid.to_steps(clip(trained.astype(float) - model, 0.5))
     for clip_norm, tolerance in ((0.5, 1), (1e6, 0)):  # within the norm, no factor is in play
         whole = clipped_update(trained, model, clip_norm=clip_norm, grid=grid)
@@ -54,7 +54,7 @@ def test_a_piece_that_is_not_finite_is_none_wherever_it_is() -> None:
     for place in (0, 6, CHUNK + 8):
         trained = np.ones(CHUNK + 9, np.float32)
         trained[place] = np.nan
-        assert clipped_update(np.split(trained, [7]), model, clip_norm=1.0, grid=Grid(2.0**-20)) is None
+        assert clipped_update(np.split(trained, [7]), model, clip_norm=1.0, grid=Lattice(2.0**-20)) is None
 
 
 @pytest.mark.parametrize("unit", [0.25, 3.0, 1e6])
@@ -64,7 +64,7 @@ def test_units_and_what_is_counted(unit: float, length: float) -> None:
     generator = np.random.default_rng(4)
     direction = generator.normal(size=9)
     difference = (length * unit * direction / np.linalg.norm(direction)).astype(np.float32)
-    grid = Grid(2.0**-20)
+    grid = Lattice(2.0**-20)
     result = clipped_update(
         difference, np.zeros(9, np.float32), clip_norm=0.5, grid=grid, update_scale=unit, indicator=77
     )

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 from fedcgd.clipping import layerwise
 from fedcgd.clipping.flat_models import Layout, layout, unflatten
 from fedcgd.clipping.norms import ROUNDING, clip_factor
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.passes import LANES, aligned, passes, sum_of_lanes
 
 ExampleLoss = Callable[..., Tensor]
@@ -103,7 +103,7 @@ def clipped_gradient_sum(
     examples: Sequence[Tensor],
     *,
     clip_norm: float,
-    grid: Grid,
+    grid: Lattice,
     chunk: int | None = None,
     counted: Sequence[bool] | None = None,
     unit: float = 1.0,
@@ -192,7 +192,7 @@ def _gradient_rows(
 
 
 def add_clipped_rows(
-    total: Tensor, parts: Parts, wanted: Tensor, clip_norm: float, grid: Grid, unit: float = 1.0
+    total: Tensor, parts: Parts, wanted: Tensor, clip_norm: float, grid: Lattice, unit: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """total += Σ_i min(1, clip_norm/‖g_i‖)·g_i in steps of `grid`, g_i = row i / unit, each rounded towards zero; in place.
 
@@ -210,7 +210,7 @@ def add_clipped_rows(
 
 
 def _add_long_rows(
-    total: Tensor, parts: Parts, wanted: Tensor, clip_norm: float, grid: Grid, unit: float
+    total: Tensor, parts: Parts, wanted: Tensor, clip_norm: float, grid: Lattice, unit: float
 ) -> tuple[Tensor, Tensor]:
     """Parts are read twice where they lie, instead of a dozen passes over all: as `fedcgd_flower.update` clips one user's update.
 
@@ -236,7 +236,7 @@ def _add_long_rows(
     return usable, scaled
 
 
-def sum_in_steps(rows: Tensor, grid: Grid) -> Tensor:
+def sum_in_steps(rows: Tensor, grid: Lattice) -> Tensor:
     """Σ_i rows[i] in steps of `grid`, each rounded towards zero, int64, shape (d,), for clipped rows (m, d): exact, in any order.
 
     The step is a power of two, so that the division is exact; each term is at most clip_norm / step, so that float64, in which

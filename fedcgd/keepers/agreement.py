@@ -12,7 +12,7 @@ from fedcgd.accounting.shares import KeeperGuarantee, check_rounding, guarantees
 from fedcgd.keepers.cards import SUITE_NAME, Keepers
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.noise import STREAM
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.plan import Plan
 from fedcgd.release import lattice_of
 
@@ -53,7 +53,7 @@ class Agreement:
         if not isinstance(self.size, int) or self.size < 1:
             raise ValueError(f"size must be at least 1, got {self.size!r}")
         check_plan(self.plan)
-        Grid(self.step)
+        Lattice(self.step)
         shares = self.keepers.shares
         check_rounding(
             shares,

@@ -17,7 +17,7 @@ from fedcgd.keepers.masks import SEED_BYTES, TICKET_BYTES, Residues, residues_of
 from fedcgd.keepers.record import MEMORY, Opened, Record, RefusedError, record_file
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise import NoiseStream, Term
-from fedcgd.noise.quantisation import Grid, add_noise
+from fedcgd.noise.quantisation import Lattice, add_noise
 
 __all__ = ["Keeper", "Opening", "RefusedError", "UnreadableError", "share_terms"]
 
@@ -196,7 +196,7 @@ class Keeper:
         terms = share_terms(agreement.plan.mechanism, rounds, opened.round, opened.nonce, earlier)
         share = np.zeros(agreement.size, np.int64)
         stream = NoiseStream(self._key.noise.noise_of(agreement.run))
-        add_noise(share, stream, terms, agreement.share_stddev, Grid(agreement.step))
+        add_noise(share, stream, terms, agreement.share_stddev, Lattice(agreement.step))
         return share
 
 

@@ -18,9 +18,9 @@ class Kernels(NamedTuple):
     """What is compiled. Both release the interpreter's lock; they work on the coordinates from `start` on."""
 
     add_to_grid: Callable[..., None]
-    """(total, start, keys, weights, smoothing, width): total += round(Σ weights[j]·Z_j + width·words).
+    """(total, start, keys, weights, dither, width): total += round(Σ weights[j]·Z_j + width·words).
 
-    int64 total; `keys` (terms, 8) and `smoothing` (8,) are ChaCha20 keys as uint32, of the Z and of the words."""
+    int64 total; `keys` (terms, 8) and `dither` (8,) are ChaCha20 keys as uint32, of the Z and of the words."""
     fill_normals: Callable[..., None]
     """(out, start, key): out = Z, float32."""
 
@@ -44,9 +44,9 @@ def _load() -> Kernels:
     )
     fill = function(code, "fill_normals", [floats, c_int64, c_int64, key])
 
-    def add_to_grid(total: Any, start: int, keys: Any, weights: Any, smoothing: Any, width: float) -> None:
+    def add_to_grid(total: Any, start: int, keys: Any, weights: Any, dither: Any, width: float) -> None:
         assert keys.shape == (len(weights), 8)
-        add(total, len(total), start, keys, weights, len(weights), smoothing, width)
+        add(total, len(total), start, keys, weights, len(weights), dither, width)
 
     def fill_normals(out: Any, start: int, key: Any) -> None:
         fill(out, len(out), start, key)

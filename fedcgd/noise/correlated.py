@@ -45,13 +45,13 @@ def correlated_noise(stream: NoiseStream, terms: Sequence[Term], stddev: float, 
     return out
 
 
-def add_rounded(total: NDArray[np.int64], start: int, terms: Sequence[Keyed], smoothing: bytes, width: float) -> None:
+def add_rounded(total: NDArray[np.int64], start: int, terms: Sequence[Keyed], dither: bytes, width: float) -> None:
     """total += round(Σ weight·Z + width·word), for the coordinates from `start` on: by NumPy. See `fedcgd.noise.quantisation`."""
     for first, last, low, high in tiles(start, start + len(total)):
         noise = np.zeros((last - first) * TILE)
         for key, weight in terms:
             add_tiles(key, weight, first, last, noise)
-        noise += np.multiply(words_of(smoothing, first, last), width, dtype=np.float64)
+        noise += np.multiply(words_of(dither, first, last), width, dtype=np.float64)
         total[low - start : high - start] += np.rint(noise[low - first * TILE : high - first * TILE]).astype(np.int64)
 
 

@@ -158,7 +158,7 @@ def _set(out, noise, tile, start, stop, i: tl.constexpr):
 
 @triton.jit(do_not_specialize=_ANY)
 def _noise(total, values, keys, numbers, terms, first_tile, start, stop, HAS_VALUES: tl.constexpr, ROUND: tl.constexpr):
-    """`keys` are those of the terms and then that of the smoothing; `numbers` the weights, the width, the scale of `values`."""
+    """`keys` are those of the terms and then that of the dither; `numbers` the weights, the width, the scale of `values`."""
     tile = tl.program_id(0).to(tl.int64) + first_tile
     scale = tl.load(numbers + terms + 1)
     n0 = _made_elsewhere(values, scale, tile, start, stop, HAS_VALUES, 0)
@@ -220,14 +220,14 @@ def _tile_hashes(out, numbers, coefficients, size, HASHES: tl.constexpr, BLOCK: 
         tl.store(out + tile * HASHES + i, tl.sum(x * tl.load(coefficients + i * BLOCK + within)))
 
 
-def add_to_grid(total: Tensor, start: int, keys: Any, weights: Any, smoothing: Any, width: float) -> None:
+def add_to_grid(total: Tensor, start: int, keys: Any, weights: Any, dither: Any, width: float) -> None:
     """total += round(Σ weights[j]·Z_j + width·words), whole numbers as float64; arguments as in `compiled.Kernels`."""
-    _launch(total, total, start, [*keys, smoothing], [*weights, width, 0.0], HAS_VALUES=False, ROUND=True)
+    _launch(total, total, start, [*keys, dither], [*weights, width, 0.0], HAS_VALUES=False, ROUND=True)
 
 
-def add_values_to_grid(total: Tensor, start: int, values: Tensor, scale: float, smoothing: Any, width: float) -> None:
+def add_values_to_grid(total: Tensor, start: int, values: Tensor, scale: float, dither: Any, width: float) -> None:
     """total += round(scale·values + width·words), whole numbers as float64."""
-    _launch(total, values, start, [smoothing], [width, scale], HAS_VALUES=True, ROUND=True)
+    _launch(total, values, start, [dither], [width, scale], HAS_VALUES=True, ROUND=True)
 
 
 def fill_normals(out: Tensor, start: int, key: Any) -> None:

@@ -1,19 +1,19 @@
-"""Sum and noise on one fixed grid, so that the low bits of a floating-point number tell nothing about the users.
+"""Sum and noise on one fixed lattice, so that the low bits of a floating-point number tell nothing about the users.
 
 The Gaussian mechanism is private for real numbers. A float x + Z is not that: which floats can come out depends on x (Mironov,
 "On significance of the least significant bits for differential privacy", CCS 2012). Here everything lives on the multiples of one
 step, a power of two:
 
-1. Each clipped update is rounded to the grid towards zero, coordinate by coordinate: no norm grows, so the sensitivity stays.
-2. Grid updates are summed as 64-bit integers, exactly, in any order. Let X be the sum, in steps.
-3. The noise is rounded to the grid. For X on the grid, X + round(Z) = round(X + Z): a function of the ideal mechanism's output
+1. Each clipped update is rounded to the lattice towards zero, coordinate by coordinate: no norm grows, so the sensitivity stays.
+2. Lattice updates are summed as 64-bit integers, exactly, in any order. Let X be the sum, in steps.
+3. The noise is rounded to the lattice. For X on it, X + round(Z) = round(X + Z): a function of the ideal mechanism's output
    X + Z and nothing else, and so exactly as private. What comes out is a multiple of the step whatever X is.
 
 Step 3 holds for a real-valued Z. The Z of `NoiseStream` has steps of its own: it takes about 2⁴⁹ values, and where the
-grid is as fine as for large models, a cell of it holds few of them. So independent noise S, `SMOOTHING` times as large, is
-added before the rounding. Adding anything independent of the users to a private output keeps it private, whatever its
+lattice is as fine as for large models, a cell of it holds few of them. So independent noise S, the dither, `DITHER` times as
+large, is added before the rounding. Adding anything independent of the users to a private output keeps it private, whatever its
 distribution: so it is uniform, 32 bits of keystream a coordinate, and no logarithm. It spreads each value of Z over many cells
-of the grid (2²⁴ in the finest use, 2⁻⁷ of a standard deviation always), and adds 5e-6 to the variance, 2.5e-6 to the length of
+of the lattice (2²⁴ in the finest use, 2⁻⁷ of a standard deviation always), and adds 5e-6 to the variance, 2.5e-6 to the length of
 the noise. It is fresh under every nonce and never cancelled.
 """
 
@@ -35,21 +35,21 @@ from fedcgd.noise.stream import TILE, NoiseStream, check_coordinates, key_words,
 
 Integers = NDArray[np.int64]
 
-SMOOTHING = 2.0**-8
-"""The smoothing noise is uniform between plus and minus this part of the standard deviation of Z."""
+DITHER = 2.0**-8
+"""The dither is uniform between plus and minus this part of the standard deviation of Z."""
 
 RELATIVE_LOSS = 2.0**-10
-"""Rounding to a `Grid.fitting` moves a vector by at most this part of the clip norm."""
+"""Rounding to a `Lattice.fitting` moves a vector by at most this part of the clip norm."""
 
 _EXACT = 2**53  # float64 holds all integers up to here
-_MOST_STEPS = 2.0**50  # of noise: beyond, Z would be coarser than the grid
+_MOST_STEPS = 2.0**50  # of noise: beyond, Z would be coarser than the lattice
 _MOST_THREADS = 2  # unless asked
 _A_THREADS_WORK = 2**20  # coordinates: to begin a thread costs as much as some hundred thousand
-_PURPOSE = "smoothing"  # of the stream that it comes from
+_PURPOSE = "smoothing"  # of the stream that the dither comes from: a part of the noise's definition
 
 
 @dataclass(frozen=True)
-class Grid:
+class Lattice:
     """The multiples of `step`, a power of two, in units of the update; numbers on it are held as whole numbers of steps, int64.
 
     Raises ValueError for another step.
@@ -60,12 +60,12 @@ class Grid:
     def __post_init__(self) -> None:
         if not (0 < self.step < math.inf) or math.frexp(self.step)[0] != 0.5 or not 2.0**-500 < self.step < 2.0**500:
             raise ValueError(
-                f"step must be a power of two between 2⁻⁵⁰⁰ and 2⁵⁰⁰, got {self.step}; Grid.fitting gives one"
+                f"step must be a power of two between 2⁻⁵⁰⁰ and 2⁵⁰⁰, got {self.step}; Lattice.fitting gives one"
             )
 
     @staticmethod
-    def fitting(*, clip_norm: float, size: int, stddev: float) -> "Grid":
-        """The coarsest grid on which rounding `size` coordinates moves an update by at most 2⁻¹⁰ · `clip_norm`.
+    def fitting(*, clip_norm: float, size: int, stddev: float) -> "Lattice":
+        """The coarsest lattice on which rounding `size` coordinates moves an update by at most 2⁻¹⁰ · `clip_norm`.
 
         Raises ValueError if noise of standard deviation `stddev` has 2⁴⁰ steps or more: it would not fit the integers.
         """
@@ -77,9 +77,9 @@ class Grid:
         if not 0 <= stddev < 2.0**40 * step:
             raise ValueError(
                 f"noise of standard deviation {stddev} on updates of norm {clip_norm} with {size} coordinates is more than "
-                f"the grid holds (below {2.0**40 * step:.3g}), and would leave nothing of the updates; take a larger ε"
+                f"the lattice holds (below {2.0**40 * step:.3g}), and would leave nothing of the updates; take a larger ε"
             )
-        return Grid(step)
+        return Lattice(step)
 
     def to_steps(self, update: NDArray[np.floating[Any]]) -> Integers:
         """`update` in steps, rounded towards zero, int64 of the same shape.
@@ -102,28 +102,32 @@ class Grid:
         return values
 
 
+Grid = Lattice
+"""Its name in earlier versions."""
+
+
 def add_noise(
     total: Integers,
     stream: NoiseStream,
     terms: Sequence[Term],
     stddev: float,
-    grid: Grid,
+    lattice: Lattice,
     *,
     start: int = 0,
     threads: int | None = None,
 ) -> None:
-    """total += round(stddev·(Σ_j w_j·Z_j + S) / step), in place; total is int64 in steps of `grid` and contiguous.
+    """total += round(stddev·(Σ_j w_j·Z_j + S) / step), in place; total is int64 in steps of `lattice` and contiguous.
 
-    total[i] gets the noise of coordinate `start` + i, and S is the smoothing, uniform between ±`SMOOTHING`. The first term is the
-    newest noise; its (round, nonce) also names the smoothing. The numbers are the same for any `threads` (default: one for each
+    total[i] gets the noise of coordinate `start` + i, and S is the dither, uniform between ±`DITHER`. The first term is the
+    newest noise; its (round, nonce) also names the dither. The numbers are the same for any `threads` (default: one for each
     core, at most 2, and one for few numbers) and any split into calls. Raises ValueError, before total is touched, if there is
-    no term, for indices out of range, or if the noise could reach 2⁵⁰ steps, where Z would be coarser than the grid.
+    no term, for indices out of range, or if the noise could reach 2⁵⁰ steps, where Z would be coarser than the lattice.
     """
     flat = _flat(total)
     stop = start + len(flat)
     check_coordinates(start, stop)
-    made, smoothing = keyed_noise(stream, terms, stddev, grid)
-    width = smoothing_width(stddev, grid)
+    made, dither = keyed_noise(stream, terms, stddev, lattice)
+    width = dither_width(stddev, lattice)
     if threads is None:
         threads = min(_cores(), _MOST_THREADS, 1 + len(flat) // _A_THREADS_WORK)
     elif threads < 1:
@@ -133,11 +137,11 @@ def add_noise(
     def add(low: int, high: int) -> None:
         part = flat[low - start : high - start]
         if fast is None:
-            add_rounded(part, low, made, smoothing, width)
+            add_rounded(part, low, made, dither, width)
         else:
             keys = np.stack([key_words(key) for key, _ in made])
             weights = np.array([weight for _, weight in made])
-            fast.add_to_grid(part, low, keys, weights, key_words(smoothing), width)
+            fast.add_to_grid(part, low, keys, weights, key_words(dither), width)
 
     whole = -(-len(flat) // TILE)
     cuts = [start, *(min(start + whole * i // threads * TILE, stop) for i in range(1, threads)), stop]
@@ -151,56 +155,63 @@ def add_noise(
             done.result()
 
 
-def keyed_noise(stream: NoiseStream, terms: Sequence[Term], stddev: float, grid: Grid) -> tuple[list[Keyed], bytes]:
-    """The terms in steps of `grid`, and the key of their smoothing. Raises ValueError as `add_noise` does."""
+def keyed_noise(
+    stream: NoiseStream, terms: Sequence[Term], stddev: float, lattice: Lattice
+) -> tuple[list[Keyed], bytes]:
+    """The terms in steps of `lattice`, and the key of their dither. Raises ValueError as `add_noise` does."""
     if not terms:
         raise ValueError("at least one term is needed: a sum without noise is not private")
     check_stddev(stddev)
-    made = keyed(stream, terms, stddev / grid.step)  # exact: the step is a power of two
+    made = keyed(stream, terms, stddev / lattice.step)  # exact: the step is a power of two
     reach = LARGEST * sum(abs(weight) for _, weight in made)
     if not reach < _MOST_STEPS:
         raise ValueError(
-            f"noise of standard deviation {stddev} is too large for steps of {grid.step}; take larger steps"
+            f"noise of standard deviation {stddev} is too large for steps of {lattice.step}; take larger steps"
         )
-    return made, smoothing_key(stream, terms[0])
+    return made, dither_key(stream, terms[0])
 
 
 def add_values(
-    total: Integers, noise: NDArray[np.floating[Any]], stream: NoiseStream, newest: Term, stddev: float, grid: Grid
+    total: Integers,
+    noise: NDArray[np.floating[Any]],
+    stream: NoiseStream,
+    newest: Term,
+    stddev: float,
+    lattice: Lattice,
 ) -> None:
-    """total += round(stddev·(noise + S) / step), in place, for noise that was made elsewhere; S is `newest`'s smoothing.
+    """total += round(stddev·(noise + S) / step), in place, for noise that was made elsewhere; S is `newest`'s dither.
 
     Raises ValueError, before total is touched, if `noise` has another shape or stddev·noise is not finite or reaches 2⁵⁰ steps.
     """
     flat = _flat(total)
     values = noise.reshape(-1)
-    scale = stddev / grid.step
-    check_values(noise, total, stddev, grid)
-    smoothing, width = smoothing_key(stream, newest), smoothing_width(stddev, grid)
+    scale = stddev / lattice.step
+    check_values(noise, total, stddev, lattice)
+    dither, width = dither_key(stream, newest), dither_width(stddev, lattice)
     for first, last, low, high in tiles(0, len(flat)):
         steps = np.multiply(values[low:high], scale, dtype=np.float64)
-        steps += np.multiply(words_of(smoothing, first, last)[: high - low], width, dtype=np.float64)
+        steps += np.multiply(words_of(dither, first, last)[: high - low], width, dtype=np.float64)
         flat[low:high] += np.rint(steps).astype(np.int64)
 
 
-def check_values(noise: Any, total: Any, stddev: float, grid: Grid) -> None:
+def check_values(noise: Any, total: Any, stddev: float, lattice: Lattice) -> None:
     """Raise ValueError unless `noise`, an array or a tensor, may be added to `total` by `add_values`."""
-    if noise.shape != total.shape or not bool((abs(noise) * (stddev / grid.step) < _MOST_STEPS).all()):
+    if noise.shape != total.shape or not bool((abs(noise) * (stddev / lattice.step) < _MOST_STEPS).all()):
         raise ValueError(
-            f"noise must be finite, of shape {tuple(total.shape)} and below 2⁵⁰ steps of {grid.step}, got shape "
+            f"noise must be finite, of shape {tuple(total.shape)} and below 2⁵⁰ steps of {lattice.step}, got shape "
             f"{tuple(noise.shape)}"
         )
 
 
-def smoothing_key(stream: NoiseStream, newest: Term) -> bytes:
-    """The ChaCha20 key of the smoothing of a round, named by its newest noise."""
+def dither_key(stream: NoiseStream, newest: Term) -> bytes:
+    """The ChaCha20 key of the dither of a round, named by its newest noise."""
     round, nonce, _ = newest
     return stream.derive(_PURPOSE).key_of(round, nonce)
 
 
-def smoothing_width(stddev: float, grid: Grid) -> float:
-    """Steps of smoothing for each unit of a 32-bit word."""
-    return SMOOTHING * 2.0**-31 * (stddev / grid.step)
+def dither_width(stddev: float, lattice: Lattice) -> float:
+    """Steps of dither for each unit of a 32-bit word."""
+    return DITHER * 2.0**-31 * (stddev / lattice.step)
 
 
 def _cores() -> int:

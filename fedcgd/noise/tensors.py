@@ -15,13 +15,13 @@ from torch import Tensor
 from fedcgd.noise.correlated import Term, add_rounded
 from fedcgd.noise.normals import normals
 from fedcgd.noise.quantisation import (
-    Grid,
+    Lattice,
     add_noise,
     add_values,
     check_values,
+    dither_key,
+    dither_width,
     keyed_noise,
-    smoothing_key,
-    smoothing_width,
 )
 from fedcgd.noise.stream import COLUMNS, TILE, NoiseStream, add_tiles, key_words, words_of
 
@@ -34,9 +34,9 @@ class GpuKernels(NamedTuple):
     """What runs on a device. All work on the coordinates from `start` on; totals hold whole numbers, as float64."""
 
     add_to_grid: Callable[..., None]
-    """(total, start, keys, weights, smoothing, width), as in `compiled.Kernels`."""
+    """(total, start, keys, weights, dither, width), as in `compiled.Kernels`."""
     add_values_to_grid: Callable[..., None]
-    """(total, start, values, scale, smoothing, width): total += round(scale·values + width·words)."""
+    """(total, start, values, scale, dither, width): total += round(scale·values + width·words)."""
     fill_normals: Callable[..., None]
     """(out, start, key): out = Z, float32."""
     tile_hashes: Callable[..., Tensor]
@@ -49,7 +49,7 @@ class TensorNormals:
     On a GPU the key of a round's noise, but never the run's own, is in the memory of the device while the noise is made.
     """
 
-    def __init__(self, stream: NoiseStream, grid: Grid) -> None:
+    def __init__(self, stream: NoiseStream, grid: Lattice) -> None:
         self.grid = grid
         self._stream = stream
 
@@ -59,9 +59,9 @@ class TensorNormals:
             with _as_integers(total) as steps:
                 add_noise(steps, self._stream, terms, stddev, self.grid)
             return
-        made, smoothing = keyed_noise(self._stream, terms, stddev, self.grid)
+        made, dither = keyed_noise(self._stream, terms, stddev, self.grid)
         keys, weights = [key_words(key) for key, _ in made], [weight for _, weight in made]
-        gpu.add_to_grid(total, 0, keys, weights, key_words(smoothing), smoothing_width(stddev, self.grid))
+        gpu.add_to_grid(total, 0, keys, weights, key_words(dither), dither_width(stddev, self.grid))
 
     def add_row(self, total: Tensor, row: Any, newest: Term, stddev: float) -> None:
         gpu = gpu_kernels(total.device)
@@ -71,9 +71,9 @@ class TensorNormals:
                 add_values(steps, values, self._stream, newest, stddev, self.grid)
             return
         check_values(row, total, stddev, self.grid)
-        scale, width = stddev / self.grid.step, smoothing_width(stddev, self.grid)
-        smoothing = key_words(smoothing_key(self._stream, newest))
-        gpu.add_values_to_grid(total, 0, row.to(total.device), scale, smoothing, width)
+        scale, width = stddev / self.grid.step, dither_width(stddev, self.grid)
+        dither = key_words(dither_key(self._stream, newest))
+        gpu.add_values_to_grid(total, 0, row.to(total.device), scale, dither, width)
 
     def vector(self, total: Tensor, round: int, nonce: int) -> Any:
         """Z_(round, nonce), float32: an array for a total in main memory, else a tensor on its device."""

@@ -10,7 +10,7 @@ from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode, state_before
 from fedcgd.noise import NoiseStream, Term
 from fedcgd.noise.normals import normals
-from fedcgd.noise.quantisation import Grid, Integers, add_noise, add_values
+from fedcgd.noise.quantisation import Integers, Lattice, add_noise, add_values
 
 NoiseMode = Literal["replay", "buffer", "cpu-buffer"]
 
@@ -34,7 +34,7 @@ class Normals(Protocol):
 class LatticeNormals:
     """Z of `stream`; sums are int64 arrays in steps of `grid` (see `fedcgd.noise.quantisation`)."""
 
-    def __init__(self, stream: NoiseStream, grid: Grid) -> None:
+    def __init__(self, stream: NoiseStream, grid: Lattice) -> None:
         self.grid = grid
         self._stream = stream
 

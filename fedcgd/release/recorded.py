@@ -7,7 +7,7 @@ from typing import Any
 
 from fedcgd.ledger import Ledger, Run
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.quantisation import Grid, Integers
+from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.plan import Plan
 from fedcgd.release.run_noise import RunNoise, array_noise
 
@@ -49,7 +49,7 @@ class RecordedReleases:
         """The attempt under which the next round is tried with `users`, whose turn it is now on record."""
         return self.ledger.plan_round(self.count, users)
 
-    def add_noise(self, total: Integers, attempt: int, lattice: Grid) -> None:
+    def add_noise(self, total: Integers, attempt: int, lattice: Lattice) -> None:
         """Add the round's noise to its sum, in place, under a nonce that is on record before."""
         if self._noise is None or self._noise.lattice != lattice:
             self._noise = array_noise(self._plan, self._key, self.ledger.stream_id, lattice)

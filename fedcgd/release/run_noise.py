@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.quantisation import RELATIVE_LOSS, Grid
+from fedcgd.noise.quantisation import RELATIVE_LOSS, Lattice
 from fedcgd.plan import Plan
 from fedcgd.release.noise_source import LatticeNormals, NoiseMode, NoiseSource
 
 
-def lattice_of(plan: Plan, size: int, *, relative_loss: float = RELATIVE_LOSS) -> Grid:
+def lattice_of(plan: Plan, size: int, *, relative_loss: float = RELATIVE_LOSS) -> Lattice:
     """The lattice for sums of `size` coordinates with the noise of `plan`.
 
     Args:
@@ -28,7 +28,7 @@ def lattice_of(plan: Plan, size: int, *, relative_loss: float = RELATIVE_LOSS) -
     # Rows of the inverses of sensible mechanisms are bounded; an inverse that grows is largest in its last row.
     largest = max(1.0, float(np.abs(plan.mechanism.inverse_row(rounds - 1, rounds)).sum()))
     scale = relative_loss / RELATIVE_LOSS  # `fitting` loses that part of the norm that it is given
-    return Grid.fitting(clip_norm=plan.clip_norm * scale, size=size, stddev=plan.stddev * largest)
+    return Lattice.fitting(clip_norm=plan.clip_norm * scale, size=size, stddev=plan.stddev * largest)
 
 
 class RunNoise:
@@ -40,7 +40,7 @@ class RunNoise:
     def __init__(
         self,
         source: NoiseSource,
-        lattice: Grid,
+        lattice: Lattice,
         stddev: float,
         nonce_of: Callable[[Any, Sequence[int], int], int],
     ) -> None:
@@ -74,7 +74,7 @@ class RunNoise:
         return nonce
 
 
-def array_noise(plan: Plan, key: NoiseKey, stream_id: str, lattice: Grid, mode: NoiseMode | None = None) -> RunNoise:
+def array_noise(plan: Plan, key: NoiseKey, stream_id: str, lattice: Lattice, mode: NoiseMode | None = None) -> RunNoise:
     """The noise of the run `stream_id` of `key` for sums that are int64 arrays: what a server uses."""
 
     def nonce_of(total: NDArray[Any], earlier: Sequence[int], attempt: int) -> int:

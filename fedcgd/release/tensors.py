@@ -6,14 +6,16 @@ from torch import Tensor
 
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.tensors import TensorNormals, sum_digest
 from fedcgd.plan import Plan
 from fedcgd.release.noise_source import NoiseMode, NoiseSource
 from fedcgd.release.run_noise import RunNoise
 
 
-def tensor_noise(plan: Plan, key: NoiseKey, stream_id: str, lattice: Grid, mode: NoiseMode | None = None) -> RunNoise:
+def tensor_noise(
+    plan: Plan, key: NoiseKey, stream_id: str, lattice: Lattice, mode: NoiseMode | None = None
+) -> RunNoise:
     """As `array_noise`, for sums that are float64 tensors of whole steps: what central training uses."""
 
     def nonce_of(total: Tensor, earlier: Sequence[int], attempt: int) -> int:

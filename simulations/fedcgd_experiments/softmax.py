@@ -14,7 +14,7 @@ from fedcgd.mechanisms.streaming import inverse_rows
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.normals import normals
-from fedcgd.noise.quantisation import SMOOTHING, Grid, add_values
+from fedcgd.noise.quantisation import DITHER, Lattice, add_values
 from fedcgd.opacus.batches import RoundBatches
 from fedcgd.opacus.clipped_sum import MARGIN
 from fedcgd.opacus.release_tracker import ReleaseTracker
@@ -23,7 +23,7 @@ from fedcgd.plan import Plan
 from fedcgd_experiments.descent import Descent, descent
 from fedcgd_simulations.task import Examples
 
-_WORDS = 2.0**31 / SMOOTHING
+_WORDS = 2.0**31 / DITHER
 """The standard deviation, in steps of the grid, whose smoothing is the words of the keystream themselves."""
 
 
@@ -103,7 +103,7 @@ class _Noise:
         z = np.stack([normals(stream, round, 0, size) for round in range(rounds)])
         self._words = np.zeros((rounds, size), np.int64)
         for round in range(rounds):
-            add_values(self._words[round], np.zeros(size), stream, (round, 0, 1.0), _WORDS, Grid(1.0))
+            add_values(self._words[round], np.zeros(size), stream, (round, 0, 1.0), _WORDS, Lattice(1.0))
         kinds = {id(plan.mechanism): plan.mechanism for plan in plans}
         self._correlated = np.stack([inverse_of(mechanism, rounds) @ z for mechanism in kinds.values()], axis=1)
         place = {name: i for i, name in enumerate(kinds)}

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 
 LARGEST_PART = 0.5  # of the squared sensitivity that the share may take: the noise on updates is then √2 times as large
 _SMALLEST_NORM, _LARGEST_NORM = 1e-20, 1e20  # what a plan may have
@@ -98,7 +98,7 @@ class Scale:
         return Scale(update_scale=1.0, part=clip_norm, indicator=0)
 
     @staticmethod
-    def of_round(clip_norm: float, indicator_norm: float, grid: Grid) -> "Scale":
+    def of_round(clip_norm: float, indicator_norm: float, grid: Lattice) -> "Scale":
         """The scale of a round with norm ζ_t = `clip_norm`, up to rounding to float32, in which nodes divide."""
         indicator = int(indicator_norm / grid.step)
         part = math.sqrt(1 - (indicator * grid.step) ** 2)

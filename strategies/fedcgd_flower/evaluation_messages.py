@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType
 
-from fedcgd.noise.quantisation import Grid, Integers
+from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd_flower.layout import Flat
 from fedcgd_flower.messages import TASK, TrainTask, train_message
 
@@ -23,7 +23,7 @@ def scale_of(metrics: int) -> float:
     return 2 / math.sqrt(metrics)
 
 
-def answer(metrics: Mapping[str, Any], bounds: Mapping[str, float], grid: Grid) -> Integers:
+def answer(metrics: Mapping[str, Any], bounds: Mapping[str, float], grid: Lattice) -> Integers:
     """What a user adds to the sum, in steps, shape (number of metrics,). Guarantee: its norm is at most 1.
 
     Raises ValueError if a metric is missing or no number.

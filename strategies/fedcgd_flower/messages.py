@@ -15,7 +15,7 @@ from typing import Literal, cast
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower.arrays import Outgoing, array_of, view
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.layout import Flat, Layout, PassthroughArray
@@ -59,7 +59,7 @@ class TrainTask:
     round: int
     attempt: int
     clip_norm: float
-    grid: Grid
+    grid: Lattice
     """Updates are rounded towards zero to it."""
     users: tuple[str, ...]
     layout: Layout
@@ -177,7 +177,7 @@ def read_train_message(message: Message) -> tuple[Flat, ConfigRecord, TrainTask]
         round=cast(int, description["round"]),
         attempt=cast(int, description["attempt"]),
         clip_norm=cast(float, description["clip-norm"]),
-        grid=Grid(cast(float, description["step"])),
+        grid=Lattice(cast(float, description["step"])),
         users=tuple(cast(list[str], description["users"])),
         layout=Layout.from_json(cast(str, description["layout"]), _read_passthrough(content)),
         update_scale=cast(float, description["unit"]),

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
-from fedcgd.noise.quantisation import Grid, Integers
+from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd_flower.evaluation_messages import answer, bounds_of
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.isolation import TIME_LIMIT, run_isolated
@@ -41,7 +41,7 @@ class LocalTask:
     layout: Layout
     users: tuple[str, ...]
     clip_norm: float
-    grid: Grid
+    grid: Lattice
     config: ConfigRecord
     update_scale: float = 1.0
     """With adaptive clipping, what an update is divided by before it is clipped."""

@@ -20,8 +20,7 @@ from flwr.serverapp.strategy import Strategy
 from fedcgd.keepers import Keepers
 from fedcgd.ledger import Ledger, Run
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.quantisation import Grid as IntegerGrid
-from fedcgd.noise.quantisation import Integers
+from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.passes import passes
 from fedcgd.plan import Plan
 from fedcgd.release import RecordedReleases, lattice_of
@@ -52,7 +51,7 @@ class PendingRound:
     attempt: int
     model: Flat
     layout: Layout
-    lattice: IntegerGrid
+    lattice: Lattice
     scale: Scale
     """How the sum is read."""
     requests: tuple[tuple[Message, TrainTask], ...]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcgd.clipping import clip_factor
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.passes import CHUNK, aligned, passes, squared_distance
 from fedcgd_flower.layout import Flat
 
@@ -21,7 +21,7 @@ def clipped_update(
     model: Flat,
     *,
     clip_norm: float,
-    grid: Grid,
+    grid: Lattice,
     update_scale: float = 1.0,
     indicator: int = 0,
 ) -> Steps | None:
@@ -46,7 +46,7 @@ def write_clipped_update(
     model: Flat,
     *,
     clip_norm: float,
-    grid: Grid,
+    grid: Lattice,
     update_scale: float = 1.0,
     indicator: int = 0,
 ) -> int | None:

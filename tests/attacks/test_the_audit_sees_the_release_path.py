@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from fedcgd.cli import app
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import quantisation, tensors
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.release import noise_source
 from fedcgd.release.noise_source import NoiseSource
 
@@ -43,17 +43,17 @@ def broken(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        ("server", "Grid.to_steps"),  # the engine has tensors, and rounds them in place
-        ("server", "Grid.from_steps"),
+        ("server", "Lattice.to_steps"),  # the engine has tensors, and rounds them in place
+        ("server", "Lattice.from_steps"),
         *((path, name) for path in PATHS for name in ("add_noise", "keyed_noise", "add_rounded", "_flat")),
-        *((path, name) for path in PATHS for name in ("smoothing_key", "smoothing_width")),
+        *((path, name) for path in PATHS for name in ("dither_key", "dither_width")),
         *((path, name) for path in PATHS for name in ("add_values", "check_values", "words_of")),
     ],
 )
 def test_it_uses_every_function_of_the_grid(path: str, name: str, monkeypatch) -> None:
     mechanism = BUFFERED if name in ("add_values", "check_values", "words_of") else "lambda-cgd:0.8"
-    if name.startswith("Grid."):
-        monkeypatch.setattr(Grid, name.partition(".")[2], broken)
+    if name.startswith("Lattice."):
+        monkeypatch.setattr(Lattice, name.partition(".")[2], broken)
     else:
         monkeypatch.setattr(quantisation, name, broken)
         for user in (noise_source, tensors):

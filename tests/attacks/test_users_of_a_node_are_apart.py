@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.clipping.per_sample_gradients import example_loss
-from fedcgd.noise.quantisation import Grid
+from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower import LocalTask, one_gradient_step, sequential_training
 from fedcgd_flower.layout import Layout
 
@@ -41,7 +41,7 @@ def task(users: tuple[str, ...] = USERS, model: np.ndarray = MODEL, layout: Layo
         layout=layout,
         users=users,
         clip_norm=CLIP_NORM,
-        grid=Grid(STEP),
+        grid=Lattice(STEP),
         config=ConfigRecord({"direction": 1.0, "list": [1.0, 2.0]}),
     )
 
