@@ -103,6 +103,19 @@ def test_an_arm_is_compared_with_the_better_baseline_of_its_secret(results: Path
     assert STUDY.secret("DP-SGD, Poisson") == "sampling"
 
 
+def test_the_baseline_is_the_one_that_is_best_on_the_test_whatever_validation_says(results: Path) -> None:
+    rows = Results(results / "digits.jsonl").rows()
+    misled = [
+        row | {"accuracy": 0.9}
+        if (row["steps"], row["split"], row["mechanism"]) == (7, "validation", "dp-sgd")
+        else row
+        for row in rows
+    ]
+    found = tuned(STUDY, misled, CentralPoint)
+    assert pick(STUDY, found, 1.0, STUDY.baselines["nothing"]).arm == "DP-SGD"
+    assert {row.baseline.arm for row in compare(STUDY, found)} == {"DP-SGD, full batch"}
+
+
 def test_what_is_not_complete_is_not_compared(results: Path) -> None:
     rows = Results(results / "digits.jsonl").rows()
     lost = [

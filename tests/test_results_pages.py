@@ -8,8 +8,10 @@ from statistics import fmean, stdev
 import pytest
 
 from fedcgd_experiments import curvature_design, curvature_report
+from fedcgd_experiments.comparison import epsilons, pick
 from fedcgd_experiments.results import Results
-from fedcgd_experiments.tables import fill
+from fedcgd_experiments.studies import STUDIES
+from fedcgd_experiments.tables import CASES, Found, fill, headline_comparisons
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -21,6 +23,26 @@ def test_the_tables_of_the_pages_are_those_of_the_results(name: str) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text()
     assert "<!-- table: " in page
     assert fill(page, RESULTS) == page
+
+
+def test_the_words_of_the_verdict_are_what_the_results_say() -> None:
+    """If this fails the verdict at the top of docs/results.md wants other words."""
+    found = [Found.read(RESULTS, name) for name in STUDIES if STUDIES[name].work == "epochs"]
+    many, few, secret = ([row for one in found for row in headline_comparisons(one, case)] for case in CASES)
+    assert len(few) >= 8
+    assert sum(row.corrected < 0.05 and row.pairs.difference > 0 for row in few) >= 0.75 * len(few)
+    assert not [row for row in few if row.pairs.difference < 0]
+    assert not [row for row in many if row.epsilon == 1 and row.pairs.difference > 0.005]
+    assert not [row for row in many if row.epsilon > 1 and row.corrected < 0.05 and row.pairs.difference < 0]
+    assert not [row for row in secret if row.corrected < 0.05 and row.pairs.difference > 0]
+    for one in found:
+        for epsilon in epsilons(one.study):
+            arms = [arm for arm in ("λ-CGD, default λ", "λ-CGD, default λ, constant rate") if arm in one.study.arms]
+            free, constant = (
+                (pick(one.study, one.tuned, epsilon, [arm]) for arm in arms) if len(arms) == 2 else (None, None)
+            )
+            if free and constant:
+                assert fmean(free.accuracies.values()) > fmean(constant.accuracies.values()) - 0.003
 
 
 def test_every_file_of_results_is_used_and_every_picture_is_there() -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from fedcgd_experiments.results import Row, known, point_of
@@ -79,20 +80,26 @@ class Comparison:
     """p after Holm's correction over all comparisons that were made together."""
 
 
+def _tested(one: Tuned) -> float:
+    return fmean(one.accuracies.values()) if one.accuracies else -math.inf
+
+
 def compare(
     study: Study, found: Sequence[Tuned], arms: Iterable[str] | None = None, *, most: float = math.inf
 ) -> list[Comparison]:
     """Each arm (of `arms`, if given) that is no baseline of its kind, at each budget, with the work that validation chose for it.
 
-    Both sides may have `most` work. Of the baselines the one that validation likes best stands for all of them: they may choose
-    from more candidates than an arm.
+    Both sides may have `most` work. Of the tuned baselines the one that is best on the *test* examples stands for all of them:
+    what a user cannot do, and what no arm is given, so that no gain comes from a baseline that validation mistook.
     """
     rows = []
     for epsilon in epsilons(study):
         for arm in study.arms if arms is None else arms:
             secret = study.secret(arm)
             baselines = study.baselines[secret]
-            ours, theirs = pick(study, found, epsilon, [arm], most), pick(study, found, epsilon, baselines, most)
+            ours = pick(study, found, epsilon, [arm], most)
+            others = [pick(study, found, epsilon, [baseline], most) for baseline in baselines]
+            theirs = max((one for one in others if one), key=_tested) if all(others) else None
             pairs = paired(ours.accuracies, theirs.accuracies) if ours and theirs and arm not in baselines else None
             if pairs and ours and theirs:
                 rows.append(
