@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from logging import INFO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -34,21 +34,23 @@ from fedcgd_flower.run_loop import EvaluateFn, RunLoop
 from fedcgd_flower.training_rounds import TrainingRounds
 from fedcgd_flower.user_directory import Identity, UserDirectory
 
-_SETTINGS = frozenset(
-    {
-        "inner",
-        "cohort_size",
-        "expected_users",
-        "min_answers",
-        "trainable",
-        "batch_norm",
-        "adaptive_clipping",
-        "evaluation",
-        "forward_client_metrics",
-        "keepers",
-    }
-)
-"""Attributes that stay as they were given, as `plan` does."""
+T = TypeVar("T")
+
+
+class _Setting(Generic[T]):
+    """An attribute that stays as it was given: the rounds and the ledger have it as it was at first."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> T:
+        return cast(T, getattr(instance, f"_{self._name}"))
+
+    def __set__(self, instance: object, value: T) -> None:
+        name = self._name
+        raise AttributeError(
+            f"{name} cannot be set to {value!r} any more: give it where the strategy is made, CorrelatedNoise(…, {name}=…)"
+        )
 
 
 class CorrelatedNoise(Strategy):
@@ -58,39 +60,62 @@ class CorrelatedNoise(Strategy):
 
     All rounds of `plan` together are (ε, δ)-DP (adjacency: zero out one user), against anyone who sees every released model.
 
-    - `cohort_size`: the users asked in a round, and the divisor of the mean however many answer. By default what the inner
-      strategy says: `min_train_nodes`, or with `expected_users` also `fraction_train`. With a sampling (Balls-in-Bins, Poisson)
-      it is only the divisor: the expected number of users a round.
-    - `key`: all noise and all secret choices come from it. `NoiseKey.simulation(seed)` makes runs repeatable and not private.
-    - `ledger`: the file that records the run, and from which the same run goes on after a crash; in memory by default.
-    - `budget`: what this run and earlier ones may cost each user together; whoever has too little left is refused.
-    - `identity`: "declared" (a node lists its users) or "authenticated" (a node is one user, its registered name). A user whom a
-      registered node has declared belongs to that node for the whole run.
-    - `hosts`: user → registered name of the only node that may declare it; no other user takes part.
-    - `trusted_nodes`: every node that can connect is yours. Without it, a sampling (whose rounds must stay secret) asks
-      registered nodes only; with a simulation key nothing is secret.
-    - `expected_users`: how many users must be reachable before the first round. By default as many as the plan cannot do without:
-      each round takes a cohort out of those who may take part.
-    - `min_answers`: a round that fewer users answer is not released, and is tried again (default 1; 0 with a sampling).
-    - `patience`: seconds to wait for enough users before a round is skipped, or before the first one, given up.
-    - `trainable`: the names of the arrays that are trained, where not all are (frozen layers, LoRA); the others, and counters, go
-      along to the nodes and into the result unchanged.
-    - `batch_norm`: running statistics are refused, "private" (clipped and noised like parameters) or "fixed" (left as they are).
-    - `adaptive_clipping`: the clip norm follows a quantile of the users' norms, beginning with the plan's; ε stays what it is.
-    - `evaluation`: users also evaluate released models on their data, as noised sums with a budget of their own.
-    - `keepers`: the parties that make the noise in place of this server, which then sees noised sums only; `key` then draws the
-      cohorts alone.
-    - `forward_client_metrics`: also evaluate on clients as the inner strategy does, and return the averages. They are not
-      differentially private: ε no longer covers what the run tells.
-
     `start` opens the ledger and closes it when it ends or fails. `with CorrelatedNoise(…) as strategy:` keeps it open for
     several calls of `start`; a run without a ledger file can be started again only there, because its record ends with it.
 
     FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad and FedProx work unchanged inside, and so does a strategy of yours that makes a
     model of one reply, the noised mean. What it keeps from round to round is saved with each release (see `inner_state`).
 
-    Raises TypeError or ValueError for settings that are wrong or contradict each other. Nothing is opened before `start`.
+    Args:
+        inner: the strategy that makes the next model of the noised mean.
+        plan: what runs and what is accounted for: mechanism, participation, clip norm, noise, δ.
+        key: all noise and all secret choices come from it. `NoiseKey.simulation(seed)` makes runs repeatable and not private.
+        ledger: the file that records the run, and from which the same run goes on after a crash; in memory by default.
+        cohort_size: the users asked in a round, and the divisor of the mean however many answer. By default what the inner
+            strategy says: `min_train_nodes`, or with `expected_users` also `fraction_train`. With a sampling (Balls-in-Bins,
+            Poisson) it is only the divisor: the expected number of users a round.
+        budget: what this run and earlier ones may cost each user together; users who have too little left are not asked.
+        identity: "declared" (a node names its users, and ε is for each id that is named) or "authenticated" (a node is one user,
+            its registered name). A user whom a registered node has named belongs to that node for the whole run, and a registered
+            node with `clipped_update_mod` stays one user.
+        hosts: user → registered name of the only node that may name it; no other user takes part.
+        trusted_nodes: every node that can connect is yours. Without it, a sampling (whose rounds must stay secret) asks
+            registered nodes only; with a simulation key nothing is secret.
+        expected_users: how many users must be reachable before the first round. By default as many as the plan cannot do without,
+            or `min_available_nodes` of the inner strategy if that is more; and then also every node must have named its users (in
+            deployment, all but one, and more than half).
+        min_answers: a round that fewer users answer is not released, and is tried again (default 1; 0 with a sampling).
+        patience: seconds to wait for enough users before a round is skipped or, before the first one, the run is refused.
+        trainable: the names of the arrays that are trained, where not all are (frozen layers, LoRA); the others, and counters,
+            are sent to the nodes and come back in the result unchanged.
+        batch_norm: running statistics are refused ("refuse"), clipped and noised like parameters ("private"), or left as they
+            are ("fixed").
+        adaptive_clipping: the clip norm follows a quantile of the users' norms, beginning with the plan's; ε stays what it is.
+        evaluation: users also evaluate released models on their data, as noised sums with a budget of their own.
+        forward_client_metrics: also evaluate on clients as the inner strategy does, and return the averages. They are not
+            differentially private: ε does not cover them.
+        on_release: called with a `ReleaseEvent` after each release, when it is on record and evaluated: for checkpoints, W&B,
+            TensorBoard, MLflow. It sees released models and metrics only. If it raises, the run ends, and goes on after that
+            release; after a crash a release may have been left out.
+        keepers: the parties that make the noise in place of this server, which then sees noised sums only; `key` then draws the
+            cohorts alone.
+
+    Raises:
+        TypeError: for a setting of another type.
+        ValueError: for settings that are out of range or contradict each other, and an inner strategy that cannot work here.
+            Nothing is opened before `start`.
     """
+
+    inner = _Setting[Strategy]()
+    cohort_size = _Setting[int]()
+    expected_users = _Setting[int]()
+    min_answers = _Setting[int]()
+    trainable = _Setting[Collection[str] | None]()
+    batch_norm = _Setting[BatchNorm]()
+    adaptive_clipping = _Setting[AdaptiveClipping | None]()
+    evaluation = _Setting[PrivateEvaluation | None]()
+    forward_client_metrics = _Setting[bool]()
+    keepers = _Setting[Keepers | None]()
 
     def __init__(
         self,
@@ -115,7 +140,7 @@ class CorrelatedNoise(Strategy):
         on_release: OnRelease | None = None,
         keepers: Keepers | None = None,
     ) -> None:
-        self.inner = check_inner(inner, has_hook=on_release is not None)
+        self._inner = check_inner(inner, has_hook=on_release is not None)
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a fedcgd Plan, for example Plan.calibrated(…); got {plan!r}")
         if not isinstance(key, NoiseKey):  # not shown: it may be a key
@@ -149,16 +174,16 @@ class CorrelatedNoise(Strategy):
                 evaluation=evaluation is not None,
                 forward_client_metrics=forward_client_metrics,
             )
-        self.keepers = keepers
+        self._keepers = keepers
         self._plan = plan
-        self.cohort_size, self._cohort_source = cohort.size, cohort.source
-        self.min_answers = cohort.min_answers
-        self.expected_users = cohort.expected_users
-        self.trainable = trainable
-        self.batch_norm: BatchNorm = batch_norm
-        self.adaptive_clipping = adaptive_clipping
-        self.evaluation = evaluation
-        self.forward_client_metrics = forward_client_metrics
+        self._cohort_size, self._cohort_source = cohort.size, cohort.source
+        self._min_answers = cohort.min_answers
+        self._expected_users = cohort.expected_users
+        self._trainable = trainable
+        self._batch_norm: BatchNorm = batch_norm
+        self._adaptive_clipping = adaptive_clipping
+        self._evaluation = evaluation
+        self._forward_client_metrics = forward_client_metrics
         self.on_release = on_release
         self._key = key
         self._ledger_path = None if ledger is None else Path(ledger)
@@ -191,14 +216,6 @@ class CorrelatedNoise(Strategy):
             patience=patience,
         )
         self._evaluator: Evaluator | None = None
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Raises AttributeError for a setting that is set later: the rounds and the ledger have it as it was given at first."""
-        if name in _SETTINGS and "_rounds" in self.__dict__:
-            raise AttributeError(
-                f"{name} cannot be set to {value!r} any more: give it where the strategy is made, CorrelatedNoise(…, {name}=…)"
-            )
-        super().__setattr__(name, value)
 
     def __enter__(self) -> Self:
         self._open()
