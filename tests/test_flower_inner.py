@@ -83,10 +83,10 @@ def test_no_function_is_asked_to_average_metrics_that_do_not_leave_the_nodes() -
         return MetricRecord({"worst": max(reply["metrics"]["train_loss"] for reply in replies)})
 
     inner = FedAvg(train_metrics_aggr_fn=worst)
-    before = inner_state.fingerprint(inner)
+    before = inner_state.digests_of_unsaved(inner)
     np.testing.assert_allclose(run(inner, MEANS), START + sum(MEANS), rtol=1e-6)
     assert inner.train_metrics_aggr_fn is worst
-    assert inner_state.fingerprint(inner) == before
+    assert inner_state.digests_of_unsaved(inner) == before
 
 
 def test_inner_configuration_reaches_the_clients() -> None:

@@ -64,7 +64,7 @@ def _adopt(path: Path, key: NoiseKey) -> int:
     if sealed is not None:
         raise ValueError(f"{path} was sealed on {sealed}: its run is over, and there is nothing to go on with")
     with closing(Registry(key.runs)) as registry, closing(connect(path)) as connection:
-        identity, name = settings.fingerprint(of_run), str(path.absolute())
+        identity, name = settings.identity_hash(of_run), str(path.absolute())
         registry.check_unknown(stream_id, identity, name)
         with transaction(connection):  # first: what is adopted is on record
             connection.execute(_TABLE)

@@ -82,7 +82,7 @@ class Ledger:
         released rounds that the key's register does not know of (`fedcgd.ledger.adopt` says that they are the latest).
         """
         wanted = settings.settings_of(plan, configuration, key)
-        fingerprint = settings.fingerprint(wanted)
+        identity = settings.identity_hash(wanted)
         file = None if path == MEMORY else Path(path).resolve()  # links may change while the run goes on
         name = MEMORY if file is None else str(Path(path).absolute())
         if key.runs is not None and key.runs.resolve() == Path(name).resolve():
@@ -95,7 +95,7 @@ class Ledger:
 
             def check_new() -> None:
                 if registry is not None:  # first: where a ledger is lost, its model's file may not be
-                    registry.check_new(fingerprint, name)
+                    registry.check_new(identity, name)
                 if file is not None:
                     model_file.check_unused(file)
 
@@ -113,9 +113,9 @@ class Ledger:
                 openings.spend(connection, now())
                 # Before the run is in the ledger: of what a crash leaves in the registry alone, nothing was ever released.
                 if registry is not None and new:
-                    registry.begin(stream_id, fingerprint, name)
+                    registry.begin(stream_id, identity, name)
                 elif registry is not None:
-                    registry.resume(stream_id, fingerprint, name, attempts.nonces_of(connection))
+                    registry.resume(stream_id, identity, name, attempts.nonces_of(connection))
                 owner = secrets.token_hex(16)
                 connection.execute("UPDATE run SET owner = ?", (owner,))
                 attempts.abandon(connection, file)

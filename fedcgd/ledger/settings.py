@@ -31,7 +31,7 @@ def settings_of(plan: Plan, configuration: Mapping[str, Any], key: NoiseKey) -> 
     }
 
 
-def fingerprint(settings: Mapping[str, Any]) -> str:
+def identity_hash(settings: Mapping[str, Any]) -> str:
     """A text that is the same for runs of the same settings."""
     return sha256(f"{settings['plan']} {settings['configuration']} {settings['key_fingerprint']}")
 

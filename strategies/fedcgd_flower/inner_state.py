@@ -39,7 +39,8 @@ class TrainConfig:
 def save(inner: Strategy, config: TrainConfig | None = None) -> bytes:
     """Every attribute of `inner` made of arrays, numbers, texts and records, nested in lists, tuples and dicts: an .npz file.
 
-    What is not (functions, loggers, objects of other types) is left out; `fingerprint` says whether it changed. `config` is saved
+    What is not (functions, loggers, objects of other types) is left out; `digests_of_unsaved` says whether it
+    changed. `config` is saved
     beside it.
     """
     arrays: _Arrays = {}
@@ -75,14 +76,14 @@ def saved_config(state: bytes) -> TrainConfig | None:
         return None if node is None else TrainConfig(_decode(node[0], saved), _decode(node[1], saved))
 
 
-def fingerprint(inner: Strategy) -> dict[str, str]:
+def digests_of_unsaved(inner: Strategy) -> dict[str, str]:
     """A text for each attribute that `save` leaves out, which differs if the attribute is found to have changed."""
-    return {name: _fingerprint(value) for name, value in vars(inner).items() if not _savable(value)}
+    return {name: _digest(value) for name, value in vars(inner).items() if not _savable(value)}
 
 
 def check_unchanged(inner: Strategy, before: dict[str, str]) -> None:
-    """Raise ValueError if what `save` leaves out has changed since `fingerprint` gave `before`."""
-    changed = dict(fingerprint(inner).items() ^ before.items())
+    """Raise ValueError if what `save` leaves out has changed since `digests_of_unsaved` gave `before`."""
+    changed = dict(digests_of_unsaved(inner).items() ^ before.items())
     if changed:
         name = type(inner).__name__
         raise ValueError(
@@ -154,7 +155,7 @@ def _savable(value: object) -> bool:
     return True
 
 
-def _fingerprint(value: object) -> str:
+def _digest(value: object) -> str:
     try:
         return hashlib.sha256(pickle.dumps(value)).hexdigest()
     except Exception:  # no pickle, for whatever reason of its own: then only whether it is the same object

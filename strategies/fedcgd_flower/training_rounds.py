@@ -185,7 +185,7 @@ class TrainingRounds:
 
         Raises ValueError for what `inner_request` refuses, and if the strategy changes what no ledger can save.
         """
-        unsaved = inner_state.fingerprint(self._inner)
+        unsaved = inner_state.digests_of_unsaved(self._inner)
         try:
             request, _ = self._inner_request(arrays, self.layout(arrays), config)
             inner_state.check_unchanged(self._inner, unsaved)
@@ -230,7 +230,7 @@ class TrainingRounds:
         outgoing = Outgoing((layout.size,), np.float32)
         flatten(arrays, layout, outgoing.array)
         records = model_records(outgoing, layout)
-        unsaved = inner_state.fingerprint(self._inner)
+        unsaved = inner_state.digests_of_unsaved(self._inner)
         self._begun = True
         request, train_config = self._inner_request(arrays, layout, config)
         adaptive = self._adaptive_clipping is not None
