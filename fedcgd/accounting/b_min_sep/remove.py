@@ -26,7 +26,7 @@ from fedcgd.mechanisms.mechanism import Vector
 _ORDERS = (2, 4, 6, 8, 10, 12, 16)
 _TRIED = 400  # tuples for the choice of r
 _LEAST_ACCEPTED = 0.01
-_ROUNDING = 1e-4  # single precision changes log S by less
+_ROUNDING = 3e-4  # single precision changes log S by less
 _ROUNDING_OF_SHARES = 2e-3  # and the probability to be accepted, relatively
 _REACH, _STEP = 6.0, 1.0  # of the integral
 _LEFT_OUT = 5e-9  # at least P(|t| > 6), t standard normal, and what tables of 53 bits may miss
