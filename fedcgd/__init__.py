@@ -15,10 +15,25 @@ from fedcgd.on_use import names_on_use
 
 if TYPE_CHECKING:
     from fedcgd import opacus
-    from fedcgd.accounting import Guarantee, calibrate, compute_delta, compute_epsilon
+    from fedcgd.accounting import Guarantee, accountant, calibrate, compose, compute_delta, compute_epsilon
     from fedcgd.accounting.selection import select_lambda
     from fedcgd.ledger import JointBudget, Ledger
-    from fedcgd.mechanisms import BISR, BSR, DPSGD, BinaryTree, LambdaCGD, Mechanism, Normalized, NuDPFTRL
+    from fedcgd.mechanisms import (
+        BISR,
+        BLT,
+        BSR,
+        DPSGD,
+        BandedToeplitz,
+        BandInvMF,
+        BinaryTree,
+        Dense,
+        Diagonal,
+        LambdaCGD,
+        Mechanism,
+        Normalized,
+        NuDPFTRL,
+        SquareRootToeplitz,
+    )
     from fedcgd.mechanisms.error import error_norms
     from fedcgd.mechanisms.sensitivity import sensitivity
     from fedcgd.noise.keys import NoiseKey
@@ -29,9 +44,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BISR",
+    "BLT",
     "BSR",
     "DPSGD",
+    "BandInvMF",
+    "BandedToeplitz",
     "BinaryTree",
+    "Dense",
+    "Diagonal",
     "Guarantee",
     "JointBudget",
     "LambdaCGD",
@@ -42,7 +62,10 @@ __all__ = [
     "NuDPFTRL",
     "Participation",
     "Plan",
+    "SquareRootToeplitz",
+    "accountant",
     "calibrate",
+    "compose",
     "compute_delta",
     "compute_epsilon",
     "error_norms",
@@ -51,14 +74,31 @@ __all__ = [
     "sensitivity",
 ]
 
-_MECHANISMS = ("BISR", "BSR", "DPSGD", "BinaryTree", "LambdaCGD", "Mechanism", "Normalized", "NuDPFTRL")
+_MECHANISMS = (
+    "BISR",
+    "BLT",
+    "BSR",
+    "DPSGD",
+    "BandInvMF",
+    "BandedToeplitz",
+    "BinaryTree",
+    "Dense",
+    "Diagonal",
+    "LambdaCGD",
+    "Mechanism",
+    "Normalized",
+    "NuDPFTRL",
+    "SquareRootToeplitz",
+)
 
 __getattr__ = names_on_use(
     __name__,
     dict.fromkeys(_MECHANISMS, "mechanisms")
     | {
         "Guarantee": "accounting",
+        "accountant": "accounting",
         "calibrate": "accounting",
+        "compose": "accounting",
         "compute_delta": "accounting",
         "compute_epsilon": "accounting",
         "select_lambda": "accounting.selection",

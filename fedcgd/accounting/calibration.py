@@ -18,10 +18,24 @@ tight and as fast, and the first elsewhere."""
 
 
 def accountant(mechanism: Mechanism, participation: Participation, method: Method | None = None) -> Accountant:
-    """The accountant for runs of `mechanism` in which users take part as `participation` says.
+    """The accountant for runs of `mechanism` in which users take part as `participation` says. It costs nothing to make.
 
-    It costs nothing to make. `method` is for Balls-in-Bins. Raises ValueError for an unknown method, TypeError for what is no
-    mechanism, such as its λ alone, its class or its name, or no participation, such as a number of rounds.
+    Args:
+        mechanism: the matrix C, such as `LambdaCGD(0.9)`.
+        participation: who takes part when, over how many rounds.
+        method: how Balls-in-Bins is bounded, `"monte-carlo"` or `"deterministic"`; None chooses. Other samplings ignore it.
+
+    Returns:
+        What answers for σ, ε and δ of such runs.
+
+    Raises:
+        TypeError: for what is no mechanism (its λ alone, its class or its name) or no participation (a number of rounds).
+        ValueError: for an unknown method.
+
+    >>> from fedcgd.mechanisms import LambdaCGD
+    >>> run = accountant(LambdaCGD(0.9), Participation(rounds=210, min_separation=21))
+    >>> f"{run.noise_multiplier(epsilon=8, delta=1e-5).noise_multiplier:.3f}"
+    '4.803'
     """
     if isinstance(mechanism, type) or not hasattr(mechanism, "inverse_row"):
         raise TypeError(f"mechanism must be a value such as LambdaCGD(0.9) or DPSGD(), got {mechanism!r}")
@@ -51,10 +65,26 @@ def calibrate(
     method: Method | None = None,
     progress: Progress = silent,
 ) -> Guarantee:
-    """The smallest noise multiplier σ that is proven to keep the whole run within (ε, δ).
+    """The smallest noise multiplier σ that is proven to keep the whole run within (ε, δ); adjacency: zero out one user.
 
-    Adjacency: zero out one user. `progress` is told the steps of a search under Balls-in-Bins. Raises ValueError for
-    impossible targets, and for mechanisms that the sampling is not accounted for.
+    Args:
+        mechanism: the matrix C, such as `LambdaCGD(0.9)`.
+        participation: who takes part when, over how many rounds.
+        epsilon: the budget ε, in [1e-300, 1e15].
+        delta: the budget δ, in [1e-300, 1); well below 1 / number of users.
+        method: how Balls-in-Bins is bounded, `"monte-carlo"` or `"deterministic"`; None chooses. Other samplings ignore it.
+        progress: is called with a line of text for each step of a long search.
+
+    Returns:
+        The guarantee, with σ in `noise_multiplier`: noise per unit of clip norm, the sensitivity of C included.
+
+    Raises:
+        ValueError: for targets that no σ reaches, and mechanisms that the sampling is not accounted for.
+
+    >>> from fedcgd.mechanisms import LambdaCGD
+    >>> participation = Participation(rounds=210, min_separation=21)
+    >>> f"{calibrate(LambdaCGD(0.9), participation, epsilon=8, delta=1e-5).noise_multiplier:.3f}"
+    '4.803'
     """
     return accountant(mechanism, participation, method).noise_multiplier(
         epsilon=epsilon, delta=delta, progress=progress
@@ -71,11 +101,29 @@ def compute_epsilon(
     method: Method | None = None,
     progress: Progress = silent,
 ) -> Guarantee:
-    """An upper bound on ε for the whole run, or when only the first `released` rounds have been published.
+    """An upper bound on ε for the whole run, or for its first `released` rounds; adjacency: zero out one user.
 
     The number of rounds must not depend on what they released (`Guarantee.condition`). Under Balls-in-Bins a part of a run is a
-    calculation of its own, in seconds. Raises ValueError for δ or σ out of range, and for mechanisms that the sampling is not
-    accounted for.
+    calculation of its own, in seconds.
+
+    Args:
+        mechanism: the matrix C, such as `LambdaCGD(0.9)`.
+        participation: who takes part when, over how many rounds.
+        noise_multiplier: σ, positive: noise per unit of clip norm.
+        delta: δ, in [1e-300, 1).
+        released: how many rounds have been published; None for all.
+        method: how Balls-in-Bins is bounded, `"monte-carlo"` or `"deterministic"`; None chooses. Other samplings ignore it.
+        progress: is called with a line of text for each step of a long search.
+
+    Returns:
+        The guarantee, with the bound in `epsilon`.
+
+    Raises:
+        ValueError: for δ or σ out of range, and mechanisms that the sampling is not accounted for.
+
+    >>> from fedcgd.mechanisms import DPSGD
+    >>> print(compute_epsilon(DPSGD(), Participation(rounds=1), noise_multiplier=4.0, delta=1e-5))
+    ε ≤ 0.93 at δ = 1e-05 (zero out one user; sampling: none; exact Gaussian mechanism)
     """
     return accountant(mechanism, participation, method).epsilon(
         noise_multiplier=noise_multiplier, delta=delta, released=released, progress=progress
@@ -92,11 +140,28 @@ def compute_delta(
     method: Method | None = None,
     progress: Progress = silent,
 ) -> Guarantee:
-    """An upper bound on δ at `epsilon` ≥ 0, for the whole run, or when only the first `released` rounds have been published.
+    """An upper bound on δ at `epsilon`, for the whole run or for its first `released` rounds; adjacency: zero out one user.
 
-    The number of rounds must not depend on what they released (`Guarantee.condition`). Never 0 once a round is released: no
-    noise with tails gives that. Raises ValueError for ε or σ out of range, and for mechanisms that the sampling is not accounted
-    for.
+    The number of rounds must not depend on what they released (`Guarantee.condition`).
+
+    Args:
+        mechanism: the matrix C, such as `LambdaCGD(0.9)`.
+        participation: who takes part when, over how many rounds.
+        noise_multiplier: σ, positive: noise per unit of clip norm.
+        epsilon: ε, at least 0.
+        released: how many rounds have been published; None for all.
+        method: how Balls-in-Bins is bounded, `"monte-carlo"` or `"deterministic"`; None chooses. Other samplings ignore it.
+        progress: is called with a line of text for each step of a long search.
+
+    Returns:
+        The guarantee, with the bound in `delta`. It is never 0 once a round is released: no noise with tails gives that.
+
+    Raises:
+        ValueError: for ε or σ out of range, and mechanisms that the sampling is not accounted for.
+
+    >>> from fedcgd.mechanisms import DPSGD
+    >>> f"{compute_delta(DPSGD(), Participation(rounds=1), noise_multiplier=4.0, epsilon=1.0).delta:.2g}"
+    '2.9e-06'
     """
     return accountant(mechanism, participation, method).delta(
         noise_multiplier=noise_multiplier, epsilon=epsilon, released=released, progress=progress

@@ -113,7 +113,18 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
     Adjacency: that user's updates become zero in all runs. Exact if no run has a sampling and all sensitivities are exact. The
     secret bins and coins of a run must be independent of those of the others. A run may start from the models of earlier ones;
     which runs there are, their plans and lengths must not depend on released models. With Balls-in-Bins it takes about as long
-    as sixteen single δ. Raises ValueError for δ or σ out of range, and for runs that are not accounted for.
+    as sixteen single δ.
+
+    Args:
+        runs: all runs that the user may have been in, each a `PastRun`.
+        delta: δ of all of them together, in [1e-300, 1).
+        progress: is called with a line of text for each sampled run.
+
+    Returns:
+        The joint guarantee. Below δ = 1e-11 the amplification of samplings is left out, and its `method` says so.
+
+    Raises:
+        ValueError: for δ or σ out of range, and for runs that are not accounted for.
 
     >>> from fedcgd.accounting import calibrate
     >>> from fedcgd.mechanisms import LambdaCGD

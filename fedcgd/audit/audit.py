@@ -87,8 +87,24 @@ def audit_mechanism(
     without noise, wherever it is.
 
     The claim is for an adversary who knows the rounds. For a secret sampling, audit the ε that the same σ gives without
-    it: the noise does not depend on how users are chosen. Raises ValueError for a sampling, too few trials, or a
-    release of a wrong shape.
+    it: the noise does not depend on how users are chosen.
+
+    Args:
+        release: `(sums, repetition)` → what is released for sums of shape (rounds, trials), with at least as many rows.
+        mechanism: the matrix C that the noise is said to follow.
+        participation: who takes part when, without a sampling.
+        clip_norm: ζ, the norm of a user's update in a round.
+        epsilon: the claimed ε.
+        delta: the claimed δ.
+        seed: of the simulated canaries; the result is repeatable.
+        trials: simulated canaries, at least 1000; 40,000 tell σ from 0.9σ.
+        confidence: how sure a refutation is, in (0, 1).
+
+    Returns:
+        Whether the claim stands, the largest lower bound on ε, and every bound by its name.
+
+    Raises:
+        ValueError: for a sampling, too few trials, or a release of a wrong shape.
     """
     epsilon, delta, confidence = _check_claim(epsilon, delta, confidence)
     if participation.sampling != "none":

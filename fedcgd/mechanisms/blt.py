@@ -15,7 +15,18 @@ class BLT(ToeplitzMechanism):
 
     Dvijotham et al., "Efficient and Near-Optimal Noise Generation for Streaming Differential Privacy", 2024, arXiv:2404.16706.
 
-    Its inverse is of the same kind, and C⁻¹Z needs only d buffers. Scales are not negative.
+    Its inverse is of the same kind, and C⁻¹Z needs only d buffers.
+
+    Args:
+        scales: d numbers, none negative.
+        decays: as many numbers in [0, 1).
+
+    Raises:
+        ValueError: for other numbers.
+        TypeError: for a list in place of a tuple.
+
+    >>> BLT((0.5, 0.1), (0.9, 0.5)).coefficients(3).round(3).tolist()
+    [1.0, 0.6, 0.5]
     """
 
     scales: tuple[float, ...]

@@ -13,9 +13,15 @@ from fedcgd.numeric import as_float
 class LambdaCGD(ToeplitzMechanism):
     """C_λ[i, j] = λ^(i−j): x̂_t = x_t + ζσ(Z_t − λZ_{t−1}) (eq. 7 and Algorithm 1 of arXiv:2601.22334).
 
-    `lam` is in [0, 1); 0 is DP-SGD. Raises ValueError outside. For n = k·b rounds its sensitivity is, squared,
+    For n = k·b rounds its sensitivity is, squared,
     (1 − λ^2b)/((1 − λ²)(1 − λ^b)²)·Σ_{j=1..k} (1 − λ^bj)² (Kalinin, McKenna, Pagh and Lampert, DP-λCGD, 2026, arXiv:2601.22334);
     `fedcgd.mechanisms.sensitivity` finds it for any n.
+
+    Args:
+        lam: λ in [0, 1), the part of the previous round's noise that is cancelled; 0 is DP-SGD.
+
+    Raises:
+        ValueError: for a λ outside [0, 1).
 
     >>> LambdaCGD(0.5).coefficients(4).tolist()
     [1.0, 0.5, 0.25, 0.125]

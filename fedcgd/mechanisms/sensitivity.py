@@ -49,8 +49,20 @@ class Sensitivity:
 def sensitivity(mechanism: Mechanism, participation: Participation, *, released: int | None = None) -> Sensitivity:
     """The sensitivity of C when its first `released` rows are published (all, by default): never below the truth.
 
-    Only (n, k, b) of `participation` count: the rounds are chosen by the adversary. Raises ValueError if C is too large for a
-    bound by its Gram matrix, and none of banded, Toeplitz, and Toeplitz with unit columns.
+    Args:
+        mechanism: the matrix C.
+        participation: (n, k, b), of which the adversary chooses the worst rounds; its sampling does not count.
+        released: how many rows of C are published; None for all.
+
+    Returns:
+        The sensitivity for clip norm 1, whether it is exact, how it was found, and the rounds that reach it.
+
+    Raises:
+        ValueError: if C is too large for a bound by its Gram matrix, and is not banded, Toeplitz, or Toeplitz with unit columns.
+
+    >>> from fedcgd.mechanisms import DPSGD
+    >>> sensitivity(DPSGD(), Participation(rounds=100, min_separation=25)).value
+    2.0
     """
     n, b, k = participation.rounds, participation.min_separation, participation.participations
     rows = participation.rounds_released(released)

@@ -66,7 +66,17 @@ class NuDPFTRL(ToeplitzMechanism):
 
 @dataclass(frozen=True)
 class BSR(ToeplitzMechanism):
-    """C = the first `bands` coefficients of (1 − x)^(−1/2) (Kalinin and Lampert, 2024)."""
+    """C = the first `bands` coefficients of (1 − x)^(−1/2) (Kalinin and Lampert, 2024).
+
+    Args:
+        bands: p, the number of diagonals of C, at least 1; 1 is DP-SGD.
+
+    Raises:
+        ValueError: for p below 1, or no whole number.
+
+    >>> BSR(2).coefficients(4).tolist()
+    [1.0, 0.5, 0.0, 0.0]
+    """
 
     bands: int
 
@@ -96,7 +106,17 @@ class BSR(ToeplitzMechanism):
 
 @dataclass(frozen=True)
 class BISR(ToeplitzMechanism):
-    """C⁻¹ = the first `bands` coefficients of (1 − x)^(1/2) (Kalinin et al., 2025)."""
+    """C⁻¹ = the first `bands` coefficients of (1 − x)^(1/2) (Kalinin et al., 2025).
+
+    Args:
+        bands: p, the number of diagonals of C⁻¹, and so of noise vectors in a round, at least 1; 1 is DP-SGD.
+
+    Raises:
+        ValueError: for p below 1, or no whole number.
+
+    >>> BISR(2).inverse_coefficients(4).tolist()
+    [1.0, -0.5]
+    """
 
     bands: int
 

@@ -26,7 +26,20 @@ class Participation:
       same in every round, r = 1/(1/p + b − 1) of the users; without, everybody may from round 0, and the first cohorts
       are larger.
 
-    Raises ValueError for values that contradict each other.
+    Args:
+        rounds: n, the number of releases, 1 to 10⁸.
+        min_separation: b, in rounds: any two participations of a user are at least so far apart. The number of bins under
+            `balls-in-bins`, and of groups under `cyclic-poisson`.
+        max_participations: k; None for ⌈n/b⌉, the most that fit.
+        sampling: how a user's rounds are chosen.
+        sampling_rate: q in (0, 1], for `poisson` and `cyclic-poisson` only.
+
+    Raises:
+        ValueError: for values that contradict each other, or are no whole numbers where they count.
+        TypeError: for a `sampling_rate` that is no number.
+
+    >>> Participation(rounds=210, min_separation=21).participations
+    10
     """
 
     rounds: int
@@ -97,9 +110,8 @@ class Participation:
             users: how many there are.
             cohort_size: how many of them a round has, in expectation. The p that gives it is 1/(users/cohort_size − b + 1).
             min_separation: b. By default two thirds of the rounds that pass until everybody has had a turn: a larger b
-            spaces a user's
-                rounds more evenly, which correlated noise profits from, and a smaller one leaves more to chance, which is what
-                amplifies; between a third and nine tenths ε hardly changes.
+                spaces a user's rounds more evenly, which correlated noise profits from, and a smaller one leaves more to
+                chance, which is what amplifies; between a third and nine tenths ε hardly changes.
             warm_start: whether cohorts are as large at the start as later.
 
         Raises:
