@@ -6,6 +6,7 @@ What can be computed is computed by the library: the noise from a key, the cohor
 
 import argparse
 import itertools
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, bin_of, cohort
 
 FOLDER = Path(__file__).parent
+MEASURED = FOLDER.parents[1] / "benchmarks" / "results" / "planner-digits.json"
 KEY = bytes(range(32))  # of pictures: no secret
 LAM = 0.7
 ROUNDS = 10
@@ -251,7 +253,32 @@ def path(colours: Colours) -> Figure:
     return figure
 
 
+def accuracy(colours: Colours) -> Figure:
+    """Test accuracy against ε, measured: DP-SGD and the planner's recipe; DP-SGD with a secret sampling, dotted."""
+    rows = json.loads(MEASURED.read_text(encoding="utf-8"))
+    figure = _figure(colours, 6, 3.6)
+    figure.set_layout_engine("constrained")
+    axes = figure.subplots()
+    epsilons = [row["epsilon"] for row in rows]
+    for label, shown, colour, style in (
+        ("plan, nothing secret", "correlated noise, nothing secret", colours.ours, "-o"),
+        ("dp-sgd, nothing secret", "DP-SGD, nothing secret", colours.plain, "-s"),
+        ("dp-sgd, poisson", "DP-SGD, who is drawn kept secret", colours.faint, ":"),
+    ):
+        means = np.array([100 * np.mean(row[label]) for row in rows])
+        spread = np.array([100 * np.std(row[label]) for row in rows])
+        axes.plot(epsilons, means, style, color=colour, label=shown, markersize=5)
+        if style != ":":
+            axes.fill_between(epsilons, means - spread, means + spread, color=colour, alpha=0.2, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    axes.set(xlabel="ε of the whole run, δ = 10⁻⁵", ylabel="test accuracy, %", ylim=(0, 100))
+    axes.legend(frameon=False, labelcolor=colours.ink, loc="lower right")
+    return figure
+
+
 PICTURES: dict[str, Callable[[Colours], Figure]] = {
+    "accuracy": accuracy,
     "noise": noise,
     "replay": replay,
     "participation": participation,
