@@ -227,8 +227,8 @@ def fail_once(grid: FakeGrid, node_id: int, *, round: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcgd_flower.openings._ANSWER_WITHIN", 0.05)
-    monkeypatch.setattr("fedcgd_flower.openings.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("fedcgd_flower.keeper_transport._ANSWER_WITHIN", 0.05)
+    monkeypatch.setattr("fedcgd_flower.keeper_transport.time.sleep", lambda seconds: None)
 
 
 def test_a_round_whose_opening_failed_is_spent_and_the_next_cancels_what_was_released(real: RealKeepers) -> None:
