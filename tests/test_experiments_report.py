@@ -153,6 +153,18 @@ def test_the_tables(results: Path) -> None:
     assert commit
 
 
+def test_earlier_runs_are_compared_with_their_first_arm(tmp_path: Path) -> None:
+    claim = {"delta": 1e-5, "adjacency": "zero out one user", "sampling": "none", "method": "exact"}
+    Results(tmp_path / "former.jsonl").append([
+        {"arm": arm, "epsilon": 1.0, "seed": seed, "accuracy": 0.5 + 0.01 * seed + gain * (1 + 0.1 * seed), **claim}
+        for arm, gain in (("plain", 0.0), ("ours", 0.1)) for seed in range(3)
+    ])  # fmt: skip
+    _, _, plain, ours = table(tmp_path, "recorded/former")
+    assert plain == ["plain", "51.0 ± 1.0"]
+    # 10, 11 and 12 points: 11 ± 1/√3·4.303
+    assert ours == ["ours", "62.0 ± 2.0; **+11.0** [8.5, 13.5]"]
+
+
 def test_a_table_without_results_says_so_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     assert "*Not run yet.*" in fill("<!-- table: accuracy/digits -->\n<!-- end -->", tmp_path)
     with pytest.raises(ValueError, match="unknown table accuracies/digits; the tables are verdict"):

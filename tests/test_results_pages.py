@@ -11,7 +11,7 @@ from fedcgd_experiments import curvature_design, curvature_report
 from fedcgd_experiments.comparison import epsilons, pick
 from fedcgd_experiments.results import Results
 from fedcgd_experiments.studies import STUDIES
-from fedcgd_experiments.tables import CASES, Found, fill, headline_comparisons
+from fedcgd_experiments.tables import CASES, NOT_RUN, Found, fill, headline_comparisons
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -22,6 +22,7 @@ PAGES = ("results", "results_data", "results_federated")
 def test_the_tables_of_the_pages_are_those_of_the_results(name: str) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text()
     assert "<!-- table: " in page
+    assert NOT_RUN not in page
     assert fill(page, RESULTS) == page
 
 

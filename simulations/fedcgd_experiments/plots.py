@@ -99,8 +99,9 @@ def frontier(studies: Sequence[Found], epsilon: float) -> Figure:
         axes.minorticks_off()
         axes.set(title=f"{found.study.title}, ε = {epsilon:g}", xlabel=found.study.unit)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, loc="lower right")
     panels[0][0].set_ylabel("test accuracy, %")
+    marks = {str(mark.get_label()): mark for axes in panels[0] for mark in axes.containers}
+    figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 

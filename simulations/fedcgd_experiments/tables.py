@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from fedcgd_experiments.comparison import Comparison, Tuned, compare, epsilons, 
 from fedcgd_experiments.people_point import PeoplePoint
 from fedcgd_experiments.point import CentralPoint
 from fedcgd_experiments.results import Results, Row
+from fedcgd_experiments.significance import Pairs, holm, paired
 from fedcgd_experiments.studies import HEADLINES, STUDIES
 from fedcgd_experiments.study import Secret, Study
 
@@ -95,11 +97,11 @@ def verdict(results: Path, _: str) -> str:
     for case in CASES:
         rows = [row for name in STUDIES for row in headline_comparisons(Found.read(results, name), case)]
         if rows:
-            points = sorted(100 * row.pairs.difference for row in rows)
+            sizes = sorted(100 * row.pairs.difference for row in rows)
             ahead = sum(row.corrected < 0.05 and row.pairs.difference > 0 for row in rows)
             behind = sum(row.corrected < 0.05 and row.pairs.difference < 0 for row in rows)
             cells = [case.label, f"{ahead} of {len(rows)}", f"{behind} of {len(rows)}"]
-            lines.append([*cells, f"{points[0]:+.1f} … {median(points):+.1f} … {points[-1]:+.1f}"])
+            lines.append([*cells, f"{sizes[0]:+.1f} … {median(sizes):+.1f} … {sizes[-1]:+.1f}"])
     return markdown(["", "ahead", "behind", "points: lowest, median, highest"], lines)
 
 
@@ -182,6 +184,28 @@ def effort(results: Path, _: str) -> str:
     return markdown(head, lines)
 
 
+def recorded(results: Path, name: str) -> str:
+    """Runs that name their `arm`, of an earlier study that tuned them: accuracy, and the difference to the first arm."""
+    rows = Results(results / f"{name}.jsonl").rows()
+    tested: dict[tuple[str, float], dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        tested[row["arm"], row["epsilon"]][row["seed"]] = row["accuracy"]
+    arms, budgets = list(dict.fromkeys(arm for arm, _ in tested)), sorted({epsilon for _, epsilon in tested})
+    pairs = {key: paired(values, tested[arms[0], key[1]]) for key, values in tested.items()}
+    corrected = dict(zip(pairs, holm([one.p_value if one else math.nan for one in pairs.values()]), strict=True))
+    lines = []
+    for arm in arms:
+        cells = []
+        for epsilon in budgets:
+            values = [100 * value for value in tested[arm, epsilon].values()]
+            cells.append(f"{fmean(values):.1f} ± {stdev(values):.1f}")
+            found = pairs[arm, epsilon]
+            if found and arm != arms[0]:
+                cells[-1] += f"; {points(found, corrected[arm, epsilon])}"
+        lines.append([arm, *cells])
+    return markdown(["arm", *(f"ε = {epsilon:g}" for epsilon in budgets)], lines) + f"\n{claims(rows)}\n"
+
+
 TABLES: dict[str, Table] = {
     "verdict": verdict,
     "headline": headline,
@@ -189,16 +213,19 @@ TABLES: dict[str, Table] = {
     "work": work,
     "recipes": recipes,
     "effort": effort,
+    "recorded": recorded,
 }
 
 
 def gain(row: Comparison | None) -> str:
+    """The `points` of a comparison; empty for none."""
+    return "" if row is None else points(row.pairs, row.corrected)
+
+
+def points(pairs: Pairs, corrected: float) -> str:
     """`**+12.4** [11.0, 13.8]`: points, and their interval; bold where p after Holm's correction is below .05."""
-    if row is None:
-        return ""
-    pairs = row.pairs
-    points = f"{100 * pairs.difference:+.1f}"
-    bold = f"**{points}**" if row.corrected < 0.05 else points
+    difference = f"{100 * pairs.difference:+.1f}"
+    bold = f"**{difference}**" if corrected < 0.05 else difference
     return bold if math.isnan(pairs.low) else f"{bold} [{100 * pairs.low:.1f}, {100 * pairs.high:.1f}]"
 
 
