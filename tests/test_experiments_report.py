@@ -116,6 +116,13 @@ def test_the_baseline_is_the_one_that_is_best_on_the_test_whatever_validation_sa
     assert {row.baseline.arm for row in compare(STUDY, found)} == {"DP-SGD, full batch"}
 
 
+def test_a_study_of_one_amount_of_work_is_of_little_work(results: Path) -> None:
+    rows = [row for row in Results(results / "digits.jsonl").rows() if row["epochs"] == 5]
+    one = replace(STUDY, settings=tuple(s for s in STUDY.settings if s["epochs"] == 5))
+    found = Found(study=one, rows=rows, tuned=tuned(one, rows, CentralPoint))
+    assert [len(headline_comparisons(found, case)) for case in CASES] == [0, 2, 0]
+
+
 def test_what_is_not_complete_is_not_compared(results: Path) -> None:
     rows = Results(results / "digits.jsonl").rows()
     lost = [

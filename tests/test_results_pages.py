@@ -36,6 +36,11 @@ def test_the_words_of_the_verdict_are_what_the_results_say() -> None:
     assert not [row for row in many if row.epsilon == 1 and row.pairs.difference > 0.005]
     assert not [row for row in many if row.epsilon > 1 and row.corrected < 0.05 and row.pairs.difference < 0]
     assert not [row for row in secret if row.corrected < 0.05 and row.pairs.difference > 0]
+    people = Found.read(RESULTS, "people")
+    gains = [row for case in CASES for row in headline_comparisons(people, case)]
+    assert [row.secret for row in gains] == ["nothing"] * 3 + ["sampling"] * 3
+    assert all(row.corrected < 0.05 and row.pairs.difference > 0 for row in gains)
+    assert max(row.pairs.difference for row in gains if row.secret == "sampling") < 0.0105
     for one in found:
         for epsilon in epsilons(one.study):
             arms = [arm for arm in ("λ-CGD, default λ", "λ-CGD, default λ, constant rate") if arm in one.study.arms]

@@ -28,8 +28,6 @@ STYLES: dict[str, dict[str, str]] = {
     "band-mf": {"color": "C2", "marker": "*"},
     "DP-SGD, Poisson": {"color": "0.0", "marker": "P", "linestyle": ":"},
     "λ-CGD, Balls-in-Bins": {"color": "C3", "marker": "X", "linestyle": "--"},
-    "DP-FedAvg": {"color": "0.55", "marker": "o"},
-    "DP-FedAvg, Poisson": {"color": "0.0", "marker": "P", "linestyle": ":"},
 }
 """The arms that the frontier shows, and how; others are on the data page."""
 
@@ -77,8 +75,10 @@ def gains(studies: Sequence[Found]) -> Figure:
 
 
 def frontier(studies: Sequence[Found], epsilon: float) -> Figure:
-    """A panel for each study with results at `epsilon`: test accuracy of the tuned arms against the work, ± standard error."""
-    shown = [found for found in studies if epsilon in epsilons(found.study) and found.tuned]
+    """A panel for each study of several amounts of work: accuracy of the tuned arms at `epsilon` against it, ± standard error."""
+    shown = [
+        found for found in studies if epsilon in epsilons(found.study) and found.tuned and len(works(found.study)) > 1
+    ]
     if not shown:
         raise ValueError(f"no study has results at ε = {epsilon:g}")
     figure, panels = plt.subplots(

@@ -106,7 +106,12 @@ def verdict(results: Path, _: str) -> str:
 
 
 def headline_comparisons(found: Found, case: Case) -> list[Comparison]:
-    """The first arm of `HEADLINES` that the study has for the kind of secret, against the better baseline."""
+    """The first arm of `HEADLINES` that the study has for the kind of secret, against the better baseline.
+
+    A study of one amount of work alone is of little work, where nothing is secret.
+    """
+    if case == CASES[0] and len(works(found.study)) == 1:
+        return []
     arms = [arm for arm in HEADLINES if arm in found.study.arms and found.study.secret(arm) == case.secret]
     most = min(works(found.study)) if case.little_work else math.inf
     return compare(found.study, found.tuned, arms[:1], most=most)
