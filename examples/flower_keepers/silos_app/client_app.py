@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from fedcgd.keepers import Keepers
 from fedcgd_flower import host_users, sequential_training
 
-PATIENTS = 60
+PATIENTS = 150
 SIZE = 100
 
 
