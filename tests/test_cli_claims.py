@@ -6,11 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from shared import record
+from test_flower_keepers import RealKeepers
 from typer.testing import CliRunner, Result
 
 from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, Plan, accounting
 from fedcgd.cli import COMMANDS, app, load
 from fedcgd.curvature.spectrum import Spectrum
+from fedcgd.keepers import KeeperKey
 
 BUDGET = ["--epsilon", "4", "--delta", "1e-5"]
 
@@ -55,10 +58,10 @@ def test_json_says_what_the_claim_rests_on() -> None:
 
 
 def test_a_bound_on_the_sensitivity_is_called_one() -> None:
-    run_ = ["--rounds", "40", "--separation", "3", *BUDGET]
+    run_ = ["--rounds", "40", "--separation", "4", *BUDGET]
     bounded = ["--mechanism", "band-inv-mf:8", *run_]
     found = figures("calibrate", *bounded)
-    participation = Participation(rounds=40, min_separation=3)
+    participation = Participation(rounds=40, min_separation=4)
     mechanism = accounting.selection.select_mechanism("band-inv-mf:8", participation, epsilon=4, delta=1e-5)
     assert found["sensitivity_exact"] is accounting.calibrate(mechanism, participation, epsilon=4, delta=1e-5).exact
     assert not found["sensitivity_exact"]
@@ -99,7 +102,7 @@ def test_a_sampling_rate_is_a_number_or_a_fraction() -> None:
         (["--sampling", "poisson", "--sampling-rate", "often"], "such as 128/50000, got 'often'"),
         (["--sampling", "poisson"], "needs --sampling-rate (q), or --participations"),
         (["--sampling", "poisson", "--sampling-rate", "0.1", "--participations", "2"], "one of the two"),
-        (["--sampling-rate", "0.1"], "--sampling-rate is for poisson and cyclic-poisson sampling, not for none"),
+        (["--sampling-rate", "0.1"], "--sampling-rate is for poisson, cyclic-poisson and b-min-sep sampling, not for none"),
         (["--method", "deterministic"], "--method deterministic is a way to bound balls-in-bins"),
         (["--method", "monte-carlo", "--sampling", "poisson", "--sampling-rate", "0.1"], "leave --method out"),
         (["--participations", "99", "--separation", "4"], "--participations must be between 1 and"),
@@ -144,6 +147,14 @@ def test_every_command_has_an_example() -> None:
     assert [words for words, text in examples() if not text.startswith(f"fedcgd {words} ")] == []
 
 
+def a_round_of_keepers() -> None:
+    """Here: three keepers and what they opened, the file of all parties, and a key that is still new."""
+    real = RealKeepers(Path(), names=("court", "union", "clinic"))
+    real.make().start(real.grid(), record(np.zeros(6)))
+    Path("keepers.toml").write_text("colluding = 1\n" + "".join(card.to_toml() for card in real.keepers.cards))
+    KeeperKey.from_file(Path("keeper.key"), create=True)
+
+
 SLOW = {"theory", "curve"}  # they fit mechanisms and measure a model
 
 
@@ -156,13 +167,15 @@ def test_the_example_in_the_help_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, key in (("run.db", "noise.key"), ("A.db", "A.key"), ("B.db", "B.key")):
-        if name in example:
+        if name in example and "keeper" not in command:
             recorded_run(Path(name), Path(key))
+    if "keeper" in command and command != "keeper new":
+        a_round_of_keepers()
     if "adopt" in example:
         Path("noise.key.runs").unlink()
     Spectrum.of([1.0, 0.1, 0.01], [1, 10, 100]).save("spectrum.json")
     np.savez("initial.npz", weight=np.zeros(3, np.float32), counter=np.zeros(2))
-    words = re.split(r" (?:&&|>) ", example)[0].split()[1:]
+    words = re.split(r" (?:&&|>>?) ", example)[0].split()[1:]
     result = run(*words)
     assert result.exit_code == 0, f"{example}\n{result.output}{result.exception!r}"
     assert result.stdout

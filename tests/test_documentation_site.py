@@ -10,7 +10,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -171,8 +171,12 @@ def documented_modules() -> list[str]:
 
 @pytest.mark.parametrize("name", documented_modules())
 def test_every_public_name_of_the_reference_has_a_docstring(name: str) -> None:
-    module = importlib.import_module(name)
-    assert undocumented(module) == []
+    home, _, last = name.rpartition(".")
+    named = getattr(importlib.import_module(home), last, None) if home else None
+    if isinstance(named, FunctionType):  # a function that is named by itself
+        assert named.__doc__
+        return
+    assert undocumented(importlib.import_module(name)) == []
 
 
 def test_the_reference_lists_every_name_of_the_package_itself() -> None:

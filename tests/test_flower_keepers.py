@@ -5,6 +5,7 @@ import logging
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -85,9 +86,11 @@ def released(strategy: CorrelatedNoise, grid: FakeGrid, **options) -> list[np.nd
 class RealKeepers:
     """Three keepers with keys on the disk, each a node of its own beside the two that host users."""
 
-    def __init__(self, folder: Path, *, colluding: int = 1, away: int = 0, count: int = 3) -> None:
-        self.files = [folder / f"k{i}.key" for i in range(count)]
-        cards = tuple(KeeperKey.from_file(path, create=True).card(f"k{i}") for i, path in enumerate(self.files))
+    def __init__(
+        self, folder: Path, *, colluding: int = 1, away: int = 0, names: Sequence[str] = ("k0", "k1", "k2")
+    ) -> None:
+        self.files = [folder / f"{name}.key" for name in names]
+        cards = tuple(KeeperKey.from_file(path, create=True).card(path.stem) for path in self.files)
         self.keepers = Keepers(cards=cards, colluding=colluding, away=away)
         self.key = NoiseKey.from_file(folder / "server.key", create=True)
         self.ledger = folder / "run.db"
@@ -304,7 +307,7 @@ def test_a_keeper_that_is_gone_before_it_is_asked_costs_no_round(real: RealKeepe
 
 
 def test_one_keeper_may_be_away_where_that_is_agreed(tmp_path: Path) -> None:
-    real = RealKeepers(tmp_path, colluding=1, away=1, count=4)
+    real = RealKeepers(tmp_path, colluding=1, away=1, names=("k0", "k1", "k2", "k3"))
     grid = real.grid()
     away = grid.nodes.pop(12)
     with real.make() as strategy:

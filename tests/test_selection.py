@@ -161,17 +161,15 @@ def test_bad_input_is_refused_with_the_reason(participation: Participation, opti
 def test_amplified_search_finds_the_minimum_of_the_calibrated_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """With σ(λ) made up: the search needs few calibrations, says each, and is right to 10 % on the scale 1/(1 − λ)."""
     calls: list[str] = []
-    real = selection.calibrate
 
-    def made_up(mechanism, participation, **budget):
-        guarantee = real(mechanism, Participation(rounds=1), **budget)
-        if participation.rounds == 1:
-            return guarantee
-        lam = mechanism.lam
-        object.__setattr__(guarantee, "noise_multiplier", (1 / (1 - lam)) ** 0.7)
-        return guarantee
+    class MadeUp:
+        def __init__(self, mechanism, participation) -> None:
+            self.lam = mechanism.lam
 
-    monkeypatch.setattr(selection, "calibrate", made_up)
+        def rough_noise_multiplier(self, **_) -> float:
+            return (1 / (1 - self.lam)) ** 0.7
+
+    monkeypatch.setattr(selection, "accountant", MadeUp)
     participation = Participation(rounds=400, min_separation=40, sampling="balls-in-bins")
     found = select_lambda(participation, objective="amplified-rmse", progress=calls.append, **BUDGET)
     scales = np.geomspace(1, 100, 5000)
