@@ -10,12 +10,13 @@ export PYTHONDONTWRITEBYTECODE := 1
 .PHONY: simulate test test-pythons test-newest test-oldest lock test-slow check static docs bench mutants clean
 .DEFAULT_GOAL := simulate
 
-# Exactly the versions of the lock, checked by their hashes. Without a GPU: PyTorch's build without CUDA, where pip's indexes have it.
+# Exactly the versions of the lock, checked by their hashes. Without a GPU: PyTorch's build without CUDA, where pip's indexes have it;
+# CUDA=1 takes the build with CUDA all the same, which the tests that pretend a GPU need.
 $(VENV)/installed: pyproject.toml hatch_build.py $(shell find fedcgd -name '*.c') $(wildcard requirements/*.txt)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedcgd needs Python 3.11 or newer, this is " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (2 GB, or 6 GB with CUDA; a few minutes the first time)"
-	@{ ! command -v nvidia-smi && $(LOCKED) requirements/cpu.txt; } > /dev/null 2>&1 \
+	@{ test -z '$(CUDA)' && ! command -v nvidia-smi && $(LOCKED) requirements/cpu.txt; } > /dev/null 2>&1 \
 		|| { echo "PyTorch with CUDA, where there is CUDA"; $(LOCKED) requirements/cuda.txt; }
 	$(LOCKED) requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .

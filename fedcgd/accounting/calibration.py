@@ -123,7 +123,7 @@ def compute_epsilon(
 
     >>> from fedcgd.mechanisms import DPSGD
     >>> print(compute_epsilon(DPSGD(), Participation(rounds=1), noise_multiplier=4.0, delta=1e-5))
-    ε ≤ 0.93 at δ = 1e-05 (zero out one user; sampling: none; exact Gaussian mechanism)
+    ε ≤ 0.927 at δ = 1e-05 (zero out one user; sampling: none; exact Gaussian mechanism)
     """
     return accountant(mechanism, participation, method).epsilon(
         noise_multiplier=noise_multiplier, delta=delta, released=released, progress=progress
