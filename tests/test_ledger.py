@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcgd.ledger import Ledger, attempts, export, seal, turns, verify
+from fedcgd.ledger import Ledger, attempts, export, participation_counter, seal, verify
 from fedcgd.ledger.store import connect, pack_ids, reader, unpack_ids
 from fedcgd.ledger.transactions import transaction
 from fedcgd.mechanisms import DPSGD, LambdaCGD
@@ -449,7 +449,7 @@ def test_a_path_called_memory_is_refused():
 @pytest.mark.parametrize("most_seen", [0, 2, 1_000_000])
 def test_what_is_remembered_of_users_is_what_is_on_record(path, most_seen, monkeypatch):
     """Through failures in the middle, tries again, and more users than are remembered."""
-    monkeypatch.setattr(turns, "_MOST_SEEN", most_seen)
+    monkeypatch.setattr(participation_counter, "_MOST_SEEN", most_seen)
     users = [f"user-{i}" for i in range(6)]
 
     def on_record(ledger: Ledger) -> History:

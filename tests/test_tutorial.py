@@ -25,7 +25,7 @@ def test_the_tutorial_shows_files_and_commands() -> None:
         "digits/client.py",
         "digits/server.py",
     ]
-    assert [text.split("\n")[-2].split()[:2] for text in commands()][1:] == [["fedcgd", "report"], ["fedcgd", "ledger"]]
+    assert [text.split("\n")[-2].split()[:2] for text in commands()][1:] == [["fedcgd", "ledger"], ["fedcgd", "report"]]
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ _TRANSFORM = (
 )
 _BEYOND = 1e-10  # of δ, that may lie above the window
 _OUTSIDE = 1e-13  # of the tilted distribution, that may lie outside and wraps around; it only adds to δ
+_LEAST_TILT = 0.3
 _LARGEST_TILT = 1e7
 _TILTS = 4
 _WIDEST = 600.0  # of the logarithms of factors
@@ -101,7 +102,8 @@ class Composition:
         log_tail, tilt = self.chernoff_tail(epsilon)
         if log_tail < -690.0:
             return min(1.0, math.exp(log_tail) + self.infinite)
-        tail = _tail(self, tilt, epsilon, epsilon, math.exp(log_tail))
+        # Any tilt gives a bound. Chernoff's is next to 0 where the tail is no tail, and what rounding takes grows with its inverse.
+        tail = _tail(self, max(tilt, _LEAST_TILT), epsilon, epsilon, math.exp(log_tail))
         return 1.0 if tail is None else tail.delta(epsilon)
 
     def epsilon(self, delta: float) -> float:

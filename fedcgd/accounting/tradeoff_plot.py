@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from fedcgd.accounting.tradeoff import TradeOff
 
 
 def plot_trade_off(path: Path, curves: Mapping[str, TradeOff]) -> None:
     """Draw named curves and the line of perfect privacy, β = 1 − α, into the image file `path` (PNG, SVG or PDF)."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(5, 5), layout="constrained")
     axes = figure.add_subplot(
         xlabel="α: says “took part” of one who did not", ylabel="β: says “did not” of one who did"
