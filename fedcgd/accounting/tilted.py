@@ -102,9 +102,9 @@ class Composition:
         log_tail, tilt = self.chernoff_tail(epsilon)
         if log_tail < -690.0:
             return min(1.0, math.exp(log_tail) + self.infinite)
-        # Any tilt gives a bound. Chernoff's is next to 0 where the tail is no tail, and what rounding takes grows with its inverse.
-        tail = _tail(self, max(tilt, _LEAST_TILT), epsilon, epsilon, math.exp(log_tail))
-        return 1.0 if tail is None else tail.delta(epsilon)
+        # Any tilt gives a bound. Near 0, Chernoff's where the tail is nearly all, rounding takes more the smaller the tilt is.
+        tails = [_tail(self, each, epsilon, epsilon, math.exp(log_tail)) for each in {tilt, max(tilt, _LEAST_TILT)}]
+        return min((tail.delta(epsilon) for tail in tails if tail is not None), default=1.0)
 
     def epsilon(self, delta: float) -> float:
         """An upper bound on ε at `delta`; infinite if losses that are counted as infinite are as likely as that."""
