@@ -10,8 +10,8 @@ from dp_accounting.pld import PLDAccountant
 from scipy.special import ndtr
 
 from fedcgd.accounting import PastRun, calibrate, compose, compute_delta, compute_epsilon
-from fedcgd.accounting.balls_in_bins.profile import pmf_of_profile
 from fedcgd.accounting.poisson import PoissonAccountant
+from fedcgd.accounting.profile import pmf_of_profile
 from fedcgd.mechanisms import DPSGD, LambdaCGD
 from fedcgd.participation import Participation
 
