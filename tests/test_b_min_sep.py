@@ -8,7 +8,7 @@ from oracles_b_min_sep import deltas, monte_carlo, patterns, ratio
 
 from fedcgd.accounting import accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.b_min_sep import search
-from fedcgd.accounting.b_min_sep.add import AddDirection, draw_log_ratios
+from fedcgd.accounting.b_min_sep.add import _ROUNDING, AddDirection, draw_log_ratios
 from fedcgd.accounting.b_min_sep.columns import Columns, columns_of
 from fedcgd.accounting.b_min_sep.law import Law
 from fedcgd.accounting.b_min_sep.likelihood import Likelihood
@@ -58,6 +58,18 @@ def test_likelihood_ratio_by_enumeration(mechanism, n: int, b: int, warm: bool) 
     assert np.all(lower <= truth * (1 + 1e-12))
     assert np.all(truth <= upper * (1 + 1e-12))
     assert np.all(upper <= lower * 1.006)
+
+
+@pytest.mark.parametrize(("lam", "sigma"), [(0.99, 0.05), (0.999, 0.2), (0.9, 0.1)])
+def test_bounds_hold_where_numbers_overflow(lam: float, sigma: float) -> None:
+    """Little noise and rounds close together: bounds may be far from each other, and S is between them."""
+    n, b = 10, 1
+    columns, law = columns_of(LambdaCGD(lam), n, b, n), Law(n, b, 0.02, True)
+    y = sigma * np.random.default_rng(6).standard_normal((n, 40))
+    truth = ratio(dense(columns), patterns(n, b, 0.02, warm=True), y, sigma)
+    lower, upper = Likelihood.of(columns, law, sigma).bounds(columns.adjoint(y) / sigma**2)
+    assert np.all(lower <= truth * (1 + 1e-12))
+    assert np.all(truth <= upper * (1 + 1e-12))
 
 
 @pytest.mark.parametrize("warm", [True, False])
@@ -201,9 +213,7 @@ def test_cutting_to_bands_would_be_too_little() -> None:
 
 
 def test_confidence_bounds_cover() -> None:
-    """At a failure probability of 20 %, at most that many of 200 bounds on δ of adding are below the truth; and some
-    are: it is no
-    bound that never binds."""
+    """At a failure probability of 20 %, at most that many of 200 bounds on δ of adding are below the truth; all are near it."""
     columns, law = columns_of(BSR(2), 12, 3, 12), Law(12, 3, 0.3, True)
     likelihood = Likelihood.of(columns, law, 2.0)
     truth = -np.expm1(np.minimum(draw_log_ratios(columns, likelihood, 2.0, 2**19, (9, 9)).upper + 1.0, 0.0)).mean()
@@ -218,6 +228,38 @@ def test_confidence_bounds_cover() -> None:
         below = sum(bound < truth for bound in bounds)
         assert below <= 0.2 * 200 + 3 * math.sqrt(0.16 * 200)
         assert np.median(bounds) < 2 * truth
+
+
+def test_confidence_bounds_on_removing_cover() -> None:
+    """As above, beside δ by quadrature: the product of two confidence bounds, wrong with probability at most 20 %."""
+    columns, law = columns_of(BSR(2), 3, 2, 3), Law(3, 2, 0.3, True)
+    truth, _ = deltas(matrix(BSR(2), 3), patterns(3, 2, 0.3, warm=True), 1.5, 0.7, 161)
+    pilot = search.Question(columns, law, 2.0).at(1.5, 0.7).pilot(1, 0.4)  # half of it is for adding
+    assert pilot is not None
+    bounds = [pilot.confirm(0.0, 1, attempt) for attempt in range(200)]  # a goal that nothing meets: removing alone
+    below = sum(bound < truth for bound in bounds)
+    assert below <= 0.2 * 200 + 3 * math.sqrt(0.16 * 200)
+    assert np.median(bounds) < 1.2 * truth
+    assert sum(bound < 1.05 * truth for bound in bounds) > below  # what is tried binds
+
+
+@pytest.mark.parametrize(("lam", "sigma"), [(0.9, 0.5), (0.999, 20.0)])
+def test_rounding_changes_log_s_by_less_than_is_added_for_it(lam: float, sigma: float) -> None:
+    """Where log S is several hundred; beside sums in extended precision. Single precision of x alone is not enough."""
+    n, b = 600, 20
+    columns, law = columns_of(LambdaCGD(lam), n, b, n), Law(n, b, 0.1, True)
+    generator = np.random.default_rng(1)
+    taken = generator.random((n, 8)) < 2 * law.expected_rate
+    noise = generator.standard_normal((n, 8))
+    x = columns.adjoint(columns.forward(taken.astype(float)) / sigma + noise) / sigma
+    c = np.tril(lam ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)), dtype=np.longdouble))
+    exact = c.T @ (c @ taken.astype(np.longdouble) / np.longdouble(sigma) + noise) / np.longdouble(sigma)
+    likelihood = Likelihood.of(columns, law, sigma)
+    found, expected = (np.log(likelihood.bounds(np.array(each, dtype=float))[1]) for each in (x, exact))
+    assert 100 < expected.max() < 690
+    assert np.abs(found - expected).max() < _ROUNDING / 10
+    single = np.log(likelihood.bounds(x.astype(np.float32))[1])
+    assert np.abs(single - expected).max() > 10 * _ROUNDING
 
 
 @pytest.mark.slow

@@ -27,11 +27,12 @@ from flwr.serverapp.strategy import (
 from shared import record
 
 from fedcgd.accounting import calibrate
-from fedcgd.ledger import Ledger
+from fedcgd.ledger import Ledger, export
 from fedcgd.mechanisms import DPSGD, BandedToeplitz, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
+from fedcgd.participation.cohorts import rounds_of
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, inner_state, sequential_training
 
@@ -142,10 +143,12 @@ def test_the_divisor_is_the_planned_cohort_however_many_answer() -> None:
     assert strategy.dropped == {"no answer": 1}
 
 
-def test_the_divisor_is_the_planned_cohort_however_many_are_drawn() -> None:
+@pytest.mark.parametrize("sampling", ["poisson", "b-min-sep"])
+def test_the_divisor_is_the_planned_cohort_however_many_are_drawn(sampling) -> None:
     """How many a coin drew is a secret, which a mean over those asked would tell."""
     grid = two_nodes()
-    coins = Participation(rounds=3, sampling="poisson", sampling_rate=0.4)
+    separation = 2 if sampling == "b-min-sep" else 1
+    coins = Participation(rounds=3, sampling=sampling, sampling_rate=0.4, min_separation=separation)
     strategy = make(mechanism=DPSGD(), participation=coins, noise_multiplier=1e-6)
     result = strategy.start(grid, record(np.zeros(SIZE)))
     drawn = [len(users) for users in asked_users(grid)]
@@ -390,7 +393,33 @@ def test_balls_in_bins_asks_exactly_one_secret_bin_and_releases_empty_ones() -> 
     assert sum(len(per_round[t]) for t in range(3)) == 5
 
 
-@pytest.mark.parametrize("sampling", ["balls-in-bins", "poisson"])
+def test_under_b_min_sep_a_user_who_is_away_has_spent_its_coin(tmp_path: Path) -> None:
+    """Who is asked when follows from the key alone. Were a user that was away drawn anew once it is back, its rounds would not be
+    a part of those that are accounted for.
+    """
+    coins = Participation(rounds=12, min_separation=3, sampling="b-min-sep", sampling_rate=0.5)
+    grid, away = two_nodes(24), range(3, 7)
+    with make(mechanism=DPSGD(), participation=coins, ledger=tmp_path / "run.db", min_answers=0) as strategy:
+        second = grid.nodes[2]
+        for t in range(12):
+            grid.nodes = {1: grid.nodes[1]} if t in away else {1: grid.nodes[1], 2: second}
+            strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    asked: dict[int, set[str]] = {t: set() for t in range(12)}
+    for message in grid.sent:
+        if is_training(message):
+            asked[message.content["fedcgd"]["round"]] |= set(message.content["fedcgd"]["users"])
+    stream = export(tmp_path / "run.db")["run"]["stream_id"]
+    drawn = {user: rounds_of(user, coins, KEY.choices_of(stream)) for user in names(24)}
+    for t in range(12):
+        there = names(24)[::2] if t in away else names(24)
+        assert asked[t] == {user for user in there if t in drawn[user]}
+    # Of those who were away some had a coin then, and it kept them from the rounds after they were back.
+    rested = [user for user in names(24)[1::2] if max(away) in drawn[user]]
+    assert rested
+    assert not any(user in asked[t] for user in rested for t in (7, 8))
+
+
+@pytest.mark.parametrize("sampling", ["balls-in-bins", "poisson", "b-min-sep"])
 def test_who_was_drawn_is_asked_in_each_try_of_the_round_however_silent(sampling) -> None:
     """Else who takes part would hang on who answers, and the sampling would not be the one that is accounted for."""
 
@@ -400,7 +429,11 @@ def test_who_was_drawn_is_asked_in_each_try_of_the_round_however_silent(sampling
                 raise RuntimeError("no model")
             return super().aggregate_train(server_round, replies)
 
-    shape = {"sampling_rate": 0.5} if sampling == "poisson" else {"min_separation": 2}
+    shape = {
+        "balls-in-bins": {"min_separation": 2},
+        "poisson": {"sampling_rate": 0.5},
+        "b-min-sep": {"min_separation": 2, "sampling_rate": 0.5},
+    }[sampling]
     grid = two_nodes(24)
     strategy = make(
         Failing(), mechanism=DPSGD(), participation=Participation(rounds=4, sampling=sampling, **shape), min_answers=0

@@ -1,15 +1,14 @@
 """δ of adding a user, E_Q[(1 − a·S)₊] with a = e^ε, from how often S is small.
 
-log S is a convex function of the noise y: the logarithm of a sum of exponentials that are linear in y. So the sets {log
-S ≤ u} are
-convex, and by the inequality of Ehrhard (1983) h(u) = Φ⁻¹(Q(log S ≤ u)) is a concave function of u. Below u₁ < u₂ it is at most
+log S is a convex function of the noise y: the logarithm of a sum of exponentials that are linear in y. So the sets {log S ≤ u}
+are convex, and by the inequality of Ehrhard (1983) h(u) = Φ⁻¹(Q(log S ≤ u)) is a concave function of u. Below u₁ < u₂ it is at
+most
 
     h(u) ≤ h₁ − (u₁ − u)·(h₂ − h₁)/(u₂ − u₁),   h₁ ≥ h(u₁), h₂ ≤ h(u₂),
 
-a line, as if log S were normal there; and both h₁ and h₂ follow from counts. So draws of the noise where it usually is
-bound events that are
-too rare to be drawn: δ_add = ∫ Q(log S ≤ u)·e^(u+ε) du over u ≤ −ε. Where they are frequent enough, the mean of (1 − a·S)₊ is
-bounded instead.
+a line, as if log S were normal there; and both h₁ and h₂ follow from counts. So draws of the noise where it usually is bound
+events that are too rare to be drawn: δ_add = ∫ Q(log S ≤ u)·e^(u+ε) du over u ≤ −ε. Where they are frequent enough, the mean of
+(1 − a·S)₊ is bounded instead.
 """
 
 import math
@@ -24,7 +23,7 @@ from fedcgd.accounting.balls_in_bins.draws import Seed, run_in_blocks
 from fedcgd.accounting.confidence import radius, stake, upper_bound
 from fedcgd.mechanisms.mechanism import Vector
 
-_ROUNDING = 3e-4  # single precision changes log S by less
+_ROUNDING = 1e-8  # double precision changes log S by less
 _NUMBERS = 2**19  # in one block of draws
 _LOW, _HIGH = (0.003, 0.01, 0.03, 0.1), (0.1, 0.2, 0.35, 0.5, 0.7)  # probabilities that u₁ and u₂ may have
 
@@ -41,8 +40,8 @@ def draw_log_ratios(columns: Columns, likelihood: Likelihood, sigma: float, coun
     """`count` draws."""
 
     def block(generator: np.random.Generator, size: int) -> tuple[Vector, Vector]:
-        z = generator.standard_normal((columns.rounds, size), dtype=np.float32)
-        lower, upper = likelihood.bounds(columns.adjoint(z) / np.float32(sigma))
+        z = generator.standard_normal((columns.rounds, size))
+        lower, upper = likelihood.bounds(columns.adjoint(z) / sigma)
         return np.log(lower) - _ROUNDING, np.log(upper) + _ROUNDING
 
     blocks = run_in_blocks(block, count, max(1, columns.rounds * 2**17 // _NUMBERS), seed)

@@ -1,5 +1,4 @@
-"""Columns that the accounting of random participation follows: C[i, j] = d_j·c(i − j), with a geometric tail c(u) =
-A·λ^u from lag b on.
+"""Columns with a geometric tail, which the accounting follows: C[i, j] = d_j·c(i − j), c(u) = A·λ^u from lag b on.
 
 Two rounds of one user are at least b apart, so that only the tail of an earlier column meets a later one; and what a geometric
 tail brings is one number, q = Σ λ^(t−s)·d_s over the earlier rounds s. C with at most b bands has no tail (A = 0), and λ-CGD,
@@ -10,16 +9,12 @@ entry of the Gram matrix CᵀC grows (docs/accounting.md), so that this errs upw
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized, Toeplitz, bandwidth
 from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense
-
-Numbers = NDArray[np.floating[Any]]
 
 _CHUNK = 256  # columns of a dense C at a time
 _BLOCK = 256  # rounds in one product with the band
@@ -78,36 +73,28 @@ class Columns:
         power = self.ratio ** len(self.head)
         return float(self.scales.max()) * power / (1 - power)
 
-    def forward(self, x: Numbers) -> Numbers:
-        """C·x for x of shape (n, m), in its precision."""
-        scaled = x * self.scales[:, None].astype(x.dtype)
+    def forward(self, x: Matrix) -> Matrix:
+        """C·x for x of shape (n, m)."""
+        scaled = x * self.scales[:, None]
         result = self._banded(scaled, transposed=False)
         if self.amplitude:
-            total, ratio, amplitude = (
-                np.zeros(x.shape[1], x.dtype),
-                x.dtype.type(self.ratio),
-                x.dtype.type(self.amplitude),
-            )
+            total = np.zeros(x.shape[1])
             for t in range(self.rounds):
-                total *= ratio
+                total *= self.ratio
                 total += scaled[t]
-                result[t] += amplitude * total
+                result[t] += self.amplitude * total
         return result
 
-    def adjoint(self, y: Numbers) -> Numbers:
-        """Cᵀ·y for y of shape (n, m), in its precision."""
+    def adjoint(self, y: Matrix) -> Matrix:
+        """Cᵀ·y for y of shape (n, m)."""
         result = self._banded(y, transposed=True)
         if self.amplitude:
-            total, ratio, amplitude = (
-                np.zeros(y.shape[1], y.dtype),
-                y.dtype.type(self.ratio),
-                y.dtype.type(self.amplitude),
-            )
+            total = np.zeros(y.shape[1])
             for t in range(self.rounds - 1, -1, -1):
-                total *= ratio
+                total *= self.ratio
                 total += y[t]
-                result[t] += amplitude * total
-        result *= self.scales[:, None].astype(y.dtype)
+                result[t] += self.amplitude * total
+        result *= self.scales[:, None]
         return result
 
     @cached_property
@@ -118,15 +105,15 @@ class Columns:
         used = np.flatnonzero(band)
         return band[: used[-1] + 1] if len(used) else band[:0]
 
-    def _banded(self, x: Numbers, *, transposed: bool) -> Numbers:
+    def _banded(self, x: Matrix, *, transposed: bool) -> Matrix:
         """The product with the band of c, or with its transpose."""
         width, n = len(self._band), self.rounds
         if width == 0:
             return np.zeros_like(x)
         if width == 1:
-            return x * x.dtype.type(self._band[0])
+            return np.asarray(x * self._band[0])
         result = np.empty_like(x)
-        block = self._block.astype(x.dtype)  # of rows i … i + _BLOCK − 1, columns i − width + 1 …
+        block = self._block  # of rows i … i + _BLOCK − 1, columns i − width + 1 …
         for start in range(0, n, _BLOCK):
             end = min(start + _BLOCK, n)
             rows = end - start

@@ -8,9 +8,10 @@ With a geometric tail, what earlier rounds bring to round t is one number q (`co
 
     F_t(q) = (1 − p)·F_{t+1}(λq) + p·exp(x_t − e_t − D_t·q/σ²)·F_{t+b}(λ^b·(q + d_t)).
 
-F_t(q) is a positive mixture of exp(−γq), 0 ≤ γ ≤ γ_max. So G_t(q) = e^(κq)·F_t(q) is convex for every κ, and linear interpolation
-of it errs upwards. How far at most follows from the two ends of [0, γ_max]; and taken off in each step that makes a lower bound.
-The values of q are a geometric sequence, where it can be in steps of a root of λ, so that λq is one of them too, and 0.
+F_t(q) is a positive mixture of exp(−γq), 0 ≤ γ ≤ γ_max. So G_t(q) = e^(κq)·F_t(q) is convex for every κ, and linear
+interpolation of it errs upwards. How far at most follows from the two ends of [0, γ_max]; and taken off in each step that makes
+a lower bound. The values of q are a geometric sequence, where it can be in steps of a root of λ, so that λq is one of them too,
+and 0.
 """
 
 import math
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.b_min_sep.columns import Columns, Numbers
+from fedcgd.accounting.b_min_sep.columns import Columns
 from fedcgd.accounting.b_min_sep.law import Law
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
@@ -48,22 +49,31 @@ class Likelihood:
         plain = Likelihood(law, law.first_chances()[: law.rounds], columns.squares / (2 * sigma**2), None)
         return _with_grid(plain, columns, sigma) if columns.amplitude else plain
 
-    def bounds(self, x: Numbers) -> tuple[Vector, Vector]:
-        """A lower and an upper bound on S at x of shape (n, draws), at most `LARGEST`; without a tail they are equal."""
+    @property
+    def cost(self) -> float:
+        """About the time that a draw takes, in units of one with few points or none."""
+        return 1.0 if self.grid is None else max(1.0, len(self.grid.points) ** 2 / 2000)
+
+    def bounds(self, x: Matrix) -> tuple[Vector, Vector]:
+        """A lower and an upper bound on S at x of shape (n, draws); without a tail they are equal.
+
+        What is beyond `LARGEST` or below 1/`LARGEST` is set to that: what δ is the mean of is 0 or 1 there, to every digit.
+        """
         weights = np.subtract(x, self.halves[:, None], dtype=float)
         np.exp(np.minimum(weights, 700.0, out=weights), out=weights)
         weights *= self.law.rate
         with np.errstate(over="ignore", invalid="ignore"):
             if self.grid is None:
-                found = self._total(self._values(weights))
+                found = self._total(self._values(weights), LARGEST)
                 return found, found
-            upper = self._total(self._grid_values(weights, self.grid, self.grid.stay, self.grid.take))
-            lower = self._total(self._grid_values(weights, self.grid, self.grid.least_stay, self.grid.least_take))
+            upper = self._total(self._grid_values(weights, self.grid, self.grid.stay, self.grid.take), LARGEST)
+            lower = self._total(self._grid_values(weights, self.grid, self.grid.least_stay, self.grid.least_take), 0.0)
         return np.minimum(lower, upper), upper
 
-    def _total(self, firsts: Matrix) -> Vector:
-        total = self.chances @ firsts + (1 - self.chances.sum())  # the rest is never free to take part
-        return np.asarray(np.nan_to_num(np.minimum(total, LARGEST), nan=LARGEST))
+    def _total(self, firsts: Matrix, unknown: float) -> Vector:
+        """S, and `unknown` where numbers too large for a float left none."""
+        total = self.chances @ firsts + max(0.0, 1 - self.chances.sum())  # the rest is never free to take part
+        return np.asarray(np.clip(np.nan_to_num(total, nan=unknown), 1 / LARGEST, LARGEST))
 
     def _values(self, weights: Matrix) -> Matrix:
         """F of the first rounds, shape (min(b, n), draws)."""
@@ -77,8 +87,7 @@ class Likelihood:
 
     def _grid_values(self, weights: Matrix, grid: "Grid", stay: Matrix, take: Matrix) -> Matrix:
         n, b = self.law.rounds, self.law.separation
-        ring = np.empty((b + 1, len(grid.points), weights.shape[1]))
-        ring[:] = np.exp(grid.tilt * grid.points)[:, None]
+        ring = np.ones((b + 1, len(grid.points), weights.shape[1]))
         firsts = np.ones((len(self.chances), weights.shape[1]))
         for t in range(n - 1, -1, -1):
             found = stay @ ring[(t + 1) % (b + 1)]
@@ -93,15 +102,14 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Linear maps between the values of G_t at `points`, which fall to 0."""
+    """Linear maps between the values of F_t at the points."""
 
     points: Vector
-    tilt: float
-    """κ."""
+    """They fall to 0."""
     stay: Matrix
-    """What G_{t+1} is multiplied with."""
+    """What F_{t+1} is multiplied with."""
     take: Matrix
-    """What p·exp(x_t − e_t)·G_{t+b} is multiplied with, for each kind of round."""
+    """What p·exp(x_t − e_t)·F_{t+b} is multiplied with, for each kind of round."""
     least_stay: Matrix
     least_take: Matrix
     """The same for the lower bound."""
@@ -116,7 +124,7 @@ def _with_grid(plain: Likelihood, columns: Columns, sigma: float) -> Likelihood:
     rounds = generator.random((law.rounds, _TRIALS)) < law.expected_rate
     y = columns.forward(rounds.astype(float)) + sigma * generator.standard_normal(rounds.shape)
     x = columns.adjoint(y) / sigma**2
-    nearest, best = math.inf, plain
+    nearest, best = math.inf, None
     for count in _COUNTS:
         for depth in _DEPTHS if count > 2 else _DEPTHS[:1]:
             log_step = depth / max(count - 2, 1)
@@ -125,11 +133,12 @@ def _with_grid(plain: Likelihood, columns: Columns, sigma: float) -> Likelihood:
             points = np.append(columns.largest_tail * step ** np.arange(count - 1), 0.0)
             found = Likelihood(law, plain.chances, plain.halves, _grid(points, columns, law, sigma))
             lower, upper = found.bounds(x)
-            gap = float(np.mean(np.log(upper / lower)))
-            if gap < nearest:
+            gap = float(np.mean(np.log(upper) - np.log(lower)))
+            if best is None or gap < nearest:
                 nearest, best = gap, found
         if nearest <= _GOAL:
             break
+    assert best is not None  # one of the grids is there, however far its bounds are from each other
     return best
 
 
@@ -139,38 +148,32 @@ def _grid(points: Vector, columns: Columns, law: Law, sigma: float) -> Grid:
     most = max(1, -(-law.rounds // b))  # rounds that are left to a user
     tilt = float(pulls.max()) * (1 - ratio ** (b * most)) / (1 - ratio**b) / 2
     kinds, which = np.unique(np.stack([pulls, columns.scales], axis=1), axis=0, return_inverse=True)
-    stay, stay_error = _interpolation(ratio * points, points, tilt)
-    stay *= (1 - law.rate) * np.exp(tilt * points)[:, None]
-    take, take_error = [], []
-    for pull, scale in kinds:
-        matrix, error = _interpolation(ratio**b * (points + scale), points, tilt)
-        matrix *= np.exp((tilt - pull) * points)[:, None]
-        take.append(matrix)
-        take_error.append(error)
-    return Grid(
-        points,
-        tilt,
-        stay,
-        np.stack(take),
-        stay * np.exp(-stay_error)[:, None],
-        np.stack(take) * np.exp(-np.stack(take_error))[:, :, None],
-        which.ravel(),
-    )
+    take, least_take = [], []
+    with np.errstate(over="ignore", invalid="ignore"):  # too few points for this tilt: infinity or no number, and 0
+        stay, least_stay = _interpolation(ratio * points, points, tilt)
+        for pull, scale in kinds:
+            upper, lower = _interpolation(ratio**b * (points + scale), points, tilt)
+            decay = np.exp(-pull * points)[:, None]
+            take.append(upper * decay)
+            least_take.append(lower * decay)
+    rest = 1 - law.rate
+    least_stay, lowest = np.nan_to_num(rest * least_stay, nan=0.0), np.nan_to_num(np.stack(least_take), nan=0.0)
+    return Grid(points, rest * stay, np.stack(take), least_stay, lowest, which.ravel())
 
 
-def _interpolation(values: Vector, points: Vector, tilt: float) -> tuple[Matrix, Vector]:
-    """From G at the points to F at `values`; and how far the logarithm may be above that of F."""
+def _interpolation(values: Vector, points: Vector, tilt: float) -> tuple[Matrix, Matrix]:
+    """From F at the points to an upper and to a lower bound on F at `values`."""
     above = np.clip(np.searchsorted(-points, -values, side="right") - 1, 0, len(points) - 2)
     high, low = points[above], points[above + 1]
     values = np.minimum(values, high)  # but for rounding it never is above
     weight = (high - values) / (high - low)
     near = np.minimum(weight, 1 - weight) < 1e-12
     weight = np.where(near, np.round(weight), weight)
-    matrix, rows = np.zeros((len(values), len(points))), np.arange(len(values))
-    matrix[rows, above] = (1 - weight) * np.exp(-tilt * values)
-    matrix[rows, above + 1] += weight * np.exp(-tilt * values)
+    upper, rows = np.zeros((len(values), len(points))), np.arange(len(values))
     error = np.zeros(len(values))
+    upper[rows, above] = (1 - weight) * np.exp(tilt * (high - values))
+    upper[rows, above + 1] += weight * np.exp(tilt * (low - values))
     for sign in (1, -1):  # of exp(κq) and exp(−κq), the ends of what G is a mixture of: none between has a larger error
         ends = (1 - weight) * np.exp(sign * tilt * (high - values)) + weight * np.exp(sign * tilt * (low - values))
-        error = np.maximum(error, np.log(ends))
-    return matrix, np.where(near, 1e-15, error)
+        error = np.fmax(error, np.log(ends))
+    return upper, upper * np.exp(-np.where(near, 1e-15, error))[:, None]

@@ -1,14 +1,13 @@
 """δ of removing a user, E_Q[(S − a)₊] with a = e^ε, by draws in which every value is bounded.
 
-With density ∝ q·S^r a draw's value is (S − a)₊/S^r, at most a^(1−r)·(r − 1)^(r−1)/r^r: rare events cannot hide. For an
-even r, q·S^r is a
-mixture of normal distributions with means Σ_a C1_{P_a}, whose rounds are drawn exactly, by rejection (`tuples`). So
+With density ∝ q·S^r a draw's value is (S − a)₊/S^r, at most a^(1−r)·(r − 1)^(r−1)/r^r: rare events cannot hide. For an even r,
+q·S^r is a mixture of normal distributions with means Σ_a C1_{P_a}, whose rounds are drawn exactly, by rejection (`tuples`). So
 
     δ_remove = a^(1−r)·(r − 1)^(r−1)/r^r · N_r · E[probability to be accepted] · E[g(S/a) | accepted],   0 ≤ g ≤ 1,
 
-where N_r ≥ E[S^r] is known. What a draw does along the mean of its normal distribution is integrated by the trapezoid rule with a
-random start, whose mean is right; |t| > 6 is added as a bound. r is chosen for speed, by few draws of its own: it
-decides how near a bound is, never whether it holds.
+where N_r ≥ E[S^r] is known. What a draw does along the mean of its normal distribution is integrated by the trapezoid rule with
+a random start, whose mean is right; |t| > 6 is added as a bound. r is chosen for speed, by few draws of its own: it decides how
+near a bound is, never whether it holds.
 """
 
 import math
@@ -16,18 +15,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcgd.accounting.b_min_sep.columns import Columns, Numbers
+from fedcgd.accounting.b_min_sep.columns import Columns
 from fedcgd.accounting.b_min_sep.law import Law
 from fedcgd.accounting.b_min_sep.likelihood import Likelihood
 from fedcgd.accounting.b_min_sep.tuples import Tuples, largest_of_power
 from fedcgd.accounting.balls_in_bins.draws import Seed, run_in_blocks
-from fedcgd.mechanisms.mechanism import Vector
+from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _ORDERS = (2, 4, 6, 8, 10, 12, 16)
 _TRIED = 400  # tuples for the choice of r
 _LEAST_ACCEPTED = 0.01
-_ROUNDING = 3e-4  # single precision changes log S by less
-_ROUNDING_OF_SHARES = 2e-3  # and the probability to be accepted, relatively
+_ROUNDING = 1e-8  # double precision changes log S by less
+_ROUNDING_OF_SHARES = 1e-6  # and the probability to be accepted, relatively
 _REACH, _STEP = 6.0, 1.0  # of the integral
 _LEFT_OUT = 5e-9  # at least P(|t| > 6), t standard normal, and what tables of 53 bits may miss
 _NUMBERS = 2**19  # in one block of draws
@@ -86,15 +85,13 @@ class RemoveSampler:
             tried = math.ceil(size / likely)
             means, shares = self.tuples.draw(generator, tried)
             means = means[:, generator.random(tried) < shares]
-            z = generator.standard_normal(means.shape, dtype=np.float32)
+            z = generator.standard_normal(means.shape)
             length = np.linalg.norm(means, axis=0)
             length[length == 0] = 1.0  # nobody took part: nothing to integrate along
             along = means / length
-            z += along * (length / np.float32(sigma) - np.einsum("ij,ij->j", z, along))
-            x, slope = columns.adjoint(z) / np.float32(sigma), columns.adjoint(along) / np.float32(sigma)
-            start = np.empty(means.shape[1], dtype=np.float32)
-            generator.random(out=start, dtype=np.float32)
-            start *= np.float32(_STEP)
+            z += along * (length / sigma - np.einsum("ij,ij->j", z, along))
+            x, slope = columns.adjoint(z) / sigma, columns.adjoint(along) / sigma
+            start = _STEP * generator.random((means.shape[1],))
             return self._integrals(x, slope, start), shares
 
         width = max(n, int(n * self.tuples.order / likely / 2))
@@ -106,17 +103,17 @@ class RemoveSampler:
         values = np.minimum(values * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0)
         return values, np.minimum(shares * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0)
 
-    def _integrals(self, x: Numbers, slope: Numbers, start: Numbers) -> Vector:
+    def _integrals(self, x: Matrix, slope: Matrix, start: Vector) -> Vector:
         """∫ φ(t)·g(S(x + t·slope)/a) dt, from above, as S grows with t."""
         total = np.zeros(x.shape[1])
         for t in _REACH - start - _STEP * np.arange(round(2 * _REACH / _STEP))[:, None]:
             values = self._values(x + t * slope)
             if not values.any():
                 break
-            total += _STEP * np.exp(-(t.astype(float) ** 2) / 2) / math.sqrt(2 * math.pi) * values
+            total += _STEP * np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi) * values
         return total
 
-    def _values(self, x: Numbers) -> Vector:
+    def _values(self, x: Matrix) -> Vector:
         """The largest g(S/a) = (S/a − 1)₊/(S/a)^r·r^r/(r − 1)^(r−1) between the two bounds on S."""
         r = self.tuples.order
         lower, upper = (np.log(bound) - self.epsilon for bound in self.likelihood.bounds(x))

@@ -1,9 +1,8 @@
-"""σ, ε and δ of random b-min-separation by draws: a few propose an answer, fresh ones confirm it, or it is raised
-and tried again.
+"""σ, ε and δ of random b-min-separation: a few draws propose an answer, and fresh ones confirm it, or it is raised.
 
-All tries for one answer together are wrong with probability at most β = `failure_probability(δ)` over the seed, and β is
-part of δ: what is
-confirmed is δ − β. The seed is a hash of the question (columns, law, and two of ε, σ and δ), as for Balls-in-Bins.
+All tries for one answer together are wrong with probability at most β = `failure_probability(δ)` over the seed, and β is part
+of δ: what is confirmed is δ − β. The seed is a hash of the question (columns, law, and two of ε, σ and δ), as for
+Balls-in-Bins.
 """
 
 import hashlib
@@ -104,7 +103,7 @@ class Pilot:
     @cached_property
     def count(self) -> int:
         """Draws of removing that are enough."""
-        cost = self.point.question.law.rounds * self.sampler.cost
+        cost = self.point.question.law.rounds * self.point.likelihood.cost * self.sampler.cost
         most = int(min(_MOST, max(_FEWEST, _REMOVING / cost)))
         count = _FEWEST
         while count < most and self._remove(count) > (1 + _PRECISION) * self._remove_mean:
@@ -114,7 +113,7 @@ class Pilot:
     @cached_property
     def adding(self) -> tuple[AddDirection, int]:
         """How adding will be confirmed, with so many draws that it does not rule, if that many can be had."""
-        most = _ADDING / self.point.question.law.rounds
+        most = _ADDING / (self.point.question.law.rounds * self.point.likelihood.cost)
         for count in _ADDED:
             found = AddDirection.of(self.ratios, self.point.epsilon, count, self.failure / 2)
             if found.expected < 0.9 * self._remove_mean or 2 * count > most:

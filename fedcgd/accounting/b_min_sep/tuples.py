@@ -1,12 +1,10 @@
-"""Rounds of r users (P_1 … P_r) with weights exp(Σ_{a<c} K(P_a, P_c)), K = ⟨C1_P, C1_P′⟩/σ²: what the r-th moment of
-S is a sum over.
+"""Rounds of r users with weights exp(Σ_{a<c} K(P_a, P_c)), K = ⟨C1_P, C1_P′⟩/σ²: the r-th moment of S is their sum.
 
 The pairs {a, c} are split into r − 1 perfect matchings. The weight is the geometric mean over these of exp((r − 1)·Σ K over the
-matching), and so at most their arithmetic mean; and each of these is r/2 independent pairs (`pairs`). So pairs are
-drawn, and accepted with
-the probability geometric mean over arithmetic mean, times exp((r − 1)·(K − K̃)) for each where K̃ is larger than K. What is
-accepted has exactly the weights asked for, and the mean weight, E[S^r], is (E exp((r − 1)K̃))^(r/2) times the mean of these
-probabilities. That alone bounds it: E[S^r] ≤ (E exp((r − 1)K))^(r/2), an instance of hypercontractivity.
+matching), and so at most their arithmetic mean; and each of these is r/2 independent pairs (`pairs`). So pairs are drawn, and
+accepted with the probability geometric mean over arithmetic mean, times exp((r − 1)·(K − K̃)) for each where K̃ is larger than
+K. What is accepted has exactly the weights asked for, and the mean weight, E[S^r], is (E exp((r − 1)K̃))^(r/2) times the mean
+of these probabilities. That alone bounds it: E[S^r] ≤ (E exp((r − 1)K))^(r/2), an instance of hypercontractivity.
 """
 
 import math
@@ -15,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.b_min_sep.columns import Columns, Numbers
+from fedcgd.accounting.b_min_sep.columns import Columns
 from fedcgd.accounting.b_min_sep.law import Law
 from fedcgd.accounting.b_min_sep.pairs import PairChain
-from fedcgd.mechanisms.mechanism import Vector
+from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +38,13 @@ class Tuples:
         """log of at least E[S^r]. Infinite if it overflows."""
         return self.order / 2 * self.chain.log_total
 
-    def draw(self, generator: np.random.Generator, count: int) -> tuple[Numbers, Vector]:
-        """Σ_a C1_{P_a} of `count` tuples, shape (n, count), float32, and the probability of each to be accepted."""
+    def draw(self, generator: np.random.Generator, count: int) -> tuple[Matrix, Vector]:
+        """Σ_a C1_{P_a} of `count` tuples, shape (n, count), and the probability of each to be accepted."""
         r, n = self.order, self.columns.rounds
         one, two, more = self.chain.draw(generator, count * r // 2)
-        means = self.columns.forward(np.concatenate([one, two], axis=1).astype(np.float32)).reshape(n, r, count)
+        means = self.columns.forward(np.concatenate([one, two], axis=1).astype(float)).reshape(n, r, count)
         flat = np.ascontiguousarray(means.transpose(2, 1, 0))
-        overlaps = (flat @ flat.transpose(0, 2, 1)).astype(float) / self.sigma**2
+        overlaps = flat @ flat.transpose(0, 2, 1) / self.sigma**2
         # The pairs drawn are users a and a + r/2: matching 0. Another would be as likely, and the labels mean nothing else.
         total = (overlaps.sum(axis=(1, 2)) - np.trace(overlaps, axis1=1, axis2=2)) / 2
         along = np.stack([overlaps[:, a, c].sum(axis=1) for a, c in matchings(r)])
