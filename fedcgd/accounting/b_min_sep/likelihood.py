@@ -15,7 +15,7 @@ and 0.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ class Likelihood:
     """e_t, shape (n,)."""
     grid: "Grid | None"
     """For a geometric tail."""
+    gap: float = 0.0
+    """About the distance of the two bounds on log S."""
 
     @staticmethod
     def of(columns: Columns, law: Law, sigma: float) -> "Likelihood":
@@ -135,7 +137,7 @@ def _with_grid(plain: Likelihood, columns: Columns, sigma: float) -> Likelihood:
             lower, upper = found.bounds(x)
             gap = float(np.mean(np.log(upper) - np.log(lower)))
             if best is None or gap < nearest:
-                nearest, best = gap, found
+                nearest, best = gap, replace(found, gap=gap)
         if nearest <= _GOAL:
             break
     assert best is not None  # one of the grids is there, however far its bounds are from each other

@@ -35,6 +35,7 @@ _FEWEST, _MOST = 2**12, 2**20  # of a confirmation, removing
 _ADDED = (2**14, 2**16, 2**17, 2**18, 2**19)  # of a confirmation, adding
 _REMOVING, _ADDING = 5e7, 3.2e8  # numbers drawn for one direction of a confirmation, about, at most
 _PRECISION = 0.05  # of δ, that more draws should not be spent on
+_LARGEST_GAP = 1.0  # of the bounds on log S: beyond, draws would not show an amplification
 _TRIES = 8
 _STEPS = 12  # of the search
 _CLOSE = 0.1  # of log δ
@@ -78,7 +79,12 @@ class Point:
         return Likelihood.of(self.question.columns, self.question.law, self.sigma)
 
     def pilot(self, seed: int, failure: float, last: "Pilot | None" = None) -> "Pilot | None":
-        """What few draws say; None if the noise is so small that numbers overflow. `last`: of a point near this one."""
+        """What few draws say; None if the noise is so small that numbers overflow or bounds on S say nothing.
+
+        `last`: of a point near this one.
+        """
+        if self.likelihood.gap > _LARGEST_GAP:
+            return None
         columns, law = self.question.columns, self.question.law
         near = {} if last is None else {"near": last.sampler.tuples.order}
         sampler = RemoveSampler.of(columns, law, self.likelihood, self.sigma, self.epsilon, **near)
