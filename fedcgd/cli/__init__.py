@@ -5,12 +5,11 @@ from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
-from click import ClickException, Command, Context, UsageError
+from click import ClickException, Command, Context
 from click.exceptions import Abort, Exit
-from typer.core import TyperGroup
 
 from fedcgd import __version__
-from fedcgd.cli.usage import CarefulCommand, meant
+from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.extras import missing_package
 
 EXIT_INTERNAL = 3
@@ -73,7 +72,7 @@ COMMANDS = {
 }
 
 
-class _CommandsOnDemand(TyperGroup):
+class _CommandsOnDemand(CarefulGroup):
     """The commands of `COMMANDS`, each imported when it is called and not to be listed."""
 
     def list_commands(self, ctx: Context) -> list[str]:
@@ -83,11 +82,6 @@ class _CommandsOnDemand(TyperGroup):
         return Command(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            raise UsageError(
-                f"there is no command {args[0]}{meant(args[0], COMMANDS) or '; the commands are ' + ', '.join(COMMANDS)}",
-                ctx,
-            )
         name, found, rest = super().resolve_command(ctx, args)
         return name, load(str(name)) if found else None, rest
 

@@ -1,6 +1,7 @@
 """`fedcgd keeper`: a keeper's key and card, what it has opened, whether all keepers were told the same, and its end."""
 
 import json as json_format
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from fedcgd.cli.report import console, explained_errors, key_value_table, print_json
+from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.keepers.cards import Card, KeeperKey, Keepers
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.verification import contradictions
@@ -16,16 +18,18 @@ from fedcgd.noise.keys import delete_key_file
 EXIT_PROBLEMS = 1
 
 app = typer.Typer(
+    cls=CarefulGroup,
     help="Keep a share of a run's noise: make a key, look at what was opened, check it against others, and end it.",
     no_args_is_help=True,
     add_completion=False,
 )
+command = partial(app.command, cls=CarefulCommand)
 
 KeyArgument = Annotated[Path, typer.Argument(help="The keeper's key file. Its record lies beside it.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
 
 
-@app.command()
+@command()
 def new(
     key: KeyArgument,
     name: Annotated[str, typer.Option(help="What the others call this keeper: letters, digits, dots, dashes.")],
@@ -51,7 +55,7 @@ def new(
     )
 
 
-@app.command()
+@command()
 def show(
     path: Annotated[Path, typer.Argument(help="A keeper's key file, or the keepers.toml that all parties hold.")],
     json: JsonOption = False,
@@ -68,7 +72,7 @@ def show(
         console.print(key_value_table(str(path), rows))
 
 
-@app.command()
+@command()
 def verify(
     records: Annotated[
         list[str], typer.Argument(help="NAME=FILE for each keeper: its name and its record (keeper.key.record).")
@@ -100,7 +104,7 @@ def verify(
         raise typer.Exit(EXIT_PROBLEMS)
 
 
-@app.command()
+@command()
 def seal(key: KeyArgument, json: JsonOption = False) -> None:
     """End a keeper's part in a run: delete its key, so that its share of the noise can never be removed, and keep its record.
 

@@ -1,5 +1,6 @@
 """`fedcgd ledger`: what a run's record says, whether it holds together, and the end of the run."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from rich.table import Table
 from fedcgd import ledger
 from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
 from fedcgd.cli.report import complaints, console, explained_errors, key_value_table, print_json, status
+from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.files import check_private
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.wording import so_many
@@ -18,14 +20,18 @@ from fedcgd.noise.keys import NoiseKey
 EXIT_PROBLEMS = 1
 
 app = typer.Typer(
-    help="Look at the durable record of a run, check it, and end it.", no_args_is_help=True, add_completion=False
+    cls=CarefulGroup,
+    help="Look at the durable record of a run, check it, and end it.",
+    no_args_is_help=True,
+    add_completion=False,
 )
+command = partial(app.command, cls=CarefulCommand)
 
 LedgerArgument = Annotated[Path, typer.Argument(help="The ledger file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
 
 
-@app.command()
+@command()
 def show(path: LedgerArgument, json: JsonOption = False) -> None:
     """Say where a run stands: rounds, attempts, ε so far.
 
@@ -62,7 +68,7 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
     console.print(table)
 
 
-@app.command()
+@command()
 def verify(path: LedgerArgument, json: JsonOption = False) -> None:
     """Derive ε again from the records alone; exit code 1 if they contradict each other or the plan.
 
@@ -106,7 +112,7 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
         raise typer.Exit(EXIT_PROBLEMS)
 
 
-@app.command()
+@command()
 def export(path: LedgerArgument) -> None:
     """Print all records as JSON, without user ids and models. Cohort sizes are in it: they are not differentially private.
 
@@ -116,7 +122,7 @@ def export(path: LedgerArgument) -> None:
         print_json(ledger.export(path))
 
 
-@app.command()
+@command()
 def compose(
     paths: Annotated[list[Path], typer.Argument(help="The ledgers of runs over the same people.")],
     delta: Annotated[float | None, typer.Option(help="δ of all runs together. Default: that of their plans.")] = None,
@@ -159,7 +165,7 @@ def compose(
         raise typer.Exit(EXIT_PROBLEMS)
 
 
-@app.command()
+@command()
 def model(
     path: LedgerArgument,
     target: Annotated[Path, typer.Argument(help="Where to: .npz or .safetensors.")],
@@ -185,7 +191,7 @@ def model(
     )
 
 
-@app.command()
+@command()
 def adopt(
     path: LedgerArgument,
     key_file: Annotated[Path, typer.Option(help="The run's key file; its register lies beside it.")],
@@ -206,7 +212,7 @@ def adopt(
     )
 
 
-@app.command()
+@command()
 def seal(
     path: LedgerArgument,
     key_file: Annotated[Path | None, typer.Option(help="The run's key file, which is deleted.")] = None,

@@ -4,9 +4,9 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Any
 
-from click import Context, Parameter
-from click.exceptions import MissingParameter, NoSuchOption, UsageError
-from typer.core import TyperCommand
+from click import Command, Context, Parameter
+from click.exceptions import BadOptionUsage, BadParameter, MissingParameter, NoSuchOption, UsageError
+from typer.core import TyperCommand, TyperGroup
 
 # What other programs and papers call an option of ours.
 OTHER_NAMES = {
@@ -41,25 +41,45 @@ def meant(word: str, known: Collection[str]) -> str:
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
+class CarefulGroup(TyperGroup):
+    """Commands of which one that does not exist is answered with the one that was meant, or with all there are."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except NoSuchOption as error:
+            raise _no_such_option(self, error, ctx) from None
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in names:
+            hint = meant(args[0], names) or f"; the commands are {', '.join(names)}"
+            raise UsageError(f"there is no command {args[0]}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
 class CarefulCommand(TyperCommand):
-    """A command that names all missing options at once, and an option of ours for one that it does not have."""
+    """A command that names all missing options at once, and what was meant by an option that it does not have."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         given = list(args)
         try:
             return super().parse_args(ctx, args)
         except NoSuchOption as error:
-            name = error.option_name
-            options = [option for parameter in self.params for option in parameter.opts]
-            if name in OTHER_NAMES and OTHER_NAMES[name].split()[0] in options:
-                hint = f"; it is called {OTHER_NAMES[name]} here"
-            else:
-                hint = meant(name, options)
-            raise UsageError(f"there is no option {name}{hint}", ctx) from None
+            raise _no_such_option(self, error, ctx) from None
+        except BadOptionUsage as error:
+            raise UsageError(f"{error.option_name} needs a value{self._example()}", ctx) from None
         except MissingParameter as error:
             missing = self._missing(ctx, given) or ([error.param] if error.param else [])
             names = [_name(parameter, ctx) for parameter in missing]
             raise UsageError(f"missing {', '.join(names)}{self._example()}", ctx) from None
+        except BadParameter:
+            raise
+        except UsageError:  # what is left over
+            _, left, _ = self.make_parser(ctx).parse_args(args=given)
+            taken = [_name(parameter, ctx) for parameter in self.params if parameter.param_type_name == "argument"]
+            what = " ".join([*taken, "and options"]) if taken else "options only"
+            raise UsageError(f"too many words: {' '.join(left)}; it takes {what}{self._example()}", ctx) from None
 
     def _missing(self, ctx: Context, args: list[str]) -> list[Parameter]:
         values, _, _ = self.make_parser(ctx).parse_args(args=list(args))
@@ -71,6 +91,16 @@ class CarefulCommand(TyperCommand):
             if line.strip().startswith("Example:"):
                 return f". {line.strip()}"
         return ""
+
+
+def _no_such_option(command: Command, error: NoSuchOption, ctx: Context) -> UsageError:
+    name = error.option_name
+    options = [option for parameter in command.params for option in parameter.opts]
+    if name in OTHER_NAMES and OTHER_NAMES[name].split()[0] in options:
+        hint = f"; it is called {OTHER_NAMES[name]} here"
+    else:
+        hint = meant(name, options)
+    return UsageError(f"there is no option {name}{hint}", ctx)
 
 
 def _is_empty(value: Any) -> bool:

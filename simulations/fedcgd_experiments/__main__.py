@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd_experiments import plots
 from fedcgd_experiments.central import CentralTrainer
 from fedcgd_experiments.comparison import epsilons, pick
@@ -24,7 +26,10 @@ from fedcgd_experiments.studies import STUDIES
 from fedcgd_experiments.study import Study
 from fedcgd_experiments.tables import Found, fill, point_class
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(
+    cls=CarefulGroup, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__
+)
+command = partial(app.command, cls=CarefulCommand)
 console = Console()
 
 Names = Annotated[list[str] | None, typer.Argument(help="studies (`list` names them); all if not given")]
@@ -39,7 +44,7 @@ class ImageFormat(StrEnum):
     SVG = "svg"
 
 
-@app.command("list")
+@command("list")
 def list_command() -> None:
     """The studies: what each is of, its arms and its budget.
 
@@ -50,7 +55,7 @@ def list_command() -> None:
         console.print(f"{study.name}: {study.title}; {budget}", highlight=False)
 
 
-@app.command("run")
+@command("run")
 def run_command(
     studies: Names = None,
     results: Folder = Path("results"),
@@ -90,7 +95,7 @@ def run_command(
         raise typer.Exit(3)
 
 
-@app.command("table")
+@command("table")
 def table_command(
     output: Annotated[Path, typer.Argument(help="a CSV file to write")],
     studies: Names = None,
@@ -109,7 +114,7 @@ def table_command(
     console.print(f"{len(rows)} runs in {output}", highlight=False)
 
 
-@app.command("page")
+@command("page")
 def page_command(
     page: Annotated[Path, typer.Argument(help="a Markdown file with <!-- table: NAME --> … <!-- end -->", exists=True)],
     results: Folder = Path("results"),
@@ -121,7 +126,7 @@ def page_command(
     page.write_text(fill(page.read_text(), results))
 
 
-@app.command("plot")
+@command("plot")
 def plot_command(
     results: Folder = Path("results"),
     output: Annotated[Path, typer.Option(help="folder of the plots")] = Path("results/plots"),
@@ -150,7 +155,7 @@ def plot_command(
             console.print(str(path), markup=False)
 
 
-@app.command("flower")
+@command("flower")
 def flower_commands(
     study: Annotated[str, typer.Argument(help="a study over examples")],
     results: Folder = Path("results"),
