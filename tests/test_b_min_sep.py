@@ -15,6 +15,7 @@ from fedcgd.accounting.b_min_sep.likelihood import Likelihood
 from fedcgd.accounting.b_min_sep.pairs import PairChain
 from fedcgd.accounting.b_min_sep.remove import RemoveSampler
 from fedcgd.accounting.b_min_sep.tuples import Tuples, matchings
+from fedcgd.accounting.balls_in_bins.monte_carlo import failure_probability
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized, matrix
 from fedcgd.participation import Participation
 
@@ -241,6 +242,24 @@ def test_confidence_bounds_on_removing_cover() -> None:
     assert below <= 0.2 * 200 + 3 * math.sqrt(0.16 * 200)
     assert np.median(bounds) < 1.2 * truth
     assert sum(bound < 1.05 * truth for bound in bounds) > below  # what is tried binds
+
+
+def test_all_tries_together_take_no_more_of_delta_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is confirmed, and the failure probabilities of all confirmations of one answer, add up to δ at most."""
+    tried: list[tuple[float, float]] = []
+
+    def refuse(pilot: search.Pilot, goal: float, seed: int, attempt: int) -> float:
+        tried.append((goal, pilot.failure))
+        return goal * 1.01
+
+    monkeypatch.setattr(search.Pilot, "confirm", refuse)
+    participation, delta = b_min_sep(12, 3, 0.3), 1e-3
+    calibrate(BSR(2), participation, epsilon=2, delta=delta)
+    assert len(tried) > 2  # every confirmation was refused, so that there were several
+    goals, failures = np.transpose(tried)
+    said = failure_probability(delta)
+    assert failures.sum() <= said * (1 + 1e-12)
+    assert goals.max() + said <= delta * (1 + 1e-15)
 
 
 @pytest.mark.parametrize(("lam", "sigma"), [(0.9, 0.5), (0.999, 20.0)])
