@@ -33,28 +33,37 @@ PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 test: $(VENV)/installed
 	$(BIN)/python -m pytest $(PARALLEL)
 
-# The suite on every interpreter that is installed, each in an environment of its own, under the lock.
+# The suite on every interpreter that is installed, each in an environment of its own, under the lock: on the PATH, or else pyenv's.
+# PYTHONS="/opt/python3.12 /opt/python3.13" names others. All run; the last line says which failed.
+PYTHONS ?= python3.11 python3.12 python3.13
 test-pythons:
-	@found=; for python in python3.11 python3.12 python3.13; do \
-		if $$python -c '' 2> /dev/null; then found=1; $(MAKE) test PYTHON=$$python VENV=.venv-$$python || exit 1; \
-		else echo "$$python is not installed"; fi; \
-	done; test -n "$$found"
+	@found=; failed=; for name in $(PYTHONS); do \
+		python=; for path in $$name $$(ls -d "$$(pyenv root 2> /dev/null)"/versions/*/bin/$$name 2> /dev/null); do \
+			$$path -c '' 2> /dev/null && python=$$path && break; \
+		done; \
+		if test -z "$$python"; then echo "$$name is not installed"; continue; fi; \
+		found=1; $(MAKE) test PYTHON=$$python VENV=$(VENV)-$$(basename $$name) || failed="$$failed $$name"; \
+	done; \
+	test -n "$$found" || { echo "none of $(PYTHONS) is installed: name interpreters with PYTHONS="; exit 1; }; \
+	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 # The suite with the newest, or the oldest, versions that pyproject.toml allows, in an environment of its own. The environment's
 # versions are listed before the tests; warnings of other packages are not errors here.
 test-newest:
-	$(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install --quiet --upgrade --editable '.[dev]'
-	.venv-newest/bin/python tools/versions.py
-	.venv-newest/bin/python -m pytest $(PARALLEL) --foreign-warnings
+	$(PYTHON) -m venv $(VENV)-newest
+	$(VENV)-newest/bin/python -m pip install --quiet --upgrade --editable '.[dev]'
+	$(VENV)-newest/bin/python tools/versions.py
+	$(VENV)-newest/bin/python -m pytest $(PARALLEL) --foreign-warnings
 
-test-oldest: $(VENV)/installed
-	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --resolution lowest-direct --output-file build/oldest.txt
-	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet -r build/oldest.txt
-	.venv-oldest/bin/python -m pip install --quiet --no-deps --editable .
-	.venv-oldest/bin/python tools/versions.py
-	.venv-oldest/bin/python -m pytest $(PARALLEL) --foreign-warnings
+test-oldest:
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet uv
+	$(VENV)-oldest/bin/uv pip compile --quiet --python $(VENV)-oldest/bin/python pyproject.toml --extra dev --resolution lowest-direct \
+		--output-file $(VENV)-oldest/oldest.txt > /dev/null
+	$(VENV)-oldest/bin/python -m pip install --quiet -r $(VENV)-oldest/oldest.txt
+	$(VENV)-oldest/bin/python -m pip install --quiet --no-deps --editable .
+	$(VENV)-oldest/bin/python tools/versions.py
+	$(VENV)-oldest/bin/python -m pytest $(PARALLEL) --foreign-warnings
 
 # The newest versions that pyproject.toml allows become the lock. KEEP="torch==2.13.0" holds a package back.
 lock: $(VENV)/installed
@@ -84,4 +93,4 @@ bench: $(VENV)/installed
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) .venv-python3.* .venv-newest .venv-oldest dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-python3.* $(VENV)-newest $(VENV)-oldest dist build .pytest_cache .mypy_cache .ruff_cache

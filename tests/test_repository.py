@@ -1,6 +1,9 @@
 """What stands beside the code is true of it: paths that CONTRIBUTING.md names, the version to cite, forms that parse."""
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -44,3 +47,29 @@ def test_forms_for_issues_have_what_github_asks_of_them(form: Path) -> None:
     ids = [part["id"] for part in fields["body"] if part["type"] != "markdown"]
     assert len(ids) == len(set(ids)) > 0
     assert all(part["attributes"] for part in fields["body"])
+
+
+def make_test_pythons(pythons: str, path: str) -> subprocess.CompletedProcess[str]:
+    """What `make test-pythons` would do."""
+    command = ["make", "-n", "test-pythons", f"PYTHONS={pythons}", "VENV=new"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PATH": path})
+
+
+def test_interpreters_are_found_behind_shims_that_do_not_run(tmp_path: Path) -> None:
+    shims, versions = tmp_path / "shims", tmp_path / "versions" / "3.99.1" / "bin"
+    for folder in (shims, versions):
+        folder.mkdir(parents=True)
+    for name, does in (("python3.99", "exit 127"), ("pyenv", f"echo {tmp_path}")):
+        (shims / name).write_text(f"#!/bin/sh\n{does}\n")
+        (shims / name).chmod(0o755)
+    (versions / "python3.99").symlink_to(sys.executable)
+    ran = make_test_pythons("python3.99 python3.98", f"{shims}:{os.environ['PATH']}")
+    assert ran.returncode == 0, ran.stderr
+    assert f"{versions}/python3.99 -m venv new-python3.99" in ran.stdout
+    assert "python3.98 is not installed" in ran.stdout
+
+
+def test_no_interpreter_is_an_error_that_says_how_to_name_one() -> None:
+    ran = make_test_pythons("python3.97 python3.98", os.environ["PATH"])
+    assert ran.returncode != 0
+    assert "PYTHONS=" in ran.stdout
