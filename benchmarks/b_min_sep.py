@@ -1,10 +1,9 @@
-"""σ and RMSE of every sampling × mechanism × ε, for three sizes: `python benchmarks/b_min_sep.py`, `--tables` to print.
+"""σ and RMSE of every sampling × mechanism × ε, and RMSE against b: `python benchmarks/b_min_sep.py`, `--tables` to print.
 
-Each row is written to benchmarks/b_min_sep.jsonl as soon as it is found, and what stands there is not found again: stop
-and start as you
-like. Rows are of one run each, with the seconds of processor time that its calibration took; a mechanism that a sampling
-does not cover is
-written with the reason. δ = 1e-5; b of b-min-sep is two thirds of n/k. About an hour of one processor core.
+n = 600 rounds, a user is expected in 12 of them, δ = 1e-3. Each row is written to benchmarks/results/b_min_sep.jsonl as soon as
+it is found, and what stands there is not found again: stop and start as you like. A mechanism that a sampling does not cover is
+written with the reason. σ of the first table is calibrated, with its confidence bounds. That of the second is proposed by
+few draws, with the same random numbers for all b. The tables are those of docs/accounting.md.
 """
 
 import argparse
@@ -14,89 +13,120 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedcgd.accounting import calibrate
+from fedcgd.accounting import accountant, calibrate
 from fedcgd.mechanisms import BISR, BSR, DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.participation import Participation
 
-RESULTS = Path(__file__).with_suffix(".jsonl")
-SIZES = ((200, 10), (600, 12), (1000, 10))  # n, k
-EPSILONS = (8.0, 4.0, 2.0, 1.0, 0.5)
-DELTA = 1e-5
+RESULTS = Path(__file__).parent / "results" / "b_min_sep.jsonl"
+ROUNDS, USERS, COHORT, DELTA = 600, 50, 1, 1e-3
+EPSILONS = (8.0, 4.0, 2.0, 1.0)
+LAMBDAS = (0.5, 0.8, 0.9)
+SEPARATION = 32
+SEPARATIONS = (1, 4, 8, 16, 25, 33, 40, 45, 48, 50)
+AGAINST_B = ((8.0, 0.9), (4.0, 0.8), (1.0, 0.5))  # ε, λ
+BEST, UNIT = "λ-CGD, best λ", "λ-CGD, best λ, unit columns"
 MECHANISMS: dict[str, Mechanism] = {
-    "dp-sgd": DPSGD(),
-    "lambda-cgd:0.5": LambdaCGD(0.5),
-    "lambda-cgd:0.8": LambdaCGD(0.8),
-    "lambda-cgd:0.9": LambdaCGD(0.9),
-    "lambda-cgd:0.8:normalized": Normalized(LambdaCGD(0.8)),
-    "bsr:4": BSR(4),
-    "bsr:16": BSR(16),
-    "bisr:4": BISR(4),
+    "DP-SGD": DPSGD(),
+    **{f"λ-CGD {lam:g}": LambdaCGD(lam) for lam in LAMBDAS},
+    "BSR 4": BSR(4),
+    "BISR 4": BISR(4),
+}
+PARTICIPATIONS = {
+    "none": Participation(rounds=ROUNDS, min_separation=USERS // COHORT),
+    "balls-in-bins": Participation(rounds=ROUNDS, min_separation=USERS // COHORT, sampling="balls-in-bins"),
+    "poisson": Participation(rounds=ROUNDS, sampling="poisson", sampling_rate=COHORT / USERS),
+    "cyclic-poisson": Participation(
+        rounds=ROUNDS, min_separation=4, sampling="cyclic-poisson", sampling_rate=4 * COHORT / USERS
+    ),
+    "b-min-sep": Participation.b_min_sep(ROUNDS, users=USERS, cohort_size=COHORT, min_separation=SEPARATION),
 }
 
-
-def participations(n: int, k: int) -> dict[str, Participation]:
-    """In each a user is expected in k of n rounds."""
-    return {
-        "none": Participation(rounds=n, min_separation=n // k),
-        "balls-in-bins": Participation(rounds=n, min_separation=n // k, sampling="balls-in-bins"),
-        "poisson": Participation(rounds=n, sampling="poisson", sampling_rate=k / n),
-        "b-min-sep": Participation.b_min_sep(n, users=n, cohort_size=k),
-    }
+Row = dict[str, Any]
 
 
-def points() -> Iterator[dict[str, Any]]:
-    """What identifies each row, small sizes and large budgets first."""
-    for n, k in SIZES:
+def points() -> Iterator[Row]:
+    """What identifies each row. Unit columns come last, since they have the λ that was best without."""
+    for sampling in PARTICIPATIONS:
         for epsilon in EPSILONS:
-            for sampling in participations(n, k):
-                for name in MECHANISMS:
-                    yield {"n": n, "k": k, "epsilon": epsilon, "sampling": sampling, "mechanism": name}
+            for name in [*MECHANISMS, UNIT]:
+                yield {"table": "samplings", "sampling": sampling, "epsilon": epsilon, "mechanism": name}
+    for epsilon, lam in AGAINST_B:
+        for b in SEPARATIONS:
+            yield {"table": "separations", "epsilon": epsilon, "mechanism": f"λ-CGD {lam:g}", "b": b}
 
 
-def found(point: dict[str, Any]) -> dict[str, Any]:
-    """The row of a point."""
-    mechanism = MECHANISMS[point["mechanism"]]
-    began = time.process_time()
+def found(point: Row, rows: list[Row]) -> Row:
+    """The row of a point; `rows` are those before it."""
+    epsilon, began = point["epsilon"], time.process_time()
     try:
-        participation = participations(point["n"], point["k"])[point["sampling"]]
-        guarantee = calibrate(mechanism, participation, epsilon=point["epsilon"], delta=DELTA)
+        if point["table"] == "separations":
+            mechanism = MECHANISMS[point["mechanism"]]
+            there = Participation.b_min_sep(ROUNDS, users=USERS, cohort_size=COHORT, min_separation=point["b"])
+            sigma = accountant(mechanism, there).rough_noise_multiplier(epsilon=epsilon, delta=DELTA)
+        else:
+            mechanism = _mechanism(point, rows)
+            there = PARTICIPATIONS[point["sampling"]]
+            sigma = calibrate(mechanism, there, epsilon=epsilon, delta=DELTA).noise_multiplier
     except ValueError as error:
         return point | {"refused": str(error)}
-    sigma = guarantee.noise_multiplier
     return point | {
         "noise_multiplier": sigma,
-        "rmse": error_norms(mechanism, point["n"]).rmse(sigma),
+        "per_column": sigma / float(mechanism.column_norms(ROUNDS).max()),
+        "rmse": error_norms(mechanism, ROUNDS).rmse(sigma),
         "seconds": round(time.process_time() - began, 1),
-        "failure_probability": guarantee.failure_probability,
     }
 
 
-def rows() -> list[dict[str, Any]]:
-    """Those that were found."""
+def best(rows: list[Row], sampling: str, epsilon: float) -> Row | None:
+    """The row of the best λ under a sampling; None if λ-CGD is refused there."""
+    names = [f"λ-CGD {lam:g}" for lam in LAMBDAS]
+    wanted = {"table": "samplings", "sampling": sampling, "epsilon": epsilon}
+    mine = [row for row in rows if row["mechanism"] in names and wanted.items() <= row.items() and "rmse" in row]
+    return min(mine, key=lambda row: row["rmse"], default=None)
+
+
+def _mechanism(point: Row, rows: list[Row]) -> Mechanism:
+    if point["mechanism"] != UNIT:
+        return MECHANISMS[point["mechanism"]]
+    row = best(rows, point["sampling"], point["epsilon"])
+    if row is None:
+        raise ValueError("λ-CGD is refused")
+    return Normalized(MECHANISMS[row["mechanism"]])
+
+
+def kept() -> list[Row]:
+    """The rows that were found."""
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
-def print_tables() -> None:
-    """RMSE (σ; seconds), a line for each sampling and mechanism."""
-    done = {tuple(row[name] for name in ("n", "k", "epsilon", "sampling", "mechanism")): row for row in rows()}
-    for n, k in SIZES:
-        print(f"\nn = {n}, k = {k}, δ = {DELTA:g}: RMSE (σ; seconds)\n")
-        print("| sampling | mechanism | " + " | ".join(f"ε = {e:g}" for e in EPSILONS) + " |")
-        print("|---|---|" + "---:|" * len(EPSILONS))
-        for sampling in participations(n, k):
-            for name in MECHANISMS:
-                cells = []
-                for epsilon in EPSILONS:
-                    row = done.get((n, k, epsilon, sampling, name), {})
-                    text = (
-                        f"{row['rmse']:.2f} ({row['noise_multiplier']:.4g}; {row['seconds']:g})"
-                        if "rmse" in row
-                        else ""
-                    )
-                    cells.append("refused" if "refused" in row else text)
-                if any(cell not in ("", "refused") for cell in cells):
-                    print(f"| {sampling} | {name} | " + " | ".join(cells) + " |")
+def tables(rows: list[Row]) -> str:
+    """Both tables, in Markdown."""
+    lines = ["| sampling | mechanism | " + " | ".join(f"ε = {e:g}" for e in EPSILONS) + " |", "|---|---|" + "---:|" * 4]
+    for sampling in PARTICIPATIONS:
+        for name in ["DP-SGD", BEST, UNIT, "BSR 4", "BISR 4"]:
+            cells = []
+            for epsilon in EPSILONS:
+                wanted = {"table": "samplings", "sampling": sampling, "epsilon": epsilon, "mechanism": name}
+                mine = [row for row in rows if wanted.items() <= row.items() and "rmse" in row]
+                row = best(rows, sampling, epsilon) if name == BEST else next(iter(mine), None)
+                lam = f", λ = {row['mechanism'].split()[1]}" if row and name == BEST else ""
+                cells.append(f"{row['rmse']:.2f} ({row['per_column']:.3f}{lam})" if row else "")
+            if any(cells):
+                lines.append(f"| {sampling} | {name} | " + " | ".join(cells) + " |")
+    head = [f"{mechanism}, ε = {epsilon:g}" for epsilon, mechanism in _lines()]
+    lines += ["", "| b | part of n/k | " + " | ".join(head) + " |", "|---:|---:|" + "---:|" * len(head)]
+    for b in SEPARATIONS:
+        cells = []
+        for epsilon, mechanism in _lines():
+            wanted = {"table": "separations", "epsilon": epsilon, "mechanism": mechanism, "b": b}
+            cells += [f"{row['rmse']:.2f}" for row in rows if wanted.items() <= row.items()] or [""]
+        lines.append(f"| {b} | {b * COHORT / USERS:.2f} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _lines() -> list[tuple[float, str]]:
+    return [(epsilon, f"λ-CGD {lam:g}") for epsilon, lam in AGAINST_B]
 
 
 def main() -> None:
@@ -104,13 +134,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", action="store_true", help="print what was found, and find nothing")
     if parser.parse_args().tables:
-        print_tables()
+        print(tables(kept()))
         return
-    names = ("n", "k", "epsilon", "sampling", "mechanism")
-    done = {tuple(row[name] for name in names) for row in rows()}
-    left = [point for point in points() if tuple(point[name] for name in names) not in done]
+    left = [point for point in points() if not any(point.items() <= row.items() for row in kept())]
     for i, point in enumerate(left, 1):
-        row = found(point)
+        row = found(point, kept())
         with RESULTS.open("a") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
         print(f"{i}/{len(left)}: {row}", flush=True)

@@ -63,7 +63,8 @@ def test_a_point_trains_what_central_training_trains() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"])
 @pytest.mark.parametrize(
-    ("mechanism", "sampling"), [("lambda-cgd:0.8", "none"), ("blt:2", "balls-in-bins"), ("dp-sgd", "poisson")]
+    ("mechanism", "sampling"),
+    [("lambda-cgd:0.8", "none"), ("blt:2", "balls-in-bins"), ("dp-sgd", "poisson"), ("lambda-cgd:0.8", "b-min-sep")],
 )
 def test_softmax_is_trained_as_the_engine_trains_it(mechanism, sampling, optimizer) -> None:
     """Several rates, momenta, schedules, norms and noises at once, and each as if it were alone."""
@@ -190,3 +191,9 @@ def test_cyclic_sampling_has_as_many_groups_as_bands() -> None:
     point = replace(POINT, mechanism="band-mf:2", sampling="cyclic-poisson", steps=4)
     assert point.setup.participation().min_separation == 2
     assert point.batches != replace(point, mechanism="band-mf:4").batches
+
+
+def test_under_b_min_sep_an_example_is_expected_once_an_epoch() -> None:
+    participation = replace(POINT, sampling="b-min-sep", steps=9).setup.participation()
+    assert participation.expected_rate == pytest.approx(1 / 9)
+    assert (participation.min_separation, participation.rounds) == (6, 9 * POINT.epochs)

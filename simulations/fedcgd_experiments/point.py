@@ -29,7 +29,10 @@ class Setup:
             MechanismSpec.parse(self.mechanism)
 
     def participation(self) -> Participation:
-        """An epoch is `steps` rounds; cyclic Poisson sampling has as many groups as the mechanism has bands."""
+        """An epoch is `steps` rounds; cyclic Poisson sampling has as many groups as the mechanism has bands.
+
+        Under b-min-sep an example is expected once an epoch, with the default b.
+        """
         rounds = self.steps * self.epochs
         if self.sampling == "poisson":
             return Participation(rounds=rounds, sampling="poisson", sampling_rate=1 / self.steps)
@@ -38,6 +41,8 @@ class Setup:
             return Participation(
                 rounds=rounds, min_separation=groups, sampling="cyclic-poisson", sampling_rate=groups / self.steps
             )
+        if self.sampling == "b-min-sep":
+            return Participation.b_min_sep(rounds, users=self.steps, cohort_size=1)
         return Participation(rounds=rounds, min_separation=self.steps, sampling=self.sampling)
 
     @property
