@@ -68,7 +68,7 @@ def test_saved_state_continues_as_if_never_stopped(make) -> None:
     first = make()
     halfway = run(first, MEANS[:2])
     second = make()
-    inner_state.restore(second, inner_state.save(first))
+    inner_state.restore(second, inner_state.save(first, {}), {})
     np.testing.assert_array_equal(run(second, MEANS[2:], first=3, start=halfway), whole)
 
 

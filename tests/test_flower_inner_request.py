@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from test_flower_strategy import SIZE, make, names, record, two_nodes
 
+from fedcgd.ledger import export
 from fedcgd_flower import clipped_update_mod
 
 
@@ -228,6 +229,33 @@ def test_edits_of_the_configuration_stay_for_later_rounds_and_not_for_later_trie
             resumed, record(np.zeros(SIZE)), num_rounds=rounds, train_config=config
         )
     assert rates_told(resumed) == expected
+
+
+class Grows(FedAvg):
+    """Edits the configuration of the evaluation in place."""
+
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        config["batches"] *= 2
+        return super().configure_evaluate(server_round, arrays, config, grid)
+
+
+def test_edits_of_the_configuration_of_the_evaluation_stay_too(tmp_path: Path) -> None:
+    config = ConfigRecord({"batches": 1})
+
+    def told(grid: FakeGrid) -> list[tuple[int, int]]:
+        sent = [m.content["config"] for m in grid.sent if m.metadata.message_type == "evaluate"]
+        return list(dict.fromkeys((c["server-round"], c["batches"]) for c in sent))
+
+    path = tmp_path / "run.db"
+    for ledger, parts in ((None, (6,)), (path, (2, 1, 3))):
+        grid = two_nodes()
+        for rounds in parts:
+            make(Grows(), ledger=ledger, forward_client_metrics=True).start(
+                grid, record(np.zeros(SIZE)), num_rounds=rounds, evaluate_config=config
+            )
+        assert told(grid) == [(r, 2**r) for r in range(1, 7)]
+        assert dict(config) == {"batches": 1}
+    assert {row["kind"] for row in export(path)["measured"]} <= {"evaluate on clients"}  # measured, and nothing else
 
 
 def test_another_configuration_begins_from_what_is_given(tmp_path: Path) -> None:

@@ -352,7 +352,7 @@ def test_a_round_that_cannot_be_recorded_leaves_no_trace_in_the_inner_strategy(
     inner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full when round 0 is to be recorded; then there is room. FedAvgM's momentum must not hold the first noise."""
-    before = inner_state.save(inner)
+    before = inner_state.save(inner, {})
     with make(inner) as strategy:
         initial = record(np.zeros(SIZE))
         with monkeypatch.context() as patched:
@@ -360,7 +360,7 @@ def test_a_round_that_cannot_be_recorded_leaves_no_trace_in_the_inner_strategy(
             with pytest.raises(OSError, match="disk full"):
                 strategy.start(two_nodes(), initial, num_rounds=1)
         assert strategy.releases == 0
-        assert inner_state.save(inner) == before  # at once, for whoever drives the rounds without `start`
+        assert inner_state.save(inner, {}) == before  # at once, for whoever drives the rounds without `start`
         result = strategy.start(two_nodes(), initial, num_rounds=1)
         assert strategy.releases == 1
         noise = NoiseStream(KEY.noise).normal(0, 1, 0, SIZE).astype(np.float64)

@@ -6,6 +6,9 @@ from typing import Any
 
 FORWARDED = "forward_client_metrics"  # in a run's configuration, where it is on
 KIND = "evaluate on clients"  # of the metrics on record
+CONFIG = (
+    "evaluate_config"  # beside them, under release 0: what an inner strategy has made of the evaluation's configuration
+)
 
 NOT_COVERED = (
     "Metrics that clients measure on their users' data are forwarded as they are (forward_client_metrics=True): they have no "

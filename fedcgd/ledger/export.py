@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedcgd.ledger import client_metrics
 from fedcgd.ledger.store import reader, unpack_ids
 from fedcgd.ledger.verification import verify
 
@@ -42,7 +43,8 @@ def export(path: Path | str) -> dict[str, Any]:
         metrics = connection.execute("SELECT release, data FROM metrics WHERE kind = 'train' ORDER BY release")
         releases = [{"release": release} | json.loads(data) for release, data in metrics]
         others = connection.execute(
-            "SELECT kind, release, data FROM metrics WHERE kind != 'train' ORDER BY kind, release"
+            "SELECT kind, release, data FROM metrics WHERE kind NOT IN ('train', ?) ORDER BY kind, release",
+            (client_metrics.CONFIG,),
         )
         measured = [{"kind": kind, "release": release} | json.loads(data) for kind, release, data in others]
         histogram = dict(

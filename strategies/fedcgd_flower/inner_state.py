@@ -4,10 +4,10 @@ import hashlib
 import io
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
@@ -18,6 +18,7 @@ from fedcgd.ledger.settings import TRAINING
 
 _Arrays = dict[str, NDArray[Any]]
 _CONFIG = "train_config of start"  # no name that an attribute has
+_TEXTS = "texts at the start"  # nor this
 
 
 class _NotSavableError(Exception):
@@ -25,8 +26,8 @@ class _NotSavableError(Exception):
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """The configuration of the training as it was `given`, and as the inner strategy has changed it up to the last release."""
+class EditedConfig:
+    """A configuration as it was `given` to `start`, and as the inner strategy has changed it since."""
 
     given: ConfigRecord
     edited: ConfigRecord
@@ -35,16 +36,29 @@ class TrainConfig:
         """A copy of `given`, or of what has become of it: as in Flower, where every round gets the same record."""
         return ConfigRecord(dict(self.edited if dict(self.given) == dict(given) else given))
 
+    def to_description(self) -> dict[str, Any]:
+        """Both, JSON-able."""
+        return {"given": _encode(self.given, {}), "edited": _encode(self.edited, {})}
 
-def save(inner: Strategy, config: TrainConfig | None = None) -> bytes:
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> Self:
+        """What `to_description` made."""
+        return cls(_decode(description["given"], {}), _decode(description["edited"], {}))
+
+
+def texts(inner: Strategy) -> dict[str, str]:
+    """The attributes of `inner` that are texts, such as folders and names of runs."""
+    return {name: value for name, value in vars(inner).items() if type(value) is str}
+
+
+def save(inner: Strategy, given: Mapping[str, str], config: EditedConfig | None = None) -> bytes:
     """Every attribute of `inner` made of arrays, numbers, texts and records, nested in lists, tuples and dicts: an .npz file.
 
-    What is not (functions, loggers, objects of other types) is left out; `digests_of_unsaved` says whether it
-    changed. `config` is saved
-    beside it.
+    What is not (functions, loggers, objects of other types) is left out; `digests_of_unsaved` says whether it changed. Saved
+    beside it are `given`, the `texts` that it had when this process made it, and `config`, that of the training.
     """
     arrays: _Arrays = {}
-    tree: dict[str, Any] = {}
+    tree: dict[str, Any] = {_TEXTS: dict(given)}
     if config is not None:
         tree[_CONFIG] = [_encode(config.given, arrays), _encode(config.edited, arrays)]
     for name, value in vars(inner).items():
@@ -58,22 +72,31 @@ def save(inner: Strategy, config: TrainConfig | None = None) -> bytes:
     return buffer.getvalue()
 
 
-def restore(inner: Strategy, state: bytes) -> None:
-    """Set the attributes that `save` saved; what `inner` has got since is taken away."""
+def restore(inner: Strategy, state: bytes, given: Mapping[str, str]) -> list[str]:
+    """Set the attributes that `save` saved; what `inner` has got since is taken away.
+
+    A text that training never changed, such as a folder named after the time, is that of this process, `given`. The result are
+    the names of those that were saved with another value.
+    """
     with np.load(io.BytesIO(state), allow_pickle=False) as saved:
         tree = json.loads(saved["tree"].tobytes())
         tree.pop(_CONFIG, None)
+        before = tree.pop(_TEXTS, {})
         values = {name: _decode(node, saved) for name, node in tree.items()}
+    own = {name: text for name, text in given.items() if name in before and values.get(name) == before[name]}
+    other = [name for name, text in own.items() if values[name] != text]
+    values |= own
     for name in [name for name, value in vars(inner).items() if name not in values and _savable(value)]:
         delattr(inner, name)
     vars(inner).update(values)
+    return other
 
 
-def saved_config(state: bytes) -> TrainConfig | None:
-    """The configuration that `save` saved; None if it saved none."""
+def saved_config(state: bytes) -> EditedConfig | None:
+    """The configuration of the training that `save` saved; None if it saved none."""
     with np.load(io.BytesIO(state), allow_pickle=False) as saved:
         node = json.loads(saved["tree"].tobytes()).get(_CONFIG)
-        return None if node is None else TrainConfig(_decode(node[0], saved), _decode(node[1], saved))
+        return None if node is None else EditedConfig(_decode(node[0], saved), _decode(node[1], saved))
 
 
 def digests_of_unsaved(inner: Strategy) -> dict[str, str]:

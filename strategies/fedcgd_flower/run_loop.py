@@ -171,8 +171,11 @@ class RunLoop:
     def _evaluate_on_clients(self, result: RunResult) -> None:
         """Have clients evaluate the last released model as the inner strategy does, if their metrics are forwarded."""
         strategy, release = self.strategy, self.rounds.releases
-        config = ConfigRecord() if self.evaluate_config is None else self.evaluate_config
+        given = ConfigRecord() if self.evaluate_config is None else self.evaluate_config
+        config = self.rounds.evaluation_config(given)
         messages = list(strategy.configure_evaluate(release, result.arrays, config, self.grid))
+        if dict(config) != dict(given):
+            self.rounds.keep_evaluation_config(given, config)
         if not messages:
             return
         replies = [reply for reply in send_and_receive(self.grid, messages, self.timeout) if reply is not None]

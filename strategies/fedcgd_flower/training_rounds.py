@@ -8,7 +8,7 @@ strategy is put back to where it was at the last release.
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from logging import WARNING
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedcgd.keepers import Keepers
-from fedcgd.ledger import Ledger, Run
+from fedcgd.ledger import Ledger, Run, client_metrics
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.passes import passes
@@ -55,7 +55,7 @@ class PendingRound:
     scale: Scale
     """How the sum is read."""
     requests: tuple[tuple[Message, TrainTask], ...]
-    config: inner_state.TrainConfig
+    config: inner_state.EditedConfig
     """The configuration, as it was given and as the inner strategy left it."""
     unsaved: dict[str, str]
     """What the inner strategy held that cannot be saved, before the round."""
@@ -108,9 +108,10 @@ class TrainingRounds:
             self._openings = Openings(keepers, self._wire_plan, cohort_size=cohort_size, patience=patience)
         self._opened: tuple[Ledger, UserDirectory] | None = None
         self._record: RecordedReleases | None = None
-        self._inner_state = inner_state.save(inner)
-        self._config: inner_state.TrainConfig | None = None
-        self._checked = False
+        self._inner_texts = inner_state.texts(inner)
+        self._inner_state = inner_state.save(inner, self._inner_texts)
+        self._config: inner_state.EditedConfig | None = None
+        self._checked = self._texts_told = False
         self._begun = False
         self._pending: PendingRound | None = None
         self._hinted: set[RejectionReason] = set()
@@ -169,7 +170,15 @@ class TrainingRounds:
         run = self.record.resume()
         if run.state is not None:
             self._inner_state = run.state
-        inner_state.restore(self._inner, self._inner_state)
+        texts = inner_state.restore(self._inner, self._inner_state, self._inner_texts)
+        if texts and not self._texts_told:
+            self._texts_told = True
+            log(
+                INFO,
+                "fedcgd: %s of %s: as this process set it, not as the run saved it; training never changed it",
+                ", ".join(texts),
+                type(self._inner).__name__,
+            )
         self._config = inner_state.saved_config(self._inner_state)
         told = self.ledger.metrics("train")
         last = told[max(told)] if told else {}  # of the last release that was one: nothing is told with a spent round
@@ -190,18 +199,29 @@ class TrainingRounds:
             request, _ = self._inner_request(arrays, self.layout(arrays), config)
             inner_state.check_unchanged(self._inner, unsaved)
         finally:
-            inner_state.restore(self._inner, self._inner_state)
+            inner_state.restore(self._inner, self._inner_state, self._inner_texts)
         self.directory.message_type = request.message_type
         self._checked = True
 
     def _inner_request(
         self, arrays: ArrayRecord, layout: Layout, given: ConfigRecord
-    ) -> tuple[InnerRequest, inner_state.TrainConfig]:
+    ) -> tuple[InnerRequest, inner_state.EditedConfig]:
         """What the inner strategy sends in the next round, and what it made of the configuration that was given."""
         edited = ConfigRecord(dict(given)) if self._config is None else self._config.for_next_round(given)
         trained = ArrayRecord({name: arrays[name] for name in layout.names})
         request = inner_request(self._inner, self.releases + 1, trained, edited)
-        return request, inner_state.TrainConfig(ConfigRecord(dict(given)), edited)
+        return request, inner_state.EditedConfig(ConfigRecord(dict(given)), edited)
+
+    def evaluation_config(self, given: ConfigRecord) -> ConfigRecord:
+        """A copy of the configuration of the evaluation, `given`, or of what the inner strategy has made of it so far."""
+        saved = self.ledger.metrics(client_metrics.CONFIG)
+        config = inner_state.EditedConfig.from_description(saved[0]) if saved else None
+        return ConfigRecord(dict(given)) if config is None else config.for_next_round(given)
+
+    def keep_evaluation_config(self, given: ConfigRecord, edited: ConfigRecord) -> None:
+        """Put on record what the inner strategy has made of the configuration of the evaluation."""
+        config = inner_state.EditedConfig(given, edited)
+        self.ledger.record_metrics(client_metrics.CONFIG, 0, config.to_description())
 
     def configure(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """One message for each node that hosts a user of this round's cohort; none if the round is skipped.
@@ -399,7 +419,7 @@ class TrainingRounds:
         """
         released = flatten(stepped, pending.layout, memory.view(np.float32)[: pending.layout.size])
         inner_state.check_unchanged(self._inner, pending.unsaved)
-        state = inner_state.save(self._inner, pending.config)
+        state = inner_state.save(self._inner, self._inner_texts, pending.config)
         # Durable first: what has left the process can then never be followed by another release under this noise.
         self.record.record(pending.attempt, released.data, state, pending.layout.to_json(), metrics)
         self._inner_state, self._config, self.clip_norm = state, pending.config, next_clip_norm
@@ -415,4 +435,4 @@ class TrainingRounds:
         if not begun:
             return
         self.record.abandon(reason)
-        inner_state.restore(self._inner, self._inner_state)
+        inner_state.restore(self._inner, self._inner_state, self._inner_texts)
