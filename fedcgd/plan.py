@@ -19,10 +19,28 @@ from fedcgd.participation import Participation
 class Plan:
     """A whole run: n releases x̂_t = x_t + ζσ·(C⁻¹Z)_t of sums of updates clipped to ζ = `clip_norm`, at failure probability δ.
 
-    `noise_multiplier` is σ. Make one with `calibrated` (σ from a budget), or give σ and read ε from `guarantee`. Given as 0 it is
-    a plan for debugging, `noiseless`: updates are clipped and summed, no noise is added, ε = ∞, and every record says so. Raises
-    ValueError for a mechanism that the participation's sampling is not accounted for, also without noise: there is no such plan;
-    and for one of yours whose noise is not that of its C (`fedcgd.mechanisms.own`).
+    Make one with `calibrated` (σ from a budget), or give σ and read ε from `guarantee`.
+
+    Args:
+        mechanism: the matrix C, such as `LambdaCGD(0.9)`.
+        participation: who takes part when, over how many rounds.
+        clip_norm: ζ, the largest L2 norm of one user's update in one round, in units of the update; 1e-20 to 1e20.
+        noise_multiplier: σ, noise per unit of clip norm. With 0 the plan is `noiseless`, for debugging: updates are clipped and
+            summed, no noise is added, ε = ∞, and every record says so.
+        delta: δ of the whole run, in [1e-300, 1); well below 1 / number of users.
+
+    Raises:
+        ValueError: for a number out of range; for a mechanism that the participation's sampling is not accounted for, also
+            without noise; and for a mechanism of yours whose noise is not that of its C (`fedcgd.mechanisms.own`).
+        TypeError: for what is no mechanism, no participation or no number.
+
+    >>> from fedcgd.mechanisms import DPSGD
+    >>> participation = Participation(rounds=100)
+    >>> plan = Plan(mechanism=DPSGD(), participation=participation, clip_norm=2.0, noise_multiplier=20, delta=1e-5)
+    >>> plan.stddev
+    40.0
+    >>> f"{plan.guarantee().epsilon:.2f}"
+    '1.99'
     """
 
     mechanism: Mechanism
@@ -62,13 +80,23 @@ class Plan:
         curvature: Quadratic | None = None,
         workload: Workload = PREFIX_SUMS,
     ) -> "Plan":
-        """The plan with the smallest σ that keeps the whole run within (ε, δ), adjacency zero out one user.
+        """The plan with the smallest σ that keeps the whole run within (ε, δ); adjacency: zero out one user.
 
-        `mechanism` is a value, or a text as on the command line: "lambda-cgd:0.9", "bisr:16", or "lambda-cgd" alone, which
-        chooses λ for this participation and budget (`fedcgd.accounting.selection.select_mechanism`). With a `curvature`, which
-        must come from public data, what is spelled is fitted to it: "noise-curve:8", "blt:2", "lambda-cgd". With a `workload`
-        (`fedcgd.mechanisms.schedule.scheduled_workload`) what is spelled is chosen for SGD with that momentum and schedule.
-        Raises ValueError if no σ keeps the budget, or the text names no mechanism.
+        Args:
+            mechanism: a value such as `LambdaCGD(0.9)`, or a text as on the command line: "lambda-cgd:0.9", "bisr:16", or
+                "lambda-cgd" alone, which chooses λ for this participation and budget
+                (`fedcgd.accounting.selection.select_mechanism`).
+            participation: who takes part when, over how many rounds.
+            clip_norm: ζ, the largest L2 norm of one user's update in one round, in units of the update.
+            epsilon: the budget ε of the whole run.
+            delta: the budget δ of the whole run; well below 1 / number of users.
+            curvature: what a mechanism given as text is fitted to, for example "noise-curve:8", "blt:2" or "lambda-cgd". It must
+                come from public data.
+            workload: the momentum and the schedule of SGD that a mechanism given as text is chosen for
+                (`fedcgd.mechanisms.schedule.scheduled_workload`).
+
+        Raises:
+            ValueError: if no σ keeps the budget, the text names no mechanism, or the sampling is not accounted for with it.
 
         >>> participation = Participation(rounds=210, min_separation=21)
         >>> plan = Plan.calibrated("lambda-cgd:0.9", participation, clip_norm=1.0, epsilon=8, delta=1e-5)
@@ -104,17 +132,31 @@ class Plan:
         return accountant(self.mechanism, self.participation)
 
     def guarantee(self, *, released: int | None = None) -> Guarantee:
-        """An upper bound on ε, for the whole run or for its first `released` rounds; adjacency is zero out one user.
+        """An upper bound on ε, for the whole run or for its first `released` rounds; adjacency: zero out one user.
 
-        That of a part of a run holds under its `condition` only; where that may be false, that of the whole run holds. Without
-        noise ε is ∞.
+        Args:
+            released: how many rounds have been published; None for all.
+
+        Returns:
+            The guarantee at the plan's δ. That of a part of a run holds under its `condition` only; where that may be false,
+            that of the whole run holds. Without noise ε is ∞.
+
+        Raises:
+            ValueError: if `released` is not in 0 … n.
         """
         if self.noiseless:
             return self._nothing_promised(self.participation.rounds_released(released))
         return self.accountant.epsilon(noise_multiplier=self.noise_multiplier, delta=self.delta, released=released)
 
     def quick_guarantee(self, *, released: int) -> Guarantee:
-        """As `guarantee`, in no time once that of the whole run is known, and less tight: for what is said in every round."""
+        """As `guarantee`, in no time once that of the whole run is known, and less tight: for what is said in every round.
+
+        Args:
+            released: how many rounds have been published.
+
+        Raises:
+            ValueError: if `released` is not in 0 … n.
+        """
         if self.noiseless:
             return self.guarantee(released=released)
         return self.accountant.quick_epsilon(
@@ -154,7 +196,14 @@ class Plan:
 
     @staticmethod
     def from_description(description: dict[str, Any]) -> "Plan":
-        """The plan that `to_description` described. Raises ValueError for what it cannot have written."""
+        """The plan that `to_description` described.
+
+        Args:
+            description: what `to_description` returned, perhaps after a way through JSON.
+
+        Raises:
+            ValueError: for what it cannot have written.
+        """
         try:
             return Plan(
                 mechanism=from_description(description["mechanism"]),

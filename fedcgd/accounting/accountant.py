@@ -37,10 +37,16 @@ class Bound:
 
 @dataclass(frozen=True)
 class Accountant(ABC):
-    """Upper bounds on the privacy loss of a run, adjacency zero out one user. All answers are on the safe side.
+    """Upper bounds on the privacy loss of a run; adjacency: zero out one user. All answers are on the safe side.
+
+    `fedcgd.accountant(mechanism, participation)` makes the right one.
 
     A subclass finds one number (`_sigma_for`, `_epsilon_at`, `_delta_at`) for inputs that are checked and at least one released
     round; it raises ValueError for mechanisms that its sampling is not accounted for.
+
+    Args:
+        mechanism: the matrix C.
+        participation: who takes part when, over how many rounds.
     """
 
     mechanism: Mechanism
@@ -53,14 +59,31 @@ class Accountant(ABC):
     def noise_multiplier(self, *, epsilon: float, delta: float, progress: Progress = silent) -> Guarantee:
         """The smallest σ that is proven to keep the whole run within (ε, δ).
 
-        Raises ValueError for impossible targets, and for mechanisms that the sampling is not accounted for.
+        Args:
+            epsilon: the budget ε, in [1e-300, 1e15].
+            delta: the budget δ, in [1e-300, 1).
+            progress: is called with a line of text for each step of a long search.
+
+        Returns:
+            The guarantee, with σ in its `noise_multiplier`.
+
+        Raises:
+            ValueError: for targets that no σ reaches, and mechanisms that the sampling is not accounted for.
         """
         epsilon, delta = check_epsilon(epsilon), check_delta(delta)
         found = self._sigma_for(epsilon, delta, progress)
         return self._guarantee(found, epsilon, delta, found.value, self.participation.rounds)
 
     def rough_noise_multiplier(self, *, epsilon: float, delta: float) -> float:
-        """About σ, to compare mechanisms by, in less time where `noise_multiplier` draws: never what a run is planned with."""
+        """About σ, to compare mechanisms by, in less time where `noise_multiplier` draws: never what a run is planned with.
+
+        Args:
+            epsilon: the budget ε.
+            delta: the budget δ.
+
+        Raises:
+            ValueError: as `noise_multiplier` does.
+        """
         return self.noise_multiplier(epsilon=epsilon, delta=delta).noise_multiplier
 
     def epsilon(
@@ -68,8 +91,18 @@ class Accountant(ABC):
     ) -> Guarantee:
         """An upper bound on ε for the whole run, or when only the first `released` rounds have been published.
 
-        Of a part it holds if the number of rounds did not depend on what they released. Raises ValueError for δ or σ out of
-        range, and for mechanisms that the sampling is not accounted for.
+        Args:
+            noise_multiplier: σ, positive: noise per unit of clip norm.
+            delta: δ, in [1e-300, 1).
+            released: how many rounds have been published; None for all.
+            progress: is called with a line of text for each step of a long search.
+
+        Returns:
+            The guarantee, with the bound in its `epsilon`. That of a part of a run holds if the number of rounds did not depend
+            on what they released.
+
+        Raises:
+            ValueError: for δ, σ or `released` out of range, and mechanisms that the sampling is not accounted for.
         """
         delta, noise_multiplier = check_delta(delta), check_noise_multiplier(noise_multiplier)
         rounds = self.participation.rounds_released(released)
@@ -79,11 +112,20 @@ class Accountant(ABC):
     def delta(
         self, *, noise_multiplier: float, epsilon: float, released: int | None = None, progress: Progress = silent
     ) -> Guarantee:
-        """An upper bound on δ at `epsilon` ≥ 0, for the whole run, or when only the first `released` rounds have been published.
+        """An upper bound on δ at `epsilon` for the whole run, or when only the first `released` rounds have been published.
 
-        Of a part it holds if the number of rounds did not depend on what they released. Never 0 once a round is released: no
-        noise with tails gives that. Raises ValueError for ε or σ out of range, and for mechanisms that the sampling is not
-        accounted for.
+        Args:
+            noise_multiplier: σ, positive: noise per unit of clip norm.
+            epsilon: ε, at least 0.
+            released: how many rounds have been published; None for all.
+            progress: is called with a line of text for each step of a long search.
+
+        Returns:
+            The guarantee, with the bound in its `delta`: never 0 once a round is released, since no noise with tails gives that.
+            That of a part of a run holds if the number of rounds did not depend on what they released.
+
+        Raises:
+            ValueError: for ε, σ or `released` out of range, and mechanisms that the sampling is not accounted for.
         """
         epsilon = as_float("epsilon", epsilon)
         if not 0 <= epsilon < float("inf"):
@@ -95,12 +137,29 @@ class Accountant(ABC):
         return self._guarantee(found, epsilon, value, noise_multiplier, rounds)
 
     def quick_epsilon(self, *, noise_multiplier: float, delta: float, released: int) -> Guarantee:
-        """As `epsilon`, perhaps less tight, in no time once that of the whole run is known: for what is said in every round."""
+        """As `epsilon`, perhaps less tight, in no time once that of the whole run is known: for what is said in every round.
+
+        Args:
+            noise_multiplier: σ, positive: noise per unit of clip norm.
+            delta: δ, in [1e-300, 1).
+            released: how many rounds have been published.
+
+        Raises:
+            ValueError: as `epsilon` does.
+        """
         return self.epsilon(noise_multiplier=noise_multiplier, delta=delta, released=released)
 
     @abstractmethod
     def gaussian_mu(self, noise_multiplier: float, released: int) -> Bound:
-        """μ of the Gaussian mechanism that the first `released` rounds are at most, for an adversary who knows all rounds."""
+        """μ of the Gaussian mechanism that the first `released` rounds are at most, for an adversary who knows all rounds.
+
+        Args:
+            noise_multiplier: σ, positive.
+            released: how many rounds have been published.
+
+        Returns:
+            μ in `value`: the sensitivity of what is published over σ.
+        """
 
     @abstractmethod
     def loss_distribution(
@@ -108,7 +167,11 @@ class Accountant(ABC):
     ) -> tuple[PrivacyLossDistribution, float]:
         """A privacy loss distribution that dominates the first `released` rounds, and the probability that draws mislead it.
 
-        Its losses are multiples of `step`; it need not be tight at δ below `least_delta`.
+        Args:
+            noise_multiplier: σ, positive.
+            released: how many rounds have been published.
+            step: the losses of the distribution are multiples of it.
+            least_delta: at δ below it the distribution need not be tight.
         """
 
     @abstractmethod

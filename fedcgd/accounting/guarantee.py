@@ -18,13 +18,25 @@ LEAST_DELTA = 1e-300
 class Guarantee:
     """(ε, δ)-differential privacy between the data with one user and the data with that user's updates all zero.
 
-    - `noise_multiplier`: σ (no unit), which includes the sensitivity: the noise has standard deviation ζσ per coordinate of Z,
-      for clip norm ζ.
-    - `sensitivity`: that of C where the method goes through it, else None.
-    - `exact`: ε is the smallest possible (up to rounding, on the safe side), else an upper bound.
-    - `failure_probability`: that the draws of a method that draws random numbers mislead it. It is part of `delta`.
-    - `released` of `rounds`: what has been published. Of a part of a run the guarantee holds under `condition` only; an
-      adversary for whom that may be false is promised that of the whole run.
+    Of a part of a run it holds under `condition` only; an adversary for whom that may be false is promised that of the whole run.
+
+    Attributes:
+        epsilon: ε; infinite without noise.
+        delta: δ, all of it: `failure_probability` is a part of it.
+        noise_multiplier: σ (no unit), which includes the sensitivity: the noise has standard deviation ζσ per coordinate of Z,
+            for clip norm ζ.
+        sampling: how users' rounds are chosen, as in `Participation`.
+        method: in words, how the number was found.
+        rounds: n, the releases of the whole run.
+        released: how many of them have been published.
+        adjacency: which data sets are neighbours; always `ADJACENCY`.
+        sensitivity: that of C where the method goes through it, else None.
+        exact: whether ε is the smallest possible (up to rounding, on the safe side); else it is an upper bound.
+        failure_probability: the chance that the random draws of the method mislead it; 0 where it draws none.
+
+    >>> from fedcgd import DPSGD, Participation, compute_epsilon
+    >>> print(compute_epsilon(DPSGD(), Participation(rounds=1), noise_multiplier=4.0, delta=1e-5))
+    ε ≤ 0.927 at δ = 1e-05 (zero out one user; sampling: none; exact Gaussian mechanism)
     """
 
     epsilon: float

@@ -35,10 +35,15 @@ _TIE = 1e-12  # relative; rounding makes no λ better than 0
 
 @dataclass(frozen=True)
 class LambdaSelection:
-    """The chosen λ, the objective and its value there, and the curve that was searched (ascending λ).
+    """The chosen λ, and the curve that was searched.
 
-    `value` and `values` are errors per unit of clip norm at the (ε, δ) asked for, those of "practical" and "excess" the amplified
-    RMSE.
+    Attributes:
+        lam: λ.
+        objective: what it was chosen by.
+        value: the objective at λ: an error per unit of clip norm at the (ε, δ) asked for. That of "practical" and "excess" is the
+            amplified RMSE.
+        lams: all λ that were tried, ascending.
+        values: the objective at each of them.
     """
 
     lam: float
@@ -72,9 +77,26 @@ def select_lambda(
     - `curvature`: the root of the loss that noise of σ, calibrated under the sampling, adds on a quadratic with this `curvature`
       (`fedcgd.curvature.loss.final_loss`). It must come from public data.
 
-    The rows of A are those of the `workload`: SGD with its momentum and learning rates. `normalize` is for C_λ with unit columns.
-    `progress` hears what comes next. Raises ValueError for an unknown objective, a target that no σ reaches, a curvature with a
-    workload, and the Poisson samplings, where λ > 0 is not accounted for.
+    Args:
+        participation: who takes part when, over how many rounds.
+        objective: what the best λ makes smallest, as above.
+        epsilon: the budget ε of the whole run.
+        delta: the budget δ of the whole run.
+        normalize: whether C_λ gets unit columns.
+        workload: A, SGD with its momentum and learning rates; by default prefix sums.
+        curvature: for the objective `curvature`, and needed there.
+        progress: is called with a line of text for each calibration under a sampling.
+
+    Returns:
+        λ, and the curve that was searched.
+
+    Raises:
+        ValueError: for an unknown objective, a target that no σ reaches, a curvature with a workload, and the Poisson samplings,
+            where λ > 0 is not accounted for.
+
+    >>> participation = Participation(rounds=210, min_separation=21)
+    >>> round(select_lambda(participation, objective="rmse", epsilon=8, delta=1e-5).lam, 3)
+    0.874
     """
     if objective not in get_args(Objective):
         raise ValueError(f"objective must be one of {', '.join(get_args(Objective))}, got {objective!r}")
@@ -149,8 +171,20 @@ def select_mechanism(
     - A mechanism with bands: of p = 1, 2, 4, … and b (min_separation) the one of least error at (ε, δ), or of least loss.
     - `nu-dp-ftrl`, where there is a curvature: ν for its loss.
 
-    A function of public numbers alone: the choice costs no privacy. Raises ValueError for an unknown name, a number that is
-    impossible or has no rule, and a budget that no σ reaches.
+    A function of public numbers alone: the choice costs no privacy.
+
+    Args:
+        spelling: a mechanism as on the command line, such as "bisr:16", or "bisr" to have the number chosen.
+        participation: who takes part when, over how many rounds.
+        epsilon: the budget ε of the whole run.
+        delta: the budget δ of the whole run.
+        error: which error an optimised mechanism is best at, and numbers of bands are compared by.
+        workload: A, SGD with its momentum and learning rates; by default prefix sums.
+        curvature: from public data; what is spelled is then fitted to it.
+        progress: is called with a line of text for each candidate.
+
+    Raises:
+        ValueError: for an unknown name, a number that is impossible or has no rule, and a budget that no σ reaches.
     """
     asked = catalogue.MechanismSpec.parse(spelling)
     if asked.is_open and asked.row.cls is LambdaCGD:
@@ -194,7 +228,19 @@ def select_bands(
 ) -> BandChoice:
     """The number of bands p = 1, 2, 4, … and `longest` of least error at (ε, δ), for a mechanism with bands.
 
-    `participation(p)` says who takes part when there are p bands. Raises ValueError if no σ reaches the budget.
+    Args:
+        spelling: the mechanism, whatever its number.
+        participation: who takes part when, for each p.
+        longest: the largest p.
+        epsilon: the budget ε of the whole run.
+        delta: the budget δ of the whole run.
+        error: which error is compared.
+        workload: A, SGD with its momentum and learning rates; by default prefix sums.
+        curvature: from public data; then its loss is compared instead of an error.
+        progress: is called with a line of text for each candidate.
+
+    Raises:
+        ValueError: if no σ reaches the budget.
     """
 
     numbers = power_bandwidths(longest, 1)

@@ -12,7 +12,9 @@ from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Vector, check_dense, 
 
 @dataclass(frozen=True)
 class BinaryTree(Mechanism):
-    """Binary-tree aggregation with the best linear estimate of every prefix from all nodes (Honaker, 2015).
+    """Binary-tree aggregation with the best linear estimate of every prefix from all nodes.
+
+    Honaker, "Efficient Use of Differentially Private Binary Trees", 2015 (no arXiv number).
 
     The tree releases the noisy sum of every full dyadic block of rounds that ends within n rounds, by a matrix T of zeros and
     ones. C is the lower-triangular matrix with CᵀC = TᵀT. Only the Gram matrix counts for the sensitivity, and for the error of

@@ -16,7 +16,14 @@ _BANDS_SOLVED = 256  # up to which a row of C⁻¹ is found alone; with more ban
 
 @dataclass(frozen=True)
 class Diagonal(Mechanism):
-    """C = diag((n − j)^(1/4)), j from 0: the best diagonal for b = 1, k = n (Theorem 4 of arXiv:2601.22334)."""
+    """C = diag((n − j)^(1/4)), j from 0: the best diagonal for b = 1, k = n.
+
+    Theorem 4 of Kalinin, McKenna, Pagh and Lampert, "DP-λCGD: Efficient Noise Correlation for Differentially Private Model
+    Training", 2026, arXiv:2601.22334.
+
+    >>> [float(Diagonal().inverse_row(t, 16)[0]) for t in (0, 15)]
+    [0.5, 1.0]
+    """
 
     @property
     def name(self) -> str:
@@ -37,10 +44,19 @@ class Diagonal(Mechanism):
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """A C given by its band: `band[j, l]` = C[j + l, j], shape (n, p), float64. Only for the n it was made for.
+    """A C given by its p bands, only for the n rounds it was made for.
 
-    `name` says how it was found: `band-mf` or `dense` (p = n). Entries with j + l ≥ n lie outside C and must be 0. The array is
-    copied. Raises ValueError for a band that makes no invertible C.
+    Args:
+        name: how it was found: `band-mf`, or `dense` where p = n.
+        band: shape (n, p), `band[j, l]` = C[j + l, j]; copied. Entries with j + l ≥ n lie outside C and must be 0.
+
+    Raises:
+        ValueError: for a band that makes no invertible C; and, from every method, for another number of rounds than n.
+
+    >>> import numpy as np
+    >>> from fedcgd.mechanisms import matrix
+    >>> matrix(Dense("band-mf", np.array([[1.0, 0.5], [2.0, 0.0]])), 2).tolist()
+    [[1.0, 0.0], [0.5, 2.0]]
     """
 
     name: str

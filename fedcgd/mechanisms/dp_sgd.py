@@ -10,7 +10,10 @@ from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, padded
 
 @dataclass(frozen=True)
 class DPSGD(ToeplitzMechanism):
-    """C = I: x̂_t = x_t + ζσZ_t (Abadi et al., 2016)."""
+    """C = I: x̂_t = x_t + ζσZ_t, independent noise in each round.
+
+    Abadi et al., "Deep Learning with Differential Privacy", 2016, arXiv:1607.00133.
+    """
 
     @property
     def name(self) -> str:

@@ -14,9 +14,12 @@ from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 
 @dataclass(frozen=True)
 class ErrorNorms:
-    """‖B‖_F and the largest norm of a row of B, for clip norm 1 and σ = 1.
+    """The norms of B = A·C⁻¹, for clip norm 1 and σ = 1. Multiply by σ, of which the sensitivity is a factor.
 
-    Multiply by the noise multiplier σ, of which the sensitivity is a factor.
+    Attributes:
+        rounds: n.
+        frobenius: ‖B‖_F.
+        max_row: the largest norm of a row of B.
     """
 
     rounds: int
@@ -24,20 +27,46 @@ class ErrorNorms:
     max_row: float
 
     def rmse(self, noise_multiplier: float) -> float:
-        """‖B‖_F/√n·σ: the root mean squared error of a model coordinate over all rounds (eq. 6 of arXiv:2601.22334)."""
+        """‖B‖_F/√n·σ: the root mean squared error of a model coordinate over all rounds (eq. 6 of arXiv:2601.22334).
+
+        Args:
+            noise_multiplier: σ, noise per unit of clip norm.
+
+        Returns:
+            In units of the clip norm.
+        """
         return self.frobenius / math.sqrt(self.rounds) * noise_multiplier
 
     def max_se(self, noise_multiplier: float) -> float:
-        """max_t ‖B[t]‖·σ: the error in the worst round (eq. 6)."""
+        """max_t ‖B[t]‖·σ: the error of a model coordinate in the worst round (eq. 6 of arXiv:2601.22334).
+
+        Args:
+            noise_multiplier: σ, noise per unit of clip norm.
+
+        Returns:
+            In units of the clip norm.
+        """
         return self.max_row * noise_multiplier
 
 
 def error_norms(mechanism: Mechanism, rounds: int, workload: Workload = PREFIX_SUMS) -> ErrorNorms:
-    """The norms of A·C⁻¹ for n = `rounds`.
+    """How far the noise moves the model: the norms of A·C⁻¹.
 
     O(n) for Toeplitz C with constant learning rate; O(n·p) for learning-rate schedules where C⁻¹ has p bands (with momentum β:
     p + 30/(1 − β)), and for its normalisation without momentum; else O(n²·p) time with p vectors of length n in memory, where p
     is what the mechanism keeps.
+
+    Args:
+        mechanism: the matrix C.
+        rounds: n, the releases of the run.
+        workload: A, what turns releases into models; by default plain SGD's prefix sums.
+
+    Returns:
+        The norms; their `rmse` and `max_se` are the errors at a noise multiplier.
+
+    >>> from fedcgd.mechanisms import DPSGD
+    >>> error_norms(DPSGD(), 100).max_row
+    10.0
     """
     if isinstance(mechanism, Toeplitz) and not workload.learning_rates:
         # B is Toeplitz too: c⁻¹ filtered by the momentum and summed.

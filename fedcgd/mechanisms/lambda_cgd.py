@@ -14,8 +14,10 @@ class LambdaCGD(ToeplitzMechanism):
     """C_λ[i, j] = λ^(i−j): x̂_t = x_t + ζσ(Z_t − λZ_{t−1}) (eq. 7 and Algorithm 1 of arXiv:2601.22334).
 
     For n = k·b rounds its sensitivity is, squared,
-    (1 − λ^2b)/((1 − λ²)(1 − λ^b)²)·Σ_{j=1..k} (1 − λ^bj)² (Kalinin, McKenna, Pagh and Lampert, DP-λCGD, 2026, arXiv:2601.22334);
-    `fedcgd.mechanisms.sensitivity` finds it for any n.
+    (1 − λ^2b)/((1 − λ²)(1 − λ^b)²)·Σ_{j=1..k} (1 − λ^bj)²; `fedcgd.mechanisms.sensitivity` finds it for any n.
+
+    Kalinin, McKenna, Pagh and Lampert, "DP-λCGD: Efficient Noise Correlation for Differentially Private Model Training", 2026,
+    arXiv:2601.22334.
 
     Args:
         lam: λ in [0, 1), the part of the previous round's noise that is cancelled; 0 is DP-SGD.

@@ -32,30 +32,58 @@ class Mechanism(Protocol):
         ...
 
     def columns(self, rounds: int, indices: NDArray[np.intp]) -> Matrix:
-        """C[:, indices] for n = `rounds`, shape (rounds, len(indices))."""
+        """C[:, indices] for n = `rounds`.
+
+        Args:
+            rounds: n, the releases of the run.
+            indices: numbers of columns, from 0, shape (m,).
+
+        Returns:
+            Shape (rounds, m), float64; zeros above the diagonal.
+        """
         ...
 
     def inverse_row(self, round: int, rounds: int) -> Vector:
-        """The last entries of row `round` of C⁻¹, newest first: (C⁻¹Z)_t = Σ_i w[i]·Z_{t−i}.
+        """The last entries of row t = `round` of C⁻¹, newest first: (C⁻¹Z)_t = Σ_i w[i]·Z_{t−i}.
 
-        w[0] is the diagonal entry; entries older than the last of w are zero. At most `round` + 1 long.
+        Args:
+            round: t, from 0.
+            rounds: n, the releases of the run.
+
+        Returns:
+            w, float64, at most t + 1 long: w[0] is the diagonal entry, and entries older than the last of w are zero.
         """
         ...
 
     # The rest has an answer for every mechanism whose C⁻¹ has few bands; one with long inverse rows overrides all three.
 
     def num_buffers(self, rounds: int) -> int:
-        """How many vectors `multiply_next` keeps between rounds, at most; a replay from the key keeps none."""
+        """How many vectors `multiply_next` keeps between rounds, at most; a replay from the key keeps none.
+
+        Args:
+            rounds: n, the releases of the run.
+        """
         return self.inverse_bandwidth(rounds) - 1
 
     def inverse_bandwidth(self, rounds: int) -> int:
-        """How many vectors Z are made in the last round if nothing is kept: the bands of C⁻¹."""
+        """How many vectors Z are made in the last round if nothing is kept: the bands of C⁻¹.
+
+        Args:
+            rounds: n, the releases of the run.
+        """
         return len(self.inverse_row(rounds - 1, rounds))
 
     def multiply_next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        """(C⁻¹Z)_t from Z_t = `z` and what the round before returned in second place (() for the first), and what to keep now.
+        """(C⁻¹Z)_t from Z_t and what the round before kept. Nothing is changed in place.
 
-        `z` is an array or a tensor; nothing is changed in place.
+        Args:
+            round: t, from 0.
+            rounds: n, the releases of the run.
+            z: Z_t, an array or a tensor of any shape.
+            buffers: what the round before returned in second place; () for the first round.
+
+        Returns:
+            (C⁻¹Z)_t, and what the next round needs: at most `num_buffers` arrays of the shape of `z`.
         """
         weights = self.inverse_row(round, rounds)
         y = z * float(weights[0])
@@ -64,7 +92,15 @@ class Mechanism(Protocol):
         return y, (z, *buffers)[: self.num_buffers(rounds)]
 
     def inverse_diagonal(self, lag: int, rounds: int) -> Vector:
-        """C⁻¹[t, t − lag] for every round t, shape (rounds,); anything for t < lag."""
+        """C⁻¹[t, t − lag] for every round t.
+
+        Args:
+            lag: how far below the diagonal, from 0.
+            rounds: n, the releases of the run.
+
+        Returns:
+            Shape (rounds,), float64; the first `lag` entries mean nothing.
+        """
         rows = (self.inverse_row(t, rounds) for t in range(rounds))
         return np.array([row[lag] if lag < len(row) else 0.0 for row in rows])
 
@@ -74,7 +110,11 @@ class Banded(Mechanism, Protocol):
     """A mechanism that knows that C[i, j] = 0 for i − j at least its bandwidth."""
 
     def bandwidth(self, rounds: int) -> int:
-        """The number p of diagonals of C that are not zero, at most `rounds`."""
+        """The number p of diagonals of C that are not zero, at most `rounds`.
+
+        Args:
+            rounds: n, the releases of the run.
+        """
         ...
 
 
@@ -83,16 +123,35 @@ class Toeplitz(Mechanism, Protocol):
     """A mechanism with C[i, j] = c[i − j], and so C⁻¹[i, j] = c⁻¹[i − j]."""
 
     def coefficients(self, rounds: int) -> Vector:
-        """The first column of C, shape (rounds,), float64."""
+        """The first column of C: c_0, c_1, …
+
+        Args:
+            rounds: n, the releases of the run.
+
+        Returns:
+            Shape (rounds,), float64.
+        """
         ...
 
     def inverse_coefficients(self, rounds: int) -> Vector:
-        """The first column of C⁻¹ up to its last non-zero entry, at most (rounds,), float64."""
+        """The first column of C⁻¹, up to its last entry that is not zero.
+
+        Args:
+            rounds: n, the releases of the run.
+
+        Returns:
+            At most shape (rounds,), float64.
+        """
         ...
 
 
 def bandwidth(mechanism: Mechanism, rounds: int) -> int:
-    """How many diagonals of C may differ from zero: `rounds` unless the mechanism says less."""
+    """How many diagonals of C may differ from zero: `rounds` unless the mechanism says less.
+
+    Args:
+        mechanism: the matrix C.
+        rounds: n, the releases of the run.
+    """
     if isinstance(mechanism, Banded):
         return min(mechanism.bandwidth(rounds), rounds)
     if isinstance(mechanism, Toeplitz):
@@ -102,12 +161,36 @@ def bandwidth(mechanism: Mechanism, rounds: int) -> int:
 
 
 def matrix(mechanism: Mechanism, rounds: int) -> Matrix:
-    """C, dense, shape (rounds, rounds). For small n: takes 8·n² bytes."""
+    """C, dense. For small n: takes 8·n² bytes.
+
+    Args:
+        mechanism: the matrix C.
+        rounds: n, the releases of the run.
+
+    Returns:
+        Shape (rounds, rounds), float64.
+
+    >>> from fedcgd.mechanisms import LambdaCGD
+    >>> matrix(LambdaCGD(0.5), 3).tolist()
+    [[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.25, 0.5, 1.0]]
+    """
     return mechanism.columns(rounds, np.arange(rounds))
 
 
 def inverse_matrix(mechanism: Mechanism, rounds: int) -> Matrix:
-    """C⁻¹, dense, from `inverse_row`, shape (rounds, rounds). For small n."""
+    """C⁻¹, dense, from `inverse_row`. For small n: takes 8·n² bytes.
+
+    Args:
+        mechanism: the matrix C.
+        rounds: n, the releases of the run.
+
+    Returns:
+        Shape (rounds, rounds), float64.
+
+    >>> from fedcgd.mechanisms import LambdaCGD
+    >>> inverse_matrix(LambdaCGD(0.5), 3).tolist()
+    [[1.0, 0.0, 0.0], [-0.5, 1.0, 0.0], [0.0, -0.5, 1.0]]
+    """
     inverse = np.zeros((rounds, rounds))
     for t in range(rounds):
         weights = mechanism.inverse_row(t, rounds)

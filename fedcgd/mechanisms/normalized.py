@@ -12,7 +12,18 @@ from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Toeplitz, Vector, ban
 
 @dataclass(frozen=True)
 class Normalized(Mechanism):
-    """C·D⁻¹ for a Toeplitz `mechanism`, D the norms of its columns cut at n (Appendix B of arXiv:2601.22334)."""
+    """C·D⁻¹ for a Toeplitz C, D the norms of its columns cut at n.
+
+    Appendix B of Kalinin, McKenna, Pagh and Lampert, "DP-λCGD: Efficient Noise Correlation for Differentially Private Model
+    Training", 2026, arXiv:2601.22334.
+
+    Args:
+        mechanism: the Toeplitz C.
+
+    >>> from fedcgd.mechanisms import LambdaCGD, matrix
+    >>> matrix(Normalized(LambdaCGD(0.75)), 2).tolist()
+    [[0.8, 0.0], [0.6, 1.0]]
+    """
 
     mechanism: Toeplitz
 
@@ -25,7 +36,14 @@ class Normalized(Mechanism):
         return bandwidth(self.mechanism, rounds)
 
     def column_norms(self, rounds: int) -> Vector:
-        """d_j = ‖C[:, j]‖₂, shape (rounds,): column j keeps the first n − j coefficients."""
+        """d_j = ‖C[:, j]‖₂: column j keeps the first n − j coefficients.
+
+        Args:
+            rounds: n, the releases of the run.
+
+        Returns:
+            Shape (rounds,), float64, read-only.
+        """
         return _column_norms(self.mechanism, rounds)
 
     def columns(self, rounds: int, indices: NDArray[np.intp]) -> Matrix:

@@ -37,7 +37,11 @@ _TIGHT = 1 + 1e-9  # a bound is called exact if a pattern attains it up to round
 class Sensitivity:
     """sens_{k,b}(C) for clip norm 1, or an upper bound on it.
 
-    `pattern` holds rounds (from 0) at which a user reaches `value`, or comes near it where `exact` is False.
+    Attributes:
+        value: the sensitivity, or the bound.
+        exact: whether it is the sensitivity itself.
+        method: in words, how it was found.
+        pattern: rounds (from 0) at which a user reaches `value`, or comes near it where it is not exact.
     """
 
     value: float

@@ -22,6 +22,9 @@ class SquareRootToeplitz(ToeplitzMechanism):
     """C = A^(1/2), c = coefficients of (1 − x)^(−1/2): max error log(n)/π + O(1) for one participation.
 
     Dvijotham et al., "Efficient and Near-Optimal Noise Generation for Streaming Differential Privacy", 2024, arXiv:2404.16706.
+
+    >>> SquareRootToeplitz().coefficients(3).tolist()
+    [1.0, 0.5, 0.375]
     """
 
     @property
@@ -42,8 +45,16 @@ class NuDPFTRL(ToeplitzMechanism):
     Choquette-Choo et al., "Correlated Noise Provably Beats Independent Noise for Differentially Private Learning", 2024,
     arXiv:2310.06771.
 
-    The exact coefficients are used: with β_t = t^(−3/2)(1 − ν)^t itself, Σβ > 1 and C would grow without bound. `nu` is in
-    [0, 1); 0 is the square-root Toeplitz mechanism.
+    The exact coefficients are used: with β_t = t^(−3/2)(1 − ν)^t itself, Σβ > 1 and C would grow without bound.
+
+    Args:
+        nu: ν in [0, 1), how fast older noise is forgotten; 0 is the square-root Toeplitz mechanism.
+
+    Raises:
+        ValueError: for a ν outside [0, 1).
+
+    >>> NuDPFTRL(0.5).inverse_coefficients(3).tolist()
+    [1.0, -0.25, -0.03125]
     """
 
     nu: float
@@ -66,7 +77,10 @@ class NuDPFTRL(ToeplitzMechanism):
 
 @dataclass(frozen=True)
 class BSR(ToeplitzMechanism):
-    """C = the first `bands` coefficients of (1 − x)^(−1/2) (Kalinin and Lampert, 2024).
+    """C = the first `bands` coefficients of (1 − x)^(−1/2).
+
+    Kalinin and Lampert, "Banded Square Root Matrix Factorization for Differentially Private Model Training", 2024,
+    arXiv:2405.13763.
 
     Args:
         bands: p, the number of diagonals of C, at least 1; 1 is DP-SGD.
@@ -106,7 +120,10 @@ class BSR(ToeplitzMechanism):
 
 @dataclass(frozen=True)
 class BISR(ToeplitzMechanism):
-    """C⁻¹ = the first `bands` coefficients of (1 − x)^(1/2) (Kalinin et al., 2025).
+    """C⁻¹ = the first `bands` coefficients of (1 − x)^(1/2).
+
+    Kalinin, McKenna, Upadhyay and Lampert, "Back to Square Roots: An Optimal Bound on the Matrix Factorization Error for
+    Multi-Epoch Differentially Private SGD", 2025, arXiv:2505.12128.
 
     Args:
         bands: p, the number of diagonals of C⁻¹, and so of noise vectors in a round, at least 1; 1 is DP-SGD.

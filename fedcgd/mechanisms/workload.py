@@ -17,8 +17,16 @@ Objective = Literal["rmse", "max-se"]
 class Workload:
     """A = S·diag(η)·M: heavy-ball momentum M[i, j] = β^(i−j), learning rates η, and the running sum S (all ones below).
 
-    Row t of A·X is then where SGD stands after round t, starting from 0 (Appendix C of arXiv:2405.15913). Without momentum and
-    learning rates it is the prefix sum. A schedule that is shorter than the run goes on with its last rate.
+    Row t of A·X is then where SGD stands after round t, starting from 0 (Appendix C of McKenna, "Scaling up the Banded Matrix
+    Factorization Mechanism for Differentially Private ML", 2024, arXiv:2405.15913).
+
+    Args:
+        momentum: β in [0, 1).
+        learning_rates: η of each round; () for 1 in every round. What is shorter than the run goes on with its last rate.
+
+    Raises:
+        ValueError: for numbers out of range.
+        TypeError: for what is no number.
     """
 
     momentum: float = 0.0
@@ -34,7 +42,14 @@ class Workload:
             raise ValueError(f"learning rates must be finite and not negative, got {self.learning_rates}")
 
     def rates(self, rounds: int) -> Vector:
-        """η_t for each round, shape (rounds,)."""
+        """η_t for each round.
+
+        Args:
+            rounds: n, the releases of the run.
+
+        Returns:
+            Shape (rounds,), float64.
+        """
         if not self.learning_rates:
             return np.ones(rounds)
         rates = np.full(rounds, self.learning_rates[-1])
@@ -47,5 +62,12 @@ PREFIX_SUMS = Workload()
 
 
 def momentum_workload(momentum: float) -> Workload:
-    """SGD with heavy-ball momentum and a constant learning rate of 1."""
+    """SGD with heavy-ball momentum and a constant learning rate of 1.
+
+    Args:
+        momentum: β in [0, 1).
+
+    Raises:
+        ValueError: for a β outside [0, 1).
+    """
     return Workload(momentum=momentum)

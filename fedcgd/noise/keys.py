@@ -24,7 +24,17 @@ class NoiseKey:
     Make one with `generate`, `from_file`, `from_environment` or `from_callback`. `simulation` is something else: a key that
     anybody can guess, for runs that shall be repeatable and keep nothing secret; `simulated` says so for ever.
 
-    The key never shows in `repr`, and refuses to be pickled or copied into messages. Raises ValueError unless it has 32 bytes.
+    The key never shows in `repr`, and refuses to be pickled or copied into messages.
+
+    Args:
+        root: the key, 32 bytes.
+        runs: the file that remembers the key's runs, its register; None for none.
+
+    Raises:
+        ValueError: unless there are 32 bytes.
+
+    >>> NoiseKey.simulation(1)
+    NoiseKey(simulation, fingerprint 82a16206cc07a2b1)
     """
 
     __slots__ = ("_has_register", "_root", "_runs", "_simulated")
@@ -44,19 +54,28 @@ class NoiseKey:
 
     @staticmethod
     def simulation(simulation_seed: int) -> "NoiseKey":
-        """The key of a simulation seed: repeatable, guessable, and therefore without any privacy."""
+        """The key of a simulation seed: repeatable, guessable, and therefore without any privacy.
+
+        Args:
+            simulation_seed: the same number gives the same key, on every machine.
+        """
         key = NoiseKey(hashlib.sha256(f"fedcgd simulation seed {simulation_seed}".encode()).digest())
         key._simulated = True
         return key
 
     @staticmethod
     def from_file(path: Path | str, *, create: bool = False, runs: Path | None = None) -> "NoiseKey":
-        """The key in `path`, 64 hexadecimal digits; with `create`, made there (mode 0600) if there is none.
+        """The key in a file: 64 hexadecimal digits.
 
-        Its runs are remembered in the file `runs`, its register, by default beside it: noise.key.runs for noise.key. Keep the two
-        together: a key that was made here with its register begins and continues no run without it.
+        Args:
+            path: the file, which only its owner may read.
+            create: whether a key is made there (mode 0600) if there is none.
+            runs: the file that remembers the key's runs, its register; by default beside the key, noise.key.runs for noise.key.
+                Keep the two together: a key that was made here with its register begins and continues no run without it.
 
-        Raises ValueError if others may read the file, or if it does not hold a key; FileNotFoundError if it is missing.
+        Raises:
+            ValueError: if others may read the file, or if it does not hold a key.
+            FileNotFoundError: if there is none, and `create` is False.
         """
         path = Path(path)
         runs = runs_file(path) if runs is None else runs
@@ -73,16 +92,28 @@ class NoiseKey:
 
     @staticmethod
     def from_environment(variable: str, *, runs: Path | None = None) -> "NoiseKey":
-        """The key in an environment variable, 64 hexadecimal digits; taken out of it, so that no child process inherits it.
+        """The key in an environment variable, which is taken out of it, so that no child process inherits it.
 
-        `runs` is a file that remembers the key's runs; without one, nothing notices that a run begins again with its ledger lost.
-        Raises ValueError if it is not there.
+        Args:
+            variable: the name of the variable, which holds 64 hexadecimal digits.
+            runs: a file that remembers the key's runs; without one, nothing notices that a run begins again with its ledger lost.
+
+        Raises:
+            ValueError: if the variable is not set, or holds no key.
         """
         return NoiseKey(_from_hex(os.environ.pop(variable, ""), f"environment variable {variable}"), runs=runs)
 
     @staticmethod
     def from_callback(fetch: Callable[[], bytes], *, runs: Path | None = None) -> "NoiseKey":
-        """The 32 bytes that `fetch` returns, for example from a key management service; `runs` as in `from_environment`."""
+        """The key that a function of yours returns, for example from a key management service.
+
+        Args:
+            fetch: returns the key, 32 bytes.
+            runs: a file that remembers the key's runs; without one, nothing notices that a run begins again with its ledger lost.
+
+        Raises:
+            ValueError: if it returns another number of bytes.
+        """
         return NoiseKey(fetch(), runs=runs)
 
     @property
@@ -120,17 +151,32 @@ class NoiseKey:
         return self._derive("sealing", "")
 
     def noise_of(self, stream_id: str) -> bytes:
-        """32 bytes for the noise of one run: no two runs with different `stream_id` share any, even under one key."""
+        """32 bytes for the noise of one run: no two runs with different streams share any, even under one key.
+
+        Args:
+            stream_id: what tells the run from others under this key, as its ledger has it.
+        """
         return self._derive("noise", stream_id)
 
     def choices_of(self, stream_id: str) -> bytes:
-        """32 bytes for the secret choices of one run."""
+        """32 bytes for the secret choices (bins, cohorts, Poisson draws) of one run.
+
+        Args:
+            stream_id: what tells the run from others under this key, as its ledger has it.
+        """
         return self._derive("choices", stream_id)
 
     def nonce_of(self, stream_id: str, total: NDArray[Any], *, earlier: Sequence[int], attempt: int) -> int:
-        """The nonce under which the round after `earlier` gets its noise, for its sum `total`: see `fedcgd.noise.nonce`.
+        """The nonce under which a round gets its noise (`fedcgd.noise.nonce`).
 
-        With a simulation key it is `attempt`, the number of earlier tries of the round, so that the run is repeatable.
+        Args:
+            stream_id: what tells the run from others under this key, as its ledger has it.
+            total: the sum of the round before its noise, on the lattice.
+            earlier: the nonces of the rounds before, oldest first.
+            attempt: how often the round was tried before.
+
+        Returns:
+            A number below 2¹²⁸; of a simulation key `attempt` itself, so that the run is repeatable.
         """
         return attempt if self.simulated else synthetic_nonce(self._derive("nonces", stream_id), earlier, total)
 

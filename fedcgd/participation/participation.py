@@ -32,7 +32,8 @@ class Participation:
             `balls-in-bins`, and of groups under `cyclic-poisson`.
         max_participations: k; None for ⌈n/b⌉, the most that fit.
         sampling: how a user's rounds are chosen.
-        sampling_rate: q in (0, 1], for `poisson` and `cyclic-poisson` only.
+        sampling_rate: q, or p, in (0, 1]: for `poisson`, `cyclic-poisson` and `b-min-sep` only.
+        warm_start: whether the first cohorts are as large as the later ones, for `b-min-sep` only.
 
     Raises:
         ValueError: for values that contradict each other, or are no whole numbers where they count.
@@ -135,7 +136,14 @@ class Participation:
         )
 
     def rounds_released(self, released: int | None) -> int:
-        """`released`, or all rounds for None. Raises ValueError if the run has not so many."""
+        """`released`, or all rounds for None.
+
+        Args:
+            released: how many rounds have been published.
+
+        Raises:
+            ValueError: if it is not in 0 … n.
+        """
         if released is None:
             return self.rounds
         released = as_whole("released", released)
