@@ -8,8 +8,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = [
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    for path in sorted((ROOT / "fedcgd").rglob("*.py"))
+    ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    for root, package in ((ROOT, "fedcgd"), (ROOT / "strategies", "fedcgd_flower"))
+    for path in sorted((root / package).rglob("*.py"))
     if ">>> " in path.read_text()
 ]
 
@@ -27,5 +28,14 @@ def test_examples_in_docstrings(name: str) -> None:
 
 
 def test_the_public_modules_have_examples() -> None:
-    wanted = {"fedcgd", "fedcgd.plan", "fedcgd.optimisation.catalogue", "fedcgd.mechanisms.lambda_cgd"}
+    wanted = {
+        "fedcgd",
+        "fedcgd.plan",
+        "fedcgd.optimisation.catalogue",
+        "fedcgd.mechanisms.lambda_cgd",
+        "fedcgd.opacus.engine",
+        "fedcgd_flower.strategy",
+        "fedcgd_flower.pool",
+        "fedcgd_flower.client_mod",
+    }
     assert wanted <= set(MODULES)

@@ -45,10 +45,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     - poisson: each example in each step with probability 1/len(data_loader).
     - cyclic-poisson: `min_separation` groups in turn, each of the group's examples with probability groups/len(data_loader).
 
-    `key` decides noise and batches: anyone who holds it can remove the noise. An engine makes one run private; runs of other
-    engines have other noise and other batches, also under the same key (except a simulation key, which repeats a run). A
-    checkpoint goes on with its run: to go back to one and train on from there again publishes rounds twice, with fresh noise,
-    and ε counts them once.
+    An engine makes one run private; runs of other engines have other noise and other batches, also under the same key (except a
+    simulation key, which repeats a run). A checkpoint goes on with its run: to go back to one and train on from there again
+    publishes rounds twice, with fresh noise, and ε counts them once.
 
     Guarantee: a step releases, once, the gradients of exactly the examples that the loader issued for its round, each clipped
     to the plan's norm over exactly the parameters that move (see `ReleaseTracker` and `fedcgd.opacus.clipped_sum`), and what is
@@ -56,9 +55,25 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     see whether the loss of an example depends on others (`check_independence` and docs/independence.md say what it can see, and
     docs/central.md where arguments and answers differ from Opacus'). Batches are divided by their expected size.
 
-    `accountant` and `secure_mode` are Opacus': ε is always found by the accountant of the plan, whichever is named, and
-    noise is cryptographic and on a grid in any case, on every device; with secure_mode=True a simulation key and a
-    `noise_generator` are refused.
+    Args:
+        key: decides noise and batches: anyone who holds it can remove the noise.
+        accountant: as in Opacus, and without effect: ε is always found by the accountant of the plan.
+        secure_mode: with True a simulation key and a `noise_generator` are refused. Noise is cryptographic and on a grid in any
+            case, on every device.
+
+    Raises:
+        TypeError: for what is no NoiseKey.
+        ValueError: for an unknown accountant, and a simulation key in secure mode.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> model, data = nn.Linear(4, 2), TensorDataset(torch.zeros(80, 4), torch.zeros(80, dtype=torch.long))
+    >>> engine = CorrelatedPrivacyEngine(NoiseKey.generate())
+    >>> model, optimizer, loader = engine.make_private_with_epsilon(
+    ...     module=model, optimizer=optim.SGD(model.parameters(), lr=0.1), data_loader=DataLoader(data, batch_size=8),
+    ...     mechanism="lambda-cgd:0.5", sampling="none", epochs=2, max_grad_norm=1.0, target_epsilon=8, target_delta=1e-5,
+    ... )
+    >>> engine.get_epsilon(delta=1e-5)  # before the first step
+    0.0
     """
 
     def __init__(self, key: NoiseKey, *, accountant: str = "prv", secure_mode: bool = False) -> None:
@@ -272,13 +287,26 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         )
 
     def get_epsilon(self, delta: float) -> float:
-        """An upper bound on ε of the rounds so far, at `delta`; adjacency is zero out one example."""
+        """An upper bound on ε of the rounds so far; adjacency: zero out one example. 0 before the first.
+
+        Args:
+            delta: δ.
+        """
         return self.accountant.get_epsilon(delta)
 
     def save_checkpoint(
         self, *, noise_scheduler: None = None, grad_clip_scheduler: None = None, **arguments: Any
     ) -> None:
-        """`opacus.PrivacyEngine.save_checkpoint`; there are no schedulers of noise or clip norm."""
+        """`opacus.PrivacyEngine.save_checkpoint`: the model, the optimizer, and where the run stands.
+
+        Args:
+            noise_scheduler: None: the noise is the plan's.
+            grad_clip_scheduler: None: the clip norm is the plan's.
+            arguments: as in Opacus: `path`, `module`, `optimizer`, …
+
+        Raises:
+            ValueError: for a scheduler.
+        """
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         super().save_checkpoint(**arguments)
 
@@ -293,13 +321,26 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         module_load_dict_kwargs: dict[str, Any] | None = None,
         torch_load_kwargs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Go on from `save_checkpoint`: with its model, its run and its round; returns the checkpoint.
+        """Go on from `save_checkpoint`: with its model, its run and its round.
 
         Only tensors and plain values are read, never code.
 
+        Args:
+            path: the checkpoint, or an open file.
+            module: what `make_private` returned, with the plan of the checkpoint.
+            optimizer: what `make_private` returned; None leaves the optimizer's state out.
+            noise_scheduler: None: the noise is the plan's.
+            grad_clip_scheduler: None: the clip norm is the plan's.
+            module_load_dict_kwargs: for `module.load_state_dict`.
+            torch_load_kwargs: for `torch.load`.
+
+        Returns:
+            The checkpoint, without the state of the optimizer.
+
         Raises:
             ValueError: before anything is changed, if the checkpoint is of another plan, or if this engine has released rounds
-                that the checkpoint does not know.
+                that the checkpoint does not know; and for a scheduler.
+            RuntimeError: before `make_private`.
         """
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         if self._tracker is None:

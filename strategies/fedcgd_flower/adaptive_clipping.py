@@ -27,11 +27,17 @@ _SMALLEST_NORM, _LARGEST_NORM = 1e-20, 1e20  # what a plan may have
 class AdaptiveClipping:
     """The clip norm goes towards the `quantile` γ of the users' norms, from the plan's `clip_norm` on.
 
-    - `learning_rate`: η; a round changes the norm by a factor of at most e^η.
-    - `count_noise`: the standard deviation that σZ gives the measured share of users within the norm. The smaller it is, the
-      more of the budget goes there: β = σ / (`count_noise` · cohort), and the updates' noise is 1/√(1 − β²/4) times as large.
+    Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with Adaptive Clipping", 2021, arXiv:1905.03871.
 
-    Raises ValueError for values out of range.
+    Args:
+        quantile: γ, between 0 and 1: the share of users whose updates shall be within the norm.
+        learning_rate: η, in (0, 2]; a round changes the norm by a factor of at most e^η.
+        count_noise: the standard deviation that σZ gives the measured share of users within the norm. The smaller it is, the
+            more of the budget goes there: β = σ / (`count_noise` · cohort), and the updates' noise is 1/√(1 − β²/4) times as
+            large.
+
+    Raises:
+        ValueError: for values out of range.
     """
 
     quantile: float = 0.5
@@ -56,8 +62,13 @@ class AdaptiveClipping:
     def indicator_norm(self, noise_multiplier: float, cohort_size: int) -> float:
         """β/2: what the share takes of a user's norm, which is 1 altogether.
 
-        Raises ValueError if that is more than half of the squared sensitivity, for then the cohort is too small for the noise,
-        and without noise, which it is in proportion to.
+        Args:
+            noise_multiplier: σ of the plan.
+            cohort_size: the users of a round.
+
+        Raises:
+            ValueError: if that is more than half of the squared sensitivity, for then the cohort is too small for the noise; and
+                without noise, which it is in proportion to.
         """
         if not noise_multiplier:
             raise ValueError(

@@ -40,7 +40,11 @@ CallNext = Callable[[Message, Context], Message]
 
 
 def configured_user(context: Context) -> str | None:
-    """The user that the node's configuration names: its "user-id", or else its "partition-id"."""
+    """The user that the node's configuration names: its "user-id", or else its "partition-id"; None if neither is there.
+
+    Args:
+        context: the node's.
+    """
     named = context.node_config.get("user-id", context.node_config.get("partition-id"))
     return None if named is None or named == "" else str(named)
 
@@ -49,27 +53,38 @@ def configured_user(context: Context) -> str | None:
 class ClippedUpdateMod:
     """Run an ordinary train function, and reply with its update (new model − old), clipped to the server's norm.
 
-    >>> app = ClientApp(mods=[clipped_update_mod])          # ClippedUpdateMod(), for all of the app, or
-    >>> @app.train(mods=[clipped_update_mod])               # for its train function
+    `ClientApp(mods=[clipped_update_mod])` is all, or `@app.train(mods=[clipped_update_mod])` for one function. The function sees
+    the model under "arrays" and the configuration under "config", or under the names that the inner strategy gives them, and
+    replies as for FedAvg. Nothing but the clipped update of the arrays that the server trains is sent, rounded to the server's
+    grid: no metrics, no error text, no counters. Of an evaluate function's metrics, those that the server's `PrivateEvaluation`
+    bounds are sent, for its noised sum. Messages of other kinds pass.
 
-    That one line is all. The function sees the model under "arrays" and the configuration under "config", or under the names that
-    the inner strategy gives them, and replies as for FedAvg. Nothing but the clipped update of the arrays that the server trains
-    is sent, rounded to the server's grid: no metrics, no error text, no counters. Of an evaluate function's metrics, those that
-    the server's `PrivateEvaluation` bounds are sent, for its noised sum. Messages of other kinds pass.
+    The node is one user. This must be the first of the mods: what a mod before it changes is refused by the server, and Flower's
+    own privacy mods are refused after it.
 
-    The node is one user; `user(context)` is its id, the same whenever the node comes back. It must be the first of the mods: what
-    a mod before it changes is refused by the server, and Flower's own privacy mods are refused after it.
+    Args:
+        user: `user(context)` is the user's id, the same whenever the node comes back; by default the "user-id" of the node's
+            configuration, or else its "partition-id".
+        keepers: with them, what leaves the node is masked, so that only all keepers of a round together can open it, and only as
+            a noised sum with others'. A node whose configuration names a keeper's key (`keeper="/srv/keeper.key"`) is that keeper
+            too. No evaluation is answered then.
 
-    With `keepers` what leaves the node is masked, so that only all keepers of a round together can open it, and only as a noised
-    sum with others'. A node whose configuration names a keeper's key (`keeper="/srv/keeper.key"`) is that keeper too. No
-    evaluation is answered then.
+    >>> from flwr.clientapp import ClientApp
+    >>> app = ClientApp(mods=[clipped_update_mod])
+    >>> app = ClientApp(mods=[ClippedUpdateMod(user=lambda context: str(context.node_config["device"]))])
     """
 
     user: Callable[[Context], str | None] = configured_user
     keepers: "Keepers | None" = None
 
     def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
-        """The reply to `message`."""
+        """The reply to a message of the server.
+
+        Args:
+            message: what the server asks.
+            context: the node's.
+            call_next: the rest of the app.
+        """
         # Without the name of the app's function, as in "train.lora".
         kind = message.metadata.message_type.partition(".")[0]
         if kind == MessageType.EVALUATE:

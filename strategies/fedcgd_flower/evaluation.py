@@ -38,17 +38,26 @@ from fedcgd_flower.user_directory import NodeIds, balance_users
 class PrivateEvaluation:
     """Every `every` releases, and after the last one, a cohort of users evaluates the released model on its own data.
 
-    >>> plan = Plan.calibrated(DPSGD(), Participation(rounds=5), clip_norm=1.0, epsilon=1, delta=1e-5)
-    >>> PrivateEvaluation(plan=plan, bounds={"eval_acc": 1.0, "eval_loss": 4.0}, every=10)
-
-    - `plan`: how many evaluations there may be, how often and how far apart one user takes part in them, and their noise. Its
-      clip norm is 1: what a user adds has that norm.
-    - `bounds`: the metrics that the nodes' evaluate functions reply, and the largest value of each; what is larger, or below 0,
-      is cut. The noise is in proportion to the bound.
-    - `cohort_size`: users of an evaluation, and divisor of the mean; by default that of the training.
-
     The budget comes on top of that of the training: the log and the result say ε of both together. The record is a ledger of its
-    own beside that of the training (run.db.evaluation). Raises ValueError for values out of range.
+    own beside that of the training (run.db.evaluation).
+
+    Args:
+        plan: how many evaluations there may be, how often and how far apart one user takes part in them, and their noise. Its
+            clip norm is 1: what a user adds has that norm.
+        bounds: the metrics that the nodes' evaluate functions reply, and the largest value of each; what is larger, or below 0,
+            is cut. The noise is in proportion to the bound.
+        every: so many releases lie between two evaluations.
+        cohort_size: users of an evaluation, and divisor of the mean; by default that of the training.
+
+    Raises:
+        ValueError: for values out of range, and a plan without noise.
+        TypeError: for what is no plan.
+
+    >>> from fedcgd import DPSGD, Participation
+    >>> plan = Plan.calibrated(DPSGD(), Participation(rounds=5), clip_norm=1.0, epsilon=1, delta=1e-5)
+    >>> evaluation = PrivateEvaluation(plan=plan, bounds={"eval_acc": 1.0, "eval_loss": 4.0}, every=10)
+    >>> {name: round(stddev, 3) for name, stddev in evaluation.noise(cohort_size=1000).items()}
+    {'eval_acc': 0.006, 'eval_loss': 0.024}
     """
 
     plan: Plan
@@ -77,7 +86,11 @@ class PrivateEvaluation:
             raise ValueError(f"cohort_size must be at least 1, got {self.cohort_size}")
 
     def to_description(self, cohort_size: int) -> dict[str, Any]:
-        """All settings, as JSON-able values; `cohort_size` is that of the training."""
+        """All settings, as JSON-able values.
+
+        Args:
+            cohort_size: that of the training.
+        """
         return {
             "plan": self.plan.to_description(),
             "bounds": dict(self.bounds),
@@ -86,11 +99,20 @@ class PrivateEvaluation:
         }
 
     def is_due(self, release: int, rounds: int) -> bool:
-        """Whether release number `release` (from 1) of so many rounds is evaluated."""
+        """Whether a release is evaluated.
+
+        Args:
+            release: its number, from 1.
+            rounds: those of the training.
+        """
         return release > 0 and (release % self.every == 0 or release == rounds)
 
     def noise(self, cohort_size: int) -> dict[str, float]:
-        """The largest standard deviation of the noise on each metric, in its own units."""
+        """The largest standard deviation of the noise on each metric, in its own units.
+
+        Args:
+            cohort_size: the users of an evaluation.
+        """
         rounds = self.plan.participation.rounds
         inverse = self.plan.mechanism.inverse_row(rounds - 1, rounds)
         stddev = self.plan.noise_multiplier * float(np.linalg.norm(inverse))

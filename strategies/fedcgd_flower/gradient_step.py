@@ -20,11 +20,22 @@ UserData = Callable[[Sequence[str], Context], tuple[torch.Tensor, ...]]
 def one_gradient_step(loss: ExampleLoss, data: UserData, *, time_limit: float | None = TIME_LIMIT) -> ClippedSum:
     """The clipped sum when a user is one example and its update is minus the gradient of its `loss`, vectorised.
 
-    `loss` takes the flat parameters and one example's tensors (`fedcgd.clipping.example_loss` makes one of a model); `data`
-    takes one user in a tuple, and the context, and returns tensors of one row.
-
     The server's learning rate then plays the part of the learning rate: FedAvgM(server_learning_rate=…) is SGD. A user whose
-    `data` raises or takes longer than `time_limit` seconds, or whose loss raises, adds nothing and does not count as an answer.
+    `data` raises or takes longer than the limit, or whose loss raises, adds nothing and does not count as an answer.
+
+    Args:
+        loss: of the flat parameters, shape (d,), and one example's tensors, a scalar (`fedcgd.clipping.example_loss` makes one of
+            a model).
+        data: ((user,), context) → that user's example, as tensors of one row each.
+        time_limit: seconds for the data of one user; None for no limit.
+
+    Returns:
+        What `host_users` takes.
+
+    >>> from fedcgd.clipping import example_loss
+    >>> from torch.nn.functional import cross_entropy
+    >>> loss = example_loss(torch.nn.Linear(4, 2), lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"))
+    >>> clipped_sum = one_gradient_step(loss, lambda users, context: (torch.zeros(1, 4), torch.zeros(1, dtype=torch.long)))
     """
 
     def clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:

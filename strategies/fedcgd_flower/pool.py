@@ -35,7 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTask:
-    """One round's work on a node: the sum over `users` of their updates of `model`, each clipped to `clip_norm` and on `grid`."""
+    """One round's work on a node: the sum over `users` of their updates of `model`, each clipped to `clip_norm` and on `grid`.
+
+    Attributes:
+        model: the parameters that are trained, flat, shape (d,), float32.
+        layout: the names, shapes and types of their arrays.
+        users: whose updates are asked for.
+        clip_norm: ζ of this round, in units of the update.
+        grid: the lattice that clipped updates are rounded to.
+        config: what all nodes are told in this round.
+        update_scale: with adaptive clipping, what an update is divided by before it is clipped; else 1.
+        indicator: with adaptive clipping, what a user adds to the last coordinate if its update is within the norm, or takes away
+            if not; else 0.
+        records: what the server's inner strategy sends beside the model and the configuration, by its names.
+    """
 
     model: Flat
     layout: Layout
@@ -44,11 +57,8 @@ class LocalTask:
     grid: Lattice
     config: ConfigRecord
     update_scale: float = 1.0
-    """With adaptive clipping, what an update is divided by before it is clipped."""
     indicator: int = 0
-    """With adaptive clipping, what a user adds to the last coordinate if its update is within the norm, or takes away if not."""
     records: Mapping[str, ConfigRecord | MetricRecord] = field(default_factory=dict)
-    """What the server's inner strategy sends beside the model and the configuration, by its names."""
 
     @property
     def size(self) -> int:
@@ -56,7 +66,14 @@ class LocalTask:
         return self.layout.size + bool(self.indicator)
 
     def clipped(self, trained: Flat) -> Steps | None:
-        """What a user whose training ended at `trained` adds to the sum, shape (size,); None if it is not finite."""
+        """What a user adds to the sum.
+
+        Args:
+            trained: the parameters after its training, in the order of `model`, shape (d,).
+
+        Returns:
+            Its clipped update in steps of the grid, shape (size,); None if a number is not finite.
+        """
         return clipped_update(
             trained,
             cast_as_trained(self.model, [trained], self.layout),
@@ -88,17 +105,26 @@ def host_users(
 ) -> None:
     """Make `app` a node that hosts `users` and trains the ones it is asked for by `clipped_sum`.
 
-    `users(context)` returns ids that stay the same when the node reconnects, for example from `context.node_config`.
-    A user that the node does not host is left out; so one node cannot be made to speak for another's users. `evaluate` is what
-    the server's `PrivateEvaluation` asks of a user; one that raises, or takes longer than the time limit, adds nothing.
+    A user that the node does not host is left out; so one node cannot be made to speak for another's users.
 
-    `shared=True`, for simulations: other nodes host the same users, and hold the same data. Each user of a round is asked at one
-    of them, so that all have as much to do. It is not always the same one, so training must keep nothing there for later rounds.
-    A node that is registered by name shares nothing, whatever it says: the same id at two silos may be two people.
+    Args:
+        app: the node's app, which gets its train function here, and with `evaluate` its evaluate function.
+        users: `users(context)` returns ids that stay the same when the node reconnects, for example from `context.node_config`.
+        clipped_sum: the users' training: `sequential_training(…)`, `one_gradient_step(…)`, or a function of yours.
+        evaluate: what the server's `PrivateEvaluation` asks of a user; one that raises, or takes longer than the time limit,
+            adds nothing.
+        shared: for simulations: other nodes host the same users, and hold the same data. Each user of a round is asked at one of
+            them, so that all have as much to do. It is not always the same one, so training must keep nothing there for later
+            rounds. A node that is registered by name shares nothing, whatever it says: the same id at two silos may be two
+            people.
+        keepers: with them, what leaves the node is masked, so that only all keepers of a round together can open it, and only as
+            a noised sum with others'. A node whose configuration names a keeper's key (`keeper="/srv/keeper.key"`) is that keeper
+            too. No evaluation is answered then.
 
-    With `keepers` what leaves the node is masked, so that only all keepers of a round together can open it, and only as a noised
-    sum with others'. A node whose configuration names a keeper's key (`keeper="/srv/keeper.key"`) is that keeper too. No
-    evaluation is answered then.
+    >>> def train(model, user, config, context):
+    ...     return model  # after steps on this user's data
+    >>> app = ClientApp()
+    >>> host_users(app, lambda context: ["ada", "ben"], sequential_training(train))
     """
 
     def asked_of(task: TrainTask, context: Context) -> tuple[str, ...]:
@@ -159,10 +185,17 @@ def host_users(
 
 
 def sequential_training(local_training: LocalTraining, *, time_limit: float | None = TIME_LIMIT) -> ClippedSum:
-    """The clipped sum by a plain loop: each user trains from the model it was sent, for at most `time_limit` seconds.
+    """The clipped sum by a plain loop: each user trains from the model it was sent.
 
     A user whose training raises, takes longer, or gives anything but the model's arrays with finite numbers adds nothing and does
     not count as an answer. Whatever it does, the others' updates are the same, as `fedcgd_flower.isolation` says.
+
+    Args:
+        local_training: (model, user, config, context) → the model after that user's training, as an ArrayRecord.
+        time_limit: seconds for one user; None for no limit.
+
+    Returns:
+        What `host_users` takes.
     """
 
     def clipped_sum(work: LocalTask, context: Context) -> tuple[Integers, int]:

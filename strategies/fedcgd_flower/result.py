@@ -12,20 +12,23 @@ class ReleaseEvent:
     """What `on_release` is told after a release: nothing that is not released.
 
     Metrics have the names that Flower's `Result` has.
+
+    Attributes:
+        release: its number, from 1.
+        planned: the rounds of the plan.
+        arrays: the whole model, as in the result.
+        train_metrics: the ε spent, as `train_metrics_clientapp` of the result has it.
+        evaluate_metrics_serverapp: what `evaluate_fn` measured; None if there is none, or it returned None.
+        evaluate_metrics_clientapp: what users measured: with noise if it is a `PrivateEvaluation`, without if metrics of clients
+            are forwarded; None if this release was not evaluated.
     """
 
     release: int
-    """Its number, from 1."""
     planned: int
-    """Rounds of the plan."""
     arrays: ArrayRecord
-    """The whole model, as in the result."""
     train_metrics: MetricRecord
-    """The ε spent, as `train_metrics_clientapp` of the result has it."""
     evaluate_metrics_serverapp: MetricRecord | None
-    """What `evaluate_fn` measured."""
     evaluate_metrics_clientapp: MetricRecord | None
-    """What users measured: with noise if it is a `PrivateEvaluation`, without if metrics of clients are forwarded."""
 
 
 OnRelease = Callable[[ReleaseEvent], object]
@@ -33,16 +36,23 @@ OnRelease = Callable[[ReleaseEvent], object]
 
 @dataclass(repr=False)
 class RunResult(Result):
-    """Flower's `Result` of all releases of a run, also of those before it was resumed."""
+    """Flower's `Result` of all releases of a run, also of those before it was resumed.
+
+    Attributes:
+        arrays: the model that was released last, or the initial one.
+        train_metrics_clientapp: release → the ε spent.
+        evaluate_metrics_serverapp: release → what `evaluate_fn` measured.
+        evaluate_metrics_clientapp: release → what users measured.
+        planned: the rounds of the plan.
+        released: the rounds that are released by now.
+        stopped: why the run ended before its plan; empty if it did not.
+        advice: what can be done about that, as far as it is known.
+    """
 
     planned: int = 0
-    """Rounds of the plan."""
     released: int = 0
-    """Rounds released by now."""
     stopped: str = ""
-    """Why the run ended before its plan; empty if it did not."""
     advice: str = ""
-    """What can be done about that, as far as it is known."""
 
     @property
     def complete(self) -> bool:
@@ -55,7 +65,11 @@ class RunResult(Result):
 
 
 class IncompleteRunError(RuntimeError):
-    """A run ended before its plan without being asked to. `result` holds what was released; the ledger lets the run go on."""
+    """A run ended before its plan without being asked to. With its ledger and its key it can go on.
+
+    Attributes:
+        result: what was released.
+    """
 
     def __init__(self, result: RunResult, *, recorded: bool = True) -> None:
         remedy = (

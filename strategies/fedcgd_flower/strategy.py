@@ -56,8 +56,6 @@ class _Setting(Generic[T]):
 class CorrelatedNoise(Strategy):
     """DP-λCGD, or any mechanism, around an inner strategy: it is given model + (Σ clipped updates + ζσ(C⁻¹Z)_t) / cohort.
 
-    >>> CorrelatedNoise(FedAvg(min_train_nodes=60), plan, key=NoiseKey.generate(), ledger=Path("run.db"))
-
     All rounds of `plan` together are (ε, δ)-DP (adjacency: zero out one user), against anyone who sees every released model.
 
     `start` opens the ledger and closes it when it ends or fails. `with CorrelatedNoise(…) as strategy:` keeps it open for
@@ -104,6 +102,14 @@ class CorrelatedNoise(Strategy):
         TypeError: for a setting of another type.
         ValueError: for settings that are out of range or contradict each other, and an inner strategy that cannot work here.
             Nothing is opened before `start`.
+
+    >>> from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
+    >>> from flwr.serverapp.strategy import FedAvg
+    >>> participation = Participation(rounds=210, min_separation=21)
+    >>> plan = Plan.calibrated(LambdaCGD(0.9), participation, clip_norm=1.0, epsilon=8, delta=1e-5)
+    >>> strategy = CorrelatedNoise(FedAvg(min_train_nodes=60), plan, key=NoiseKey.generate(), ledger="run.db")
+    >>> strategy.cohort_size
+    60
     """
 
     inner = _Setting[Strategy]()
@@ -340,28 +346,58 @@ class CorrelatedNoise(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """One message for each node that hosts a user of this round's cohort; none if the round is skipped.
+        """One message for each node that hosts a user of this round's cohort.
 
-        Raises ValueError if the plan's rounds are used up.
+        Args:
+            server_round: not used: the ledger knows the round.
+            arrays: the model that was released last, or the initial one.
+            config: what all nodes are told in this round.
+            grid: the way to the nodes.
+
+        Returns:
+            The messages; none if the round is skipped, because too few users are there.
+
+        Raises:
+            ValueError: if the plan's rounds are used up.
         """
         return self._rounds.configure(arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The inner strategy's next model after the noised mean of the replies, and the ε spent; (None, None) without release."""
+        """The inner strategy's next model after the noised mean of the replies, and the ε spent.
+
+        Args:
+            server_round: not used: the ledger knows the round.
+            replies: those to the messages of `configure_train`.
+
+        Returns:
+            The released model and its metrics; (None, None) if nothing is released.
+        """
         return self._rounds.aggregate(replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The inner strategy's evaluation of the released model on clients, if client metrics are forwarded; else nothing."""
+        """The inner strategy's evaluation of the released model on clients, if client metrics are forwarded; else nothing.
+
+        Args:
+            server_round: the number of the release, from 1.
+            arrays: the released model.
+            config: what all nodes are told.
+            grid: the way to the nodes.
+        """
         if not self.forward_client_metrics:
             return []
         return list(self.inner.configure_evaluate(server_round, arrays, config, grid))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The inner strategy's average of client metrics, if they are forwarded: not differentially private."""
+        """The inner strategy's average of client metrics, if they are forwarded: not differentially private.
+
+        Args:
+            server_round: the number of the release, from 1.
+            replies: those to the messages of `configure_evaluate`.
+        """
         return self.inner.aggregate_evaluate(server_round, replies) if self.forward_client_metrics else None
 
     def start(
@@ -374,11 +410,25 @@ class CorrelatedNoise(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> RunResult:
-        """Run until all planned rounds are released, or for `num_rounds` tries if fewer than are left (an unreleased one counts).
+        """Run until all planned rounds are released: Flower's `Strategy.start`, with the end that the plan sets.
 
-        As Flower's `Strategy.start`, with replies matched to requests and the end that the plan sets. Metrics of the training are
-        the ε spent, by release; `evaluate_fn(release, arrays)` sees the initial model as release 0 and then every released one.
-        Raises IncompleteRunError if the run ends before its plan, unless `num_rounds` is smaller than what was left of it.
+        Args:
+            grid: the way to the nodes.
+            initial_arrays: the model at first. A run that goes on takes the one that was released last.
+            num_rounds: if fewer than the rounds that are left, so many are tried (one that is not released counts too).
+            timeout: seconds to wait for the replies of a round.
+            train_config: what all nodes are told in every round.
+            evaluate_config: what all nodes are told in every evaluation.
+            evaluate_fn: `evaluate_fn(release, arrays)` evaluates on the server: the initial model as release 0, and then every
+                released one.
+
+        Returns:
+            The last model, and metrics by release: those of the training are the ε spent.
+
+        Raises:
+            IncompleteRunError: if the run ends before its plan, unless `num_rounds` is smaller than what was left of it.
+            TypeError: for `initial_arrays` that are no ArrayRecord.
+            ValueError: for a negative `num_rounds`, and a model, plan or ledger that do not belong together.
         """
         if not isinstance(initial_arrays, ArrayRecord):
             raise TypeError(
