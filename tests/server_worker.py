@@ -1,11 +1,12 @@
 """A federated run over local sockets whose server is started and killed, at random moments, until the run is done.
 
-    python tests/server_worker.py FOLDER ROUNDS KILLS SEED VICTIMS
+    python tests/server_worker.py FOLDER ROUNDS KILLS SEED VICTIMS NOISE
 
-The server is `CorrelatedNoise` with a ledger, a secret key and FedAdam; two node processes host the users. VICTIMS is "server" or
-"server,node". `FOLDER/world` gets a line for each thing that leaves the server: what a node was asked (written by the node)
-and each model that was published; and one for each model that is on the disk and not released yet. Prints the number of kills
-of servers and of nodes.
+The server is `CorrelatedNoise` with a ledger, a secret key and FedAdam; three node processes host the users. VICTIMS is "server"
+or "server,node". NOISE is "server", or "nodes" if each node is a keeper too, with its key and record in the folder.
+`FOLDER/world` gets a line for each thing that leaves the server: what a node was asked (written by the node) and each model that
+was published; one for each model that is on the disk and not released yet; and one for each answer that leaves a keeper. Prints
+the number of kills of servers and of nodes.
 """
 
 import contextlib
@@ -35,18 +36,20 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedcgd.keepers import KeeperKey, Keepers
 from fedcgd.ledger import model_file
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
+from fedcgd_flower.keeper_gate import KEEPERS, question_of
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks which task it is made by
 
 SIZE = 1000
 COHORT = 8
-NODES = 2
+NODES = 3
 USERS = [f"user-{i}" for i in range(100)]
 SEPARATION = 4
 
@@ -77,9 +80,22 @@ def local_training(model: ArrayRecord, user: str, config: object, context: Conte
     return ArrayRecord({"w": Array(start + np.float32(0.5) * (target - start))})
 
 
-def node_app(number: int) -> ClientApp:
+def key_file(folder: Path, number: int) -> Path:
+    """The key of a node that is a keeper."""
+    return folder / f"keeper-{number}.key"
+
+
+def keepers_of(folder: Path) -> Keepers | None:
+    """The nodes as keepers; None if they have no keys."""
+    if not key_file(folder, 0).exists():
+        return None
+    cards = tuple(KeeperKey.from_file(key_file(folder, number)).card(f"k{number}") for number in range(NODES))
+    return Keepers(cards=cards, colluding=1)
+
+
+def node_app(number: int, keepers: Keepers | None = None) -> ClientApp:
     app = ClientApp()
-    host_users(app, lambda context: USERS[number::NODES], sequential_training(local_training))
+    host_users(app, lambda context: USERS[number::NODES], sequential_training(local_training), keepers=keepers)
     return app
 
 
@@ -87,7 +103,9 @@ def serve(folder: Path, number: int, driver: tuple[int, int]) -> None:
     """A node: answers one server after another until the driver, at the other end of a pipe, is gone."""
     os.close(driver[1])
     threading.Thread(target=lambda: os.read(driver[0], 1) or os._exit(0), daemon=True).start()
-    app = node_app(number)
+    keepers = keepers_of(folder)
+    app = node_app(number, keepers)
+    config = {} if keepers is None else {"keeper": str(key_file(folder, number))}
     address = folder / f"node-{number}"
     address.unlink(missing_ok=True)
     identity = os.getpid()  # as in Flower: a node that comes back without a key has another id
@@ -101,8 +119,13 @@ def serve(folder: Path, number: int, driver: tuple[int, int]) -> None:
                     if is_training(request):
                         task, model = request.content["fedcgd"], digest(request.content["model"])
                         tell_the_world(folder, "asked", life, task["round"], task["attempt"], model, *task["users"])
-                    state = Context(run_id=1, node_id=identity, node_config={}, state=RecordDict(), run_config={})
-                    server.send_bytes(message_to_proto(app(request, state)).SerializeToString())
+                    state = Context(run_id=1, node_id=identity, node_config=config, state=RecordDict(), run_config={})
+                    reply = app(request, state)
+                    if question_of(request) == "open" and reply.content.array_records:
+                        opened, answer = request.content[KEEPERS], reply.content["update"]["flat"].data
+                        answer_digest = hashlib.sha256(answer).hexdigest()
+                        tell_the_world(folder, "opened", number, opened["round"], opened["attempt"], answer_digest)
+                    server.send_bytes(message_to_proto(reply).SerializeToString())
 
 
 class SocketGrid(Grid):
@@ -191,7 +214,8 @@ def make_strategy(folder: Path, rounds: int) -> CorrelatedNoise:
         cohort_size=COHORT,
         key=NoiseKey.from_file(folder / "key", create=True),
         ledger=folder / "ledger",
-        patience=5.0,
+        patience=30.0,
+        keepers=keepers_of(folder),
     )
 
 
@@ -249,7 +273,10 @@ def wait_for_a_moment(steps: int, generator: random.Random) -> None:
     time.sleep(generator.choice([0.0, 0.002, 0.01]) * generator.random())
 
 
-def main(folder: Path, rounds: int, kills: int, seed: int, victims: list[str]) -> None:
+def main(folder: Path, rounds: int, kills: int, seed: int, victims: list[str], noise: str) -> None:
+    if noise == "nodes":
+        for number in range(NODES):
+            KeeperKey.from_file(key_file(folder, number), create=True)
     generator = random.Random(seed)
     killed = Counter()
     driver = os.pipe()
@@ -286,4 +313,5 @@ def main(folder: Path, rounds: int, kills: int, seed: int, victims: list[str]) -
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), sys.argv[5].split(","))
+    sys.modules["torch"] = None  # type: ignore[assignment]  # no user here needs it, and every new node would load it
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), sys.argv[5].split(","), sys.argv[6])
