@@ -5,7 +5,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -14,7 +13,8 @@ from cryptography.exceptions import InvalidTag
 from fedcgd.keepers.agreement import Agreement
 from fedcgd.keepers.cards import Card, KeeperKey, Keepers
 from fedcgd.keepers.masks import SEED_BYTES, TICKET_BYTES, Residues, residues_of, subtract_masks
-from fedcgd.keepers.record import MEMORY, Opened, Record, RefusedError, record_file
+from fedcgd.keepers.record import Opened, Record, RefusedError, record_file
+from fedcgd.ledger.transactions import MEMORY, Closable
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise import NoiseStream, Term
 from fedcgd.noise.quantisation import Lattice, add_noise
@@ -56,7 +56,7 @@ class UnreadableError(RefusedError):
         )
 
 
-class Keeper:
+class Keeper(Closable):
     """A keeper that answers: its key and its record. Use `Keeper.open` for those on disk.
 
     Guarantee: for each round it opens one list of nodes only, whatever it is asked and whenever it is killed. The same request
@@ -99,14 +99,6 @@ class Keeper:
         key = KeeperKey.simulation(keepers.simulation_seed, number)
         card = keepers.card_of(key)
         return cls(key, Record.open(record or MEMORY, card.fingerprint), card)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Keeper({self.card.name!r}, fingerprint {self.card.fingerprint})"

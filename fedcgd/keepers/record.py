@@ -1,19 +1,16 @@
 """What a keeper has opened: a durable record, one row a round, without which it answers nobody."""
 
-import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fedcgd.files import sync_folder
-from fedcgd.ledger.transactions import now, transaction
+from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
 
-MEMORY = ":memory:"
 FORMAT = 1
 
 _SCHEMA = """
@@ -51,7 +48,7 @@ class RefusedError(Exception):
     """A keeper does not answer a request, and has recorded nothing: the text says why, and holds nothing secret."""
 
 
-class Record:
+class Record(Closable):
     """The record of one keeper, in a file of its own. Make one with `Record.open`.
 
     Guarantees, whatever is killed when: a round is opened for one list only, and the record says so before anybody can know.
@@ -69,44 +66,23 @@ class Record:
             ValueError: if the file is no record, one of another version, or that of another key.
         """
         new = path != MEMORY and not Path(path).exists()
-        if new:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            with transaction(connection):
-                if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'run'").fetchone():
-                    for statement in _SCHEMA.split(";"):
-                        connection.execute(statement)
-                    connection.execute(
-                        "INSERT INTO run (id, format, created, key_fingerprint) VALUES (1, ?, ?, ?)",
-                        (FORMAT, now(), key_fingerprint),
-                    )
+
+        def prepare(connection: sqlite3.Connection) -> None:
+            if make_tables(connection, _SCHEMA):
+                first = (FORMAT, now(), key_fingerprint)
+                connection.execute("INSERT INTO run (id, format, created, key_fingerprint) VALUES (1, ?, ?, ?)", first)
+
             written, fingerprint = connection.execute("SELECT format, key_fingerprint FROM run").fetchone()
-        except sqlite3.DatabaseError as error:
-            connection.close()
-            if isinstance(error, sqlite3.OperationalError):  # locked, full, read-only
-                raise
-            raise ValueError(f"{path} is not a keeper's record: {error}") from error
+            if (written, fingerprint) != (FORMAT, key_fingerprint):
+                raise ValueError(
+                    f"{path} is the record of a key with fingerprint {fingerprint} in format {written}; this is "
+                    f"{key_fingerprint} and format {FORMAT}: every key has a record of its own"
+                )
+
+        connection = open_file(path, "a keeper's record", prepare)
         if new:
             sync_folder(Path(path).resolve().parent)
-        if (written, fingerprint) != (FORMAT, key_fingerprint):
-            connection.close()
-            raise ValueError(
-                f"{path} is the record of a key with fingerprint {fingerprint} in format {written}; this is {key_fingerprint} "
-                f"and format {FORMAT}: every key has a record of its own"
-            )
         return cls(connection)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file; what is recorded stays."""

@@ -9,7 +9,7 @@ from typing import Any
 from fedcgd.accounting.guarantee import check_delta, check_epsilon, rounded_up
 from fedcgd.ledger.recorded_run import BUDGET, RecordedRun, recorded
 from fedcgd.ledger.run_composition import RunComposition
-from fedcgd.ledger.store import MEMORY
+from fedcgd.ledger.transactions import MEMORY
 from fedcgd.ledger.verification import verify
 from fedcgd.ledger.wording import so_many
 from fedcgd.noise.keys import NoiseKey

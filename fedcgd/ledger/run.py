@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -17,8 +16,8 @@ from fedcgd.ledger import attempts, model_file, openings, settings
 from fedcgd.ledger.openings import RecordedOpening
 from fedcgd.ledger.participation_counter import ParticipationCounter
 from fedcgd.ledger.registry import RegisteredRun, Registry
-from fedcgd.ledger.store import MEMORY, checkpoint, connect
-from fedcgd.ledger.transactions import now, transaction
+from fedcgd.ledger.store import checkpoint, connect
+from fedcgd.ledger.transactions import MEMORY, Closable, now, transaction
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.participation.cohorts import History, check_round
@@ -37,7 +36,7 @@ class Run:
     """What the model's arrays are, as `record_released` was told."""
 
 
-class Ledger:
+class Ledger(Closable):
     """A ledger open for writing, by one process at a time. Make one with `Ledger.open`.
 
     Guarantees, whatever is killed when: no (round, nonce) is released twice, no round is released twice, and every
@@ -122,14 +121,6 @@ class Ledger:
             checkpoint(connection)
             stack.pop_all()
         return cls(connection, registry, plan, owner, stream_id, key.simulated, file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file; what is recorded stays."""

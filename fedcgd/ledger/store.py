@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import sqlite3
 import zlib
 from collections.abc import Iterator
@@ -14,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcgd.ledger import openings
-from fedcgd.ledger.transactions import transaction
+from fedcgd.ledger.transactions import MEMORY, make_tables, open_file
 
-MEMORY = ":memory:"
 FORMAT = 3
 
 _SCHEMA = """
@@ -84,28 +82,17 @@ def connect(path: Path | str) -> sqlite3.Connection:
     """A connection that makes the file (mode 0600) and its tables if they are not there yet."""
     if isinstance(path, Path) and str(path) == MEMORY:
         raise ValueError(f'a ledger in memory is the text "{MEMORY}", not a Path, which would be a file of that name')
-    if path != MEMORY:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA temp_store = MEMORY")
-        connection.execute("PRAGMA cache_size = -65536")  # KiB: the pages that a cohort of 10,000 of many users touches
-        connection.execute("CREATE TEMP TABLE asked (user TEXT PRIMARY KEY) STRICT, WITHOUT ROWID")
-        with transaction(connection):
-            if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'run'").fetchone():
-                for statement in _SCHEMA.split(";"):
-                    connection.execute(statement)
-            for statement in openings.SCHEMA.split(";"):  # a ledger of an earlier version has none of it
-                connection.execute(statement)
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        if isinstance(error, sqlite3.OperationalError):  # locked, full, read-only: not a matter of what the file holds
-            raise
-        raise ValueError(f"{path} is not a ledger: {error}") from error
+    connection = open_file(path, "a ledger", _prepare)
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA cache_size = -65536")  # KiB: the pages that a cohort of 10,000 of many users touches
+    connection.execute("CREATE TEMP TABLE asked (user TEXT PRIMARY KEY) STRICT, WITHOUT ROWID")
     return connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    make_tables(connection, _SCHEMA)
+    for statement in openings.SCHEMA.split(";"):  # a ledger of an earlier version has none of it
+        connection.execute(statement)
 
 
 @contextmanager

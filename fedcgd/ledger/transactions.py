@@ -1,9 +1,68 @@
-"""SQLite transactions that are done or undone, also when the disk fails."""
+"""SQLite files that are durable at every commit, and transactions that are done or undone, also when the disk fails."""
 
+import os
 import sqlite3
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+MEMORY = ":memory:"
+
+
+class Closable(ABC):
+    """Something that `close` ends, and so does the end of a `with` block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it; what is recorded stays."""
+
+
+def open_file(path: Path | str, what: str, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
+    """A connection to `path`, made if there is none (readable by its owner only), once `prepare` has made its tables.
+
+    Raises:
+        ValueError: if the file is not `what`.
+        sqlite3.OperationalError: if it is locked, the disk is full, or nobody may write: not a matter of what the file holds.
+    """
+    if path != MEMORY:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        with transaction(connection):
+            prepare(connection)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+        raise ValueError(f"{path} is not {what}: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def make_tables(connection: sqlite3.Connection, schema: str) -> bool:
+    """Make the tables of `schema` in a file that has none yet; whether it had none."""
+    new = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'run'").fetchone() is None
+    if new:
+        for statement in schema.split(";"):
+            connection.execute(statement)
+    return new
 
 
 @contextmanager
