@@ -1,14 +1,16 @@
 """Random b-min-separation against enumeration, quadrature, an independent Monte Carlo, and the exact Poisson accountant."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from oracles_b_min_sep import deltas, monte_carlo, patterns, ratio
+from scipy.stats import beta, norm
 
 from fedcgd.accounting import accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.b_min_sep import search
-from fedcgd.accounting.b_min_sep.add import _ROUNDING, AddDirection, draw_log_ratios
+from fedcgd.accounting.b_min_sep.add import _ROUNDING, AddDirection, LogRatios, draw_log_ratios
 from fedcgd.accounting.b_min_sep.columns import Columns, columns_of
 from fedcgd.accounting.b_min_sep.law import Law
 from fedcgd.accounting.b_min_sep.likelihood import Likelihood
@@ -16,7 +18,7 @@ from fedcgd.accounting.b_min_sep.pairs import PairChain
 from fedcgd.accounting.b_min_sep.remove import RemoveSampler
 from fedcgd.accounting.b_min_sep.tuples import Tuples, matchings
 from fedcgd.accounting.balls_in_bins.monte_carlo import failure_probability
-from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized, matrix
+from fedcgd.mechanisms import BISR, BSR, DPSGD, BandedToeplitz, BandInvMF, BinaryTree, LambdaCGD, Normalized, matrix
 from fedcgd.participation import Participation
 
 
@@ -33,6 +35,7 @@ SMALL = [
     (BISR(2), 6, 2),
     (Normalized(BISR(2)), 6, 3),
     (BSR(2), 3, 5),
+    (BSR(3), 6, 2),  # one band too many
 ]
 
 
@@ -59,6 +62,30 @@ def test_likelihood_ratio_by_enumeration(mechanism, n: int, b: int, warm: bool) 
     assert np.all(lower <= truth * (1 + 1e-12))
     assert np.all(truth <= upper * (1 + 1e-12))
     assert np.all(upper <= lower * 1.006)
+
+
+@pytest.mark.parametrize("b", [1, 2, 7, 31])
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        BSR(3),
+        BSR(8),
+        BSR(40),
+        BandedToeplitz((1.0, 1.0, 1.0, 1.0)),
+        BandedToeplitz((1.0, 0.5, 1e-9)),
+        BISR(8),
+        BinaryTree(),
+    ],
+    ids=str,
+)
+def test_columns_dominate_and_products_keep_their_digits(mechanism, b: int) -> None:
+    """Also where a tail ends at once, after more than b bands, which a geometric sequence follows badly."""
+    n = 60
+    columns = columns_of(mechanism, n, b, n)
+    c, x = dense(columns), np.random.default_rng(7).standard_normal((n, 3))
+    assert np.all(c >= matrix(mechanism, n) * (1 - 1e-12) - 1e-13)
+    np.testing.assert_allclose(columns.forward(x), c @ x, atol=1e-10)
+    np.testing.assert_allclose(columns.adjoint(x), c.T @ x, atol=1e-10)
 
 
 @pytest.mark.parametrize(("lam", "sigma"), [(0.99, 0.05), (0.999, 0.2), (0.9, 0.1)])
@@ -140,7 +167,8 @@ def test_moments_by_enumeration(mechanism, order: int) -> None:
 
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize(
-    ("mechanism", "n", "b", "sigma"), [(BSR(2), 3, 2, 1.5), (LambdaCGD(0.6), 3, 1, 2.5), (DPSGD(), 3, 2, 0.8)]
+    ("mechanism", "n", "b", "sigma"),
+    [(BSR(2), 3, 2, 1.5), (BSR(3), 3, 2, 1.5), (LambdaCGD(0.6), 3, 1, 2.5), (DPSGD(), 3, 2, 0.8)],
 )
 def test_small_cases_by_quadrature(mechanism, n: int, b: int, sigma: float, warm: bool) -> None:
     removing, adding = deltas(matrix(mechanism, n), patterns(n, b, 0.3, warm=warm), sigma, 0.7, 161)
@@ -231,6 +259,45 @@ def test_confidence_bounds_cover() -> None:
         assert np.median(bounds) < 2 * truth
 
 
+def test_adding_is_extrapolated_from_confidence_bounds_on_both_counts() -> None:
+    """Beside SciPy's beta distribution and a sum: log S as if normal, through an upper bound at u₁ and a lower one at u₂."""
+    epsilon, line, counts, count, failure = 1.0, (-0.4, 0.3), (150, 1800), 4096, 1e-6
+    first = beta.ppf(1 - failure / 2, counts[0] + 1, count - counts[0])
+    second = beta.ppf(failure / 2, counts[1], count - counts[1] + 1)
+    h1, h2 = norm.ppf(first), norm.ppf(second)
+    u = np.linspace(-15.0, -epsilon, 200_001)
+    h = h1 - (line[0] - u) * (h2 - h1) / (line[1] - line[0])
+    expected = np.trapezoid(norm.cdf(h) * np.exp(u + epsilon), u)
+    direction = AddDirection(epsilon, failure, line, 0.0, 0.0, 0.0)
+    ratios = np.full(count, 1.0)
+    ratios[: counts[1]] = 0.0
+    ratios[: counts[0]] = -0.5
+    assert direction.confirm(LogRatios(ratios, ratios)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_largest_value_between_two_bounds_counts() -> None:
+    """g(S/a) rises up to S/a = r/(r − 1) and falls after it: what is between may be larger than at both bounds."""
+    columns, law = columns_of(BSR(2), 3, 2, 3), Law(3, 2, 0.3, True)
+    sampler = RemoveSampler.of(columns, law, Likelihood.of(columns, law, 1.5), 1.5, 0.7)
+    assert sampler is not None
+    r = sampler.tuples.order
+    top = r / (r - 1)
+
+    def g(ratio: float) -> float:
+        return max(0.0, ratio - 1) / ratio**r / (top - 1) * top**r
+
+    bounds = np.array([(0.3, 0.9), (0.5, 1.1), (1.2, 5.0), (top * 0.99, top * 1.01), (3.0, 4.0), (5.0, 5.0)])
+
+    class Between:
+        def bounds(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            return bounds[:, 0] * math.exp(0.7), bounds[:, 1] * math.exp(0.7)
+
+    found = replace(sampler, likelihood=Between())._values(np.zeros((3, len(bounds))))  # type: ignore[arg-type]
+    largest = [max(g(ratio) for ratio in np.linspace(low, high, 10_001)) for low, high in bounds]
+    np.testing.assert_allclose(found, largest, rtol=1e-6, atol=1e-12)
+    assert found[3] == pytest.approx(1.0)
+
+
 def test_confidence_bounds_on_removing_cover() -> None:
     """As above, beside δ by quadrature: the product of two confidence bounds, wrong with probability at most 20 %."""
     columns, law = columns_of(BSR(2), 3, 2, 3), Law(3, 2, 0.3, True)
@@ -242,6 +309,32 @@ def test_confidence_bounds_on_removing_cover() -> None:
     assert below <= 0.2 * 200 + 3 * math.sqrt(0.16 * 200)
     assert np.median(bounds) < 1.2 * truth
     assert sum(bound < 1.05 * truth for bound in bounds) > below  # what is tried binds
+
+
+def test_a_confirmation_is_of_both_directions_and_of_draws_that_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those that the pilot was chosen by, nor those of another confirmation."""
+    seeds = []
+    removing, adding = RemoveSampler.draw, search.draw_log_ratios
+
+    def seen_removing(sampler: RemoveSampler, count: int, seed: tuple[int, int]):
+        seeds.append(seed)
+        return removing(sampler, count, seed)
+
+    def seen_adding(*arguments):
+        seeds.append(arguments[-1])
+        return adding(*arguments)
+
+    monkeypatch.setattr(RemoveSampler, "draw", seen_removing)
+    monkeypatch.setattr(search, "draw_log_ratios", seen_adding)
+    question = search.Question(columns_of(BSR(2), 6, 2, 6), Law(6, 2, 0.3, True), 2.0)
+    pilot = question.at(2.0, 0.7).pilot(5, 1e-6)
+    assert pilot is not None
+    found = [pilot.confirm(math.inf, 5, attempt) for attempt in range(2)]
+    assert len(seeds) == 6
+    assert len(set(seeds)) == 6
+    monkeypatch.setattr(AddDirection, "confirm", lambda *_: 0.77)
+    assert max(found) < 0.77
+    assert pilot.confirm(math.inf, 5, 2) == 0.77
 
 
 def test_all_tries_together_take_no_more_of_delta_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan
+from fedcgd.accounting.selection import select_lambda
 from fedcgd.clipping.flat_models import flatten
+from fedcgd.mechanisms.schedule import scheduled_workload
 from fedcgd.opacus import CorrelatedPrivacyEngine
 
 # Of Opacus' own engine, which these tests compare with.
@@ -281,6 +283,48 @@ def made_of(**changed):
 def test_a_slip_is_answered_in_the_words_of_the_argument(changed, message):
     with pytest.raises((TypeError, ValueError), match=message):
         made_of(**changed)
+
+
+def lam(**changed) -> float:
+    """λ of a run whose mechanism has no number."""
+    engine = CorrelatedPrivacyEngine(SECRET)
+    model = nn.Linear(4, 2)
+    engine.make_private_with_epsilon(
+        module=model,
+        optimizer=changed.pop("optimizer", torch.optim.SGD)(model.parameters(), lr=0.1, **changed.pop("options", {})),
+        data_loader=DataLoader(data(), batch_size=8),
+        mechanism="lambda-cgd",
+        sampling="none",
+        target_epsilon=4.0,
+        target_delta=1e-5,
+        epochs=10,
+        max_grad_norm=1.0,
+        **changed,
+    )
+    return engine.accountant.plan.mechanism.lam
+
+
+def test_lambda_is_chosen_for_the_momentum_and_the_schedule_that_run():
+    rounds = 10 * len(DataLoader(data(), batch_size=8))
+    participation = Participation(rounds=rounds, min_separation=rounds // 10)
+
+    def expected(**workload) -> float:
+        found = select_lambda(
+            participation,
+            epsilon=4.0,
+            delta=1e-5,
+            objective="excess",
+            workload=scheduled_workload(rounds=rounds, **workload),
+        )
+        return found.lam
+
+    constant, falling = expected(schedule="constant"), expected(schedule="linear")
+    assert lam() == constant
+    assert lam(schedule="linear") == falling > constant
+    assert lam(options={"momentum": 0.9}) == expected(schedule="constant", momentum=0.9) > constant
+    assert lam(optimizer=torch.optim.Adam) == constant
+    with pytest.raises(ValueError, match="schedule must be one of constant, linear, cosine, got 'stairs'"):
+        lam(schedule="stairs")
 
 
 def test_a_layer_that_sees_fewer_rows_is_named():

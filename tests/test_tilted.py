@@ -1,6 +1,7 @@
 """δ of many rounds, down to 1e-30: against exact arithmetic, quadrature with 40 digits, and the Gaussian's closed form."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import mpmath
@@ -11,7 +12,7 @@ from scipy.fft import rfft
 from fedcgd import DPSGD, Participation, compute_delta, compute_epsilon
 from fedcgd.accounting import calibrate, gaussian
 from fedcgd.accounting.poisson import METHOD, WITHOUT_AMPLIFICATION, once_delta
-from fedcgd.accounting.tilted import Composition, GridLoss
+from fedcgd.accounting.tilted import Composition, GridLoss, _tail
 
 # P(loss = i/4 − 1) in 64ths, for i = 0 … 8: lopsided, with a hole.
 SMALL = (5, 12, 0, 20, 10, 8, 5, 3, 1)
@@ -148,3 +149,16 @@ def test_a_transform_rounds_by_less_than_what_is_allowed_for(size) -> None:
     right = rfft(values.astype(np.longdouble))
     wrong = float(np.linalg.norm((rfft(values) - right).astype(complex)) / np.linalg.norm(right.astype(complex)))
     assert wrong < 2.0 * 2.0**-53 * math.log2(size)
+
+
+def test_what_rounding_may_take_is_added_at_its_full_weight() -> None:
+    """A tail whose entries are off by up to e·exp(θ(last − l)) has a δ larger by at least Σ (1 − e^{ε−l})·that."""
+    loss = GridLoss(np.array(SMALL) / 64, -4, 0.25, 0.0)
+    epsilon, error = 3.0, 1e-3
+    tail = _tail(Composition(loss, 24), 0.8, 0.0, 5.0, 1e-3)
+    assert tail is not None
+    wrong = replace(tail, error=tail.error + error)
+    above = np.arange(epsilon, 400.0, 0.25)
+    least = math.exp(tail.log_scale) * error * float((-np.expm1(epsilon - above) * np.exp(-0.8 * (above - 5.0))).sum())
+    more = wrong.delta(epsilon) - tail.delta(epsilon)
+    assert least <= more <= 2 * least

@@ -15,13 +15,14 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.attachments import attach, detach_earlier_runs
 from fedcgd.opacus.batches import RoundBatches, loader_over, split_in_order
 from fedcgd.opacus.first_batches import FirstBatches
 from fedcgd.opacus.ghost import GhostLoss
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
-from fedcgd.opacus.planning import PlanArguments, check_clipping, chosen_sampling, plan_of
+from fedcgd.opacus.planning import PlanArguments, check_clipping, chosen_sampling, plan_of, workload_of
 from fedcgd.opacus.release_tracker import NullAccountant, ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.validation import check_fits, check_loader, check_module, refuse_schedulers
@@ -238,6 +239,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         poisson_sampling: bool | None = None,
         clipping: str = "flat",
         accumulation_steps: int = 1,
+        schedule: Schedule = "constant",
         **options: Any,
     ) -> Private:
         """`make_private` with the plan that has the smallest σ for `epochs` epochs within (`target_epsilon`, `target_delta`).
@@ -247,7 +249,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             optimizer: as in `make_private`.
             criterion: as in `make_private`.
             data_loader: as in `make_private`.
-            mechanism: what `Plan.calibrated` takes.
+            mechanism: what `Plan.calibrated` takes. One without a number, such as "lambda-cgd", is chosen for the momentum of
+                the `optimizer` and for the `schedule`.
             target_epsilon: ε of the whole run.
             target_delta: δ.
             epochs: so many passes over the loader.
@@ -258,6 +261,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             poisson_sampling: False is the sampling "none".
             clipping: "flat".
             accumulation_steps: as in `make_private`.
+            schedule: how the learning rate will move: "constant", "linear" (to 0) or "cosine". To move it is your scheduler's
+                task.
             options: `make_private`'s.
 
         Returns:
@@ -270,7 +275,12 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
 
         def calibrated(participation: Participation) -> Plan:
             return Plan.calibrated(
-                mechanism, participation, clip_norm=max_grad_norm, epsilon=target_epsilon, delta=target_delta
+                mechanism,
+                participation,
+                clip_norm=max_grad_norm,
+                epsilon=target_epsilon,
+                delta=target_delta,
+                workload=workload_of(optimizer, schedule, participation.rounds),
             )
 
         steps = check_loader(data_loader, accumulation_steps)[1]

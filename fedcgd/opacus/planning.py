@@ -4,7 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import optim
+
 from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
+from fedcgd.mechanisms.workload import Workload
 from fedcgd.optimisation.catalogue import mechanism as named_mechanism
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
@@ -92,6 +96,21 @@ def chosen_sampling(sampling: Sampling | None, poisson_sampling: bool | None) ->
     if sampling is not None and poisson_sampling != (sampling == "poisson"):
         raise ValueError(f"poisson_sampling={poisson_sampling} contradicts sampling {sampling!r}; give one of them")
     return sampling or ("poisson" if poisson_sampling else "none")
+
+
+def workload_of(optimizer: optim.Optimizer, schedule: Schedule, rounds: int) -> Workload:
+    """What a mechanism without a number is chosen for: SGD's momentum, and the schedule that the caller will set.
+
+    Other optimizers count as SGD without momentum, and so does one whose groups of parameters have different momentum.
+
+    Raises:
+        ValueError: for an unknown schedule.
+    """
+    momenta = (
+        {float(group["momentum"]) for group in optimizer.param_groups} if isinstance(optimizer, optim.SGD) else {0.0}
+    )
+    momentum = momenta.pop() if len(momenta) == 1 else 0.0
+    return scheduled_workload(schedule, rounds, momentum=momentum)
 
 
 def plan_of(

@@ -18,6 +18,7 @@ from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense
 
 _CHUNK = 256  # columns of a dense C at a time
 _BLOCK = 256  # rounds in one product with the band
+_LARGEST_AMPLITUDE = 1e4  # of c(0): A·λ^u is taken off the head again, which loses so many digits
 _NOTHING = 1e-300  # a coefficient that no double tells from none
 
 
@@ -179,9 +180,10 @@ def _largest_column(mechanism: Mechanism, rounds: int, released: int) -> Vector:
 
 
 def _dominating_tail(column: Vector, start: int) -> tuple[float, float]:
-    """(A, λ) with A·λ^u ≥ column[u] for u ≥ `start`, of about the least sum."""
+    """(A, λ) with A·λ^u ≥ column[u] for u ≥ `start`, of about the least sum, and A not so large that it takes digits."""
     lags = np.flatnonzero(column[start:] > _NOTHING) + start
     logs = np.log(column[lags])
+    fastest = float(np.max((logs - math.log(_LARGEST_AMPLITUDE * column[0])) / lags))  # the least log λ for this A
 
     def log_amplitude(log_ratio: float) -> float:
         return float(np.max(logs - lags * log_ratio))
@@ -192,6 +194,7 @@ def _dominating_tail(column: Vector, start: int) -> tuple[float, float]:
         total = -math.expm1(count * log_ratio) / -math.expm1(log_ratio)
         return log_amplitude(log_ratio) + start * log_ratio + math.log(total)
 
-    found = minimize_scalar(log_sum, bounds=(math.log(1e-9), math.log(30.0)), method="bounded", options={"xatol": 1e-6})
+    bounds = (math.log(1e-9), math.log(max(1e-8, -fastest)))
+    found = minimize_scalar(log_sum, bounds=bounds, method="bounded", options={"xatol": 1e-6})
     log_ratio = -math.exp(float(found.x))
     return math.exp(log_amplitude(log_ratio)) * (1 + 1e-12), math.exp(log_ratio)
