@@ -32,9 +32,17 @@ _CLEAR = 10.0  # standard deviations that a group should stand out by, if the cl
 
 @dataclass(frozen=True)
 class AuditResult:
-    """`passed` unless a lower bound on ε exceeds the claim. All of `bounds` hold together with probability `confidence`.
+    """What an audit found: the claim is refuted, or it is not.
 
-    `method` names the bound that gave `epsilon_lower`, the largest; `trials` counts canaries, included and held out.
+    Attributes:
+        passed: whether no lower bound on ε exceeds the claim.
+        epsilon_lower: the largest lower bound on ε at `delta`.
+        claimed_epsilon: the claim.
+        delta: δ of the claim and of the bounds.
+        confidence: the probability with which all bounds hold together.
+        method: the name of the largest bound.
+        trials: the canaries, included and held out.
+        bounds: every lower bound on ε, by its name.
     """
 
     passed: bool
@@ -52,10 +60,22 @@ def audit_canaries(
 ) -> AuditResult:
     """Is (ε, δ) plausible, given one score for each canary that took part and for each that was held out?
 
-    A fair coin of the auditor's must have decided for each canary. `audit_bounds` says what else the three bounds
+    A fair coin of the auditor's must have decided for each canary. `fedcgd.audit.bounds` says what else the three bounds
     assume; the strongest assumption, independent noise for each canary, holds where each has a coordinate of its own.
-    Raises ValueError for fewer than two scores of a kind, scores that are not finite, and a claim or confidence out of
-    range.
+
+    Args:
+        included: one score for each canary that took part, larger if it looks as if it had; `canary_scores` gives some.
+        held_out: the same for those that did not.
+        epsilon: the claimed ε.
+        delta: the claimed δ.
+        confidence: how sure a refutation is, in (0, 1).
+
+    Raises:
+        ValueError: for fewer than two scores of a kind, scores that are not finite, and a claim or confidence out of range.
+
+    >>> rng = np.random.default_rng(1)
+    >>> audit_canaries(rng.normal(1, 1, 500), rng.normal(0, 1, 500), epsilon=8, delta=1e-5).passed
+    True
     """
     epsilon, delta, confidence = _check_claim(epsilon, delta, confidence)
     taking_part, absent = _scores("included", included), _scores("held_out", held_out)
@@ -153,9 +173,28 @@ def audit_mechanism(
 def audit_plan(
     plan: Plan, release: Release, *, epsilon: float, seed: int, trials: int = 40_000, confidence: float = 0.99
 ) -> AuditResult:
-    """Does `release`, the path by which a run of `plan` releases, keep ε = `epsilon` at the plan's δ?
+    """Does the path by which a run of `plan` releases keep its ε, at the plan's δ, when users do their worst?
 
-    `fedcgd.audit.server_release` is that of a server; for a secret sampling see `audit_mechanism`.
+    As `audit_mechanism`, which says what is tried.
+
+    Args:
+        plan: without a sampling. For a secret one, audit the ε that the same σ gives without it.
+        release: the path; `server_release` is that of a server.
+        epsilon: the claimed ε.
+        seed: of the simulated canaries; the result is repeatable.
+        trials: simulated canaries, at least 1000; 40,000 tell σ from 0.9σ.
+        confidence: how sure a refutation is, in (0, 1).
+
+    Returns:
+        Whether the claim stands, the largest lower bound on ε, and every bound by its name.
+
+    Raises:
+        ValueError: for a sampling, too few trials, or a release of a wrong shape.
+
+    >>> from fedcgd.audit import server_release
+    >>> plan = Plan.calibrated(DPSGD(), Participation(rounds=2), clip_norm=1.0, epsilon=4, delta=1e-5)
+    >>> audit_plan(plan, server_release(plan, seed=1), epsilon=4, seed=1, trials=2000).passed
+    True
     """
     return audit_mechanism(
         release, plan.mechanism, plan.participation, clip_norm=plan.clip_norm, epsilon=epsilon, delta=plan.delta,
@@ -169,9 +208,20 @@ def canary_scores(
     """⟨m, C·x̂⟩/(‖m‖ζ) for each canary: N(‖m‖, σ²) if it took part, N(0, σ²) if not.
 
     m is the sum of the columns of C of the canary's rounds, and this the likelihood ratio for an update of ζ along the
-    canary's own direction. `released` has shape (n, canaries): x̂_t along that direction, for all n rounds. `patterns`
-    holds the rounds in which each took part; for one that was held out any pattern that is chosen without looking at
-    the releases, such as another canary's. Raises ValueError for shapes that differ or a canary without rounds.
+    canary's own direction.
+
+    Args:
+        mechanism: the matrix C.
+        released: x̂_t along each canary's direction, for all n rounds, shape (n, canaries).
+        patterns: the rounds in which each canary took part; for one that was held out any pattern that is chosen without
+            looking at the releases, such as another canary's.
+        clip_norm: ζ, the norm of a canary's update.
+
+    Returns:
+        Shape (canaries,).
+
+    Raises:
+        ValueError: for shapes that differ, or a canary without rounds.
     """
     rounds, count = released.shape
     if len(patterns) != count or not all(patterns):
@@ -194,9 +244,16 @@ def canary_scores(
 
 
 def overused(patterns: Sequence[tuple[int, ...]], participation: Participation) -> list[int]:
-    """Positions of the `patterns` (rounds of a user, ascending) that are more than k or less than b apart.
+    """Which users took part more than k times, or twice less than b rounds apart: ε does not hold for them.
 
-    No statistic would see a single such user; ε does not hold for it.
+    No statistic would see a single such user.
+
+    Args:
+        patterns: the rounds of each user, ascending.
+        participation: what was promised.
+
+    Returns:
+        Positions in `patterns`.
     """
     k, b = participation.participations, participation.min_separation
     return [

@@ -12,12 +12,25 @@ _KEYS = 2**20  # repetitions of one seed
 
 
 def audit_key(seed: int, repetition: int) -> NoiseKey:
-    """A key for one repetition, repeatable."""
+    """A key for one repetition, repeatable.
+
+    Args:
+        seed: of the audit.
+        repetition: from 0.
+    """
     return NoiseKey.simulation(_KEYS * seed + repetition)
 
 
 def server_release(plan: Plan, seed: int) -> Release:
-    """What a server releases round by round: sums on the grid, nonces, noise, and back, as in `CorrelatedNoise`."""
+    """What a server releases round by round: sums on the grid, nonces, noise, and back, as in `CorrelatedNoise`.
+
+    Args:
+        plan: what runs.
+        seed: of the keys, one for each repetition: the noise is repeatable.
+
+    Returns:
+        What `audit_plan` takes: (sums with shape (rounds, size), repetition) → the releases, of the same shape.
+    """
 
     def release(sums: Matrix, repetition: int) -> Matrix:
         key = audit_key(seed, repetition)

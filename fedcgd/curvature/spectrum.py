@@ -20,10 +20,16 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues of a Hessian, at least 0 and strictly falling, and `counts[i]` of `eigenvalues[i]`, positive.
+    """The eigenvalues of a Hessian, and how many there are of each. `Spectrum.of` makes one of any list.
 
-    Counts need not be whole: a density that was estimated has parts of directions. `measured_on` says what the eigenvalues are
-    of (model, data, method; JSON-able) and takes no part in comparisons. Raises ValueError for anything else.
+    Args:
+        eigenvalues: at least 0 and strictly falling, in units of loss / parameter².
+        counts: how many directions have each of them, positive. They need not be whole: a density that was estimated has parts
+            of directions.
+        measured_on: what the eigenvalues are of (model, data, method; JSON-able); it takes no part in comparisons.
+
+    Raises:
+        ValueError: for anything else.
 
     >>> Spectrum.of([0.5, 2.0, 0.5])
     Spectrum(eigenvalues=(2.0, 0.5), counts=(1.0, 2.0))
@@ -60,10 +66,15 @@ class Spectrum:
         *,
         measured_on: Mapping[str, Any] | None = None,
     ) -> "Spectrum":
-        """The spectrum of these eigenvalues, in any order; without `counts` there is one of each.
+        """The spectrum of these eigenvalues; equal ones are counted together.
 
-        Negative ones become 0, since the theory is of convex quadratics; equal ones are counted together. Raises ValueError for
-        values or counts that are not finite, and for negative counts.
+        Args:
+            eigenvalues: in any order. Negative ones become 0, since the theory is of convex quadratics.
+            counts: how many directions have each of them; None for one each.
+            measured_on: what the eigenvalues are of (model, data, method; JSON-able).
+
+        Raises:
+            ValueError: for values or counts that are not finite, and for counts that are not positive.
         """
         values = np.asarray(eigenvalues, np.float64).reshape(-1)
         weights = np.ones(len(values)) if counts is None else np.asarray(counts, np.float64).reshape(-1)
@@ -93,7 +104,11 @@ class Spectrum:
 
     @property
     def effective_dimension(self) -> float:
-        """d_eff = Tr(H)/‖H‖₂, at most d; 0 if all eigenvalues are 0 (Choquette-Choo et al., 2024, arXiv:2310.06771)."""
+        """d_eff = Tr(H)/‖H‖₂, at most d; 0 if all eigenvalues are 0.
+
+        Choquette-Choo et al., "Correlated Noise Provably Beats Independent Noise for Differentially Private Learning", 2024,
+        arXiv:2310.06771.
+        """
         return self.trace / self.largest if self.largest else 0.0
 
     def arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -108,7 +123,11 @@ class Spectrum:
         return hashlib.sha256(both.tobytes()).hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the spectrum to the JSON file `path`, from which `load` reads the same numbers, bit by bit."""
+        """Write the spectrum to a file, from which `load` reads the same numbers, bit by bit.
+
+        Args:
+            path: a JSON file; one that is there is replaced.
+        """
         content = {
             "kind": _KIND,
             "version": _VERSION,
@@ -124,7 +143,15 @@ class Spectrum:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Spectrum":
-        """The spectrum in the file `path`. Raises OSError if there is none, and ValueError if the file is something else."""
+        """The spectrum in a file that `save` wrote.
+
+        Args:
+            path: the JSON file.
+
+        Raises:
+            FileNotFoundError: if it is not there.
+            ValueError: if it holds something else.
+        """
         try:
             content = json.loads(Path(path).read_text())
             if content["kind"] != _KIND or content["version"] != _VERSION:

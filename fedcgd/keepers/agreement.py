@@ -77,6 +77,11 @@ class Agreement:
     def info(self, round: int, attempt: int, present: tuple[str, ...]) -> bytes:
         """What a seed is bound to when it is sealed: the context, the round, the attempt and the keepers of this round.
 
+        Args:
+            round: the round, from 0.
+            attempt: the try of the round, from 0.
+            present: the names of the round's keepers, sorted.
+
         Raises:
             ValueError: for a round after the plan's last, and for keepers that may not do a round.
         """
@@ -88,7 +93,15 @@ class Agreement:
         return self.context + json.dumps([round, attempt, *present]).encode()
 
     def guarantees(self, *, released: int | None = None, present: tuple[int, ...] = ()) -> list[KeeperGuarantee]:
-        """What holds against the server with 0, 1, … K keepers. Args as in `fedcgd.accounting.shares`."""
+        """What holds against the server with 0, 1, … K keepers.
+
+        Args:
+            released: how many rounds have been published; None for all.
+            present: the number of keepers of each released round, as recorded; by default the fewest that the protocol allows.
+
+        Raises:
+            ValueError: for numbers out of range.
+        """
         return guarantees_by_collusion(
             self.plan.accountant,
             self.keepers.shares,
@@ -114,7 +127,11 @@ class Agreement:
 
     @staticmethod
     def from_description(description: dict[str, Any], keepers: Keepers) -> "Agreement":
-        """The agreement that `to_description` described, among these `keepers`.
+        """The agreement that `to_description` described.
+
+        Args:
+            description: what another party says.
+            keepers: those that this party knows of.
 
         Raises:
             ValueError: for another protocol or other keepers, and for what describes no agreement.
@@ -144,9 +161,16 @@ class Agreement:
 
 
 def agree(plan: Plan, *, size: int, keepers: Keepers, run: str, users: int) -> Agreement:
-    """The agreement for sums of `size` coordinates over at most `users` users, on the lattice that a trusted server would take.
+    """The agreement for a run, on the lattice that a trusted server would take.
 
     Residues have 32 bits if the largest sum and its noise fit, else 64; what does not fit spoils a release, never its privacy.
+
+    Args:
+        plan: of what is summed.
+        size: coordinates of the sum.
+        keepers: who adds noise.
+        run: the run's id. Two runs with one id would have the same noise.
+        users: the most users in a round.
 
     Raises:
         ValueError: as `Agreement`, and if no lattice holds the noise.

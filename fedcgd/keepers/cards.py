@@ -41,10 +41,14 @@ _MOST_KEEPERS = 64
 
 @dataclass(frozen=True)
 class Card:
-    """What others know of a keeper: its name, and the public key that seeds are sealed to.
+    """What others know of a keeper. `KeeperKey.card` makes one.
+
+    Args:
+        name: 1 to 64 letters, digits, dots, dashes and underscores, beginning with a letter or digit.
+        public_key: what seeds are sealed to, 1216 bytes.
 
     Raises:
-        ValueError: for a name that is not 1 to 64 letters, digits, dots, dashes and underscores, and for what is no public key.
+        ValueError: for another name, and for what is no public key.
     """
 
     name: str
@@ -64,7 +68,15 @@ class Card:
         return hashlib.sha256(b"fedcgd keeper\0" + self.public_key).hexdigest()[:16]
 
     def seal(self, seed: bytes, info: bytes) -> bytes:
-        """`seed` for this keeper's eyes only, `SEALED_BYTES` long; only who gives the same `info` can open it."""
+        """A seed for this keeper's eyes only.
+
+        Args:
+            seed: what is sealed.
+            info: what it is bound to: only who gives the same can open it.
+
+        Returns:
+            `SEALED_BYTES` bytes.
+        """
         return SUITE.encrypt(seed, self._parsed(), info)
 
     def to_toml(self) -> str:
@@ -74,7 +86,14 @@ class Card:
 
     @staticmethod
     def from_toml(table: Mapping[str, Any]) -> "Card":
-        """The card that `to_toml` wrote. Raises ValueError for anything else."""
+        """The card that `to_toml` wrote.
+
+        Args:
+            table: one [[keeper]] of the file, as `tomllib` reads it.
+
+        Raises:
+            ValueError: for anything else.
+        """
         unknown = table.keys() - {"name", "public_key"}
         if unknown or len(table) < 2 or not all(isinstance(value, str) for value in table.values()):
             raise ValueError("each [[keeper]] has a name and a public_key, both texts, and nothing else")
@@ -104,6 +123,9 @@ class KeeperKey:
 
     Both come from one `NoiseKey`, by parts that are independent of each other. Use one key for one run. It never shows in `repr`
     and refuses to be pickled.
+
+    Args:
+        key: the secret that it is made of.
     """
 
     __slots__ = ("_private", "_public", "noise")
@@ -119,26 +141,52 @@ class KeeperKey:
 
     @staticmethod
     def from_file(path: Path | str, *, create: bool = False) -> "KeeperKey":
-        """The key in `path`; with `create`, made there, readable by its owner only, with an empty record beside it.
+        """The key in a file.
 
-        Raises as `NoiseKey.from_file`.
+        Args:
+            path: the file, which only its owner may read.
+            create: whether a key is made there if there is none, with an empty record beside it.
+
+        Raises:
+            ValueError: if others may read the file, or if it does not hold a key.
+            FileNotFoundError: if there is none, and `create` is False.
         """
         return KeeperKey(NoiseKey.from_file(path, create=create, runs=record_file(path)))
 
     @staticmethod
     def simulation(simulation_seed: int, number: int) -> "KeeperKey":
-        """The key of a simulated keeper: anybody can guess it. Number 0 makes the noise of `NoiseKey.simulation`."""
+        """The key of a simulated keeper: anybody can guess it.
+
+        Args:
+            simulation_seed: that of the simulation.
+            number: which keeper, from 0. Number 0 makes the noise of `NoiseKey.simulation(simulation_seed)`.
+        """
         if not number:
             return KeeperKey(NoiseKey.simulation(simulation_seed))
         digest = hashlib.sha256(f"fedcgd simulated keeper {number} of {simulation_seed}".encode()).digest()
         return KeeperKey(NoiseKey.simulation(int.from_bytes(digest)))
 
     def card(self, name: str) -> Card:
-        """The card of this key under a `name`."""
+        """The card of this key.
+
+        Args:
+            name: what others shall call the keeper.
+
+        Raises:
+            ValueError: for a name that no keeper may have.
+        """
         return Card(name, self._public)
 
     def open(self, sealed: bytes, info: bytes) -> bytes:
-        """The seed in `sealed`. Raises `cryptography.exceptions.InvalidTag` if it was sealed to another, or with other `info`."""
+        """The seed that was sealed to this key's card.
+
+        Args:
+            sealed: what `Card.seal` returned.
+            info: what it is bound to.
+
+        Raises:
+            cryptography.exceptions.InvalidTag: if it was sealed to another card, or with other `info`.
+        """
         return SUITE.decrypt(sealed, self._private, info)
 
     def __repr__(self) -> str:
@@ -164,7 +212,13 @@ class Keepers:
         simulation_seed: of a simulation, in which anybody can guess the keepers' keys.
 
     Raises:
-        ValueError: for two cards with one name or key, and for K − t − d < 1.
+        ValueError: for two cards with one name or key, more than 64 cards, and for K − t − d < 1.
+
+    >>> keepers = Keepers.simulation(1, 3, colluding=1)
+    >>> keepers.names
+    ('simulated-00', 'simulated-01', 'simulated-02')
+    >>> keepers.shares.full  # so many shares have the planned variance
+    2
     """
 
     cards: tuple[Card, ...]
@@ -183,7 +237,10 @@ class Keepers:
 
     @staticmethod
     def from_file(path: Path | str) -> "Keepers":
-        """The keepers in the TOML file `path`: `colluding`, `away` (0 if it is left out), and one [[keeper]] for each card.
+        """The keepers in a TOML file.
+
+        Args:
+            path: the file: `colluding`, `away` (0 if it is left out), and one [[keeper]] for each card.
 
         Raises:
             ValueError: if the file does not hold keepers.
@@ -196,7 +253,14 @@ class Keepers:
 
     @staticmethod
     def from_toml(text: str) -> "Keepers":
-        """The keepers that `to_toml` wrote. Raises ValueError for anything else."""
+        """The keepers that `to_toml` wrote.
+
+        Args:
+            text: the content of keepers.toml.
+
+        Raises:
+            ValueError: for anything else.
+        """
         content = tomllib.loads(text)
         unknown = content.keys() - {"keeper", "colluding", "away"}
         if unknown:
@@ -213,7 +277,17 @@ class Keepers:
 
     @staticmethod
     def simulation(simulation_seed: int, keepers: int, *, colluding: int, away: int = 0) -> "Keepers":
-        """So many simulated keepers: repeatable, guessable, and therefore without any privacy."""
+        """Simulated keepers: repeatable, guessable, and therefore without any privacy.
+
+        Args:
+            simulation_seed: that of the simulation.
+            keepers: K, how many.
+            colluding: t, how many of them may work with the server.
+            away: d, how many of them a round can do without.
+
+        Raises:
+            ValueError: for K − t − d < 1.
+        """
         cards = tuple(KeeperKey.simulation(simulation_seed, i).card(f"simulated-{i:02d}") for i in range(keepers))
         return Keepers(cards=cards, colluding=colluding, away=away, simulation_seed=simulation_seed)
 
@@ -244,21 +318,42 @@ class Keepers:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
     def card(self, name: str) -> Card:
-        """The card of a keeper. Raises KeyError if there is none of that name."""
+        """The card of a keeper.
+
+        Args:
+            name: the keeper's.
+
+        Raises:
+            KeyError: if there is none of that name.
+        """
         for card in self.cards:
             if card.name == name:
                 return card
         raise KeyError(name)
 
     def card_of(self, key: KeeperKey) -> Card:
-        """The card that belongs to `key`. Raises ValueError if it is none of these keepers'."""
+        """The card that belongs to a key.
+
+        Args:
+            key: that of one of these keepers.
+
+        Raises:
+            ValueError: if it is none of theirs.
+        """
         for card in self.cards:
             if key.card(card.name) == card:
                 return card
         raise ValueError("this key belongs to none of the keepers in the file: give it the card that goes with the key")
 
     def check_present(self, present: tuple[str, ...]) -> None:
-        """Raise ValueError unless a round may be done with the keepers `present`: sorted names, at least K − d of them."""
+        """Refuse keepers that may not do a round.
+
+        Args:
+            present: the names of the round's keepers.
+
+        Raises:
+            ValueError: unless these are sorted names of keepers, at least K − d of them.
+        """
         unknown = set(present) - set(self.names)
         if unknown or list(present) != sorted(set(present)):
             raise ValueError(f"the keepers of a round are sorted names out of {list(self.names)}, got {list(present)}")

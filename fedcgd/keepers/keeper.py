@@ -45,11 +45,14 @@ class Opening:
 
 
 class UnreadableError(RefusedError):
-    """Some sealed seeds cannot be opened: their nodes disagree with this keeper about the run, or cheat."""
+    """Some sealed seeds cannot be opened: their nodes disagree with this keeper about the run, or cheat.
+
+    Attributes:
+        positions: which of the request's seeds these are.
+    """
 
     def __init__(self, positions: Sequence[int], total: int) -> None:
         self.positions = tuple(positions)
-        """Which of the request's seeds these are."""
         super().__init__(
             f"{len(positions)} of {total} seeds cannot be opened: their nodes see another plan, lattice, clip norm, keepers, "
             "round or attempt, or sent something else"
@@ -61,6 +64,11 @@ class Keeper(Closable):
 
     Guarantee: for each round it opens one list of nodes only, whatever it is asked and whenever it is killed. The same request
     gets the same answer.
+
+    Args:
+        key: the keeper's.
+        record: what it has opened so far.
+        card: what the others know it by.
     """
 
     def __init__(self, key: KeeperKey, record: Record, card: Card) -> None:
@@ -70,7 +78,11 @@ class Keeper(Closable):
 
     @classmethod
     def open(cls, key_file: Path | str, keepers: Keepers) -> Self:
-        """The keeper whose key is in `key_file`, with its record beside it (keeper.key.record for keeper.key).
+        """The keeper whose key is in a file, with its record beside it (keeper.key.record for keeper.key).
+
+        Args:
+            key_file: the key.
+            keepers: those of the run, of which this is one.
 
         Raises:
             ValueError: if the key belongs to none of `keepers`, others may read it, or its record is lost.
@@ -89,7 +101,12 @@ class Keeper(Closable):
 
     @classmethod
     def simulation(cls, keepers: Keepers, number: int, record: Path | None = None) -> Self:
-        """The simulated keeper of this `number`, with its record in memory or in the file `record`.
+        """A simulated keeper.
+
+        Args:
+            keepers: simulated ones.
+            number: which of them, from 0.
+            record: the file of its record; None for one in memory.
 
         Raises:
             ValueError: unless `keepers` are simulated.
@@ -108,14 +125,32 @@ class Keeper(Closable):
         self._record.close()
 
     def unreadable(self, agreement: Agreement, opening: Opening) -> tuple[int, ...]:
-        """Which of the sealed seeds of a request this keeper could not open. Nothing is recorded, and nothing opened."""
+        """Which of the sealed seeds of a request this keeper could not open. Nothing is recorded, and nothing opened.
+
+        Args:
+            agreement: of the run, as the server sees it.
+            opening: the request.
+
+        Returns:
+            Positions in `opening.sealed`.
+
+        Raises:
+            RefusedError: for a request that is none of this keeper's.
+        """
         self._check(agreement, opening)
         return tuple(i for i, seed in enumerate(self._seeds(agreement, opening)) if seed is None)
 
     def answer(self, agreement: Agreement, opening: Opening) -> Residues:
-        """−Σ masks of the listed nodes + this keeper's share of the round's noise, modulo 2^bits, shape (agreement.size,).
+        """−Σ masks of the listed nodes + this keeper's share of the round's noise.
 
         The round and its list are durable before anything is computed of it.
+
+        Args:
+            agreement: of the run, as the server sees it.
+            opening: the request.
+
+        Returns:
+            Residues modulo 2^bits, shape (agreement.size,).
 
         Raises:
             UnreadableError: if seeds cannot be opened; nothing is recorded then.

@@ -30,14 +30,17 @@ _ZEROS = memoryview(bytes(_CHUNK))
 class Masked:
     """What a node sends: its integers under one mask for each keeper of the round, and each mask's seed, sealed to its keeper.
 
-    To whoever lacks one of the seeds the `residues` are uniformly random, whatever the integers are.
+    To whoever lacks one of the seeds the residues are uniformly random, whatever the integers are.
+
+    Attributes:
+        residues: the masked integers, modulo 2^bits.
+        ticket: random: names this contribution to all keepers, so that their records say whether they opened the same list.
+        sealed: keeper's name → sealed seed, bound to the ticket.
     """
 
     residues: Residues
     ticket: bytes
-    """Random: names this contribution to all keepers, so that their records say whether they opened the same list."""
     sealed: dict[str, bytes]
-    """Keeper's name → sealed seed, bound to the ticket."""
 
 
 def mask(
@@ -74,13 +77,31 @@ def residues_of(values: NDArray[np.signedinteger[Any]], bits: int) -> Residues:
 
 
 def lifted(residues: Residues) -> Integers:
-    """The numbers in −2^(bits − 1) … 2^(bits − 1) − 1 with these residues."""
+    """The numbers in −2^(bits − 1) … 2^(bits − 1) − 1 with these residues.
+
+    Args:
+        residues: uint32 or uint64.
+
+    Returns:
+        int64, of the same shape.
+
+    >>> lifted(np.array([1, 2**32 - 1], np.uint32)).tolist()
+    [1, -1]
+    """
     signed: NDArray[np.signedinteger[Any]] = residues.view(np.dtype(f"i{residues.itemsize}"))
     return signed.astype(np.int64)
 
 
 def add(total: Residues, part: Residues) -> None:
-    """total += part, modulo 2^bits, in place. Raises ValueError for another shape or kind of residues."""
+    """total += part, modulo 2^bits, in place.
+
+    Args:
+        total: what is changed.
+        part: residues of the same shape and kind.
+
+    Raises:
+        ValueError: for another shape or kind of residues.
+    """
     if part.shape != total.shape or part.dtype != total.dtype:
         raise ValueError(
             f"residues must be {total.dtype} of shape {total.shape}, got {part.dtype} of shape {part.shape}"

@@ -60,7 +60,11 @@ class Record(Closable):
 
     @classmethod
     def open(cls, path: Path | str, key_fingerprint: str) -> Self:
-        """The record at `path`, made if there is none (readable by its owner only); ":memory:" keeps it in memory.
+        """The record in a file, made if there is none (readable by its owner only).
+
+        Args:
+            path: the file; ":memory:" keeps it in memory.
+            key_fingerprint: that of the keeper's card.
 
         Raises:
             ValueError: if the file is no record, one of another version, or that of another key.
@@ -149,7 +153,14 @@ class Record(Closable):
         return opened
 
     def nonce(self, round: int) -> int:
-        """The nonce of an opened round. Raises KeyError if it is not on record."""
+        """The nonce of an opened round.
+
+        Args:
+            round: the round, from 0.
+
+        Raises:
+            KeyError: if it is not on record.
+        """
         row = self._connection.execute("SELECT nonce FROM openings WHERE round = ?", (round,)).fetchone()
         if row is None:
             raise KeyError(round)
@@ -168,7 +179,14 @@ class Recorded:
 
 
 def read(path: Path | str) -> Recorded:
-    """What the record at `path` says. Raises ValueError if there is none."""
+    """What the record in a file says.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ValueError: if it holds no record.
+    """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no keeper's record at {path}")

@@ -10,10 +10,14 @@ from fedcgd.ledger.store import reader
 
 
 def contradictions(records: Mapping[str, Recorded], ledger: Path | None = None) -> list[str]:
-    """What in the `records` of keepers, by their names, contradicts each other or the run's ledger; empty if nothing does.
+    """What in the records of keepers contradicts each other or the run's ledger; empty if nothing does.
 
     Two honest keepers that opened different lists have opened nothing; but a server that asked them to is not one that follows
     the protocol. A keeper may have been away, or never answered a round that was spent.
+
+    Args:
+        records: keeper's name → what its record says.
+        ledger: that of the run; None if it is not at hand.
     """
     problems = []
     contexts = {name: record.context for name, record in records.items() if record.context is not None}

@@ -18,12 +18,17 @@ from fedcgd.plan import Plan
 
 @dataclass(frozen=True)
 class Admission:
-    """Who may not take part in a run, and what the run's configuration keeps about it (no users)."""
+    """Who may not take part in a run.
+
+    Attributes:
+        refused: their ids.
+        configuration: what the run's configuration keeps about the budget (no users).
+        cost: the least ε of earlier runs and this one together that a refused user would have; ∞ if nobody is refused.
+    """
 
     refused: frozenset[str]
     configuration: dict[str, Any]
     cost: float = math.inf
-    """The least ε of earlier runs and this one together that a refused user would have; ∞ if nobody is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,15 @@ class JointBudget:
 
     Name every earlier run over the same people. Each must be over (all rounds released, or sealed), so that it asks nobody any
     more; and of two runs at one time neither would count the other. Users are the same if their ids are.
+
+    Args:
+        epsilon: ε of all runs together, in [1e-300, 1e15].
+        delta: δ of all runs together, in [1e-300, 1).
+        after: the ledgers of the earlier runs.
+
+    Raises:
+        ValueError: for ε or δ out of range.
+        TypeError: for one path in place of a list.
     """
 
     epsilon: float
@@ -51,11 +65,17 @@ class JointBudget:
             raise TypeError(f"after must be a list of ledgers, for example [{str(self.after)!r}]; got one path")
 
     def admission(self, plan: Plan, *, key: NoiseKey, ledger: Path | str = MEMORY) -> Admission:
-        """Who may not take part in the run of `plan` and `key` whose own record is `ledger`.
+        """Who may not take part in a run.
 
-        Raises ValueError for earlier ledgers that cannot be read, contradict themselves or are `ledger`; for
-        runs that are not over, or simulations before a run that is none; if one of them counted a run that is not named; and if
-        nobody may take part.
+        Args:
+            plan: that of the run.
+            key: that of the run.
+            ledger: its own record.
+
+        Raises:
+            ValueError: for earlier ledgers that cannot be read, contradict themselves or are `ledger`; for runs that are not
+                over, or simulations before a run that is none; if one of them counted a run that is not named; and if nobody may
+                take part.
         """
         paths = [Path(path) for path in self.after]
         for path in paths:

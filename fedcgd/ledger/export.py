@@ -11,10 +11,19 @@ from fedcgd.ledger.verification import verify
 
 
 def export(path: Path | str) -> dict[str, Any]:
-    """The records at `path` without user ids and models, as JSON-able values; ValueError if there is no ledger.
+    """The records of a run without user ids and models. Cohort sizes, and metrics of nodes, are not differentially private.
 
-    `attempts` lists every attempt with the size of its cohort, in order, `releases` what was told with each model, and `measured`
-    what was measured of it afterwards, of which `kind`. Cohort sizes, and metrics of nodes, are not differentially private.
+    Args:
+        path: the ledger.
+
+    Returns:
+        JSON-able values: under `run` its settings, under `verification` what `verify` says, under `attempts` every attempt with
+        the size of its cohort, in order, under `releases` what was told with each model, under `measured` what was measured of it
+        afterwards, of which `kind`, under `skips` why rounds were not released, and under `users_by_participations` how many
+        users took part how often.
+
+    Raises:
+        ValueError: if there is no ledger.
     """
     with reader(path) as connection:
         columns = "created, plan, configuration, configuration_hash, stream_id, key_fingerprint, simulated, sealed"

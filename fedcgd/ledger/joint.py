@@ -15,28 +15,38 @@ from fedcgd.ledger.wording import so_many
 
 @dataclass(frozen=True, kw_only=True)
 class UserGroup:
-    """Users who were in the same runs, `ledgers`, and ε of those runs together for each of them."""
+    """Users who were in the same runs, and ε of those runs together for each of them.
+
+    Attributes:
+        ledgers: the ledgers of these runs.
+        users: how many they are.
+        planned: if all rounds that were planned are released, whatever decides when a run stops.
+        released: for the rounds that are released so far, under its condition.
+    """
 
     ledgers: tuple[str, ...]
     users: int
     planned: JointGuarantee
-    """If all rounds that were planned are released, whatever decides when a run stops."""
     released: JointGuarantee
-    """For the rounds that are released so far, under its condition."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JointRecord:
-    """What ledgers say together, for each group of users and for those with the largest ε."""
+    """What ledgers say together, for each group of users and for those with the largest ε.
+
+    Attributes:
+        groups: the users by the runs that they were in, the largest planned ε first.
+        samplings: that of each run.
+        simulated: whether the key of one of the runs came from a simulation seed: that run is not private.
+        problems: where a run contradicts its own record, or the joint budget that it was begun with.
+        copies: where a run was copied and went on in two places: both are counted.
+    """
 
     groups: tuple[UserGroup, ...]
-    """The largest planned ε first."""
     samplings: tuple[str, ...]
     simulated: bool
     problems: tuple[str, ...] = ()
-    """Where a run contradicts its own record, or the joint budget that it was begun with."""
     copies: tuple[str, ...] = ()
-    """Where a run was copied and went on in two places: both are counted."""
 
     @property
     def worst(self) -> UserGroup:
@@ -49,16 +59,27 @@ class JointRecord:
 
 
 def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None = None) -> JointRecord:
-    """The joint ε of the runs at `paths` for every user in them, or for one `user`; adjacency is zero out one user.
+    """The joint ε of several runs for every user in them, or for one; adjacency: zero out one user.
 
-    Users are the same if their ids are. Whoever was asked in a run is given that run's whole bound, however often it took part:
-    how often depends on who was available, which may depend on data. Private evaluations are runs of their own, and count with
-    the run that they are of, named or not. With a secret sampling a user that was never drawn is also
-    counted as in the run, for every user of any of the ledgers might have been drawn, unless the run's budget refused it.
-    Simulations of one seed share their secret choices, and count as if those were known. A run that is named twice, or with an
-    older copy, counts once; copies that went on in two places count both, with the rounds before they went apart once. `delta` is
-    by default that of the plans. Raises ValueError if the plans have different δ and none is given, if nothing is recorded, if
-    the ledger of a run's evaluations is missing, and for what is no ledger.
+    Users are the same if their ids are.
+
+    - Whoever was asked in a run is given that run's whole bound, however often it took part: how often depends on who was
+      available, which may depend on data.
+    - Private evaluations are runs of their own, and count with the run that they are of, named or not.
+    - With a secret sampling a user that was never drawn is also counted as in the run, for every user of any of the ledgers might
+      have been drawn, unless the run's budget refused it.
+    - Simulations of one seed share their secret choices, and count as if those were known.
+    - A run that is named twice, or with an older copy, counts once; copies that went on in two places count both, with the rounds
+      before they went apart once.
+
+    Args:
+        paths: the ledgers.
+        delta: δ of the joint guarantee; by default that of the plans.
+        user: the id of one user; None for all.
+
+    Raises:
+        ValueError: if the plans have different δ and none is given, if nothing is recorded, or no run has the user, if the ledger
+            of a run's evaluations is missing, and for what is no ledger.
     """
     together = RunComposition(recorded(paths))
     runs = together.runs

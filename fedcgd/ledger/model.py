@@ -20,8 +20,13 @@ def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
 
     There is nothing else in it: counters, frozen layers and statistics that stay as they were are in the model that the run
     began with (`completed`). A running variance is at least 0, as in what was released. Arrays of a dtype that NumPy does not
-    have, such as bfloat16, are float32. Raises ValueError before the first release, and if the ledger does not say what the
-    model's arrays are.
+    have, such as bfloat16, are float32.
+
+    Args:
+        path: the ledger.
+
+    Raises:
+        ValueError: before the first release, and if the ledger does not say what the model's arrays are.
     """
     model, layout = _last(Path(path))
     if not layout:
@@ -55,10 +60,17 @@ def _last(path: Path) -> tuple[bytes, str]:
 
 
 def completed(trained: Mapping[str, NDArray[Any]], whole: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of the model in the file `whole`, .npz or .safetensors, in their order, with those that were `trained` in place.
+    """All arrays of a model: the trained ones, and beside them what was not trained.
 
-    `whole` is the model that the run began with: nothing in the ledger tells whether it is. Raises ValueError if it lacks a
-    trained array, or has it in another shape, and if it cannot be read.
+    Args:
+        trained: what `released_model` returned.
+        whole: the file, .npz or .safetensors, of the model that the run began with: nothing in the ledger tells whether it is.
+
+    Returns:
+        Name → array, in the order of the file.
+
+    Raises:
+        ValueError: if the file lacks a trained array, or has it in another shape, and if it cannot be read.
     """
     arrays = _load(whole)
     for name, array in trained.items():
@@ -70,9 +82,18 @@ def completed(trained: Mapping[str, NDArray[Any]], whole: Path) -> dict[str, NDA
 
 
 def save_model(path: Path | str, target: Path, *, carried: Path | None = None) -> int:
-    """Write the last released model to `target`, .npz or .safetensors, and return how many arrays it has. As `released_model`.
+    """Write the last released model to a file.
 
-    With `carried`, the file of the model that the run began with, its other arrays are written too (`completed`).
+    Args:
+        path: the ledger.
+        target: the file, .npz or .safetensors.
+        carried: the file of the model that the run began with, whose other arrays are then written too (`completed`).
+
+    Returns:
+        How many arrays were written.
+
+    Raises:
+        ValueError: as `released_model` and `completed`, and for another kind of file.
     """
     arrays = released_model(path)
     if carried is not None:

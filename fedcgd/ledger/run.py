@@ -26,14 +26,21 @@ from fedcgd.plan import Plan
 
 @dataclass(frozen=True)
 class Run:
-    """Where a run stands: the `round` to do next, under which nonce each earlier round was released, and what was released."""
+    """Where a run stands.
+
+    Attributes:
+        round: the one to do next, from 0: so many are released.
+        nonces: under which nonce each of them was released.
+        model: what was released last; None before the first release.
+        state: that of the inner strategy, which belongs to it.
+        layout: what the model's arrays are, as `record_released` was told.
+    """
 
     round: int
     nonces: tuple[int, ...]
     model: bytes | None
     state: bytes | None
     layout: str
-    """What the model's arrays are, as `record_released` was told."""
 
 
 class Ledger(Closable):
@@ -41,6 +48,19 @@ class Ledger(Closable):
 
     Guarantees, whatever is killed when: no (round, nonce) is released twice, no round is released twice, and every
     participation of a released round is on record. A user's participation is counted when the round is planned, answered or not.
+
+    Attributes:
+        stream_id: names this run's part of the key: `key.noise_of(stream_id)`, `key.choices_of(stream_id)`.
+        simulated: whether the run's key came from a simulation seed, so that nothing in it is private. For ever.
+
+    >>> from fedcgd import DPSGD, Participation
+    >>> plan = Plan.calibrated(DPSGD(), Participation(rounds=4), clip_norm=1.0, epsilon=8, delta=1e-5)
+    >>> with Ledger.open(":memory:", plan=plan, configuration={}, key=NoiseKey.simulation(1)) as ledger:
+    ...     attempt = ledger.plan_round(0, ["ada", "ben"])
+    ...     ledger.record_aggregated(0, attempt, nonce=7)
+    ...     ledger.record_released(0, attempt, b"model")
+    ...     ledger.resume().round
+    1
     """
 
     def __init__(
@@ -61,24 +81,32 @@ class Ledger(Closable):
         self._owner = owner
         self._turns = ParticipationCounter(connection, plan.participation)
         self.stream_id = stream_id
-        """Names this run's part of the key: `key.noise_of(stream_id)`, `key.choices_of(stream_id)`."""
         self.simulated = simulated
-        """Whether the run's key came from a simulation seed, so that nothing in it is private. For ever."""
 
     @classmethod
     def open(
         cls, path: Path | str, *, plan: Plan, configuration: Mapping[str, Any], key: NoiseKey, purpose: str = ""
     ) -> Self:
-        """The ledger at `path`, made if there is none; ":memory:" keeps it in memory.
+        """The ledger at `path`, made if there is none.
+
+        A round that was begun and not released is abandoned, and any other process that writes to the ledger is shut out.
 
         A key that remembers its runs (`key.runs`) refuses to begin one again without its ledger, and to go on from an old copy.
         With a key that does not, never open an old copy: rounds released since then would be released again, with fresh noise,
         and ε spent twice without either copy's knowing.
-        A round that was begun and not released is abandoned, and any other process that writes to the ledger is shut out.
-        `configuration` is whatever else defines the run, JSON-able. Under one simulation key, which shall repeat, runs have the
-        same noise unless their `purpose` differs; under any other key no two runs share noise. Raises ValueError if the ledger is
-        sealed, or is that of another plan, configuration, key or definition of the noise; if others may read it; and if it has
-        released rounds that the key's register does not know of (`fedcgd.ledger.adopt` says that they are the latest).
+
+        Args:
+            path: the file; ":memory:" keeps it in memory.
+            plan: what runs and what is accounted for.
+            configuration: whatever else defines the run, JSON-able.
+            key: where the run's noise comes from. It is not written to the ledger.
+            purpose: under one simulation key, which shall repeat, runs have the same noise unless this differs; under any other
+                key no two runs share noise.
+
+        Raises:
+            ValueError: if the ledger is sealed, or is that of another plan, configuration, key or definition of the noise; if
+                others may read it; and if it has released rounds that the key's register does not know of
+                (`fedcgd.ledger.adopt` says that they are the latest).
         """
         wanted = settings.settings_of(plan, configuration, key)
         identity = settings.identity_hash(wanted)
@@ -133,9 +161,10 @@ class Ledger(Closable):
         return [] if self._registry is None else self._registry.others(self.stream_id)
 
     def resume(self) -> Run:
-        """Where the run stands, with the last released model and inner state (None before the first release).
+        """Where the run stands, with the last released model and inner state.
 
-        Raises ValueError, with the remedy, if the file that holds these is missing or is another.
+        Raises:
+            ValueError: with the remedy, if the file that holds these is missing or is another.
         """
         nonces, last = attempts.nonces_of(self._connection), model_file.described(self._connection)
         if last is None:
@@ -144,7 +173,11 @@ class Ledger(Closable):
         return Run(len(nonces), nonces, model, state, last.layout)
 
     def history(self, users: Collection[str]) -> History:
-        """The participations so far of those `users` that have any."""
+        """The participations so far of those users that have any.
+
+        Args:
+            users: their ids.
+        """
         with self._write():
             known = self._turns.of(users)
         return History(
@@ -153,10 +186,18 @@ class Ledger(Closable):
         )
 
     def plan_round(self, round: int, users: Collection[str]) -> int:
-        """The attempt under which `round` is now tried with `users`, who are counted: the number of its earlier tries.
+        """Begin an attempt at a round: its users are counted as having taken part, whether they answer or not.
 
-        Raises ValueError, and changes nothing, if it is not this round's turn, if another attempt is in
-        flight, or if a user would exceed the plan's participation.
+        Args:
+            round: the first that is not released, from 0.
+            users: the ids of those who are asked.
+
+        Returns:
+            The attempt: how often the round was tried before.
+
+        Raises:
+            ValueError: and changes nothing, if it is not this round's turn, if another attempt is in flight, or if a user would
+                exceed the plan's participation.
         """
         check_round(self._plan.participation, round)
         with self._write():
@@ -168,9 +209,15 @@ class Ledger(Closable):
         return attempt
 
     def record_aggregated(self, round: int, attempt: int, nonce: int) -> None:
-        """The sum of the round is there, and its noise, which comes next, is that of `nonce` (`NoiseKey.nonce_of` makes it).
+        """The sum of the round is there, and its noise, which comes next, is that of `nonce`.
 
-        Raises ValueError unless this attempt is in flight, and if the round had noise of this nonce before.
+        Args:
+            round: the round, from 0.
+            attempt: what `plan_round` returned.
+            nonce: what `NoiseKey.nonce_of` made for this sum, below 2¹²⁸.
+
+        Raises:
+            ValueError: unless this attempt is in flight, and if the round had noise of this nonce before.
         """
         with self._write():
             self._summed(round, attempt, "aggregated", nonce.to_bytes(NONCE_BYTES, "big"))
@@ -248,15 +295,21 @@ class Ledger(Closable):
         layout: str = "",
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """The round is released: `model` is durable together with the inner strategy's `state`, and may now leave the process.
+        """The round is released: the model is durable, and may now leave the process.
 
-        So are the `metrics` of the release, which `metrics("train")` gives back.
+        When this returns, the ledger is whole without its `-wal`: its own file, and the one with the model.
 
-        `layout` says what the model's arrays are, for `fedcgd.ledger.released_model`: JSON of (names, shapes, dtypes).
+        Args:
+            round: the round, from 0.
+            attempt: what `plan_round` returned.
+            model: the new model, which `resume` gives back.
+            state: that of the inner strategy, durable together with the model.
+            layout: what the model's arrays are, for `fedcgd.ledger.released_model`: JSON of (names, shapes, dtypes).
+            metrics: of the release, JSON-able, which `metrics("train")` gives back.
 
-        Raises ValueError unless this attempt is in flight and its sum is there, and if another copy of the run has released the
-        round; nothing is recorded then, and nothing may be released. When this returns, the ledger is whole without its `-wal`:
-        its own file, and the one with the model.
+        Raises:
+            ValueError: unless this attempt is in flight and its sum is there, and if another copy of the run has released the
+                round; nothing is recorded then, and nothing may be released.
         """
         before = attempts.summed_state(self._connection, round, attempt)
         with self._counted(before):
@@ -272,7 +325,15 @@ class Ledger(Closable):
             checkpoint(self._connection)
 
     def skip(self, round: int, reason: str) -> None:
-        """The round is not released this time: its attempt, if one is in flight, is abandoned. Its turn remains."""
+        """The round is not released this time: its attempt, if one is in flight, is abandoned. Its turn remains.
+
+        Args:
+            round: the round, from 0.
+            reason: for the record.
+
+        Raises:
+            ValueError: if it is not this round's turn.
+        """
         check_round(self._plan.participation, round)
         with self._write():
             attempts.abandon(self._connection, self._path)
@@ -282,9 +343,10 @@ class Ledger(Closable):
     def bind_users(self, users: Collection[str], node: str, *, single: bool = False) -> set[str]:
         """Those of `users` that no other node speaks for; from now on, for the whole run, they are `node`'s.
 
-        With `single`, `node` is one user: nobody, if it has spoken for another one in this run.
-
-        `node` is a name that outlives connections. "" is a node without one: it keeps nobody, and gets whoever is nobody's.
+        Args:
+            users: whom the node names.
+            node: its name, which outlives connections. "" is a node without one: it keeps nobody, and gets whoever is nobody's.
+            single: whether the node is one user: then the answer is nobody, if it has spoken for another one in this run.
         """
         with self._write():
             connection = self._connection
@@ -304,7 +366,13 @@ class Ledger(Closable):
             return set(users) - {user for (user,) in others}
 
     def record_metrics(self, kind: str, release: int, metrics: Mapping[str, Any]) -> None:
-        """Keep what was measured after `release`, for `metrics` to give back when the run goes on."""
+        """Keep what was measured after a release, for `metrics` to give back when the run goes on.
+
+        Args:
+            kind: what was measured, such as "evaluate".
+            release: the number of the release, from 1; 0 for the initial model.
+            metrics: JSON-able.
+        """
         with self._write():
             self._write_metrics(kind, release, metrics)
 
@@ -313,7 +381,11 @@ class Ledger(Closable):
         self._connection.execute("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", row)
 
     def metrics(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Release → what `record_metrics` kept of this kind."""
+        """What was measured of this kind, by release.
+
+        Args:
+            kind: as in `record_metrics`; "train" is what `record_released` was given.
+        """
         rows = self._connection.execute("SELECT release, data FROM metrics WHERE kind = ? ORDER BY release", (kind,))
         return {release: json.loads(data) for release, data in rows}
 

@@ -11,10 +11,17 @@ from fedcgd.noise.keys import NoiseKey, delete_key_file, runs_file
 
 
 def seal(path: Path | str, key_file: Path | None) -> None:
-    """End the run at `path` for good and delete its key file (None: the key is elsewhere, and yours to delete).
+    """End a run for good and delete its key file. May be repeated.
 
-    Without the key nobody, the operator included, can take the noise off what was released. May be repeated. Raises ValueError,
-    and neither seals nor deletes, if `key_file` is missing or is another key, or if another run of the key is not sealed.
+    Without the key nobody, the operator included, can take the noise off what was released.
+
+    Args:
+        path: the ledger.
+        key_file: the key; None if it is elsewhere, and yours to delete.
+
+    Raises:
+        ValueError: and neither seals nor deletes, if the key file is missing or is another key, or if another run of the key is
+            not sealed.
     """
     with reader(path) as connection:  # it is a ledger: `connect` would make one of any other database
         fingerprint, stream_id = connection.execute("SELECT key_fingerprint, stream_id FROM run").fetchone()

@@ -22,31 +22,38 @@ from fedcgd.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What the records of a run prove. `problems` is empty if they agree with each other and with the plan."""
+    """What the records of a run prove.
+
+    Attributes:
+        released: the rounds that are released.
+        planned: the rounds of the plan.
+        whole: ε of the whole run as planned: what is promised whatever decides when it stops.
+        guarantee: ε for what has been released, under its `condition` if that is a part of the run; None before the first
+            release.
+        simulated: whether the key came from a simulation seed: then the run is not private, whatever ε says.
+        problems: what in the records contradicts each other or the plan; empty if nothing does.
+        budget: the joint ε and δ that the run was begun with, and under `after` the plans of the earlier runs that it counts, by
+            their streams. Who was in those, their ledgers say: `joint` of them all checks the budget.
+        identity: what told one user from another, in words; None for a run without nodes.
+        with_evaluations: ε of the whole run and all its private evaluations, if it was begun with some.
+        forwards_client_metrics: whether metrics of its users' data are told without noise: no ε covers those.
+        adopted: when its operator declared it the latest ledger of the run, because the key's register was lost
+            (`fedcgd.ledger.adopt`).
+        keepers: who made the noise, where the server did not, and against whom ε holds.
+    """
 
     released: int
     planned: int
     whole: Guarantee
-    """ε of the whole run as planned: what is promised whatever decides when it stops."""
     guarantee: Guarantee | None
-    """ε for what has been released, under its `condition` if that is a part of the run; None before the first release."""
     simulated: bool
-    """The key came from a simulation seed: the run is not private, whatever ε says."""
     problems: tuple[str, ...]
     budget: dict[str, Any] | None = None
-    """The joint ε and δ that the run was begun with, and under `after` the plans of the earlier runs that it counts, by their
-    streams. Who was in those, their ledgers say: `joint` of them all checks the budget."""
     identity: str | None = None
-    """What told one user from another, in words; None for a run without nodes."""
     with_evaluations: JointGuarantee | None = None
-    """ε of the whole run and all its private evaluations, if it was begun with some."""
     forwards_client_metrics: bool = False
-    """Metrics of its users' data are told without noise, and no ε covers those."""
     adopted: tuple[str, ...] = ()
-    """When its operator declared it the latest ledger of the run, because the key's register was lost (`fedcgd.ledger.adopt`)."""
-
     keepers: RecordedKeepers | None = None
-    """Who made the noise, where the server did not, and against whom ε holds."""
 
     @property
     def noiseless(self) -> bool:
@@ -55,11 +62,20 @@ class Verification:
 
 
 def verify(path: Path | str) -> Verification:
-    """The ε of the run recorded at `path`, derived again from the records; ValueError if there is no ledger.
+    """The ε of a recorded run, derived again from the records alone.
 
     Checks that plan and configuration are those that were hashed, that rounds were released in order and once each, that no
     noise was used twice, and from the cohorts that were asked, also those of abandoned attempts, that no user exceeds
     the participation that ε relies on, and that the users' counters, which the scheduler goes by, say the same.
+
+    Args:
+        path: the ledger.
+
+    Returns:
+        What is promised, and under `problems` whatever contradicts it.
+
+    Raises:
+        ValueError: if there is no ledger.
     """
     with reader(path) as connection:
         text, configuration, hashed, simulated = connection.execute(

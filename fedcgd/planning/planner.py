@@ -40,7 +40,14 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class PlannedRecipe:
-    """A recipe with its noise, and what theory expects of it."""
+    """A recipe with its noise, and what theory expects of it.
+
+    Attributes:
+        recipe: who takes part when, and how the model is moved.
+        mechanism: C, for the recipe's rounds.
+        noise_multiplier: σ, noise per unit of clip norm, that keeps the budget.
+        outcome: what theory expects.
+    """
 
     recipe: Recipe
     mechanism: Mechanism

@@ -9,10 +9,23 @@ from fedcgd.participation import Participation, Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Who takes part when, with which noise, and how the model is moved; `users` are examples or people.
+    """Who takes part when, with which noise, and how the model is moved.
 
-    `turns` is how often each user takes part (under Poisson sampling on average), `steps` is the rounds of one turn of all.
-    Raises ValueError for more steps than users.
+    Args:
+        mechanism: as on the command line, with or without its number: "lambda-cgd".
+        sampling: how a user's rounds are chosen.
+        users: how many there are, examples or people.
+        steps: the rounds in which everybody has a turn once.
+        turns: how often each user takes part; under Poisson sampling on average.
+        schedule: of the learning rate: "constant", "linear" or "cosine".
+        momentum: heavy-ball momentum β in [0, 1).
+
+    Raises:
+        ValueError: unless there are 1 to `users` steps.
+
+    >>> recipe = Recipe(mechanism="lambda-cgd", sampling="none", users=60_000, steps=10, turns=5)
+    >>> recipe.cohort, recipe.rounds
+    (6000, 50)
     """
 
     mechanism: str

@@ -7,7 +7,13 @@ from fedcgd.planning.recipe import Recipe
 
 
 def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 1.0) -> str:
-    """A program that makes the `Plan`, which the strategy and the engine take; its last line says how to descend."""
+    """A program that makes the `Plan`, which the strategy and the engine take; its last line says how to descend.
+
+    Args:
+        planned: one of what `plan_recipes` returned.
+        question: what it was asked.
+        clip_norm: ζ, in units of the update.
+    """
     recipe = planned.recipe
     rate = planned.outcome.learning_rate / clip_norm
     workload = f'scheduled_workload("{recipe.schedule}", {recipe.rounds}, momentum={recipe.momentum:g})'
@@ -27,7 +33,13 @@ def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 
 
 
 def as_run_config(planned: PlannedRecipe, question: Question, *, clip_norm: float = 1.0) -> str:
-    """What `flwr run simulations --run-config` takes."""
+    """What `flwr run simulations --run-config` takes, as one text.
+
+    Args:
+        planned: one of what `plan_recipes` returned.
+        question: what it was asked.
+        clip_norm: ζ, in units of the update.
+    """
     values = run_configuration(planned, question, clip_norm=clip_norm)
     return " ".join(
         f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in values.items()

@@ -25,9 +25,11 @@ _UNSTABLE = 1e6
 class Outcome:
     """What a recipe is expected to end with, at the learning rate that is best for it.
 
-    `learning_rate` is for updates clipped to norm 1: divide it by the clip norm. `progress` is how far a gradient that stays the
-    same moves the model in all, `noise` the standard deviation of one coordinate of the last model in a flat direction, both for
-    that rate; `loss` is what is left of the loss that can be won, with what the noise adds, as a part of what can be won.
+    Attributes:
+        learning_rate: the best one for updates clipped to norm 1: divide it by the clip norm.
+        progress: how far a gradient that stays the same moves the model in all, at that rate.
+        noise: the standard deviation of one coordinate of the last model in a flat direction, at that rate.
+        loss: what is left of the loss that can be won, with what the noise adds, as a part of what can be won.
     """
 
     learning_rate: float
