@@ -21,6 +21,16 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PICTURES = DOCS / "pictures"
 IMAGE = re.compile(r"!\[(.*?)\]\(([^)#\s]+)(?:#\S+)?\)", re.DOTALL)
+FACADES = (
+    "fedcgd",
+    "fedcgd.audit",
+    "fedcgd.curvature",
+    "fedcgd.keepers",
+    "fedcgd.ledger",
+    "fedcgd.opacus",
+    "fedcgd.planning",
+    "fedcgd_flower",
+)
 REFERENCE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
 
@@ -103,6 +113,16 @@ def test_headings_leave_no_level_out_and_every_icon_has_a_name(site: Path) -> No
         assert [icon for icon in icons if "aria-label=" not in icon and "title=" not in icon] == [], page
 
 
+def test_what_a_function_returns_is_one_row_however_long_the_text(site: Path) -> None:
+    returns = re.compile(r'doc-section-title">Returns:</span>.*?<tbody>(.*?)</tbody>', re.DOTALL)
+    rows = {
+        table.count("<tr")
+        for page in (site / "reference").glob("*.html")
+        for table in returns.findall(page.read_text())
+    }
+    assert rows == {1}
+
+
 def contrast(text: str, background: str) -> float:
     """WCAG 2.2's contrast of two colours, #rrggbb; `text` may have an alpha, #rrggbbaa."""
     below = [int(background[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -177,6 +197,51 @@ def test_every_public_name_of_the_reference_has_a_docstring(name: str) -> None:
         assert named.__doc__
         return
     assert undocumented(importlib.import_module(name)) == []
+
+
+@pytest.mark.parametrize("name", FACADES)
+def test_every_public_name_explains_its_arguments(name: str) -> None:
+    assert unexplained(importlib.import_module(name)) == []
+
+
+def test_a_name_that_does_not_explain_its_arguments_is_found() -> None:
+    module = ModuleType("example")
+    exec(
+        "__all__ = ['C', 'f', 'g']\nclass C:\n  'C.'\n  def one(self, x):\n    'One.'\n  def none(self):\n    'None.'\n"
+        "def f(x):\n  'F.'\ndef g(x):\n  'G.\\n\\nArgs:\\n  x: x.'\n",
+        module.__dict__,
+    )
+    assert unexplained(module) == ["C.one", "f"]
+
+
+def unexplained(module: ModuleType) -> list[str]:
+    """Public names that take arguments and have no section about them; methods that a base class or protocol has are fine."""
+    missing = []
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.isfunction(value):
+            members, explained = {name: value}, set()
+        elif inspect.isclass(value):
+            members = {} if getattr(value, "_is_protocol", False) else {name: value}
+            members |= {
+                f"{name}.{member}": getattr(part, "__func__", part)
+                for member, part in vars(value).items()
+                if not member.startswith("_") and isinstance(part, FunctionType | classmethod | staticmethod)
+            }
+            explained = {member for base in (*value.__mro__[1:], *protocols()) for member in vars(base)}
+        else:
+            continue
+        for full, part in members.items():
+            if full.rpartition(".")[2] in explained and "." in full:
+                continue
+            try:
+                taken = [argument for argument in inspect.signature(part).parameters if argument not in ("self", "cls")]
+            except ValueError:  # built-in
+                continue
+            text = inspect.getdoc(part) or ""
+            if taken and "Args:" not in text and "Attributes:" not in text:
+                missing.append(full)
+    return missing
 
 
 def test_the_reference_lists_every_name_of_the_package_itself() -> None:

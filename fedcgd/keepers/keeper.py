@@ -48,7 +48,7 @@ class UnreadableError(RefusedError):
     """Some sealed seeds cannot be opened: their nodes disagree with this keeper about the run, or cheat.
 
     Attributes:
-        positions: which of the request's seeds these are.
+        positions (tuple[int, ...]): which of the request's seeds these are.
     """
 
     def __init__(self, positions: Sequence[int], total: int) -> None:

@@ -50,8 +50,8 @@ class Ledger(Closable):
     participation of a released round is on record. A user's participation is counted when the round is planned, answered or not.
 
     Attributes:
-        stream_id: names this run's part of the key: `key.noise_of(stream_id)`, `key.choices_of(stream_id)`.
-        simulated: whether the run's key came from a simulation seed, so that nothing in it is private. For ever.
+        stream_id (str): names this run's part of the key: `key.noise_of(stream_id)`, `key.choices_of(stream_id)`.
+        simulated (bool): whether the run's key came from a simulation seed, so that nothing in it is private. For ever.
 
     >>> from fedcgd import DPSGD, Participation
     >>> plan = Plan.calibrated(DPSGD(), Participation(rounds=4), clip_norm=1.0, epsilon=8, delta=1e-5)

@@ -39,10 +39,10 @@ class RunResult(Result):
     """Flower's `Result` of all releases of a run, also of those before it was resumed.
 
     Attributes:
-        arrays: the model that was released last, or the initial one.
-        train_metrics_clientapp: release → the ε spent.
-        evaluate_metrics_serverapp: release → what `evaluate_fn` measured.
-        evaluate_metrics_clientapp: release → what users measured.
+        arrays (ArrayRecord): the model that was released last, or the initial one.
+        train_metrics_clientapp (dict[int, MetricRecord]): release → the ε spent.
+        evaluate_metrics_serverapp (dict[int, MetricRecord]): release → what `evaluate_fn` measured.
+        evaluate_metrics_clientapp (dict[int, MetricRecord]): release → what users measured.
         planned: the rounds of the plan.
         released: the rounds that are released by now.
         stopped: why the run ended before its plan; empty if it did not.
@@ -68,7 +68,7 @@ class IncompleteRunError(RuntimeError):
     """A run ended before its plan without being asked to. With its ledger and its key it can go on.
 
     Attributes:
-        result: what was released.
+        result (RunResult): what was released.
     """
 
     def __init__(self, result: RunResult, *, recorded: bool = True) -> None:
