@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedcgd.accounting import accountant, calibrate
 from fedcgd.mechanisms import BISR, BSR, DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.error import error_norms
@@ -72,7 +74,7 @@ def found(point: Row, rows: list[Row]) -> Row:
         return point | {"refused": str(error)}
     return point | {
         "noise_multiplier": sigma,
-        "per_column": sigma / float(mechanism.column_norms(ROUNDS).max()),
+        "per_column": sigma / float(np.linalg.norm(mechanism.columns(ROUNDS, np.array([0])))),
         "rmse": error_norms(mechanism, ROUNDS).rmse(sigma),
         "seconds": round(time.process_time() - began, 1),
     }
