@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from oracles_b_min_sep import deltas, monte_carlo, patterns, ratio
 from scipy.stats import beta, norm
 
 from fedcgd.accounting import accountant, calibrate, compute_delta, compute_epsilon
+from fedcgd.accounting.accountant import silent
 from fedcgd.accounting.b_min_sep import search
 from fedcgd.accounting.b_min_sep.add import _ROUNDING, AddDirection, LogRatios, draw_log_ratios
 from fedcgd.accounting.b_min_sep.columns import Columns, columns_of
@@ -372,6 +374,18 @@ def test_rounding_changes_log_s_by_less_than_is_added_for_it(lam: float, sigma: 
     assert np.abs(found - expected).max() < _ROUNDING / 10
     single = np.log(likelihood.bounds(x.astype(np.float32))[1])
     assert np.abs(single - expected).max() > 10 * _ROUNDING
+
+
+def test_a_search_that_comes_near_no_goal_keeps_what_is_enough() -> None:
+    """δ jumps across the goal at x = 2: no x is within a tenth of it, and to give up amplification would be the answer 8."""
+
+    def at(x: float) -> SimpleNamespace:
+        return SimpleNamespace(pilot=lambda *_: SimpleNamespace(likely=1e-4 if x < 2 else 1e-9 / x))
+
+    x, pilot, _ = search._proposed(at, 8.0, 1e-6, 0, 1e-13, silent)
+    assert 2 <= x < 2.1
+    assert pilot is not None
+    assert pilot.likely == 1e-9 / x
 
 
 @pytest.mark.slow

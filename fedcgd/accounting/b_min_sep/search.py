@@ -233,24 +233,29 @@ def _least(
 def _proposed(
     at: Callable[[float], Point], highest: float, goal: float, seed: int, failure: float, progress: Progress
 ) -> tuple[float, "Pilot | None", float]:
-    """About the least x whose confirmation is likely, its pilot, and −log δ over log x there."""
+    """About the least x whose confirmation is likely, its pilot, and −log δ over log x there.
+
+    Where δ as it is likely to be confirmed jumps, as it does where another r is chosen, what is just enough for the goal may
+    not be near it.
+    """
     low, high = -math.inf, math.log(highest)  # log x that is too small, and enough
+    enough: tuple[float, Pilot | None] = highest, None
     position, slope = high - 0.25, 12.0
     last: tuple[float, float] | None = None
     pilot: Pilot | None = None
-    for step in range(_STEPS):
+    for _ in range(_STEPS):
         x = math.exp(position)
         if x < LEAST_EPSILON:
             return LEAST_EPSILON, at(LEAST_EPSILON).pilot(seed, failure), slope
         progress(f"{x:.6g}: tried")
         pilot = at(x).pilot(seed, failure, pilot)
         excess = math.inf if pilot is None else math.log(max(pilot.likely, 1e-320) / goal)
-        if -_CLOSE < excess <= 0 or (step == _STEPS - 1 and excess <= 0):
-            return x, pilot, slope
         if excess > 0:
             low = max(low, position)
-        else:
-            high = min(high, position)
+        elif position <= high:
+            high, enough = position, (x, pilot)
+        if -_CLOSE < excess <= 0:
+            break
         if last is not None and math.isfinite(excess - last[1]) and abs(position - last[0]) > 1e-4:
             slope = min(max((last[1] - excess) / (position - last[0]), _FLATTEST), _STEEPEST)
         if math.isfinite(excess):
@@ -260,6 +265,6 @@ def _proposed(
         if not low < target < high:  # where the scatter of draws misleads, halve
             target = min(target, high - 0.05) if low == -math.inf else (low + high) / 2
         if high - low < 1e-4:
-            target = high
+            break
         position = target
-    return highest, None, slope
+    return *enough, slope
