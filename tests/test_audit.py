@@ -1,15 +1,18 @@
 """The audit of the mechanism: the real release path passes, and each planted bug is refuted."""
 
 import dataclasses
+from itertools import count
 
 import numpy as np
 import pytest
 
-from fedcgd.audit.audit import audit_canaries, audit_mechanism, canary_scores
+from fedcgd.audit.audit import audit_canaries, audit_mechanism, audit_plan, canary_scores
+from fedcgd.audit.coins import coin_sums
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism, Normalized, inverse_matrix, matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
+from fedcgd.participation.cohorts import rounds_of
 from fedcgd.plan import Plan
 from fedcgd.release import lattice_of
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
@@ -221,6 +224,54 @@ def test_canary_scores_by_the_definition() -> None:
         m = c[:, list(pattern)].sum(axis=1)
         expected.append(m @ (c @ x[:, j]) / np.linalg.norm(m) / 2.0)
     np.testing.assert_allclose(canary_scores(Normalized(LambdaCGD(0.6)), x, patterns, clip_norm=2.0), expected)
+
+
+COINS = Participation(rounds=8, min_separation=4, sampling="b-min-sep", sampling_rate=0.5)
+
+
+def coins_plan(epsilon: float, delta: float) -> Plan:
+    return Plan.calibrated(LambdaCGD(0.8), COINS, clip_norm=CLIP, epsilon=epsilon, delta=delta)
+
+
+def test_with_coins_the_claim_stands_and_a_tenth_less_noise_is_refuted() -> None:
+    plan = coins_plan(2.0, 0.1)
+    for scale in (1.0, 0.9):
+        result = audit_plan(plan, released(plan, scale=scale), epsilon=2.0, seed=0, trials=300_000)
+        assert result.passed == (scale == 1.0)
+        assert result.epsilon_lower > 1.6
+        assert result.trials == 300_000
+        assert all(name.startswith("likelihood ratio with coins") for name in result.bounds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("epsilon", "delta", "scale"), [(1.0, 0.1, 0.9), (4.0, 0.1, 0.9), (2.0, 0.01, 0.85)])
+def test_with_coins_less_noise_is_refuted_at_other_budgets(epsilon: float, delta: float, scale: float) -> None:
+    plan = coins_plan(epsilon, delta)
+    for seed in range(3):
+        assert audit_plan(plan, released(plan), epsilon=epsilon, seed=seed, trials=1_000_000).passed
+        less = released(plan, scale=scale)
+        assert not audit_plan(plan, less, epsilon=epsilon, seed=seed, trials=1_000_000).passed
+
+
+def test_coins_that_everybody_knows_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The noise is right, and the rounds are always 0 and 4: what coins are accounted for, they do not bring."""
+    plan = coins_plan(2.0, 0.1)
+    monkeypatch.setattr("fedcgd.audit.coins.rounds_of", lambda *_: (0, 4))
+    assert not audit_plan(plan, released(plan), epsilon=2.0, seed=0, trials=40_000).passed
+
+
+def test_coins_are_those_of_a_run() -> None:
+    """Each present user in its own rounds, and nobody else; users of another call have other coins."""
+    plan = Plan(mechanism=LambdaCGD(0.8), participation=COINS, clip_norm=CLIP, noise_multiplier=1.0, delta=0.1)
+    users, present = count(), np.arange(4000) % 3 > 0
+    sums = coin_sums(plan, users, present, 5)
+    assert set(np.unique(sums)) == {0.0, CLIP}
+    assert not sums[:, ~present].any()
+    key = NoiseKey.simulation(5).choices_of("")
+    rows = [tuple(np.flatnonzero(column).tolist()) for column in sums[:, present].T]
+    assert rows == [rounds_of(str(user), COINS, key) for user in range(len(rows))]
+    assert sums[:, present].mean() / CLIP == pytest.approx(0.2, abs=0.01)  # 1/(1/p + b − 1)
+    assert not np.array_equal(sums, coin_sums(plan, users, present, 5))
 
 
 @pytest.mark.parametrize(

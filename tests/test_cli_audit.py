@@ -58,6 +58,20 @@ def test_poisson_is_audited_for_who_knows_the_rounds() -> None:
     assert result.exit_code == 0
 
 
+@pytest.mark.parametrize(("noise", "exit_code"), [("1.69", 0), ("1.4", 1)])
+def test_coins_are_audited_beside_the_noise(noise: str, exit_code: int) -> None:
+    """σ = 1.68431 has ε = 2 at δ = .1 with these coins, as `fedcgd calibrate` says. Of the noise σ itself is what is claimed."""
+    words = ["--epsilon", "2", "--delta", ".1", "--mechanism", "lambda-cgd:0.8", "--rounds", "10", "--separation", "4"]
+    words += ["--sampling", "b-min-sep", "--participations", "2", "--noise-multiplier", noise, "--trials", "100000"]
+    result = invoke([*words, "--json"])
+    assert result.exit_code == exit_code
+    found = json.loads(result.stdout)
+    assert found["passed"] is True
+    coins = found["with_coins"]
+    assert (coins["claimed_epsilon"], coins["passed"]) == (2, exit_code == 0)
+    assert "b-min-sep: with the coins of a run" in invoke(words).stdout
+
+
 @pytest.mark.parametrize(("gap", "exit_code"), [(0.1, 0), (8.0, 1)])
 def test_scores_of_canaries(tmp_path: Path, gap: float, exit_code: int) -> None:
     rng = np.random.default_rng(0)

@@ -69,7 +69,8 @@ def audit_command(
     """Try to refute (ε, δ): of this installation's noise, or with --scores of a federated run. Exit code 1 if refuted.
 
     The noise is added by the very code that a run uses, to worst-case users and to none, and their releases are told apart.
-    Under a secret sampling the noise is audited against the ε that the same σ gives to an adversary who knows the rounds.
+    Under a secret sampling the noise is audited against the ε that the same σ gives to an adversary who knows the rounds. Under
+    b-min-sep users whose coins are tossed as a run tosses them are told apart too, against ε itself.
 
     Example: fedcgd audit --mechanism lambda-cgd:0.9 --rounds 100 --separation 20 --epsilon 2 --delta 1e-5
     """
@@ -79,6 +80,7 @@ def audit_command(
         if scores is not None:
             promise = {"adjacency": ADJACENCY, "sampling": "that of the run", "claim": "that of the run"}
             figures: dict[str, Any] = {}
+            coins = None
             included, held_out = read_scores(scores)
             result = audit_canaries(included, held_out, epsilon=epsilon, delta=delta, confidence=confidence)
         else:
@@ -92,7 +94,7 @@ def audit_command(
             plan = Plan(
                 mechanism=chosen, participation=participation, clip_norm=1.0, noise_multiplier=sigma, delta=delta
             )
-            claim, assumed = epsilon, str(participation.sampling)
+            run_plan, claim, assumed = plan, epsilon, str(participation.sampling)
             if assumed != "none":
                 known = Participation(rounds=rounds, min_separation=participation.min_separation)
                 plan = replace(plan, participation=known)
@@ -107,13 +109,21 @@ def audit_command(
             }
             figures = when(plan.participation) | {"sampling": assumed, "noise_multiplier": sigma}
             with status(json, "simulating"):
-                release = RELEASES[path](plan, seed)
-                result = audit_plan(plan, release, epsilon=claim, seed=seed, trials=trials, confidence=confidence)
+                both = [(plan, claim)] + [(run_plan, epsilon)] * (participation.sampling == "b-min-sep")
+                result, *others = [
+                    audit_plan(
+                        each, RELEASES[path](each, seed), epsilon=said, seed=seed, trials=trials, confidence=confidence
+                    )
+                    for each, said in both
+                ]
+                coins = next(iter(others), None)
     if json:
-        print_json(asdict(result) | figures | promise)
+        print_json(asdict(result) | figures | promise | ({"with_coins": asdict(coins)} if coins else {}))
     else:
         show(result, promise)
-    if not result.passed:
+        if coins:
+            show(coins, promise | {"sampling": f"{participation.sampling}: with the coins of a run"})
+    if not result.passed or (coins and not coins.passed):
         raise typer.Exit(EXIT_REFUTED)
 
 

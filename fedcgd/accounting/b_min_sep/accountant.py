@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from fedcgd.accounting.accountant import Bound, Progress
 from fedcgd.accounting.b_min_sep import search
 from fedcgd.accounting.b_min_sep.columns import columns_of
@@ -10,6 +12,7 @@ from fedcgd.accounting.b_min_sep.law import Law
 from fedcgd.accounting.b_min_sep.search import Question
 from fedcgd.accounting.profile import ProfileAccountant, without_sampling
 from fedcgd.mechanisms import Mechanism
+from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.participation import Participation
 
@@ -25,6 +28,17 @@ class BMinSepAccountant(ProfileAccountant):
         """σ that a few draws propose, the same random numbers for every mechanism, so that differences between them are seen."""
         question = _question(self.mechanism, self.participation, self.participation.rounds)
         return search.propose(question, epsilon=epsilon, delta=delta)
+
+    def log_ratio(self, sigma: float, seen: Matrix) -> Vector:
+        """log S, which tells best whether a user of the worst kind took part, up to a thousandth; shape (draws,).
+
+        Args:
+            sigma: the noise multiplier.
+            seen: C·x̂/ζ along the user's direction, shape (n, draws): C·1_P plus noise, or noise alone.
+        """
+        question = _question(self.mechanism, self.participation, self.participation.rounds)
+        likelihood = question.at(sigma, 1.0).likelihood
+        return np.asarray(np.log(likelihood.bounds(question.columns.adjoint(seen) / sigma**2)[1]))
 
     def _search_sigma(self, epsilon: float, delta: float, progress: Progress) -> Bound:
         question = _question(self.mechanism, self.participation, self.participation.rounds)
