@@ -29,6 +29,13 @@ class Closable(ABC):
         """End it; what is recorded stays."""
 
 
+class _InMemory(sqlite3.Connection):
+    """A file in memory: it goes with whoever holds it, and Python 3.13 need not warn that nobody closed it."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def open_file(path: Path | str, what: str, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
     """A connection to `path`, made if there is none (readable by its owner only), once `prepare` has made its tables.
 
@@ -39,7 +46,8 @@ def open_file(path: Path | str, what: str, prepare: Callable[[sqlite3.Connection
     if path != MEMORY:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
+    kind = _InMemory if path == MEMORY else sqlite3.Connection
+    connection = sqlite3.connect(path, timeout=60.0, isolation_level=None, factory=kind)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")

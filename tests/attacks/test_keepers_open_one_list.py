@@ -160,11 +160,11 @@ def test_noise_is_bound_to_the_list_whatever_becomes_of_random_numbers(monkeypat
     monkeypatch.setattr("os.urandom", lambda size: bytes(size))
     shares = []
     for number, sent in enumerate(lists):
-        keeper = Keeper(key, Record.open(tmp_path / f"copy-{number}", "f"), keepers.cards[0])
         total = np.zeros(SIZE, np.uint32)
         for one in sent:
             add(total, one.residues)
-        add(total, keeper.answer(agreement, opening_for(keeper, sent)))
+        with Keeper(key, Record.open(tmp_path / f"copy-{number}", "f"), keepers.cards[0]) as keeper:
+            add(total, keeper.answer(agreement, opening_for(keeper, sent)))
         shares.append(lifted(total) - np.sum(updates(len(sent)), axis=0))
     assert abs(np.corrcoef(*shares)[0, 1]) < 0.3
     assert not np.array_equal(*shares)
