@@ -217,7 +217,16 @@ class Plan:
 
 
 def differences(before: Any, after: Any, name: str = "") -> list[str]:
-    """The settings, nested in dicts, that are not the same, as "name: before → after"."""
+    """The settings, nested in dicts, that are not the same, as "name: before → after".
+
+    Args:
+        before: a description, such as that of a plan.
+        after: another one.
+        name: what comes before the names of the settings.
+
+    >>> differences({"clip_norm": 1.0, "delta": 1e-5}, {"clip_norm": 2.0, "delta": 1e-5})
+    ['clip_norm: 1.0 → 2.0']
+    """
     if before == after:
         return []
     if isinstance(before, dict) and isinstance(after, dict):

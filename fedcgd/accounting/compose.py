@@ -33,10 +33,20 @@ _LARGEST_EPSILON = 1000.0  # beyond it the grid would be too large
 
 @dataclass(frozen=True, kw_only=True)
 class PastRun:
-    """A run, or its first `released` rounds, with noise multiplier σ; `method` is for Balls-in-Bins.
+    """A run, or its first rounds, for `compose`.
 
-    Of a copy that went its own way after `shared` rounds only the later rounds count: the first ones are another run's, which is
-    composed with it. The rounds of a user must count as known then, for both have the same. Raises ValueError otherwise.
+    Args:
+        mechanism: the matrix C.
+        participation: who takes part when, over how many rounds.
+        noise_multiplier: σ, noise per unit of clip norm.
+        released: how many rounds are out; None for all.
+        method: how Balls-in-Bins is bounded, `"monte-carlo"` or `"deterministic"`; None chooses.
+        shared: of a copy that went its own way, after how many rounds: only the later ones count, since the first ones are
+            another run's, which is composed with it.
+
+    Raises:
+        ValueError: for numbers out of range, and for shared rounds under a sampling: both copies have the same secret choices, so
+            that a user's rounds must count as known.
     """
 
     mechanism: Mechanism
@@ -81,7 +91,19 @@ class PastRun:
 
 @dataclass(frozen=True, kw_only=True)
 class JointGuarantee:
-    """(ε, δ)-differential privacy of all releases of several runs together, for a user who may be in all of them."""
+    """(ε, δ)-differential privacy of all releases of several runs together, for a user who may be in all of them.
+
+    Attributes:
+        epsilon: ε.
+        delta: δ, all of it: `failure_probability` is a part of it.
+        runs: how many.
+        released: the rounds of all of them that are out.
+        method: in words, how ε was found.
+        exact: whether ε is the smallest possible; else it is an upper bound.
+        failure_probability: the chance that random draws of the method mislead it.
+        adjacency: which data sets are neighbours.
+        condition: what it rests on.
+    """
 
     epsilon: float
     delta: float

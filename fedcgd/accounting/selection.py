@@ -258,17 +258,33 @@ def select_bands(
 
 
 def practical(lam: float) -> float:
-    """The λ whose 1/(1 − λ) is a third of that of `lam`; 0 if that is below 1 (Section 5.1 of arXiv:2601.22334)."""
+    """The λ whose 1/(1 − λ) is a third of that of `lam`; 0 if that is below 1 (Section 5.1 of arXiv:2601.22334).
+
+    Args:
+        lam: λ in [0, 1), that of least amplified RMSE.
+    """
     return -expm1(-max(0.0, _scale(lam) - log(PRACTICAL_DIVISOR)))
 
 
 def share_of_excess(lam: float, share: float) -> float:
-    """The λ whose λ/(1 − λ) is `share` of that of `lam`: 0 only for 0."""
+    """The λ whose λ/(1 − λ) is a part of that of `lam`: 0 only for 0.
+
+    Args:
+        lam: λ in [0, 1).
+        share: the part, positive.
+
+    >>> share_of_excess(0.75, 1 / 3)
+    0.5
+    """
     return share * lam / (share * lam + 1 - lam)
 
 
 def third_of_excess(lam: float) -> float:
-    """The λ whose λ/(1 − λ) is a third of that of `lam`."""
+    """The λ whose λ/(1 − λ) is a third of that of `lam`.
+
+    Args:
+        lam: λ in [0, 1).
+    """
     return share_of_excess(lam, 1 / PRACTICAL_DIVISOR)
 
 
@@ -278,6 +294,9 @@ def excess_share(workload: Workload) -> float:
     At a constant rate without momentum the uncancelled noise of the last rounds stays in the model, and RMSE, a mean over all
     rounds, does not see it. Momentum β averages over the last 1/(1 − β) rounds; a schedule that falls gives them no weight. Tried
     for softmax regression with β = 0 and 0.9, constant and linear, 3–20 steps × 5–20 epochs (docs/guides/planning.md).
+
+    Args:
+        workload: SGD with its momentum and learning rates.
     """
     falling = len(set(workload.learning_rates)) > 1
     return 1.0 if falling else (1 + (PRACTICAL_DIVISOR - 1) * workload.momentum) / PRACTICAL_DIVISOR

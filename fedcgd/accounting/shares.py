@@ -25,7 +25,12 @@ _NEGLIGIBLE = 2.0**-40  # the part of δ that rounding may take without being ad
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseShares:
-    """The noise of `keepers` K parties, of which `colluding` t may work with the server and `away` d may miss a round.
+    """The noise of K parties, of which t may work with the server and d may miss a round.
+
+    Args:
+        keepers: K.
+        colluding: t.
+        away: d.
 
     Raises:
         ValueError: if K − t − d < 1, so that no share would be left, or a number is not whole or negative.
@@ -51,7 +56,11 @@ class NoiseShares:
         return self.keepers - self.colluding - self.away
 
     def share(self, stddev: float) -> float:
-        """The standard deviation of one keeper's share, where that of the plan is `stddev`."""
+        """The standard deviation of one keeper's share.
+
+        Args:
+            stddev: that of the plan, ζσ.
+        """
         return stddev / math.sqrt(self.full)
 
     def noise_multiplier(self, planned: float, *, colluding: int, present: int | None = None) -> float:
@@ -76,9 +85,13 @@ class NoiseShares:
 
 @dataclass(frozen=True, kw_only=True)
 class KeeperGuarantee:
-    """What is promised against the server, any nodes but the user's own, and `colluding` of `keepers` keepers.
+    """What is promised against the server, any nodes but the user's own, and some of the keepers.
 
-    `epsilon` is infinite, and there is no `guarantee`, where no share of the noise is left.
+    Attributes:
+        keepers: K, all of them.
+        colluding: how many of them work with the server.
+        epsilon: ε; infinite where no share of the noise is left.
+        guarantee: with all that it rests on; None where no share of the noise is left.
     """
 
     keepers: int

@@ -22,8 +22,12 @@ _PAIRS = 16  # (ε, δ) that a sampled run's curve is made from; each takes a se
 class TradeOff:
     """β = f(α): no test that cries "took part" wrongly with probability α misses with probability below β.
 
-    `exact` says that some test reaches β; otherwise f is a lower bound on it, which makes it a valid promise. It may be
-    wrong with `failure_probability` where the method draws random numbers.
+    Attributes:
+        alphas: α, ascending from 0 to 1.
+        betas: β at each of them.
+        exact: whether some test reaches β; otherwise f is a lower bound on it, which makes it a valid promise.
+        method: in words, how it was found.
+        failure_probability: the chance that it is wrong, where the method draws random numbers.
     """
 
     alphas: tuple[float, ...]
@@ -36,10 +40,19 @@ class TradeOff:
 def trade_off(
     mechanism: Mechanism, participation: Participation, *, noise_multiplier: float, progress: Progress = silent
 ) -> TradeOff:
-    """The trade-off curve of a whole run at 201 values of α, adjacency zero out one user.
+    """The trade-off curve of a whole run at 201 values of α; adjacency: zero out one user.
 
     Without sampling it is that of the Gaussian mechanism; with one, the best curve that follows from δ at 16 values of
-    ε, up to the ε of δ = 10⁻⁶. Raises ValueError for what is not accounted for.
+    ε, up to the ε of δ = 10⁻⁶.
+
+    Args:
+        mechanism: the matrix C.
+        participation: who takes part when, over how many rounds.
+        noise_multiplier: σ, positive: noise per unit of clip norm.
+        progress: is called with a line of text for each point under a sampling.
+
+    Raises:
+        ValueError: for what is not accounted for.
     """
     alphas = np.linspace(0.0, 1.0, 201)
     widest = compute_epsilon(mechanism, participation, noise_multiplier=noise_multiplier, delta=1e-6)
@@ -57,9 +70,17 @@ def trade_off(
 
 
 def gaussian_trade_off(mu: float, alphas: ArrayLike) -> Vector:
-    """β = Φ(Φ⁻¹(1 − α) − μ), exact for N(0, 1) against N(μ, 1) (their eq. 6). Shape of `alphas`.
+    """β = Φ(Φ⁻¹(1 − α) − μ), exact for N(0, 1) against N(μ, 1) (eq. 6 of arXiv:1905.02383).
 
-    Raises ValueError unless μ ≥ 0 and each α is in [0, 1].
+    Args:
+        mu: μ ≥ 0, sensitivity / σ.
+        alphas: α in [0, 1].
+
+    Returns:
+        β, of the shape of `alphas`.
+
+    Raises:
+        ValueError: for numbers out of range.
     """
     if not mu >= 0:
         raise ValueError(f"mu must be at least 0, got {mu}; it is sensitivity / σ")
@@ -70,8 +91,18 @@ def gaussian_trade_off(mu: float, alphas: ArrayLike) -> Vector:
 def profile_trade_off(profile: Iterable[tuple[float, float]], alphas: ArrayLike) -> Vector:
     """β ≥ max over (ε, δ) of 0, 1 − δ − e^ε·α and e^(−ε)·(1 − δ − α), for a run that is (ε, δ)-DP for each pair of `profile`.
 
-    Convex, at most 1 − α, and a lower bound on every test's β, whichever pairs are given; more pairs make it tighter (their
-    Proposition 2.5). Raises ValueError for an α outside [0, 1], ε < 0 or δ outside [0, 1].
+    Convex, at most 1 − α, and a lower bound on every test's β, whichever pairs are given; more pairs make it tighter
+    (Proposition 2.5 of arXiv:1905.02383).
+
+    Args:
+        profile: pairs (ε, δ) that hold for the run.
+        alphas: α in [0, 1].
+
+    Returns:
+        β, of the shape of `alphas`.
+
+    Raises:
+        ValueError: for an α outside [0, 1], ε < 0 or δ outside [0, 1].
     """
     level = _checked(alphas)
     betas = np.zeros_like(level)

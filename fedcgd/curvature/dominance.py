@@ -24,9 +24,19 @@ class CurvatureWarning(UserWarning):
 def dominance(hessian: Matrix, bound: Matrix) -> float:
     """ρ(H, Ĥ) = max over v of vᵀHv / vᵀĤv with 0/0 = 0, for symmetric H and a Ĥ that has no negative eigenvalues.
 
-    H ⪯ Ĥ exactly if ρ ≤ 1 (Theorem 5.1 of Gu et al., 2026, arXiv:2510.05416). Infinite where H curves upwards in a direction in
-    which Ĥ is flat, as it nearly always is for a network: `Reference` has the measure for those. Eigenvalues of Ĥ within
-    1e-10 n of the largest entry count as 0. Raises ValueError if Ĥ has a negative one.
+    H ⪯ Ĥ exactly if ρ ≤ 1: Theorem 5.1 of Gu et al., "Correlating Cross-Iteration Noise for DP-SGD using Model Curvature", 2026,
+    arXiv:2510.05416. Infinite where H curves upwards in a direction in which Ĥ is flat, as it nearly always is for a network:
+    `Reference` has the measure for those. Eigenvalues of Ĥ within 1e-10 n of the largest entry count as 0.
+
+    Args:
+        hessian: H, shape (d, d).
+        bound: Ĥ, shape (d, d).
+
+    Raises:
+        ValueError: if Ĥ has a negative eigenvalue.
+
+    >>> round(dominance(np.diag([1.0, 1.0]), np.diag([2.0, 4.0])), 6)
+    0.5
     """
     scale = max(float(np.abs(bound).max()), float(np.abs(hessian).max()))
     if scale == 0:
@@ -59,8 +69,10 @@ def dominance(hessian: Matrix, bound: Matrix) -> float:
 class Reference:
     """The bound Ĥ = Σ_i μ_i·u_i·u_iᵀ + `damping`·I, from the largest eigenpairs of a Hessian on public data.
 
-    `values` has shape (k,), `vectors` (d, k). The damping is that of the eigenvalues that are not known, which are all below it:
-    the smallest of the known ones.
+    Args:
+        values: μ_i, the largest eigenvalues, shape (k,).
+        vectors: u_i, shape (d, k).
+        damping: what stands for the eigenvalues that are not known, which are all below it: the smallest of the known ones.
     """
 
     values: NDArray[np.float64]
@@ -69,7 +81,15 @@ class Reference:
 
     @staticmethod
     def of(hessian: Hessian, *, eigenvalues: int = 20) -> "Reference":
-        """From the largest `eigenvalues` of `hessian`, of which at least one must be positive; keeps k·d numbers."""
+        """The bound from a Hessian's own largest eigenvalues; keeps k·d numbers.
+
+        Args:
+            hessian: on public data.
+            eigenvalues: k, how many are found; those that are not positive are left out.
+
+        Raises:
+            ValueError: if none is positive.
+        """
         values, vectors = largest_eigenpairs(
             hessian.product, hessian.dimension, eigenvalues, dtype=hessian.dtype, vectors=True
         )
@@ -83,8 +103,13 @@ class Reference:
     def dominance(self, hessian: Hessian, *, warn: bool = True) -> float:
         """ρ(H, Ĥ) of `hessian` against this bound: how much Ĥ would have to be scaled up to bound H. ρ ≤ 1: it does.
 
-        `hessian` must be of public data too. The model may be a private run's, as soon as it is released; examples may not: a ρ
-        of private data tells about them and is covered by no ε. Warns with a `CurvatureWarning` if ρ > 1, unless `warn` is False.
+        Args:
+            hessian: of public data too. The model may be a private run's, as soon as it is released; examples may not: a ρ of
+                private data tells about them and is covered by no ε.
+            warn: whether there is a `CurvatureWarning` if ρ > 1.
+
+        Raises:
+            ValueError: for a model with another number of parameters.
         """
         self._check(hessian)
         weights = torch.as_tensor((self.values + self.damping) ** -0.5 - self.damping**-0.5).to(self.vectors)
@@ -111,7 +136,13 @@ class Reference:
         """The largest μ_i(H) / μ_i(Ĥ) over the eigenvalues that are known of Ĥ, without its damping, each sorted by size.
 
         What the choice of noise asks for: noise is the same in all directions, so that it matters little if steep ones turn, and
-        the spectrum alone counts. H ⪯ Ĥ bounds it by 1, not the other way round. `hessian` must be of public data here too.
+        the spectrum alone counts. H ⪯ Ĥ bounds it by 1, not the other way round.
+
+        Args:
+            hessian: of public data too.
+
+        Raises:
+            ValueError: for a model with another number of parameters.
         """
         self._check(hessian)
         found, _ = largest_eigenpairs(hessian.product, hessian.dimension, len(self.values), dtype=hessian.dtype)

@@ -16,12 +16,20 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class Hessian:
     """H of 1/N·Σ weights_i·loss(module(inputs_i), targets_i) in the trained parameters of `module`, as they are now.
 
-    The weights are 1 if not given; with `clip_factors` this is the curvature that descent along clipped gradients meets.
-    `module` is copied, and evaluated without dropout. `inputs` and `targets` are tensors with a row for each of the N examples.
-    They should be public: what is measured here is not private, and no ε covers it. Examples go through in chunks of `chunk`,
-    which bounds the memory; the products do not depend on it but for rounding. In a module of float32 products are exact to
-    about 1e-7 of the largest eigenvalue: give a module and inputs of float64 where smaller ones matter. Raises ValueError for
-    examples or parameters that are not there.
+    In a module of float32 products are exact to about 1e-7 of the largest eigenvalue: give a module and inputs of float64 where
+    smaller ones matter.
+
+    Args:
+        module: the model; it is copied, and evaluated without dropout.
+        loss: (outputs, targets) → one number per example, or their mean.
+        inputs: one row for each of the N examples. They should be public: what is measured here is not private, and no ε covers
+            it.
+        targets: one row for each example.
+        weights: shape (N,); 1 if not given. With `clip_factors` this is the curvature that descent along clipped gradients meets.
+        chunk: examples that go through at once, which bounds the memory; products do not depend on it but for rounding.
+
+    Raises:
+        ValueError: for examples or parameters that are not there.
 
     >>> line = nn.Linear(2, 1, bias=False)
     >>> squares = lambda outputs, targets: (outputs[:, 0] - targets) ** 2 / 2
@@ -85,7 +93,17 @@ class Hessian:
         return self._at.device
 
     def product(self, vector: Tensor) -> Tensor:
-        """H·`vector`, both of shape (dimension,) and of the module's dtype."""
+        """H·v.
+
+        Args:
+            vector: v, shape (dimension,).
+
+        Returns:
+            Shape (dimension,), of the module's dtype, on its device.
+
+        Raises:
+            ValueError: for another shape.
+        """
         if vector.shape != (self.dimension,):
             raise ValueError(
                 f"the Hessian is {self.dimension} × {self.dimension}, got a vector of shape {tuple(vector.shape)}"
@@ -101,7 +119,14 @@ class Hessian:
         return total
 
     def matrix(self, progress: Callable[[str], None] | None = None) -> Tensor:
-        """H itself, shape (dimension, dimension), symmetric to the last bit, by d products. For small models."""
+        """H itself, symmetric to the last bit, by d products. For small models.
+
+        Args:
+            progress: is called with a line of text after every 100 columns.
+
+        Returns:
+            Shape (dimension, dimension), in main memory.
+        """
         columns = torch.empty(self.dimension, self.dimension, dtype=self.dtype)
         unit = torch.zeros(self.dimension, dtype=self.dtype, device=self.device)
         for j in range(self.dimension):
@@ -136,10 +161,22 @@ class Hessian:
 
 
 def clip_factors(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, *, clip_norm: float) -> Tensor:
-    """min(1, ζ/‖∇loss_i‖) of each example, shape (examples,): how much of its gradient is left by clipping to ζ = `clip_norm`.
+    """min(1, ζ/‖∇loss_i‖) of each example: how much of its gradient is left by clipping.
 
     A quadratic with these weights curves about as the sum of clipped gradients does: clipping slows steep examples down.
-    Raises ValueError for a `clip_norm` that is not positive.
+
+    Args:
+        module: the model; it is copied, and evaluated without dropout.
+        loss: as in `Hessian`.
+        inputs: one row for each example.
+        targets: one row for each example.
+        clip_norm: ζ, positive.
+
+    Returns:
+        Shape (examples,).
+
+    Raises:
+        ValueError: for a clip norm that is not positive.
     """
     if not clip_norm > 0:
         raise ValueError(f"clip_norm must be positive, got {clip_norm}")

@@ -21,16 +21,31 @@ _CHUNK_ENTRIES = 2**20  # of an array with a column for each eigenvalue: 8 MiB
 def final_loss(mechanism: Mechanism, rounds: int, quadratic: Quadratic, *, stddev: float = 1.0) -> float:
     """E[L(w̃_n)] − L(w_n) = η²s²/2·Tr((CᵀC)⁻¹·VᵀMV), V[i, j] = (1 − ημ_i)^(n−1−j): eq. 1 of Theorem 4.1, exact.
 
-    The expected loss that the noise s·C⁻¹Z adds after n = `rounds` steps; s = `stddev` is in units of the gradient that is
-    stepped along: ζσ divided by the planned cohort. As η²s²/2·‖C⁻ᵀL‖² with the thin factor L of VᵀMV: C is used for some dozens
-    of columns, whatever the dimension, and the result has about 12 digits.
+    The expected loss that the noise s·C⁻¹Z adds after n steps. As η²s²/2·‖C⁻ᵀL‖² with the thin factor L of VᵀMV: C is used for
+    some dozens of columns, whatever the dimension, and the result has about 12 digits.
+
+    Args:
+        mechanism: the matrix C.
+        rounds: n, the steps.
+        quadratic: what is descended on, and how.
+        stddev: s, in units of the gradient that is stepped along: ζσ divided by the planned cohort.
     """
     kept = transposed_inverse(mechanism, rounds, thin_factor(quadratic, rounds))
     return quadratic.learning_rate**2 * stddev**2 / 2 * float(np.vdot(kept, kept))
 
 
 def losses(mechanism: Mechanism, rounds: int, quadratic: Quadratic, *, stddev: float = 1.0) -> Vector:
-    """E[L(w̃_t)] − L(w_t) after t = 1 … n steps, shape (rounds,); the last is `final_loss`."""
+    """E[L(w̃_t)] − L(w_t) after t = 1 … n steps; the last is `final_loss`.
+
+    Args:
+        mechanism: as in `final_loss`.
+        rounds: as in `final_loss`.
+        quadratic: as in `final_loss`.
+        stddev: as in `final_loss`.
+
+    Returns:
+        Shape (rounds,), float64.
+    """
     return quadratic.learning_rate**2 * stddev**2 / 2 * _energies(mechanism, rounds, quadratic, power=1)
 
 
@@ -40,6 +55,12 @@ def gradient_norm(mechanism: Mechanism, rounds: int, quadratic: Quadratic, *, st
     It is η²s²·Tr((CᵀC)⁻¹W) with W[j, k] = 1/n·Σ_i μ_i²·a_i^|j−k|·(1 + a_i² + … + a_i^(2(n−1−max(j, k)))), the mean over t of what
     eq. 1 of Theorem 4.1 says with M² for M and t for n. Eq. 2 of that theorem as printed, ((n − max(j, k))/n)·(VᵀM²V)[j, k] with
     V of the last round for every t, is another number: what counts after t rounds is how far t is from j, not how far n is.
+
+    Args:
+        mechanism: as in `final_loss`.
+        rounds: as in `final_loss`.
+        quadratic: as in `final_loss`.
+        stddev: as in `final_loss`.
     """
     return quadratic.learning_rate**2 * stddev**2 * float(np.mean(_energies(mechanism, rounds, quadratic, power=2)))
 

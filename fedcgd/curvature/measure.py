@@ -20,7 +20,14 @@ SMALLEST = 1e-6  # eigenvalues below are as good as none in any run: they move n
 
 @dataclass(frozen=True)
 class Effort:
-    """What a measurement has taken so far. `memory` is the most that the process has held, in bytes."""
+    """What a measurement has taken so far.
+
+    Attributes:
+        doing: what it does now, in words.
+        products: products of the Hessian with a vector.
+        seconds: since it began.
+        memory: the most that the process has held, in bytes.
+    """
 
     doing: str
     products: int
@@ -36,9 +43,14 @@ Report = Callable[[Effort], None]
 
 @dataclass(frozen=True)
 class Measurement:
-    """A spectrum, and what it was made of: the `largest` eigenvalues, falling, the `tail`'s curve and the `density`.
+    """A spectrum, and what it was made of.
 
-    Without a tail `largest` are all that are above the smallest one cared for.
+    Attributes:
+        spectrum: the result.
+        largest: the eigenvalues that were computed, falling.
+        tail: the curve of the others; None where `largest` are all that are above the smallest one cared for.
+        density: how many there are of every size; None without a tail.
+        effort: what it took.
     """
 
     spectrum: Spectrum
@@ -61,11 +73,23 @@ def measure_spectrum(
 ) -> Measurement:
     """The spectrum of `hessian`, what is negative being 0, and what is not computed estimated from above.
 
-    The largest `eigenvalues` by Lanczos. How many are above `smallest`, by stochastic Lanczos quadrature with `probes` of `steps`
-    products. Between them the larger of a power law through the computed ones (`fit_power_law`), which alone can lie far below
-    the truth, and of what the quadrature says; then 0. If `eigenvalues` is the dimension or more, all are computed; if fewer are
-    above `smallest`, those are all that count. `measured_on` says in the file what this was; what was done is added. Raises
-    ValueError for fewer than two eigenvalues.
+    The largest eigenvalues by Lanczos. How many are above the smallest one cared for, by stochastic Lanczos quadrature. Between
+    them the larger of a power law through the computed ones (`fit_power_law`), which alone can lie far below the truth, and of
+    what the quadrature says; then 0.
+
+    Args:
+        hessian: on public data.
+        eigenvalues: how many are computed, at least 2. With the dimension or more, all are; if fewer are above `smallest`, those
+            are all that count.
+        smallest: what is below counts as 0.
+        probes: random vectors of the quadrature.
+        steps: products with each of them.
+        seed: of the random vectors.
+        measured_on: what the file says this was of, JSON-able; what was done is added.
+        report: is called with the effort so far, at most once a second.
+
+    Raises:
+        ValueError: for fewer than two eigenvalues.
     """
     if eigenvalues < 2:
         raise ValueError(f"at least 2 eigenvalues are needed, got {eigenvalues}")

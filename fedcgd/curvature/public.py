@@ -14,7 +14,15 @@ from fedcgd.curvature.hessian import Hessian, Loss, clip_factors
 class Public:
     """What a spectrum is measured with: a model, its loss, and public examples, of which none may be private.
 
-    `targets` has a row for each of `inputs`. Without them there are `classes`, and the labels are random.
+    Args:
+        module: the model.
+        loss: (outputs, targets) → one number per example, or their mean.
+        inputs: the examples, one row each.
+        classes: how many there are, where there are no targets: the labels are then random.
+        targets: one row for each of `inputs`.
+
+    Raises:
+        ValueError: unless there are examples and either classes (at least 2) or a target for each.
     """
 
     module: nn.Module
@@ -34,16 +42,26 @@ class Public:
             raise ValueError(f"there must be a target for each of {len(self.inputs)} examples, got {len(self.targets)}")
 
     def labels(self, seed: int) -> Tensor:
-        """The targets; random labels that depend on `seed` alone where there are none."""
+        """The targets; random labels where there are none.
+
+        Args:
+            seed: what random labels depend on, and nothing else.
+
+        Returns:
+            One row for each example.
+        """
         if self.targets is not None:
             return self.targets
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(0, self.classes or 0, (len(self.inputs),), generator=generator)
 
     def at(self, weights: Mapping[str, Tensor]) -> "Public":
-        """The same examples, with a copy of the module that has these `weights`, a state dict of a module like it.
+        """The same examples, with a copy of the module that has other weights.
 
         For a model in training, whose module may have hooks (Opacus) that a Hessian must not call.
+
+        Args:
+            weights: a state dict of a module like it.
         """
         module = copy.deepcopy(self.module)
         module.load_state_dict(weights)
@@ -53,6 +71,9 @@ class Public:
         """The same, with labels drawn from what the module, a classifier with logits, says of each example.
 
         The Hessian of a trained model with such labels is like that with true ones; random labels would make it look surprised.
+
+        Args:
+            seed: of the draws.
         """
         module = copy.deepcopy(self.module).eval()
         with torch.no_grad():
@@ -65,7 +86,10 @@ class Public:
     def hessian(self, *, clip_norm: float | None = None, seed: int = 0, chunk: int = 500) -> Hessian:
         """The Hessian of the mean loss over all examples, at the module's parameters.
 
-        With a `clip_norm` each example counts with its `clip_factors`, as in training with clipped gradients.
+        Args:
+            clip_norm: ζ, with which each example counts with its `clip_factors`, as in training with clipped gradients.
+            seed: of random labels.
+            chunk: examples that go through at once.
         """
         labels, weights = self.labels(seed), None
         if clip_norm is not None:
@@ -84,9 +108,21 @@ def pretrained(
 ) -> Public:
     """`public` with a copy of its module that was trained on its labels, by plain SGD without any noise.
 
-    Section 5.1 of Gu et al., 2026, arXiv:2510.05416: labels without meaning teach a model to be unsure, and where a model is
-    unsure its loss is most curved, so that the Hessian there bounds those of a later training. Costs no privacy, since nothing
-    private is looked at; do not give it private examples. Raises ValueError if the loss is no longer finite.
+    Labels without meaning teach a model to be unsure, and where a model is unsure its loss is most curved, so that the Hessian
+    there bounds those of a later training. Costs no privacy, since nothing private is looked at; do not give it private examples.
+
+    Section 5.1 of Gu et al., "Correlating Cross-Iteration Noise for DP-SGD using Model Curvature", 2026, arXiv:2510.05416.
+
+    Args:
+        public: the model as it is at first, and the examples.
+        epochs: passes over the examples.
+        learning_rate: of SGD.
+        batch: examples in a step.
+        seed: of random labels, and of the order.
+        report: is called with a line of text after each epoch.
+
+    Raises:
+        ValueError: for numbers out of range, and if the loss is no longer finite.
     """
     if epochs < 0 or batch < 1 or not learning_rate > 0:
         raise ValueError(

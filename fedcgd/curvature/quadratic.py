@@ -10,9 +10,14 @@ from fedcgd.numeric import as_float
 
 @dataclass(frozen=True)
 class Quadratic:
-    """½(w − d)ᵀH(w − d) for an H with this `spectrum`, descended with a constant learning rate η.
+    """½(w − d)ᵀH(w − d) for an H with a known spectrum, descended with a constant learning rate η.
 
-    Raises ValueError for a learning rate that is not in (0, 2/‖H‖₂), with which descent without any noise diverges.
+    Args:
+        spectrum: the eigenvalues of H.
+        learning_rate: η in (0, 2/‖H‖₂).
+
+    Raises:
+        ValueError: for another learning rate, with which descent without any noise diverges.
     """
 
     spectrum: Spectrum

@@ -35,7 +35,15 @@ CREATE TABLE openings (
 
 @dataclass(frozen=True)
 class Opened:
-    """One round that was opened: for which list, cancelling the share of which earlier round, under which nonce."""
+    """One round that was opened.
+
+    Attributes:
+        round: from 0.
+        attempt: the try of the round.
+        list_hash: for which list, its SHA-256.
+        after: the earlier round whose share is partly cancelled; None for none.
+        nonce: of the keeper's share of the noise.
+    """
 
     round: int
     attempt: int
@@ -53,6 +61,9 @@ class Record(Closable):
 
     Guarantees, whatever is killed when: a round is opened for one list only, and the record says so before anybody can know.
     An old copy of the file breaks this: whoever asks a keeper twice for one round, before and after, gets two openings.
+
+    Args:
+        connection: to the file.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -169,7 +180,15 @@ class Record(Closable):
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a record says to whoever only reads it."""
+    """What a record says to whoever only reads it.
+
+    Attributes:
+        created: when.
+        key_fingerprint: that of the keeper's card.
+        context: of the run that the key serves; None before its first round.
+        agreement: the agreement in words; None before the first round.
+        openings: the rounds that were opened, in order.
+    """
 
     created: str
     key_fingerprint: str
@@ -203,7 +222,11 @@ def read(path: Path | str) -> Recorded:
 
 
 def record_file(key_file: Path | str) -> Path:
-    """Where the record of the key in `key_file` is: beside the file itself, whichever links lead to it."""
+    """Where the record of a key is: beside its file itself, whichever links lead to it.
+
+    Args:
+        key_file: the key.
+    """
     path = Path(key_file).resolve()
     return path.with_name(f"{path.name}.record")
 

@@ -88,7 +88,16 @@ def sensitivity(mechanism: Mechanism, participation: Participation, *, released:
 
 
 def sum_of_leftmost(coefficients: Vector, k: int, b: int) -> Vector:
-    """Σ_{j<k} C[:, jb] for the Toeplitz C of `coefficients`, shape (n,), in O(n)."""
+    """Σ_{j<k} C[:, jb] for the Toeplitz C of these coefficients, in O(n).
+
+    Args:
+        coefficients: the first column of C, shape (n,).
+        k: how many columns.
+        b: how far they are apart.
+
+    Returns:
+        Shape (n,).
+    """
     n = len(coefficients)
     padded = np.zeros(-(-n // b) * b)
     padded[:n] = coefficients

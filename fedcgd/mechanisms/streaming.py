@@ -11,17 +11,34 @@ from fedcgd.mechanisms.mechanism import Mechanism, Vector
 
 @dataclass(frozen=True)
 class State:
-    """What is kept between rounds: the next round, and some vectors."""
+    """What is kept between rounds. `State()` is where a run starts.
+
+    Attributes:
+        round: the next round, from 0.
+        buffers: what the mechanism keeps, as `multiply_next` returned it.
+    """
 
     round: int = 0
     buffers: tuple[Any, ...] = ()
 
 
 def correlate(mechanism: Mechanism, rounds: int, z: Any, state: State) -> tuple[Any, State]:
-    """(C⁻¹Z)_t for t = `state.round`, and the state for the next round; start with `State()`.
+    """(C⁻¹Z)_t for t = `state.round`, and the state for the next round. Nothing is changed in place.
 
-    `z` is Z_t: a NumPy array or a torch tensor, on any device, of any shape. Nothing is changed in place. Raises ValueError after
-    the last round.
+    Args:
+        mechanism: the matrix C.
+        rounds: n, the releases of the run.
+        z: Z_t, a NumPy array or a torch tensor, on any device, of any shape.
+        state: what the round before returned; `State()` for the first.
+
+    Raises:
+        ValueError: after the last round.
+
+    >>> from fedcgd.mechanisms import LambdaCGD
+    >>> first, state = correlate(LambdaCGD(0.5), 2, np.array([1.0]), State())
+    >>> second, _ = correlate(LambdaCGD(0.5), 2, np.array([4.0]), state)
+    >>> first.tolist(), second.tolist()
+    ([1.0], [3.5])
     """
     t = state.round
     if not t < rounds:
@@ -31,7 +48,14 @@ def correlate(mechanism: Mechanism, rounds: int, z: Any, state: State) -> tuple[
 
 
 def state_before(mechanism: Mechanism, rounds: int, round: int, z_of: Callable[[int], Any]) -> State:
-    """The state in which round `round` starts, from Z made again by `z_of`: of as many rounds before as a replay needs."""
+    """The state in which a round starts, from Z made again: of as many rounds before as a replay needs.
+
+    Args:
+        mechanism: the matrix C.
+        rounds: n, the releases of the run.
+        round: the round, from 0.
+        z_of: makes Z of a round.
+    """
     state = State(max(0, round + 1 - mechanism.inverse_bandwidth(rounds)))
     while state.round < round:
         _, state = correlate(mechanism, rounds, z_of(state.round), state)
@@ -39,7 +63,12 @@ def state_before(mechanism: Mechanism, rounds: int, round: int, z_of: Callable[[
 
 
 def noise_mode(mechanism: Mechanism, rounds: int) -> Literal["replay", "buffer"]:
-    """`buffer` if the mechanism keeps fewer vectors than the rounds that a replay goes back, else `replay`."""
+    """`buffer` if the mechanism keeps fewer vectors than the rounds that a replay goes back, else `replay`.
+
+    Args:
+        mechanism: the matrix C.
+        rounds: n, the releases of the run.
+    """
     return "buffer" if mechanism.num_buffers(rounds) < mechanism.inverse_bandwidth(rounds) - 1 else "replay"
 
 
@@ -47,6 +76,10 @@ def inverse_rows(mechanism: Mechanism, rounds: int) -> Iterator[tuple[int, Vecto
     """Row t of C⁻¹ for t = 0, 1, …, as (first, entries): C⁻¹[t, first : t + 1], all before being zero; O(n·p) memory at most.
 
     In buffer mode the row is what `correlate` makes of unit vectors, with the p vectors that the mechanism keeps.
+
+    Args:
+        mechanism: the matrix C.
+        rounds: n, the releases of the run.
     """
     buffered, state = noise_mode(mechanism, rounds) == "buffer", State()
     for t in range(rounds):

@@ -28,10 +28,23 @@ def keyed(stream: NoiseStream, terms: Sequence[Term], stddev: float) -> list[Key
 
 
 def correlated_noise(stream: NoiseStream, terms: Sequence[Term], stddev: float, start: int, stop: int) -> Float64:
-    """stddev·Σ_j w_j·Z_(round_j, nonce_j)[start:stop], shape (stop − start,), float64; by NumPy.
+    """stddev·Σ_j w_j·Z_(round_j, nonce_j)[start:stop]; by NumPy.
 
     Z is the exact product of the radius and the sine or cosine (float32 each), and `NoiseStream.normal` gives it rounded to
-    float32. The numbers do not depend on the split into calls. Raises ValueError for bad indices, stddev or weights.
+    float32. The numbers do not depend on the split into calls.
+
+    Args:
+        stream: where Z comes from.
+        terms: (round, nonce, w) of each Z.
+        stddev: ζσ, in units of the update.
+        start: the first coordinate.
+        stop: the one after the last.
+
+    Returns:
+        Shape (stop − start,), float64.
+
+    Raises:
+        ValueError: for bad indices, stddev or weights.
     """
     check_coordinates(start, stop)
     check_stddev(stddev)

@@ -199,7 +199,11 @@ class NoiseKey:
 
 
 def runs_file(path: Path) -> Path:
-    """Where the runs of the key file `path` are remembered: beside the file itself, whichever links lead to it."""
+    """Where the runs of a key file are remembered: beside the file itself, whichever links lead to it.
+
+    Args:
+        path: the key file.
+    """
     path = path.resolve()
     return path.with_name(f"{path.name}.runs")
 
@@ -208,6 +212,9 @@ def delete_key_file(path: Path) -> None:
     """Overwrite and remove a key file; nothing happens if there is none.
 
     File systems that keep old blocks, and backups, may still hold the key: those are the operator's to clear.
+
+    Args:
+        path: the key file; of a link, what it leads to.
     """
     path = path.resolve()  # the key itself, and not a link to it
     if not path.exists():

@@ -50,9 +50,16 @@ _PURPOSE = "smoothing"  # of the stream that the dither comes from: a part of th
 
 @dataclass(frozen=True)
 class Lattice:
-    """The multiples of `step`, a power of two, in units of the update; numbers on it are held as whole numbers of steps, int64.
+    """The multiples of one step; numbers on it are held as whole numbers of steps, int64.
 
-    Raises ValueError for another step.
+    Args:
+        step: a power of two between 2⁻⁵⁰⁰ and 2⁵⁰⁰, in units of the update.
+
+    Raises:
+        ValueError: for another step.
+
+    >>> Lattice(0.5).to_steps(np.array([1.3, -1.3])).tolist()
+    [2, -2]
     """
 
     step: float
@@ -65,9 +72,15 @@ class Lattice:
 
     @staticmethod
     def fitting(*, clip_norm: float, size: int, stddev: float) -> "Lattice":
-        """The coarsest lattice on which rounding `size` coordinates moves an update by at most 2⁻¹⁰ · `clip_norm`.
+        """The coarsest lattice on which rounding moves an update by at most 2⁻¹⁰ of the clip norm.
 
-        Raises ValueError if noise of standard deviation `stddev` has 2⁴⁰ steps or more: it would not fit the integers.
+        Args:
+            clip_norm: ζ, in units of the update.
+            size: coordinates of an update.
+            stddev: the standard deviation of the noise, in units of the update.
+
+        Raises:
+            ValueError: if the noise has 2⁴⁰ steps or more, for it would not fit the integers; and for numbers out of range.
         """
         if not 0 < clip_norm < math.inf:
             raise ValueError(f"clip_norm must be positive and finite, got {clip_norm}")
@@ -82,10 +95,18 @@ class Lattice:
         return Lattice(step)
 
     def to_steps(self, update: NDArray[np.floating[Any]]) -> Integers:
-        """`update` in steps, rounded towards zero, int64 of the same shape.
+        """An update in steps, rounded towards zero.
 
-        Guarantee: |step · result| ≤ |update| in every coordinate, so no norm grows. Raises ValueError if an entry is not
-        finite or has 2⁵³ steps or more (an update that is clipped to ζ has far fewer).
+        Guarantee: |step · result| ≤ |update| in every coordinate, so no norm grows.
+
+        Args:
+            update: of any shape, in any floating-point type.
+
+        Returns:
+            int64, of the same shape.
+
+        Raises:
+            ValueError: if an entry is not finite or has 2⁵³ steps or more (an update that is clipped to ζ has far fewer).
         """
         steps: NDArray[np.float64] = np.trunc(
             np.multiply(update, 1.0 / self.step, dtype=np.float64)
@@ -97,7 +118,11 @@ class Lattice:
         return steps.astype(np.int64)
 
     def from_steps(self, total: NDArray[np.signedinteger[Any]]) -> NDArray[np.float64]:
-        """step · `total`, float64. A function of what is released, so its rounding costs no privacy."""
+        """step · `total`, float64. A function of what is released, so its rounding costs no privacy.
+
+        Args:
+            total: whole numbers of steps.
+        """
         values: NDArray[np.float64] = np.multiply(total, self.step, dtype=np.float64)
         return values
 
@@ -116,12 +141,22 @@ def add_noise(
     start: int = 0,
     threads: int | None = None,
 ) -> None:
-    """total += round(stddev·(Σ_j w_j·Z_j + S) / step), in place; total is int64 in steps of `lattice` and contiguous.
+    """total += round(stddev·(Σ_j w_j·Z_j + S) / step), in place. S is the dither, uniform between ±`DITHER`.
 
-    total[i] gets the noise of coordinate `start` + i, and S is the dither, uniform between ±`DITHER`. The first term is the
-    newest noise; its (round, nonce) also names the dither. The numbers are the same for any `threads` (default: one for each
-    core, at most 2, and one for few numbers) and any split into calls. Raises ValueError, before total is touched, if there is
-    no term, for indices out of range, or if the noise could reach 2⁵⁰ steps, where Z would be coarser than the lattice.
+    The numbers are the same for any number of threads and any split into calls.
+
+    Args:
+        total: a sum in steps of `lattice`, int64, contiguous; entry i gets the noise of coordinate `start` + i.
+        stream: where Z comes from.
+        terms: (round, nonce, w) of each Z. The first is the newest noise; its (round, nonce) also names the dither.
+        stddev: ζσ, in units of the update.
+        lattice: that of `total`.
+        start: the coordinate of the first entry.
+        threads: by default one for each core, at most 2, and one for few numbers.
+
+    Raises:
+        ValueError: before `total` is touched, if there is no term, for indices out of range, or if the noise could reach 2⁵⁰
+            steps, where Z would be coarser than the lattice.
     """
     flat = _flat(total)
     stop = start + len(flat)
@@ -158,7 +193,17 @@ def add_noise(
 def keyed_noise(
     stream: NoiseStream, terms: Sequence[Term], stddev: float, lattice: Lattice
 ) -> tuple[list[Keyed], bytes]:
-    """The terms in steps of `lattice`, and the key of their dither. Raises ValueError as `add_noise` does."""
+    """The terms in steps of the lattice, and the key of their dither.
+
+    Args:
+        stream: as in `add_noise`.
+        terms: as in `add_noise`.
+        stddev: as in `add_noise`.
+        lattice: as in `add_noise`.
+
+    Raises:
+        ValueError: as `add_noise` does.
+    """
     if not terms:
         raise ValueError("at least one term is needed: a sum without noise is not private")
     check_stddev(stddev)
@@ -179,9 +224,18 @@ def add_values(
     stddev: float,
     lattice: Lattice,
 ) -> None:
-    """total += round(stddev·(noise + S) / step), in place, for noise that was made elsewhere; S is `newest`'s dither.
+    """total += round(stddev·(noise + S) / step), in place, for noise that was made elsewhere. S is the dither.
 
-    Raises ValueError, before total is touched, if `noise` has another shape or stddev·noise is not finite or reaches 2⁵⁰ steps.
+    Args:
+        total: a sum in steps of `lattice`, int64, contiguous.
+        noise: in standard deviations, of the shape of `total`.
+        stream: where the dither comes from.
+        newest: the (round, nonce, w) that names the dither.
+        stddev: ζσ, in units of the update.
+        lattice: that of `total`.
+
+    Raises:
+        ValueError: before `total` is touched, if `noise` has another shape or stddev·noise is not finite or reaches 2⁵⁰ steps.
     """
     flat = _flat(total)
     values = noise.reshape(-1)
@@ -195,7 +249,17 @@ def add_values(
 
 
 def check_values(noise: Any, total: Any, stddev: float, lattice: Lattice) -> None:
-    """Raise ValueError unless `noise`, an array or a tensor, may be added to `total` by `add_values`."""
+    """Refuse noise that `add_values` may not add.
+
+    Args:
+        noise: an array or a tensor.
+        total: what it is for.
+        stddev: ζσ, in units of the update.
+        lattice: that of `total`.
+
+    Raises:
+        ValueError: for another shape, and for what is not finite or reaches 2⁵⁰ steps.
+    """
     if noise.shape != total.shape or not bool((abs(noise) * (stddev / lattice.step) < _MOST_STEPS).all()):
         raise ValueError(
             f"noise must be finite, of shape {tuple(total.shape)} and below 2⁵⁰ steps of {lattice.step}, got shape "
@@ -204,13 +268,23 @@ def check_values(noise: Any, total: Any, stddev: float, lattice: Lattice) -> Non
 
 
 def dither_key(stream: NoiseStream, newest: Term) -> bytes:
-    """The ChaCha20 key of the dither of a round, named by its newest noise."""
+    """The ChaCha20 key of the dither of a round.
+
+    Args:
+        stream: that of the noise.
+        newest: the (round, nonce, w) of its newest noise.
+    """
     round, nonce, _ = newest
     return stream.derive(_PURPOSE).key_of(round, nonce)
 
 
 def dither_width(stddev: float, lattice: Lattice) -> float:
-    """Steps of dither for each unit of a 32-bit word."""
+    """Steps of dither for each unit of a 32-bit word.
+
+    Args:
+        stddev: ζσ, in units of the update.
+        lattice: what it is added on.
+    """
     return DITHER * 2.0**-31 * (stddev / lattice.step)
 
 

@@ -34,7 +34,13 @@ class NoiseStream:
     independent of each other (see `box_muller`). Different (round, nonce) have independent keys. To whoever does not know the
     key all are as good as random while ChaCha20 and BLAKE2b are.
 
-    The key does not show in `repr`, and a stream refuses to be pickled. Raises ValueError unless `key` has 32 bytes.
+    The key does not show in `repr`, and a stream refuses to be pickled.
+
+    Args:
+        key: 32 bytes, secret: `NoiseKey.noise_of` gives those of a run.
+
+    Raises:
+        ValueError: unless there are 32 bytes.
     """
 
     __slots__ = ("_key",)
@@ -51,11 +57,28 @@ class NoiseStream:
         raise TypeError("a NoiseStream holds a secret key and cannot be pickled; make it again from the key")
 
     def derive(self, purpose: str) -> "NoiseStream":
-        """Another stream, a function of this one's key and `purpose`, independent of it."""
+        """Another stream, a function of this one's key, independent of it.
+
+        Args:
+            purpose: names it.
+        """
         return NoiseStream(hashlib.blake2b(purpose.encode(), key=self._key, digest_size=32).digest())
 
     def normal(self, round: int, nonce: int, start: int, stop: int) -> Float32:
-        """Z_(round, nonce)[start:stop], shape (stop − start,). Raises ValueError for an index out of range."""
+        """Z_(round, nonce)[start:stop].
+
+        Args:
+            round: from 0, below 2³².
+            nonce: below 2¹²⁸.
+            start: the first coordinate.
+            stop: the one after the last, at most 2⁴⁰.
+
+        Returns:
+            Shape (stop − start,), float32.
+
+        Raises:
+            ValueError: for an index out of range.
+        """
         check_coordinates(start, stop)
         key = self.key_of(round, nonce)
         out = np.empty(stop - start, np.float32)
@@ -66,10 +89,21 @@ class NoiseStream:
         return out
 
     def words(self, round: int, nonce: int, start: int, stop: int) -> NDArray[np.int32]:
-        """Uniform 32-bit integers, shape (stop − start,): for each coordinate one word, of the block that is its own in `normal`.
+        """Uniform 32-bit integers: for each coordinate one word, of the block that is its own in `normal`.
 
-        `normal` makes its numbers of the same keystream: take these from a stream that was derived for them alone. Raises
-        ValueError for an index out of range.
+        `normal` makes its numbers of the same keystream: take these from a stream that was derived for them alone.
+
+        Args:
+            round: from 0, below 2³².
+            nonce: below 2¹²⁸.
+            start: the first coordinate.
+            stop: the one after the last, at most 2⁴⁰.
+
+        Returns:
+            Shape (stop − start,), int32.
+
+        Raises:
+            ValueError: for an index out of range.
         """
         check_coordinates(start, stop)
         key = self.key_of(round, nonce)
@@ -79,7 +113,15 @@ class NoiseStream:
         return out
 
     def key_of(self, round: int, nonce: int) -> bytes:
-        """The secret ChaCha20 key of (round, nonce). Raises ValueError for an index out of range."""
+        """The secret ChaCha20 key of (round, nonce).
+
+        Args:
+            round: from 0, below 2³².
+            nonce: below 2¹²⁸.
+
+        Raises:
+            ValueError: for an index out of range.
+        """
         check_index(round, nonce)
         index = round.to_bytes(_ROUND_BYTES, "big") + nonce.to_bytes(_NONCE_BYTES, "big")
         return hashlib.blake2b(index, key=self._key, digest_size=32, person=b"round and nonce").digest()

@@ -49,11 +49,18 @@ class LatticeNormals:
 
 
 class NoiseSource:
-    """Adds the rows of C⁻¹Z, for C of `mechanism` over so many `rounds`, to a run's sums; Z and the kind of sum are `normals`'.
+    """Adds the rows of C⁻¹Z to a run's sums. All modes give the same numbers up to rounding.
 
-    `mode` "replay" keeps nothing and makes as many vectors again as C⁻¹ has bands; "buffer" makes one and keeps the mechanism's
-    buffers, float32, where the sums are; "cpu-buffer" keeps and combines them in main memory. By default whichever of the first
-    two the mechanism does with less. All give the same numbers up to rounding. Raises ValueError for another mode.
+    Args:
+        mechanism: the matrix C.
+        rounds: n, the releases of the run.
+        normals: where Z comes from; it also decides the kind of sum.
+        mode: "replay" keeps nothing and makes as many vectors again as C⁻¹ has bands; "buffer" makes one and keeps the
+            mechanism's buffers, float32, where the sums are; "cpu-buffer" keeps and combines them in main memory. By default
+            whichever of the first two the mechanism does with less.
+
+    Raises:
+        ValueError: for another mode.
     """
 
     def __init__(self, mechanism: Mechanism, rounds: int, normals: Normals, mode: NoiseMode | None = None) -> None:
@@ -69,11 +76,17 @@ class NoiseSource:
         self._state = State()
 
     def add(self, total: Any, nonces: Sequence[int], stddev: float) -> None:
-        """total += stddev·(C⁻¹Z)_t in place, for round t = len(nonces) − 1; stddev is ζσ, in units of the update.
+        """total += stddev·(C⁻¹Z)_t in place, for round t = len(nonces) − 1.
 
-        `nonces[s]` is the nonce under which round s was released, and the last one is about to be: `RunNoise` makes it from this
-        very `total`. May be repeated with another last nonce when a release does not happen. Raises ValueError
-        for a round after the last.
+        May be repeated with another last nonce when a release does not happen.
+
+        Args:
+            total: the round's sum.
+            nonces: under which each round was released; the last one is about to be: `RunNoise` makes it from this very sum.
+            stddev: ζσ, in units of the update.
+
+        Raises:
+            ValueError: for a round after the last.
         """
         round = len(nonces) - 1
         if not 0 <= round < self._rounds:

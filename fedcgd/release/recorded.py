@@ -21,7 +21,10 @@ class RecordedReleases:
         releases.add_noise(total, attempt, lattice)       # the nonce is on record before there is noise of it
         releases.record(attempt, model, state)            # only now may the model leave the process
 
-    The plan may have another clip norm than the ledger's, where what is summed is in units of it.
+    Args:
+        ledger: open for writing.
+        plan: that of the ledger; its clip norm may be another one, where what is summed is in units of it.
+        key: that of the run.
     """
 
     def __init__(self, ledger: Ledger, plan: Plan, key: NoiseKey) -> None:
@@ -46,20 +49,37 @@ class RecordedReleases:
         return run
 
     def plan_round(self, users: Collection[str]) -> int:
-        """The attempt under which the next round is tried with `users`, whose turn it is now on record."""
+        """The attempt under which the next round is tried with these users, whose turn it is now on record.
+
+        Args:
+            users: the ids of those who are asked.
+
+        Raises:
+            ValueError: as `Ledger.plan_round` does.
+        """
         return self.ledger.plan_round(self.count, users)
 
     def add_noise(self, total: Integers, attempt: int, lattice: Lattice) -> None:
-        """Add the round's noise to its sum, in place, under a nonce that is on record before."""
+        """Add the round's noise to its sum, in place, under a nonce that is on record before.
+
+        Args:
+            total: the sum in steps of `lattice`, int64.
+            attempt: what `plan_round` returned.
+            lattice: that of `total`.
+
+        Raises:
+            ValueError: as `Ledger.record_aggregated` does; nothing is added then.
+        """
         if self._noise is None or self._noise.lattice != lattice:
             self._noise = array_noise(self._plan, self._key, self.ledger.stream_id, lattice)
         record = partial(self.ledger.record_aggregated, self.count, attempt)
         self._pending = self._noise.add(total, earlier=self._nonces, attempt=attempt, record=record)
 
     def add_noise_of_keepers(self, nonce: int) -> None:
-        """Keepers are about to add the noise: `nonce` stands for the round's, and is on record (`Ledger.record_opening`).
+        """Keepers are about to add the noise. From here on the round is released or spent: it is not tried again.
 
-        From here on the round is released or spent: it is not tried again.
+        Args:
+            nonce: what stands for the round's, and is on record (`Ledger.record_opening`).
         """
         self._pending, self._opening = nonce, True
 
@@ -76,14 +96,29 @@ class RecordedReleases:
         layout: str = "",
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """The round is released, with the model and what else the ledger keeps of it. Raises ValueError before its noise."""
+        """The round is released, with the model and what else the ledger keeps of it.
+
+        Args:
+            attempt: what `plan_round` returned.
+            model: as in `Ledger.record_released`.
+            state: as in `Ledger.record_released`.
+            layout: as in `Ledger.record_released`.
+            metrics: as in `Ledger.record_released`.
+
+        Raises:
+            ValueError: before the round has its noise, and as `Ledger.record_released` does.
+        """
         if self._pending is None:
             raise ValueError(f"round {self.count} has no noise yet: call add_noise first")
         self.ledger.record_released(self.count, attempt, model, state, layout, metrics)
         self._count_round()
 
     def skip(self, reason: str) -> None:
-        """The round is not released this time: its attempt, if one is in flight, is abandoned with its nonce."""
+        """The round is not released this time: its attempt, if one is in flight, is abandoned with its nonce.
+
+        Args:
+            reason: for the record.
+        """
         self._pending = None
         self.ledger.skip(self.count, reason)
 
@@ -91,6 +126,9 @@ class RecordedReleases:
         """As `skip`, after a failure: what is raised is the failure, not that nothing can be recorded either.
 
         A round that keepers were asked to open is spent: it counts as released, without a new model.
+
+        Args:
+            reason: for the record.
         """
         if not self._opening:
             with suppress(Exception):

@@ -35,6 +35,12 @@ class RunNoise:
     """The noise of one run, for sums in whole steps of `lattice`: the only place where a nonce is made and noise of it is added.
 
     `array_noise` makes it for a server's sums, `fedcgd.release.tensors.tensor_noise` for sums that are tensors.
+
+    Args:
+        source: makes the noise of a nonce.
+        lattice: that of the sums.
+        stddev: ζσ, in units of the update.
+        nonce_of: (total, earlier nonces, attempt) → a nonce that is bound to `total`.
     """
 
     def __init__(
@@ -44,7 +50,6 @@ class RunNoise:
         stddev: float,
         nonce_of: Callable[[Any, Sequence[int], int], int],
     ) -> None:
-        """`nonce_of(total, earlier, attempt)` gives a nonce that is bound to `total`; `stddev` is ζσ."""
         self.lattice = lattice
         self._source, self._stddev, self._nonce_of = source, stddev, nonce_of
 
@@ -75,7 +80,15 @@ class RunNoise:
 
 
 def array_noise(plan: Plan, key: NoiseKey, stream_id: str, lattice: Lattice, mode: NoiseMode | None = None) -> RunNoise:
-    """The noise of the run `stream_id` of `key` for sums that are int64 arrays: what a server uses."""
+    """The noise of a run for sums that are int64 arrays: what a server uses.
+
+    Args:
+        plan: what runs.
+        key: where the noise comes from.
+        stream_id: what tells the run from others under this key, as its ledger has it.
+        lattice: that of the sums.
+        mode: as in `NoiseSource`.
+    """
 
     def nonce_of(total: NDArray[Any], earlier: Sequence[int], attempt: int) -> int:
         return key.nonce_of(stream_id, total, earlier=earlier, attempt=attempt)
