@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from keeper_services import Services
 from shared import record
 from test_flower_keepers import RealKeepers
 from typer.testing import CliRunner, Result
@@ -14,6 +15,7 @@ from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, Plan, acco
 from fedcgd.cli import COMMANDS, app, load
 from fedcgd.curvature.spectrum import Spectrum
 from fedcgd.keepers import KeeperKey
+from fedcgd.keepers.service import KeeperService
 
 BUDGET = ["--epsilon", "4", "--delta", "1e-5"]
 
@@ -155,6 +157,15 @@ def a_round_of_keepers() -> None:
     KeeperKey.from_file(Path("keeper.key"), create=True)
 
 
+def a_service_that_stops_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here: the key, the certificates and the file of all parties."""
+    Services(folder, 1, colluding=0)
+    names = {"k0.key": "keeper.key", "k0.key.record": "keeper.key.record", "k0.crt": "tls.crt", "k0.tls": "tls.key"}
+    for made, name in names.items():
+        Path(made).rename(name)
+    monkeypatch.setattr(KeeperService, "serve_forever", lambda service: None)
+
+
 SLOW = {"theory", "curve"}  # they fit mechanisms and measure a model
 
 
@@ -169,7 +180,9 @@ def test_the_example_in_the_help_runs(
     for name, key in (("run.db", "noise.key"), ("A.db", "A.key"), ("B.db", "B.key")):
         if name in example and "keeper" not in command:
             recorded_run(Path(name), Path(key))
-    if "keeper" in command and command != "keeper new":
+    if command == "keeper serve":
+        a_service_that_stops_at_once(tmp_path, monkeypatch)
+    elif "keeper" in command and command != "keeper new":
         a_round_of_keepers()
     if "adopt" in example:
         Path("noise.key.runs").unlink()

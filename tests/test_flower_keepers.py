@@ -23,7 +23,9 @@ from fedcgd.cli import app
 from fedcgd.keepers import KeeperKey, Keepers
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import Ledger, export, verify
+from fedcgd.ledger.openings import read as openings_of
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
+from fedcgd.ledger.store import reader
 from fedcgd.mechanisms import BISR, LambdaCGD
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
@@ -48,6 +50,10 @@ PLAN = {
     "noise_multiplier": 2.0,
     "delta": 1e-5,
 }
+
+
+BOTH_NODES = {"cohort_size": 8, "participation": Participation(rounds=6, min_separation=1)}
+"""Of twelve users, six at each of two nodes: every cohort is at both."""
 
 
 def shifting(amount: float):
@@ -280,8 +286,8 @@ def test_an_opening_that_a_killed_server_left_is_spent_on_resume(real: RealKeepe
 
 
 def openings(real: RealKeepers):
-    with Ledger.open(real.ledger, **ledger_settings(real)) as ledger:
-        return ledger.openings()
+    with reader(real.ledger) as connection:
+        return openings_of(connection)
 
 
 def test_models_of_rounds_around_a_spent_one_do_not_overwrite_each_other(real: RealKeepers) -> None:
@@ -363,7 +369,7 @@ def test_seeds_that_cannot_be_opened_are_left_out_before_a_round_is_spent(real: 
     grid = real.grid()
     grid.nodes[2].tamper = garbled
     with caplog.at_level(logging.WARNING):
-        real.make().start(grid, record(np.zeros(SIZE)))
+        real.make(**BOTH_NODES).start(grid, record(np.zeros(SIZE)))
     assert "1 of 2 nodes cannot be opened" in caplog.text
     assert [o.state for o in openings(real)] == ["released", "released", "spent", *["released"] * 3]
 
@@ -386,7 +392,7 @@ def test_a_sum_that_is_too_long_is_no_release(real: RealKeepers, who: str, caplo
     grid = real.grid()
     grid.nodes[2 if who == "node" else 10].tamper = garbled
     with caplog.at_level(logging.WARNING):
-        real.make().start(grid, record(np.zeros(SIZE)))
+        real.make(**BOTH_NODES).start(grid, record(np.zeros(SIZE)))
     assert "a node or a keeper sent something else" in caplog.text
     assert [o.state for o in openings(real)] == ["released", "spent", *["released"] * 4]
 

@@ -364,7 +364,7 @@ def test_a_key_whose_record_is_lost_opens_nothing(tmp_path: Path) -> None:
         ("colluding = 1", "1 to 64 keepers, got 0"),
         ("colluding = 1\nx = 2", "unknown entries \\['x'\\]"),
         ("colluding = 1\nkeeper = 2", "in double brackets"),
-        ("colluding = 1\n[[keeper]]\nname = 'a'", "has a name and a public_key"),
+        ("colluding = 1\n[[keeper]]\nname = 'a'", "has a name, a public_key"),
         ("colluding = 1\n[[keeper]]\nname = 'a'\npublic_key = '?'", "is not Base64"),
         ("colluding = 1\n[[keeper]]\nname = 'a'\npublic_key = 'aaaa'", "no valid public key: 1216 bytes"),
         ("colluding = 1\n[[keeper]]\nname = 'a b'\npublic_key = 'aaaa'", "name has 1 to 64"),

@@ -1,6 +1,9 @@
 """`fedcgd keeper`: a keeper's key and card, what it has opened, whether all keepers were told the same, and its end."""
 
 import json as json_format
+import logging
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +15,8 @@ from fedcgd.cli.report import console, explained_errors, key_value_table, print_
 from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.keepers.cards import Card, KeeperKey, Keepers
 from fedcgd.keepers.record import read, record_file
+from fedcgd.keepers.service import KeeperService
+from fedcgd.keepers.tls import Tls
 from fedcgd.keepers.verification import contradictions
 from fedcgd.noise.keys import delete_key_file
 
@@ -33,6 +38,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machine
 def new(
     key: KeyArgument,
     name: Annotated[str, typer.Option(help="What the others call this keeper: letters, digits, dots, dashes.")],
+    address: Annotated[str, typer.Option(help="HOST:PORT, if it will run as a service (fedcgd keeper serve).")] = "",
     json: JsonOption = False,
 ) -> None:
     """Make a keeper's key, readable by you alone, and print its card: the lines that go into everybody's keepers.toml.
@@ -42,8 +48,9 @@ def new(
     with explained_errors():
         if key.exists():
             raise ValueError(f"{key} is there already, and one key is for one run: give another name")
-        name = _checked(name)  # before there is a key
-        card = KeeperKey.from_file(key, create=True).card(name)
+        any_key = KeeperKey.simulation(0, 0).card("any").public_key
+        Card(name, any_key, address)  # what is wrong is refused before there is a key
+        card = replace(KeeperKey.from_file(key, create=True).card(name), address=address)
     if json:
         print_json({"name": card.name, "fingerprint": card.fingerprint, "toml": card.to_toml()})
         return
@@ -53,6 +60,29 @@ def new(
         "`colluding = 1`, above the cards.",
         err=True,
     )
+
+
+@command()
+def serve(
+    key: KeyArgument,
+    keepers: Annotated[Path, typer.Option(help="The keepers.toml that all parties hold, with this keeper's address.")],
+    certificate: Annotated[Path, typer.Option(help="This keeper's certificate for TLS, PEM.")],
+    private_key: Annotated[Path, typer.Option(help="The certificate's private key, PEM, readable by you alone.")],
+    server: Annotated[Path, typer.Option(help="The certificate of the server that may ask, PEM.")],
+    host: Annotated[str, typer.Option(help="The network address to listen at; all of this machine's by default.")] = "",
+) -> None:
+    """Answer as a keeper until it is stopped, at the port of its address: a process of its own, without Flower.
+
+    Example: fedcgd keeper serve keeper.key --keepers keepers.toml --certificate tls.crt --private-key tls.key --server server.crt
+    """
+    with explained_errors():
+        tls = Tls(certificate=certificate, private_key=private_key, trusted=server)
+        service = KeeperService(key, Keepers.from_file(keepers), tls, host=host)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    with service:
+        typer.echo(f"keeper {service.card.name} ({service.card.fingerprint}) answers at {service.card.address}")
+        with suppress(KeyboardInterrupt):
+            service.serve_forever()
 
 
 @command()
@@ -133,7 +163,10 @@ def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
     keepers = Keepers.from_file(path)
     shares = keepers.shares
     louder = (shares.keepers / shares.full) ** 0.5
-    rows = [(card.name, f"fingerprint {card.fingerprint}") for card in keepers.cards]
+    rows = [
+        (card.name, f"fingerprint {card.fingerprint}" + (f", at {card.address}" if card.address else ""))
+        for card in keepers.cards
+    ]
     rows += [
         (
             "may collude",

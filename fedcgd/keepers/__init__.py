@@ -8,8 +8,9 @@ that every sealed seed is bound to (`agreement`). Nothing here knows how message
 
 from fedcgd.keepers.agreement import Agreement, agree
 from fedcgd.keepers.cards import Card, KeeperKey, Keepers
-from fedcgd.keepers.keeper import Keeper, Opening, RefusedError
+from fedcgd.keepers.keeper import Keeper, Opening, Refusal, RefusedError
 from fedcgd.keepers.masks import Masked, add, lifted, mask
+from fedcgd.keepers.tls import Tls
 
 __all__ = [
     "Agreement",
@@ -19,7 +20,9 @@ __all__ = [
     "Keepers",
     "Masked",
     "Opening",
+    "Refusal",
     "RefusedError",
+    "Tls",
     "add",
     "agree",
     "lifted",

@@ -7,7 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fedcgd.accounting.shares import NoiseShares
 from fedcgd.keepers.record import record_file
+from fedcgd.keepers.tls import Tls
 from fedcgd.noise.keys import NoiseKey
 
 _TOO_OLD = "keepers need cryptography 50 or later, for HPKE with ML-KEM: pip install --upgrade cryptography"
@@ -36,23 +37,27 @@ SEALED_BYTES = 1168
 
 _MLKEM_SEED, _MLKEM_PUBLIC, _X25519 = 64, 1184, 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+)):([0-9]{1,5})")
 _MOST_KEEPERS = 64
 
 
 @dataclass(frozen=True)
 class Card:
-    """What others know of a keeper. `KeeperKey.card` makes one.
+    """What others know of a keeper, and where it answers. `KeeperKey.card` makes one.
 
     Args:
         name: 1 to 64 letters, digits, dots, dashes and underscores, beginning with a letter or digit.
         public_key: what seeds are sealed to, 1216 bytes.
+        address: HOST:PORT of a keeper that runs as a service (`fedcgd keeper serve`); "" for one that is a Flower node. It may
+            change during a run: what is opened, and for whom, depends on the key alone.
 
     Raises:
-        ValueError: for another name, and for what is no public key.
+        ValueError: for another name, for what is no public key, and for what is no address.
     """
 
     name: str
     public_key: bytes
+    address: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -61,6 +66,8 @@ class Card:
                 f"got {self.name!r}"
             )
         self._parsed()
+        if self.address:
+            host_and_port(self.address)
 
     @property
     def fingerprint(self) -> str:
@@ -82,7 +89,8 @@ class Card:
     def to_toml(self) -> str:
         """The lines that stand for this keeper in keepers.toml."""
         encoded = base64.b64encode(self.public_key).decode()
-        return f'[[keeper]]\nname = "{self.name}"\npublic_key = "{encoded}"\n'
+        address = f'address = "{self.address}"\n' if self.address else ""
+        return f'[[keeper]]\nname = "{self.name}"\n{address}public_key = "{encoded}"\n'
 
     @staticmethod
     def from_toml(table: Mapping[str, Any]) -> "Card":
@@ -94,11 +102,14 @@ class Card:
         Raises:
             ValueError: for anything else.
         """
-        unknown = table.keys() - {"name", "public_key"}
-        if unknown or len(table) < 2 or not all(isinstance(value, str) for value in table.values()):
-            raise ValueError("each [[keeper]] has a name and a public_key, both texts, and nothing else")
+        unknown, missing = table.keys() - {"name", "public_key", "address"}, {"name", "public_key"} - table.keys()
+        if unknown or missing or not all(isinstance(value, str) for value in table.values()):
+            raise ValueError(
+                "each [[keeper]] has a name, a public_key and perhaps an address, all texts, and nothing else"
+            )
         try:
-            return Card(table["name"], base64.b64decode(table["public_key"], validate=True))
+            public_key = base64.b64decode(table["public_key"], validate=True)
+            return Card(table["name"], public_key, table.get("address", ""))
         except binascii.Error as error:
             raise ValueError(
                 f"the public_key of keeper {table['name']!r} is not Base64: copy the whole line"
@@ -116,6 +127,14 @@ class Card:
             raise ValueError(
                 f"keeper {self.name!r} has no valid public key: {_MLKEM_PUBLIC + _X25519} bytes that fedcgd keeper new printed"
             ) from error
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of HOST:PORT. Raises ValueError for anything else."""
+    found = _ADDRESS.fullmatch(address)
+    if found and 0 < int(found[3]) < 2**16:
+        return found[1] or found[2], int(found[3])
+    raise ValueError(f"a keeper's address is HOST:PORT, for example keeper.court.example:9444; got {address!r}")
 
 
 class KeeperKey:
@@ -210,9 +229,11 @@ class Keepers:
         colluding: t. At least 1 unless the keepers are trusted with the sums themselves: a keeper knows its own share.
         away: d, the keepers that a round can do without.
         simulation_seed: of a simulation, in which anybody can guess the keepers' keys.
+        tls: how the server reaches keepers that run as services. Only the server needs it.
 
     Raises:
-        ValueError: for two cards with one name or key, more than 64 cards, and for K − t − d < 1.
+        ValueError: for two cards with one name or key, more than 64 cards, for K − t − d < 1, if some have addresses and others
+            not, and for `tls` if none has.
 
     >>> keepers = Keepers.simulation(1, 3, colluding=1)
     >>> keepers.names
@@ -225,6 +246,7 @@ class Keepers:
     colluding: int
     away: int = 0
     simulation_seed: int | None = None
+    tls: Tls | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.cards) <= _MOST_KEEPERS:
@@ -233,21 +255,28 @@ class Keepers:
             if len({getattr(card, what) for card in self.cards}) < len(self.cards):
                 raise ValueError(f"two keepers have the same {what}: each is a party of its own")
         object.__setattr__(self, "cards", tuple(sorted(self.cards, key=lambda card: card.name)))
+        if len({bool(card.address) for card in self.cards}) > 1:
+            raise ValueError(
+                "some keepers have an address and others not: either all are services, or all are Flower nodes"
+            )
+        if self.tls is not None and not self.are_services:
+            raise ValueError("tls is for keepers that are services, and these have no address")
         assert self.shares  # it checks the numbers
 
     @staticmethod
-    def from_file(path: Path | str) -> "Keepers":
+    def from_file(path: Path | str, *, tls: Tls | None = None) -> "Keepers":
         """The keepers in a TOML file.
 
         Args:
             path: the file: `colluding`, `away` (0 if it is left out), and one [[keeper]] for each card.
+            tls: on the server, where keepers have addresses: its certificate, and those of the keepers.
 
         Raises:
             ValueError: if the file does not hold keepers.
             FileNotFoundError: if it is missing.
         """
         try:
-            return Keepers.from_toml(Path(path).read_text(encoding="utf-8"))
+            return replace(Keepers.from_toml(Path(path).read_text(encoding="utf-8")), tls=tls)
         except (ValueError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} does not say who the keepers are: {error}") from error
 
@@ -300,6 +329,11 @@ class Keepers:
     def simulated(self) -> bool:
         """Whether anybody can guess the keepers' keys."""
         return self.simulation_seed is not None
+
+    @property
+    def are_services(self) -> bool:
+        """Whether each is a process of its own, with an address, rather than a Flower node."""
+        return bool(self.cards[0].address)
 
     @property
     def shares(self) -> NoiseShares:

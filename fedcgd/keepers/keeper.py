@@ -19,7 +19,7 @@ from fedcgd.mechanisms import Mechanism
 from fedcgd.noise import NoiseStream, Term
 from fedcgd.noise.quantisation import Lattice, add_noise
 
-__all__ = ["Keeper", "Opening", "RefusedError", "UnreadableError", "share_terms"]
+__all__ = ["Keeper", "Opening", "Refusal", "RefusedError", "UnreadableError", "share_terms"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,14 @@ class Opening:
     tickets: tuple[bytes, ...]
     sealed: tuple[bytes, ...]
     after: int | None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A keeper does not open: why, and which of the seeds it cannot open. No reason, if it was only asked for these."""
+
+    reason: str
+    unreadable: tuple[int, ...] = ()
 
 
 class UnreadableError(RefusedError):
@@ -123,6 +131,17 @@ class Keeper(Closable):
     def close(self) -> None:
         """Close the record."""
         self._record.close()
+
+    def reply(self, agreement: Agreement, opening: Opening, *, check: bool) -> Residues | Refusal:
+        """What `answer` gives or why it refuses; with `check` only which seeds could not be opened, and nothing is recorded."""
+        try:
+            if check:
+                return Refusal("", self.unreadable(agreement, opening))
+            return self.answer(agreement, opening)
+        except UnreadableError as refused:
+            return Refusal(str(refused), refused.positions)
+        except RefusedError as refused:
+            return Refusal(str(refused))
 
     def unreadable(self, agreement: Agreement, opening: Opening) -> tuple[int, ...]:
         """Which of the sealed seeds of a request this keeper could not open. Nothing is recorded, and nothing opened.

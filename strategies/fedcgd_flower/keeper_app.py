@@ -1,25 +1,21 @@
 """The node's side of keepers: a node masks what it sends, and a node whose configuration names a keeper's key opens sums."""
 
-import hashlib
 import traceback
 from collections.abc import Callable
 from logging import ERROR, WARNING
 from typing import Any
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
 from flwr.app import Context, Message
 from numpy.typing import NDArray
 
 from fedcgd.clipping import ROUNDING, clip
-from fedcgd.keepers import Keeper, KeeperKey, Keepers, RefusedError, mask
-from fedcgd.keepers.keeper import UnreadableError
+from fedcgd.keepers import Keeper, KeeperKey, Keepers, Refusal, mask
+from fedcgd.keepers.wire import proof
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.keeper_gate import KEEPERS, question_of
 from fedcgd_flower.keeper_messages import (
-    CHALLENGE,
     Masking,
-    Refusal,
     identity_reply,
     masked_reply,
     opened_reply,
@@ -98,24 +94,15 @@ def answer_question(message: Message, context: Context, keepers: Keepers | None)
         key = KeeperKey.from_file(key_file)
         name = keepers.card_of(key).name
         sealed = message.content.config_records[KEEPERS].get(f"challenge {name}")
-        try:
-            challenge = key.open(sealed, CHALLENGE) if isinstance(sealed, bytes) else b""
-        except InvalidTag:
-            challenge = b""
-        return identity_reply(message, name, proof_of(challenge))
+        return identity_reply(message, name, proof(key, sealed if isinstance(sealed, bytes) else b""))
     try:
         agreement, opening = Masking.of(message, keepers).agreement, read_opening(message)
         with Keeper.open(key_file, keepers) as keeper:
-            if question_of(message) == "check":
-                return refused_reply(message, Refusal("", keeper.unreadable(agreement, opening)))
-            return opened_reply(message, keeper.answer(agreement, opening))
-    except UnreadableError as refused:
-        return refused_reply(message, Refusal(str(refused), refused.positions))
-    except (RefusedError, ValueError) as refused:
-        log(WARNING, "fedcgd: this keeper does not open the round: %s", refused)
-        return refused_reply(message, Refusal(str(refused)))
-
-
-def proof_of(challenge: bytes) -> bytes:
-    """What shows that a challenge was opened."""
-    return hashlib.sha256(b"fedcgd keeper opened\0" + challenge).digest()
+            answer = keeper.reply(agreement, opening, check=question_of(message) == "check")
+    except ValueError as error:
+        answer = Refusal(str(error))
+    if not isinstance(answer, Refusal):
+        return opened_reply(message, answer)
+    if answer.reason:
+        log(WARNING, "fedcgd: this keeper does not open the round: %s", answer.reason)
+    return refused_reply(message, answer)

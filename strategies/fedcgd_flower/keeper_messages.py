@@ -11,15 +11,12 @@ from typing import Any, cast
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
-from fedcgd.keepers import Agreement, Keepers, Masked, Opening
+from fedcgd.keepers import Agreement, Keepers, Masked, Opening, Refusal
 from fedcgd.keepers.cards import SEALED_BYTES
 from fedcgd.keepers.masks import TICKET_BYTES, Residues
 from fedcgd_flower.arrays import array_of, view
 from fedcgd_flower.keeper_gate import KEEPERS, has_keepers
 from fedcgd_flower.messages import FLAT, TASK, UPDATE, TrainTask
-
-CHALLENGE = b"fedcgd keeper: which node is it"
-"""What a challenge is sealed with: never the `info` of a seed, which begins with an agreement's context."""
 
 
 @dataclass(frozen=True)
@@ -145,14 +142,6 @@ def read_opening(message: Message) -> Opening:
 
 
 # A keeper's reply.
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A keeper does not open: why, and which of the seeds it cannot open."""
-
-    reason: str
-    unreadable: tuple[int, ...] = ()
 
 
 def identity_reply(request: Message, name: str, proof: bytes) -> Message:

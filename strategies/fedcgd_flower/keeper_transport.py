@@ -1,25 +1,27 @@
-"""How the server reaches keepers: nodes that prove which keeper they are, or simulated ones in its own process."""
+"""How the server reaches keepers: nodes that prove which keeper they are, services, or simulated ones in its own process."""
 
 import os
 import time
-from collections.abc import Mapping
-from logging import INFO
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Protocol
 
 from flwr.serverapp import Grid
 
-from fedcgd.keepers import Agreement, Keeper, Keepers, Opening, RefusedError
-from fedcgd.keepers.keeper import UnreadableError
+from fedcgd.keepers import Agreement, Keeper, Keepers, Opening, Refusal, service
 from fedcgd.keepers.masks import Residues
+from fedcgd.keepers.wire import CHALLENGE, answer_from_bytes, proof_of, to_bytes
 from fedcgd_flower.flower_private import log
-from fedcgd_flower.keeper_app import proof_of
-from fedcgd_flower.keeper_messages import CHALLENGE, Refusal, keeper_query, opening_request, read_identity, read_opened
+from fedcgd_flower.keeper_messages import keeper_query, opening_request, read_identity, read_opened
 from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push, send_and_receive
 
 _FIRST_WAIT = 0.02  # seconds between looks at who a keeper is: longer each time
 _TOLD_EVERY = 30.0  # seconds between lines about keepers that are waited for
 _ANSWER_WITHIN = 120.0  # seconds until a keeper is asked the same once more
+_PROOF_WITHIN = 10.0  # seconds until a service counts as away
+_MOST_WORDS = 2**20  # bytes of a service's answer beside the residues
 
 
 class Transport(Protocol):
@@ -57,16 +59,7 @@ class SimulatedKeepers:
     ) -> dict[str, Residues | Refusal | None]:
         answers: dict[str, Residues | Refusal | None] = {}
         for name, opening in openings.items():
-            keeper = self._keepers[name]
-            try:
-                if check:
-                    answers[name] = Refusal("", keeper.unreadable(agreement, opening))
-                else:
-                    answers[name] = keeper.answer(agreement, opening)
-            except UnreadableError as refused:
-                answers[name] = Refusal(str(refused), refused.positions)
-            except RefusedError as refused:
-                answers[name] = Refusal(str(refused))
+            answers[name] = self._keepers[name].reply(agreement, opening, check=check)
         return answers
 
     def close(self) -> None:
@@ -85,42 +78,28 @@ class KeeperNodes:
         self._asked: dict[int, tuple[str, dict[str, bytes]]] = {}
 
     def present(self, grid: Grid, patience: float) -> tuple[str, ...]:
-        began = time.monotonic()
-        deadline, told, wait = began + patience, began + 1.0, _FIRST_WAIT
-        while True:
+        def reachable() -> Collection[str]:
             self._look(grid)
-            missing = set(self._keepers.names) - self._nodes.keys()
-            now = time.monotonic()
-            if not missing or now >= deadline:
-                return tuple(sorted(self._nodes))
-            if now >= told:
-                log(INFO, "fedcgd: waiting for keepers %s, up to %.0f s", ", ".join(sorted(missing)), deadline - now)
-                told = now + _TOLD_EVERY
-            time.sleep(min(wait, max(deadline - now, 0)))
-            wait = min(1.5 * wait, 1.0)
+            return self._nodes
+
+        return _wait_for(self._keepers, reachable, patience)
 
     def ask(
         self, grid: Grid, agreement: Agreement, openings: Mapping[str, Opening], *, check: bool, patience: float
     ) -> dict[str, Residues | Refusal | None]:
-        answers: dict[str, Residues | Refusal | None] = dict.fromkeys(openings)
-        deadline = time.monotonic() + patience
-        while True:
+        def ask(missing: Sequence[str], within: float) -> list[Residues | Refusal | None]:
             self._look(grid)
-            waiting = [name for name, answer in answers.items() if answer is None and name in self._nodes]
-            requests = [opening_request(self._nodes[name], agreement, openings[name], check=check) for name in waiting]
-            within = max(1.0, min(_ANSWER_WITHIN, deadline - time.monotonic()))
+            asked = [name for name in missing if name in self._nodes]
+            requests = [opening_request(self._nodes[name], agreement, openings[name], check=check) for name in asked]
             replies = send_and_receive(grid, requests, within) if requests else []
-            for name, reply in zip(waiting, replies, strict=True):
-                if reply is not None:
-                    answers[name] = read_opened(reply, agreement)
-                if answers[name] is None:  # gone, or failing: whoever has its key may come back as another node
-                    self._forget(name)
-            if all(answer is not None for answer in answers.values()) or time.monotonic() >= deadline:
-                return answers
-            time.sleep(min(1.0, max(deadline - time.monotonic(), 0)))
+            read = [None if reply is None else read_opened(reply, agreement) for reply in replies]
+            answered = dict(zip(asked, read, strict=True))
+            for name in asked:
+                if answered[name] is None:  # gone, or failing: whoever has its key may come back as another node
+                    del self._nodes[name]
+            return [answered.get(name) for name in missing]
 
-    def _forget(self, name: str) -> None:
-        self._nodes.pop(name, None)
+        return _ask_again(tuple(openings), ask, patience)
 
     def _look(self, grid: Grid) -> None:
         """Ask nodes that were not known before, and read what has been answered."""
@@ -157,3 +136,93 @@ class KeeperNodes:
                 self._nodes[name] = node_id
             else:
                 self._others.add(node_id)
+
+
+class KeeperServices:
+    """Keepers that are processes of their own, at the addresses on their cards (`fedcgd keeper serve`)."""
+
+    def __init__(self, keepers: Keepers) -> None:
+        self._keepers = keepers
+        self._troubles: dict[str, str] = {}
+        """Why a keeper was not reached the last time, so that it is said once."""
+
+    def present(self, grid: Grid, patience: float) -> tuple[str, ...]:
+        return _wait_for(self._keepers, self._reachable, patience)
+
+    def ask(
+        self, grid: Grid, agreement: Agreement, openings: Mapping[str, Opening], *, check: bool, patience: float
+    ) -> dict[str, Residues | Refusal | None]:
+        question = "/check" if check else "/open"
+
+        def ask(missing: Sequence[str], within: float) -> list[Residues | Refusal | None]:
+            requests = [to_bytes(agreement, openings[name]) for name in missing]
+            most = agreement.size * agreement.bits // 8 + _MOST_WORDS
+            answers = self._asked(missing, question, requests, most, within)
+            return [None if answer is None else answer_from_bytes(answer, agreement) for answer in answers]
+
+        return _ask_again(tuple(openings), ask, patience)
+
+    def _reachable(self) -> Collection[str]:
+        names = self._keepers.names
+        challenges = [os.urandom(32) for _ in names]
+        sealed = [
+            card.seal(challenge, CHALLENGE) for card, challenge in zip(self._keepers.cards, challenges, strict=True)
+        ]
+        proofs = self._asked(names, "/who", sealed, _MOST_WORDS, _PROOF_WITHIN)
+        return [
+            name
+            for name, challenge, proof in zip(names, challenges, proofs, strict=True)
+            if proof == proof_of(challenge)
+        ]
+
+    def _asked(
+        self, names: Sequence[str], question: str, requests: Sequence[bytes], most: int, within: float
+    ) -> list[bytes | None]:
+        tls = self._keepers.tls
+        assert tls is not None  # check_keepers has seen it
+
+        def one(name: str, request: bytes) -> bytes | None:
+            address, trouble, answer = self._keepers.card(name).address, "", None
+            try:
+                answer = service.ask(address, question, request, tls, most=most, timeout=within)
+            except OSError as error:
+                trouble = str(error)
+                if trouble != self._troubles.get(name, ""):
+                    log(WARNING, "fedcgd: keeper %s is not reached at %s: %s", name, address, trouble)
+            self._troubles[name] = trouble
+            return answer
+
+        with ThreadPoolExecutor(max(1, len(names))) as pool:
+            return list(pool.map(one, names, requests))
+
+
+def _wait_for(keepers: Keepers, reachable: Callable[[], Collection[str]], patience: float) -> tuple[str, ...]:
+    """The `reachable` keepers, sorted, once it is all of them or `patience` seconds have passed."""
+    began = time.monotonic()
+    deadline, told, wait = began + patience, began + 1.0, _FIRST_WAIT
+    while True:
+        there = reachable()
+        missing = set(keepers.names) - set(there)
+        now = time.monotonic()
+        if not missing or now >= deadline:
+            return tuple(sorted(there))
+        if now >= told:
+            log(INFO, "fedcgd: waiting for keepers %s, up to %.0f s", ", ".join(sorted(missing)), deadline - now)
+            told = now + _TOLD_EVERY
+        time.sleep(min(wait, max(deadline - now, 0)))
+        wait = min(1.5 * wait, 1.0)
+
+
+def _ask_again(
+    names: Sequence[str], ask: Callable[[Sequence[str], float], list[Residues | Refusal | None]], patience: float
+) -> dict[str, Residues | Refusal | None]:
+    """What each of `names` answers to `ask(names, seconds)`, which is called for those that gave none until `patience` ends."""
+    answers: dict[str, Residues | Refusal | None] = dict.fromkeys(names)
+    deadline = time.monotonic() + patience
+    while True:
+        missing = [name for name in names if answers[name] is None]
+        within = max(1.0, min(_ANSWER_WITHIN, deadline - time.monotonic()))
+        answers |= zip(missing, ask(missing, within), strict=True)
+        if all(answer is not None for answer in answers.values()) or time.monotonic() >= deadline:
+            return answers
+        time.sleep(min(1.0, max(deadline - time.monotonic(), 0)))

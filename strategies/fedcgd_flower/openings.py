@@ -19,7 +19,7 @@ from scipy.stats import chi2
 
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.accounting.shares import guarantees_by_collusion
-from fedcgd.keepers import Agreement, Keepers, Masked, Opening, add, agree, lifted
+from fedcgd.keepers import Agreement, Keepers, Masked, Opening, Refusal, add, agree, lifted
 from fedcgd.keepers.agreement import check_plan
 from fedcgd.keepers.keeper import list_hash
 from fedcgd.keepers.masks import Residues
@@ -28,12 +28,8 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers
 from fedcgd.plan import Plan
 from fedcgd_flower.flower_private import log
-from fedcgd_flower.keeper_messages import (
-    Masking,
-    Refusal,
-    read_masked_reply,
-)
-from fedcgd_flower.keeper_transport import KeeperNodes, SimulatedKeepers, Transport
+from fedcgd_flower.keeper_messages import Masking, read_masked_reply
+from fedcgd_flower.keeper_transport import KeeperNodes, KeeperServices, SimulatedKeepers, Transport
 from fedcgd_flower.messages import TrainTask
 from fedcgd_flower.replies import RejectionReason, rejection_reason
 
@@ -102,6 +98,8 @@ class Openings:
         self._ledger = ledger
         if self._keepers.simulated:
             self._transport = SimulatedKeepers(self._keepers, path, new=not ledger.openings())
+        elif self._keepers.are_services:
+            self._transport = KeeperServices(self._keepers)
         else:
             self._transport = KeeperNodes(self._keepers)
 
@@ -241,6 +239,11 @@ def check_keepers(
         raise ValueError("a private evaluation is summed in the clear: leave out evaluation= where there are keepers")
     if forward_client_metrics:
         raise ValueError("forward_client_metrics=True sends metrics past the keepers, in the clear: leave it out")
+    if keepers.are_services and keepers.tls is None:
+        raise ValueError(
+            "these keepers are services, which the server reaches over TLS: Keepers.from_file(…, tls=Tls(certificate=…, "
+            "private_key=…, trusted=…))"
+        )
     if keepers.simulated != key.simulated:
         raise ValueError(
             "simulated keepers go with a simulation key and real ones with a real key: anybody can guess what a simulation keeps"
@@ -270,6 +273,6 @@ def log_keepers(keepers: Keepers, plan: Plan) -> None:
         log(INFO, "\t│\t├── against the server with %d of them: ε ≤ %s%s", against.colluding, epsilon, planned)
     log(
         INFO,
-        "\t│\t└── this holds against who reads the server, not against who changes the app: Flower sends nodes and keepers "
-        "their code",
+        "\t│\t└── this holds against who reads the server, not against who changes the app: Flower sends %s their code",
+        "nodes" if keepers.are_services else "nodes and keepers",
     )

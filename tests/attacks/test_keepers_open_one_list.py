@@ -14,7 +14,7 @@ from fedcgd import NoiseKey
 from fedcgd.keepers import Agreement, Keeper, KeeperKey, Keepers, Opening, RefusedError, add, agree, lifted, mask
 from fedcgd.keepers.keeper import UnreadableError
 from fedcgd.keepers.record import Record
-from fedcgd_flower.keeper_messages import CHALLENGE
+from fedcgd.keepers.wire import CHALLENGE
 
 
 def simulated(count: int = 3) -> tuple[Keepers, list[Keeper], Agreement]:

@@ -1,0 +1,141 @@
+"""A keeper as a process of its own, reached over HTTPS: nothing of the server's runs where the key lies.
+
+Whoever asks shows a certificate that the keeper was told to trust. There are three questions, each the path of a POST: "/who" (a
+sealed challenge; the proof), "/check" and "/open" (`fedcgd.keepers.wire`).
+"""
+
+import http.client
+import logging
+import sys
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from fedcgd.keepers.agreement import Agreement
+from fedcgd.keepers.cards import KeeperKey, Keepers, host_and_port
+from fedcgd.keepers.keeper import Keeper, Opening, Refusal
+from fedcgd.keepers.masks import Residues
+from fedcgd.keepers.tls import Tls
+from fedcgd.keepers.wire import answer_to_bytes, from_bytes, proof
+
+_MOST_BYTES = 2**30  # of a request: 900,000 nodes
+_PATIENCE = 60.0  # seconds without a byte until a connection is given up
+
+log = logging.getLogger(__name__)
+
+
+def answer(key_file: Path, keepers: Keepers, question: str, asked: bytes) -> bytes | None:
+    """The answer of the keeper whose key is in `key_file`, as bytes; None to what is no question."""
+    if question == "/who":
+        return proof(KeeperKey.from_file(key_file), asked)
+    if question not in ("/check", "/open"):
+        return None
+    try:
+        agreement, opening = from_bytes(asked, keepers)
+        with Keeper.open(key_file, keepers) as keeper:
+            answered = keeper.reply(agreement, opening, check=question == "/check")
+    except ValueError as error:
+        answered = Refusal(str(error))
+    else:
+        _tell(question, agreement, opening, answered)
+    return answer_to_bytes(answered)
+
+
+def _tell(question: str, agreement: Agreement, opening: Opening, answered: Residues | Refusal) -> None:
+    if isinstance(answered, Refusal) and answered.reason:
+        log.warning("round %d is not opened: %s", opening.round, answered.reason)
+    elif question == "/open":
+        plan, nodes = agreement.plan, len(opening.sealed)
+        log.info(
+            "round %d of %d opened for %d nodes: run %s, %s, σ = %.4g, clip norm %g, %d coordinates",
+            opening.round + 1, plan.participation.rounds, nodes, agreement.run, plan.mechanism, plan.noise_multiplier,
+            plan.clip_norm, agreement.size,
+        )  # fmt: skip
+
+
+class KeeperService(ThreadingHTTPServer):
+    """Answers for one keeper, one question at a time. Stop it with `shutdown`; a kill at any moment loses nothing.
+
+    Args:
+        key_file: the keeper's key, with its record beside it.
+        keepers: all keepers of the run, as this one knows them, with their addresses.
+        tls: this keeper's certificate, and the server's.
+        host: the network address to listen at; "" is every one of this machine. The port is that of the keeper's address.
+
+    Raises:
+        ValueError: as `Keeper.open`, and if the keeper has no address in `keepers`.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, key_file: Path, keepers: Keepers, tls: Tls, *, host: str = "") -> None:
+        with Keeper.open(key_file, keepers) as keeper:  # what is wrong with it is said now
+            self.card = keepers.card(keeper.card.name)
+        if not self.card.address:
+            raise ValueError(
+                f'keeper {self.card.name!r} has no address in keepers.toml: add address = "HOST:PORT" to its card'
+            )
+        self._key_file, self._keepers = key_file, keepers
+        self._context = tls.context(keeper=True)
+        self._one_at_a_time = threading.Lock()
+        super().__init__((host, host_and_port(self.card.address)[1]), _Handler)
+
+    def get_request(self) -> tuple[Any, Any]:
+        """A connection; who is on the other side is seen in a thread of its own, so that nobody keeps others waiting."""
+        connection, address = super().get_request()
+        return self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
+
+    def answer(self, question: str, asked: bytes) -> bytes | None:
+        """The answer, or None to what is no question."""
+        with self._one_at_a_time:
+            return answer(self._key_file, self._keepers, question, asked)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say that somebody was not let in, or went away; without what it sent."""
+        log.warning("a connection from %s failed: %s", client_address[0], sys.exception() or "unknown")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: KeeperService
+    server_version, sys_version = "fedcgd", ""
+    timeout = _PATIENCE
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > _MOST_BYTES:
+            self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return
+        asked = self.rfile.read(int(length))
+        answered = self.server.answer(self.path, asked) if len(asked) == int(length) else None
+        if answered is None:
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Length", str(len(answered)))
+        self.end_headers()
+        self.wfile.write(answered)
+
+    def log_message(self, format: str, *args: object) -> None:
+        log.debug(format, *args)
+
+
+def ask(address: str, question: str, asked: bytes, tls: Tls, *, most: int, timeout: float) -> bytes:
+    """At most `most` bytes of what the keeper at `address` answers.
+
+    Raises:
+        OSError: if nobody answers within `timeout` seconds, one side does not trust the other, or this is no question.
+    """
+    host, port = host_and_port(address)
+    connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=tls.context(keeper=False))
+    try:
+        connection.request("POST", question, asked)
+        response = connection.getresponse()
+        if response.status != HTTPStatus.OK:
+            raise OSError(f"it answers with HTTP status {response.status}")
+        return response.read(most)
+    except http.client.HTTPException as error:
+        raise OSError(f"what it answers is not HTTP: {error!r}") from error
+    finally:
+        connection.close()

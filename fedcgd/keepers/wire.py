@@ -1,0 +1,112 @@
+"""Requests to a keeper and its answers as bytes, and how a keeper shows that it is the one of its card.
+
+A request is a line of JSON, and then the nodes' tickets and sealed seeds. An answer is a line of JSON, and then residues, least
+byte first, if the keeper opens the round.
+"""
+
+import hashlib
+import json
+from typing import Any, TypeGuard
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+
+from fedcgd.keepers.agreement import Agreement
+from fedcgd.keepers.cards import SEALED_BYTES, KeeperKey, Keepers
+from fedcgd.keepers.keeper import Opening, Refusal
+from fedcgd.keepers.masks import TICKET_BYTES, Residues
+
+CHALLENGE = b"fedcgd keeper: which node is it"
+"""What a challenge is sealed with: never the `info` of a seed, which begins with an agreement's context."""
+
+_NODE_BYTES = TICKET_BYTES + SEALED_BYTES
+
+
+def proof_of(challenge: bytes) -> bytes:
+    """What shows that a challenge was opened."""
+    return hashlib.sha256(b"fedcgd keeper opened\0" + challenge).digest()
+
+
+def proof(key: KeeperKey, sealed: bytes) -> bytes:
+    """The proof for a challenge that is sealed to `key`; for any other bytes one that nobody takes."""
+    try:
+        return proof_of(key.open(sealed, CHALLENGE))
+    except (InvalidTag, ValueError):
+        return proof_of(b"")
+
+
+def to_bytes(agreement: Agreement, opening: Opening) -> bytes:
+    """The request to open a round, or to say which seeds cannot be opened."""
+    described: dict[str, Any] = {
+        "agreement": agreement.to_description(),
+        "present": opening.present,
+        "round": opening.round,
+        "attempt": opening.attempt,
+        "after": opening.after,
+    }
+    nodes = [ticket + sealed for ticket, sealed in zip(opening.tickets, opening.sealed, strict=True)]
+    return b"".join([json.dumps(described).encode(), b"\n", *nodes])
+
+
+def from_bytes(request: bytes, keepers: Keepers) -> tuple[Agreement, Opening]:
+    """What is asked. Raises ValueError for bytes that are no request, and for other keepers than `keepers`."""
+    line, _, nodes = request.partition(b"\n")
+    described = _object(line)
+    if len(nodes) % _NODE_BYTES:
+        raise ValueError(f"each node has {_NODE_BYTES} bytes in a request, got {len(nodes)} for all")
+    parts = [nodes[start : start + _NODE_BYTES] for start in range(0, len(nodes), _NODE_BYTES)]
+    round, attempt, after, present = (described.get(name) for name in ("round", "attempt", "after", "present"))
+    if not (_is_whole(round) and _is_whole(attempt) and (after is None or _is_whole(after)) and _are_words(present)):
+        raise ValueError(
+            "a request has a round, an attempt and a list of the keepers present, and after is a round or null"
+        )
+    agreement = Agreement.from_description(described.get("agreement", {}), keepers)
+    opening = Opening(
+        round=round,
+        attempt=attempt,
+        present=tuple(present),
+        tickets=tuple(part[:TICKET_BYTES] for part in parts),
+        sealed=tuple(part[TICKET_BYTES:] for part in parts),
+        after=after,
+    )
+    return agreement, opening
+
+
+def answer_to_bytes(answer: Residues | Refusal) -> bytes:
+    """A keeper's answer."""
+    if isinstance(answer, Refusal):
+        return json.dumps({"refused": answer.reason, "unreadable": answer.unreadable}).encode() + b"\n"
+    return b"{}\n" + answer.astype(answer.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def answer_from_bytes(answer: bytes, agreement: Agreement) -> Residues | Refusal | None:
+    """What a keeper answered; None if it cannot be read."""
+    line, _, residues = answer.partition(b"\n")
+    try:
+        said = _object(line)
+    except ValueError:
+        return None
+    reason, unreadable = said.get("refused"), said.get("unreadable")
+    if isinstance(reason, str) and isinstance(unreadable, list):
+        return Refusal(reason[:500], tuple(i for i in unreadable if isinstance(i, int)))
+    if said or len(residues) != agreement.size * agreement.bits // 8:
+        return None
+    return np.frombuffer(residues, f"<u{agreement.bits // 8}").astype(f"u{agreement.bits // 8}", copy=False)
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return type(value) is int
+
+
+def _are_words(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        return found
+    raise ValueError("these bytes do not begin with a JSON object in a line of its own")

@@ -1,0 +1,124 @@
+"""A keeper that is a service, over its socket: strangers, two lists, replays, other terms. Only one noised sum a round opens."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from keeper_services import Services, certificate
+from test_keepers import PLAN, agreement_of, updates
+
+from fedcgd.keepers import Agreement, Masked, Opening, Refusal, Tls, mask
+from fedcgd.keepers.record import read, record_file
+from fedcgd.keepers.service import ask
+from fedcgd.keepers.wire import CHALLENGE, answer_from_bytes, proof_of, to_bytes
+
+
+@pytest.fixture
+def services(tmp_path: Path):
+    found = Services(tmp_path, 1, colluding=0)
+    with found.running():
+        yield found
+
+
+def opening(sent: list[Masked], round: int = 0, attempt: int = 0) -> Opening:
+    return Opening(
+        round=round,
+        attempt=attempt,
+        present=("k0",),
+        tickets=tuple(one.ticket for one in sent),
+        sealed=tuple(one.sealed["k0"] for one in sent),
+        after=None,
+    )
+
+
+def asked(services: Services, agreement: Agreement, opening: Opening, tls: Tls | None = None) -> bytes:
+    address = services.keepers.cards[0].address
+    request = to_bytes(agreement, opening)
+    return ask(address, "/open", request, tls or services.tls("server"), most=10**6, timeout=30.0)
+
+
+def refusal(services: Services, agreement: Agreement, opening: Opening) -> Refusal:
+    found = answer_from_bytes(asked(services, agreement, opening), agreement)
+    assert isinstance(found, Refusal)
+    return found
+
+
+def masked(agreement: Agreement, count: int = 3) -> list[Masked]:
+    return [mask(v, agreement, round=0, attempt=0, present=("k0",)) for v in updates(count)]
+
+
+def test_a_stranger_gets_no_answer_and_pins_no_run(services: Services, tmp_path: Path) -> None:
+    """With a certificate of its own, and that of another keeper. Else anybody could open rounds, or spend a keeper's one run."""
+    agreement = agreement_of(services.keepers)
+    sent = masked(agreement)
+    own, key = certificate(tmp_path, "stranger")
+    stranger = Tls(certificate=own, private_key=key, trusted=services.tls("server").trusted)
+    keeper = replace(services.tls("k0"), trusted=services.tls("server").trusted)
+    for tls in (stranger, keeper):
+        with pytest.raises(OSError, match=r"(?i)alert|reset|closed|pipe|EOF"):
+            asked(services, agreement, opening(sent), tls)
+    host, port = services.keepers.cards[0].address.split(":")
+    with socket.create_connection((host, int(port))) as plain:
+        plain.sendall(b"POST /open HTTP/1.0\r\nContent-Length: 0\r\n\r\n")
+        assert b"200" not in plain.recv(100)
+    assert read(record_file(services.key("k0"))).context is None  # nothing was recorded
+    assert isinstance(answer_from_bytes(asked(services, agreement, opening(sent)), agreement), np.ndarray)
+
+
+def test_a_server_asks_nobody_but_the_keeper(services: Services, tmp_path: Path) -> None:
+    """Whoever answers at a keeper's address with a certificate that the server does not trust is not there."""
+    own, _ = certificate(tmp_path, "stranger")
+    server = replace(services.tls("server"), trusted=own)
+    agreement = agreement_of(services.keepers)
+    with pytest.raises(OSError, match="certificate verify failed"):
+        asked(services, agreement, opening(masked(agreement)), server)
+
+
+def test_a_second_list_and_a_replay_open_nothing_new(services: Services) -> None:
+    agreement = agreement_of(services.keepers)
+    sent = masked(agreement)
+    first = asked(services, agreement, opening(sent))
+    assert asked(services, agreement, opening(sent)) == first  # the same request, the same answer
+    assert "round 0 is opened already" in refusal(services, agreement, opening(sent[1:])).reason
+    for replayed in (opening(sent, round=1), opening(sent, attempt=1)):
+        assert refusal(services, agreement, replayed).unreadable == (0, 1, 2)
+    twice = refusal(services, agreement, opening([*sent, sent[0]]))
+    assert "twice on the list" in twice.reason
+    assert len(read(record_file(services.key("k0"))).openings) == 1
+
+
+def test_other_terms_open_nothing(services: Services) -> None:
+    """Nodes clip at 1 and are told so much noise; the keeper is asked for less, or for another run."""
+    agreement = agreement_of(services.keepers)
+    sent = masked(agreement)
+    for told in (
+        replace(agreement, plan=replace(PLAN, clip_norm=0.1)),
+        replace(agreement, plan=replace(PLAN, noise_multiplier=0.5)),
+        replace(agreement, run="another"),
+    ):
+        assert refusal(services, told, opening(sent)).unreadable == (0, 1, 2)
+    fewer = replace(
+        agreement, keepers=replace(services.keepers, away=0, cards=(replace(services.keepers.cards[0], name="x"),))
+    )
+    other = Opening(round=0, attempt=0, present=("x",), tickets=(b"t" * 16,), sealed=(b"s" * 1168,), after=None)
+    assert "same keepers.toml" in refusal(services, fewer, other).reason
+    assert read(record_file(services.key("k0"))).context is None
+
+
+@pytest.mark.parametrize("question", ["/", "/who?", "/../open", "/opens"])
+def test_there_are_three_questions(services: Services, question: str) -> None:
+    tls = services.tls("server")
+    with pytest.raises(OSError, match="HTTP status 400"):
+        ask(services.keepers.cards[0].address, question, b"", tls, most=100, timeout=30.0)
+
+
+def test_a_challenge_is_opened_and_a_seed_is_none(services: Services) -> None:
+    """The proof is a hash, and seeds are sealed with other `info`: the question who a keeper is opens no seed."""
+    card, tls = services.keepers.cards[0], services.tls("server")
+    sealed = card.seal(b"c" * 32, CHALLENGE)
+    assert ask(card.address, "/who", sealed, tls, most=100, timeout=30.0) == proof_of(b"c" * 32)
+    [sent] = masked(agreement_of(services.keepers), 1)
+    for other in (sent.sealed["k0"], b"", b"x" * 1168):
+        assert ask(card.address, "/who", other, tls, most=100, timeout=30.0) == proof_of(b"")
