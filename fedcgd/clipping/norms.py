@@ -13,7 +13,12 @@ ROUNDING = 2.0**-22
 
 
 def clip_factor(norm: float, clip_norm: float) -> float:
-    """What a vector of L2 norm `norm` is multiplied by: 1 up to `clip_norm` · (1 − `ROUNDING`), and what leads there above."""
+    """What a vector is multiplied by: 1 up to a norm of `clip_norm` · (1 − `ROUNDING`), and what leads there above.
+
+    Args:
+        norm: the L2 norm of the vector.
+        clip_norm: ζ, the bound.
+    """
     return min(1.0, clip_norm * (1 - ROUNDING) / norm) if norm > 0 else 1.0
 
 
@@ -22,6 +27,13 @@ def clip(update: NDArray[Float], clip_norm: float) -> NDArray[Float]:
 
     Guarantee: the result, as rounded to float32 or float64, has norm at most `clip_norm` (at least 1e-30) for every
     input, and no update raises.
+
+    Args:
+        update: of any shape, in any floating-point type.
+        clip_norm: ζ, the bound, in units of the update.
+
+    >>> clip(np.array([3.0, 4.0]), 1.0).round(3).tolist()
+    [0.6, 0.8]
     """
     largest = float(np.max(np.abs(update), initial=0.0))
     if not math.isfinite(largest):

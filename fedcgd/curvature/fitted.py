@@ -35,7 +35,14 @@ OneNumber = TypeVar("OneNumber", LambdaCGD, NuDPFTRL)
 def lambda_cgd(
     participation: Participation, *, quadratic: Quadratic, normalized: bool = False, progress: Progress | None = None
 ) -> LambdaCGD:
-    """The λ of least loss at equal privacy, by a search on the scale 1/(1 − λ); 0 (DP-SGD) if nothing is better."""
+    """The λ of least loss at equal privacy, by a search on the scale 1/(1 − λ); 0 (DP-SGD) if nothing is better.
+
+    Args:
+        participation: (n, k, b); its sampling does not count.
+        quadratic: what is descended on, and how.
+        normalized: whether the sensitivity is that of the column-normalised form.
+        progress: is called with how far the search is: iterations, and the objective.
+    """
 
     def error(one: LambdaCGD) -> float:
         return _log_error(one, participation, quadratic, normalized)
@@ -48,7 +55,14 @@ def lambda_cgd(
 def nu_dp_ftrl(
     participation: Participation, *, quadratic: Quadratic, normalized: bool = False, progress: Progress | None = None
 ) -> NuDPFTRL:
-    """The ν of least loss at equal privacy, by a search on a logarithmic scale."""
+    """The ν of least loss at equal privacy, by a search on a logarithmic scale.
+
+    Args:
+        participation: (n, k, b); its sampling does not count.
+        quadratic: what is descended on, and how.
+        normalized: whether the sensitivity is that of the column-normalised form.
+        progress: is called with how far the search is: iterations, and the objective.
+    """
 
     def error(one: NuDPFTRL) -> float:
         return _log_error(one, participation, quadratic, normalized)
@@ -65,7 +79,15 @@ def band_inv_mf(
     normalized: bool = False,
     progress: Progress | None = None,
 ) -> BandInvMF:
-    """The C⁻¹ with p Toeplitz coefficients of least loss at equal privacy."""
+    """The C⁻¹ with p Toeplitz coefficients of least loss at equal privacy.
+
+    Args:
+        bandwidth: p.
+        participation: (n, k, b); its sampling does not count.
+        quadratic: what is descended on, and how.
+        normalized: whether the sensitivity is that of the column-normalised form.
+        progress: is called with how far the search is: iterations, and the objective.
+    """
     error = _private_error(log_sensitivity_by_lags, participation, quadratic, normalized)
     return least_band_inv_mf(bandwidth, participation, error, progress)
 
@@ -78,7 +100,15 @@ def banded_toeplitz(
     normalized: bool = False,
     progress: Progress | None = None,
 ) -> BandedToeplitz:
-    """The non-increasing banded Toeplitz C of least loss at equal privacy."""
+    """The non-increasing banded Toeplitz C of least loss at equal privacy.
+
+    Args:
+        bandwidth: p, the diagonals of C.
+        participation: (n, k, b); its sampling does not count.
+        quadratic: what is descended on, and how.
+        normalized: whether the sensitivity is that of the column-normalised form.
+        progress: is called with how far the search is: iterations, and the objective.
+    """
     error = _private_error(log_sensitivity, participation, quadratic, normalized)
     return least_banded_toeplitz(bandwidth, participation, error, progress)
 
@@ -91,7 +121,15 @@ def blt(
     normalized: bool = False,
     progress: Progress | None = None,
 ) -> BLT:
-    """The BLT with `degree` buffers of least loss at equal privacy."""
+    """The BLT with `degree` buffers of least loss at equal privacy.
+
+    Args:
+        degree: d, the number of buffers.
+        participation: (n, k, b); its sampling does not count.
+        quadratic: what is descended on, and how.
+        normalized: whether the sensitivity is that of the column-normalised form.
+        progress: is called with how far the search is: iterations, and the objective.
+    """
     error = _private_error(log_sensitivity, participation, quadratic, normalized)
     return least_blt(degree, participation, error, progress)
 

@@ -38,7 +38,17 @@ def noise_curve(
 
     With p ≤ b the columns of different participations do not overlap, so that the sensitivity is √k, whatever C is. The free
     numbers are the columns before they are divided by their norms, at first BSR's; O(n·p·r) a step, with r some dozens
-    (`thin_factor`). The optimum is that of the convex `problem_p1`. Raises ValueError for a larger bandwidth.
+    (`thin_factor`). The optimum is that of the convex `problem_p1`.
+
+    Args:
+        bandwidth: p, at most b.
+        participation: (n, k, b); its sampling does not count.
+        quadratic: what is descended on, and how.
+        barrier: the weight of −log det(CᵀC)/n beside the loss.
+        progress: is called with how far the search is: iterations, and the objective.
+
+    Raises:
+        ValueError: for a larger bandwidth.
     """
     check_bandwidth("noise-curve", bandwidth, participation)
     n = participation.rounds
@@ -60,9 +70,16 @@ def noise_curve(
 
 
 def error_and_gradient(band: Matrix, form: Matrix) -> tuple[float, Matrix]:
-    """‖C⁻ᵀL‖² of the band C[j + l, j] = band[j, l] and L = `form`, shape (n, r), and its derivative by the band.
+    """‖C⁻ᵀL‖² and its derivative by the band of C.
 
     With X = C⁻ᵀL and U = C⁻¹X the derivative of ‖X‖² by C[i, j] is −2·⟨X[i], U[j]⟩.
+
+    Args:
+        band: C[j + l, j] at [j, l], shape (n, p).
+        form: L, shape (n, r).
+
+    Returns:
+        The number, and the derivative, shape (n, p).
     """
     n, p = band.shape
     x = solve_transposed(band, form)

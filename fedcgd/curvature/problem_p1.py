@@ -17,11 +17,19 @@ _FAR = 1e3  # above any log of an error
 
 
 def problem_p1(bandwidth: int, form: Matrix, *, barrier: float = BARRIER, progress: Progress | None = None) -> Matrix:
-    """The band X[j, j + l] at [j, l], shape (n, p), of the X that minimises Tr(L·Lᵀ·X⁻¹) and the barrier.
+    """The X that minimises Tr(L·Lᵀ·X⁻¹) and the barrier, positive definite with p bands and X[j, j] = 1.
 
-    L = `form` has shape (n, r), and X is positive definite with `bandwidth` bands and X[j, j] = 1. The diagonal is no free
-    number, which is the projection onto the unit diagonal; a step beyond positive definite matrices counts as far away, and the
-    line search comes back. O(n²·p) a step, for small n.
+    The diagonal is no free number, which is the projection onto the unit diagonal; a step beyond positive definite matrices
+    counts as far away, and the line search comes back. O(n²·p) a step, for small n.
+
+    Args:
+        bandwidth: p.
+        form: L, shape (n, r).
+        barrier: the weight of −log det(X)/n beside the loss.
+        progress: is called with how far the search is: iterations, and the objective.
+
+    Returns:
+        The band of X: X[j, j + l] at [j, l], shape (n, p).
     """
     n, p = len(form), bandwidth
     inside = np.add.outer(np.arange(n), np.arange(1, p)) < n
@@ -72,11 +80,19 @@ def _trace(gram: Matrix, form: Matrix) -> tuple[float, Matrix, Matrix]:
 
 
 def causal_factor(gram: Matrix) -> Matrix:
-    """The band of the lower-triangular C with CᵀC = X, X[j, j + l] = gram[j, l]; both shape (n, p), as `Dense` wants it.
+    """The band of the lower-triangular C with CᵀC = X.
 
     Cholesky's lower factor G has G·Gᵀ = X instead: taken for C, it has no unit columns, and its transpose is not causal. C is the
-    factor of X read backwards, from the last round to the first, transposed and read backwards again. Raises LinAlgError if X is
-    not positive definite.
+    factor of X read backwards, from the last round to the first, transposed and read backwards again.
+
+    Args:
+        gram: the band of X: X[j, j + l] at [j, l], shape (n, p).
+
+    Returns:
+        Shape (n, p), as `Dense` wants it.
+
+    Raises:
+        LinAlgError: if X is not positive definite.
     """
     n, p = gram.shape
     backwards = np.zeros((p, n))  # X[n − 1 − i, n − 1 − i − l], the lower band of X backwards

@@ -40,7 +40,16 @@ _LARGEST_GRID = 2**22
 def stationary_loss(mechanism: Mechanism, quadratic: Quadratic, *, stddev: float = 1.0) -> float:
     """lim E[L(w̃_t)] − L(w_t) = s²/2·∫|B(ω)|²·Σ_i μ_i·η²/|1 − a_i·e^{iω}|² dω/2π, s = `stddev` (see `final_loss`).
 
-    Infinite where it diverges. Raises ValueError for a mechanism that is no infinite series: C must be Toeplitz.
+    Args:
+        mechanism: a Toeplitz C, which is an infinite series.
+        quadratic: what is descended on, and how.
+        stddev: s, in units of the gradient that is stepped along.
+
+    Returns:
+        The loss, infinite where it diverges.
+
+    Raises:
+        ValueError: for a C that is not Toeplitz, and a spectrum without a positive eigenvalue.
     """
     gain = _gain(mechanism)
     _check_curved(quadratic)
@@ -50,7 +59,11 @@ def stationary_loss(mechanism: Mechanism, quadratic: Quadratic, *, stddev: float
 def stationary_sensitivity(mechanism: Mechanism) -> float:
     """√(∫ dω/(2π·|B(ω)|²)) = ‖c‖₂: how far one participation moves CX in a run without end; infinite for `toeplitz`.
 
-    Raises ValueError for a mechanism whose C is not Toeplitz.
+    Args:
+        mechanism: a Toeplitz C.
+
+    Raises:
+        ValueError: for a C that is not Toeplitz.
     """
     if isinstance(mechanism, SquareRootToeplitz) or (isinstance(mechanism, NuDPFTRL) and mechanism.nu == 0):
         return math.inf
@@ -60,7 +73,14 @@ def stationary_sensitivity(mechanism: Mechanism) -> float:
 def stationary_error(mechanism: Mechanism, quadratic: Quadratic) -> float:
     """sens²·(loss of s = 1): the stationary loss at equal privacy; times 1/2ρ it is that of ρ-zCDP.
 
-    For a user who takes part once, clip norm 1 and cohorts of 1. Raises ValueError as `stationary_loss` does.
+    For a user who takes part once, clip norm 1 and cohorts of 1.
+
+    Args:
+        mechanism: a Toeplitz C.
+        quadratic: what is descended on, and how.
+
+    Raises:
+        ValueError: as `stationary_loss` does.
     """
     found = stationary_sensitivity(mechanism)
     return found**2 * stationary_loss(mechanism, quadratic) if math.isfinite(found) else math.inf
@@ -70,6 +90,12 @@ def optimal_error(quadratic: Quadratic) -> float:
     """(∫√R dω/2π)², R = Σ_i μ_i·η²/(2|1 − a_i·e^{iω}|²): the least `stationary_error` of all Toeplitz mechanisms.
 
     By Cauchy–Schwarz, with equality where |B|² is proportional to R^(−1/2).
+
+    Args:
+        quadratic: what is descended on, and how.
+
+    Raises:
+        ValueError: for a spectrum without a positive eigenvalue.
     """
     _check_curved(quadratic)
     return _mean(lambda w: np.sqrt(_response(quadratic, w)), 1) ** 2
@@ -78,8 +104,18 @@ def optimal_error(quadratic: Quadratic) -> float:
 def optimal_coefficients(quadratic: Quadratic, lags: int) -> Vector:
     """β*_1 … β*_lags, of noise Z_t − Σ β*_τ·Z_{t−τ}: the causal series with |B|² proportional to R^(−1/2), from its cepstrum.
 
-    In one dimension it is (1 − a·x)^(1/2), so that β*_t ~ t^(−3/2)·a^t/(2√π). Raises ValueError where the smallest η·μ is so
-    small that 2²² frequencies do not resolve it.
+    In one dimension it is (1 − a·x)^(1/2), so that β*_t ~ t^(−3/2)·a^t/(2√π).
+
+    Args:
+        quadratic: what is descended on, and how.
+        lags: how many coefficients.
+
+    Returns:
+        Shape (lags,), float64.
+
+    Raises:
+        ValueError: where the smallest η·μ is so small that 2²² frequencies do not resolve it, and for a spectrum without a
+            positive eigenvalue.
     """
     _check_curved(quadratic)
     a, _, _ = quadratic.contractions()
@@ -104,6 +140,12 @@ def best_lambda(quadratic: Quadratic) -> LambdaCGD:
     The error of λ is η²/2·P·(1 − 2αλ + λ²)/(1 − λ²), P = Σ_i μ_i/(1 − a_i²), and so η²/2·P·√(1 − α²) at best: for small η·μ it is
     η^(3/2)/2·√(d·Tr(H)/2), the geometric mean of what independent noise and the bound for all noise scale with. With α ≤ 0
     nothing is to be cancelled.
+
+    Args:
+        quadratic: what is descended on, and how.
+
+    Raises:
+        ValueError: for a spectrum without a positive eigenvalue.
     """
     _check_curved(quadratic)
     a, values, counts = quadratic.contractions()
@@ -116,7 +158,11 @@ def best_lambda(quadratic: Quadratic) -> LambdaCGD:
 
 
 def best_nu(quadratic: Quadratic) -> NuDPFTRL:
-    """The ν of ν-DP-FTRL of least `stationary_error`, found to about 0.1 % on a logarithmic scale."""
+    """The ν of ν-DP-FTRL of least `stationary_error`, found to about 0.1 % on a logarithmic scale.
+
+    Args:
+        quadratic: what is descended on, and how.
+    """
     a, _, _ = quadratic.contractions()
     lowest = math.log(max(float(np.min(1 - a)) / 100, 1e-12))
     found = minimize_scalar(
@@ -132,12 +178,15 @@ def best_nu(quadratic: Quadratic) -> NuDPFTRL:
 class Bounds:
     """What stationary errors (as `stationary_error`) can be, for η·‖H‖ ≤ 1, in d, d_eff and constants that are written out.
 
-    - `independent`: (dη/4, dη/2) holds DP-SGD's, which is Σ η/(2(2 − ημ_i)): it scales with the dimension.
-    - `any_noise`: η²·‖H‖·d_eff/2, below which no Toeplitz noise gets, since each direction alone needs η²μ/2·(2K(a²)/π)² ≥ η²μ/2.
-    - `damped`: η²·‖H‖·d_eff·(2K((1 − ν)²)/π)², above that of ν-DP-FTRL with the `nu` of the bound, η times the least eigenvalue:
-      there |1 − (1 − ν)z| ≤ 2·|1 − a_i·z| for every direction. 2K/π is about log(8/ν)/π.
-
     K is the complete elliptic integral of the first kind, of the parameter.
+
+    Attributes:
+        independent: (dη/4, dη/2) holds DP-SGD's, which is Σ η/(2(2 − ημ_i)): it scales with the dimension.
+        any_noise: η²·‖H‖·d_eff/2, below which no Toeplitz noise gets, since each direction alone needs
+            η²μ/2·(2K(a²)/π)² ≥ η²μ/2.
+        damped: η²·‖H‖·d_eff·(2K((1 − ν)²)/π)², above that of ν-DP-FTRL with ν = `nu`: there |1 − (1 − ν)z| ≤ 2·|1 − a_i·z| for
+            every direction. 2K/π is about log(8/ν)/π.
+        nu: η times the least eigenvalue.
     """
 
     independent: tuple[float, float]
@@ -147,7 +196,14 @@ class Bounds:
 
 
 def bounds(quadratic: Quadratic) -> Bounds:
-    """The bounds in d and d_eff; d counts the directions that are not flat. Raises ValueError for η·‖H‖ > 1."""
+    """The bounds in d and d_eff; d counts the directions that are not flat.
+
+    Args:
+        quadratic: what is descended on, and how.
+
+    Raises:
+        ValueError: for η·‖H‖ > 1, and a spectrum without a positive eigenvalue.
+    """
     _check_curved(quadratic)
     a, values, counts = quadratic.contractions()
     rate = quadratic.learning_rate
