@@ -119,6 +119,30 @@ def test_a_round_that_was_not_released_is_tried_under_a_new_attempt_and_counts_o
     assert verify(path).problems == ()
 
 
+def test_the_record_says_when_an_attempt_was_planned_summed_and_ended(path):
+    def told() -> tuple[bool, ...]:
+        (attempt,) = export(path)["attempts"]
+        return tuple(attempt[moment] is not None for moment in ("planned", "aggregated", "ended"))
+
+    with opened(path) as ledger:
+        attempt = ledger.plan_round(0, ["a"])
+        assert told() == (True, False, False)
+        ledger.record_aggregated(0, attempt, 11)
+        assert told() == (True, True, False)
+        ledger.record_released(0, attempt, b"")
+        assert told() == (True, True, True)
+
+
+def test_a_round_that_keepers_were_asked_to_open_is_in_flight(path):
+    with opened(path) as ledger:
+        attempt = ledger.plan_round(0, ["a"])
+        ledger.record_opening(0, attempt, bytes(32), ["notary"])
+        with pytest.raises(ValueError, match="an attempt at round 0 is in flight"):
+            ledger.plan_round(0, ["b"])
+        ledger.record_released(0, attempt, b"")
+    assert [one["state"] for one in export(path)["attempts"]] == ["released"]
+
+
 def test_attempts_count_the_tries_of_a_round(path):
     with opened(path) as ledger:
         attempts = []
@@ -295,6 +319,16 @@ def test_a_user_stays_in_its_bin(path, sampling):
     connection.commit()
     connection.close()
     assert any("another than its bin" in found for found in verify(path).problems)
+
+
+def test_a_bin_is_a_round_modulo_the_separation(path):
+    participation = Participation(rounds=9, min_separation=3, sampling="balls-in-bins")
+    with opened(path, plan=replace(PLAN, participation=participation, mechanism=DPSGD())) as ledger:
+        for round in range(7):
+            release(ledger, round, [f"bin-{round % 3}"] + ["late"] * (round == 2))
+        with pytest.raises(ValueError, match="1 user would take part in round 7, which is not of their bin"):
+            ledger.plan_round(7, ["bin-1", "late"])
+    assert verify(path).problems == ()
 
 
 TAMPERINGS = {

@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedcgd.clipping import clip
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.passes import CHUNK
+from fedcgd.passes import CHUNK, NUMPY, Passes, compiled
 from fedcgd_flower.update import clipped_update, write_clipped_update
 
 VECTORS = arrays(np.float32, 7, elements=st.floats(width=32))
@@ -47,6 +47,19 @@ def test_pieces_are_what_the_whole_is(cuts: list[int], size: int) -> None:
     assert checksum == narrow.sum(dtype=np.int64)
     assert grid.step * np.linalg.norm(narrow.astype(float)) <= 0.5
     np.testing.assert_allclose(narrow, expected, atol=1)
+
+
+@pytest.mark.parametrize("form", [NUMPY, compiled()], ids=["numpy", "machine code"])
+def test_how_pieces_lie_in_memory_changes_nothing(form: Passes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if form is None:
+        pytest.skip("no machine code here")
+    monkeypatch.setattr("fedcgd_flower.update.passes", lambda numbers: form)
+    trained, model = np.random.default_rng(5).normal(size=(2, 1001)).astype(np.float32)
+    expected = clipped_update(trained, model, clip_norm=0.5, grid=Lattice(2.0**-20))
+    apart = np.repeat(trained, 2)[::2]
+    odd = np.frombuffer(b"x" + trained.tobytes(), np.float32, offset=1)
+    for piece in (apart, odd):
+        np.testing.assert_array_equal(clipped_update([piece], model, clip_norm=0.5, grid=Lattice(2.0**-20)), expected)
 
 
 def test_a_piece_that_is_not_finite_is_none_wherever_it_is() -> None:

@@ -9,7 +9,7 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedcgd_flower.user_directory as module
-from fedcgd_flower import host_users
+from fedcgd_flower import ClippedUpdateMod, host_users
 from fedcgd_flower.messages import is_users_query
 from fedcgd_flower.user_directory import UserDirectory
 
@@ -198,6 +198,17 @@ def test_a_node_that_answers_something_else_is_not_waited_for(clock: Clock, capl
             assert alone(directory.refresh(grid)) == {"cat": 2}
     assert clock.now == 0
     assert caplog.text.count("node 1 does not say which users it hosts") == 1
+
+
+def test_a_node_that_names_no_user_takes_no_part_and_hears_why(caplog: pytest.LogCaptureFixture) -> None:
+    app = ClientApp(mods=[ClippedUpdateMod(user=lambda context: None)])
+    app.train()(lambda message, context: pytest.fail("only asked who is there"))
+    grid = FakeGrid({1: FakeNode(app), 2: pool("cat")})
+    directory = make_directory()
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        for _ in range(3):
+            assert alone(directory.refresh(grid)) == {"cat": 2}
+    assert caplog.text.count("node 1 cannot take part: its configuration names no user") == 1
     assert "did not answer" not in caplog.text
 
 
