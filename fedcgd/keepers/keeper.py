@@ -46,7 +46,12 @@ class Opening:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A keeper does not open: why, and which of the seeds it cannot open. No reason, if it was only asked for these."""
+    """A keeper does not open.
+
+    Attributes:
+        reason: why; "" if it was only asked which seeds it cannot open.
+        unreadable: which of the request's seeds these are.
+    """
 
     reason: str
     unreadable: tuple[int, ...] = ()
@@ -133,7 +138,13 @@ class Keeper(Closable):
         self._record.close()
 
     def reply(self, agreement: Agreement, opening: Opening, *, check: bool) -> Residues | Refusal:
-        """What `answer` gives or why it refuses; with `check` only which seeds could not be opened, and nothing is recorded."""
+        """What `answer` gives, or why it refuses.
+
+        Args:
+            agreement: of the run, as the server sees it.
+            opening: the request.
+            check: whether only the seeds that cannot be opened are asked for: then nothing is recorded, and nothing opened.
+        """
         try:
             if check:
                 return Refusal("", self.unreadable(agreement, opening))

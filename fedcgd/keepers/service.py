@@ -27,7 +27,17 @@ log = logging.getLogger(__name__)
 
 
 def answer(key_file: Path, keepers: Keepers, question: str, asked: bytes) -> bytes | None:
-    """The answer of the keeper whose key is in `key_file`, as bytes; None to what is no question."""
+    """What a keeper answers.
+
+    Args:
+        key_file: the keeper's key, with its record beside it.
+        keepers: all keepers of the run, as this one knows them.
+        question: "/who", "/check" or "/open".
+        asked: what came with it.
+
+    Returns:
+        The answer, as bytes; None to what is no question.
+    """
     if question == "/who":
         return proof(KeeperKey.from_file(key_file), asked)
     if question not in ("/check", "/open"):
@@ -88,7 +98,12 @@ class KeeperService(ThreadingHTTPServer):
         return self._context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
     def answer(self, question: str, asked: bytes) -> bytes | None:
-        """The answer, or None to what is no question."""
+        """The answer, or None to what is no question.
+
+        Args:
+            question: "/who", "/check" or "/open".
+            asked: what came with it.
+        """
         with self._one_at_a_time:
             return answer(self._key_file, self._keepers, question, asked)
 
@@ -122,10 +137,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def ask(address: str, question: str, asked: bytes, tls: Tls, *, most: int, timeout: float) -> bytes:
-    """At most `most` bytes of what the keeper at `address` answers.
+    """What a keeper answers.
+
+    Args:
+        address: HOST:PORT.
+        question: "/who", "/check" or "/open".
+        asked: what goes with it.
+        tls: the server's certificate, and whom it trusts.
+        most: bytes that are read of the answer.
+        timeout: seconds to wait for it.
 
     Raises:
-        OSError: if nobody answers within `timeout` seconds, one side does not trust the other, or this is no question.
+        OSError: if nobody answers in time, one side does not trust the other, or this is no question.
     """
     host, port = host_and_port(address)
     connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=tls.context(keeper=False))

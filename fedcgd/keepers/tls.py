@@ -30,7 +30,15 @@ class Tls:
         self.context(keeper=False)
 
     def context(self, *, keeper: bool) -> ssl.SSLContext:
-        """For connections that this party accepts, if it is a keeper, or makes, if it is the server."""
+        """What connections are made with.
+
+        Args:
+            keeper: whether this party is a keeper, which accepts them, or the server, which makes them.
+
+        Raises:
+            ValueError: as for the class.
+            FileNotFoundError: if a file is missing.
+        """
         check_private(Path(self.private_key), "the private key of TLS")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if keeper else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
