@@ -223,6 +223,8 @@ def add_values(
     newest: Term,
     stddev: float,
     lattice: Lattice,
+    *,
+    start: int = 0,
 ) -> None:
     """total += round(stddev·(noise + S) / step), in place, for noise that was made elsewhere. S is the dither.
 
@@ -233,6 +235,7 @@ def add_values(
         newest: the (round, nonce, w) that names the dither.
         stddev: ζσ, in units of the update.
         lattice: that of `total`.
+        start: the coordinate of the first number of `total` and of `noise`.
 
     Raises:
         ValueError: before `total` is touched, if `noise` has another shape or stddev·noise is not finite or reaches 2⁵⁰ steps.
@@ -242,10 +245,11 @@ def add_values(
     scale = stddev / lattice.step
     check_values(noise, total, stddev, lattice)
     dither, width = dither_key(stream, newest), dither_width(stddev, lattice)
-    for first, last, low, high in tiles(0, len(flat)):
-        steps = np.multiply(values[low:high], scale, dtype=np.float64)
-        steps += np.multiply(words_of(dither, first, last)[: high - low], width, dtype=np.float64)
-        flat[low:high] += np.rint(steps).astype(np.int64)
+    for first, last, low, high in tiles(start, start + len(flat)):
+        here, words = slice(low - start, high - start), words_of(dither, first, last)
+        steps = np.multiply(values[here], scale, dtype=np.float64)
+        steps += np.multiply(words[low - first * TILE : high - first * TILE], width, dtype=np.float64)
+        flat[here] += np.rint(steps).astype(np.int64)
 
 
 def check_values(noise: Any, total: Any, stddev: float, lattice: Lattice) -> None:

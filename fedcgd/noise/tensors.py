@@ -46,43 +46,44 @@ class GpuKernels(NamedTuple):
 class TensorNormals:
     """Z of `stream`; sums are float64 tensors that hold whole numbers of steps of `grid`, below 2⁵³ with their noise.
 
-    On a GPU the key of a round's noise, but never the run's own, is in the memory of the device while the noise is made.
+    A sum's first number is of coordinate `start`. On a GPU the key of a round's noise, but never the run's own, is in the memory
+    of the device while the noise is made.
     """
 
-    def __init__(self, stream: NoiseStream, grid: Lattice) -> None:
+    def __init__(self, stream: NoiseStream, grid: Lattice, start: int = 0) -> None:
         self.grid = grid
-        self._stream = stream
+        self._stream, self._start = stream, start
 
     def add(self, total: Tensor, terms: Sequence[Term], stddev: float) -> None:
         gpu = gpu_kernels(total.device)
         if gpu is None:
             with _as_integers(total) as steps:
-                add_noise(steps, self._stream, terms, stddev, self.grid)
+                add_noise(steps, self._stream, terms, stddev, self.grid, start=self._start)
             return
         made, dither = keyed_noise(self._stream, terms, stddev, self.grid)
         keys, weights = [key_words(key) for key, _ in made], [weight for _, weight in made]
-        gpu.add_to_grid(total, 0, keys, weights, key_words(dither), dither_width(stddev, self.grid))
+        gpu.add_to_grid(total, self._start, keys, weights, key_words(dither), dither_width(stddev, self.grid))
 
     def add_row(self, total: Tensor, row: Any, newest: Term, stddev: float) -> None:
         gpu = gpu_kernels(total.device)
         if gpu is None:
             values = row.cpu().numpy() if isinstance(row, Tensor) else row
             with _as_integers(total) as steps:
-                add_values(steps, values, self._stream, newest, stddev, self.grid)
+                add_values(steps, values, self._stream, newest, stddev, self.grid, start=self._start)
             return
         check_values(row, total, stddev, self.grid)
         scale, width = stddev / self.grid.step, dither_width(stddev, self.grid)
         dither = key_words(dither_key(self._stream, newest))
-        gpu.add_values_to_grid(total, 0, row.to(total.device), scale, dither, width)
+        gpu.add_values_to_grid(total, self._start, row.to(total.device), scale, dither, width)
 
     def vector(self, total: Tensor, round: int, nonce: int) -> Any:
         """Z_(round, nonce), float32: an array for a total in main memory, else a tensor on its device."""
         gpu = gpu_kernels(total.device)
         if gpu is None:
-            z = normals(self._stream, round, nonce, total.numel())
+            z = normals(self._stream, round, nonce, total.numel(), self._start)
             return z if total.device.type == "cpu" else torch.from_numpy(z).to(total.device)
         made = torch.empty(total.numel(), dtype=torch.float32, device=total.device)
-        gpu.fill_normals(made, 0, key_words(self._stream.key_of(round, nonce)))
+        gpu.fill_normals(made, self._start, key_words(self._stream.key_of(round, nonce)))
         return made
 
 

@@ -46,6 +46,9 @@ class RoundBatches(BatchSampler):
         tracker: ReleaseTracker,
         parts: int = 1,
         fixed_split: list[Indices] | None = None,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         """The batches of a run.
 
@@ -55,8 +58,10 @@ class RoundBatches(BatchSampler):
             steps: rounds of an epoch.
             key: the secret that decides the batches.
             tracker: issues them.
-            parts: how many batches the loader gives for a round.
+            parts: how many batches the loaders give for a round, all together.
             fixed_split: with the sampling "none", the examples of each round of an epoch; by default drawn by the key.
+            rank: which of the processes this is: each has `parts` / `ranks` parts of each round.
+            ranks: how many processes there are, all with the same secret.
         """
         self.batch_size = -(-examples // (steps * parts))
         self.drop_last = False
@@ -66,10 +71,12 @@ class RoundBatches(BatchSampler):
         self._steps = steps
         self._key = key
         self.tracker = tracker
-        self.parts = parts
+        self.parts = parts // ranks
+        self._ranks, self._rank = ranks, rank
         self._groups: tuple[bytes, list[Indices]] | None = None
-        self.ahead: deque[int] | None = None
-        """Set by a `RoundLoader` that issues batches itself: the sizes of batches that this sampler prepared for it."""
+        self.ahead: deque[tuple[int, int]] | None = None
+        """Set by a `RoundLoader` that issues batches itself: the sizes of batches that this sampler prepared for it, and of the
+        rounds' whole batches."""
 
     def __len__(self) -> int:
         return self._steps * self.parts
@@ -77,14 +84,16 @@ class RoundBatches(BatchSampler):
     def __iter__(self) -> Iterator[list[int]]:
         return self._epoch(self.tracker.enter(), self.tracker.released, self.ahead)
 
-    def _epoch(self, loop: int, start: int, ahead: deque[int] | None) -> Iterator[list[int]]:
+    def _epoch(self, loop: int, start: int, ahead: deque[tuple[int, int]] | None) -> Iterator[list[int]]:
         end = min((start // self._steps + 1) * self._steps, self._participation.rounds)
         for round in range(start, end):
-            for i, part in enumerate(np.array_split(self.batch(round), self.parts)):
+            batch = self.batch(round)
+            mine = np.array_split(batch, self.parts * self._ranks)[self._rank * self.parts :][: self.parts]
+            for i, part in enumerate(mine):
                 if ahead is None:
-                    self.tracker.issue_batch(loop, round, len(part), part=i, parts=self.parts)
+                    self.tracker.issue_batch(loop, round, len(part), part=i, parts=self.parts, whole=len(batch))
                 else:
-                    ahead.append(len(part))
+                    ahead.append((len(part), len(batch)))
                 yield part.tolist()
 
     def batch(self, round: int) -> Indices:
@@ -135,7 +144,7 @@ class RoundLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         batches = self.batch_sampler
-        ahead: deque[int] = deque()
+        ahead: deque[tuple[int, int]] = deque()
         batches.ahead = ahead
         try:
             prepared = super().__iter__()
@@ -143,11 +152,12 @@ class RoundLoader(DataLoader[Any]):
             batches.ahead = None
         return self._in_turn(prepared, ahead, batches.tracker.loop, batches.tracker.released)
 
-    def _in_turn(self, prepared: Iterator[Any], ahead: deque[int], loop: int, first: int) -> Iterator[Any]:
+    def _in_turn(self, prepared: Iterator[Any], ahead: deque[tuple[int, int]], loop: int, first: int) -> Iterator[Any]:
         batches = self.batch_sampler
         for i, batch in enumerate(prepared):
             round, part = first + i // batches.parts, i % batches.parts
-            batches.tracker.issue_batch(loop, round, ahead.popleft(), part=part, parts=batches.parts)
+            examples, whole = ahead.popleft()
+            batches.tracker.issue_batch(loop, round, examples, part=part, parts=batches.parts, whole=whole)
             self.collate_fn.note(batch)
             yield batch
 

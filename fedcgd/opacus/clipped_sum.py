@@ -10,7 +10,8 @@ also after rounding to a grid whose step is at most `GRID_LOSS`·ζ/√d for d c
   squares are float64.
 - 1.5e-5 = 2⁻¹⁶: the sum, made in float64. With k additions to a coordinate, in any order, its error is at most
   k·2⁻⁵³·Σ_i ‖term i‖; it counts twice, with and without the example. 2¹⁸ examples give 2·2³⁶·2⁻⁵³.
-- 0.8e-5: the grid. Rounding to the nearest moves each of the two sums by half a step in each coordinate.
+- 0.8e-5: the grid. Rounding to the nearest moves each of the two sums by half a step in each coordinate. Where a batch comes in
+  parts (`accumulation_steps`, ranks), each part's sum is rounded, and an example is in one of them; adding them up is exact.
 
 Nothing here depends on the precision in which the gradients were computed (bfloat16, TF32): they are clipped as they are, and
 products of matrices, where they are needed, are made in float64.

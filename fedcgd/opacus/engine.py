@@ -1,8 +1,11 @@
 """`opacus.PrivacyEngine` with correlated noise."""
 
+import hashlib
 import pickle
 import secrets
 import warnings
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -23,9 +26,17 @@ from fedcgd.opacus.first_batches import FirstBatches
 from fedcgd.opacus.ghost import GhostLoss
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
 from fedcgd.opacus.planning import PlanArguments, check_clipping, chosen_sampling, plan_of, workload_of
+from fedcgd.opacus.ranks import Ranks, ranks_of
+from fedcgd.opacus.release_record import ReleaseRecord
 from fedcgd.opacus.release_tracker import NullAccountant, ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.opacus.validation import check_fits, check_loader, check_module, refuse_schedulers
+from fedcgd.opacus.validation import (
+    check_fits,
+    check_loader,
+    check_module,
+    example_digest,
+    refuse_schedulers,
+)
 from fedcgd.opacus.wrapping import with_sample_gradients
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
@@ -56,11 +67,15 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     see whether the loss of an example depends on others (`check_independence` and docs/independence.md say what it can see, and
     docs/central.md where arguments and answers differ from Opacus'). Batches are divided by their expected size.
 
+    A model in Opacus' `DifferentiallyPrivateDistributedDataParallel` is trained by all processes of its group, each with its
+    share of every batch and of the noise (`fedcgd.opacus.ranks`, docs/guides/distributed.md).
+
     Args:
         key: decides noise and batches: anyone who holds it can remove the noise.
         accountant: as in Opacus, and without effect: ε is always found by the accountant of the plan.
         secure_mode: with True a simulation key and a `noise_generator` are refused. Noise is cryptographic and on a grid in any
             case, on every device.
+        record: a file that has each release, durably, before there is noise of it. Several processes need one; rank 0 keeps it.
 
     Raises:
         TypeError: for what is no NoiseKey.
@@ -77,7 +92,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     0.0
     """
 
-    def __init__(self, key: NoiseKey, *, accountant: str = "prv", secure_mode: bool = False) -> None:
+    def __init__(
+        self, key: NoiseKey, *, accountant: str = "prv", secure_mode: bool = False, record: Path | str | None = None
+    ) -> None:
         # PrivacyEngine.__init__ would make an accountant of independent noise, and warn about noise that is not used.
         if not isinstance(key, NoiseKey):  # not shown: it may be a key
             raise TypeError(f"key must be a NoiseKey, for example NoiseKey.generate(); got {type(key).__name__}")
@@ -91,6 +108,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             raise ValueError("Passing seed is prohibited in secure mode, and the key is that of a simulation seed")
         self.secure_mode, self.secure_rng, self.dataset = secure_mode, None, None
         self._key = key
+        self._record = None if record is None else ReleaseRecord(record)
         self._tracker: ReleaseTracker | None = None
 
     @property
@@ -157,7 +175,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 per-sample gradients, and the criterion is returned too.
             wrap_model: as in Opacus.
             rand_on_empty: False.
-            accumulation_steps: in how many batches of the loader a round's batch comes; it is released once, after the last.
+            accumulation_steps: in how many batches of the loader a round's batch comes; it is released once, after the last. Of
+                several processes each has an equal number of them; 1 is one for each process.
             augmentation_multiplicity: how many rows that follow one another are copies of one example: their gradients are
                 averaged before they are clipped (De et al., "Unlocking High-Accuracy Differentially Private Image
                 Classification through Scale", 2022, arXiv:2204.13650).
@@ -174,20 +193,41 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         """
         if self._tracker is not None and self._tracker.released:
             raise RuntimeError("this engine has made a run private already; make another engine for another run")
-        check_clipping(clipping, max_grad_norm)
-        _check_options(rand_on_empty, augmentation_multiplicity, assume_independent)
-        examples, steps = check_loader(data_loader, accumulation_steps)
-
-        plan = PlanArguments(
-            plan=plan, mechanism=mechanism, noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm, epochs=epochs,
-            target_delta=target_delta, sampling=sampling, poisson_sampling=poisson_sampling, groups=groups,
-        ).plan_for(steps)  # fmt: skip
-        inner = self._validate(module, optimizer, plan, examples, steps, grad_sample_mode)
-        key = self._run_key(noise_generator)
-        tracker = ReleaseTracker(
-            plan, "" if key.simulated else secrets.token_hex(16), 1 / steps, key.fingerprint, assume_independent
-        )
-        noise_of_rounds = RoundNoise(plan, key, sum(p.numel() for p in inner.parameters() if p.requires_grad), noise)
+        inner: nn.Module = module._module if isinstance(module, AbstractGradSampleModule) else module
+        ranks = ranks_of(inner)
+        with nullcontext() if ranks is None else ranks.telling_failures():
+            check_clipping(clipping, max_grad_norm)
+            _check_options(rand_on_empty, augmentation_multiplicity, assume_independent)
+            examples, steps = check_loader(data_loader, accumulation_steps)
+            parts = _parts(accumulation_steps, ranks)
+            plan = PlanArguments(
+                plan=plan, mechanism=mechanism, noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm, epochs=epochs,
+                target_delta=target_delta, sampling=sampling, poisson_sampling=poisson_sampling, groups=groups,
+            ).plan_for(steps)  # fmt: skip
+            self._validate(inner, optimizer, plan, examples, steps, grad_sample_mode)
+            if ranks is not None and self._record is None:
+                raise ValueError(
+                    "several processes keep one record of their releases: make the engine with record=, the path of a file that "
+                    "rank 0 keeps"
+                )
+            key = self._run_key(noise_generator)
+            size = sum(p.numel() for p in inner.parameters() if p.requires_grad)
+            noise_of_rounds = RoundNoise(plan, key, size, noise, record=self._record, ranks=ranks)
+            secret = hashlib.sha256(b"fedcgd comparisons" + key.choices).digest()
+            facts = {
+                "the plan": plan.to_description(),
+                "the key": key.fingerprint,
+                "the parameters": [(name, p.shape, p.dtype, p.requires_grad) for name, p in inner.named_parameters()],
+                "how batches are made": (examples, steps, parts, data_loader.batch_size, type(data_loader.sampler)),
+                "how gradients are made": (grad_sample_mode, batch_first, loss_reduction, augmentation_multiplicity),
+                "the data set, or the order of its examples": ranks and example_digest(data_loader.dataset, secret),
+            }
+        run = "" if key.simulated else secrets.token_hex(16)
+        if ranks is not None:
+            ranks.agree(facts)
+            named = ranks.from_first(lambda: secrets.randbits(128))
+            run = "" if key.simulated else f"{named:032x}"
+        tracker = ReleaseTracker(plan, run, 1 / steps, key.fingerprint, assume_independent)
 
         _end_earlier_runs(inner)
         wrapped = with_sample_gradients(
@@ -203,13 +243,16 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             loss_reduction=loss_reduction,
             copies=augmentation_multiplicity,
             expanded=expanded,
+            ranks=ranks,
+            secret=secret,
         )
         in_order = (
             plan.noiseless and plan.participation.sampling == "none" and type(data_loader.sampler) is SequentialSampler
         )
         batches = RoundBatches(
-            plan.participation, examples, steps, lambda: key.choices_of(tracker.run), tracker, accumulation_steps,
+            plan.participation, examples, steps, lambda: key.choices_of(tracker.run), tracker, parts,
             split_in_order(data_loader, accumulation_steps) if in_order else None,
+            rank=0 if ranks is None else ranks.rank, ranks=1 if ranks is None else ranks.count,
         )  # fmt: skip
         loader = loader_over(data_loader, batches, batch_first)
         looks = FirstBatches(
@@ -376,11 +419,10 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         return checkpoint
 
     def _validate(
-        self, module: nn.Module, optimizer: optim.Optimizer, plan: Plan, examples: int, steps: int, mode: str
-    ) -> nn.Module:
-        """The model itself, after everything is refused that the plan does not cover."""
+        self, inner: nn.Module, optimizer: optim.Optimizer, plan: Plan, examples: int, steps: int, mode: str
+    ) -> None:
+        """Refuse what the plan does not cover; `inner` is the model itself."""
         check_fits(plan.participation, steps)
-        inner: nn.Module = module._module if isinstance(module, AbstractGradSampleModule) else module
         self.validate(module=inner, optimizer=None, data_loader=None)
         check_module(inner, optimizer, mode)
         if plan.noiseless:
@@ -389,7 +431,6 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             warnings.warn(large, stacklevel=3)
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
-        return inner
 
     def _run_key(self, noise_generator: torch.Generator | None) -> NoiseKey:
         """The key of the run. Raises ValueError for a seed that would make a private run a simulation."""
@@ -404,6 +445,18 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             )
         seed = torch.randint(2**62, (1,), generator=noise_generator, device=noise_generator.device)
         return NoiseKey.simulation(int(seed))
+
+
+def _parts(accumulation_steps: int, ranks: Ranks | None) -> int:
+    """In how many parts a round's batch comes, on all processes together."""
+    if ranks is None or accumulation_steps == 1:
+        return accumulation_steps if ranks is None else ranks.count
+    if accumulation_steps % ranks.count:
+        raise ValueError(
+            f"accumulation_steps must be 1 or a multiple of the {ranks.count} processes, so that each has as many parts of a "
+            f"batch, got {accumulation_steps}"
+        )
+    return accumulation_steps
 
 
 def _check_options(rand_on_empty: bool, augmentation_multiplicity: int, assume_independent: str | None) -> None:

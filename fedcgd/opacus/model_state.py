@@ -34,11 +34,15 @@ Values = dict[str, Tensor | bytes]
 class ModelState:
     """The values of a model that were accepted last, and whether they are still there."""
 
-    def __init__(self, module: nn.Module, trained: Collection[nn.Parameter]) -> None:
-        """Accepts the values of `module` as they are; `trained` are the parameters that the optimizer moves."""
+    def __init__(self, module: nn.Module, trained: Collection[nn.Parameter], secret: bytes | None = None) -> None:
+        """Accepts the values of `module` as they are; `trained` are the parameters that the optimizer moves.
+
+        The weights come from `secret`, so that those who share one can compare their digests; by default from one of its own.
+        """
         self._module = module
         self._trained = list(trained)  # while they are, no other parameter has their id
-        self._weights = torch.frombuffer(bytearray(secrets.token_bytes(8 * _BLOCK)), dtype=torch.int64)
+        weights = secrets.token_bytes(8 * _BLOCK) if secret is None else hashlib.shake_256(secret).digest(8 * _BLOCK)
+        self._weights = torch.frombuffer(bytearray(weights), dtype=torch.int64)
         self._accepted: dict[str, Digest] = {}
         self._versions: dict[str, Any] = {}
         self._frozen: list[tuple[str, int]] = []
@@ -103,6 +107,10 @@ class ModelState:
     def check_values(self, values: Values) -> None:
         """Raise RuntimeError if some of `values` are not what was accepted."""
         self._refuse([name for name, value in values.items() if self._digest(value) != self._accepted.get(name)])
+
+    def digest(self) -> bytes:
+        """What tells the values that were accepted last from others, for those who share the secret."""
+        return hashlib.sha256(repr(sorted(self._accepted.items())).encode()).digest()
 
     @staticmethod
     def _refuse(changed: list[str]) -> None:

@@ -1,6 +1,7 @@
 """The step of differentially private training: clip and sum, add the round's noise, move the model."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakMethod
@@ -16,6 +17,7 @@ from fedcgd.opacus.gradient_forms import PerSampleGradients
 from fedcgd.opacus.interrupts import defer_sigint
 from fedcgd.opacus.model_state import ModelState
 from fedcgd.opacus.passes import check_passes, passes_of
+from fedcgd.opacus.ranks import Ranks
 from fedcgd.opacus.release_tracker import PendingStep, ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
 
@@ -44,6 +46,8 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         loss_reduction: str,
         copies: int = 1,
         expanded: nn.Module | None = None,
+        ranks: Ranks | None = None,
+        secret: bytes | None = None,
     ) -> None:
         """Wrap `optimizer`.
 
@@ -56,8 +60,10 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             loss_reduction: "mean" or "sum", as in Opacus.
             copies: of how many rows that follow one another an example's gradient is the mean.
             expanded: what makes the weights of the model expanded ones, if anything does.
+            ranks: the processes whose sums are released as one, if there are several.
+            secret: what they compare their models by.
         """
-        self._tracker, self._noise, self._module = tracker, noise, module
+        self._tracker, self._noise, self._module, self._ranks = tracker, noise, module, ranks
         self._released = False
         plan = tracker.plan
         super().__init__(
@@ -71,10 +77,12 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._known = self._parameters()
         self._copies = copies
         self._trained = [p for p in self._grouped() if p.requires_grad]
-        self._state = ModelState(module, self._trained)
+        self._state = ModelState(module, self._trained, secret)
         self._autograd = AutogradCheck(module, self._trained, loss_reduction == "mean")
         self._sum = torch.empty(0, dtype=torch.float64)
         """One for all rounds, where the parameters are: a fresh one costs as much as the additions to it."""
+        self._earlier = self._sum
+        """Another one, for rounds whose batches come in parts."""
         self._rows: int | None = None
         """With expanded weights: of how many rows the forward passes since the last step were."""
         # Weakly: Python does not find a circle through a tensor's hooks, and would keep the model for ever.
@@ -143,13 +151,17 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     def pre_step(self, closure: Callable[[], float] | None = None) -> bool:
         """Clip and add to the round's sum; if the batch is complete, release it into `grad` and return True."""
         try:
-            pending = self._tracker.pending
-            self._clip_and_sum(pending)
-            skipped = bool(pending.skips) and pending.skips.pop(0)
-            if skipped or pending.microbatches_left:
-                return False
-            self._state.check()
-            self._release()
+            with nullcontext() if self._ranks is None else self._ranks.telling_failures():
+                pending = self._tracker.pending
+                self._clip_and_sum(pending)
+                skipped = bool(pending.skips) and pending.skips.pop(0)
+                if skipped or pending.microbatches_left:
+                    return False
+                self._state.check()
+                step = self._tracker.complete()
+                check_size(step.examples, step.length)
+                check_size(step.whole, 1)
+            self._release(step)
         except BaseException:
             self._tracker.abandon()
             raise
@@ -174,20 +186,28 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 )
         self._autograd.check(passes, scale)
 
-    def _release(self) -> None:
+    def _release(self, step: PendingStep) -> None:
         """Make the round's sum, with its noise and divided by the batch size, the `grad` of the parameters."""
-        tracker = self._tracker
-        step = tracker.complete()
-        check_size(step.examples, step.length)
-        assert step.total is not None
-        tracker.record(self._noise.add(step.total, tracker.run, tracker.nonces))
+        total = self._sum_of(step)
+        if step.earlier is not None:
+            self._noise.round_to_lattice(total)
+            total += step.earlier
+        self._tracker.record(self._add_noise(total, step))
         if self.loss_reduction == "mean":
-            step.total /= self.expected_batch_size
+            total /= self.expected_batch_size
         for p in self._grouped():
             p.grad = None
-        parts = torch.split(step.total, [p.numel() for p in self._trained])
+        parts = torch.split(total, [p.numel() for p in self._trained])
         for p, part in zip(self._trained, parts, strict=True):
             p.grad = part.view_as(p).to(p.dtype, copy=True)
+
+    def _add_noise(self, total: Tensor, step: PendingStep) -> int:
+        """Make `total` the round's sum with its noise, of all ranks; its nonce."""
+        run, nonces = self._tracker.run, self._tracker.nonces
+        if self._ranks is None:
+            return self._noise.add(total, run, nonces)
+        model = {"the model, as it was after the last step": self._state.digest()}
+        return self._noise.add_together(total, run, nonces, facts=model, examples=step.examples, whole=step.whole)
 
     def _take_passes(self, pending: PendingStep) -> list[list[PerSampleGradients]]:
         """For each trained parameter its per-sample gradients, one entry for each backward pass. They are forgotten with this."""
@@ -206,7 +226,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         return passes
 
     def _sum_of(self, pending: PendingStep) -> Tensor:
-        """The sum of the round under way, zeros before its first part."""
+        """The sum of the part of a batch that is under way, zeros at first."""
         if pending.total is None:
             device = self._trained[0].device
             if not len(self._sum) or self._sum.device != device:  # the module may be moved after make_private
@@ -230,9 +250,20 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 del p._current_grad_sample
 
     def on_microbatch(self) -> None:
-        """Clip and add what backward passes have left, if they have, before another part of the round's batch."""
+        """Clip and add what backward passes have left, if they have, before another part of the round's batch.
+
+        The sum of a part is rounded to the lattice, so that those of all parts have the same bits in any order, and on as many
+        processes as there may be.
+        """
+        pending = self._tracker.pending
         if any(passes_of(p) for p in self._trained):
-            self._clip_and_sum(self._tracker.pending)
+            self._clip_and_sum(pending)
+        part, pending.total = self._sum_of(pending), None
+        self._noise.round_to_lattice(part)
+        if pending.earlier is None:
+            pending.earlier, self._sum, self._earlier = part, self._earlier, part
+        else:
+            pending.earlier += part
 
     def detach(self) -> None:
         """Leave the model and the wrapped optimizer to others; this one makes no more steps."""

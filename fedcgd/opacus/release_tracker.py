@@ -25,7 +25,11 @@ class PendingStep:
     length: int = 1
     """The longest sequence among them, for ghost clipping."""
     total: Tensor | None = None
-    """The sum of the clipped gradients so far, flat, float64; None is zero."""
+    """The sum of the clipped gradients of this part of the batch so far, flat, float64; None is zero."""
+    earlier: Tensor | None = None
+    """That of earlier parts, on the lattice; None is zero."""
+    whole: int = 0
+    """How many examples were issued for the round to all processes."""
     skips: list[bool] = field(default_factory=list)
     """For each part of the batch that `BatchMemoryManager` made, whether the step after it only adds to the sum."""
 
@@ -149,8 +153,12 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         self.abandon()
         self._ended, self.listener = True, None
 
-    def issue_batch(self, loop: int, round: int, examples: int, *, part: int = 0, parts: int = 1) -> None:
+    def issue_batch(
+        self, loop: int, round: int, examples: int, *, part: int = 0, parts: int = 1, whole: int | None = None
+    ) -> None:
         """Begin `round` with `examples` examples, which go to `loop`; or go on with it, after the first of its `parts`.
+
+        All processes together are issued `whole` for the round, if there are others.
 
         Raises:
             RuntimeError: for another round than the next one, or a loop that another one has overtaken.
@@ -177,7 +185,7 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         self._pending = None  # while what an interrupted round has left is cleared away
         if self.listener is not None:
             self.listener.on_batch()
-        self._pending = PendingStep(examples, microbatches_left=parts - 1)
+        self._pending = PendingStep(examples, microbatches_left=parts - 1, whole=examples if whole is None else whole)
 
     def _issue_microbatch(self, examples: int, left: int) -> None:
         """Another part of the batch: the gradients of those before it are clipped and added to the sum now."""

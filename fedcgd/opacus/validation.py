@@ -1,10 +1,13 @@
 """What the Opacus engine refuses before any work: loaders, models and optimizers whose releases no plan would cover."""
 
+import hashlib
 import math
+import random
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch import Tensor, nn, optim
 from torch.utils._pytree import tree_flatten
@@ -25,7 +28,8 @@ from fedcgd.opacus.row_comparison import bytes_of
 from fedcgd.participation import Participation
 
 _DISTRIBUTED = (nn.parallel.DistributedDataParallel, nn.DataParallel, DifferentiallyPrivateDistributedDataParallel)
-_DISTRIBUTED_NAMES = ("FullyShardedDataParallel",)
+_SHARDED = ("FullyShardedDataParallel", "FSDPModule")
+_COMPARED = 16  # examples, between processes
 
 
 def check_loader(data_loader: DataLoader[Any], accumulation_steps: int) -> tuple[int, int]:
@@ -116,6 +120,31 @@ def _values(example: Any) -> tuple[Any, ...]:
     )
 
 
+def example_digest(dataset: Any, secret: bytes) -> bytes:
+    """What tells `dataset` from another one, or from its own examples in another order: its indices, and some of its examples.
+
+    An example that is another one when it is read again (a random transformation with a generator of its own) says nothing.
+    """
+    size = len(dataset)
+    drawn = np.frombuffer(hashlib.shake_256(secret).digest(8 * _COMPARED), "<u8") % size
+    places = sorted({0, size - 1, *map(int, drawn)})
+    told = hashlib.sha256(secret + repr(size).encode())
+    if isinstance(dataset, Subset | ConcatDataset):
+        told.update(repr([i for _, i in _origins(dataset)]).encode())
+    with same_random_numbers(()):
+        for i in places:
+            first, again = (_values(_seeded(dataset, i)) for _ in range(2))
+            told.update(repr(first if first == again else "random").encode())
+    return told.digest()
+
+
+def _seeded(dataset: Any, i: int) -> Any:
+    torch.default_generator.manual_seed(i)
+    np.random.seed(i % 2**32)
+    random.seed(i)
+    return dataset[i]
+
+
 def check_fits(participation: Participation, steps: int) -> None:
     """Raise ValueError unless batches of a loader with `steps` steps an epoch keep the promise of `participation`."""
     rounds, separation = participation.rounds, participation.min_separation
@@ -161,13 +190,7 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
 
     `mode` is how the gradients of examples are made.
     """
-    for layer in module.modules():
-        if isinstance(layer, _DISTRIBUTED) or type(layer).__name__ in _DISTRIBUTED_NAMES:
-            raise TypeError(
-                f"{type(layer).__name__} is not supported: nothing would add up what the processes have, each would release sums "
-                "with noise of its own, and their models would drift apart. Train in one process, with the model itself "
-                "(BatchMemoryManager or accumulation_steps make room for large batches), or by users with the Flower strategy"
-            )
+    _refuse_other_processes(module)
     if not isinstance(optimizer, optim.Optimizer):
         raise TypeError(f"the optimizer must be one torch optimizer of all parameters, got {type(optimizer).__name__}")
     known = set(module.parameters())
@@ -221,6 +244,28 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
         if mode in ("ew", "functorch") and getattr(layer, "padding_idx", None) is not None and _is_trained(layer):
             raise ValueError(
                 f"{name!r} has a padding_idx, whose row grad_sample_mode {mode!r} trains like others; take 'hooks'"
+            )
+
+
+def _refuse_other_processes(module: nn.Module) -> None:
+    """Raise TypeError for a model of several processes whose sums nobody would add up; Opacus' own is, around all of it."""
+    for layer in module.modules():
+        name = type(layer).__name__
+        if any(base.__name__ in _SHARDED for base in type(layer).__mro__) or any(
+            type(p.data).__name__ == "DTensor" for p in layer.parameters(recurse=False)
+        ):
+            raise TypeError(
+                f"{name} is not supported: its parameters are spread over the processes, and an example's norm is over all of "
+                "them. Give each process the whole model, in opacus.distributed.DifferentiallyPrivateDistributedDataParallel "
+                "(grad_sample_mode='ghost' and BatchMemoryManager make room for large ones)"
+            )
+        if isinstance(layer, _DISTRIBUTED) and not (
+            layer is module and isinstance(layer, DifferentiallyPrivateDistributedDataParallel)
+        ):
+            raise TypeError(
+                f"{name} is not supported there: it would add gradients up before they are clipped, or nothing would. Put "
+                "opacus.distributed.DifferentiallyPrivateDistributedDataParallel around the whole model, once, in a process for "
+                "each device"
             )
 
 

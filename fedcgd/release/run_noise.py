@@ -41,6 +41,7 @@ class RunNoise:
         lattice: that of the sums.
         stddev: ζσ, in units of the update.
         nonce_of: (total, earlier nonces, attempt) → a nonce that is bound to `total`.
+        share: of a total only that part gets noise; None is all.
     """
 
     def __init__(
@@ -49,12 +50,19 @@ class RunNoise:
         lattice: Lattice,
         stddev: float,
         nonce_of: Callable[[Any, Sequence[int], int], int],
+        share: slice | None = None,
     ) -> None:
         self.lattice = lattice
-        self._source, self._stddev, self._nonce_of = source, stddev, nonce_of
+        self._source, self._stddev, self._nonce_of, self._share = source, stddev, nonce_of, share
 
     def add(
-        self, total: Any, *, earlier: Sequence[int], attempt: int, record: Callable[[int], None] | None = None
+        self,
+        total: Any,
+        *,
+        earlier: Sequence[int],
+        attempt: int,
+        record: Callable[[int], None] | None = None,
+        join: Callable[[int], int] | None = None,
     ) -> int:
         """total += ζσ·(C⁻¹Z)_t in place, for round t = len(earlier), under a nonce that is bound to `total`.
 
@@ -65,6 +73,8 @@ class RunNoise:
             earlier: the nonces under which the rounds before were released.
             attempt: the number of earlier tries of the round.
             record: called with the nonce before there is noise of it; what it raises leaves `total` as it is.
+            join: where `total` is a part of the round's sum: called with the part's nonce, before `record`, it gives one that is
+                bound to all parts.
 
         Returns:
             The nonce.
@@ -73,9 +83,13 @@ class RunNoise:
             ValueError: for a round after the last.
         """
         nonce = self._nonce_of(total, earlier, attempt)
+        if join is not None:
+            nonce = join(nonce)
         if record is not None:
             record(nonce)
-        self._source.add(total, [*earlier, nonce], self._stddev)
+        part = total if self._share is None else total[self._share]
+        if len(part):
+            self._source.add(part, [*earlier, nonce], self._stddev)
         return nonce
 
 

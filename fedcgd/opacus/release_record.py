@@ -1,0 +1,124 @@
+"""The releases of a run of central training, in a file: each round is there, durably, before there is noise of it."""
+
+import json
+import os
+import warnings
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from fedcgd.files import sync_folder
+from fedcgd.noise import STREAM
+
+_FORMAT = "fedcgd releases"
+
+
+class ReleaseRecord:
+    """The file `path`: a line of JSON for the run, and one for each time that a round was released, with its nonce.
+
+    A round that is on record and in no checkpoint was lost with its process: it is released again, as another attempt. A line
+    that was not written to its end is of a release that did not happen.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(path)
+        self._file: int | None = None
+        self._run: dict[str, Any] = {}
+        self._attempts: Counter[int] = Counter()
+        """Of each round: how often it is on record."""
+
+    def attempt(self, round: int, run: dict[str, Any]) -> int:
+        """How often `round` of `run` was released before; opens the file when it is first asked.
+
+        Args:
+            round: the next one.
+            run: what names the run: its plan, its key's fingerprint and so on, as JSON has it.
+
+        Raises:
+            ValueError: if the file is another run's, or no such record.
+        """
+        if self._file is None:
+            self._open(run)
+            lost = sum(1 for one in self._attempts if one >= round)
+            if lost:
+                warnings.warn(
+                    f"{self._path} has {lost} rounds after the {round} that this run goes on from: a process ended before it saved "
+                    "them. They are released again, with fresh noise, and ε counts them once: if somebody has seen a model of "
+                    "theirs, begin a new run",
+                    stacklevel=2,
+                )
+        if run != self._run:
+            raise ValueError(
+                f"{self._path} is the record of another run: load that run's checkpoint (load_checkpoint), or name a new file"
+            )
+        return self._attempts[round]
+
+    def append(self, round: int, nonce: int, ranks: int) -> None:
+        """Put on record that `round` is released under `nonce` by so many processes; durable when this returns."""
+        self._write({"round": round, "attempt": self._attempts[round], "nonce": f"{nonce:032x}", "ranks": ranks})
+        self._attempts[round] += 1
+
+    def _open(self, run: dict[str, Any]) -> None:
+        new = not self._path.exists()
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            _lock(file, self._path)
+            named = self._read(file)
+        except BaseException:
+            os.close(file)
+            raise
+        self._file = file
+        weakref.finalize(self, os.close, file)
+        if named is None:
+            self._write({_FORMAT: run})
+            if new:
+                sync_folder(self._path.parent)
+        self._run = run if named is None else named
+
+    def _read(self, file: int) -> dict[str, Any] | None:
+        """What names the run of the record, None if it is empty; and how often each round is on it."""
+        text = self._path.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]
+        if len(whole) < len(text):  # the process that wrote it was killed before it was durable
+            os.ftruncate(file, len(whole))
+        try:
+            lines = [json.loads(line) for line in whole.splitlines()]
+            named: dict[str, Any] | None = lines[0][_FORMAT] if lines else None
+            self._attempts = Counter(int(line["round"]) for line in lines[1:])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self._path} is no record of releases; name a new file") from error
+        return named
+
+    def _write(self, line: dict[str, Any]) -> None:
+        assert self._file is not None
+        end, octets = os.fstat(self._file).st_size, json.dumps(line).encode() + b"\n"
+        try:
+            if os.write(self._file, octets) < len(octets):
+                raise OSError(f"{self._path} is not written whole: the disk may be full")
+            os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, end)
+            raise
+
+
+def run_of(plan: dict[str, Any], run: str, fingerprint: str) -> dict[str, Any]:
+    """What names a run in its record."""
+    named: dict[str, Any] = json.loads(
+        json.dumps({"run": run, "plan": plan, "key": fingerprint, "noise stream": STREAM})
+    )
+    return named
+
+
+def _lock(file: int, path: Path) -> None:
+    """Keep other processes off while this one has the file open. Raises ValueError if another one has."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ValueError(
+            f"another process, or another engine, keeps its releases in {path}: one file is one run's"
+        ) from error

@@ -1,0 +1,232 @@
+"""What the processes of `test_opacus_distributed` run: training on several ranks, and what goes wrong on one of them."""
+
+import os
+import pickle
+import time
+import warnings
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from fedcgd import NoiseKey
+from fedcgd.mechanisms import LambdaCGD, Mechanism
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.opacus.round_noise import RoundNoise
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+EXAMPLES, STEPS, SIGMA = 48, 4, 0.7
+
+
+@dataclass(frozen=True)
+class Job:
+    """What each rank does."""
+
+    folder: Path
+    epochs: int = 2
+    planned_epochs: int = 2
+    parts: int = 4
+    sampling: str = "none"
+    mechanism: Mechanism = field(default_factory=lambda: LambdaCGD(0.8))
+    mode: str = "hooks"
+    model: str = "linear"
+    dtype: torch.dtype = torch.float32
+    noise: str | None = None
+    sigma: float = SIGMA
+    most_rows: int | None = None
+    secret: bool = False
+    """Take the key in `folder`, in place of a simulation key."""
+    trouble: str = ""
+    """What goes wrong, on the rank `on_rank`, in the round `in_round`."""
+    on_rank: int = 1
+    in_round: int = 3
+    load: bool = False
+    listen: bool = False
+    timeout: float = 60.0
+    plain: bool = False
+    """One process, without a process group."""
+
+
+class MeanOfBatch(nn.Module):
+    """Makes each example's output depend on all."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+def network(kind: str) -> nn.Module:
+    """A model with the same weights on each call."""
+    torch.manual_seed(3)
+    if kind == "linear":
+        return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    if kind == "leaky":
+        return nn.Sequential(MeanOfBatch(), nn.Linear(6, 3))
+    if kind == "large":  # more coordinates than the noise's tiles
+        return nn.Sequential(nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 3))
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)
+    )
+
+
+def examples(dtype: torch.dtype) -> TensorDataset:
+    """The same ones on each call."""
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(EXAMPLES, 6, generator=generator, dtype=torch.float64)
+    return TensorDataset(inputs.to(dtype), torch.randint(3, (EXAMPLES,), generator=generator))
+
+
+def plan_of(job: Job) -> Plan:
+    """The plan of the run."""
+    rounds = STEPS * job.planned_epochs
+    participation = (
+        Participation(rounds=rounds, sampling="poisson", sampling_rate=1 / STEPS)
+        if job.sampling == "poisson"
+        else Participation(rounds=rounds, min_separation=STEPS, sampling=job.sampling)
+    )
+    return Plan(
+        mechanism=job.mechanism, participation=participation, clip_norm=0.5, noise_multiplier=job.sigma, delta=1e-2
+    )
+
+
+def train(job: Job, rank: int) -> dict[str, Any]:
+    """Train for `job.epochs`; what the model and the run are afterwards."""
+    warnings.simplefilter("ignore")
+    here = job.trouble if rank == job.on_rank else ""
+    data: Any = examples(job.dtype)
+    if here == "order":
+        data = Subset(data, list(reversed(range(EXAMPLES))))
+    elif job.trouble == "order":
+        data = Subset(data, list(range(EXAMPLES)))
+    elif here == "shuffled":
+        data = TensorDataset(*(t.flip(0) for t in data.tensors))
+    model = network(job.model).to(job.dtype)
+    if not job.plain:
+        model = DifferentiallyPrivateDistributedDataParallel(model)
+    seed = 2 if here == "key" else 1
+    key = NoiseKey.from_file(job.folder / "noise.key") if job.secret else NoiseKey.simulation(seed)
+    engine = CorrelatedPrivacyEngine(key, record=None if job.trouble == "no record" else job.folder / "releases")
+    rate = 0.3 if here != "rate" else 0.4
+    # Of a round there are as many batches of the loader as `parts`; one part is one for each rank.
+    private = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5),
+        data_loader=DataLoader(data, batch_size=EXAMPLES // STEPS // job.parts),
+        plan=plan_of(job) if here != "plan" else replace(plan_of(job), noise_multiplier=0.8),
+        noise=job.noise,
+        grad_sample_mode=job.mode,
+        accumulation_steps=job.parts,
+    )
+    module, optimizer, loader = private[0], private[1], private[-1]
+    loss = private[2] if len(private) == 4 else nn.functional.cross_entropy
+    if job.load:
+        engine.load_checkpoint(path=job.folder / "checkpoint", module=module, optimizer=optimizer)
+    go_wrong(here, job, engine, model)
+    sums = listen() if job.listen and not job.plain else []
+
+    def steps(batches: Any) -> None:
+        for x, y in batches:
+            if here == "fewer" and engine.accountant.released == job.in_round:
+                x, y = x[:-1], y[:-1]
+            optimizer.zero_grad()
+            loss(module(x), y).backward()
+            optimizer.step()
+
+    while engine.accountant.released < STEPS * job.epochs:
+        if job.most_rows is None:
+            steps(loader)
+        else:
+            with BatchMemoryManager(
+                data_loader=loader, max_physical_batch_size=job.most_rows, optimizer=optimizer
+            ) as batches:
+                steps(batches)
+    if rank == 0 and not job.load and job.epochs < job.planned_epochs:
+        engine.save_checkpoint(path=job.folder / "checkpoint", module=module, optimizer=optimizer)
+    return {
+        "model": [p.detach().double().numpy().tobytes() for p in model.parameters()],
+        "nonces": engine.accountant.nonces,
+        "epsilon": engine.get_epsilon(1e-2) if job.sampling == "none" else None,
+        "history": engine.accountant.history,
+        "run": engine.accountant.run,
+        "sums": sums,
+    }
+
+
+def listen() -> list[tuple[bytes, bytes]]:
+    """What this rank has summed in each round, and what is released of it, from now on."""
+    sums: list[tuple[bytes, bytes]] = []
+    add = RoundNoise.add_together
+
+    def listening(noise: RoundNoise, total: torch.Tensor, *args: Any, **options: Any) -> int:
+        noise.round_to_lattice(total)
+        before = total.numpy().tobytes()
+        nonce = add(noise, total, *args, **options)
+        sums.append((before, total.numpy().tobytes()))
+        return nonce
+
+    RoundNoise.add_together = listening  # type: ignore[method-assign]
+    return sums
+
+
+def go_wrong(trouble: str, job: Job, engine: CorrelatedPrivacyEngine, model: nn.Module) -> None:
+    """Prepare what goes wrong on this rank in the middle of a round."""
+    if trouble == "dies before the record":
+        # Between forward pass and step: what a crash of the program, or of the machine, looks like to the others.
+        def die(*_: Any) -> None:
+            if engine.accountant.released == job.in_round:
+                os._exit(7)
+
+        model.register_forward_hook(die)
+    elif trouble == "dies after the record":
+        put = RoundNoise._put_on_record
+
+        def put_and_die(noise: RoundNoise, parts: Any, run: str, nonces: Any) -> int:
+            if len(nonces) == job.in_round:
+                put(noise, parts, run, nonces)
+                os._exit(7)
+            return put(noise, parts, run, nonces)
+
+        RoundNoise._put_on_record = put_and_die  # type: ignore[method-assign]
+    elif trouble == "no disk":
+
+        def full(*_: Any) -> None:
+            raise OSError("no space left on device")
+
+        assert engine._record is not None
+        engine._record.append = full  # type: ignore[method-assign, assignment]
+    elif trouble == "model":
+
+        def nudge(*_: Any) -> None:
+            if engine.accountant.released == job.in_round:
+                model.load_state_dict({name: t * 2 for name, t in model.state_dict().items()})  # is accepted here
+
+        model.register_forward_pre_hook(nudge)
+    elif trouble == "hangs":
+
+        def wait(*_: Any) -> None:
+            if engine.accountant.released == job.in_round:
+                time.sleep(60)
+
+        model.register_forward_hook(wait)
+
+
+def run_rank(job: Job, rank: int, ranks: int, meeting: Path) -> None:
+    """A process: trains, and leaves what came out, or the error, beside the file `meeting`, where the ranks find each other."""
+    torch.set_num_threads(1)
+    answer: Any
+    try:
+        if not job.plain:
+            store = dist.FileStore(str(meeting), ranks)
+            timeout = timedelta(seconds=job.timeout)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
+        answer = train(job, rank)
+    except Exception as error:
+        answer = f"{type(error).__name__}: {error}"
+    meeting.with_name(f"{meeting.name}-{rank}").write_bytes(pickle.dumps(answer))
