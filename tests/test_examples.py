@@ -38,3 +38,21 @@ def test_it_runs_and_learns_something(name: str) -> None:
         assert correlated > independent + 0.03
     else:
         assert "ε ≤ 4 at δ = 1e-05 (zero out one user; sampling: none" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_example_of_several_processes_goes_on_in_another_number_of_them(tmp_path: Path) -> None:
+    def run(processes: int) -> str:
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        program = [str(EXAMPLES / "opacus_distributed.py"), "--folder", str(tmp_path)]
+        done = subprocess.run([*launch, *program], capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    printed = run(2)
+    assert float(re.findall(r"test accuracy (\d\.\d+)", printed)[-1]) > 0.75
+    assert "2 processes, epoch 10" in printed
+    assert "ε ≤ 4 at δ = 1e-05 (zero out one user; sampling: none" in printed
+    again = run(1)  # all epochs are in the checkpoint
+    assert "epoch" not in again
+    assert "ε ≤ 4 at δ = 1e-05" in again

@@ -43,9 +43,9 @@ class ReleaseRecord:
             lost = sum(1 for one in self._attempts if one >= round)
             if lost:
                 warnings.warn(
-                    f"{self._path} has {lost} rounds after the {round} that this run goes on from: a process ended before it saved "
-                    "them. They are released again, with fresh noise, and ε counts them once: if somebody has seen a model of "
-                    "theirs, begin a new run",
+                    f"{self._path} has {lost} rounds after the {round} that this run goes on from, as no checkpoint has "
+                    "them. They are released again, with fresh noise, and ε counts them once: begin a new run if somebody has "
+                    "seen a model of theirs",
                     stacklevel=2,
                 )
         if run != self._run:
