@@ -17,7 +17,7 @@ from fedcgd.accounting.shares import (
     log_rounding_distance,
 )
 from fedcgd.keepers.keeper import share_terms
-from fedcgd.mechanisms.mechanism import matrix
+from fedcgd.mechanisms.mechanism import inverse_matrix, matrix
 from fedcgd.mechanisms.sensitivity import sensitivity
 
 PLAN = Plan.calibrated(
@@ -248,3 +248,20 @@ def test_shares_that_are_too_coarse_for_the_lattice_are_refused() -> None:
         check_rounding(shares, share_steps=5.9, delta=1e-5, **fine)
     with pytest.raises(ValueError, match="not negligible beside δ = 1e-70"):
         check_rounding(shares, share_steps=6.0, delta=1e-70, **fine)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "shares", "error"),
+    [
+        ("lambda-cgd:0.9", NoiseShares(keepers=1, colluding=0), 6.87),
+        ("lambda-cgd:0.9", NoiseShares(keepers=3, colluding=1), 8.41),
+        ("dp-sgd", NoiseShares(keepers=1, colluding=0), 19.50),
+    ],
+)
+def test_the_errors_in_the_guide(mechanism: str, shares: NoiseShares, error: float) -> None:
+    """RMSE of the prefix sums of all keepers' noise, docs/guides/keepers.md: 210 rounds, b = 21, ε = 8."""
+    participation = Participation(rounds=210, min_separation=21)
+    plan = Plan.calibrated(mechanism, participation, clip_norm=1.0, epsilon=8.0, delta=1e-5)
+    sums = np.cumsum(inverse_matrix(plan.mechanism, 210), axis=0)
+    stddev = np.sqrt(shares.keepers) * shares.share(plan.stddev)
+    assert stddev * np.linalg.norm(sums) / np.sqrt(210) == pytest.approx(error, abs=0.005)
