@@ -23,11 +23,18 @@ from fedcgd.participation import Participation
 RESULTS = Path(__file__).parent / "results" / "b_min_sep.jsonl"
 ROUNDS, USERS, COHORT, DELTA = 600, 50, 1, 1e-3
 EPSILONS = (8.0, 4.0, 2.0, 1.0)
-LAMBDAS = (0.5, 0.8, 0.9)
+LAMBDAS = (0.5, 0.8, 0.9, 0.95, 0.975)
+AMPLIFIED = {
+    8.0: 0.9,
+    4.0: 0.8,
+    2.0: 0.8,
+    1.0: 0.5,
+}  # by ε the best of them under b-min-sep, of estimates without bounds
 SEPARATION = 32
 SEPARATIONS = (8, 16, 25, 33, 40, 45, 49)
 AGAINST_B = ((8.0, 0.9), (4.0, 0.8), (1.0, 0.5))  # ε, λ
 BEST, UNIT = "λ-CGD, best λ", "λ-CGD, best λ, unit columns"
+OF_LAMBDA = [f"λ-CGD {lam:g}" for lam in LAMBDAS]
 MECHANISMS: dict[str, Mechanism] = {
     "DP-SGD": DPSGD(),
     **{f"λ-CGD {lam:g}": LambdaCGD(lam) for lam in LAMBDAS},
@@ -52,7 +59,8 @@ def points() -> Iterator[Row]:
     for sampling in PARTICIPATIONS:
         for epsilon in EPSILONS:
             for name in [*MECHANISMS, UNIT]:
-                yield {"table": "samplings", "sampling": sampling, "epsilon": epsilon, "mechanism": name}
+                if sampling != "b-min-sep" or name not in OF_LAMBDA or name == f"λ-CGD {AMPLIFIED[epsilon]:g}":
+                    yield {"table": "samplings", "sampling": sampling, "epsilon": epsilon, "mechanism": name}
     for epsilon, lam in AGAINST_B:
         for b in SEPARATIONS:
             yield {"table": "separations", "epsilon": epsilon, "mechanism": f"λ-CGD {lam:g}", "b": b}
@@ -82,9 +90,8 @@ def found(point: Row, rows: list[Row]) -> Row:
 
 def best(rows: list[Row], sampling: str, epsilon: float) -> Row | None:
     """The row of the best λ under a sampling; None if λ-CGD is refused there."""
-    names = [f"λ-CGD {lam:g}" for lam in LAMBDAS]
     wanted = {"table": "samplings", "sampling": sampling, "epsilon": epsilon}
-    mine = [row for row in rows if row["mechanism"] in names and wanted.items() <= row.items() and "rmse" in row]
+    mine = [row for row in rows if row["mechanism"] in OF_LAMBDA and wanted.items() <= row.items() and "rmse" in row]
     return min(mine, key=lambda row: row["rmse"], default=None)
 
 
