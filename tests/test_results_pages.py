@@ -1,5 +1,6 @@
 """Numbers in the pages of results and of the papers' figures are those of the kept results."""
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -154,3 +155,15 @@ def test_the_times_of_a_step_are_those_of_the_kept_turns() -> None:
         cells = [f"{row['ratio']:.2f} ({row['quartiles'][0]:.2f}–{row['quartiles'][1]:.2f})" for row in others]
         name = f"{record['model']}, {record['mode']}, batch {record['batch']}"
         assert f"| {name} | {opacus['milliseconds']:.0f} ms | {' | '.join(cells)} |" in page
+
+
+def test_the_tables_of_samplings_are_the_kept_ones() -> None:
+    """What `python benchmarks/b_min_sep.py --tables` prints stands in the page."""
+    spec = importlib.util.spec_from_file_location("b_min_sep", ROOT / "benchmarks" / "b_min_sep.py")
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    page = (ROOT / "docs" / "accounting.md").read_text()
+    for table in (benchmark.samplings, benchmark.separations):
+        assert f"-->\n\n{table(benchmark.kept())}\n\n<!-- end -->" in page
