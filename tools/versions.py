@@ -4,12 +4,13 @@ import re
 from importlib.metadata import distributions
 from pathlib import Path
 
-LOCK = Path(__file__).parents[1] / "requirements" / "dev.txt"
+LOCK = Path(__file__).parents[1] / "requirements"
 
 
 def main() -> None:
     locked: dict[str, set[str]] = {}
-    for name, version in re.findall(r"^([\w.-]+)==(\S+)", LOCK.read_text(), re.MULTILINE):
+    text = "\n".join((LOCK / name).read_text() for name in ("dev.txt", "cuda.txt"))  # PyTorch is in the latter
+    for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE):
         locked.setdefault(name, set()).add(version)
     for name, version in sorted({(normal(one.name), one.version) for one in distributions()}):
         if name in locked and version.partition("+")[0] not in locked[name]:
