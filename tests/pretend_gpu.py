@@ -41,6 +41,11 @@ class OnGpu(Tensor):
         made.inner, made.on = inner.detach(), device
         return made
 
+    def is_shaped_like(self, inner: Tensor) -> None:
+        """Take over the shape that an operation in place, such as `unsqueeze_`, has given to `inner`."""
+        if (self.shape, self.stride()) != (inner.shape, inner.stride()):
+            self.data = OnGpu(inner.detach(), self.on)
+
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return self.on
@@ -122,6 +127,7 @@ class PretendGpu(TorchDispatchMode):
             if not isinstance(leaf, Tensor) or isinstance(leaf, OnGpu) or (id(leaf) in plain and wanted is None):
                 return leaf
             if id(leaf) in known:
+                known[id(leaf)].is_shaped_like(leaf)
                 return known[id(leaf)]
             return OnGpu(leaf.clone() if id(leaf) in plain else leaf, target)
 
