@@ -59,7 +59,8 @@ class OnGpu(Tensor):
         return False
 
     def tolist(self) -> Any:  # type: ignore[override]
-        return self.cpu().tolist()
+        _ACTIVE[-1].waits["tolist"] += 1
+        return self.inner.tolist()
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"OnGpu({self.inner!r})"
@@ -102,7 +103,7 @@ class PretendGpu(TorchDispatchMode):
             return _SEEN
         target = wanted or here
         self._check(func, leaves, here)
-        if func in WAITS:
+        if func in WAITS or (func is ops.index.Tensor and any(leaf.dtype == torch.bool for leaf in leaves[1:])):
             self.waits[str(func)] += 1
         generator = kwargs.get("generator")
         if generator is not None and target.type != generator.device.type:

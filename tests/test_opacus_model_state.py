@@ -2,14 +2,19 @@
 
 import copy
 import io
+import shutil
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
 from central_runs import Run
 from torch import nn
 
-from fedcgd.opacus import CrossExampleLeakError, model_state
+import hatch_build
+from fedcgd import machine_code
+from fedcgd.opacus import CrossExampleLeakError, digests, model_state
+from fedcgd.opacus.deferred import judge
 from fedcgd.opacus.model_state import ModelState
 
 CHANGED = "have changed, and not by a step of the private optimizer"
@@ -164,7 +169,7 @@ def test_a_change_of_one_bit_of_any_entry_is_seen(kind):
     module.register_buffer("value", frozen_tensor(kind))
     module.register_buffer("other", frozen_tensor("empty"))
     state = ModelState(module, [])
-    state.check()
+    judge([state.look()])
     for place in (0, -1):
         flat = module.value.detach().clone()
         octets = flat.reshape(-1).view(torch.uint8).clone()
@@ -172,9 +177,9 @@ def test_a_change_of_one_bit_of_any_entry_is_seen(kind):
         before = module.value.detach().clone()
         module.value.data.copy_(octets.view(before.dtype).reshape(before.shape))
         with pytest.raises(RuntimeError, match="'value' and 0 other"):
-            state.check()
+            judge([state.look()])
         module.value.data.copy_(before)
-        state.check()
+        judge([state.look()])
 
 
 def test_changes_that_cancel_in_a_plain_sum_are_seen():
@@ -188,14 +193,14 @@ def test_changes_that_cancel_in_a_plain_sum_are_seen():
     ):
         module.value.data[[10, 3000]] = change(before)
         with pytest.raises(RuntimeError, match="'value'"):
-            state.check()
+            judge([state.look()])
         module.value.data.copy_(before)
-    state.check()
+    judge([state.look()])
 
 
 def test_a_large_frozen_part_is_looked_at_in_turn_and_whole_when_it_is_saved(monkeypatch):
     """Two blocks a check of ten: a change at the end is seen by the fifth, and at once when the model is saved."""
-    monkeypatch.setattr(model_state, "_BLOCK", 64)
+    monkeypatch.setattr(digests, "_BLOCK", 64)
     monkeypatch.setattr(model_state, "_BLOCKS_AT_ONCE", 2)
     monkeypatch.setattr(model_state, "_BLOCKS_PER_STEP", 2)
     module = nn.Module()
@@ -204,19 +209,71 @@ def test_a_large_frozen_part_is_looked_at_in_turn_and_whole_when_it_is_saved(mon
     handles = state.watch()
     module.value.data[-1] += 1
     for _ in range(4):
-        state.check()
+        judge([state.look()])
     with pytest.raises(RuntimeError, match="'value'"):
-        state.check()
+        judge([state.look()])
     with pytest.raises(RuntimeError, match="'value'"):
         module.state_dict()
     module.value.add_(1)  # which torch counts: looked at once
     state.accept({"value": module.value})
     module.value[-1] += 1
     with pytest.raises(RuntimeError, match="'value'"):
-        state.check()
+        judge([state.look()])
     for handle in handles:
         handle.remove()
     assert len(module.state_dict()) == 1
+
+
+KINDS = ["float32", "float64", "bfloat16", "uint8", "bool", "complex64", "scalar", "strided", "off a word", "empty"]
+
+
+def test_digests_are_the_same_by_machine_code_and_by_torch_alone_and_together(built, monkeypatch):
+    monkeypatch.setattr(digests, "_BLOCK", 64)
+    made = digests.Digests()
+    values = [frozen_tensor(kind) for kind in KINDS]
+    found = {}
+    for name, code in (("machine code", built), ("torch", None)):
+        monkeypatch.setattr(digests, "compiled", lambda code=code: code)
+        alone, together = [made.of(value) for value in values], made.of_all(values)
+        assert [sums.tolist() for sums in alone] == [sums.tolist() for sums in together]
+        assert [len(sums) for sums in alone] == [digests.blocks_of(value) for value in values]
+        for value, whole in zip(values, alone, strict=True):
+            assert made.of(value, 3, 9).tolist() == whole[3:9].tolist()
+        found[name] = [sums.tolist() for sums in alone]
+    assert found["machine code"] == found["torch"]
+    weights = made._weights_on(torch.device("cpu")).tolist()
+    words = values[0].view(torch.int32).tolist()[64:128]
+    expected = sum(w * v for w, v in zip(weights, words, strict=True))
+    assert (found["torch"][0][1] - expected) % 2**64 == 0
+
+
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    """The machine code, built from the source."""
+    (tmp_path / "fedcgd/opacus").mkdir(parents=True)
+    source = tmp_path / "fedcgd/opacus/digests.c"
+    shutil.copy(Path(digests.__file__).with_suffix(".c"), source)
+    monkeypatch.setattr(hatch_build, "SOURCES", ("fedcgd/opacus/digests.c",))
+    assert hatch_build.build(tmp_path), "this test needs a C compiler"
+    monkeypatch.setattr(digests, "library", lambda _: machine_code.library(source))
+    return machine_code.checked(digests._load, digests._answer, digests._ANSWER)
+
+
+def test_a_small_part_of_a_turn_is_judged_with_the_release_and_no_later(monkeypatch):
+    """Parts of a batch are looked at one by one, and what was found in the first is an error before the batch is released."""
+    run = Run(monkeypatch, mode="hooks", accumulation=2, batch=2)
+    for number, batch in enumerate(run.loader):
+        loss = run.loss(run.module(batch[0]), batch[1])
+        if number == 0:
+            loss = loss + run.model.weight.square().sum() * 1e3  # which no example has
+        loss.backward()
+        if number == 1:
+            with pytest.raises(RuntimeError, match="do not add up to the gradient of 'weight'"):
+                run.optimizer.step()
+            break
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+    assert run.sums == []
 
 
 def test_parameters_that_are_tied_are_one(monkeypatch):

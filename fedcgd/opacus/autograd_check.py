@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedcgd.opacus.deferred import Finding
 from fedcgd.opacus.gradient_forms import PerSampleGradients
 
 _ROUNDING = 0.01, 0.001  # relative to the gradients for this parameter, and for all
@@ -28,6 +29,7 @@ class AutogradCheck:
         """Autograd's own, of each backward pass since the last step."""
         self._turn: int | None = None
         """Whose gradients are compared in this step; None is all, until some were."""
+        self._findings: list[Finding] = []
 
     def keep(self, parameter: Any) -> None:
         """Note the gradient that a backward pass has left in `parameter`."""
@@ -35,11 +37,21 @@ class AutogradCheck:
             self._gradients.setdefault(parameter, []).append(parameter.grad.detach().clone())
 
     def forget(self) -> None:
-        """Whatever was noted is of no use any more."""
+        """Gradients that were noted are of no use any more."""
         self._gradients = {}
 
-    def check(self, passes: Sequence[Sequence[PerSampleGradients]], scale: float) -> None:
-        """Raise RuntimeError unless the gradients of examples, of each backward pass, add up to those that were noted.
+    def begin(self) -> None:
+        """A round begins: what was found in another is of no use any more."""
+        self.forget()
+        self._findings = []
+
+    def take_findings(self) -> list[Finding]:
+        """What `compare` found since this was called last, or the round began."""
+        findings, self._findings = self._findings, []
+        return findings
+
+    def compare(self, passes: Sequence[Sequence[PerSampleGradients]], scale: Tensor) -> None:
+        """Find out whether the gradients of examples, of each backward pass, add up to those that were noted.
 
         `scale` is the mean norm of the examples' gradients: a parameter that has none to speak of may have some of its rounding.
         """
@@ -51,53 +63,64 @@ class AutogradCheck:
         if not count or any(len(own) != len(noted[0]) for own in noted) or len(noted[0]) < count:
             return
         parameters = [self._parameters[i] for i in turn]
-        odd = grad_sample_mismatches(
-            parameters, [passes[i] for i in turn], [own[-count:] for own in noted], self._mean, scale
-        )
-        if odd:
-            names = [name for name, p in self._module.named_parameters() if any(p is one for one in odd)]
-            raise RuntimeError(
-                f"the gradients of the examples do not add up to the gradient of {names[0]!r} and {len(names) - 1} other "
-                "parameters: they are used in a way that the layer's gradients do not cover, as a weight that another layer or a "
-                "penalty in the loss takes by itself (weight_decay of the optimizer is private), tensors that a layer is given "
-                "by keyword, or a hook that changes the gradient. Call the layer for all that it does, or make it one module "
-                "with a forward pass of one tensor, with grad_sample_mode='functorch'"
+        own = [gradients[-count:] for gradients in noted]
+        self._findings.append(self._finding(parameters, [passes[i] for i in turn], own, scale))
+        if self._turn is not None:
+            self._turn = (self._turn + 1) % len(self._parameters)
+
+    def _finding(
+        self,
+        parameters: Sequence[nn.Parameter],
+        passes: Sequence[Sequence[PerSampleGradients]],
+        whole: Sequence[Sequence[Tensor]],
+        scale: Tensor,
+    ) -> Finding:
+        """For each parameter how far the rows of all its `passes` are from summing to what autograd found, `whole`."""
+        off, sizes, halves = [], [], False
+        for parameter, rows, gradients in zip(parameters, passes, whole, strict=True):
+            total = torch.zeros(parameter.numel(), dtype=torch.float64, device=parameter.device)
+            size = total.new_zeros(())
+            for row in rows:
+                if row.examples:
+                    share = total.new_full((row.examples,), 1 / row.examples if self._mean else 1.0)
+                    row.add_to(total, share, None)
+                    size = size + share.dot(row.norms(False).norm(dim=1))
+                    halves |= getattr(row, "values", getattr(row, "b", total)).dtype in _HALVES
+            for gradient in gradients:
+                total -= gradient.to_dense().reshape(-1)
+            off.append(total.norm())
+            sizes.append(size)
+
+        def judge(numbers: list[float]) -> None:
+            count = len(parameters)
+            odd = _odd(
+                numbers[:count], numbers[count : 2 * count], numbers[-1], _ROUNDING_OF_HALVES if halves else _ROUNDING
             )
-        if odd is not None or self._turn is not None:
-            self._turn = 0 if self._turn is None else (self._turn + 1) % len(self._parameters)
+            if odd:
+                self._refuse([parameters[i] for i in odd])
+            if odd is not None and self._turn is None:
+                self._turn = 0
+
+        return Finding(torch.stack([*off, *sizes, scale]), judge)
+
+    def _refuse(self, odd: Sequence[nn.Parameter]) -> None:
+        names = [name for name, p in self._module.named_parameters() if any(p is one for one in odd)]
+        raise RuntimeError(
+            f"the gradients of the examples do not add up to the gradient of {names[0]!r} and {len(names) - 1} other "
+            "parameters: they are used in a way that the layer's gradients do not cover, as a weight that another layer or a "
+            "penalty in the loss takes by itself (weight_decay of the optimizer is private), tensors that a layer is given "
+            "by keyword, or a hook that changes the gradient. Call the layer for all that it does, or make it one module "
+            "with a forward pass of one tensor, with grad_sample_mode='functorch'"
+        )
 
 
-def grad_sample_mismatches(
-    parameters: Sequence[nn.Parameter],
-    passes: Sequence[Sequence[PerSampleGradients]],
-    whole: Sequence[Sequence[Tensor]],
-    mean: bool,
-    scale: float,
-) -> list[nn.Parameter] | None:
-    """The parameters for which the rows of all backward `passes` do not sum to the gradients that autograd found, `whole`.
+def _odd(off: Sequence[float], sizes: Sequence[float], scale: float, rounding: tuple[float, float]) -> list[int] | None:
+    """Which of the errors `off` are more than rounding allows, relative to the gradients of all parameters and to `scale`.
 
-    With `mean`, the loss of a pass is the mean of its rows'. Rounding is allowed for, relative to gradients and `scale`. None if
-    nothing can be compared, because
-    a gradient is not finite, or all are zero.
+    None if nothing can be compared, because a gradient is not finite, or all are zero.
     """
-    off, sizes, halves = [], [], False
-    for parameter, rows, gradients in zip(parameters, passes, whole, strict=True):
-        total = torch.zeros(parameter.numel(), dtype=torch.float64, device=parameter.device)
-        size = 0.0
-        for row in rows:
-            if row.examples:
-                share = torch.full(
-                    (row.examples,), 1 / row.examples if mean else 1.0, dtype=total.dtype, device=total.device
-                )
-                row.add_to(total, share, None)
-                size += float((share * row.norms(False).norm(dim=1)).sum())
-                halves |= getattr(row, "values", getattr(row, "b", total)).dtype in _HALVES
-        for gradient in gradients:
-            total -= gradient.to_dense().reshape(-1).double()
-        off.append(float(total.norm()))
-        sizes.append(size)
     if not _SMALLEST < sum(off) + sum(sizes) < math.inf:
         return None
-    own, all_of_them = _ROUNDING_OF_HALVES if halves else _ROUNDING
+    own, all_of_them = rounding
     least = all_of_them * max(math.hypot(*sizes), scale) + _SMALLEST
-    return [p for p, error, size in zip(parameters, off, sizes, strict=True) if error > own * size + least]
+    return [i for i, (error, size) in enumerate(zip(off, sizes, strict=True)) if error > own * size + least]

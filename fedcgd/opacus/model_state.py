@@ -3,30 +3,35 @@
 A forward pass can write what it sees into a parameter or a buffer in ways that torch does not count (`tensor.data`, `.numpy()`).
 So values are compared, by digests: those of trained parameters and of small state at each release, a larger frozen part in turn,
 64 MiB a step, and all of it whenever the model is saved. What is not saved with the model is not looked at.
-
-A digest has Σ_i w_i·v_i mod 2⁶⁴ for each block of values, v_i their 32-bit words and w_i secret and random. A change that does
-not depend on w is missed with probability at most 2⁻³³: words differ by at most 2³¹ times an odd number, so that at least 33
-random bits of one product have to cancel all others. It is the same on all devices, and reads 3 to 4 GB a second on one core.
 """
 
 import hashlib
 import pickle
-import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-_BLOCK = 2**18
-"""Words, 1 MiB: with their weights they stay in a cache."""
+from fedcgd.opacus.deferred import Finding
+from fedcgd.opacus.digests import Digests, blocks_of
+
 _BLOCKS_PER_STEP = 64
 """Of what is frozen."""
 _BLOCKS_AT_ONCE = 16
 
-Digest = tuple[Any, ...]
+
+class Accepted(NamedTuple):
+    """What a value is to be."""
+
+    kind: Any
+    """Type and shape of a tensor; anything else itself."""
+    sums: Tensor
+    """The digest of a tensor."""
+
+
 Values = dict[str, Tensor | bytes]
 """What a state dict has, by name: tensors, and a hash of what a layer saves beside them (`get_extra_state`)."""
 
@@ -41,9 +46,9 @@ class ModelState:
         """
         self._module = module
         self._trained = list(trained)  # while they are, no other parameter has their id
-        weights = secrets.token_bytes(8 * _BLOCK) if secret is None else hashlib.shake_256(secret).digest(8 * _BLOCK)
-        self._weights = torch.frombuffer(bytearray(weights), dtype=torch.int64)
-        self._accepted: dict[str, Digest] = {}
+        self._trained_ids = {id(p) for p in self._trained}
+        self._digests = Digests(secret)
+        self._accepted: dict[str, Accepted] = {}
         self._versions: dict[str, Any] = {}
         self._frozen: list[tuple[str, int]] = []
         """(name, first block), in the order in which they are looked at."""
@@ -64,53 +69,63 @@ class ModelState:
 
     def accept(self, values: Values) -> None:
         """Take `values` for what they are to be from now on."""
-        self._accepted |= {name: self._digest(value) for name, value in values.items()}
-        self._versions |= {name: _version(value) for name, value in values.items()}
-        trained = {id(p) for p in self._trained}
+        self._accept(values, [self._sums(value) for value in values.values()])
         self._frozen = [part for part in self._frozen if part[0] not in values]
         self._frozen += [
             (name, block)
             for name, value in values.items()
-            if id(value) not in trained
-            for block in range(0, _blocks(value), _BLOCKS_AT_ONCE)
+            if id(value) not in self._trained_ids
+            for block in range(0, 1 if isinstance(value, bytes) else blocks_of(value), _BLOCKS_AT_ONCE)
         ]
 
     def accept_step(self) -> None:
         """Take the trained parameters for what they are to be: a step of the optimizer has moved them."""
-        trained = {id(p) for p in self._trained}
-        moved = {name: value for name, value in self._values().items() if id(value) in trained}
-        self._accepted |= {name: self._digest(p) for name, p in moved.items()}
-        self._versions |= {name: _version(p) for name, p in moved.items()}
+        moved = self._moving(self._values())
+        self._accept(moved, self._digests.of_all(list(moved.values())))
 
-    def check(self) -> None:
-        """Raise RuntimeError if something has changed; of a large frozen part, a share is looked at in each call."""
-        values, trained = self._values(), {id(p) for p in self._trained}
+    def look(self) -> Finding:
+        """Whether something has changed, which is an error; of a large frozen part, a share is looked at in each call."""
+        values = self._values()
         versions = {name: _version(value) for name, value in values.items()}
-        changed = [
-            name
+        moving = self._moving(values)
+        seen = dict(zip(moving, self._digests.of_all(list(moving.values())), strict=True))
+        seen |= {
+            name: self._sums(value)
             for name, value in values.items()
-            if (id(value) in trained or versions[name] != self._versions.get(name))
-            and self._digest(value) != self._accepted.get(name)
-        ]
+            if name not in moving and versions[name] != self._versions.get(name)
+        }
+        changed = [name for name in seen if not self._is_kind(name, values[name])]
+        pairs = [(name, sums, self._accepted[name].sums) for name, sums in seen.items() if name not in changed]
         looked_at = 0
         for _ in range(len(self._frozen)):
             name, first = self._frozen[self._turn % len(self._frozen)]
             self._turn += 1
-            if name in values and not self._same_blocks(values[name], self._accepted[name], first):
-                changed.append(name)
+            if name in values:
+                if self._is_kind(name, values[name]):
+                    last = first + _BLOCKS_AT_ONCE
+                    pairs.append((name, self._sums(values[name], first, last), self._accepted[name].sums[first:last]))
+                else:
+                    changed.append(name)
             looked_at += _BLOCKS_AT_ONCE
             if looked_at >= _BLOCKS_PER_STEP:
                 break
-        self._refuse(changed)
-        self._versions = versions
+
+        def judge(numbers: list[float]) -> None:
+            self._refuse(changed + (_unequal(pairs) if numbers[0] else []))
+            self._versions = versions
+
+        return Finding(_any_unequal(pairs), judge)
 
     def check_values(self, values: Values) -> None:
         """Raise RuntimeError if some of `values` are not what was accepted."""
-        self._refuse([name for name, value in values.items() if self._digest(value) != self._accepted.get(name)])
+        changed = [name for name, value in values.items() if not self._is_kind(name, value)]
+        left = [name for name in values if name not in changed]
+        self._refuse(changed + _unequal([(name, self._sums(values[name]), self._accepted[name].sums) for name in left]))
 
     def digest(self) -> bytes:
         """What tells the values that were accepted last from others, for those who share the secret."""
-        return hashlib.sha256(repr(sorted(self._accepted.items())).encode()).digest()
+        accepted = sorted((name, str(kind), sums.tolist()) for name, (kind, sums) in self._accepted.items())
+        return hashlib.sha256(repr(accepted).encode()).digest()
 
     @staticmethod
     def _refuse(changed: list[str]) -> None:
@@ -147,26 +162,23 @@ class ModelState:
             self.check_values(self._values())
         return {"_active": False}
 
-    def _digest(self, value: Tensor | bytes) -> Digest:
-        if isinstance(value, bytes):
-            return (value,)
-        return (str(value.dtype), tuple(value.shape), *self._sums(value, 0, _blocks(value)))
+    def _moving(self, values: Values) -> dict[str, Tensor]:
+        return {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, Tensor) and id(value) in self._trained_ids
+        }
 
-    def _same_blocks(self, value: Tensor | bytes, accepted: Digest, first: int) -> bool:
-        if isinstance(value, bytes) or (str(value.dtype), tuple(value.shape)) != accepted[:2]:
-            return self._digest(value) == accepted
-        last = min(first + _BLOCKS_AT_ONCE, _blocks(value))
-        return self._sums(value, first, last) == accepted[2 + first : 2 + last]
+    def _accept(self, values: Mapping[str, Tensor | bytes], sums: Sequence[Tensor]) -> None:
+        kinds = map(_kind, values.values())
+        self._accepted |= zip(values, map(Accepted, kinds, sums), strict=True)
+        self._versions |= {name: _version(value) for name, value in values.items()}
 
-    def _sums(self, value: Tensor, first: int, last: int) -> Digest:
-        octets = _octets(value)[4 * _BLOCK * first : 4 * _BLOCK * last]
-        if len(octets) % 4:
-            octets = torch.cat([octets, octets.new_zeros(-len(octets) % 4)])
-        words = octets.view(torch.int32)
-        if self._weights.device != words.device:
-            self._weights = self._weights.to(words.device)
-        sums = [(block.long().mul_(self._weights[: len(block)])).sum() for block in torch.split(words, _BLOCK)]
-        return tuple(torch.stack(sums).tolist()) if len(words) else ()
+    def _is_kind(self, name: str, value: Tensor | bytes) -> bool:
+        return name in self._accepted and _kind(value) == self._accepted[name].kind
+
+    def _sums(self, value: Tensor | bytes, first: int = 0, last: int | None = None) -> Tensor:
+        return _NOTHING if isinstance(value, bytes) else self._digests.of(value, first, last)
 
 
 def _own_values(layer: nn.Module, prefix: str) -> Values:
@@ -188,12 +200,26 @@ def _version(value: Tensor | bytes) -> Any:
     return id(value), None if value.is_inference() else value._version
 
 
-def _blocks(value: Tensor | bytes) -> int:
-    return 1 if isinstance(value, bytes) else -(-value.numel() * value.element_size() // (4 * _BLOCK))
+def _kind(value: Tensor | bytes) -> Any:
+    return value if isinstance(value, bytes) else (value.dtype, value.shape)
 
 
-def _octets(value: Tensor) -> Tensor:
-    """The bytes of a tensor, flat; a view where it lies together and begins at a word."""
-    flat = value.detach().contiguous().reshape(-1)
-    octets = flat.view(torch.uint8)
-    return octets if octets.storage_offset() % 4 == 0 else octets.clone()
+_NOTHING = torch.empty(0, dtype=torch.int64)
+
+_Pairs = Sequence[tuple[str, Tensor, Tensor]]
+"""(name, sums that were found, sums that were accepted)."""
+
+
+def _any_unequal(pairs: _Pairs) -> Tensor:
+    """One number, which is not zero if some are."""
+    pairs = [pair for pair in pairs if len(pair[1])]
+    if not pairs:
+        return torch.zeros(1, dtype=torch.float64)
+    device = pairs[0][1].device
+    found = torch.cat([sums.to(device) for _, sums, _ in pairs])
+    accepted = torch.cat([sums.to(device) for _, _, sums in pairs])
+    return (found != accepted).any().double()[None]
+
+
+def _unequal(pairs: _Pairs) -> list[str]:
+    return [name for name, found, accepted in pairs if found.tolist() != accepted.tolist()]

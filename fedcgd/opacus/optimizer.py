@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedcgd.opacus.autograd_check import AutogradCheck
 from fedcgd.opacus.clipped_sum import add_clipped, check_size
+from fedcgd.opacus.deferred import judge
 from fedcgd.opacus.gradient_forms import PerSampleGradients
 from fedcgd.opacus.interrupts import defer_sigint
 from fedcgd.opacus.model_state import ModelState
@@ -157,7 +158,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 skipped = bool(pending.skips) and pending.skips.pop(0)
                 if skipped or pending.microbatches_left:
                     return False
-                self._state.check()
+                judge([*self._autograd.take_findings(), self._state.look()])
                 step = self._tracker.complete()
                 check_size(step.examples, step.length)
                 check_size(step.whole, 1)
@@ -174,17 +175,15 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         self._check_parameters()
         passes = self._take_passes(pending)
         totals = torch.split(self._sum_of(pending), [p.numel() for p in self._trained])
-        scale = 0.0
+        scale = totals[0].new_zeros(())
         for rows in zip(*passes, strict=True):
             averaged = check_passes(self._module, self._trained, rows, self._copies)
             pending.clipped += averaged[0].examples
             pending.length = max(pending.length, *(row.length for row in averaged))
             if pending.clipped <= pending.examples:  # else `complete` will raise
                 norms = add_clipped(totals, averaged, self._tracker.plan.clip_norm)
-                scale += float(norms[norms.isfinite()].sum()) / (
-                    max(len(norms), 1) if self.loss_reduction == "mean" else 1
-                )
-        self._autograd.check(passes, scale)
+                scale += norms.nan_to_num(0.0, 0.0).sum() / (max(len(norms), 1) if self.loss_reduction == "mean" else 1)
+        self._autograd.compare(passes, scale)
 
     def _release(self, step: PendingStep) -> None:
         """Make the round's sum, with its noise and divided by the batch size, the `grad` of the parameters."""
@@ -237,7 +236,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
 
     def on_batch(self) -> None:
         """Remove what an interrupted forward or backward pass has left in the module, as if it had never begun."""
-        self._autograd.forget()
+        self._autograd.begin()
         self._rows = None
         for module in self._module.modules():
             for name in ("activations", "max_batch_len"):
