@@ -4,7 +4,7 @@ python benchmarks/keepers_accuracy.py [--seeds 5] [--json FILE]
 
 1437 users hold one digit each and take part once every 21 of 210 rounds. One node sums their clipped gradients and masks the sum;
 the keepers open it. One keeper of which none may collude releases, bit for bit, what a trusted server does, and so stands for
-one. Each arm's rate is the best of five for two other splits into training and test users; then test accuracy over the seeds,
+one. Each arm's rate is the best of seven for two other splits into training and test users; then test accuracy over the seeds,
 mean and standard deviation in percent. Beside it, the root of the mean squared error of the prefix sums of noise.
 """
 
@@ -24,7 +24,7 @@ from fedcgd.noise.quantisation import Lattice
 
 ROUNDS, SEPARATION, CLASSES = 210, 21, 10
 TEST = 360
-RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
+RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 FURTHER_SEEDS = (101, 102)
 Vector = NDArray[np.float64]
 

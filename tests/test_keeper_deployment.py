@@ -18,7 +18,7 @@ from fedcgd_simulations.flower_runs import free_port
 
 APP = Path(__file__).resolve().parents[1] / "examples" / "flower_keepers"
 ROUNDS = 3
-LIMIT = 900.0
+LIMIT = 1800.0
 
 SCRIPT = r"""
 set -euo pipefail
