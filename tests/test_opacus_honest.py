@@ -122,6 +122,7 @@ def test_losses_of_any_size(scale, monkeypatch):
     assert run.released == 3
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own, of the hooks of Opacus
 def test_the_look_at_batches_is_not_compiled(monkeypatch):
     """It would take seconds, and again whenever something in it has changed."""
