@@ -250,6 +250,7 @@ def test_nothing_but_the_sum_touches_memory_and_registers_suffice() -> None:
     assert box_muller.NUMBERS == 12
 
 
+@pytest.mark.filterwarnings("ignore:AnnAssign:DeprecationWarning")  # Triton's own, from Python 3.13
 @pytest.mark.parametrize("size", ["i32", "i64"])
 def test_the_other_kernels_compile_and_count_beyond_what_an_int32_holds(size: str) -> None:
     """All their rows and numbers may be 2³¹ and more, also where each of their counts is less."""
