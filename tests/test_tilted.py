@@ -162,3 +162,13 @@ def test_what_rounding_may_take_is_added_at_its_full_weight() -> None:
     least = math.exp(tail.log_scale) * error * float((-np.expm1(epsilon - above) * np.exp(-0.8 * (above - 5.0))).sum())
     more = wrong.delta(epsilon) - tail.delta(epsilon)
     assert least <= more <= 2 * least
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0, 12.0])
+def test_losses_that_are_infinite_stay_so_in_the_composition(epsilon: float) -> None:
+    rounds, infinite = 24, 1e-5
+    loss = GridLoss(np.array(SMALL) / 64 * (1 - infinite), -4, 0.25, infinite)
+    kept = (1 - infinite) ** rounds
+    exact = exact_delta(rounds, epsilon) * kept + 1 - kept
+    found = Composition(loss, rounds).delta(epsilon)
+    assert exact <= found <= exact * (1 + 1e-8)
