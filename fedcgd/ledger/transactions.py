@@ -30,7 +30,7 @@ class Closable(ABC):
 
 
 class _InMemory(sqlite3.Connection):
-    """A file in memory: it goes with whoever holds it, and Python 3.13 need not warn that nobody closed it."""
+    """A file in memory: it goes with whoever holds it, in whichever thread, and Python 3.13 warns of none that is left open."""
 
     def __del__(self) -> None:
         self.close()
@@ -47,7 +47,9 @@ def open_file(path: Path | str, what: str, prepare: Callable[[sqlite3.Connection
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     kind = _InMemory if path == MEMORY else sqlite3.Connection
-    connection = sqlite3.connect(path, timeout=60.0, isolation_level=None, factory=kind)
+    connection = sqlite3.connect(
+        path, timeout=60.0, isolation_level=None, factory=kind, check_same_thread=path != MEMORY
+    )
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")

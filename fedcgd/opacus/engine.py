@@ -215,7 +215,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             noise_of_rounds = RoundNoise(plan, key, size, noise, record=self._record, ranks=ranks)
             secret = hashlib.sha256(b"fedcgd comparisons" + key.choices).digest()
             facts = {
-                "the plan": plan.to_description(),
+                "the plan": ranks and plan.to_description(),
                 "the key": key.fingerprint,
                 "the parameters": [(name, p.shape, p.dtype, p.requires_grad) for name, p in inner.named_parameters()],
                 "how batches are made": (examples, steps, parts, data_loader.batch_size, type(data_loader.sampler)),

@@ -103,9 +103,9 @@ def test_no_rounding_of_the_noise_is_noticed_by_the_grid(path: str, monkeypatch)
     seen = []
     add = noise_source.add_noise
 
-    def watched(total, stream, terms, stddev, grid):
+    def watched(total, stream, terms, stddev, grid, *, start=0):
         before = total.copy()
-        add(total, stream, terms, stddev, grid)
+        add(total, stream, terms, stddev, grid, start=start)
         seen.append(np.issubdtype(total.dtype, np.integer) and not np.array_equal(total, before))
 
     for user in (noise_source, tensors):
