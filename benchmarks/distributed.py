@@ -3,16 +3,18 @@
 python benchmarks/distributed.py [--turns 5] [--steps 6]
 
 Batches of 64 rows in all; ratios are medians over turns, in which both loops take their steps one after the other. Two cores of a
-virtual machine (x86-64, torch 2.13, Gloo) that others kept busy, with 16 programs waiting: times by the clock say little.
+virtual machine (x86-64, torch 2.13, Gloo), idle; four ranks share them.
 
     ms a step           by the clock              of the processor, all ranks
     ranks            Opacus fedcgd ratio      Opacus fedcgd ratio    noise, a rank   same bits
     CNN, 26 thousand parameters
-        1        99.9      120.6   1.19        22.4       24.2   1.10         1.11           yes
-        2       123.4      157.2   1.60        32.9       38.8   1.21         0.85           yes
-        4       358.0      241.2   0.87       112.8       72.9   0.70         0.73           yes
+        1        18.7       22.2   1.18        18.6       22.0   1.18         0.97           yes
+        2        18.7       19.1   1.02        27.7       30.5   1.10         0.73           yes
+        4        60.7       34.4   0.55        89.8       57.6   0.64         0.64           yes
     MLP, 235 thousand
-        1       518.2      550.2   1.12        88.8       96.0   1.07         1.78           yes
+        1        69.2       75.2   1.09        69.1       75.1   1.09         1.69           yes
+        2        35.8       41.1   1.21        56.0       68.6   1.25         0.99           yes
+        4        63.1       59.8   0.95        98.9      101.5   1.02         2.07           yes
 """
 
 import argparse

@@ -236,7 +236,8 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return results
 
 
-def main() -> None:
+def options() -> argparse.ArgumentParser:
+    """What this file is told, and what it takes where it is not told."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--nodes", type=int, default=10)
     options.add_argument("--parameters", type=int, default=10_000_000)
@@ -246,7 +247,11 @@ def main() -> None:
     options.add_argument("--pairs", type=int, default=3, help="pairs of new processes")
     options.add_argument("--alone", choices=NAMES, default=None, help=argparse.SUPPRESS)
     options.add_argument("--fresh", choices=NAMES, default=None, help=argparse.SUPPRESS)
-    args = options.parse_args()
+    return options
+
+
+def main() -> None:
+    args = options().parse_args()
     for run, name in ((alone, args.alone), (fresh, args.fresh)):
         if name:
             with tempfile.TemporaryDirectory() as folder:
