@@ -31,7 +31,10 @@ def release(run):
 @pytest.mark.parametrize("size", [1e2, 1e4, 1e5, 1e7])
 @pytest.mark.parametrize("inputs", [1, 8])
 def test_tokens_that_cancel_do_not_hide_the_norm(inputs, size, monkeypatch):
-    """Tokens ±a: their Gram sum in float32 is about zero, and what is left of the gradient is not."""
+    """Tokens ±a: their Gram sum in float32 is about zero, and what is left of the gradient is not.
+
+    With the largest tokens float32 may leave the gradient no digit, and two ways to it other numbers: then it may be refused.
+    """
     norms = []
     for seed in range(20):
         torch.manual_seed(seed)
@@ -39,18 +42,12 @@ def test_tokens_that_cancel_do_not_hide_the_norm(inputs, size, monkeypatch):
         tokens = torch.cat([a + 10 * torch.randn(1, 1, inputs), -a], dim=1)
         model = Mean(inputs)
         model.layer.weight.data.zero_()  # so that all classes are equally likely, and gradients long
-        norms.append(
-            release(
-                Run(
-                    monkeypatch,
-                    data=TensorDataset(tokens, torch.tensor([0])),
-                    batch=1,
-                    epochs=1,
-                    model=model,
-                    mode="ghost",
-                )
-            )
-        )
+        data = TensorDataset(tokens, torch.tensor([0]))
+        try:
+            norms.append(release(Run(monkeypatch, data=data, batch=1, epochs=1, model=model, mode="ghost")))
+        except RuntimeError as error:
+            assert size == 1e7, error
+            assert "do not add up" in str(error)
     assert max(norms) <= 1.0
 
 
