@@ -30,7 +30,7 @@ fi
 
 wrong=0
 if [ ! -s "$results/correct.txt" ]; then
-    if python -m pytest -q -rs -p no:cacheprovider tests/test_gpu.py tests/test_gpu_device.py tests/test_noise_gpu.py -m "" \
+    if python -m pytest -q -rs -p no:cacheprovider tests/gpu/test_gpu.py tests/gpu/test_gpu_device.py tests/noise/test_noise_gpu.py -m "" \
         > "$results/tests.txt" 2>&1; then
         mv "$results/tests.txt" "$results/correct.txt"
     else

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flower_runs import SIZE, asked_users, make, two_nodes
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
-from test_flower_strategy import SIZE, asked_users, make, record, two_nodes
+from shared import record
 
 from fedcgd_flower import RunResult
 

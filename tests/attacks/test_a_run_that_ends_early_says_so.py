@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
+from flower_runs import SIZE, make, names, node, two_nodes
 from flwr.app import Error, Message, MetricRecord
 from flwr.clientapp import ClientApp
-from test_flower_strategy import SIZE, make, names, node, record, two_nodes
+from shared import record
 
 from fedcgd.participation import Participation
 from fedcgd_flower import IncompleteRunError

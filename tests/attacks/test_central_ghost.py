@@ -43,11 +43,12 @@ def test_tokens_that_cancel_do_not_hide_the_norm(inputs, size, monkeypatch):
         model = Mean(inputs)
         model.layer.weight.data.zero_()  # so that all classes are equally likely, and gradients long
         data = TensorDataset(tokens, torch.tensor([0]))
+        run = Run(monkeypatch, data=data, batch=1, epochs=1, model=model, mode="ghost")
         try:
-            norms.append(release(Run(monkeypatch, data=data, batch=1, epochs=1, model=model, mode="ghost")))
+            norms.append(release(run))
         except RuntimeError as error:
-            assert size == 1e7, error
-            assert "do not add up" in str(error)
+            if size < 1e7 or "do not add up" not in str(error):
+                raise
     assert max(norms) <= 1.0
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from keeper_openings import PLAN, agreement_of, updates
 from keeper_services import Services, certificate
-from test_keepers import PLAN, agreement_of, updates
 
 from fedcgd.keepers import Agreement, Masked, Opening, Refusal, Tls, mask
 from fedcgd.keepers.record import read, record_file

@@ -10,9 +10,9 @@ import pytest
 from fake_grid import FakeGrid
 from flwr.app import Array, ArrayRecord, Message
 from flwr.clientapp import ClientApp
+from keeper_openings import agreement_of, opening_for
+from keeper_runs import KEY, SIMULATED, make, names, node
 from scipy import stats
-from test_flower_keepers import KEY, SIMULATED, make, names, node
-from test_keepers import agreement_of, opening_for
 
 from fedcgd import LambdaCGD, Participation, Plan
 from fedcgd.audit.audit import audit_plan

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.exceptions import InvalidTag
+from keeper_openings import PLAN, SIZE, agreement_of, opening_for, updates
 from scipy import stats
-from test_keepers import PLAN, SIZE, agreement_of, opening_for, updates
 
 from fedcgd import NoiseKey
 from fedcgd.keepers import Agreement, Keeper, KeeperKey, Keepers, Opening, RefusedError, add, agree, lifted, mask

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
-from test_flower_strategy import SIZE, make, names, node, record, two_nodes
+from flower_runs import SIZE, make, names, node, two_nodes
+from shared import record
 
 from fedcgd.ledger import verify
 from fedcgd.participation import Participation

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
+from flower_runs import SIZE, make, names, node, shifting
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from test_flower_strategy import SIZE, make, names, node, record, shifting
+from shared import record
 
 from fedcgd.ledger import verify
 from fedcgd.mechanisms import DPSGD

@@ -1,0 +1,57 @@
+"""Every model of every task trains centrally, with hooks and with ghost clipping: two rounds, as in a plain loop."""
+
+import numpy as np
+import pytest
+import torch
+from small_models import HEAVY, MODELS, inputs, small_transformers, tiny
+
+from fedcgd.clipping.flat_models import flatten
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.plan import Plan
+from fedcgd_experiments.central import train_engine
+from fedcgd_experiments.point import CentralPoint
+from fedcgd_simulations.models.weights import RandomWeightsWarning
+from fedcgd_simulations.task import Data, Examples
+
+RATE, CLIP_NORM = 0.5, 0.5
+
+
+def plain_loop(task, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
+    """(the first model, the model after two steps of gradients that are made, and clipped, one by one)."""
+    model = task.model(0)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    start = flatten(model).numpy().copy()
+    for _ in range(2):
+        total = torch.zeros(len(start), dtype=torch.float64)
+        for x, y in zip(examples.inputs, examples.targets, strict=True):
+            model.zero_grad()
+            task.loss(model(x[None]), y[None]).sum().backward()
+            gradient = torch.cat([p.grad.reshape(-1) for p in trained]).double()
+            total += gradient * min(1.0, CLIP_NORM / float(gradient.norm()))
+        with torch.no_grad():
+            for p, step in zip(trained, torch.split(total, [p.numel() for p in trained]), strict=True):
+                p -= (RATE / len(examples) * step).view_as(p)
+    return start, flatten(model).numpy()
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize(
+    ("task", "model"), [pytest.param(t, m, marks=[pytest.mark.slow] if m in HEAVY else []) for t, m in MODELS]
+)
+@pytest.mark.filterwarnings(f"ignore::{RandomWeightsWarning.__module__}.{RandomWeightsWarning.__name__}")
+def test_two_rounds(task: str, model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_transformers(monkeypatch)
+    examples = Examples(inputs(task, model), torch.tensor([0, 1, 1, 0]))
+    made = tiny(task, Data(examples, examples, examples), model=model)
+    point = CentralPoint(
+        task=task, model=model, mechanism="lambda-cgd:0.5", epsilon=1.0, steps=1, epochs=2, clip_norm=CLIP_NORM,
+        learning_rate=RATE, seed=0,
+    )  # fmt: skip
+    plan = Plan(
+        mechanism=LambdaCGD(0.5), participation=point.setup.participation(), clip_norm=CLIP_NORM,
+        noise_multiplier=1e-9, delta=1e-5,
+    )  # fmt: skip
+    private = train_engine(point, made, examples, plan, physical_batch=3, grad_sample_mode=mode)
+    start, expected = plain_loop(made, examples)
+    assert np.linalg.norm(expected - start) > 1e-3
+    np.testing.assert_allclose(flatten(private).numpy(), expected, atol=1e-5 + 1e-3 * np.abs(expected - start).max())

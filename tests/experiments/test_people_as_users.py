@@ -1,0 +1,128 @@
+"""A user of the simulation may be a person with many examples and local epochs; the released model moves as in a plain loop."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fake_grid import FakeGrid, FakeNode
+from flwr.app import Context, RecordDict
+
+from fedcgd.clipping.flat_models import flatten
+from fedcgd_simulations import client_app, server_app
+from fedcgd_simulations.partitions import partition
+from fedcgd_simulations.settings import Settings
+from fedcgd_simulations.task import Data, Examples
+from fedcgd_simulations.tasks import get_task
+
+DEFAULTS = tomllib.loads((Path(__file__).parents[2] / "simulations" / "pyproject.toml").read_text())["tool"]["flwr"][
+    "app"
+]["config"]
+GENERATOR = torch.Generator().manual_seed(0)
+EXAMPLES = Examples(
+    torch.randn(24, 64, generator=GENERATOR),
+    torch.arange(24) % 10,
+    np.array([f"person {i % 5}" for i in range(24)]),
+)
+CLIP = 0.3
+
+
+@pytest.fixture(autouse=True)
+def _fresh_caches():
+    """What a node keeps between rounds belongs to the data of one test."""
+    for cache in (client_app._material, client_app._parts):
+        cache.cache_clear()
+    yield
+    for cache in (client_app._material, client_app._parts):
+        cache.cache_clear()
+
+
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings) -> list[np.ndarray]:
+    """The released models of a run with practically no noise, the initial one first."""
+    made = get_task("digits")
+    task = type(made)(made.name, lambda: Data(EXAMPLES, EXAMPLES, EXAMPLES), made.model, made.loss, made.metric)
+    for module in (server_app, client_app):
+        monkeypatch.setattr(module, "get_task", lambda name, **_: task)
+    released: list[np.ndarray] = []
+    load = server_app.load_arrays
+
+    def keep(model, arrays):
+        released.append(np.concatenate([array.numpy().ravel() for array in arrays.values()]))
+        load(model, arrays)
+
+    monkeypatch.setattr(server_app, "load_arrays", keep)
+    config = DEFAULTS | {"rounds": 1, "learning-rate": 1.0, "epsilon": 1e9, "clip-norm": CLIP} | settings
+    config["results"] = str(tmp_path / "result.json")
+    grid = FakeGrid(
+        {i: FakeNode(client_app.app, config={"partition-id": i, "num-partitions": 2}) for i in range(2)}, config
+    )
+    server_app.app(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
+    figures = json.loads((tmp_path / "result.json").read_text())
+    assert figures["users"] == settings["cohort"]
+    return released
+
+
+def plain_step(parts: list[np.ndarray], epochs: int, rate: float) -> np.ndarray:
+    """The mean of the users' clipped changes, each by whole-batch gradient descent on the user's own examples."""
+    task = get_task("digits")
+    total = 0.0
+    for part in parts:
+        model, mine = task.model(0), EXAMPLES.take(part)
+        start = flatten(model).double().numpy()
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        for _ in range(epochs):
+            optimizer.zero_grad()
+            task.loss(model(mine.inputs), mine.targets).mean().backward()
+            optimizer.step()
+        change = flatten(model).double().numpy() - start
+        total = total + change * min(1.0, CLIP / np.linalg.norm(change))
+    return total / len(parts)
+
+
+@pytest.mark.parametrize(("users", "count"), [("iid:6", 6), ("dirichlet:0.5:4", 4), ("natural", 5)])
+def test_a_round_is_the_mean_of_the_clipped_changes_of_people(users, count, tmp_path, monkeypatch) -> None:
+    released = run(
+        tmp_path, monkeypatch, users=users, cohort=count, participations=1,
+        **{"local-epochs": 3, "local-batch": 100, "local-learning-rate": 0.5},
+    )  # fmt: skip
+    parts = partition(users, EXAMPLES, seed=0)
+    assert sorted(np.concatenate(parts)) == list(range(24))
+    step = plain_step(parts, epochs=3, rate=0.5)
+    assert np.linalg.norm(step) > 0.05
+    np.testing.assert_allclose(released[1] - released[0], step, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"users": "iid:6"}, "local-epochs"),
+        ({"local-epochs": -1}, "at least 0"),
+        ({"local-batch": 0}, "at least 1"),
+        ({"local-learning-rate": 0.0}, "positive"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings.read(DEFAULTS | settings)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ("people", "users must be"),
+        ("iid:many", "iid:many"),
+        ("iid:1000", "24 examples"),
+        ("dirichlet:-1:4", "concentration must be positive"),
+        ("dirichlet:4", "users must be"),
+    ],
+)
+def test_partitions_that_do_not_exist_are_refused(form, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        partition(form, EXAMPLES, seed=0)
+
+
+def test_natural_users_need_names_in_the_data() -> None:
+    with pytest.raises(ValueError, match="names no people"):
+        partition("natural", Examples(EXAMPLES.inputs, EXAMPLES.targets), seed=0)

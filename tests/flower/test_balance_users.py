@@ -1,0 +1,262 @@
+"""At which node each user of a round is asked: evenly, and at one that may be asked for it."""
+
+import itertools
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, FakeNode, is_training
+from flower_runs import SIZE, asked_users, make, names, two_nodes
+from flwr.clientapp import ClientApp
+from shared import record
+
+from fedcgd.mechanisms import DPSGD
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_flower import IncompleteRunError, PrivateEvaluation, host_users, sequential_training
+from fedcgd_flower.messages import HostedUsers
+from fedcgd_flower.user_directory import balance_users, nodes_of_users
+
+
+def trains(model, user, config, context):
+    """Updates that differ by user and by round."""
+    return record(model["w"].numpy() + np.random.default_rng(int(user[1:])).normal(size=SIZE).astype(np.float32))
+
+
+def sharing(users, **options) -> FakeNode:
+    app = ClientApp()
+    host_users(
+        app,
+        lambda context: users,
+        sequential_training(trains),
+        evaluate=lambda model, user, config, context: {"eval_acc": 1.0},
+        shared=True,
+    )
+    return FakeNode(app, **options)
+
+
+def asked_at(grid: FakeGrid) -> dict[tuple[int, int], dict[int, list[str]]]:
+    """(round, attempt) → node → the users that it was asked to train."""
+    found: dict[tuple[int, int], dict[int, list[str]]] = {}
+    for message in grid.sent:
+        if is_training(message):
+            task = message.content["fedcgd"]
+            nodes = found.setdefault((task["round"], task["attempt"]), {})
+            assert message.metadata.dst_node_id not in nodes
+            nodes[message.metadata.dst_node_id] = list(task["users"])
+    for nodes in found.values():
+        together = list(itertools.chain.from_iterable(nodes.values()))
+        assert len(together) == len(set(together))  # nobody is in two messages
+    return found
+
+
+def test_users_of_nodes_that_share_are_split_evenly_with_those_who_have_one_node_counted_first() -> None:
+    nodes = {f"u{i}": (1, 2, 3) for i in range(8)} | {"v0": (1,), "v1": (1,), "v2": (2,)}
+    chosen = balance_users([*nodes], nodes)
+    assert list(chosen) == [*nodes]
+    assert [chosen["v0"], chosen["v1"], chosen["v2"]] == [1, 1, 2]
+    assert Counter(chosen.values()) == {1: 4, 2: 4, 3: 3}
+    assert Counter(balance_users(["v0", "v1", "u0", "u1"], nodes).values()) == {1: 2, 2: 1, 3: 1}
+
+
+def test_every_user_goes_to_a_node_of_its_own_and_the_same_draw_to_the_same_nodes() -> None:
+    random_ = random.Random(1)
+    for _ in range(200):
+        sets = [tuple(sorted(random_.sample(range(6), random_.randint(1, 4)))) for _ in range(4)]
+        nodes = {f"u{i}": random_.choice(sets) for i in range(30)}
+        users, avoid = random_.sample(sorted(nodes), 12), random_.sample(range(6), 2)
+        chosen = balance_users(users, nodes, avoid=avoid)
+        assert list(chosen) == users
+        assert chosen == balance_users(users, dict(reversed(nodes.items())), avoid=avoid)
+        for user, node in chosen.items():
+            assert node in nodes[user]
+            assert node not in avoid or set(nodes[user]) <= set(avoid)
+
+
+def test_a_user_at_one_node_is_asked_there_even_if_that_was_lost() -> None:
+    assert balance_users(["a", "b"], {"a": (1,), "b": (1, 2)}, avoid={1}) == {"a": 1, "b": 2}
+    assert balance_users(["a", "b"], {"a": (1, 2), "b": (1, 2)}, avoid={1, 2}) == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize(
+    "participation",
+    [
+        Participation(rounds=6, min_separation=3),
+        Participation(rounds=6, min_separation=3, sampling="balls-in-bins"),
+        Participation(rounds=6, sampling="poisson", sampling_rate=0.4),
+    ],
+    ids=lambda participation: participation.sampling,
+)
+def test_neither_who_is_drawn_nor_a_bit_of_the_model_depends_on_how_many_nodes_share(participation) -> None:
+    users = names(15)
+    models, drawn = [], []
+    for count in (1, 2, 3):
+        grid = FakeGrid({i: sharing(users) for i in range(1, count + 1)})
+        result = make(mechanism=DPSGD(), participation=participation).start(grid, record(np.zeros(SIZE)))
+        models.append(result.arrays["w"].numpy().tobytes())
+        drawn.append(asked_users(grid))
+        for nodes in asked_at(grid).values():
+            sizes = [len(nodes.get(i, [])) for i in range(1, count + 1)]
+            assert max(sizes) - min(sizes) <= 1
+    assert models[0] == models[1] == models[2]
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
+def test_users_of_a_node_that_was_lost_are_asked_at_another_when_the_round_is_tried_again() -> None:
+    """Everybody must answer. Node 2 is never heard of: no user has to be replaced by another, who would lose a turn."""
+    users = names(12)
+    grid = FakeGrid({i: sharing(users) for i in (1, 2, 3)})
+    grid.nodes[2].tamper = lambda request, reply: None if is_training(request) else reply
+    strategy = make(min_answers=4)
+    result = strategy.start(grid, record(np.zeros(SIZE)), timeout=0.0)
+    assert result.complete
+    tries = asked_at(grid)
+    assert sorted(tries) == sorted((round, attempt) for round in range(6) for attempt in (0, 1))
+    for round in range(6):
+        first, second = tries[round, 0], tries[round, 1]
+        assert sorted(first) == [1, 2, 3]
+        assert sorted(second) == [1, 3]
+        assert sorted(itertools.chain(*first.values())) == sorted(itertools.chain(*second.values()))
+
+
+def test_a_node_that_fails_and_comes_back_under_another_id_is_not_asked_again_in_the_round() -> None:
+    """Everybody must answer, and half the users would go to it again and again."""
+    grid = FakeGrid({i: sharing(names(24)) for i in (1, 2)})
+
+    def comes_back(request, reply):
+        if not is_training(request):
+            return reply
+        old = max(grid.nodes)
+        grid.nodes[old + 1] = grid.nodes.pop(old)
+        return None
+
+    grid.nodes[2].tamper = comes_back
+    assert make(min_answers=4).start(grid, record(np.zeros(SIZE)), timeout=0.0).complete
+    tries = asked_at(grid)
+    assert {key: sorted(nodes) for key, nodes in tries.items()} == {
+        (round, attempt): [1] if attempt else [1, 2 + round] for round in range(6) for attempt in (0, 1)
+    }
+    for round in range(6):
+        assert sorted(itertools.chain(*tries[round, 0].values())) == sorted(tries[round, 1][1])
+
+
+def test_a_node_that_answers_for_nobody_is_lost_to_the_round_too() -> None:
+    """It says that it hosts all users, and when it is asked it knows none of them."""
+    users, shown = names(24), []
+    app = ClientApp()
+    host_users(
+        app, lambda context: ["nobody"] if shown else shown.append(1) or users, sequential_training(trains), shared=True
+    )
+    grid = FakeGrid({1: sharing(users), 2: FakeNode(app)})
+    strategy = make(min_answers=4)
+    assert strategy.start(grid, record(np.zeros(SIZE)), timeout=0.0).complete
+    assert {key: sorted(nodes) for key, nodes in asked_at(grid).items()} == {
+        (round, attempt): [1] if attempt else [1, 2] for round in range(6) for attempt in (0, 1)
+    }
+    assert strategy.dropped == {"left out by its node": 12}
+
+
+def test_a_run_that_goes_on_with_another_number_of_nodes_has_the_same_bits(tmp_path: Path) -> None:
+    def trained(name: str, counts: list[int]) -> bytes:
+        for count in counts:
+            grid = FakeGrid({i: sharing(names(12)) for i in range(1, count + 1)})
+            result = make(ledger=tmp_path / name).start(grid, record(np.zeros(SIZE)), num_rounds=2)
+        assert result.complete
+        return result.arrays["w"].numpy().tobytes()
+
+    assert trained("broken.db", [2, 3, 1]) == trained("unbroken.db", [2, 2, 2])
+
+
+def test_users_that_their_nodes_leave_out_are_still_replaced() -> None:
+    """Who never answers anywhere is at fault, not the node, which answers for the others."""
+    users = names(48)
+    app = ClientApp()
+
+    def fails(model, user, config, context):
+        if user == "u000":
+            raise RuntimeError("no battery")
+        return model
+
+    host_users(app, lambda context: users, sequential_training(fails), shared=True)
+    grid = FakeGrid({1: FakeNode(app), 2: FakeNode(app)})
+    strategy = make(participation=Participation(rounds=12, min_separation=4), min_answers=4)
+    assert strategy.start(grid, record(np.zeros(SIZE)), timeout=0.0).complete
+    for nodes in asked_at(grid).values():
+        assert sorted(nodes) == [1, 2]
+    assert strategy.dropped["left out by its node"] <= 3
+
+
+def test_too_few_users_are_told_with_the_nodes_that_share_them() -> None:
+    grid = FakeGrid({i: sharing(names(3)) for i in (1, 2)})
+    strategy = make(expected_users=3)
+    with pytest.raises(IncompleteRunError, match="3 users are there at 2 nodes and 3 of them may take part, of 4"):
+        strategy.start(grid, record(np.zeros(SIZE)))
+
+
+def test_users_that_two_nodes_claim_are_counted_where_too_few_are_left() -> None:
+    grid = FakeGrid({i: sharing(names(6)) for i in (1, 2)})
+    grid.nodes[3] = two_nodes(6).nodes[1]  # every other one of them
+    claimed = r"; 3 users are claimed by two nodes and take part at neither"
+    with pytest.raises(ValueError, match=rf"3 users are there .*{claimed}\. With"):
+        make().start(grid, record(np.zeros(SIZE)))
+    with pytest.raises(IncompleteRunError, match=f"of 4 for a cohort{claimed}"):
+        make(expected_users=3).start(grid, record(np.zeros(SIZE)))
+
+
+def test_who_is_drawn_and_away_is_not_asked_anywhere() -> None:
+    """Two nodes share; one user, that lived at a third, has gone with it. With a sampling nobody stands in."""
+    users = names(8)
+    bins = {
+        "participation": Participation(rounds=4, min_separation=2, sampling="balls-in-bins"),
+        "mechanism": DPSGD(),
+        "cohort_size": 4,
+    }
+    grid = FakeGrid({1: sharing(users), 2: sharing(users), 3: sharing(["u100"])})
+    with make(**bins) as strategy:
+        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=2)
+        del grid.nodes[3]
+        grid.nodes[5] = grid.nodes.pop(2)
+        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=2)
+    tries = asked_at(grid)
+    whole = [sorted(itertools.chain(*tries[round, 0].values())) for round in range(4)]
+    assert "u100" in whole[0] + whole[1]
+    assert whole[2] + whole[3] == [user for user in whole[0] + whole[1] if user != "u100"]
+    assert {node for round in (2, 3) for node in tries[round, 0]} == {1, 5}
+
+
+def test_an_evaluation_is_spread_as_well() -> None:
+    users = names(12)
+    grid = FakeGrid({i: sharing(users) for i in (1, 2, 3)})
+    plan = Plan(
+        mechanism=DPSGD(),
+        participation=Participation(rounds=2, max_participations=1),
+        clip_norm=1.0,
+        noise_multiplier=1e-6,
+        delta=1e-5,
+    )
+    evaluation = PrivateEvaluation(plan=plan, bounds={"eval_acc": 1.0}, every=3, cohort_size=6)
+    strategy = make(evaluation=evaluation, key=NoiseKey.simulation(3))
+    result = strategy.start(grid, record(np.zeros(SIZE)))
+    asked = [m for m in grid.sent if m.metadata.message_type == "evaluate"]
+    sizes = [len(message.content["fedcgd"]["users"]) for message in asked]
+    assert sizes == [2] * 6
+    assert len({user for message in asked for user in message.content["fedcgd"]["users"]}) == 12
+    assert result.evaluate_metrics_clientapp[3]["eval_acc"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_list_that_many_nodes_share_is_gone_through_once() -> None:
+    """500 nodes and 10,000 users would be five million looks a round."""
+    looked = Counter()
+
+    class Counted(tuple):
+        def __iter__(self):
+            looked["at it"] += 1
+            return super().__iter__()
+
+    theirs = HostedUsers(Counted(names(10_000)), shared=True)
+    nodes, twice = nodes_of_users(dict.fromkeys(range(500), theirs))
+    assert (len(nodes), twice, looked) == (10_000, set(), {"at it": 1})
+    assert set(Counter(balance_users(theirs.users[:1000], nodes).values()).values()) == {2}

@@ -1,0 +1,65 @@
+"""The federated counterpart of a point has the point's plan."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedcgd_experiments.flower_command import flower_command, run_config
+from fedcgd_experiments.point import CentralPoint
+from fedcgd_simulations.settings import Settings
+
+POINT = CentralPoint(
+    task="digits", mechanism="lambda-cgd:0.7", epsilon=2.0, delta=1e-6, steps=21, epochs=4, clip_norm=0.5,
+    learning_rate=3.0, seed=5,
+)  # fmt: skip
+DEFAULTS = tomllib.loads((Path(__file__).parents[2] / "simulations" / "pyproject.toml").read_text())["tool"]["flwr"][
+    "app"
+]["config"]
+
+POINTS = {
+    "none": POINT,
+    "balls-in-bins": replace(POINT, sampling="balls-in-bins"),
+    "poisson": replace(POINT, mechanism="dp-sgd", sampling="poisson"),
+    "cyclic-poisson": replace(POINT, mechanism="bisr:3", sampling="cyclic-poisson"),
+}
+
+
+@pytest.mark.parametrize("sampling", POINTS)
+def test_the_app_reads_the_points_plan(sampling):
+    config = run_config(POINTS[sampling], users=1260)
+    assert set(config) <= set(DEFAULTS)
+    settings = Settings.read(DEFAULTS | config)
+    participation = settings.participation(1260)
+    expected = POINTS[sampling].setup.participation()
+    assert (participation.rounds, participation.min_separation, participation.sampling) == (
+        expected.rounds,
+        expected.min_separation,
+        expected.sampling,
+    )
+    assert participation.participations == expected.participations
+    assert participation.sampling_rate == expected.sampling_rate
+    assert (settings.epsilon, settings.delta, settings.clip_norm) == (2.0, 1e-6, 0.5)
+    assert (settings.learning_rate, settings.seed, settings.task) == (3.0, 5, "digits")
+
+
+def test_the_app_makes_the_points_mechanism():
+    settings = Settings.read(DEFAULTS | run_config(POINT, users=1260))
+    assert settings.mechanism == POINT.mechanism
+    settings = Settings.read(DEFAULTS | run_config(POINTS["cyclic-poisson"], users=1260))
+    assert settings.mechanism == "bisr:3"
+
+
+def test_the_command_can_be_pasted():
+    command = flower_command(POINT, users=1260, gpus=0.25)
+    assert command.startswith("flwr run simulations --stream --federation-config 'client-resources-num-gpus=0.25'")
+    inside = command.split("--run-config '")[1].removesuffix("'")
+    read = tomllib.loads("\n".join(inside.split(" ")))
+    assert read == run_config(POINT, users=1260)
+    assert "federation-config" not in flower_command(POINT, users=1260, gpus=0)
+
+
+def test_steps_that_the_app_cannot_make_are_refused():
+    with pytest.raises(ValueError, match="10 users in cohorts of 2 make 5 rounds an epoch, not 4 steps"):
+        run_config(replace(POINT, steps=4), users=10)

@@ -1,0 +1,295 @@
+"""What an inner strategy sends reaches every user of a round as it is, or is refused by name before anybody is asked."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, FakeNode, is_training
+from flower_runs import SIZE, make, names, two_nodes
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from shared import record
+
+from fedcgd.ledger import export
+from fedcgd_flower import clipped_update_mod
+
+
+class Configures(FedAvg):
+    """FedAvg whose messages are changed, each with its number, after they were made."""
+
+    def __init__(self, change: Callable[[int, Message], object]) -> None:
+        super().__init__(min_train_nodes=4)
+        self.change = change
+
+    def configure_train(self, server_round, arrays, config, grid):
+        messages = []
+        for number, message in enumerate(super().configure_train(server_round, arrays, config, grid)):
+            own = Message(
+                RecordDict(dict(message.content)),
+                dst_node_id=message.metadata.dst_node_id,
+                message_type=message.metadata.message_type,
+            )
+            messages.append(self.change(number, own) or own)
+        return messages
+
+
+def put(message: Message, key: str, value: object) -> None:
+    message.content[key] = value
+
+
+def rates(number: int, message: Message) -> None:
+    put(message, "config", ConfigRecord({"lr": float(number)}))
+
+
+def control_variates(number: int, message: Message) -> None:
+    put(message, "c", record(np.ones(SIZE)))
+
+
+def another_model(number: int, message: Message) -> None:
+    put(message, "arrays", record(np.ones(SIZE)))
+
+
+def no_model(number: int, message: Message) -> None:
+    del message.content["arrays"]
+
+
+def own_records(number: int, message: Message) -> None:
+    put(message, f"only {number}", ConfigRecord({"a": 1}))
+
+
+def own_type(number: int, message: Message) -> Message:
+    return Message(message.content, dst_node_id=1, message_type=f"train.f{number}")
+
+
+def no_training(number: int, message: Message) -> Message:
+    return Message(message.content, dst_node_id=1, message_type="query")
+
+
+REFUSED = {
+    rates: r"tells nodes different values of 'lr' in 'config' \(0.0 and 1.0\).*every user of a round is told the same",
+    control_variates: r"sends arrays beside the model: 'c'.*SCAFFOLD's control variates",
+    another_model: r"sends 'arrays' in place of the model that it was given",
+    no_model: r"sends no arrays in place of the model",
+    own_records: r"sends the records \['arrays', 'config', 'only 0'\] to one node and",
+    own_type: r"sends 'train.f0' to one node and 'train.f1' to another",
+    no_training: r"sends 'query' messages to train with",
+}
+
+
+@pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
+def test_what_cannot_be_sent_is_refused_by_name_before_anybody_is_asked(change, tmp_path: Path) -> None:
+    """It was dropped in silence: all got the first node's rate, and nobody the control variates."""
+    grid, evaluated = two_nodes(), []
+    with pytest.raises(ValueError, match=f"Configures {REFUSED[change]}"):
+        make(Configures(change), ledger=tmp_path / "run.db").start(
+            grid, record(np.zeros(SIZE)), evaluate_fn=lambda release, arrays: evaluated.append(release)
+        )
+    assert not grid.sent
+    assert not evaluated
+
+
+def test_a_strategy_that_asks_nobody_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"FedAvg asks no node in round 1 \(fraction_train = 0.0\)"):
+        make(FedAvg(fraction_train=0.0)).start(two_nodes(), record(np.zeros(SIZE)))
+
+
+def mod_node(user: str, seen: list[RecordDict], reply: dict | None = None, action: str = "") -> FakeNode:
+    app = ClientApp(mods=[clipped_update_mod])
+
+    @(app.train(action) if action else app.train())
+    def train(message: Message, context: Context) -> Message:
+        seen.append(message.content)
+        [model] = message.content.array_records.values()
+        content: dict = {"arrays": record(model["w"].numpy() + np.float32(1))} | (reply or {})
+        return Message(RecordDict(content), reply_to=message)
+
+    return FakeNode(app, config={"user-id": user})
+
+
+def mod_grid(seen: list[RecordDict], **options) -> FakeGrid:
+    return FakeGrid({i + 1: mod_node(user, seen, **options) for i, user in enumerate(names(12))})
+
+
+def test_records_beside_the_configuration_reach_every_node_under_their_names() -> None:
+    def change(number: int, message: Message) -> None:
+        put(message, "scores", MetricRecord({"best": 0.5}))
+        put(message, "model", ConfigRecord({"head": "linear"}))  # a name that we use ourselves
+
+    seen: list[RecordDict] = []
+    strategy = make(Configures(change))
+    strategy.start(mod_grid(seen), record(np.zeros(SIZE)), num_rounds=1)
+    assert len(seen) == 4
+    for content in seen:
+        assert list(content) == ["arrays", "config", "scores", "model"]
+        assert content["scores"]["best"] == 0.5
+        assert content["model"]["head"] == "linear"
+        assert content["config"]["server-round"] == 1
+    assert not strategy.dropped
+
+
+def test_records_have_the_names_that_the_strategy_gives_them() -> None:
+    class Named(FedAvg):
+        def configure_train(self, server_round, arrays, config, grid):
+            content = RecordDict({"weights": arrays, "settings": ConfigRecord({"lr": 0.1})})
+            return [Message(content, dst_node_id=node, message_type="train") for node in list(grid.get_node_ids())[:4]]
+
+    seen: list[RecordDict] = []
+    make(Named()).start(mod_grid(seen), record(np.zeros(SIZE)), num_rounds=1)
+    assert [list(content) for content in seen] == [["weights", "settings"]] * 4
+
+
+def test_a_pool_that_would_not_read_further_records_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = make(Configures(lambda number, message: put(message, "scores", MetricRecord({"best": 0.5}))))
+    strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    assert strategy.releases == 0
+    assert "sends the records ['scores'] beside the model" in caplog.text
+
+
+@pytest.mark.parametrize("action", ["", "lora"])
+def test_a_function_of_another_name_is_called_and_its_update_clipped(action: str) -> None:
+    """`train.lora` was sent as `train`, and the mod let an update of any length through."""
+
+    def change(number: int, message: Message) -> Message:
+        return Message(message.content, dst_node_id=1, message_type="train" + (f".{action}" if action else ""))
+
+    seen: list[RecordDict] = []
+    grid = mod_grid(seen, action=action)
+    strategy = make(Configures(change), noise_multiplier=1e-6)
+    result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    assert len(seen) == 4
+    assert np.linalg.norm(result.arrays["w"].numpy()) == pytest.approx(0.5, rel=1e-2)  # the clip norm; it moved by √6
+    sent = {message.metadata.message_type for message in grid.sent}
+    assert sent == {"train.lora" if action else "train"}
+
+
+def test_the_mod_lets_no_train_message_of_another_strategy_through() -> None:
+    app = mod_node("u", [], action="lora").app
+    message = Message(RecordDict({"arrays": record(np.zeros(SIZE))}), dst_node_id=1, message_type="train.lora")
+    message.metadata.__dict__["_message_id"] = "m"
+    context = Context(run_id=1, node_id=1, node_config={"user-id": "u"}, state=RecordDict(), run_config={})
+    with pytest.raises(ValueError, match="does not come from fedcgd's CorrelatedNoise"):
+        app(message, context)
+
+
+def test_a_second_record_of_arrays_in_a_reply_is_an_error_and_not_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = make()
+    strategy.start(mod_grid([], reply={"c": record(np.ones(SIZE))}), record(np.zeros(SIZE)), num_rounds=1)
+    assert strategy.dropped == {"wrong arrays": 4}
+    assert "it replied the arrays ['arrays', 'c'], and only the update of one model" in caplog.text
+
+
+def test_another_record_in_a_reply_is_named_in_the_nodes_log(caplog: pytest.LogCaptureFixture) -> None:
+    make().start(mod_grid([], reply={"state": ConfigRecord({"a": 1})}), record(np.zeros(SIZE)), num_rounds=1)
+    assert "also replied the records ['state']; nothing but the clipped update is sent" in caplog.text
+
+
+class Halves(FedAvg):
+    """As Flower's advanced-pytorch: edits the configuration in place, which stays so for the rounds after."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        config["lr"] *= 0.5
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def rates_told(grid: FakeGrid) -> list[tuple[int, float]]:
+    """(round, rate) of each try."""
+    sent = [(m.content["fedcgd"]["round"], m.content["config"]["lr"]) for m in grid.sent if is_training(m)]
+    return list(dict.fromkeys(sent))
+
+
+def test_edits_of_the_configuration_stay_for_later_rounds_and_not_for_later_tries(tmp_path: Path) -> None:
+    """0.5 ** round, however often a round is tried, and whether or not the run was resumed."""
+    expected = [(t, 0.5 ** (t + 1)) for t in range(6)]
+    config = ConfigRecord({"lr": 1.0})
+
+    grid = two_nodes()
+    make(Halves()).start(grid, record(np.zeros(SIZE)), train_config=config)
+    assert rates_told(grid) == expected
+    assert dict(config) == {"lr": 1.0}
+
+    failing = two_nodes()
+    tries = {"left": 3}
+
+    def tamper(request, reply):
+        if is_training(request) and request.content["fedcgd"]["round"] == 1 and tries["left"] > 0:
+            tries["left"] -= 1
+            return None
+        return reply
+
+    for fake in failing.nodes.values():
+        fake.tamper = tamper
+    make(Halves(), min_answers=4).start(failing, record(np.zeros(SIZE)), train_config=config, timeout=0.0)
+    assert tries["left"] == 0
+    assert rates_told(failing) == expected
+
+    resumed = two_nodes()
+    for rounds in (2, 4):
+        make(Halves(), ledger=tmp_path / "run.db").start(
+            resumed, record(np.zeros(SIZE)), num_rounds=rounds, train_config=config
+        )
+    assert rates_told(resumed) == expected
+
+
+class Grows(FedAvg):
+    """Edits the configuration of the evaluation in place."""
+
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        config["batches"] *= 2
+        return super().configure_evaluate(server_round, arrays, config, grid)
+
+
+def test_edits_of_the_configuration_of_the_evaluation_stay_too(tmp_path: Path) -> None:
+    config = ConfigRecord({"batches": 1})
+
+    def told(grid: FakeGrid) -> list[tuple[int, int]]:
+        sent = [m.content["config"] for m in grid.sent if m.metadata.message_type == "evaluate"]
+        return list(dict.fromkeys((c["server-round"], c["batches"]) for c in sent))
+
+    path = tmp_path / "run.db"
+    for ledger, parts in ((None, (6,)), (path, (2, 1, 3))):
+        grid = two_nodes()
+        for rounds in parts:
+            make(Grows(), ledger=ledger, forward_client_metrics=True).start(
+                grid, record(np.zeros(SIZE)), num_rounds=rounds, evaluate_config=config
+            )
+        assert told(grid) == [(r, 2**r) for r in range(1, 7)]
+        assert dict(config) == {"batches": 1}
+    assert {row["kind"] for row in export(path)["measured"]} <= {"evaluate on clients"}  # measured, and nothing else
+
+
+def test_another_configuration_begins_from_what_is_given(tmp_path: Path) -> None:
+    grid = two_nodes()
+    for rounds, rate in ((2, 1.0), (4, 8.0)):
+        config = ConfigRecord({"lr": rate})
+        make(Halves(), ledger=tmp_path / "run.db").start(
+            grid, record(np.zeros(SIZE)), num_rounds=rounds, train_config=config
+        )
+    assert rates_told(grid) == [(0, 0.5), (1, 0.25), (2, 4.0), (3, 2.0), (4, 1.0), (5, 0.5)]
+
+
+def test_the_question_before_the_first_round_leaves_no_trace() -> None:
+    class Counts(FedAvg):
+        def __init__(self) -> None:
+            super().__init__(min_train_nodes=4)
+            self.calls = 0
+
+        def configure_train(self, server_round, arrays, config, grid):
+            self.calls += 1
+            return super().configure_train(server_round, arrays, config, grid)
+
+    inner = Counts()
+    make(inner).start(two_nodes(), record(np.zeros(SIZE)))
+    assert inner.calls == 6
+
+
+def test_the_same_arrays_in_other_objects_are_the_same_model() -> None:
+    class Copies(FedAvg):
+        def configure_train(self, server_round, arrays, config, grid):
+            copied = ArrayRecord({name: Array(array.numpy().copy()) for name, array in arrays.items()})
+            return super().configure_train(server_round, copied, config, grid)
+
+    strategy = make(Copies())
+    strategy.start(two_nodes(), record(np.zeros(SIZE)))
+    assert strategy.releases == 6

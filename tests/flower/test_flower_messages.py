@@ -1,0 +1,63 @@
+"""What is asked of a node, and what it replies."""
+
+import numpy as np
+import pytest
+from flower_requests import LAYOUT, TASK, request
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fedcgd_flower.messages import (
+    HostedUsers,
+    model_records,
+    read_train_message,
+    read_users_reply,
+    train_message,
+    train_reply,
+    users_query,
+    users_reply,
+)
+from fedcgd_flower.replies import NodeSum, read_train_reply
+
+
+def test_request_carries_one_flat_array_and_the_task() -> None:
+    message = request()
+    assert [list(arrays) for arrays in message.content.array_records.values()] == [["flat"]]
+    model, config, task = read_train_message(message)
+    np.testing.assert_array_equal(model, np.zeros(5, np.float32))
+    assert config["server-round"] == 4
+    assert task == TASK
+
+
+def test_a_checksum_that_is_known_is_sent_as_64_bits_and_not_made_again() -> None:
+    update = np.array([100_000, -200_000, 300_000, 0, 100_001])
+    for known in (300_001, 300_001 - 2**64, 300_001 + 2**64):
+        assert isinstance(read_train_reply(train_reply(request(), TASK, update, 2, known), TASK), NodeSum)
+    assert read_train_reply(train_reply(request(), TASK, update, 2, 300_002), TASK) == "changed after clipping"
+
+
+def test_the_requests_of_all_nodes_share_one_copy_of_the_model() -> None:
+    records = model_records(np.arange(5, dtype=np.float32), LAYOUT)
+    messages = [train_message(node, records, ConfigRecord(), TASK) for node in (1, 2)]
+    first, second = (message.content["model"]["flat"].data for message in messages)
+    assert first is second
+    model, _, _ = read_train_message(messages[1])
+    np.testing.assert_array_equal(model, np.arange(5))
+
+
+def test_users_are_read_once_each_and_only_as_text() -> None:
+    query = users_query(1)
+    assert read_users_reply(users_reply(query, ["b", "a", "b"])) == HostedUsers(("b", "a"))
+    assert read_users_reply(users_reply(query, ["b", "a", "b"], shared=True)) == HostedUsers(("a", "b"), shared=True)
+    assert read_users_reply(users_reply(query, [])) == HostedUsers(())
+    assert read_users_reply(None) is None
+    assert read_users_reply(Message(RecordDict({"fedcgd": ConfigRecord({"users": [1, 2]})}), reply_to=query)) is None
+    assert read_users_reply(Message(RecordDict({"fedcgd": ConfigRecord({"users": [""]})}), reply_to=query)) is None
+    assert read_users_reply(Message(RecordDict({"fedcgd": ConfigRecord({"users": "ab"})}), reply_to=query)) is None
+    assert read_users_reply(Message(RecordDict(), reply_to=query)) is None
+
+
+def test_a_message_of_another_strategy_is_refused_clearly() -> None:
+    other = Message(
+        RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord()}), dst_node_id=1, message_type="train"
+    )
+    with pytest.raises(ValueError, match="CorrelatedNoise"):
+        read_train_message(other)

@@ -1,0 +1,82 @@
+"""`on_release`: a strategy that overrode `start`, for checkpoints or W&B, does that in a callback, which sees releases alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flower_runs import SIZE, make, two_nodes
+from flwr.app import MetricRecord
+from flwr.serverapp.strategy import FedAvg
+from shared import record
+
+from fedcgd_flower import ReleaseEvent
+
+
+def test_the_hook_is_told_of_every_release_once_with_what_was_measured(tmp_path: Path) -> None:
+    events: list[ReleaseEvent] = []
+    models = []
+
+    def keep(event: ReleaseEvent) -> None:
+        events.append(event)
+        models.append(event.arrays["w"].numpy().copy())
+        event.arrays.clear()  # its own: the next round's model is not in its reach
+
+    path = tmp_path / "run.db"
+    for rounds in (2, 4):
+        result = make(ledger=path, on_release=keep).start(
+            two_nodes(),
+            record(np.zeros(SIZE)),
+            num_rounds=rounds,
+            evaluate_fn=lambda release, arrays: MetricRecord({"accuracy": float(release)}),
+        )
+    assert [(event.release, event.planned) for event in events] == [(release, 6) for release in range(1, 7)]
+    assert [event.evaluate_metrics_serverapp for event in events] == [
+        MetricRecord({"accuracy": float(release)}) for release in range(1, 7)
+    ]
+    assert [event.evaluate_metrics_clientapp for event in events] == [None] * 6
+    assert [event.train_metrics for event in events] == [result.train_metrics_clientapp[r] for r in range(1, 7)]
+    np.testing.assert_array_equal(models[-1], result.arrays["w"].numpy())
+    assert len(np.unique(np.stack(models), axis=0)) == 6
+
+
+def test_what_the_hook_sees_is_on_record_before(tmp_path: Path) -> None:
+    seen = []
+    strategy = make(
+        ledger=tmp_path / "run.db", on_release=lambda event: seen.append((event.release, strategy.releases))
+    )
+    strategy.start(two_nodes(), record(np.zeros(SIZE)))
+    assert seen == [(release, release) for release in range(1, 7)]
+
+
+def test_a_hook_that_fails_ends_the_run_which_goes_on_after_that_release(tmp_path: Path) -> None:
+    def fails(event: ReleaseEvent) -> None:
+        if event.release == 3:
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        make(ledger=tmp_path / "run.db", on_release=fails).start(two_nodes(), record(np.zeros(SIZE)))
+    told = []
+    make(ledger=tmp_path / "run.db", on_release=lambda event: told.append(event.release)).start(
+        two_nodes(), record(np.zeros(SIZE))
+    )
+    assert told == [4, 5, 6]
+
+
+class OwnStart(FedAvg):
+    def start(self, *args, **kwargs):
+        raise AssertionError("nobody calls it")
+
+
+def test_a_start_of_its_own_is_refused_unless_a_hook_does_its_work(caplog: pytest.LogCaptureFixture) -> None:
+    """Flower's advanced-pytorch lost its checkpoints and its W&B run without a word."""
+    with pytest.raises(ValueError, match=r"OwnStart.start is its own, and would not be called.*on_release="):
+        make(OwnStart())
+    told = []
+    make(OwnStart(), on_release=lambda event: told.append(event.release)).start(two_nodes(), record(np.zeros(SIZE)))
+    assert told == [1, 2, 3, 4, 5, 6]
+    assert "OwnStart.start is not called; on_release is" in caplog.text
+
+
+def test_a_hook_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TypeError, match="on_release must be a function of one ReleaseEvent, got 'wandb'"):
+        make(on_release="wandb")

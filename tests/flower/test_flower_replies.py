@@ -1,0 +1,225 @@
+"""What a node may answer, and what is dropped."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flower_requests import ALONE, TASK, reply_with, request
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcgd.noise.quantisation import Lattice
+from fedcgd_flower.layout import Layout
+from fedcgd_flower.messages import (
+    train_reply,
+)
+from fedcgd_flower.replies import NodeSum, read_train_reply, sum_of_replies
+
+
+def test_honest_reply_is_read_as_sent() -> None:
+    update = np.array([100_000, -200_000, 300_000, 0, 100_001])
+    result = read_train_reply(train_reply(request(), TASK, update, 2), TASK)
+    assert isinstance(result, NodeSum)
+    assert result.answered == 2
+    np.testing.assert_array_equal(result.update, update)
+
+
+def test_sums_that_32_bits_do_not_hold_are_sent_in_64() -> None:
+    assert TASK.dtype == np.int32
+    fine = replace(TASK, grid=Lattice(2.0**-40))
+    assert fine.dtype == np.int64
+    update = np.array([2**39, -(2**38), 0, 1, -1])
+    reply = train_reply(request(), fine, update, 2)
+    result = read_train_reply(reply, fine)
+    assert isinstance(result, NodeSum)
+    np.testing.assert_array_equal(result.update, update)
+    assert read_train_reply(reply, TASK) == "wrong shape or dtype"
+
+
+def test_a_single_user_may_send_floats_which_are_clipped_and_rounded_here() -> None:
+    for dtype in (np.float32, np.float64):
+        result = read_train_reply(reply_with(np.array([0.25, -1e-9, 0, 2.0**-20 * 3.9, 0], dtype)), ALONE)
+        assert isinstance(result, NodeSum)
+        np.testing.assert_array_equal(result.update, [2**18, 0, 0, 3, 0])
+        result = read_train_reply(reply_with(np.full(5, 1e30, dtype)), ALONE)
+        assert isinstance(result, NodeSum)
+        assert 0.5 * (1 - 1e-5) < 2.0**-20 * np.linalg.norm(result.update) <= 0.5
+        assert read_train_reply(reply_with(np.full(5, 1.0, dtype)), TASK) == "wrong shape or dtype"  # a sum of two
+    with np.errstate(over="ignore"):
+        largest = np.full(5, 1.7e308)
+        result = read_train_reply(reply_with(largest), ALONE)
+    assert isinstance(result, NodeSum)
+    assert 2.0**-20 * np.linalg.norm(result.update) <= 0.5
+
+
+def test_all_zeros_is_a_valid_answer() -> None:
+    result = read_train_reply(reply_with(np.zeros(5, np.int32)), TASK)
+    assert isinstance(result, NodeSum)
+    assert not result.update.any()
+
+
+def test_enormous_norm_is_clipped_to_users_times_clip_norm() -> None:
+    for value in (2**31 - 1, -(2**31), 2**20):
+        result = read_train_reply(reply_with(np.full(5, value, np.int32)), TASK)
+        assert isinstance(result, NodeSum)
+        assert 2 * 0.5 * (1 - 1e-5) < 2.0**-20 * np.linalg.norm(result.update) <= 2 * 0.5
+
+
+def test_norms_are_taken_over_all_of_a_long_sum() -> None:
+    size = 2 * 2**16 + 7  # more than is worked on at once
+    task = replace(TASK, layout=Layout(("w",), ((size,),), ("float32",)))
+    largest = 2**20  # steps: users · clip norm
+    for place in (0, 2**16, size - 1):
+        update = np.zeros(size, np.int32)
+        update[place] = largest - 1  # as near as an honest sum comes
+        result = read_train_reply(reply_with(update), task)
+        assert isinstance(result, NodeSum)
+        np.testing.assert_array_equal(result.update, update)
+        update[place] = largest + 1
+        result = read_train_reply(reply_with(update), task)
+        assert isinstance(result, NodeSum)
+        assert largest * (1 - 1e-5) < np.linalg.norm(result.update) <= largest
+
+
+def test_a_checksum_is_over_all_of_a_long_sum() -> None:
+    size = 2 * 2**16 + 7
+    task = replace(TASK, layout=Layout(("w",), ((size,),), ("float32",)))
+    update = np.random.default_rng(1).integers(-9, 9, size).astype(np.int32)
+    for wrong in (0, 1):
+        reply = reply_with(update, task={"checksum": int(update.sum()) + wrong})
+        result = read_train_reply(reply, task)
+        assert result == "changed after clipping" if wrong else isinstance(result, NodeSum)
+
+
+def test_64_bit_sums_whose_squares_overflow_integers_are_clipped() -> None:
+    fine = replace(TASK, grid=Lattice(2.0**-40))
+    for value in (2**63 - 1, -(2**63), 2**32):  # the last one's square is 2⁶⁴, which is 0 in 64 bits
+        update = np.full(5, value)
+        result = read_train_reply(reply_with(update), replace(fine, clip_norm=2.0**-10))
+        assert isinstance(result, NodeSum)
+        assert 2.0**-40 * np.linalg.norm(result.update.astype(float)) <= 2 * 2.0**-10
+
+
+def test_a_sum_holds_each_reply_as_it_is_read_alone_and_nothing_of_those_that_are_dropped() -> None:
+    generator = np.random.default_rng(1)
+    size = 2 * 2**16 + 3  # more than is worked on at once
+    task = replace(TASK, layout=Layout(("w",), ((size,),), ("float32",)))
+    fine = replace(task, grid=Lattice(2.0**-40))
+    within, beyond = (generator.integers(-most, most, size, np.int32) for most in (2**10, 2**31 - 1))
+    counted = replace(task, layout=Layout(("w",), ((size - 1,),), ("float32",)), indicator=9)
+    replies = [
+        (reply_with(within), task),
+        (None, task),
+        (reply_with(beyond), task),
+        (reply_with(beyond, task={"checksum": int(beyond.sum(dtype=np.int64)) + 1}), task),
+        (reply_with(within.astype(np.int64) << 20), fine),
+        (reply_with(generator.integers(-(2**63), 2**63 - 1, size), task={"checksum": 3}), fine),
+        (reply_with(np.full(size, -(2**63))), fine),
+        (reply_with(generator.normal(size=size)), replace(task, users=("ann",))),
+        (reply_with(np.full(size, np.nan)), replace(task, users=("ann",))),
+        (reply_with(np.append(within[1:], 18).astype(np.int32)), counted),
+        (reply_with(np.append(within[1:], -19).astype(np.int32)), counted),
+    ]
+    total, results = sum_of_replies(replies, size)
+    alone = [read_train_reply(reply, task) for reply, task in replies]
+    assert results == [each.answered if isinstance(each, NodeSum) else each for each in alone]
+    assert results == [
+        1,
+        "no answer",
+        1,
+        "changed after clipping",
+        1,
+        "changed after clipping",
+        1,
+        1,
+        "not finite",
+        1,
+        1,
+    ]
+    np.testing.assert_array_equal(total, sum(each.update for each in alone if isinstance(each, NodeSum)))
+    np.testing.assert_array_equal(alone[0].update, within)
+    assert [int(each.update[-1]) for each in alone[-2:]] == [18, -18]
+    np.testing.assert_array_equal(sum_of_replies([], 3)[0], [0, 0, 0])
+
+
+@pytest.mark.parametrize("checksum", ["6", 6.5, [6], None])
+def test_a_checksum_of_another_kind_is_no_checksum(checksum: object) -> None:
+    update = np.array([1, 2, 3, 0, 0], np.int32)
+    task = {} if checksum is None else {"checksum": checksum}
+    result = read_train_reply(reply_with(update, task=task), TASK)
+    assert isinstance(result, NodeSum) if checksum is None else result == "changed after clipping"
+
+
+@pytest.mark.parametrize(
+    ("reply", "cause"),
+    [
+        (None, "no answer"),
+        (Message(Error(code=2, reason="secret"), reply_to=request()), "client error"),
+        (Message(Error(code=2, reason="local training failed"), reply_to=request()), "error in local training"),
+        (Message(Error(code=0, reason="the update is not finite"), reply_to=request()), "not finite"),
+        (Message(Error(code=5, reason="node unavailable"), reply_to=request()), "node lost"),
+        (Message(Error(code=3, reason="message unavailable"), reply_to=request()), "node lost"),
+        (Message(Error(code=8, reason="secret"), reply_to=request()), "app crashed"),
+        (reply_with(np.zeros(5, np.float32), task={"round": 2}), "wrong round"),
+        (reply_with(np.zeros(5, np.float32), task={"attempt": 0}), "wrong round"),
+        (reply_with(np.zeros(5, np.float32), task={"answered": 3}), "more users than asked"),
+        (reply_with(np.zeros(5, np.float32), task={"answered": -1}), "more users than asked"),
+        (reply_with(np.zeros(5, np.float32), task={"answered": "2"}), "more users than asked"),
+        (reply_with(), "wrong arrays"),
+        (reply_with(arrays=ArrayRecord({"other": Array(np.zeros(5, np.float32))})), "wrong arrays"),
+        (reply_with(arrays=ArrayRecord({})), "wrong arrays"),
+        (
+            reply_with(arrays=ArrayRecord({"flat": Array("float32", (5,), "numpy.ndarray", b"\x93NUMPY junk")})),
+            "wrong arrays",
+        ),
+        (reply_with(arrays=ArrayRecord({"flat": Array("float32", (5,), "pickle", b"x")})), "wrong arrays"),
+        (Message(RecordDict({"update": MetricRecord({"flat": 1.0})}), reply_to=request()), "without fedcgd's mod"),
+        (Message(RecordDict(), reply_to=request()), "without fedcgd's mod"),
+        (reply_with(np.zeros(4, np.int32)), "wrong shape or dtype"),
+        (reply_with(np.zeros((5, 1), np.int32)), "wrong shape or dtype"),
+        (reply_with(np.zeros(5, np.float64)), "wrong shape or dtype"),
+        (reply_with(np.zeros(5, np.float32)), "wrong shape or dtype"),
+        (reply_with(np.zeros(5, np.int64)), "wrong shape or dtype"),
+        (reply_with(np.zeros(5, np.uint32)), "wrong shape or dtype"),
+        (reply_with(np.zeros(5, np.complex128)), "wrong shape or dtype"),
+        (reply_with(np.zeros(5, ">i4")), "wrong shape or dtype"),
+    ],
+)
+def test_broken_reply_is_dropped_with_its_cause(reply: Message | None, cause: str) -> None:
+    assert read_train_reply(reply, TASK) == cause
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_floats_that_are_not_finite_are_dropped(bad: float, dtype: type) -> None:
+    assert read_train_reply(reply_with(np.array([0, 0, bad, 0, 0], dtype)), ALONE) == "not finite"
+
+
+@settings(derandomize=True, max_examples=200)
+@given(st.binary(max_size=64), st.sampled_from(["int32", "float64", "object"]), st.integers(0, 10))
+def test_no_bytes_make_the_server_raise(data: bytes, dtype: str, size: int) -> None:
+    result = read_train_reply(
+        reply_with(arrays=ArrayRecord({"flat": Array(dtype, (size,), "numpy.ndarray", data)})), TASK
+    )
+    assert not isinstance(result, NodeSum)
+
+
+@settings(derandomize=True, max_examples=200)
+@given(st.lists(st.floats(width=32), min_size=5, max_size=5))
+def test_no_reply_exceeds_its_share(values: list[float]) -> None:
+    result = read_train_reply(reply_with(np.array(values, np.float32)), ALONE)
+    if np.isfinite(values).all():
+        assert isinstance(result, NodeSum)
+        assert 2.0**-20 * np.linalg.norm(result.update) <= 0.5
+    else:
+        assert result == "not finite"
+
+
+@settings(derandomize=True, max_examples=200)
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=5, max_size=5))
+def test_no_sum_exceeds_its_share(values: list[int]) -> None:
+    for task, share in ((TASK, 1.0), (ALONE, 0.5)):
+        result = read_train_reply(reply_with(np.array(values, np.int32)), task)
+        assert isinstance(result, NodeSum)
+        assert 2.0**-20 * np.linalg.norm(result.update) <= share

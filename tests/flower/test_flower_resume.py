@@ -1,0 +1,182 @@
+"""A run that dies at any step and starts again with its ledger: nothing lost, no noise twice, the same ε at the end."""
+
+import collections
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, is_training
+from flower_runs import KEY, SIZE, STEP, UPDATE, make, node, on_the_grid, two_nodes
+from flwr.app import MetricRecord
+from flwr.serverapp.strategy import FedAdam, FedAvg
+from shared import record
+
+from fedcgd.ledger import Ledger, verify
+from fedcgd.mechanisms import BSR, LambdaCGD, inverse_matrix
+from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.participation import Participation
+from fedcgd_flower import IncompleteRunError, run_loop, training_rounds
+
+ROUNDS = 6
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing may catch it on the way out, as nothing catches SIGKILL."""
+
+
+def dying(after: int, function):
+    """`function`, but its call number `after` (from 0) kills the process before it does anything."""
+    calls = collections.Counter()
+
+    def run(*args, **kwargs):
+        calls["n"] += 1
+        if calls["n"] == after + 1:
+            raise Killed
+        return function(*args, **kwargs)
+
+    return run
+
+
+POINTS = {
+    "send_and_receive": run_loop,
+    "inner_step": training_rounds,
+    "train_message": training_rounds,
+    "sum_of_replies": training_rounds,
+    "plan_round": Ledger,
+    "record_aggregated": Ledger,
+    "record_released": Ledger,
+    "history": Ledger,
+    "record_metrics": Ledger,
+}
+
+
+def final_model(path: Path | None, inner=None, **options) -> np.ndarray:
+    strategy = make(inner or FedAvg(), ledger=path, **options)
+    evaluated = strategy.start(
+        two_nodes(), record(np.zeros(SIZE)), evaluate_fn=lambda release, _: MetricRecord({"release": release})
+    )
+    return evaluated.arrays["w"].numpy()
+
+
+@pytest.mark.parametrize("after", range(4))
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_anywhere_and_started_again(
+    point: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.db"
+    owner = POINTS[point]
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, point, dying(after, getattr(owner, point)))
+        with pytest.raises(Killed):
+            final_model(path, FedAdam(eta=0.05))
+    released: list[tuple[int, np.ndarray]] = []
+    with make(FedAdam(eta=0.05), ledger=path) as strategy:
+        before = strategy.releases
+        strategy.start(
+            two_nodes(), record(np.zeros(SIZE)), evaluate_fn=lambda r, a: released.append((r, a["w"].numpy().copy()))
+        )
+    assert strategy.releases == ROUNDS
+    assert [r for r, _ in released] == list(range(before, ROUNDS + 1))
+    checked = verify(path)
+    assert checked.problems == ()
+    assert checked.released == ROUNDS
+    assert checked.guarantee is not None
+    assert checked.guarantee.epsilon == pytest.approx(make().plan.guarantee().epsilon)
+
+
+def test_resumed_run_is_the_run_that_was_never_killed(tmp_path: Path) -> None:
+    """With a kill between rounds no noise index is burnt, so that even the numbers agree; FedAdam's moments included."""
+    whole = final_model(None, FedAdam(eta=0.05))
+    path = tmp_path / "run.db"
+    for _ in range(3):
+        result = make(FedAdam(eta=0.05), ledger=path).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=2)
+    np.testing.assert_array_equal(result.arrays["w"].numpy(), whole)
+
+
+def test_a_burnt_attempt_is_replaced_by_fresh_noise_that_later_rounds_cancel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.db"
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "record_released", dying(1, Ledger.record_released))
+        with pytest.raises(Killed):
+            final_model(path)  # round 1 dies when its noise is already added
+    final = final_model(path)
+    stream = NoiseStream(KEY.noise)
+    attempts = [0, 1, 0, 0, 0, 0]
+    noise = np.stack([stream.normal(t, a, 0, SIZE) for t, a in enumerate(attempts)]).astype(np.float64)
+    added = on_the_grid(inverse_matrix(LambdaCGD(0.8), ROUNDS) @ noise, list(enumerate(attempts)))
+    np.testing.assert_allclose(final, ROUNDS * UPDATE + added.sum(axis=0) / 4, atol=5e-6)
+
+
+@pytest.mark.parametrize("mechanism", [LambdaCGD(0.8), BSR(bands=3)], ids=["replayed", "from buffers"])
+def test_a_resumed_run_makes_the_noise_of_its_record_again(mechanism, tmp_path: Path) -> None:
+    """The nonces of a secret key are random: in another order, what later rounds take off is not what earlier ones added."""
+    path, key = tmp_path / "run.db", NoiseKey.generate()
+    for _ in range(2):
+        strategy = make(ledger=path, key=key, mechanism=mechanism)
+        result = strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=3)
+    assert result.complete
+    with closing(sqlite3.connect(path)) as connection:
+        (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
+        rows = connection.execute(
+            "SELECT round, nonce FROM attempts WHERE state = 'released' ORDER BY round"
+        ).fetchall()
+    terms = [(round, int.from_bytes(nonce, "big")) for round, nonce in rows]
+    assert len({nonce for _, nonce in terms}) == ROUNDS
+    stream = NoiseStream(key.noise_of(stream_id))
+    noise = np.stack([stream.normal(*term, 0, SIZE) for term in terms]).astype(np.float64)
+    added = on_the_grid(inverse_matrix(mechanism, ROUNDS) @ noise, terms, key.noise_of(stream_id))
+    # The key is another each time: where it puts a number in the middle of two points of the grid, either is right.
+    np.testing.assert_allclose(result.arrays["w"].numpy(), ROUNDS * UPDATE + added.sum(axis=0) / 4, atol=1.5 * STEP / 4)
+
+
+def test_a_finished_run_starts_no_further_round(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    final = final_model(path)
+    grid = two_nodes()
+    again = make(ledger=path).start(grid, record(np.zeros(SIZE)))
+    np.testing.assert_array_equal(again.arrays["w"].numpy(), final)
+    assert not [m for m in grid.sent if is_training(m)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mechanism": LambdaCGD(0.7)},
+        {"noise_multiplier": 1.0},
+        {"clip_norm": 1.0},
+        {"cohort_size": 3},
+        {"participation": Participation(rounds=9, min_separation=3)},
+        {"key": NoiseKey.simulation(8)},
+        {"inner": FedAdam()},
+    ],
+)
+def test_another_run_is_not_mixed_into_a_ledger(change, tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    make(ledger=path).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    with pytest.raises(ValueError, match="ledger of another run"):
+        make(ledger=path, **change).start(two_nodes(), record(np.zeros(SIZE)))
+
+
+def test_another_model_is_not_mixed_into_a_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    make(ledger=path).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    with pytest.raises(ValueError, match="give the same model"):
+        make(ledger=path).start(two_nodes(), record(np.zeros(SIZE + 1)))
+
+
+def test_a_user_that_comes_back_under_a_new_node_id_keeps_its_participations(tmp_path: Path) -> None:
+    users = [f"u{i}" for i in range(4)]
+    options = {"participation": Participation(rounds=4, min_separation=2, max_participations=1)}
+    options |= {"cohort_size": 4, "expected_users": 4}
+    grid = FakeGrid({1: node(users)})
+    strategy = make(ledger=tmp_path / "run.db", **options)
+    strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    grid.nodes = {77: grid.nodes[1]}
+    with pytest.raises(IncompleteRunError, match="4 have taken part 1 times, which is all they may"):
+        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=3)
+    assert strategy.releases == 1  # everybody has taken part once, which is all they may

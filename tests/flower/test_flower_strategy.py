@@ -1,0 +1,690 @@
+"""CorrelatedNoise against its definition: who takes part, what is summed, which noise is added, what is told."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, FakeNode, is_training
+from flower_runs import KEY, PLAN, SIZE, STEP, UPDATE, asked_users, make, names, node, on_the_grid, two_nodes
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedTrimmedAvg,
+    FedXgbBagging,
+    Krum,
+    MultiKrum,
+    QFedAvg,
+)
+from shared import record
+
+from fedcgd.accounting import calibrate
+from fedcgd.ledger import Ledger, export
+from fedcgd.mechanisms import DPSGD, BandedToeplitz, LambdaCGD, Normalized, inverse_matrix
+from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.participation import Participation
+from fedcgd.participation.cohorts import rounds_of
+from fedcgd.plan import Plan
+from fedcgd_flower import CorrelatedNoise, host_users, inner_state, sequential_training
+
+
+@pytest.mark.parametrize("mechanism", [DPSGD(), LambdaCGD(0.8), Normalized(LambdaCGD(0.6))])
+def test_model_moves_by_noised_mean_of_clipped_updates(mechanism) -> None:
+    """x̂_t = x_t + ζσ·(C⁻¹Z)_t, divided by the planned cohort size, with C⁻¹ and Z taken from elsewhere."""
+    released = []
+    strategy = make(mechanism=mechanism)
+    strategy.start(two_nodes(), record(np.zeros(SIZE)), evaluate_fn=lambda r, a: released.append(a["w"].numpy().copy()))
+
+    noise = np.stack([NoiseStream(KEY.noise).normal(t, 0, 0, SIZE) for t in range(6)]).astype(np.float64)
+    steps = (4 * UPDATE + on_the_grid(inverse_matrix(mechanism, 6) @ noise, [(t, 0) for t in range(6)])) / 4
+    np.testing.assert_allclose(released, np.vstack([np.zeros(SIZE), np.cumsum(steps, axis=0)]), atol=2e-6)
+
+
+def test_no_user_exceeds_the_participation_and_every_cohort_is_full() -> None:
+    grid = two_nodes()
+    make().start(grid, record(np.zeros(SIZE)))
+    rounds = asked_users(grid)
+    assert [len(users) for users in rounds] == [4] * 6
+    last: dict[str, int] = {}
+    for round, users in enumerate(rounds):
+        assert len(set(users)) == 4
+        for user in users:
+            assert round - last.get(user, -3) >= 3
+            last[user] = round
+
+
+def test_one_message_for_each_node_not_for_each_user() -> None:
+    grid = two_nodes()
+    make().start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    train = [m for m in grid.sent if is_training(m)]
+    assert sorted(m.metadata.dst_node_id for m in train) == [1, 2]
+
+
+def test_the_divisor_is_the_planned_cohort_however_many_answer() -> None:
+    grid = two_nodes()
+    grid.nodes[2].tamper = lambda request, reply: None if is_training(request) else reply
+    strategy = make(noise_multiplier=1e-6)
+    result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1, timeout=0.01)
+    answered = len([u for u in asked_users(grid)[0] if int(u[1:]) % 2 == 0])
+    assert 0 < answered < 4
+    np.testing.assert_allclose(result.arrays["w"].numpy(), answered * UPDATE / 4, rtol=1e-6)
+    assert strategy.dropped == {"no answer": 1}
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "b-min-sep"])
+def test_the_divisor_is_the_planned_cohort_however_many_are_drawn(sampling) -> None:
+    """How many a coin drew is a secret, which a mean over those asked would tell."""
+    grid = two_nodes()
+    separation = 2 if sampling == "b-min-sep" else 1
+    coins = Participation(rounds=3, sampling=sampling, sampling_rate=0.4, min_separation=separation)
+    strategy = make(mechanism=DPSGD(), participation=coins, noise_multiplier=1e-6)
+    result = strategy.start(grid, record(np.zeros(SIZE)))
+    drawn = [len(users) for users in asked_users(grid)]
+    assert any(number != 4 for number in drawn)
+    np.testing.assert_allclose(result.arrays["w"].numpy(), sum(drawn) * UPDATE / 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        lambda request, reply: Message(Error(code=2, reason="my salary is 17"), reply_to=request),
+        lambda request, reply: _with_update(reply, np.full(SIZE, np.nan, np.float32)),
+        lambda request, reply: _with_update(reply, np.full(SIZE, np.inf, np.float32)),
+        lambda request, reply: _with_update(reply, np.zeros(SIZE + 1, np.float32)),
+    ],
+)
+def test_a_broken_reply_is_dropped_and_the_round_goes_on(tamper, caplog: pytest.LogCaptureFixture) -> None:
+    grid = two_nodes()
+    grid.nodes[2].tamper = lambda q, r: tamper(q, r) if is_training(q) else r
+    strategy = make(noise_multiplier=1e-6)
+    with caplog.at_level(logging.DEBUG, logger="flwr"):
+        result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    assert strategy.releases == 1
+    assert sum(strategy.dropped.values()) == 1
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+    assert "salary" not in caplog.text
+
+
+def _with_update(reply: Message, update: np.ndarray) -> Message:
+    reply.content["update"] = ArrayRecord({"flat": Array(update)})
+    del reply.content["fedcgd"]["checksum"]  # it is there for mistakes; who lies need not send it
+    return reply
+
+
+def test_users_that_their_node_leaves_out_are_counted() -> None:
+    def some_fail(model, user, config, context):
+        if user.endswith("1"):
+            raise RuntimeError("no battery")
+        return record(np.full(SIZE, np.nan)) if user.endswith("2") else model
+
+    app = ClientApp()
+    users = names(4)
+    host_users(app, lambda context: users, sequential_training(some_fail))
+    strategy = make(expected_users=4)
+    strategy.start(FakeGrid({1: FakeNode(app)}), record(np.zeros(SIZE)), num_rounds=1)
+    assert (strategy.releases, dict(strategy.dropped)) == (1, {"left out by its node": 2})
+
+
+def test_an_enormous_update_counts_as_its_clip() -> None:
+    grid = two_nodes()
+    grid.nodes[2].tamper = lambda q, r: _with_update(r, np.full(SIZE, 2**31 - 1, np.int32)) if is_training(q) else r
+    strategy = make(noise_multiplier=1e-6)
+    result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    # All users pull the same way, so a clipped sum of 4 users has norm 4ζ at most, and the mean ζ.
+    assert np.linalg.norm(result.arrays["w"].numpy()) == pytest.approx(0.5, rel=1e-3)
+    assert np.linalg.norm(result.arrays["w"].numpy()) <= 0.5
+
+
+def test_every_release_is_on_the_same_grid_whoever_took_part() -> None:
+    """What is released, times the cohort, is a whole number of steps; with a user more it still is."""
+    for amount in (1.0, 0.123456789):
+        users = names(12)
+        grid = FakeGrid({1: node(users[:11]), 2: node(users[11:], amount=amount)})
+        models = []
+        make(cohort_size=4).start(
+            grid, record(np.zeros(SIZE)), evaluate_fn=lambda r, a, models=models: models.append(a["w"].numpy().copy())
+        )
+        assert np.abs(models[-1]).max() < 8  # float32 holds multiples of STEP/4 up to 2⁹
+        in_steps = np.array(models, np.float64) * 4 / STEP
+        np.testing.assert_array_equal(in_steps, np.round(in_steps))
+
+
+def test_updates_of_all_zeros_are_answers() -> None:
+    users = names(12)
+    grid = FakeGrid({1: node(users, amount=0.0)})
+    strategy = make(noise_multiplier=1e-6)
+    result = strategy.start(grid, record(np.ones(SIZE)), num_rounds=1)
+    assert (strategy.releases, dict(strategy.dropped)) == (1, {})
+    np.testing.assert_allclose(result.arrays["w"].numpy(), np.ones(SIZE), atol=1e-6)
+
+
+def test_too_few_answers_means_no_release_and_a_fresh_noise_index() -> None:
+    grid = two_nodes()
+    silent = {"on": True}
+    for fake in grid.nodes.values():
+        fake.tamper = lambda q, r: None if silent["on"] and is_training(q) else r
+    with make() as strategy:
+        initial = record(np.zeros(SIZE))
+        assert strategy.start(grid, initial, num_rounds=1, timeout=0.01).arrays is initial
+        assert strategy.releases == 0
+        silent["on"] = False
+        result = strategy.start(grid, initial, num_rounds=1)
+        noise = (
+            NoiseStream(KEY.noise).normal(0, 1, 0, SIZE).astype(np.float64)
+        )  # attempt 1: attempt 0 is never released
+        expected = UPDATE + on_the_grid(noise[None], [(0, 1)])[0] / 4
+        np.testing.assert_allclose(result.arrays["w"].numpy(), expected, atol=2e-6)
+
+
+def test_later_rounds_cancel_the_noise_that_was_really_released() -> None:
+    grid = two_nodes()
+    silent = {"on": False}
+    for fake in grid.nodes.values():
+        fake.tamper = lambda q, r: None if silent["on"] and is_training(q) else r
+    with make() as strategy:
+        models = [np.zeros(SIZE)]
+        for broken in (False, True, False):
+            silent["on"] = broken
+            result = strategy.start(grid, record(models[-1]), num_rounds=1, timeout=0.01)
+            if not broken:
+                models.append(result.arrays["w"].numpy())
+        stream = NoiseStream(KEY.noise)
+        noise = stream.normal(1, 1, 0, SIZE).astype(np.float64) - 0.8 * stream.normal(0, 0, 0, SIZE)
+        expected = UPDATE + on_the_grid(noise[None], [(1, 1)])[0] / 4
+        np.testing.assert_allclose(models[2] - models[1], expected, atol=2e-6)
+
+
+def test_a_nonce_is_bound_to_the_rounds_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that copies of a run which released other rounds have other noise from then on, whatever their random numbers."""
+    bound = []
+
+    def made(key, stream, total, *, earlier, attempt):
+        bound.append(list(earlier))
+        return 10 + len(bound)
+
+    monkeypatch.setattr(NoiseKey, "nonce_of", made)
+    make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=3)
+    assert bound == [[], [11], [11, 12]]
+
+
+def test_too_few_users_skips_the_round_without_spending_noise() -> None:
+    users = names(12)
+    grid = FakeGrid({1: node(users[:3])})
+    strategy = make(expected_users=3)
+    initial = record(np.zeros(SIZE))
+    assert strategy.start(grid, initial, num_rounds=2).arrays is initial
+    assert strategy.releases == 0
+    assert asked_users(grid) == []
+    grid.nodes[2] = node(users[3:])
+    strategy.start(grid, initial)
+    assert strategy.releases == 6
+
+
+def test_stops_when_the_rounds_are_used_up() -> None:
+    grid = two_nodes()
+    with make() as strategy:
+        result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=100)
+        assert strategy.releases == 6
+        sent = len(grid.sent)
+        strategy.start(grid, result.arrays, num_rounds=100)
+        assert len(grid.sent) == sent
+        with pytest.raises(ValueError, match="all 6 planned rounds"):
+            strategy.configure_train(7, result.arrays, None, grid)
+
+
+def test_epsilon_so_far_grows_to_the_budget_and_no_further() -> None:
+    sigma = calibrate(PLAN["mechanism"], PLAN["participation"], epsilon=3.0, delta=1e-5).noise_multiplier
+    strategy = make(noise_multiplier=sigma)
+    result = strategy.start(two_nodes(), record(np.zeros(SIZE)))
+    spent = [metrics["epsilon"] for _, metrics in sorted(result.train_metrics_clientapp.items())]
+    assert len(spent) == 6
+    assert spent == sorted(spent)
+    assert spent[0] < 3
+    assert spent[-1] == pytest.approx(3.0, rel=1e-6)
+    assert spent[-1] <= 3.0 * (1 + 1e-9)
+
+
+def test_two_runs_of_a_key_choose_users_apart(tmp_path: Path) -> None:
+    """Else who takes part in one would tell who does in the other, and their samplings would not be independent."""
+    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    grids = [two_nodes(), two_nodes()]
+    for i, grid in enumerate(grids):
+        make(key=key, ledger=tmp_path / f"{i}.db", noise_multiplier=2.0 + i).start(grid, record(np.zeros(SIZE)))
+    first, second = map(asked_users, grids)
+    assert len(first) == len(second) == 6
+    assert first != second  # but once in 10⁷ times: 4 of 12, of the other 8, and of those before again
+
+
+def test_later_rounds_go_on_without_users_who_cannot_take_part_yet(tmp_path: Path) -> None:
+    grid = FakeGrid({i: node([user]) for i, user in enumerate(names(12), start=1)})
+    for _ in range(2):
+        make(ledger=tmp_path / "run.db").start(grid, record(np.zeros(SIZE)), num_rounds=1)
+        asked = asked_users(grid)[0]
+        grid.nodes.pop(1 + names(12).index(asked[0]), None)
+    assert [len(users) for users in asked_users(grid)] == [4, 4]
+
+
+def test_noise_that_would_outgrow_the_grid_is_refused_before_the_first_round() -> None:
+    """C⁻¹ of this C grows like 1.6^t: Σ|w| of the last row is 10^30."""
+    grid = two_nodes()
+    strategy = make(
+        mechanism=BandedToeplitz((1.0, -1.6)), participation=Participation(rounds=150, min_separation=3), cohort_size=2
+    )
+    with pytest.raises(ValueError, match="more than the lattice holds"):
+        strategy.start(grid, record(np.zeros(SIZE)))
+    assert asked_users(grid) == []
+
+
+@pytest.mark.parametrize("inner", [FedAvgM(server_learning_rate=0.5, server_momentum=0.9), FedAdam(eta=0.05)])
+def test_a_round_that_cannot_be_recorded_leaves_no_trace_in_the_inner_strategy(
+    inner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when round 0 is to be recorded; then there is room. FedAvgM's momentum must not hold the first noise."""
+    before = inner_state.save(inner, {})
+    with make(inner) as strategy:
+        initial = record(np.zeros(SIZE))
+        with monkeypatch.context() as patched:
+            patched.setattr(Ledger, "record_released", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+            with pytest.raises(OSError, match="disk full"):
+                strategy.start(two_nodes(), initial, num_rounds=1)
+        assert strategy.releases == 0
+        assert inner_state.save(inner, {}) == before  # at once, for whoever drives the rounds without `start`
+        result = strategy.start(two_nodes(), initial, num_rounds=1)
+        assert strategy.releases == 1
+        noise = NoiseStream(KEY.noise).normal(0, 1, 0, SIZE).astype(np.float64)
+        mean = UPDATE + on_the_grid(noise[None], [(0, 1)])[0] / 4
+        if isinstance(inner, FedAvgM):
+            np.testing.assert_allclose(result.arrays["w"].numpy(), 0.5 * mean, atol=2e-6)
+        else:
+            np.testing.assert_allclose(inner.m_t["w"], 0.1 * mean, atol=2e-6)
+
+
+def test_only_public_figures_are_returned() -> None:
+    result = make().start(two_nodes(), record(np.zeros(SIZE)))
+    assert set(result.train_metrics_clientapp[1]) == {"epsilon", "epsilon-planned", "delta", "releases"}
+    assert not result.evaluate_metrics_clientapp
+
+
+def test_balls_in_bins_asks_exactly_one_secret_bin_and_releases_empty_ones() -> None:
+    grid = FakeGrid({1: node(names(5))})
+    participation = Participation(rounds=6, min_separation=3, sampling="balls-in-bins")
+    strategy = make(participation=participation, cohort_size=2)
+    strategy.start(grid, record(np.zeros(SIZE)), num_rounds=6)
+    assert strategy.releases == 6
+    per_round: dict[int, set[str]] = {t: set() for t in range(6)}
+    for message in grid.sent:
+        if is_training(message):
+            per_round[message.content["fedcgd"]["round"]] |= set(message.content["fedcgd"]["users"])
+    for t in range(3):
+        assert per_round[t] == per_round[t + 3]  # the same bins in the second epoch
+    assert sorted(per_round[0] | per_round[1] | per_round[2]) == names(5)
+    assert sum(len(per_round[t]) for t in range(3)) == 5
+
+
+def test_under_b_min_sep_a_user_who_is_away_has_spent_its_coin(tmp_path: Path) -> None:
+    """Who is asked when follows from the key alone. Were a user that was away drawn anew once it is back, its rounds would not be
+    a part of those that are accounted for.
+    """
+    coins = Participation(rounds=12, min_separation=3, sampling="b-min-sep", sampling_rate=0.5)
+    grid, away = two_nodes(24), range(3, 7)
+    with make(mechanism=DPSGD(), participation=coins, ledger=tmp_path / "run.db", min_answers=0) as strategy:
+        second = grid.nodes[2]
+        for t in range(12):
+            grid.nodes = {1: grid.nodes[1]} if t in away else {1: grid.nodes[1], 2: second}
+            strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    asked: dict[int, set[str]] = {t: set() for t in range(12)}
+    for message in grid.sent:
+        if is_training(message):
+            asked[message.content["fedcgd"]["round"]] |= set(message.content["fedcgd"]["users"])
+    stream = export(tmp_path / "run.db")["run"]["stream_id"]
+    drawn = {user: rounds_of(user, coins, KEY.choices_of(stream)) for user in names(24)}
+    for t in range(12):
+        there = names(24)[::2] if t in away else names(24)
+        assert asked[t] == {user for user in there if t in drawn[user]}
+    # Of those who were away some had a coin then, and it kept them from the rounds after they were back.
+    rested = [user for user in names(24)[1::2] if max(away) in drawn[user]]
+    assert rested
+    assert not any(user in asked[t] for user in rested for t in (7, 8))
+
+
+@pytest.mark.parametrize("sampling", ["balls-in-bins", "poisson", "b-min-sep"])
+def test_who_was_drawn_is_asked_in_each_try_of_the_round_however_silent(sampling) -> None:
+    """Else who takes part would hang on who answers, and the sampling would not be the one that is accounted for."""
+
+    class Failing(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            if server_round == 2:
+                raise RuntimeError("no model")
+            return super().aggregate_train(server_round, replies)
+
+    shape = {
+        "balls-in-bins": {"min_separation": 2},
+        "poisson": {"sampling_rate": 0.5},
+        "b-min-sep": {"min_separation": 2, "sampling_rate": 0.5},
+    }[sampling]
+    grid = two_nodes(24)
+    strategy = make(
+        Failing(), mechanism=DPSGD(), participation=Participation(rounds=4, sampling=sampling, **shape), min_answers=0
+    )
+    asked = []
+    with strategy:
+        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+        grid.nodes[2].tamper = lambda request, reply: None if is_training(request) else reply
+        for _ in range(4):
+            before = len(grid.sent)
+            with pytest.raises(RuntimeError, match="no model"):
+                strategy.start(grid, record(np.zeros(SIZE)), timeout=0.01)
+            asked.append(sorted(u for m in grid.sent[before:] if is_training(m) for u in m.content["fedcgd"]["users"]))
+    assert asked == [asked[0]] * 4
+    assert any(int(user[1:]) % 2 for user in asked[0])  # of the silent node
+
+
+@pytest.mark.parametrize("inner", [FedAvgM(server_learning_rate=0.5), FedAdam(eta=0.05)])
+def test_inner_strategies_see_the_noised_mean(inner) -> None:
+    strategy = make(inner, noise_multiplier=1e-6)
+    result = strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    mean = UPDATE[0]
+    if isinstance(inner, FedAdam):
+        step = 0.05 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2) * (0.1 * mean) / (np.sqrt(0.01 * mean**2) + 1e-3)
+    else:
+        step = 0.5 * mean
+    np.testing.assert_allclose(result.arrays["w"].numpy(), np.full(SIZE, step), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"noise_multiplier": -1.0}, "noise_multiplier must be positive"),
+        ({"noise_multiplier": float("inf")}, "noise_multiplier must be positive"),
+        ({"delta": 0.0}, "delta"),
+        ({"delta": 1.0}, "delta"),
+        ({"clip_norm": 0.0}, "clip_norm must be positive"),
+        ({"clip_norm": float("inf")}, "clip_norm must be positive"),
+        ({"clip_norm": 1e-21}, "clip_norm must be between 1e-20 and 1e20, got 1e-21"),
+        ({"cohort_size": 0}, "cohort_size must be at least 1"),
+        ({"min_answers": 5}, "min_answers"),
+        ({"identity": "guess"}, "identity"),
+    ],
+)
+def test_settings_that_contradict_are_refused_with_the_reason(options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        make(**options)
+
+
+def test_a_run_whose_record_was_in_memory_does_not_begin_again() -> None:
+    strategy = make()
+    strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=2)
+    with pytest.raises(ValueError, match="2 rounds of this run are released, and their record was in memory"):
+        strategy.start(two_nodes(), record(np.zeros(SIZE)))
+
+
+def test_nothing_is_opened_before_start_and_everything_is_closed_after_it(tmp_path: Path) -> None:
+    """Also when it fails. Python 3.13 warns of a connection that nobody closed, and warnings are errors here."""
+    path = tmp_path / "run.db"
+    strategy = make(ledger=path)
+    assert not path.exists()
+    strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=2)
+    with pytest.raises(RuntimeError, match="evaluation"):
+        strategy.start(two_nodes(), record(np.zeros(SIZE)), evaluate_fn=lambda r, a: _raise(RuntimeError("evaluation")))
+    # The last connection to close removes the journal.
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run.db", "run.db-model-1"]
+    with pytest.raises(ValueError, match="ledger is not open"):
+        strategy.configure_train(1, record(np.zeros(SIZE)), ConfigRecord(), two_nodes())
+    with strategy:
+        assert strategy.releases == 2
+
+
+def _raise(error: Exception):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("inner", "options", "cohort"),
+    [
+        (FedAvg(min_train_nodes=60), {}, 60),
+        (FedAvg(min_train_nodes=60), {"cohort_size": 30}, 30),
+        (FedAvg(fraction_train=0.1, min_train_nodes=60), {"expected_users": 1000}, 100),
+        (FedAvg(fraction_train=0.1, min_train_nodes=60), {"expected_users": 100}, 60),
+        (FedAvg(), {"expected_users": 7}, 7),
+    ],
+)
+def test_the_cohort_is_what_the_inner_strategy_says(inner, options, cohort: int) -> None:
+    assert make(inner, **{"cohort_size": None} | options).cohort_size == cohort
+
+
+@pytest.mark.parametrize(
+    "inner", [FedAvg(), FedAvg(fraction_train=1.0), FedAvg(fraction_train=0.1, min_train_nodes=60)]
+)
+def test_a_cohort_that_nothing_says_is_asked_for(inner) -> None:
+    """FedAvg() asks every node in each round, which no separation allows; it used to run with cohorts of 2."""
+    with pytest.raises(ValueError, match=r"how many users a round.*give cohort_size"):
+        make(inner, cohort_size=None)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        FedMedian(),
+        FedTrimmedAvg(),
+        Krum(),
+        MultiKrum(),
+        Bulyan(),
+        QFedAvg(client_learning_rate=0.1),
+        DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 4),
+        DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), 1.0, 400),
+        DifferentialPrivacyClientSideFixedClipping(FedAvg(), 1.0, 1.0, 4),
+        DifferentialPrivacyClientSideAdaptiveClipping(FedAvg(), 1.0, 400),
+    ],
+    ids=lambda inner: type(inner).__name__,
+)
+def test_inner_strategies_that_cannot_work_are_refused_at_once(inner) -> None:
+    """Of these Flower's DP strategies waited for nodes for ever, and the robust ones silently became the mean."""
+    with pytest.raises(ValueError, match=type(inner).__name__):
+        make(inner)
+
+
+@pytest.mark.parametrize(
+    ("inner", "why"),
+    [
+        (FedXgbBagging(), "collects the trees that nodes grow, which have no sum"),
+        (QFedAvg(client_learning_rate=0.1), "weights clients by their losses, which do not leave the nodes"),
+        (Krum(), "compares the updates of clients with each other"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_refusal_says_what_is_in_the_way(inner, why: str) -> None:
+    """FedXgbBagging was said to compare updates, which it does not."""
+    with pytest.raises(ValueError, match=f"{type(inner).__name__} {why}"):
+        make(inner)
+
+
+class _WaitsForNodes(FedAvg):
+    """As Flower's strategies wait, for more nodes than its attributes tell."""
+
+    wanted = 500
+
+    def configure_train(self, server_round, arrays, config, grid):
+        while len(list(grid.get_node_ids())) < self.wanted:
+            pass
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def test_an_inner_strategy_that_waits_for_nodes_gets_them_or_an_error() -> None:
+    assert make(_WaitsForNodes()).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1).released == 1
+    endless = _WaitsForNodes()
+    endless.wanted = 10**9
+    with pytest.raises(RuntimeError, match="the inner strategy waits for nodes"):
+        make(endless).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+
+
+def test_wrong_types_are_named_with_what_was_expected() -> None:
+    plan = Plan(**PLAN)
+    for arguments, words in [
+        ((FedAvg, plan), "inner must be a Flower strategy"),
+        ((plan, FedAvg()), "inner must be a Flower strategy"),
+        ((FedAvg(), "lambda-cgd"), "plan must be a fedcgd Plan, for example Plan.calibrated.*'lambda-cgd'"),
+    ]:
+        with pytest.raises(TypeError, match=words):
+            CorrelatedNoise(*arguments, key=KEY, cohort_size=4)
+    secret = b"0123456789abcdef0123456789abcdef"
+    for key in (5, secret):
+        with pytest.raises(TypeError, match="key must be a NoiseKey") as refused:
+            CorrelatedNoise(FedAvg(), plan, key=key, cohort_size=4)
+        assert "0123" not in str(refused.value)
+
+
+def test_a_schedule_for_which_there_are_too_few_users_is_refused_once_they_are_known() -> None:
+    """4 a round and 3 rounds apart need 12 users; 11 would stall in round 3, after two releases."""
+    grid = FakeGrid({1: node(names(11))})
+    with pytest.raises(ValueError, match=r"11 users are there after 0 s, and 12 are expected.*need 12 users: lower"):
+        make().start(grid, record(np.zeros(SIZE)))
+    assert asked_users(grid) == []
+    few_turns = Participation(rounds=6, min_separation=1, max_participations=1)
+    with pytest.raises(ValueError, match="need 24 users"):  # 6 rounds of 4, each user once
+        make(participation=few_turns).start(two_nodes(23), record(np.zeros(SIZE)))
+    assert make(participation=few_turns).start(two_nodes(24), record(np.zeros(SIZE))).complete
+
+
+def test_a_secret_sampling_may_not_hang_on_who_answers() -> None:
+    with pytest.raises(ValueError, match="secret sampling"):
+        make(participation=Participation(rounds=6, min_separation=3, sampling="balls-in-bins"), min_answers=1)
+
+
+def test_the_key_never_shows(caplog: pytest.LogCaptureFixture) -> None:
+    grid = two_nodes()
+    strategy = make()
+    with caplog.at_level(logging.DEBUG):
+        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=2)
+    shown = caplog.text + repr(strategy) + repr(vars(strategy)) + "".join(repr(m) for m in grid.sent)
+    for secret in (KEY.noise, KEY.choices):
+        for form in (secret.hex(), repr(secret), str(int.from_bytes(secret, "big"))):
+            assert form not in shown
+
+
+def test_client_metrics_are_forwarded_only_when_asked_for_and_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    def evaluated(message: Message, context) -> Message:
+        return Message(RecordDict({"m": MetricRecord({"num-examples": 3, "acc": 0.5})}), reply_to=message)
+
+    grid = two_nodes()
+    for fake in grid.nodes.values():
+        fake.app.evaluate()(evaluated)
+    assert not make().start(grid, record(np.zeros(SIZE)), num_rounds=1).evaluate_metrics_clientapp
+    assert "no ε covers them" not in caplog.text
+    assert not [message for message in grid.sent if message.metadata.message_type == "evaluate"]
+    request = Message(RecordDict(), dst_node_id=1, message_type="evaluate")
+    assert make().aggregate_evaluate(1, [evaluated(request, None)]) is None  # not even of replies that nobody asked for
+    result = make(forward_client_metrics=True).start(grid, record(np.zeros(SIZE)), num_rounds=1)
+    assert [line.levelname for line in caplog.records if "no ε covers them" in line.message] == ["WARNING"]
+    assert result.evaluate_metrics_clientapp[1]["acc"] == 0.5
+
+
+def test_who_waits_for_users_is_told_for_whom_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The numbers of an example, with too few nodes: the first round does not begin, and that must not take silence."""
+    strategy = make(patience=0.05)
+    with caplog.at_level(logging.INFO, logger="flwr"), pytest.raises(ValueError, match="4 users are there after 0 s"):
+        strategy.start(two_nodes(4), record(np.zeros(SIZE)))
+    told = [one.getMessage() for one in caplog.records if "waiting for up to" in one.getMessage()]
+    assert len(told) == 1
+    assert "4 users are there, and 12 are expected before the first round: with 4 a round" in told[0]
+
+
+def test_nobody_is_told_of_waiting_when_everybody_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        make(patience=10.0).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    assert not [one for one in caplog.records if "waiting" in one.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hosts": ["u001"]}, "hosts must say the node of each user"),
+        ({"trainable": "weight"}, r"trainable must be the names of arrays, for example \['weight'\]"),
+        ({"patience": "60"}, "patience must be a number of seconds, at least 0, got '60'"),
+        ({"patience": float("nan")}, "patience must be a number of seconds, at least 0, got nan"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_with_what_is_meant(options, words) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        make(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("inner", FedAvgM()),
+        ("cohort_size", 5),
+        ("expected_users", 1),
+        ("min_answers", 4),
+        ("trainable", ["w"]),
+        ("batch_norm", "fixed"),
+        ("adaptive_clipping", None),
+        ("evaluation", None),
+        ("forward_client_metrics", True),
+    ],
+)
+def test_a_setting_that_is_set_later_is_refused_rather_than_ignored(name: str, value: object) -> None:
+    strategy = make()
+    before = getattr(strategy, name)
+    with pytest.raises(AttributeError, match=rf"{name} cannot be set to .* any more: .*CorrelatedNoise\(…, {name}=…\)"):
+        setattr(strategy, name, value)
+    assert getattr(strategy, name) is before
+    with pytest.raises(AttributeError):
+        strategy.plan = strategy.plan
+
+
+def test_a_subclass_is_called_for_each_step_and_sees_how_the_run_stands() -> None:
+    seen: list[tuple] = []
+
+    class Watched(CorrelatedNoise):
+        def __init__(self, *args, **options) -> None:
+            super().__init__(*args, **options)
+            self.note = "mine"
+
+        def start(self, *args, **options):
+            seen.append(("start", self.releases, self.clip_norm))
+            return super().start(*args, **options)
+
+        def summary(self) -> None:
+            seen.append(("summary", self.plan.participation.rounds, self.expected_users, self.cohort_size))
+            super().summary()
+
+        def configure_train(self, server_round, arrays, config, grid):
+            yield from super().configure_train(server_round, arrays, config, grid)  # Flower allows any iterable
+            seen.append(("configure", server_round, self.releases))
+
+        def aggregate_train(self, server_round, replies):
+            released, metrics = super().aggregate_train(server_round, replies)
+            seen.append(("aggregate", server_round, self.releases, dict(self.dropped), self.min_answers))
+            metrics["mine"] = 1
+            return released, metrics
+
+        def aggregate_evaluate(self, server_round, replies):
+            seen.append(("evaluate", server_round, len(list(replies))))
+            return MetricRecord({"loss": 0.5})
+
+    strategy = Watched(FedAvg(), make().plan, cohort_size=4, key=KEY, patience=0.0, forward_client_metrics=True)
+    result = strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=2)
+    assert seen == [
+        ("start", 0, 0.5),
+        ("summary", 6, 12, 4),
+        ("configure", 1, 0),
+        ("aggregate", 1, 1, {}, 1),
+        ("evaluate", 1, 2),
+        ("configure", 2, 1),
+        ("aggregate", 2, 2, {}, 1),
+        ("evaluate", 2, 2),
+    ]
+    assert result.released == 2
+    assert strategy.note == "mine"
+    assert result.evaluate_metrics_clientapp[1]["loss"] == 0.5
+    assert [metrics["mine"] for metrics in result.train_metrics_clientapp.values()] == [1, 1]

@@ -1,0 +1,222 @@
+"""What the operator reads: a line a round, in Flower's manner, with causes apart, and nothing twice."""
+
+import logging
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, FakeNode, is_training
+from flower_runs import SIZE, make, names, node, two_nodes
+from flwr.app import Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from shared import record
+
+from fedcgd.mechanisms import DPSGD
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.participation import Participation
+from fedcgd_flower import IncompleteRunError, clipped_update_mod
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [entry.getMessage() for entry in caplog.records if entry.name == "flwr"]
+
+
+@pytest.fixture(autouse=True)
+def _hear_all(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="flwr")
+
+
+def test_a_round_is_one_line_and_no_line_comes_twice(caplog: pytest.LogCaptureFixture) -> None:
+    make().start(
+        two_nodes(), record(np.zeros(SIZE)), evaluate_fn=lambda release, arrays: MetricRecord({"accuracy": release / 8})
+    )
+    said = lines(caplog)
+    rounds = [line for line in said if line.startswith("[ROUND ")]
+    assert len(rounds) == 6
+    assert re.fullmatch(
+        r"\[ROUND 3/6\] 4 users asked at [12] nodes, 4 answered \| ε ≤ [0-9.]+ so far at δ = 1e-05 \| evaluate: accuracy 0.375",
+        rounds[2],
+    )
+    assert len(said) == len(set(said))
+    assert len(said) < 6 + 25
+    [once] = [line for line in said if "each user counts once" in line]
+    assert "numbers of examples per client are not used" in once
+    assert "Release 0: evaluate: accuracy 0" in said
+    [ended] = [line for line in said if line.startswith("Finished")]
+    assert re.fullmatch(r"Finished in [0-9.]+ s with 6 of 6 rounds released", ended)
+    assert "4 users a round (cohort_size)" in caplog.text
+
+
+def test_epsilon_of_a_part_is_said_with_its_condition_beside_that_of_the_plan(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = make()
+    strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=2)
+    whole, part = strategy.plan.guarantee().epsilon, strategy.plan.guarantee(released=2).epsilon
+    assert part < whole
+    last = lines(caplog)[-2]
+    assert f"the planned run: ε ≤ {whole:.3g}" in last
+    assert f"for the 2 rounds released, ε ≤ {part:.4g}, provided that nobody looked at a released model" in last
+    assert "ended before its plan: after 2 tries, as asked for" in lines(caplog)[-1]
+
+
+def failing(code: int, reason: str):
+    return lambda q, r: Message(Error(code=code, reason=reason), reply_to=q) if is_training(q) else r
+
+
+def test_causes_are_told_apart_and_a_hint_comes_once(caplog: pytest.LogCaptureFixture) -> None:
+    users = names(12)
+    grid = FakeGrid({i + 1: node(users[2 * i : 2 * i + 2]) for i in range(6)})
+    for i, tamper in enumerate(
+        [
+            failing(5, "node unavailable"),
+            failing(2, "local training failed"),
+            failing(2, "KeyError: 'arrays' of patient 17"),
+            lambda q, r: None if is_training(q) else r,
+        ]
+    ):
+        grid.nodes[i + 1].tamper = tamper
+    participation = Participation(rounds=3)
+    make(participation=participation, cohort_size=12).start(grid, record(np.zeros(SIZE)), timeout=0.0)
+    [line, *_] = [line for line in lines(caplog) if line.startswith("[ROUND ")]
+    assert (
+        "12 users asked at 6 nodes, 4 answered (client error: 2, error in local training: 2, no answer: 2, node lost: 2)"
+        in line
+    )
+    assert caplog.text.count("must be the first of its mods") == 1
+    assert caplog.text.count("a node's own log says where its training failed") == 1
+    assert "patient" not in caplog.text
+
+
+def test_too_few_users_says_who_is_there_and_what_keeps_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    grid = FakeGrid({1: node(names(9))})
+    participation = Participation(rounds=6, min_separation=3, max_participations=1)
+    with pytest.raises(IncompleteRunError):
+        make(participation=participation, expected_users=9).start(grid, record(np.zeros(SIZE)))
+    skipped = [line for line in lines(caplog) if "[ROUND 3/6]" in line]
+    assert skipped[0] == (
+        "[ROUND 3/6] not released: 9 users are there at 1 nodes and 1 of them may take part, of 4 for a cohort; "
+        "8 have taken part 1 times, which is all they may"
+    )
+    caplog.clear()
+    participation = Participation(rounds=6, min_separation=3)
+    with pytest.raises(IncompleteRunError):
+        make(participation=participation, expected_users=9).start(grid, record(np.zeros(SIZE)))
+    assert "1 of them may take part, of 4 for a cohort; 8 took part less than 3 rounds ago" in caplog.text
+
+
+def test_the_log_does_not_claim_what_is_not_done(caplog: pytest.LogCaptureFixture) -> None:
+    """It said "Fraction: train (0.50) | evaluate ( 0.50)", minimums of nodes and weights, none of which decides anything here."""
+    inner = FedAvg(fraction_train=0.5, fraction_evaluate=0.5, min_train_nodes=3)
+    caplog.clear()
+    make(inner).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    said = lines(caplog)
+    for words in ("Fraction", "0.50", "Minimum", "Sampling:", "Weighted by"):
+        assert not any(words in line for line in said), words
+    assert any("ArrayRecord key: 'arrays'" in line for line in said)
+    [left_out] = [line for line in said if "evaluation on clients" in line]
+    assert "(fraction_evaluate = 0.5) is left out, because ε does not cover it" in left_out
+
+
+@pytest.mark.parametrize("options", [{"forward_client_metrics": True}, {"inner": FedAvg(fraction_evaluate=0)}])
+def test_evaluation_that_is_done_or_not_wanted_is_not_said_to_be_left_out(
+    options: dict, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(**options).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1, timeout=0.0)
+    assert not any("is left out" in line for line in lines(caplog))
+
+
+def test_min_available_nodes_is_waited_for_or_said_not_to_be(caplog: pytest.LogCaptureFixture) -> None:
+    """With cohorts of 4 the plan needs 12 users; 20 are asked for in Flower's way, and were not waited for."""
+    inner = FedAvg(min_train_nodes=4, min_available_nodes=20)
+    with pytest.raises(
+        ValueError, match=r"12 users are there after 0 s, and 20 are expected \(min_available_nodes = 20\)"
+    ):
+        make(inner).start(two_nodes(), record(np.zeros(SIZE)))
+    assert "is not waited for" not in caplog.text
+    assert make(inner).start(two_nodes(20), record(np.zeros(SIZE)), num_rounds=1).released == 1
+    make(inner, expected_users=12).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    assert "min_available_nodes = 20 is not waited for, because expected_users = 12 was given" in caplog.text
+
+
+def test_updates_that_are_never_finite_end_the_run_with_advice_about_that(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The advice was to start again with the same ledger, and the nodes' logs held nothing at all."""
+    app = ClientApp(mods=[clipped_update_mod])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"arrays": record(np.full(SIZE, np.nan))}), reply_to=message)
+
+    grid = FakeGrid({i + 1: FakeNode(app, config={"user-id": user}) for i, user in enumerate(names(12))})
+    with pytest.raises(IncompleteRunError) as stopped:
+        make(ledger=tmp_path / "run.db").start(grid, record(np.zeros(SIZE)))
+    words = str(stopped.value)
+    assert "not released: at least 1 users must answer (not finite)" in words
+    assert "What helps: the trained model has numbers that are NaN or infinite: lower the local learning rate" in words
+    assert words.index("What helps") < words.index("Then start again with the same ledger")
+    local = [entry for entry in caplog.records if "no update is sent" in entry.getMessage()]
+    assert len(local) == 40  # ten tries, four nodes
+    assert not any(user in entry.getMessage() for entry in local for user in names(12))
+
+
+def test_a_pool_logs_that_a_users_update_is_not_finite_and_not_whose(caplog: pytest.LogCaptureFixture) -> None:
+    users = names(12)
+    grid = FakeGrid({1: node(users, amount=np.inf)})
+    with pytest.raises(IncompleteRunError, match=r"left out by its node\).*What helps: a user's training raised"):
+        make().start(grid, record(np.zeros(SIZE)))
+    local = [entry.getMessage() for entry in caplog.records if "no update is sent" in entry.getMessage()]
+    assert len(local) == 40
+    assert not any(user in line for line in local for user in users)
+
+
+def test_a_release_that_nobody_answered_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """With a sampling nothing may depend on who answers, so that ε is spent; the operator has to hear it."""
+    grid = two_nodes()
+    for one in grid.nodes.values():
+        one.tamper = failing(2, "local training failed")
+    coins = Participation(rounds=3, sampling="poisson", sampling_rate=0.9)
+    make(participation=coins, mechanism=DPSGD()).start(grid, record(np.zeros(SIZE)))
+    said = [entry for entry in caplog.records if entry.getMessage().startswith("[ROUND ")]
+    assert len(said) == 3
+    assert all("noise alone" in entry.getMessage() and entry.levelno == logging.WARNING for entry in said)
+
+
+def test_a_release_that_somebody_answered_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    assert "noise alone" not in caplog.text
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(0.25, True), (1 / 12, True), (0.01, False)])
+def test_a_delta_of_one_user_or_more_is_a_warning(caplog: pytest.LogCaptureFixture, delta: float, warned: bool) -> None:
+    make(delta=delta).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    assert ("this run has at least 12 users" in caplog.text) == warned
+
+
+def test_an_aggregation_of_metrics_that_is_not_called_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    def mean_loss(records: list[RecordDict], key: str) -> MetricRecord:
+        raise AssertionError
+
+    make(FedAvg(train_metrics_aggr_fn=mean_loss)).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    assert caplog.text.count("train_metrics_aggr_fn is not called") == 1
+
+
+def test_a_key_with_other_runs_is_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    for name, clip_norm in (("first", 0.5), ("first", 0.5), ("second", 0.25)):
+        assert "other runs" not in caplog.text
+        make(key=key, ledger=tmp_path / f"{name}.db", clip_norm=clip_norm).start(
+            two_nodes(), record(np.zeros(SIZE)), num_rounds=1
+        )
+    [told] = [line for line in lines(caplog) if "other runs" in line]
+    assert str(tmp_path / "first.db") in told
+    assert key.runs is not None
+    assert key.noise_of("").hex() not in caplog.text
+
+
+@pytest.mark.parametrize("wrong", ["4", 1.5, -1])
+def test_a_number_of_rounds_that_is_none_is_refused(wrong: int) -> None:
+    with pytest.raises(ValueError, match=f"num_rounds must be a whole number.*{wrong!r}"):
+        make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=wrong)

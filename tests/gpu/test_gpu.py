@@ -1,0 +1,269 @@
+"""Whole steps on a GPU, pretended where there is none: no tensor meets another device's, and the answers are a CPU's.
+
+What only a real one can tell is in test_gpu_device.py.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import local_training_work as local_training
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord
+from gpu_runs import tf32, train
+from numpy_kernels import numpy_kernels
+from pretend_gpu import PretendGpu, pretend_gpu
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedcgd.clipping.flat_models import flatten
+from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
+from fedcgd.curvature.dominance import Reference
+from fedcgd.curvature.measure import measure_spectrum
+from fedcgd.curvature.public import Public, pretrained
+from fedcgd.noise import gpu_code, tensors
+from fedcgd.noise.quantisation import Lattice
+from fedcgd.noise.tensors import GpuKernels
+from fedcgd.opacus import first_batches
+from fedcgd.opacus import gpu_code as opacus_gpu_code
+from fedcgd_flower import LocalTask, arrays_of, one_gradient_step
+from fedcgd_simulations.local_training import LocalTraining, train_many, train_one
+from fedcgd_simulations.models.bert import bert
+from fedcgd_simulations.models.cnn import cnn
+from fedcgd_simulations.models.lstm import lstm
+from fedcgd_simulations.models.small_cnn import tanh_cnn
+from fedcgd_simulations.task import Examples, classification, evaluate, seeded
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Full backward hook", "ignore:In CPU autocast"),
+    pytest.mark.skipif(
+        torch.version.cuda is None,
+        reason="a GPU is pretended to a build of PyTorch with CUDA only: make test CUDA=1 VENV=.venv-cuda installs one",
+    ),
+]
+
+
+REAL = torch.cuda.is_available()
+
+
+@contextmanager
+def gpu() -> Iterator[PretendGpu | None]:
+    """A context in which there is a GPU, with products in single precision."""
+    if REAL:
+        with tf32(False):
+            yield None
+    else:
+        with pretend_gpu() as pretended:
+            yield pretended
+
+
+only_pretended = pytest.mark.skipif(REAL, reason="there is a real GPU, which cannot be pretended beside it")
+
+
+def unwrapped(kernels: GpuKernels) -> GpuKernels:
+    """`kernels` for tensors that are only said to be on a GPU."""
+
+    def on_cpu(kernel: Callable) -> Callable:
+        def call(*given):
+            result = kernel(*(part.inner if isinstance(part, Tensor) else part for part in given))
+            return result if result is None else result.to("cuda")
+
+        return call
+
+    return GpuKernels(*map(on_cpu, kernels))
+
+
+@pytest.mark.parametrize(("mode", "noise"), [("hooks", "replay"), ("ghost", "buffer"), ("functorch", "cpu-buffer")])
+def test_opacus_steps(mode: str, noise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = train("cpu", mode, noise)
+    if not REAL:
+        monkeypatch.setattr(tensors, "gpu_kernels", lambda device: unwrapped(numpy_kernels()))
+    with gpu():
+        found = train("cuda", mode, noise)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 if REAL else 1e-6)
+
+
+@only_pretended
+def test_opacus_steps_where_triton_does_not_work() -> None:
+    expected = train("cpu", "hooks", "replay")
+    tensors.gpu_kernels.cache_clear()
+    with pretend_gpu(), pytest.warns(RuntimeWarning, match="made in main memory and copied"):
+        found = train("cuda", "hooks", "replay")
+    tensors.gpu_kernels.cache_clear()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+@only_pretended
+def test_how_often_an_opacus_step_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each part of a batch, for whether all norms are finite, and once a release for all that is looked at."""
+    monkeypatch.setattr(first_batches, "_AGAIN", 1000)
+    kernels = unwrapped(numpy_kernels())
+    monkeypatch.setattr(tensors, "gpu_kernels", lambda device: kernels)
+    waits = []
+    for epochs in (1, 2):
+        with pretend_gpu() as pretended:
+            train("cuda", "hooks", "replay", epochs)
+        waits.append(pretended.waits.total())
+    assert waits[1] - waits[0] == 6 + 3  # three batches of four in parts of at most three
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+MODELS = {
+    "tanh-cnn": (tanh_cnn, lambda: torch.randn(5, 1, 28, 28)),
+    "cnn": (cnn, lambda: torch.randn(5, 3, 32, 32)),
+    "lstm": (lambda: lstm(50), lambda: torch.randint(1, 50, (5, 7))),
+    "bert": (lambda: bert("bert-tiny", None), lambda: torch.randint(1, 50, (5, 3))),
+}
+
+
+def both(work: Callable[[str], object]) -> tuple[object, object]:
+    """What `work` returns on a CPU and on a GPU, from the same random numbers."""
+    torch.manual_seed(0)
+    expected = work("cpu")
+    torch.manual_seed(0)
+    with gpu():
+        found = work("cuda")
+    return expected, found
+
+
+@pytest.mark.parametrize("name", ["tanh-cnn", "cnn", "lstm", pytest.param("bert", marks=pytest.mark.slow)])
+def test_sums_of_clipped_gradients(name: str) -> None:
+    make, inputs = MODELS[name]
+
+    def work(device: str):
+        model, x = make(), inputs()
+        with torch.no_grad():
+            flat = flatten(model).to(device)
+        # One whose loss raises: with CUDA that would be the end of the process' GPU, so not there.
+        examples, targets = x.to(device), torch.tensor([0, 1, 1 if REAL else 99, 1, 0], device=device)
+        total, finite = clipped_gradient_sum(
+            example_loss(model.to(device), cross_entropy), flat, (examples, targets), clip_norm=0.5, grid=Lattice(2.0**-20),
+            chunk=3, counted=[True] * 4 + [False], indicator=1,
+        )  # fmt: skip
+        assert total.device.type == device
+        return total.cpu(), finite
+
+    (expected, counted), (found, finite) = both(work)
+    assert finite == counted == (4 if REAL else 3)
+    torch.testing.assert_close(
+        found, expected, rtol=0, atol=100 if REAL else 1
+    )  # the ends of float32, in steps of 2⁻²⁰
+
+
+def test_users_of_one_example() -> None:
+    """What a simulated node does: the data on the GPU, the model and the answer in main memory."""
+    model = seeded(2, tanh_cnn)
+    work = local_training.work_of(model, clip_norm=0.5)
+    work = LocalTask(**vars(work) | {"users": ("1", "2", "3"), "config": ConfigRecord()})
+    examples = local_training.EXAMPLES
+
+    def answer(device: str):
+        inputs, targets = examples.inputs.to(device), examples.targets.to(device)
+
+        def data(users, context):
+            rows = torch.tensor([int(user) for user in users], device=device)
+            return inputs[rows], targets[rows]
+
+        loss = example_loss(seeded(2, tanh_cnn).to(device), cross_entropy)
+        return one_gradient_step(loss, data)(work, local_training.CONTEXT)
+
+    (expected, counted), (found, answered) = both(answer)
+    assert answered == counted == 3
+    np.testing.assert_allclose(found * work.grid.step, expected * work.grid.step, rtol=0, atol=1e-4 if REAL else 1e-5)
+
+
+@pytest.mark.parametrize("name", local_training.MODELS)
+def test_local_training_and_evaluation(name: str) -> None:
+    task = classification(name, lambda: None, local_training.MODELS[name])
+    model = seeded(2, local_training.MODELS[name])
+    work = local_training.work_of(model, clip_norm=0.5)
+    local = LocalTraining(epochs=2, batch=5, learning_rate=0.1, proximal=0.7)
+    data = local_training.EXAMPLES
+
+    def answer(device: str):
+        examples = Examples(data.inputs.to(device), data.targets.to(device))
+        together = train_many(task, work, examples, local_training.PARTS.__getitem__, local)[0] * work.grid.step
+        one = train_one(task, arrays_of(model), examples.take(local_training.PARTS["2"]), local)
+        accuracy = evaluate(seeded(2, local_training.MODELS[name]).to(device), task, data)
+        return np.concatenate([together, *(array.numpy().reshape(-1) for array in one.values()), [accuracy]])
+
+    expected, found = both(answer)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3 if REAL else 1e-5)
+
+
+@pytest.mark.slow
+def test_curvature() -> None:
+    def answer(device: str):
+        module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double().to(device)
+        public = Public(module, cross_entropy, torch.randn(9, 3, dtype=torch.float64), classes=2)
+        trained = pretrained(public, epochs=1).self_labelled()
+        hessian = trained.hessian(clip_norm=0.5, chunk=5)
+        every = measure_spectrum(hessian, eigenvalues=100).largest
+        some = measure_spectrum(hessian, eigenvalues=3, probes=1, steps=5).spectrum.eigenvalues
+        reference = Reference.of(public.hessian(), eigenvalues=3)
+        return np.array([*every, *some, reference.dominance(hessian, warn=False), reference.eigenvalue_ratio(hessian)])
+
+    expected, found = both(answer)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-7)
+
+
+@only_pretended
+def test_what_would_fail_on_a_gpu_fails_here() -> None:
+    """The control of all tests above."""
+    with pretend_gpu() as pretended:
+        here, there = torch.ones(3), torch.ones(3, device="cuda")
+        for mixed in (lambda: here + there, lambda: torch.dot(there, here), lambda: torch.stack([there, here])):
+            with pytest.raises(RuntimeError, match="same device"):
+                mixed()
+        for taken in (lambda: there.numpy(), lambda: np.asarray(there)):
+            with pytest.raises((RuntimeError, TypeError)):
+                taken()
+        with pytest.raises(RuntimeError, match="generator"):
+            torch.randn(3, device="cuda", generator=torch.Generator())
+        assert (there + 1).device == torch.device("cuda", 0)
+        assert (there.cpu() + here).tolist() == (there + torch.tensor(1)).tolist() == [2.0, 2.0, 2.0]
+        assert float(there.sum()) == 3.0
+        assert pretended.waits == {"aten._local_scalar_dense.default": 1, "tolist": 1}
+
+
+class Launches:
+    """Stands for a kernel: notes on which tensor's device it was launched."""
+
+    def __init__(self) -> None:
+        self.current, self.on = None, []
+
+    def __getitem__(self, grid):
+        return lambda *given, **options: self.on.append(self.current)
+
+    def device_of(self, tensor: Tensor):
+        launches = self
+
+        class Current:
+            def __enter__(self) -> None:
+                launches.current = tensor
+
+            def __exit__(self, *_: object) -> None:
+                launches.current = None
+
+        return Current()
+
+
+def test_kernels_are_launched_where_their_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device: for tensors on another one that would be a fault, or another device's memory."""
+    launches = Launches()
+    monkeypatch.setattr(torch.cuda, "device_of", launches.device_of)
+    monkeypatch.setattr(gpu_code, "_noise", launches)
+    monkeypatch.setattr(gpu_code, "_tile_hashes", launches)
+    monkeypatch.setattr(opacus_gpu_code, "_add_rows", launches)
+    total, key = torch.zeros(10, dtype=torch.float64), np.zeros(8, np.uint32)
+    gpu_code.add_to_grid(total, 0, [key], [1.0], key, 1.0)
+    gpu_code.add_values_to_grid(total, 0, total, 1.0, key, 1.0)
+    gpu_code.fill_normals(total, 0, key)
+    gpu_code.tile_hashes(total, torch.ones(1, 16, dtype=torch.int64))
+    opacus_gpu_code.add_rows(total, torch.ones(2, 10), torch.ones(2, dtype=torch.float64))
+    assert len(launches.on) == 5
+    assert all(tensor is total for tensor in launches.on)

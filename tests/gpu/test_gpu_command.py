@@ -1,0 +1,71 @@
+"""`benchmarks/gpu.sh`, as far as a machine without a GPU can tell: it says what is missing, and gets through when it is dry."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def run(results: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        [BENCHMARKS / "gpu.sh", results],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PATH": path} | environment,
+    )
+
+
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: the command would measure for half an hour")
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 2
+    assert "there is no CUDA GPU that PyTorch can use" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_dry_it_gets_through_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    (tmp_path / "correct.txt").write_text("tests were run\n")
+    done = run(tmp_path, DRY="1")
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in (tmp_path / "runtime.jsonl").read_text().splitlines()]
+    assert [record["model"] for record in records] == ["cnn", "bert-tiny"]
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert {"correct.txt", "noise-5000.json", "runtime.jsonl"} <= set(before)
+    assert run(tmp_path, DRY="1").returncode == 0
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_the_steps_of_central_training_are_timed_on_tensors(capsys: pytest.CaptureFixture[str]) -> None:
+    noise = script("noise")
+    found = noise.measure_on(torch.device("cpu"), size=100, repeats=2)
+    assert found["rows"][noise.OPACUS]["ratio"] == 1.0
+    assert all(row["ms"] > 0 and row["gigabytes_per_second"] > 0 for row in found["rows"].values())
+    assert len(found["rows"]) == 8
+    assert "a release: nonce, two rounds, mean, gradient" in capsys.readouterr().out
+
+
+def test_models_that_were_timed_are_not_timed_again(tmp_path: Path) -> None:
+    runtime, output = script("runtime"), tmp_path / "runtime.jsonl"
+    assert runtime._known(None) == runtime._known(output) == set()
+    output.write_text('{"model": "cnn", "mode": "hooks", "batch": 4}\n')
+    assert runtime._known(output) == {("cnn", "hooks", 4)}

@@ -1,0 +1,242 @@
+"""What only a real GPU can tell: bits of its kernels, more numbers than an int32 counts, streams, other devices, low precision.
+
+`benchmarks/gpu.sh` runs these where there is one.
+"""
+
+import numpy as np
+import pytest
+import torch
+from gpu_runs import Reader, tf32, train
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcgd.mechanisms import BSR, LambdaCGD
+from fedcgd.noise import NoiseStream, tensors
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.noise.quantisation import Lattice
+from fedcgd.noise.stream import key_words
+from fedcgd.noise.tensors import GpuKernels, TensorNormals, gpu_kernels, sum_digest
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.opacus.clipped_sum import add_clipped
+from fedcgd.opacus.gradient_forms import DenseGradients
+from fedcgd.opacus.round_noise import RoundNoise
+from fedcgd.opacus.row_passes import gpu_add_rows
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd.release.noise_source import LatticeNormals
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU: benchmarks/gpu.sh runs it on one"),
+    pytest.mark.filterwarnings("ignore:Full backward hook"),
+]
+
+CUDA = torch.device("cuda", 0)
+STREAM, GRID = NoiseStream(bytes(range(32))), Lattice(2.0**-18)
+
+
+@pytest.fixture
+def kernels() -> GpuKernels:
+    found = gpu_kernels(CUDA)
+    assert found is not None, "Triton does not work on this GPU, or gives other bits"
+    return found
+
+
+@pytest.fixture
+def room(request: pytest.FixtureRequest) -> None:
+    """Skips a test unless the GPU has as many free bytes as its parameter says."""
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info(CUDA)[0]
+    if free < request.param:
+        pytest.skip(f"needs {request.param / 2**30:.0f} GiB of GPU memory, and {free / 2**30:.0f} are free")
+
+
+@pytest.mark.parametrize("start", [0, 5, 2**31 - 700, 2**32 * 12 - 700, 2**40 - 100_001])
+@pytest.mark.parametrize("size", [1, 127, 1535, 1536, 1537, 100_001])
+def test_numbers_have_the_bits_of_a_cpu(size: int, start: int, kernels: GpuKernels) -> None:
+    out = torch.zeros(size, device=CUDA)
+    kernels.fill_normals(out, start, key_words(STREAM.key_of(3, 2**100)))
+    expected = STREAM.normal(3, 2**100, start, start + size)
+    assert out.cpu().numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("terms", [1, 2, 3, 16, 17])
+def test_sums_have_the_whole_numbers_of_a_cpu(terms: int, kernels: GpuKernels) -> None:
+    size = 300_001
+    made = [(i, 7, (-0.9) ** i) for i in range(terms)]
+    total, expected = torch.arange(size, dtype=torch.float64, device=CUDA), np.arange(size)
+    TensorNormals(STREAM, GRID).add(total, made, 3.0)
+    LatticeNormals(STREAM, GRID).add(expected, made, 3.0)
+    np.testing.assert_array_equal(total.cpu().numpy(), expected)
+    row = torch.randn(size, device=CUDA)
+    TensorNormals(STREAM, GRID).add_row(total, row, made[0], 3.0)
+    LatticeNormals(STREAM, GRID).add_row(expected, row.cpu().numpy(), made[0], 3.0)
+    np.testing.assert_array_equal(total.cpu().numpy(), expected)
+
+
+@pytest.mark.parametrize("room", [10 * 2**30], indirect=True)
+def test_more_numbers_than_an_int32_counts(kernels: GpuKernels, room: None) -> None:
+    size = 2**31 + 1000
+    out = torch.zeros(size, device=CUDA)
+    kernels.fill_normals(out, 0, key_words(STREAM.key_of(3, 0)))
+    for start in (2**31 - 1000, size - 1000):
+        expected = STREAM.normal(3, 0, start, start + 1000)
+        assert out[start : start + 1000].cpu().numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("room", [17 * 2**30], indirect=True)
+def test_more_numbers_in_rows_than_an_int32_counts(room: None) -> None:
+    add = gpu_add_rows(CUDA)
+    assert add is not None
+    columns = 2**30 + 3
+    rows, total = torch.zeros(3, columns, dtype=torch.float16, device=CUDA), torch.zeros(columns, device=CUDA).double()
+    rows[:, -1] = torch.tensor([1.0, 2.0, 4.0])
+    add(total, rows, torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64, device=CUDA))
+    assert total[-1] == 421.0
+    assert not total[:-1].any()
+
+
+def test_the_digest_of_a_sum_is_that_of_numpy(kernels: GpuKernels) -> None:
+    steps = torch.arange(30_000_000, dtype=torch.float64, device=CUDA)  # hashed twice
+    hashes, key = steps.cpu().numpy().astype(np.int64), bytes(32)
+    found = sum_digest(steps, key)
+    for _ in range(2):
+        key = tensors.hashlib.sha256(b"fedcgd fingerprint" + key).digest()
+        coefficients = tensors._coefficients(key)
+        tiles = np.pad(hashes, (0, -len(hashes) % coefficients.shape[1])).reshape(-1, coefficients.shape[1])
+        hashes = np.stack([(tiles * row).sum(1) for row in coefficients], axis=1).reshape(-1)
+    np.testing.assert_array_equal(found, hashes)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_clipped_sums_are_those_of_a_cpu(kind: torch.dtype) -> None:
+    assert gpu_add_rows(CUDA) is not None
+    values = torch.randn(37, 70_001).to(kind)
+    values[5, 7] = torch.nan
+    sums = []
+    for device in ("cpu", "cuda"):
+        sums.append(torch.zeros(values.shape[1], dtype=torch.float64, device=device))
+        add_clipped([sums[-1]], [DenseGradients(values.to(device))], 1.0)
+    torch.testing.assert_close(sums[1].cpu(), sums[0], rtol=1e-5, atol=1e-9)
+
+
+def test_another_stream() -> None:
+    total, expected = torch.zeros(10_000_000, dtype=torch.float64, device=CUDA), np.zeros(10_000_000, np.int64)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for i in range(3):
+            total.add_(1)
+            TensorNormals(STREAM, GRID).add(total, [(i, 0, 1.0)], 3.0)
+    torch.cuda.synchronize()
+    for i in range(3):
+        expected += 1
+        LatticeNormals(STREAM, GRID).add(expected, [(i, 0, 1.0)], 3.0)
+    np.testing.assert_array_equal(total.cpu().numpy(), expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_device_that_is_not_the_current_one() -> None:
+    other = torch.device("cuda", 1)
+    assert gpu_kernels(other) is not None
+    assert gpu_add_rows(other) is not None
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+def test_no_example_exceeds_the_clip_norm(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In TF32, and in bfloat16 and float16 by autocast: one example a batch, so that the round's sum is its clipped gradient."""
+    sums, add = [], RoundNoise.add
+
+    def listening(noise: RoundNoise, total: torch.Tensor, run: str, nonces: list[int]) -> int:
+        sums.append(float((torch.round(total / noise.lattice.step) * noise.lattice.step).norm()))
+        return add(noise, total, run, nonces)
+
+    monkeypatch.setattr(RoundNoise, "add", listening)
+    kinds = [None, torch.bfloat16, torch.float16] if mode != "ew" else [None]
+    for kind in kinds:
+        module, optimizer, loss, loader = private_run(Reader().to(CUDA), 1, mode)
+        for tokens, targets in loader:
+            with tf32(True), torch.autocast("cuda", kind, enabled=kind is not None):
+                loss(module(tokens.to(CUDA)), targets.to(CUDA)).backward()
+                optimizer.step()
+    assert len(sums) == 12 * len(kinds)
+    assert all(0.0099 < norm <= 0.01 for norm in sums)
+
+
+def private_run(model: nn.Module, batch: int, mode: str) -> tuple:
+    data = TensorDataset(torch.randint(0, 20, (12, 5)), torch.randint(0, 3, (12,)))
+    plan = Plan(
+        mechanism=LambdaCGD(0.9), participation=Participation(rounds=24 // batch, min_separation=12 // batch),
+        clip_norm=0.01, noise_multiplier=1.0, delta=1e-5,
+    )  # fmt: skip
+    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(NoiseKey.generate()).make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        data_loader=DataLoader(data, batch_size=batch),
+        plan=plan,
+        grad_sample_mode=mode,
+    )
+    return module, optimizer, criterion[0] if criterion else nn.CrossEntropyLoss(), loader
+
+
+def test_deep_models_with_attention_are_not_taken_for_mixed() -> None:
+    """Attention's slopes are summed in any order on a GPU; in bfloat16 that is a lot of rounding."""
+    from fedcgd_simulations.models.vit import vit
+
+    torch.manual_seed(0)
+    model = vit("vit-b-16").to(CUDA)
+    data = TensorDataset(torch.randn(16, 3, 32, 32), torch.randint(0, 2, (16,)))
+    plan = Plan(
+        mechanism=BSR(2), participation=Participation(rounds=2, min_separation=2), clip_norm=1.0, noise_multiplier=1.0,
+        delta=1e-5,
+    )  # fmt: skip
+    module, optimizer, loader = CorrelatedPrivacyEngine(NoiseKey.generate()).make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), data_loader=DataLoader(data, batch_size=8),
+        plan=plan,
+    )  # fmt: skip
+    for inputs, targets in loader:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = nn.functional.cross_entropy(module(inputs.to(CUDA)), targets.to(CUDA))
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("noise", ["replay", "buffer", "cpu-buffer"])
+def test_expanded_weights(noise: str) -> None:
+    """The mode that no pretended GPU can try."""
+    torch.testing.assert_close(train("cuda", "ew", noise), train("cpu", "ew", noise), rtol=0, atol=1e-3)
+
+
+def test_a_run_begun_on_a_gpu_goes_on_without_it(tmp_path) -> None:
+    key = NoiseKey.simulation(1)
+
+    def made(device: str) -> tuple:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3).to(device)
+        engine = CorrelatedPrivacyEngine(key)
+        data = TensorDataset(torch.randn(12, 6, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3)
+        plan = Plan(
+            mechanism=BSR(3), participation=Participation(rounds=6, min_separation=3), clip_norm=1.0, noise_multiplier=1.0,
+            delta=1e-5,
+        )  # fmt: skip
+        module, optimizer, loader = engine.make_private(
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            data_loader=DataLoader(data, batch_size=4), plan=plan,
+        )  # fmt: skip
+        return engine, module, optimizer, loader, device
+
+    def epoch(module: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, device: str) -> None:
+        for inputs, targets in loader:
+            nn.functional.cross_entropy(module(inputs.to(device)), targets.to(device)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    results = []
+    for first in ("cpu", "cuda"):
+        engine, *parts = made(first)
+        epoch(*parts)
+        engine.save_checkpoint(path=tmp_path / first, module=parts[0], optimizer=parts[1])
+        other, *parts = made("cpu")
+        other.load_checkpoint(path=tmp_path / first, module=parts[0], optimizer=parts[1])
+        epoch(*parts)
+        results.append(torch.cat([p.detach().reshape(-1) for p in parts[0].parameters()]))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)

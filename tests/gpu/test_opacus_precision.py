@@ -1,0 +1,186 @@
+"""Gradients of low precision are clipped as others are: TF32 and bfloat16 round what they are, in another way each time, not ε.
+
+Whoever measures one tensor and adds another (two products of the same matrices, say) exceeds the clip norm here.
+"""
+
+import pytest
+import torch
+from central_runs import Run
+from gpu_runs import Reader
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from torch.utils.data import TensorDataset
+
+from fedcgd.clipping.flat_models import flatten
+from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
+from fedcgd.noise.quantisation import Lattice
+from fedcgd_simulations.models.small_cnn import tanh_cnn
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook", "ignore:In CPU autocast")
+
+ops = torch.ops.aten
+PRODUCTS = {
+    ops.mm.default, ops.addmm.default, ops.bmm.default, ops.mv.default, ops.dot.default, ops.convolution.default,
+    ops.convolution_backward.default,
+}  # fmt: skip
+BITS = 13  # that float32 has and TF32 has not
+
+
+class TensorCores(TorchDispatchMode):
+    """Products of float32 tensors have operands of 10 bits, all of them larger or all smaller than they were, by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in PRODUCTS:
+            self.products += 1
+            more = int(torch.randint(2, ())) * (2**BITS - 1)
+            args = tree_map(lambda x: self._rounded(x, more), args)
+        return func(*args, **(kwargs or {}))
+
+    def _rounded(self, x, more: int):
+        if not isinstance(x, Tensor) or x.dtype != torch.float32 or x.numel() < 2:
+            return x
+        return ((x.detach().contiguous().view(torch.int32) + more) >> BITS << BITS).view(torch.float32)
+
+
+def one_example_a_batch(model: nn.Module, mode: str, monkeypatch: pytest.MonkeyPatch, **options) -> Run:
+    if isinstance(model, Reader):
+        data = TensorDataset(torch.randint(0, 20, (5, 5)), torch.randint(0, 3, (5,)))
+    else:
+        data = TensorDataset(30 * torch.randn(5, 3, 6), torch.randint(0, 3, (5,)))
+    return Run(monkeypatch, data=data, batch=1, epochs=1, clip_norm=0.01, model=model, mode=mode, **options)
+
+
+def reader() -> nn.Module:
+    return Reader()
+
+
+def sequences() -> nn.Module:
+    """Linear layers on sequences: ghost clipping keeps factors of the first, the product of the second, with few outputs."""
+    return nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3), nn.Flatten(), nn.Linear(9, 3))
+
+
+@pytest.mark.parametrize("make", [reader, sequences])
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+def test_no_example_exceeds_the_clip_norm_with_tf32(mode: str, make, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    run = one_example_a_batch(make(), mode, monkeypatch)
+    with TensorCores() as cores:
+        run.train()
+    assert cores.products > 20
+    assert len(run.sums) == 5
+    for norm in run.norms():
+        assert 0.0099 < norm <= 0.01
+
+
+@pytest.mark.parametrize("make", [reader, sequences])
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+def test_no_example_exceeds_the_clip_norm_with_autocast(mode: str, make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Around whole steps, which takes in what the engine computes."""
+    torch.manual_seed(0)
+    run = one_example_a_batch(make(), mode, monkeypatch)
+    with torch.autocast("cpu", torch.bfloat16):
+        run.train()
+    assert len(run.sums) == 5
+    for norm in run.norms():
+        assert 0.0099 < norm <= 0.01
+
+
+def test_a_users_gradient_does_not_exceed_the_clip_norm_with_tf32() -> None:
+    torch.manual_seed(0)
+    model, grid = tanh_cnn(), Lattice(2.0**-30)
+    loss = example_loss(model, lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="none"))
+    with torch.no_grad():
+        flat = flatten(model)
+    for seed in range(3):
+        example = torch.randn(1, 1, 28, 28), torch.tensor([seed])
+        with TensorCores() as cores:
+            total, _ = clipped_gradient_sum(loss, flat, example, clip_norm=0.01, grid=grid)
+        assert cores.products >= 4
+        assert 0.0099 < float(total.double().norm()) * grid.step <= 0.01
+
+
+def test_the_products_of_tensor_cores_differ_each_time() -> None:
+    """The control of the tests above."""
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 50, 50)
+    with TensorCores():
+        norms = {float((x @ y).norm()) for _ in range(9)}
+    assert len(norms) == 2
+    assert 1e-4 < max(norms) / min(norms) - 1 < 1e-2
+
+
+class _AnyOrder(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope * (1 + 2.0**-8 * torch.rand_like(slope))
+
+
+class Attention(nn.Module):
+    """Slopes with another rounding each time, as of attention on a GPU in bfloat16; with `mixes`, half of the row before too."""
+
+    def __init__(self, mixes: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.mixes = nn.Linear(6, 4), nn.Linear(4, 3), mixes
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = _AnyOrder.apply(torch.tanh(self.first(x)))
+        return self.last(x + x.roll(1, 0) / 2 if self.mixes else x)
+
+
+def test_rounding_in_any_order_is_not_taken_for_mixed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        Run(monkeypatch, model=Attention(mixes=False), size=40, batch=4).train()
+        with pytest.raises(RuntimeError, match="another example in the first row"):
+            Run(monkeypatch, model=Attention(mixes=True), size=40, batch=4).train()
+
+
+def test_a_grad_scaler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch)
+    scaler = torch.amp.GradScaler("cpu")
+    batch = next(iter(run.loader))
+    scaler.scale(run.loss(run.module(batch[0]), batch[1])).backward()
+    with pytest.raises(RuntimeError, match="Use autocast with bfloat16, which needs no GradScaler"):
+        scaler.step(run.optimizer)
+    assert run.released == 0
+    run.train()
+    assert run.released == run.steps
+
+
+def test_a_checkpoint_of_a_gpu_is_loaded_without_one(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    saved, loaded = Run(monkeypatch, epochs=2), Run(monkeypatch, epochs=2)
+    saved.train()
+    packages = list(torch.serialization._package_registry)
+    torch.serialization.register_package(0, lambda storage: "cuda:0", lambda storage, place: None)
+    try:
+        saved.engine.save_checkpoint(path=tmp_path / "run.pt", module=saved.module, optimizer=saved.optimizer)
+    finally:
+        torch.serialization._package_registry[:] = packages
+    with pytest.raises(RuntimeError, match="CUDA device"):
+        torch.load(tmp_path / "run.pt")
+    loaded.engine.load_checkpoint(path=tmp_path / "run.pt", module=loaded.module, optimizer=loaded.optimizer)
+    for run in (saved, loaded):
+        run.train()
+    assert loaded.released == 2 * loaded.steps
+    for p, q in zip(saved.model.parameters(), loaded.model.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_a_module_may_be_moved_after_it_was_made_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with Opacus: the sum is where the parameters are when a round begins."""
+    run = Run(monkeypatch)
+    run.train()
+    elsewhere = torch.zeros(3, dtype=torch.float64, device="meta")
+    run.optimizer._sum = elsewhere  # where the parameters were before
+    run.train()
+    assert run.optimizer._sum.device == torch.device("cpu")
+    assert run.released == 2 * run.steps

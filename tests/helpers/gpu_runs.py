@@ -1,0 +1,64 @@
+"""Central training on a GPU, real or pretended."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcgd.mechanisms import BSR
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+class Reader(nn.Module):
+    """One of each kind of layer that has its own way in the Opacus engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.pixels, self.norm = nn.Embedding(20, 6), nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.along, self.last = nn.Linear(6, 5), nn.Linear(100, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.pixels(self.words(tokens)[:, None])
+        return self.last(self.along(torch.relu(self.norm(x))).flatten(1))
+
+
+def train(device: str, mode: str, noise: str, epochs: int = 2) -> Tensor:
+    torch.manual_seed(0)
+    model = Reader().to(device)
+    data = TensorDataset(torch.randint(0, 20, (12, 5)), torch.randint(0, 3, (12,)))
+    plan = Plan(
+        mechanism=BSR(3), participation=Participation(rounds=6, min_separation=3), clip_norm=0.5, noise_multiplier=1.0,
+        delta=1e-5,
+    )  # fmt: skip
+    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(NoiseKey.simulation(1)).make_private(
+        module=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+        data_loader=DataLoader(data, batch_size=4),
+        plan=plan,
+        grad_sample_mode=mode,
+        noise=noise,
+    )
+    loss = criterion[0] if criterion else nn.CrossEntropyLoss()
+    for _ in range(epochs):
+        with BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer) as parts:
+            for tokens, targets in parts:
+                optimizer.zero_grad()
+                loss(module(tokens.to(device)), targets.to(device)).backward()
+                optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu()

@@ -1,0 +1,39 @@
+"""Keepers in memory, what they agree on, and openings of a round."""
+
+import numpy as np
+
+from fedcgd import LambdaCGD, Participation, Plan
+from fedcgd.keepers import Agreement, Keeper, Keepers, Opening, agree
+
+SIZE = 300
+PLAN = Plan(
+    mechanism=LambdaCGD(0.9),
+    participation=Participation(rounds=12, min_separation=3),
+    clip_norm=1.0,
+    noise_multiplier=2.0,
+    delta=1e-5,
+)
+
+
+def agreement_of(keepers: Keepers, plan: Plan = PLAN, *, run: str = "", size: int = SIZE) -> Agreement:
+    return agree(plan, size=size, keepers=keepers, run=run, users=60)
+
+
+def opening_for(keeper, sent, round=0, attempt=0, present=None, after=None) -> Opening:
+    return Opening(
+        round=round,
+        attempt=attempt,
+        present=present or tuple(sent[0].sealed),
+        tickets=tuple(one.ticket for one in sent),
+        sealed=tuple(one.sealed[keeper.card.name] for one in sent),
+        after=after,
+    )
+
+
+def updates(count: int, seed: int = 0, size: int = SIZE) -> list[np.ndarray]:
+    return list(np.random.default_rng(seed).integers(-(2**20), 2**20, (count, size)))
+
+
+def simulated(count: int = 3, colluding: int = 1, away: int = 0) -> tuple[Keepers, list[Keeper]]:
+    keepers = Keepers.simulation(7, count, colluding=colluding, away=away)
+    return keepers, [Keeper.simulation(keepers, number) for number in range(count)]

@@ -1,0 +1,84 @@
+"""Runs of a strategy with keepers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from fake_grid import FakeGrid, FakeNode
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from shared import record
+
+from fedcgd.keepers import KeeperKey, Keepers
+from fedcgd.keepers.record import read, record_file
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_flower import (
+    CorrelatedNoise,
+    host_users,
+    sequential_training,
+)
+
+KEY = NoiseKey.simulation(7)
+SIMULATED = Keepers.simulation(7, 3, colluding=1)
+PLAN = {
+    "mechanism": LambdaCGD(0.8),
+    "participation": Participation(rounds=6, min_separation=3),
+    "clip_norm": 0.5,
+    "noise_multiplier": 2.0,
+    "delta": 1e-5,
+}
+
+
+def shifting(amount: float):
+    def train(model, user, config, context):
+        return record(model["w"].numpy() + np.float32(amount))
+
+    return sequential_training(train)
+
+
+def names(count: int) -> list[str]:
+    return [f"u{i:03d}" for i in range(count)]
+
+
+def node(users, keepers: Keepers | None = SIMULATED, amount: float = 1.0, **options) -> FakeNode:
+    app = ClientApp()
+    host_users(app, lambda context: list(users), shifting(amount), keepers=keepers)
+    return FakeNode(app, **options)
+
+
+def two_nodes(keepers: Keepers | None = SIMULATED) -> FakeGrid:
+    return FakeGrid({1: node(names(12)[::2], keepers), 2: node(names(12)[1::2], keepers)})
+
+
+def make(keepers: Keepers | None = SIMULATED, **options) -> CorrelatedNoise:
+    plan = {name: options.pop(name, default) for name, default in PLAN.items()}
+    settings = {"cohort_size": 4, "key": KEY, "patience": 0.0} | options
+    return CorrelatedNoise(FedAvg(), Plan(**plan), keepers=keepers, **settings)
+
+
+class RealKeepers:
+    """Three keepers with keys on the disk, each a node of its own beside the two that host users."""
+
+    def __init__(
+        self, folder: Path, *, colluding: int = 1, away: int = 0, names: Sequence[str] = ("k0", "k1", "k2")
+    ) -> None:
+        self.files = [folder / f"{name}.key" for name in names]
+        cards = tuple(KeeperKey.from_file(path, create=True).card(path.stem) for path in self.files)
+        self.keepers = Keepers(cards=cards, colluding=colluding, away=away)
+        self.key = NoiseKey.from_file(folder / "server.key", create=True)
+        self.ledger = folder / "run.db"
+
+    def grid(self) -> FakeGrid:
+        grid = two_nodes(self.keepers)
+        for i, path in enumerate(self.files):
+            grid.nodes[10 + i] = node([], self.keepers, config={"keeper": str(path)})
+        return grid
+
+    def make(self, **options) -> CorrelatedNoise:
+        return make(self.keepers, key=self.key, ledger=self.ledger, **{"trusted_nodes": True} | options)
+
+    def openings(self, number: int) -> list[int]:
+        return [opened.round for opened in read(record_file(self.files[number])).openings]

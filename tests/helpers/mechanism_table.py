@@ -1,0 +1,62 @@
+"""Every mechanism at the size that tests of all of them take."""
+
+import numpy as np
+import oracles_mechanisms as oracle
+
+from fedcgd.mechanisms import (
+    BISR,
+    BLT,
+    BSR,
+    DPSGD,
+    BandedToeplitz,
+    BandInvMF,
+    BinaryTree,
+    Dense,
+    Diagonal,
+    LambdaCGD,
+    Normalized,
+    NuDPFTRL,
+    SquareRootToeplitz,
+    Toeplitz,
+)
+
+N = 13
+ROOT = oracle.square_root_series(64)
+LOWER = np.tril(np.random.default_rng(1).random((N, N))) + np.eye(N)
+DENSE = np.array([[LOWER[j + lag, j] if j + lag < N else 0.0 for lag in range(N)] for j in range(N)])
+
+
+def inverse(c):
+    return np.linalg.inv(oracle.toeplitz(c, N))
+
+
+INVERSE_ROOT = inverse(ROOT)[:, 0]
+BLT_SERIES = [1.0, *(0.3 * 0.95**t + 0.1 * 0.6**t for t in range(N - 1))]
+TABLE = [
+    (DPSGD(), np.eye(N)),
+    (LambdaCGD(0.7), oracle.toeplitz(0.7 ** np.arange(N), N)),
+    (LambdaCGD(0.0), np.eye(N)),
+    (BISR(1), np.eye(N)),
+    (BISR(4), inverse(INVERSE_ROOT[:4])),
+    (BISR(40), oracle.toeplitz(ROOT, N)),
+    (BandInvMF((1.0, -0.5, 0.2)), inverse([1.0, -0.5, 0.2])),
+    (BSR(1), np.eye(N)),
+    (BSR(5), oracle.toeplitz(ROOT[:5], N)),
+    (BSR(40), oracle.toeplitz(ROOT, N)),
+    (BandedToeplitz((1.0, 0.6, -0.3)), oracle.toeplitz([1.0, 0.6, -0.3], N)),
+    (BandedToeplitz((2.0,) * 20), oracle.toeplitz([2.0] * N, N)),
+    (BLT((0.3, 0.1), (0.95, 0.6)), oracle.toeplitz(BLT_SERIES, N)),
+    (SquareRootToeplitz(), oracle.toeplitz(ROOT, N)),
+    (NuDPFTRL(0.2), oracle.toeplitz(ROOT[:N] * 0.8 ** np.arange(N), N)),
+    (Diagonal(), np.diag([(N - j) ** 0.25 for j in range(N)])),
+    (Dense("dense", DENSE), LOWER),
+    (
+        Dense("band-mf", DENSE[:, :3] * [1, 0.5, 0.1]),
+        np.tril(LOWER) * [[(1, 0.5, 0.1, 0)[min(max(i - j, 0), 3)] for j in range(N)] for i in range(N)],
+    ),
+]
+
+TABLE += [(Normalized(m), oracle.normalized(c)) for m, c in TABLE if isinstance(m, Toeplitz)]
+"""Each with its C by definition."""
+
+MECHANISMS = [mechanism for mechanism, _ in TABLE] + [BinaryTree()]

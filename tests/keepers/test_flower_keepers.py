@@ -1,0 +1,437 @@
+"""CorrelatedNoise with keepers: what is released, who is asked what, and what happens when a keeper or a node fails."""
+
+import json
+import logging
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_grid import FakeGrid, FakeNode, is_training
+from flwr.app import Array, Message, RecordDict
+from flwr.clientapp import ClientApp
+from keeper_runs import PLAN, SIMULATED, RealKeepers, make, names, node, two_nodes
+from shared import record
+from typer.testing import CliRunner
+
+from fedcgd.cli import app
+from fedcgd.keepers import Keepers
+from fedcgd.keepers.record import read, record_file
+from fedcgd.ledger import Ledger, export, verify
+from fedcgd.ledger.openings import read as openings_of
+from fedcgd.ledger.statement import privacy_statement, statement_markdown
+from fedcgd.ledger.store import reader
+from fedcgd.mechanisms import BISR
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_flower import (
+    AdaptiveClipping,
+    ClippedUpdateMod,
+    CorrelatedNoise,
+    IncompleteRunError,
+)
+from fedcgd_flower.keeper_gate import question_of
+
+SIZE = 6
+
+
+BOTH_NODES = {"cohort_size": 8, "participation": Participation(rounds=6, min_separation=1)}
+"""Of twelve users, six at each of two nodes: every cohort is at both."""
+
+
+def released(strategy: CorrelatedNoise, grid: FakeGrid, **options) -> list[np.ndarray]:
+    seen: list[np.ndarray] = []
+    strategy.start(grid, record(np.zeros(SIZE)), evaluate_fn=lambda r, a: seen.append(a["w"].numpy().copy()), **options)
+    return seen
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> RealKeepers:
+    return RealKeepers(tmp_path)
+
+
+# What is released.
+
+
+def test_one_simulated_keeper_releases_what_the_server_alone_would() -> None:
+    """K = 1, t = 0: bit for bit, model by model; so a run can be moved to a notary without other numbers."""
+    keepers = Keepers.simulation(7, 1, colluding=0)
+    central = released(make(None), two_nodes(None))
+    np.testing.assert_array_equal(released(make(keepers), two_nodes(keepers)), central)
+
+
+def test_three_keepers_add_half_as_much_variance_again() -> None:
+    """Σ of three shares of (ζσ)²/2 each, on users that do nothing: noise of std √1.5·ζσ/cohort in the first release."""
+    size = 20_000
+    grid = FakeGrid({1: node(names(12)[::2], amount=0.0), 2: node(names(12)[1::2], amount=0.0)})
+    steps = released_steps(make(), grid, size)
+    assert steps[0].std() == pytest.approx(np.sqrt(1.5) / 4, rel=0.03)
+    assert steps[1].std() == pytest.approx(np.sqrt(1.5 * 1.64) / 4, rel=0.03)
+    assert np.corrcoef(steps[0], steps[1])[0, 1] == pytest.approx(-0.8 / np.sqrt(1.64), abs=0.03)
+
+
+def released_steps(strategy, grid, size) -> list[np.ndarray]:
+    seen = []
+    strategy.start(
+        grid, record(np.zeros(size)), num_rounds=2, evaluate_fn=lambda r, a: seen.append(a["w"].numpy().copy())
+    )
+    return [after - before for before, after in pairwise(seen)]
+
+
+def test_the_mean_moves_as_without_keepers() -> None:
+    """With next to no noise: four users of update ones, clipped to 0.5 in all six coordinates."""
+    found = released(make(noise_multiplier=0.1), two_nodes())
+    np.testing.assert_allclose(found[-1], 6 * 0.5 / np.sqrt(SIZE), atol=0.1)
+
+
+def test_real_keepers_are_found_by_their_cards_and_open_each_round_once(real: RealKeepers) -> None:
+    grid = real.grid()
+    found = released(real.make(), grid)
+    assert len(found) == 7
+    assert [real.openings(i) for i in range(3)] == [list(range(6))] * 3
+    hashes = {tuple(opened.list_hash for opened in read(record_file(path)).openings) for path in real.files}
+    assert len(hashes) == 1
+    with Ledger.open(real.ledger, **ledger_settings(real)) as ledger:
+        assert [opened.list_hash for opened in ledger.openings()] == list(hashes.pop())
+        assert {opened.state for opened in ledger.openings()} == {"released"}
+    asked = [question_of(m) for m in grid.sent if m.metadata.dst_node_id >= 10]
+    assert asked.count("open") == 18
+    assert asked.count("check") == 3  # in the first round alone
+
+
+def ledger_settings(real: RealKeepers):
+    strategy = real.make()
+    captured = {}
+
+    def opened(path, **settings):
+        captured.update(settings)
+        raise InterruptedError
+
+    import fedcgd_flower.strategy as module
+
+    ledger, module.Ledger = module.Ledger, type("L", (), {"open": staticmethod(opened)})
+    try:
+        with pytest.raises(InterruptedError):
+            strategy.__enter__()
+    finally:
+        module.Ledger = ledger
+    return captured
+
+
+def test_the_mod_masks_too(real: RealKeepers) -> None:
+    def one_user(user: str, number: int | None = None) -> FakeNode:
+        app = ClientApp(mods=[ClippedUpdateMod(keepers=real.keepers)])
+
+        @app.train()
+        def train(message: Message, context) -> Message:
+            content = RecordDict({"arrays": record(message.content["arrays"]["w"].numpy() + 1)})
+            return Message(content, reply_to=message)
+
+        config = {"user-id": user} | ({} if number is None else {"keeper": str(real.files[number])})
+        return FakeNode(app, config=config)
+
+    grid = FakeGrid({i: one_user(f"u{i}", i if i < 3 else None) for i in range(12)})
+    found = released(real.make(noise_multiplier=0.1, min_answers=4), grid)
+    np.testing.assert_allclose(found[-1], 6 * 0.5 / np.sqrt(SIZE), atol=0.1)
+    replies = [m for m in grid.sent if is_training(m)]
+    assert replies
+
+
+def test_adaptive_clipping_goes_on_after_a_spent_round(real: RealKeepers) -> None:
+    """The count of users within the norm is one coordinate more of the sum; a spent round changes nothing."""
+    strategy = real.make(adaptive_clipping=AdaptiveClipping(count_noise=0.5), noise_multiplier=0.5, cohort_size=4)
+    grid = real.grid()
+    fail_once(grid, 11, round=2)
+    with strategy:
+        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=2)
+        norm = strategy.clip_norm  # whatever it is: a share of 0 and then one of 1 bring it back to the plan's
+        assert strategy._rounds.ledger.metrics("train")[2]["clip-norm"] != 0.5
+        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
+        assert (strategy.clip_norm, strategy.releases) == (norm, 3)
+    with real.make(adaptive_clipping=AdaptiveClipping(count_noise=0.5), noise_multiplier=0.5, cohort_size=4) as again:
+        assert (again.clip_norm, again.releases) == (norm, 3)
+
+
+def fail_once(grid: FakeGrid, node_id: int, *, round: int) -> None:
+    """The keeper at that node answers, and its answer to `open` of `round` is lost on the way."""
+
+    def tamper(request: Message, reply: Message) -> Message | None:
+        asked = request.content.config_records.get("fedcgd-keepers", {})
+        return None if asked.get("question") == "open" and asked.get("round") == round else reply
+
+    grid.nodes[node_id].tamper = tamper
+
+
+# What fails.
+
+
+@pytest.fixture(autouse=True)
+def _do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedcgd_flower.keeper_transport._ANSWER_WITHIN", 0.05)
+    monkeypatch.setattr("fedcgd_flower.keeper_transport.time.sleep", lambda seconds: None)
+
+
+def test_a_round_whose_opening_failed_is_spent_and_the_next_cancels_what_was_released(real: RealKeepers) -> None:
+    grid = real.grid()
+    fail_once(grid, 11, round=2)
+    models = released(real.make(), grid)
+    assert len(models) == 6  # the initial one, and five releases of six rounds
+    for number in range(3):
+        opened = {o.round: o.after for o in read(record_file(real.files[number])).openings}
+        assert opened == {0: None, 1: 0, 2: 1, 3: 1, 4: 3, 5: 4}  # round 3 cancels a part of round 1
+    with Ledger.open(real.ledger, **ledger_settings(real)) as ledger:
+        states = [opened.state for opened in ledger.openings()]
+        assert states == ["released", "released", "spent", "released", "released", "released"]
+        assert ledger.resume().round == 6
+
+
+def test_a_run_ends_where_its_last_round_is_spent(real: RealKeepers) -> None:
+    grid = real.grid()
+    fail_once(grid, 10, round=5)
+    strategy = real.make()
+    result = strategy.start(grid, record(np.zeros(SIZE)))
+    assert result.complete
+    assert strategy.releases == 6
+
+
+def test_an_opening_that_a_killed_server_left_is_spent_on_resume(real: RealKeepers) -> None:
+    grid = real.grid()
+    strategy = real.make()
+
+    class KilledError(BaseException):
+        pass
+
+    def die(request: Message, reply: Message) -> Message:
+        asked = request.content.config_records.get("fedcgd-keepers", {})
+        if asked.get("question") == "open" and asked.get("round") == 1:
+            raise KilledError
+        return reply
+
+    grid.nodes[10].tamper = die
+    strategy._rounds.abort_round = lambda reason: None  # a killed process does nothing any more
+    with pytest.raises(KilledError):
+        strategy.start(grid, record(np.zeros(SIZE)))
+    models = released(real.make(), real.grid())
+    assert len(models) == 5  # release 1, and rounds 2 to 5
+    assert [o.state for o in openings(real)] == ["released", "spent", *["released"] * 4]
+
+
+def openings(real: RealKeepers):
+    with reader(real.ledger) as connection:
+        return openings_of(connection)
+
+
+def test_models_of_rounds_around_a_spent_one_do_not_overwrite_each_other(real: RealKeepers) -> None:
+    """The two files take turns by model, not by round: else a spent round would put the new model over the last one."""
+    grid = real.grid()
+    fail_once(grid, 11, round=2)
+    strategy = real.make()
+    result = strategy.start(grid, record(np.zeros(SIZE)), num_rounds=3)  # 0 and 1 released, 2 spent
+    with Ledger.open(real.ledger, **ledger_settings(real)) as ledger:
+        np.testing.assert_array_equal(np.frombuffer(ledger.resume().model, np.float32), result.arrays["w"].numpy())
+        assert ledger.resume().round == 3
+    again = real.make().start(real.grid(), record(np.zeros(SIZE)), num_rounds=1)
+    with Ledger.open(real.ledger, **ledger_settings(real)) as ledger:
+        np.testing.assert_array_equal(np.frombuffer(ledger.resume().model, np.float32), again.arrays["w"].numpy())
+
+
+def test_a_keeper_that_is_gone_before_it_is_asked_costs_no_round(real: RealKeepers) -> None:
+    grid = real.grid()
+    del grid.nodes[12]
+    with pytest.raises(IncompleteRunError, match="2 of 3 keepers were reachable; missing: k2"):
+        real.make().start(grid, record(np.zeros(SIZE)))
+    assert not any(is_training(m) for m in grid.sent if "round" in m.content.config_records.get("fedcgd", {}))
+
+
+def test_one_keeper_may_be_away_where_that_is_agreed(tmp_path: Path) -> None:
+    real = RealKeepers(tmp_path, colluding=1, away=1, names=("k0", "k1", "k2", "k3"))
+    grid = real.grid()
+    away = grid.nodes.pop(12)
+    with real.make() as strategy:
+        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=2)
+        grid.nodes[12] = away
+        strategy.start(grid, record(np.zeros(SIZE)))
+    assert real.openings(2) == [2, 3, 4, 5]
+    assert real.openings(0) == list(range(6))
+
+
+def test_a_keeper_that_comes_back_as_another_node_is_found_again(real: RealKeepers) -> None:
+    grid = real.grid()
+    with real.make(patience=5.0) as strategy:
+        strategy.start(grid, record(np.zeros(SIZE)), num_rounds=2)
+        grid.nodes[99] = grid.nodes.pop(11)
+        strategy.start(grid, record(np.zeros(SIZE)))
+    assert real.openings(1) == list(range(6))
+
+
+def test_who_only_says_that_it_is_a_keeper_is_none(real: RealKeepers) -> None:
+    def lie(request: Message, reply: Message) -> Message:
+        if question_of(request) == "who":
+            reply.content["fedcgd-keepers"]["keeper"] = "k0"
+        return reply
+
+    grid = real.grid()
+    grid.nodes[1].tamper = lie
+    del grid.nodes[10]
+    with pytest.raises(IncompleteRunError, match="missing: k0"):
+        real.make().start(grid, record(np.zeros(SIZE)))
+
+
+def test_a_node_with_other_keepers_gets_no_answer_and_stops_nobody(real: RealKeepers, tmp_path: Path) -> None:
+    grid = real.grid()
+    (tmp_path / "other").mkdir()
+    other = RealKeepers(tmp_path / "other")
+    grid.nodes[3] = node([f"v{i}" for i in range(12)], other.keepers)
+    strategy = real.make()
+    strategy.start(grid, record(np.zeros(SIZE)))
+    assert strategy.dropped["client error"] > 0
+
+
+def test_seeds_that_cannot_be_opened_are_left_out_before_a_round_is_spent(real: RealKeepers, caplog) -> None:
+    """A node that begins to cheat spends one round. From then on, as in the first, keepers are asked first what they can open."""
+
+    def garbled(request: Message, reply: Message) -> Message:
+        if "sealed" in reply.content.config_records.get("fedcgd", {}):
+            task = reply.content["fedcgd"]
+            if task["round"] > 1:
+                task["sealed"] = b"x" * len(task["sealed"])
+        return reply
+
+    grid = real.grid()
+    grid.nodes[2].tamper = garbled
+    with caplog.at_level(logging.WARNING):
+        real.make(**BOTH_NODES).start(grid, record(np.zeros(SIZE)))
+    assert "1 of 2 nodes cannot be opened" in caplog.text
+    assert [o.state for o in openings(real)] == ["released", "released", "spent", *["released"] * 3]
+
+
+@pytest.mark.parametrize("who", ["node", "keeper"])
+def test_a_sum_that_is_too_long_is_no_release(real: RealKeepers, who: str, caplog) -> None:
+    """Residues that do not fit their masks are uniform: the sum is far longer than updates and noise."""
+
+    def garbled(request: Message, reply: Message) -> Message:
+        asked = request.content.config_records.get("fedcgd-keepers", {})
+        if who == "node":
+            asked = request.content.config_records.get("fedcgd", {})
+        hit = who == "node" or asked.get("question") == "open"
+        if hit and asked.get("round") == 1 and not reply.has_error():
+            value = reply.content["update"]["flat"].numpy().copy()
+            value ^= np.uint32(2**30)
+            reply.content["update"]["flat"] = Array(value)
+        return reply
+
+    grid = real.grid()
+    grid.nodes[2 if who == "node" else 10].tamper = garbled
+    with caplog.at_level(logging.WARNING):
+        real.make(**BOTH_NODES).start(grid, record(np.zeros(SIZE)))
+    assert "a node or a keeper sent something else" in caplog.text
+    assert [o.state for o in openings(real)] == ["released", "spent", *["released"] * 4]
+
+
+# What the record says.
+
+
+def test_the_record_says_against_whom_epsilon_holds(real: RealKeepers) -> None:
+    """ε by the number of keepers, and rounds that are spent count: from the ledger alone, in every form of it."""
+    grid = real.grid()
+    fail_once(grid, 11, round=2)
+    real.make().start(grid, record(np.zeros(SIZE)), num_rounds=4)
+    verification = verify(real.ledger)
+    assert (verification.problems, verification.released) == ((), 4)
+    keepers = verification.keepers
+    assert (keepers.names, keepers.colluding, keepers.spent) == (("k0", "k1", "k2"), 1, 1)
+    plan = Plan(**PLAN)
+    assert keepers.planned[1].epsilon == plan.guarantee().epsilon
+    assert keepers.so_far[1].epsilon == plan.guarantee(released=4).epsilon
+    assert keepers.planned[0].epsilon < keepers.planned[1].epsilon < keepers.planned[2].epsilon < np.inf
+    assert keepers.planned[3].guarantee is None
+    statement = privacy_statement(real.ledger)
+    assert "together with any 1 of the keepers and all nodes but the user's own" in statement["statement"]
+    assert "with all of them nothing is promised" in statement["statement"]
+    assert statement["private"]
+    page = statement_markdown(json.loads(json.dumps(statement)))
+    assert "| ε against the server with 3 keepers | ∞ |" in page
+    assert "| rounds spent without a model | 1 |" in page
+    described = json.loads(json.dumps(export(real.ledger), allow_nan=False))["verification"]["keepers"]
+    assert [found["epsilon"] for found in described["planned"]][3] is None
+    for command in ("show", "verify"):
+        output = CliRunner().invoke(app, ["ledger", command, str(real.ledger)])
+        assert output.exit_code == 0, output.output
+        assert "1 rounds are spent without a model" in " ".join(output.output.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("DELETE FROM openings WHERE round = 1", "1 rounds were released without the keepers' opening on record"),
+        ("UPDATE openings SET keepers = '[\"k0\"]' WHERE round = 0", "1 rounds have other keepers than the run"),
+        ('UPDATE openings SET keepers = \'["k0", "k1", "x"]\'', "2 rounds have other keepers than the run"),
+        ("UPDATE openings SET list_hash = zeroblob(32) WHERE round = 0", "1 rounds were released without"),
+    ],
+)
+def test_records_of_keepers_that_contradict_themselves_are_told(real: RealKeepers, change: str, problem: str) -> None:
+    real.make().start(real.grid(), record(np.zeros(SIZE)), num_rounds=2)
+    with closing(sqlite3.connect(real.ledger)) as connection, connection:
+        connection.execute(change)
+    assert any(problem in found for found in verify(real.ledger).problems)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mechanism": BISR(4)}, "nothing else is proven"),
+        ({"participation": Participation(rounds=6, min_separation=3, sampling="balls-in-bins")}, "sampling 'none'"),
+        ({"noise_multiplier": 0.0}, "this plan has none"),
+        ({"forward_client_metrics": True}, "in the clear"),
+        ({"key": NoiseKey.generate()}, "simulated keepers go with a simulation key"),
+    ],
+)
+def test_what_keepers_cannot_promise_is_refused_before_anything_is_opened(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+    with pytest.raises(TypeError, match="keepers must be Keepers"):
+        make("keepers.toml")
+
+
+def test_a_node_with_keepers_sends_nothing_in_the_clear_and_one_without_cannot_take_part() -> None:
+    grid = two_nodes(SIMULATED)
+    with pytest.raises(IncompleteRunError):
+        make(None).start(grid, record(np.zeros(SIZE)), timeout=1)
+    grid = two_nodes(None)
+    with pytest.raises(IncompleteRunError):
+        make(SIMULATED).start(grid, record(np.zeros(SIZE)), timeout=1)
+
+
+def test_a_resumed_run_needs_the_same_keepers(real: RealKeepers, tmp_path: Path) -> None:
+    real.make().start(real.grid(), record(np.zeros(SIZE)), num_rounds=1)
+    (tmp_path / "other").mkdir()
+    other = RealKeepers(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"its configuration is not the same.*keepers\.digest"):
+        make(other.keepers, key=real.key, ledger=real.ledger).start(real.grid(), record(np.zeros(SIZE)))
+
+
+def test_the_log_says_against_whom_epsilon_holds(caplog) -> None:
+    with caplog.at_level(logging.INFO):
+        make().start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+    assert "the noise comes from 3 keepers: simulated-00" in caplog.text
+    assert "with 1 of them: ε ≤ 5.94 (the plan's)" in caplog.text
+    assert "with 3 of them: ε ≤ ∞" in caplog.text
+    assert "Flower sends nodes and keepers their code" in caplog.text
+
+
+def test_a_node_without_keepers_loads_nothing_for_them() -> None:
+    """A ClientApp runs in a new process for each message: what it imports is paid in every round."""
+    code = (
+        "import sys, fedcgd_flower.client_mod; "
+        "print(sorted({'fedcgd.keepers', 'fedcgd.plan', 'dp_accounting', 'scipy'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,54 @@
+"""kill -9 at random moments of servers, and of nodes that are keepers too: no round opens twice, what was opened counts."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import server_worker as worker
+from server_kills import check_that_nothing_is_lost_and_nothing_happens_twice, run_with_kills
+
+from fedcgd.keepers.record import read, record_file
+from fedcgd.keepers.verification import contradictions
+from fedcgd.ledger import verify
+from fedcgd.ledger.openings import read as openings_of
+from fedcgd.ledger.store import reader
+
+SIZES = [
+    pytest.param((10, 8), "server,node", id="8 kills"),
+    pytest.param((100, 100), "server", id="100 kills of servers", marks=[pytest.mark.slow, pytest.mark.timeout(1600)]),
+    pytest.param((300, 300), "server,node", id="300 kills", marks=[pytest.mark.slow, pytest.mark.timeout(1600)]),
+]
+"""(rounds, kills), victims"""
+
+
+@pytest.mark.parametrize(("size", "victims"), SIZES)
+def test_whatever_is_killed_no_round_opens_twice_and_every_opening_counts(
+    size: tuple[int, int], victims: str, tmp_path: Path
+) -> None:
+    killed = run_with_kills(tmp_path, *size, victims, "nodes")
+    check_that_nothing_is_lost_and_nothing_happens_twice(killed)
+    states = [attempt["state"] for attempt in killed.attempts]
+    spent = verify(tmp_path / "ledger").keepers.spent
+    assert states.count("released") + states.count("spent") == killed.rounds
+    assert states.count("spent") == spent <= killed.kills
+
+    # What left each keeper: one answer a round, the same however often it was asked, and all of one attempt.
+    answers = defaultdict(set)
+    for opened in killed.opened:
+        answers[opened.keeper, opened.round].add((opened.attempt, opened.answer))
+    assert all(len(given) == 1 for given in answers.values())
+
+    # Whatever a keeper opened is on record as released or spent, in that very attempt; nobody was told another list.
+    records = {f"k{i}": read(record_file(worker.key_file(tmp_path, i))) for i in range(worker.NODES)}
+    assert contradictions(records, tmp_path / "ledger") == []
+    with reader(tmp_path / "ledger") as connection:
+        counted = {(opened.round, opened.attempt): opened for opened in openings_of(connection)}
+    for record in records.values():
+        assert {(opened.round, opened.attempt) for opened in record.openings} <= counted.keys()
+    for opened in counted.values():
+        if opened.state == "released":  # with the noise of all keepers
+            assert all(opened.round in {one.round for one in records[name].openings} for name in opened.keepers)
+
+    if killed.kills >= 300:
+        assert spent > 0  # some were killed between the question and the release
+        assert "abandoned" in states

@@ -1,0 +1,220 @@
+"""Keepers as processes of their own, over TLS on the loopback interface."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from keeper_openings import agreement_of, opening_for, simulated, updates
+from keeper_runs import make, two_nodes
+from keeper_services import Services
+from shared import record
+from typer.testing import CliRunner
+
+from fedcgd.cli import app
+from fedcgd.keepers import Agreement, Keepers, Opening, Refusal, Tls, mask
+from fedcgd.keepers.cards import Card, KeeperKey, host_and_port
+from fedcgd.keepers.record import read, record_file
+from fedcgd.keepers.service import KeeperService, ask
+from fedcgd.keepers.verification import contradictions
+from fedcgd.keepers.wire import CHALLENGE, answer_from_bytes, answer_to_bytes, from_bytes, proof_of, to_bytes
+from fedcgd.ledger import verify
+from fedcgd.noise.keys import NoiseKey
+from fedcgd_flower.result import IncompleteRunError
+
+
+def request() -> tuple[Keepers, Agreement, Opening]:
+    keepers, members = simulated()
+    agreement = agreement_of(keepers)
+    sent = [mask(v, agreement, round=0, attempt=0, present=keepers.names) for v in updates(2)]
+    return keepers, agreement, opening_for(members[0], sent)
+
+
+# Bytes.
+
+
+@pytest.mark.parametrize("after", [None, 0])
+def test_a_request_is_read_as_it_was_written(after: int | None) -> None:
+    keepers, agreement, opening = request()
+    opening = replace(opening, after=after)
+    assert from_bytes(to_bytes(agreement, opening), keepers) == (agreement, opening)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda line, nodes: nodes, "do not begin with a JSON object"),
+        (lambda line, nodes: b"[]\n" + nodes, "do not begin with a JSON object"),
+        (lambda line, nodes: b"[" * 100_000, "do not begin with a JSON object"),
+        (lambda line, nodes: line + b"\n" + nodes[:-1], "each node has 1184 bytes"),
+        (lambda line, nodes: line.replace(b'"round": 0', b'"round": "0"') + b"\n" + nodes, "a request has a round"),
+        (lambda line, nodes: line.replace(b'"attempt": 0', b'"attempt": true') + b"\n" + nodes, "a request has a round"),
+        (lambda line, nodes: line.replace(b'"present": [', b'"present": [1, ') + b"\n" + nodes, "a request has a round"),
+        (lambda line, nodes: line.replace(b'"agreement"', b'"x"') + b"\n" + nodes, "describes no agreement"),
+    ],
+)  # fmt: skip
+def test_bytes_that_are_no_request_are_refused(change, message: str) -> None:
+    keepers, agreement, opening = request()
+    line, _, nodes = to_bytes(agreement, opening).partition(b"\n")
+    with pytest.raises(ValueError, match=message):
+        from_bytes(change(line, nodes), keepers)
+
+
+def test_an_answer_is_read_as_it_was_written() -> None:
+    _, agreement, _ = request()
+    residues = np.random.default_rng(0).integers(0, 2**32, agreement.size, dtype=np.uint32)
+    found = answer_from_bytes(answer_to_bytes(residues), agreement)
+    assert isinstance(found, np.ndarray)
+    assert found.dtype == np.uint32
+    np.testing.assert_array_equal(found, residues)
+    refusal = Refusal("no", (1, 2))
+    assert answer_from_bytes(answer_to_bytes(refusal), agreement) == refusal
+    for wrong in (b"", b"x", b"{}\n", answer_to_bytes(residues)[:-1], b'{"refused": 1, "unreadable": []}\n'):
+        assert answer_from_bytes(wrong, agreement) is None
+
+
+# Addresses and certificates.
+
+
+def test_addresses_are_in_the_file_and_not_in_what_keepers_agree_on(tmp_path: Path) -> None:
+    keepers, _, _ = request()
+    moved = replace(keepers, cards=tuple(replace(card, address="[::1]:9444") for card in keepers.cards))
+    assert moved.digest == keepers.digest
+    assert moved == keepers
+    assert moved.are_services
+    assert not keepers.are_services
+    assert [card.address for card in Keepers.from_toml(moved.to_toml()).cards] == ["[::1]:9444"] * 3
+    assert host_and_port("[::1]:9444") == ("::1", 9444)
+
+
+@pytest.mark.parametrize(
+    "address", ["court", "court:", ":9444", "court:x", "court:99999", "a@court:1", "https://court:1"]
+)
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        Card("court", KeeperKey.simulation(7, 0).card("court").public_key, address)
+
+
+def test_either_all_keepers_are_services_or_none() -> None:
+    keepers, _, _ = request()
+    with pytest.raises(ValueError, match="either all are services"):
+        replace(keepers, cards=(replace(keepers.cards[0], address="a:1"), *keepers.cards[1:]))
+
+
+def test_tls_is_for_services_and_needed_for_them(tmp_path: Path) -> None:
+    services = Services(tmp_path, 1, colluding=0)
+    keepers, _, _ = request()
+    with pytest.raises(ValueError, match="these have no address"):
+        replace(keepers, tls=services.tls("server"))
+    key = NoiseKey.from_file(tmp_path / "cohorts.key", create=True)
+    with pytest.raises(ValueError, match="Tls"):
+        make(Keepers.from_file(services.file), key=key, ledger=tmp_path / "run.db")
+
+
+def test_files_that_are_no_certificate_or_that_others_may_read_are_refused(tmp_path: Path) -> None:
+    services = Services(tmp_path, 1, colluding=0)
+    good = services.tls("server")
+    with pytest.raises(ValueError, match="no certificate, its private key"):
+        replace(good, certificate=services.tls("k0").certificate)
+    Path(good.private_key).chmod(0o640)
+    with pytest.raises(ValueError, match="others may read it"):
+        Tls(certificate=good.certificate, private_key=good.private_key, trusted=good.trusted)
+
+
+def test_a_keeper_without_an_address_serves_nobody(tmp_path: Path) -> None:
+    services = Services(tmp_path, 1, colluding=0)
+    without = Keepers(cards=(KeeperKey.from_file(services.key("k0")).card("k0"),), colluding=0)
+    with pytest.raises(ValueError, match="has no address"):
+        KeeperService(services.key("k0"), without, services.tls("k0"))
+
+
+# Runs.
+
+
+def test_a_run_whose_keepers_are_services(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nodes are no keepers, and none of the keepers is a node; one is gone for a while, and the rounds wait."""
+    services = Services(tmp_path, 3, colluding=1)
+    key = NoiseKey.from_file(tmp_path / "cohorts.key", create=True)
+    options = {"key": key, "ledger": tmp_path / "run.db", "trusted_nodes": True}
+    with services.running():
+        make(services.keepers, **options).start(two_nodes(services.keepers), record(np.zeros(6)), num_rounds=3)
+    assert verify(tmp_path / "run.db").released == 3
+    with services.running("k0", "k2"), pytest.raises(IncompleteRunError, match="missing: k1"):
+        make(services.keepers, **options).start(two_nodes(services.keepers), record(np.zeros(6)))
+    assert "keeper k1 is not reached at 127.0.0.1:" in caplog.text
+    assert caplog.text.count("Connection refused") == 1
+    with services.running():
+        make(services.keepers, **options).start(two_nodes(services.keepers), record(np.zeros(6)))
+    found = verify(tmp_path / "run.db")
+    assert (found.released, found.problems, found.keepers.spent) == (6, (), 0)
+    records = {name: read(record_file(services.key(name))) for name in services.names}
+    assert [len(one.openings) for one in records.values()] == [6, 6, 6]
+    assert contradictions(records, tmp_path / "run.db") == []
+
+
+def serve(services: Services, name: str) -> subprocess.Popen[bytes]:
+    """`fedcgd keeper serve` in a process of its own, once it answers."""
+    tls = services.tls(name)
+    words = ["--keepers", services.file, "--certificate", tls.certificate, "--private-key", tls.private_key]
+    command = [sys.executable, "-c", "from fedcgd.cli import app; app()", "keeper", "serve", services.key(name), *words]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with (services.folder / "serve.log").open("ab") as log:
+        process = subprocess.Popen([*command, "--server", tls.trusted], env=environment, stderr=log)
+    card = services.keepers.card(name)
+    sealed = card.seal(b"c" * 32, CHALLENGE)
+    while process.poll() is None:
+        with suppress(OSError):
+            assert ask(card.address, "/who", sealed, services.tls("server"), most=100, timeout=5.0) == proof_of(
+                b"c" * 32
+            )
+            return process
+        time.sleep(0.05)
+    raise AssertionError((services.folder / "serve.log").read_text())
+
+
+def test_a_keeper_that_is_killed_answers_the_same_when_it_is_back(tmp_path: Path) -> None:
+    services = Services(tmp_path, 1, colluding=0)
+    agreement = agreement_of(services.keepers)
+    sent = [mask(v, agreement, round=0, attempt=0, present=("k0",)) for v in updates(2)]
+    opening = Opening(
+        round=0,
+        attempt=0,
+        present=("k0",),
+        tickets=tuple(one.ticket for one in sent),
+        sealed=tuple(one.sealed["k0"] for one in sent),
+        after=None,
+    )
+    answers = []
+    for _ in range(2):
+        process = serve(services, "k0")
+        try:
+            asked = to_bytes(agreement, opening)
+            address = services.keepers.cards[0].address
+            answers.append(ask(address, "/open", asked, services.tls("server"), most=10**6, timeout=60.0))
+        finally:
+            process.kill()
+            process.wait()
+    assert isinstance(answer_from_bytes(answers[0], agreement), np.ndarray)
+    assert answers[0] == answers[1]
+    assert "round 1 of 12 opened for 2 nodes" in (tmp_path / "serve.log").read_text()
+
+
+def test_the_command_line_makes_cards_with_addresses(tmp_path: Path) -> None:
+    key = tmp_path / "keeper.key"
+    wrong = CliRunner().invoke(app, ["keeper", "new", str(key), "--name", "court", "--address", "court"])
+    assert wrong.exit_code == 2
+    assert "HOST:PORT" in wrong.output
+    assert not key.exists()
+    done = CliRunner().invoke(app, ["keeper", "new", str(key), "--name", "court", "--address", "court:9444"])
+    assert 'address = "court:9444"' in done.stdout
+    (tmp_path / "keepers.toml").write_text("colluding = 0\n\n" + done.stdout)
+    shown = CliRunner().invoke(app, ["keeper", "show", str(tmp_path / "keepers.toml")])
+    assert "court:9444" in shown.stdout
+    said = CliRunner().invoke(app, ["keeper", "show", str(tmp_path / "keepers.toml"), "--json"])
+    assert list(json.loads(said.stdout)["keepers"]) == ["court"]

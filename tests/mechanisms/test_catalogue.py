@@ -1,0 +1,100 @@
+"""One table of mechanisms: a row is all that a new one needs, and every place that names mechanisms reads it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcgd.cli import app
+from fedcgd.mechanisms import BISR, BLT, DPSGD, BandInvMF, Normalized
+from fedcgd.optimisation.catalogue import TABLE, spelling_of
+
+TOY = """
+from dataclasses import dataclass
+import numpy as np
+from fedcgd.mechanisms.toeplitz import ToeplitzMechanism
+from fedcgd.optimisation.catalogue import TABLE, Parameter, Row
+
+@dataclass(frozen=True)
+class Echo(ToeplitzMechanism):
+    strength: float
+
+    @property
+    def name(self):
+        return "echo"
+
+    def coefficients(self, rounds):
+        return np.array([1.0, self.strength] + [0.0] * rounds)[:rounds]
+
+    def inverse_coefficients(self, rounds):
+        return (-self.strength) ** np.arange(rounds)
+
+TABLE["echo"] = Row("echo", Echo, "a toy", Parameter("s", "how loud", float, lambda m: m.strength))
+
+import json, sys
+from typer.testing import CliRunner
+from fedcgd.cli import app
+from fedcgd.mechanisms import BISR
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+
+run = lambda *words: CliRunner().invoke(app, list(words), env={"COLUMNS": "200", "TERM": "dumb"})
+run_words = ["--rounds", "12", "--separation", "4", "--epsilon", "2", "--delta", "1e-5"]
+plan = Plan.calibrated("echo:0.5", Participation(rounds=12, min_separation=4), clip_norm=1.0, epsilon=2, delta=1e-5)
+print(json.dumps({
+    "compare help": run("compare", "--help").stdout,
+    "calibrate help": run("calibrate", "--help").stdout,
+    "compare": json.loads(run("compare", "--mechanism", "echo:0.5:normalized", *run_words, "--json").stdout),
+    "calibrate": json.loads(run("calibrate", "--mechanism", "echo:0.5", *run_words, "--json").stdout),
+    "description": plan.to_description()["mechanism"],
+    "round trip": Plan.from_description(json.loads(json.dumps(plan.to_description()))) == plan,
+    "sigma": plan.noise_multiplier,
+}))
+"""
+
+
+def test_a_file_and_a_row_make_a_mechanism() -> None:
+    finished = subprocess.run([sys.executable, "-c", TOY], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads(finished.stdout)
+    assert "echo:s — a toy" in found["compare help"]
+    assert "echo:s" in found["calibrate help"]
+    assert [row["mechanism"] for row in found["compare"]] == ["echo"]
+    assert found["compare"][0]["parameters"] == {"strength": 0.5, "normalize": True}
+    assert found["calibrate"]["noise_multiplier"] == found["sigma"]
+    assert found["description"] == {"name": "echo", "strength": 0.5}
+    assert found["round trip"] is True
+
+
+def test_help_lists_every_row() -> None:
+    shown = CliRunner().invoke(app, ["compare", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
+    assert [row.name for row in TABLE.values() if f"{row.spelling} — {row.help}" not in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "text"),
+    [
+        (DPSGD(), "dp-sgd"),
+        (Normalized(BISR(4)), "bisr:4:normalized"),
+        (BandInvMF((1.0, -0.5, -0.1)), "band-inv-mf:3"),
+        (BLT((0.1, 0.2), (0.5, 0.6)), "blt:2"),
+    ],
+)
+def test_a_value_knows_its_spelling(mechanism, text: str) -> None:
+    assert spelling_of(mechanism) == text
+
+
+def test_the_docs_name_every_mechanism_as_it_is_spelled() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "mechanisms.md").read_text()
+    assert [row.spelling for row in TABLE.values() if f"`{row.spelling}`" not in page] == []
+
+
+def test_the_readme_counts_the_mechanisms_of_correlated_noise() -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    correlated = len(TABLE) - len({"dp-sgd", "diagonal"} & TABLE.keys())  # these have independent noise
+    assert correlated == 12
+    assert f"| correlated noise | {correlated} mechanisms |" in readme
+    assert "Eleven other mechanisms of correlated noise" in readme

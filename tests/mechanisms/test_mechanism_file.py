@@ -1,0 +1,166 @@
+"""A mechanism in a file: the same one in every place that takes a mechanism, and nothing else passes for one."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from app_defaults import DEFAULTS
+from fake_grid import FakeGrid, FakeNode
+from flwr.app import Context, RecordDict
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
+
+from fedcgd import NoiseKey
+from fedcgd.cli import app as command_line
+from fedcgd.curvature import Spectrum
+from fedcgd.curvature.noise_curve import noise_curve
+from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.ledger import verify
+from fedcgd.mechanisms import BISR, BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.optimisation import catalogue
+from fedcgd.optimisation.catalogue import MechanismSpec, describe, read_mechanism, write_mechanism
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd_experiments.central import claim, mechanism_of
+from fedcgd_experiments.point import Setup
+from fedcgd_simulations import server_app
+from fedcgd_simulations.client_app import app as client_app
+
+RUN = Participation(rounds=6, min_separation=3)
+BAND = np.array([[1.0, 0.5], [0.9, 0.1], [0.8, -0.2], [1.0, 0.3], [1.0, 0.4], [1.0, 0.0]])
+MADE = [
+    Dense("band-mf", BAND),
+    BandInvMF((1.0, -0.7, -0.1)),
+    BLT((0.3, 0.1), (0.95, 0.6)),
+    Normalized(BISR(2)),
+    LambdaCGD(1 / 3),
+]
+
+
+@pytest.mark.parametrize("mechanism", MADE, ids=lambda m: m.name)
+def test_what_is_written_is_read_and_spelled(mechanism: Mechanism, tmp_path: Path) -> None:
+    path = tmp_path / "noise:1.json"
+    write_mechanism(mechanism, path)
+    assert read_mechanism(path) == mechanism
+    spelling = MechanismSpec.parse(f"file:{path}")
+    assert str(spelling) == f"file:{path}"
+    assert (spelling.row.name, spelling.normalized, spelling.is_open) == (
+        mechanism.name, isinstance(mechanism, Normalized), False,
+    )  # fmt: skip
+    assert catalogue.mechanism(spelling, RUN) == mechanism
+    budget = {"clip_norm": 1.0, "epsilon": 2.0, "delta": 1e-5}
+    assert Plan.calibrated(f"file:{path}", RUN, **budget) == Plan.calibrated(mechanism, RUN, **budget)
+
+
+def test_bands_of_a_file_make_the_groups_of_cyclic_poisson(tmp_path: Path) -> None:
+    write_mechanism(Dense("band-mf", BAND), tmp_path / "bands.json")
+    setup = Setup(
+        mechanism=f"file:{tmp_path / 'bands.json'}",
+        sampling="cyclic-poisson", epsilon=2.0, delta=1e-5, steps=3, epochs=2,
+    )  # fmt: skip
+    assert setup.participation() == Participation(
+        rounds=6, min_separation=2, sampling="cyclic-poisson", sampling_rate=2 / 3
+    )
+
+
+def test_results_can_be_read_where_the_file_of_a_mechanism_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "lambda-cgd.json"
+    write_mechanism(LambdaCGD(0.5), path)
+    setup = Setup(mechanism=f"file:{path}", epsilon=2.0, delta=1e-5, steps=3, epochs=2)
+    assert mechanism_of(setup) == LambdaCGD(0.5)
+    gone = Setup(mechanism=f"file:{tmp_path / 'gone.json'}", epsilon=2.0, delta=1e-5, steps=3, epochs=2)
+    assert gone.in_file
+    with pytest.raises(ValueError, match=r"gone.json cannot be read: No such file"):
+        claim(gone)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "3",
+        "{}",
+        '{"name": "unknown"}',
+        '{"name": ["lambda-cgd"]}',
+        '{"name": "lambda-cgd"}',
+        '{"name": "lambda-cgd", "lam": 1.5}',
+        '{"name": "lambda-cgd", "lam": "0.5"}',
+        '{"name": "lambda-cgd", "lam": 0.5, "nu": 1}',
+        '{"name": "band-mf", "shape": [1, 1], "band": "AAAA"}',
+        json.dumps(describe(Dense("band-mf", BAND)) | {"shape": [5, 2]}),
+        "\udcff",
+    ],
+)
+def test_anything_else_in_a_file_is_refused_by_its_name(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.json"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=r"odd.json describes no mechanism .* write such files"):
+        MechanismSpec.parse(f"file:{path}")
+
+
+def test_a_matrix_is_for_its_own_number_of_rounds(tmp_path: Path) -> None:
+    write_mechanism(Dense("band-mf", BAND), tmp_path / "six.json")
+    with pytest.raises(ValueError, match="is for 6 rounds, not 7"):
+        catalogue.mechanism(f"file:{tmp_path / 'six.json'}", Participation(rounds=7, min_separation=3))
+
+
+def test_the_command_line_takes_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "third.json"
+    write_mechanism(LambdaCGD(1 / 3), path)
+    options = ["--rounds", "30", "--separation", "10", "--epsilon", "2", "--delta", "1e-5", "--json"]
+    found, spelled = (
+        CliRunner().invoke(command_line, ["calibrate", "--mechanism", text, *options])
+        for text in (f"file:{path}", f"lambda-cgd:{1 / 3}")
+    )
+    assert found.exit_code == 0
+    assert found.stdout == spelled.stdout
+    missing = CliRunner().invoke(command_line, ["calibrate", "--mechanism", f"file:{tmp_path}", *options])
+    assert missing.exit_code == 2
+    assert "cannot be read: Is a directory" in missing.stderr.replace("\n", " ")
+
+
+def test_an_engine_for_opacus_takes_a_file(tmp_path: Path) -> None:
+    """As a spelling, with a budget in Opacus' words: the same run as that of the mechanism that the file holds."""
+    participation = Participation(rounds=6, min_separation=3)
+    quadratic = Quadratic(Spectrum.of([1.0, 0.1]), 0.5)
+    made = noise_curve(2, participation, quadratic=quadratic)
+    write_mechanism(made, tmp_path / "noise.json")
+    weights = []
+    for mechanism in (made, f"file:{tmp_path / 'noise.json'}"):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        examples = TensorDataset(torch.randn(12, 3), torch.randint(0, 2, (12,)))
+        engine = CorrelatedPrivacyEngine(key=NoiseKey.simulation(0))
+        module, optimizer, loader = engine.make_private_with_epsilon(
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), mechanism=mechanism,
+            data_loader=DataLoader(examples, batch_size=4), target_epsilon=2.0, target_delta=1e-5, epochs=2,
+            max_grad_norm=1.0, sampling="none",
+        )  # fmt: skip
+        for _ in range(2):
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(module(inputs), targets).backward()
+                optimizer.step()
+        assert engine.get_epsilon(1e-5) == pytest.approx(2.0, rel=1e-6)
+        weights.append(model.weight.detach().clone())
+    assert torch.equal(*weights)
+
+
+def test_a_flower_run_takes_a_file_and_its_ledger_keeps_what_it_said(tmp_path: Path) -> None:
+    path = tmp_path / "curve.json"
+    write_mechanism(BandInvMF((1.0, -0.6)), path)
+    changes = {"rounds": 2, "mechanism": f"file:{path}", "ledger": str(tmp_path / "run.db")}
+    config = DEFAULTS | changes | {"results": str(tmp_path / "run.json")}
+    hosts = {i + 1: FakeNode(client_app, {"partition-id": i, "num-partitions": 2}) for i in range(2)}
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
+    server_app.main(FakeGrid(hosts, config), context)
+    path.unlink()
+    assert verify(tmp_path / "run.db").problems == ()
+    described = json.loads((tmp_path / "run.json").read_text())["mechanism"]
+    assert catalogue.from_description(described) == BandInvMF((1.0, -0.6))
+    assert str(path).encode() not in (tmp_path / "run.db").read_bytes()

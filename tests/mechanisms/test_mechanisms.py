@@ -1,0 +1,177 @@
+"""Every mechanism is the matrix of its paper, has the inverse that its noise uses, and survives being written down."""
+
+import json
+import math
+
+import numpy as np
+import oracles_mechanisms as oracle
+import pytest
+from mechanism_table import DENSE, MECHANISMS, TABLE, N
+
+from fedcgd.mechanisms import (
+    BISR,
+    BLT,
+    BSR,
+    DPSGD,
+    BandedToeplitz,
+    BandInvMF,
+    BinaryTree,
+    Dense,
+    Diagonal,
+    LambdaCGD,
+    Mechanism,
+    Normalized,
+    NuDPFTRL,
+    SquareRootToeplitz,
+    bandwidth,
+    inverse_matrix,
+    matrix,
+)
+from fedcgd.mechanisms import toeplitz as series
+from fedcgd.optimisation import catalogue
+from fedcgd.optimisation.catalogue import MechanismSpec, describe, from_description
+from fedcgd.participation import Participation
+
+
+@pytest.mark.parametrize(("mechanism", "expected"), TABLE, ids=lambda v: str(v) if isinstance(v, Mechanism) else "")
+def test_is_the_matrix_of_its_definition(mechanism, expected) -> None:
+    np.testing.assert_allclose(matrix(mechanism, N), expected, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_the_noise_uses_the_inverse_of_the_matrix_that_is_accounted(mechanism) -> None:
+    for n in (N,) if isinstance(mechanism, Dense) else (1, 2, N):
+        np.testing.assert_allclose(matrix(mechanism, n) @ inverse_matrix(mechanism, n), np.eye(n), atol=1e-12)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_columns_can_be_had_alone_and_the_band_is_true(mechanism) -> None:
+    c = matrix(mechanism, N)
+    np.testing.assert_array_equal(mechanism.columns(N, np.array([5, 0, 12])), c[:, [5, 0, 12]])
+    assert np.all(np.triu(c, 1) == 0)
+    assert np.all(np.diag(c) > 0)
+    p = bandwidth(mechanism, N)
+    assert np.all(np.tril(c, -p) == 0)
+    if p < N:
+        assert np.any(np.diag(c, 1 - p))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 13, 31, 33])
+def test_the_tree_has_the_gram_matrix_of_tree_aggregation(n) -> None:
+    c, t = matrix(BinaryTree(), n), oracle.tree(n)
+    np.testing.assert_allclose(c.T @ c, t.T @ t, atol=1e-12)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_a_description_makes_the_same_mechanism(mechanism) -> None:
+    again = from_description(json.loads(json.dumps(describe(mechanism))))
+    assert again == mechanism
+    assert hash(again) == hash(mechanism)
+    np.testing.assert_array_equal(matrix(again, N), matrix(mechanism, N))
+
+
+def test_descriptions_are_legible() -> None:
+    assert describe(Normalized(LambdaCGD(0.9))) == {"name": "lambda-cgd", "lam": 0.9, "normalize": True}
+    assert from_description({"name": "blt", "scales": [0.1], "decays": [0.9]}) == BLT((0.1,), (0.9,))
+
+
+def test_explicit_matrices_are_equal_by_value_and_cannot_be_changed() -> None:
+    one, two = Dense("dense", DENSE), Dense("dense", DENSE * 2)
+    assert one != two
+    assert one != Dense("band-mf", DENSE)
+    with pytest.raises(ValueError, match="read-only"):
+        one.band[0, 0] = 3
+    with pytest.raises(ValueError, match="is for 13 rounds, not 12"):
+        matrix(one, 12)
+
+
+def test_series_inverse_by_newton_is_that_of_the_recurrence(monkeypatch) -> None:
+    expected = BISR(50).coefficients(3000), BSR(700).inverse_coefficients(3000)
+    monkeypatch.setattr(series, "_DIRECT", 0)
+    found = BISR(50).coefficients(3000), BSR(700).inverse_coefficients(3000)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+
+
+def test_blt_inverse_is_accurate_for_decays_near_one() -> None:
+    mechanism = BLT((0.001, 0.005, 0.02, 0.1, 0.3), (0.99999, 0.9995, 0.99, 0.9, 0.4))
+    n = 20_000
+    product = np.convolve(mechanism.coefficients(n), mechanism.inverse_coefficients(n))[:n]
+    product[0] -= 1
+    assert np.abs(product).max() < 1e-12
+
+
+RUN = Participation(rounds=40, min_separation=10)
+SPELLED = [
+    ("dp-sgd", DPSGD()),
+    ("lambda-cgd:0.9", LambdaCGD(0.9)),
+    ("bisr:4", BISR(4)),
+    ("bsr:4", BSR(4)),
+    ("toeplitz", SquareRootToeplitz()),
+    ("nu-dp-ftrl:0.01", NuDPFTRL(0.01)),
+    ("tree", BinaryTree()),
+    ("diagonal", Diagonal()),
+    ("lambda-cgd:0.9:normalized", Normalized(LambdaCGD(0.9))),
+    ("toeplitz:normalized", Normalized(SquareRootToeplitz())),
+    ("bsr:4:normalized", Normalized(BSR(4))),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), SPELLED, ids=str)
+def test_a_mechanism_has_one_spelling(text: str, expected: Mechanism) -> None:
+    made = catalogue.mechanism(text, RUN)
+    assert made == expected
+    assert made.name == text.partition(":")[0]
+    assert str(MechanismSpec.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sgd", "unknown mechanism 'sgd'; did you mean dp-sgd\\? The mechanisms are dp-sgd, lambda-cgd, bisr"),
+        ("", "unknown mechanism ''"),
+        ("lambda-cgd", r"lambda-cgd needs λ, .* in \[0, 1\): write lambda-cgd:λ"),
+        ("dp-sgd:0.5", "dp-sgd is written dp-sgd or dp-sgd:normalized, got 'dp-sgd:0.5'"),
+        ("bisr:4:5", "bisr is written bisr:p or bisr:p:normalized, got 'bisr:4:5'"),
+        ("bisr:normalized:4", "bisr is written bisr:p"),
+        ("bisr:", "p of bisr must be a whole number, got 'bisr:'"),
+        ("bisr:p=4", "p of bisr must be a whole number, got 'bisr:p=4'"),
+        ("bisr:2.5", "p of bisr must be a whole number, got 'bisr:2.5'"),
+        ("lambda-cgd:x", "λ of lambda-cgd must be a number, got 'lambda-cgd:x'"),
+        ("lambda-cgd:1", r"lam must be in \[0, 1\), got 1.0"),
+        ("lambda-cgd:nan", r"lam must be in \[0, 1\), got nan"),
+        ("nu-dp-ftrl:-0.1", r"nu must be in \[0, 1\), got -0.1"),
+        ("bisr:0", "bandwidth must be at least 1, got 0"),
+        ("tree:normalized", "tree cannot be normalised"),
+    ],
+)
+def test_what_is_misspelled_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        catalogue.mechanism(text, RUN)
+
+
+@pytest.mark.parametrize(
+    ("make_it", "message"),
+    [
+        (lambda: BandedToeplitz(()), "coefficients must be finite numbers"),
+        (lambda: BandedToeplitz((0.0, 1.0)), "the first of them positive"),
+        (lambda: BandInvMF((1.0, math.inf)), "inverse coefficients must be finite"),
+        (lambda: BLT((0.1, 0.2), (0.5,)), "as many decays"),
+        (lambda: BLT((0.1,), (1.0,)), r"decays in \[0, 1\)"),
+        (lambda: BLT((-0.1,), (0.5,)), "scales must not be negative"),
+        (lambda: Dense("dense", -np.eye(3)), "positive diagonal"),
+        (lambda: Dense("dense", np.ones((3, 3))), "outside the matrix"),
+        (lambda: Dense("dense", np.ones((3, 4))), r"shape \(rounds, p\)"),
+        (lambda: from_description({"name": "nothing"}), "unknown mechanism"),
+    ],
+)
+def test_values_that_make_no_mechanism_are_refused(make_it, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_it()
+
+
+@pytest.mark.parametrize(
+    "make_it", [lambda: BandedToeplitz([1.0, 0.5]), lambda: BLT([0.1], (0.5,)), lambda: BLT((0.1,), np.array([0.5]))]
+)
+def test_numbers_that_could_be_changed_later_are_refused(make_it) -> None:
+    with pytest.raises(TypeError, match="must be a tuple of numbers"):
+        make_it()

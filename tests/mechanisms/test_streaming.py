@@ -1,0 +1,141 @@
+"""Noise round by round from few vectors is the noise of the matrix, for every mechanism, in one process or split over many."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from mechanism_table import MECHANISMS, N
+
+from fedcgd.mechanisms import (
+    BISR,
+    BLT,
+    BSR,
+    DPSGD,
+    BandedToeplitz,
+    BandInvMF,
+    BinaryTree,
+    Dense,
+    Diagonal,
+    LambdaCGD,
+    Normalized,
+    SquareRootToeplitz,
+    matrix,
+)
+from fedcgd.mechanisms.streaming import State, correlate, noise_mode
+from fedcgd.noise import NoiseStream, correlated_noise
+
+KEY = bytes(range(32))
+
+
+def stream(mechanism, rounds, z):
+    state, out = State(), []
+    for row in z:
+        noise, state = correlate(mechanism, rounds, row, state)
+        out.append(noise)
+        assert len(state.buffers) <= mechanism.num_buffers(rounds)
+    return out
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_buffers_dense_inverse_and_replay_agree(mechanism) -> None:
+    keyed = NoiseStream(KEY)
+    z = np.stack([keyed.normal(t, 0, 0, 7) for t in range(N)]).astype(np.float64)
+    before = z.copy()
+    dense = np.linalg.inv(matrix(mechanism, N)) @ z
+    np.testing.assert_allclose(stream(mechanism, N, z), dense, atol=1e-10)
+    np.testing.assert_array_equal(z, before)
+    for t in range(N):
+        weights = mechanism.inverse_row(t, N)
+        terms = [(t - lag, 0, float(w)) for lag, w in enumerate(weights)]
+        replayed = correlated_noise(keyed, terms, 1.0, 0, 7)
+        np.testing.assert_allclose(replayed, dense[t], atol=1e-5)  # Z is rounded to float32 in `normal` alone
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_tensors_of_any_shape_work_too(mechanism) -> None:
+    z = torch.arange(N * 6, dtype=torch.float32).reshape(N, 2, 3).sin()
+    expected = np.linalg.inv(matrix(mechanism, N)) @ z.reshape(N, 6).double().numpy()
+    found = torch.stack(stream(mechanism, N, z))
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.reshape(N, 6).numpy(), expected, atol=1e-4)
+
+
+def test_many_rounds_stay_accurate() -> None:
+    # Round-off must not grow: 1000 rounds in float32 against float64.
+    rounds = 1000
+    z = np.random.default_rng(0).standard_normal((rounds, 3))
+    for mechanism in (BSR(50), BLT((0.05, 0.02, 0.3), (0.999, 0.99, 0.5)), BinaryTree(), BISR(8)):
+        exact = stream(mechanism, rounds, z)
+        single = stream(mechanism, rounds, z.astype(np.float32))
+        np.testing.assert_allclose(single, exact, atol=2e-4)
+
+
+# Table 5 of arXiv:2601.22334: vectors in memory, and vectors made in the last round if none is kept.
+@pytest.mark.parametrize(
+    ("mechanism", "kept", "replayed", "mode"),
+    [
+        (DPSGD(), 0, 1, "replay"),
+        (LambdaCGD(0.9), 1, 2, "replay"),
+        (Normalized(LambdaCGD(0.9)), 1, 2, "replay"),
+        (BISR(16), 15, 16, "replay"),
+        (BandInvMF((1.0, -0.5, -0.1, -0.1)), 3, 4, "replay"),
+        (Diagonal(), 0, 1, "replay"),
+        (BSR(16), 15, 1000, "buffer"),
+        (BandedToeplitz((1.0, 0.5, 0.2)), 2, 1000, "buffer"),
+        (Normalized(BSR(16)), 15, 1000, "buffer"),
+        (Dense("band-mf", np.tile([1.0, 0.0, 0.0, 0.0], (1000, 1))), 3, 1000, "buffer"),
+        (BLT((0.1, 0.2), (0.9, 0.5)), 2, 1000, "buffer"),
+        (BinaryTree(), 10, 1000, "buffer"),
+        (SquareRootToeplitz(), 999, 1000, "replay"),
+    ],
+    ids=str,
+)
+def test_memory_of_table_5(mechanism, kept, replayed, mode) -> None:
+    assert mechanism.num_buffers(1000) == kept
+    assert mechanism.inverse_bandwidth(1000) == replayed
+    assert noise_mode(mechanism, 1000) == mode
+
+
+def test_no_noise_after_the_last_round() -> None:
+    _, state = correlate(DPSGD(), 1, np.zeros(2), State())
+    with pytest.raises(ValueError, match="made for 1 rounds"):
+        correlate(DPSGD(), 1, np.zeros(2), state)
+
+
+WORKER = """
+import sys
+import numpy as np
+from fedcgd.mechanisms import BSR, BISR
+from fedcgd.mechanisms.streaming import State, correlate
+from fedcgd.noise import NoiseStream
+start, stop = map(int, sys.argv[1:])
+stream = NoiseStream(bytes(range(32)))
+for mechanism in (BSR(4), BISR(3)):
+    state = State()
+    for t in range(6):
+        noise, state = correlate(mechanism, 6, stream.normal(t, 0, start, stop), state)
+        sys.stdout.buffer.write(noise.tobytes())
+"""
+
+
+def test_processes_that_own_slices_make_the_same_noise_as_one() -> None:
+    # Section 3.3 of "Scaling up the banded matrix factorization mechanism": a worker makes the noise of its own coordinates.
+    slices = [(0, 4097), (4097, 70_001)]
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WORKER, str(start), str(stop)], stdout=subprocess.PIPE)
+        for start, stop in slices
+    ]
+    stream, whole = NoiseStream(KEY), []
+    for mechanism in (BSR(4), BISR(3)):
+        state = State()
+        for t in range(6):
+            noise, state = correlate(mechanism, 6, stream.normal(t, 0, 0, slices[-1][1]), state)
+            whole.append(noise)
+    parts = []
+    for worker, (start, stop) in zip(workers, slices, strict=True):
+        output, _ = worker.communicate(timeout=120)
+        assert worker.returncode == 0
+        parts.append(np.frombuffer(output, np.float32).reshape(12, stop - start))
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), whole)

@@ -1,0 +1,104 @@
+"""Machine code is built with the wheel, for levels of processors, and used only where it gives NumPy's answers."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import hatch_build
+from fedcgd import machine_code, passes
+from fedcgd.noise import compiled
+from fedcgd.opacus import digests, row_passes
+
+ROOT = Path(__file__).resolve().parents[2]
+LOADERS = {
+    "noise/machine_code.c": compiled,
+    "passes.c": passes,
+    "opacus/digests.c": digests,
+    "opacus/row_passes.c": row_passes,
+}
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    """A copy of the sources, built."""
+    for name in hatch_build.SOURCES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    assert hatch_build.build(tmp_path), "these tests need a C compiler"
+    return tmp_path
+
+
+def test_the_hook_builds_every_c_file() -> None:
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "fedcgd").rglob("*.c")} == set(hatch_build.SOURCES)
+    assert {f"fedcgd/{name}" for name in LOADERS} == set(hatch_build.SOURCES)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_each_level_that_this_processor_can_run_gives_the_answer_of_numpy(
+    name: str, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = LOADERS[name]
+    levels = machine_code._levels()
+    assert levels
+    for level in levels:
+        monkeypatch.setattr(machine_code, "_levels", lambda level=level: (level,))
+        monkeypatch.setattr(loader, "library", lambda source: machine_code.library(built / "fedcgd" / name))
+        assert machine_code.checked(loader._load, loader._answer, loader._ANSWER) is not None
+
+
+def test_the_answer_asked_of_clipping_is_numpys() -> None:
+    assert machine_code.checked(lambda: passes.NUMPY, passes._answer, passes._ANSWER) is passes.NUMPY
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("noise/machine_code.c", "#define SINE_1 -", "#define SINE_1 -1e-7f + -"),
+        ("noise/machine_code.c", "#define TWO 0x1.0000000000000p+1f", "#define TWO 0x1.000002p+1f"),
+        ("passes.c", "lanes[j] += value * value;", "lanes[j] += (float)(value * value);"),
+        ("passes.c", "lanes[j] = 0;", ";"),
+        ("opacus/digests.c", "<< 8 * k", "<< 4 * k"),
+        ("opacus/digests.c", "begin < whole + (rest > 0)", "begin < whole"),
+        ("opacus/row_passes.c", "sum += lanes[j];", "sum += (float)lanes[j];"),
+        ("opacus/row_passes.c", "i < rows", "i < rows - 1"),
+    ],
+)
+def test_machine_code_that_differs_from_numpy_is_not_used(
+    name: str, before: str, after: str, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a compiler is wrong."""
+    loader, source = LOADERS[name], built / "fedcgd" / name
+    assert before in source.read_text()
+    source.write_text(source.read_text().replace(before, after))
+    assert len(hatch_build.build(built)) >= len(LOADERS)
+    monkeypatch.setattr(loader, "library", lambda _: machine_code.library(source))
+    assert machine_code.checked(loader._load, loader._answer, loader._ANSWER) is None
+
+
+def test_without_a_build_it_says_so(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = built / "fedcgd" / "passes.c"
+    for path in source.parent.glob("*.shared"):
+        path.unlink()
+    with pytest.raises(OSError, match="no C compiler when fedcgd was installed"):
+        machine_code.library(source)
+    monkeypatch.setattr(passes, "library", lambda _: machine_code.library(source))
+    assert passes.compiled.__wrapped__() is None
+
+
+def test_what_cannot_be_compiled_is_left_out_and_nothing_older_stays(built: Path) -> None:
+    source = built / "fedcgd" / "passes.c"
+    source.write_text("nonsense")
+    names = {path.name for path in hatch_build.build(built)}
+    assert names
+    assert not any(name.startswith("passes") for name in names)
+    assert not list(source.parent.glob("passes*.shared"))
+
+
+def test_the_best_level_of_the_processor_is_taken(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_code.platform, "machine", lambda: "x86_64")
+    v3 = {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
+    v4 = v3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+    for flags, best in ((v4, "x86-64-v4"), (v3, "x86-64-v3"), (v4 - {"avx512vl"}, "x86-64-v3"), (set(), "x86_64")):
+        monkeypatch.setattr(machine_code, "_flags", lambda flags=flags: flags)
+        assert machine_code._levels.__wrapped__()[0] == best

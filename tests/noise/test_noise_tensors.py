@@ -1,0 +1,111 @@
+"""Noise for sums that are tensors: what arrays get, and what happens where no kernel can make it."""
+
+import sys
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import shared
+import torch
+from numpy_kernels import numpy_kernels
+
+from fedcgd.mechanisms import LambdaCGD
+from fedcgd.noise import NoiseStream, tensors
+from fedcgd.noise.quantisation import Lattice
+from fedcgd.noise.tensors import TensorNormals, gpu_kernels
+from fedcgd.release.noise_source import LatticeNormals, NoiseSource
+
+STREAM, GRID = NoiseStream(bytes(range(32))), Lattice(2.0**-18)
+NONCES = [0, 5, 0, 2**128 - 1, 0, 0, 3, 0, 0]
+MECHANISMS = [shared.MECHANISMS[name] for name in ("lambda-cgd", "bisr", "bsr", "blt", "tree")]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+@pytest.mark.parametrize("mode", ["replay", "buffer", "cpu-buffer"])
+def test_a_tensor_gets_what_an_array_gets_also_after_a_restart(mode, mechanism) -> None:
+    arrays = NoiseSource(mechanism, 9, LatticeNormals(STREAM, GRID), mode)
+    made = NoiseSource(mechanism, 9, TensorNormals(STREAM, GRID), mode)
+    for t in range(9):
+        if t == 6:
+            made = NoiseSource(mechanism, 9, TensorNormals(STREAM, GRID), mode)
+        expected, got = np.arange(11), torch.arange(11, dtype=torch.float64)
+        arrays.add(expected, NONCES[: t + 1], 3.0)
+        made.add(got, NONCES[: t + 1], 3.0)
+        np.testing.assert_array_equal(got.numpy(), expected)
+        assert np.abs(expected - np.arange(11)).min() > 2**6
+
+
+@pytest.mark.parametrize("mode", ["replay", "buffer"])
+def test_a_sum_whose_numbers_are_apart_gets_its_noise(mode) -> None:
+    """One column of a matrix: noise that went into a copy of it would be lost, and the sum released without."""
+    whole, flat = torch.zeros(11, 2, dtype=torch.float64), torch.zeros(11, dtype=torch.float64)
+    for total in (whole[:, 0], flat):
+        made = NoiseSource(LambdaCGD(0.8), 9, TensorNormals(STREAM, GRID), mode)
+        made.add(total, NONCES[:1], 3.0)
+    assert flat.abs().min() > 2**6
+    assert torch.equal(whole[:, 0], flat)
+    assert not whole[:, 1].any()
+
+
+def test_kernels_are_used_only_if_their_bits_are_numpys() -> None:
+    assert tensors.same_bits(numpy_kernels(), torch.device("cpu"))
+    assert not tensors.same_bits(numpy_kernels(wrong=True), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+@pytest.mark.parametrize("mode", ["replay", "buffer", "cpu-buffer"])
+def test_kernels_get_the_keys_and_weights_of_their_round(mode, mechanism, monkeypatch) -> None:
+    arrays = NoiseSource(mechanism, 9, LatticeNormals(STREAM, GRID), mode)
+    made = NoiseSource(mechanism, 9, TensorNormals(STREAM, GRID), mode)
+    monkeypatch.setattr(tensors, "gpu_kernels", lambda device: numpy_kernels())
+    for t in range(9):
+        expected, got = np.arange(11), torch.arange(11, dtype=torch.float64)
+        arrays.add(expected, NONCES[: t + 1], 3.0)
+        made.add(got, NONCES[: t + 1], 3.0)
+        # Buffers are combined by torch here, and by NumPy there: some float32 ends differ.
+        np.testing.assert_allclose(got.numpy(), expected, atol=0 if mode == "replay" else 2)
+
+
+def test_a_device_without_kernels_is_told_once_and_gets_the_same_numbers(monkeypatch) -> None:
+    gpu_kernels.cache_clear()
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "fedcgd.noise.gpu_code", raising=False)
+    device = torch.device("cuda", 7)
+    with pytest.warns(RuntimeWarning, match=r"on cuda:7 is made in main memory .* pip install 'fedcgd\[gpu\]'"):
+        assert gpu_kernels(device) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gpu_kernels(device) is None
+    gpu_kernels.cache_clear()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_device_whose_kernels_give_other_bits_is_not_used(same: bool, monkeypatch) -> None:
+    gpu_kernels.cache_clear()
+    asked = []
+    monkeypatch.setitem(sys.modules, "fedcgd.noise.gpu_code", SimpleNamespace(**numpy_kernels()._asdict()))
+    monkeypatch.setattr("fedcgd.noise.gpu_code", sys.modules["fedcgd.noise.gpu_code"], raising=False)
+    monkeypatch.setattr(tensors, "same_bits", lambda kernels, device: asked.append(device) or same)
+    device = torch.device("cuda", 3)
+    if same:
+        assert gpu_kernels(device) is not None
+    else:
+        with pytest.warns(RuntimeWarning, match="Triton gives other bits there than NumPy"):
+            assert gpu_kernels(device) is None
+    assert asked == [device]
+    gpu_kernels.cache_clear()
+
+
+def test_what_does_not_fit_is_refused_before_the_sum_changes(monkeypatch) -> None:
+    for kernels in (None, numpy_kernels()):
+        monkeypatch.setattr(tensors, "gpu_kernels", lambda device, kernels=kernels: kernels)
+        normals, total = TensorNormals(STREAM, Lattice(1.0)), torch.zeros(3, dtype=torch.float64)
+        for row in (torch.full((3,), np.nan), torch.full((3,), 2.0**50), torch.zeros(2)):
+            with pytest.raises(ValueError, match=r"noise must be finite, of shape \(3,\)"):
+                normals.add_row(total, row, (0, 0, 1.0), 1.0)
+        with pytest.raises(ValueError, match="at least one term"):
+            normals.add(total, [], 1.0)
+        with pytest.raises(ValueError, match="larger steps"):
+            normals.add(total, [(0, 0, 1.0)], 1e15)
+        assert not total.any()

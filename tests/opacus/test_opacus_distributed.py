@@ -1,0 +1,358 @@
+"""Training on several ranks: the bits of one process, one record, and errors that end all of them."""
+
+import json
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import pickle
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from central_ranks import Job, network, plan_of, run_rank
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from torch import nn
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from fedcgd import NoiseKey
+from fedcgd.mechanisms import BLT, LambdaCGD
+from fedcgd.opacus.ranks import Ranks, ranks_of
+from fedcgd.opacus.release_record import ReleaseRecord
+from fedcgd.opacus.round_noise import RoundNoise
+from fedcgd.opacus.validation import check_module, example_digest
+
+DIED = 7
+RUN = {"run": "a", "plan": {}, "key": "k", "noise stream": "s"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Processes that have imported everything, once for all."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "central_ranks"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(
+            "PYTHONPATH",
+            os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH", "")]),
+        )
+        multiprocessing.forkserver.ensure_running()
+    return context
+
+
+@pytest.fixture
+def train(server, tmp_path):
+    """Run a job on so many ranks: what each says, in order; None for one that says nothing."""
+
+    def run(ranks: int = 1, died: int | None = None, hangs: int | None = None, **job: Any) -> list[Any]:
+        meeting = tmp_path / f"meeting-{time.monotonic_ns()}"
+        processes = [
+            server.Process(target=run_rank, args=(Job(**({"folder": tmp_path} | job)), rank, ranks, meeting))
+            for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            for rank, process in enumerate(processes):
+                if rank != hangs:
+                    process.join(100)
+                    assert process.exitcode == (DIED if rank == died else 0)
+        finally:
+            for process in processes:
+                process.kill()
+        found = [meeting.with_name(f"{meeting.name}-{rank}") for rank in range(ranks)]
+        return [pickle.loads(path.read_bytes()) if path.exists() else None for path in found]
+
+    return run
+
+
+def models(answers: list[Any]) -> list[Any]:
+    assert not [a for a in answers if not isinstance(a, dict)], answers
+    return [a["model"] for a in answers]
+
+
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "releases").read_text().splitlines()[1:]]
+
+
+def same_on_all(train, tmp_path, ranks, **job):
+    """The models of one process without a group and of each number of ranks are the same, and their ε."""
+    alone = train(plain=True, folder=_new(tmp_path), **job)[0]
+    for count in ranks:
+        for answer in train(count, folder=_new(tmp_path), **job):
+            assert isinstance(answer, dict), answer
+            assert answer["model"] == alone["model"]
+            assert answer["epsilon"] == alone["epsilon"]
+            assert answer["history"] == alone["history"]
+    return alone
+
+
+def _new(tmp_path: Path) -> Path:
+    folder = tmp_path / str(time.monotonic_ns())
+    folder.mkdir()
+    return folder
+
+
+def test_the_model_is_the_same_bit_for_bit_on_any_number_of_ranks(train, tmp_path):
+    alone = same_on_all(train, tmp_path, [1, 2, 4], model="large")
+    assert alone["model"] != [p.detach().double().numpy().tobytes() for p in network("large").parameters()]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_loader_batch_for_each_rank_is_as_many_parts_in_one_process(train, tmp_path, ranks):
+    alone = train(plain=True, folder=_new(tmp_path), parts=ranks)[0]
+    assert models(train(ranks, folder=_new(tmp_path), parts=1)) == [alone["model"]] * ranks
+
+
+def test_poisson_batches_and_physical_batches_are_split_over_ranks(train, tmp_path):
+    """Uneven parts, often empty ones: of 12 examples on average there are four parts, in physical batches of two."""
+    options = {"sampling": "poisson", "mechanism": LambdaCGD(0.0), "most_rows": 2, "parts": 12}
+    same_on_all(train, tmp_path, [3], **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "convolutions"},
+        {"mode": "ghost", "model": "large"},
+        {"mode": "ghost", "model": "convolutions"},
+        {"mode": "functorch"},
+        {"mode": "ew"},
+        {"dtype": torch.float64},
+        {"noise": "buffer", "model": "large", "mechanism": BLT((0.9, 0.5), (0.2, 0.1))},
+        {"noise": "cpu-buffer", "model": "large"},
+        {"sampling": "balls-in-bins"},
+        {"sampling": "poisson", "mechanism": LambdaCGD(0.0)},
+        {"most_rows": 2, "parts": 12},
+    ],
+    ids=str,
+)
+def test_all_ways_of_training_are_the_same_on_any_number_of_ranks(options, train, tmp_path):
+    same_on_all(train, tmp_path, [1, 2, 4] if options.get("parts") != 12 else [2, 3, 4], **options)
+
+
+def test_each_sum_has_the_noise_of_the_whole_once(train, tmp_path):
+    """What is released, less what the ranks have summed, is the noise that one process makes for a sum of zeros."""
+    job = Job(tmp_path, model="large", listen=True)
+    answers = train(3, model="large", listen=True, parts=3)
+    models(answers)
+    size = sum(p.numel() for p in network("large").parameters())
+    alone, nonces = RoundNoise(plan_of(job), NoiseKey.simulation(1), size, None), []
+    for round in range(8):
+        parts = [np.frombuffer(answer["sums"][round][0]) for answer in answers]
+        released = [np.frombuffer(answer["sums"][round][1]) for answer in answers]
+        expected = torch.zeros(size, dtype=torch.float64)
+        nonces.append(alone.add(expected, "", nonces))
+        assert [r.tobytes() for r in released] == [released[0].tobytes()] * 3
+        assert (released[0] - sum(parts) == expected.numpy()).all()
+        assert all(part.any() for part in parts)
+        stddev = plan_of(job).stddev * (1.0 if round == 0 else np.hypot(1.0, 0.8))
+        assert float(expected.std()) == pytest.approx(stddev, rel=0.04)  # 6003 numbers: 4.4 standard deviations
+
+
+def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks(train, tmp_path):
+    whole = models(train(2, folder=_new(tmp_path)))[0]
+    models(train(2, epochs=1))
+    assert models(train(4, load=True)) == [whole] * 4
+
+
+def test_a_secret_key_is_opened_by_all_ranks_and_stays_where_it_is(train, tmp_path):
+    NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    answers = train(2, secret=True, epochs=1)
+    assert models(answers)[0] == models(answers)[1]
+    assert answers[0]["run"] == answers[1]["run"]
+    assert len(set(answers[0]["nonces"])) == 4
+    assert answers[0]["nonces"] == answers[1]["nonces"] == [int(one["nonce"], 16) for one in recorded(tmp_path)]
+    digits = (tmp_path / "noise.key").read_text().splitlines()[0]
+    for file in tmp_path.iterdir():
+        if file.name != "noise.key" and file.is_file():
+            assert digits.encode() not in file.read_bytes()
+            assert bytes.fromhex(digits) not in file.read_bytes()
+
+
+def test_a_rank_that_dies_before_the_record_leaves_no_release(train, tmp_path):
+    answers = train(2, trouble="dies before the record", died=1)
+    assert answers[1] is None
+    assert "rank 0 of 2 waited for the others to agree about the next release, and one has ended" in answers[0]
+    assert [one["round"] for one in recorded(tmp_path)] == [0, 1, 2]
+
+
+def test_a_round_on_record_that_was_lost_is_released_under_another_nonce(train, tmp_path):
+    whole = models(train(2, folder=_new(tmp_path)))[0]
+    models(train(2, epochs=1))  # four rounds, in the checkpoint
+    answers = train(4, died=0, load=True, trouble="dies after the record", on_rank=0, in_round=5)
+    assert answers[0] is None
+    assert all("hear from rank 0, and one has ended" in answer for answer in answers[1:])
+    assert [(one["round"], one["attempt"]) for one in recorded(tmp_path)] == [(i, 0) for i in range(6)]
+
+    again = train(1, load=True)
+    assert again[0]["nonces"] == [0, 0, 0, 0, 1, 1, 0, 0]
+    assert again[0]["model"] != whole  # rounds 4 and 5 have other noise
+    used = Counter((one["round"], one["nonce"]) for one in recorded(tmp_path))
+    assert set(used.values()) == {1}
+    assert [one["ranks"] for one in recorded(tmp_path)] == [2] * 4 + [4] * 2 + [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("trouble", "about"),
+    [
+        ("order", "the data set, or the order of its examples"),
+        ("shuffled", "the data set, or the order of its examples"),
+        ("plan", "the plan"),
+        ("key", "the key"),
+    ],
+)
+def test_ranks_that_begin_differently_are_refused(trouble, about, train, tmp_path):
+    answers = train(3, trouble=trouble, on_rank=2, parts=3)
+    assert all(f"the ranks disagree about {about}: rank 0 has another than rank 2." in answer for answer in answers)
+    assert not (tmp_path / "releases").exists()
+
+
+@pytest.mark.parametrize(("trouble", "released"), [("model", 3), ("rate", 1)])
+def test_models_that_drift_apart_are_refused_before_the_next_release(trouble, released, train, tmp_path):
+    answers = train(2, trouble=trouble)
+    assert all("the ranks disagree about the model, as it was after the last step" in answer for answer in answers)
+    assert len(recorded(tmp_path)) == released
+
+
+def test_a_rank_that_leaves_out_an_example_ends_all(train, tmp_path):
+    answers = train(2, trouble="fewer")
+    assert "gradients of fewer rows than the loader issued" in answers[1]
+    assert "rank 1 of 2 has failed" in answers[0]
+    assert len(recorded(tmp_path)) == 3
+
+
+def test_a_round_that_cannot_be_put_on_record_moves_no_rank(train, tmp_path):
+    answers = train(2, trouble="no disk", on_rank=0)
+    assert answers[0] == "OSError: no space left on device"
+    assert "rank 0 could not put the round on record" in answers[1]
+    assert recorded(tmp_path) == []
+
+
+def test_a_rank_that_hangs_is_not_waited_for_longer_than_the_timeout(train, tmp_path):
+    answers = train(2, trouble="hangs", on_rank=0, timeout=4.0, hangs=0)
+    assert "waited for the others to agree" in answers[1]
+    assert len(recorded(tmp_path)) == 3
+
+
+def test_each_rank_looks_for_leaks(train, tmp_path):
+    for answer in train(2, model="leaky"):
+        assert "CrossExampleLeakError" in answer
+    assert not (tmp_path / "releases").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trouble": "no record"}, "make the engine with record="),
+        ({"parts": 3}, "accumulation_steps must be 1 or a multiple of the 2 processes"),
+    ],
+)
+def test_what_ranks_need_is_said_on_all_of_them(options, message, train):
+    assert all(message in answer for answer in train(2, **options))
+
+
+def test_shares_of_the_noise_are_all_coordinates_once(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    for size in (1, 1536, 1537, 10_000, 100_001):
+        shares = []
+        for rank in range(3):
+            monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+            shares.append(range(size)[Ranks(torch.device("cpu")).share(size)])
+        assert [i for share in shares for i in share] == list(range(size))
+        assert max(map(len, shares)) <= size / 3 + 1536
+
+
+def test_a_model_of_several_processes_needs_a_process_group(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda *_: None)
+    model = DifferentiallyPrivateDistributedDataParallel(network("linear"))
+    with pytest.raises(RuntimeError, match="start the program with torchrun"):
+        ranks_of(model)
+    assert ranks_of(model.module) is None
+
+
+def test_models_whose_parameters_are_spread_are_refused_by_name():
+    class FSDPModule:
+        """Has the name of torch's."""
+
+    class FSDPLinear(FSDPModule, nn.Linear):
+        pass
+
+    model = nn.Sequential(FSDPLinear(2, 2))
+    with pytest.raises(TypeError, match=r"FSDPLinear is not supported: its parameters are spread.*whole model"):
+        check_module(model, torch.optim.SGD(model.parameters()), "hooks")
+
+
+class Noisy(Dataset):
+    """Examples that are others each time."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, i):
+        return (torch.rand(2, generator=torch.Generator().manual_seed(time.monotonic_ns() % 2**31)), i)
+
+
+def test_data_sets_are_told_apart_by_examples_and_order():
+    data = TensorDataset(torch.arange(100))
+    other = TensorDataset(torch.arange(100).flip(0))
+    assert example_digest(data, b"s") == example_digest(TensorDataset(torch.arange(100)), b"s")
+    assert example_digest(data, b"s") != example_digest(other, b"s")
+    assert example_digest(data, b"s") != example_digest(TensorDataset(torch.arange(101)), b"s")
+    parts = [Subset(data, order) for order in ([2, 1, 0, *range(3, 100)], [1, 2, 0, *range(3, 100)])]
+    assert example_digest(parts[0], b"s") != example_digest(parts[1], b"s")
+    assert example_digest(ConcatDataset(parts), b"s") != example_digest(ConcatDataset(parts[::-1]), b"s")
+    assert example_digest(Noisy(), b"s") == example_digest(Noisy(), b"s")
+    state = torch.get_rng_state()
+    example_digest(data, b"s")
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_record_counts_how_often_a_round_was_released(tmp_path):
+    record = ReleaseRecord(tmp_path / "releases")
+    assert record.attempt(0, RUN) == 0
+    record.append(0, 17, 2)
+    assert record.attempt(0, RUN) == 1
+    assert record.attempt(1, RUN) == 0
+    assert recorded(tmp_path) == [{"round": 0, "attempt": 0, "nonce": f"{17:032x}", "ranks": 2}]
+    assert (tmp_path / "releases").stat().st_mode & 0o077 == 0
+
+
+def test_a_line_that_was_not_written_to_its_end_is_no_release(tmp_path):
+    first = ReleaseRecord(tmp_path / "releases")
+    first.attempt(0, RUN)
+    first.append(0, 17, 2)
+    del first
+    with (tmp_path / "releases").open("a") as file:
+        file.write('{"round": 1, "att')
+    record = ReleaseRecord(tmp_path / "releases")
+    assert record.attempt(1, RUN) == 0
+    record.append(1, 18, 2)
+    assert [one["round"] for one in recorded(tmp_path)] == [0, 1]
+
+
+def test_rounds_that_were_lost_are_said(tmp_path):
+    first = ReleaseRecord(tmp_path / "releases")
+    first.attempt(0, RUN)
+    for round in range(3):
+        first.append(round, round, 2)
+    del first
+    with pytest.warns(UserWarning, match="2 rounds after the 1 that this run goes on from"):
+        assert ReleaseRecord(tmp_path / "releases").attempt(1, RUN) == 1
+
+
+def test_a_record_is_one_runs(tmp_path):
+    first = ReleaseRecord(tmp_path / "releases")
+    first.attempt(0, RUN)
+    with pytest.raises(ValueError, match="another process, or another engine, keeps its releases in"):
+        ReleaseRecord(tmp_path / "releases").attempt(0, RUN)
+    del first
+    with pytest.raises(ValueError, match="is the record of another run"):
+        ReleaseRecord(tmp_path / "releases").attempt(0, RUN | {"run": "b"})
+    (tmp_path / "other").write_text("[]\n")
+    with pytest.raises(ValueError, match="is no record of releases"):
+        ReleaseRecord(tmp_path / "other").attempt(0, RUN)

@@ -1,0 +1,184 @@
+"""Programs whose examples are apart are not refused, whatever shape a batch has."""
+
+import runpy
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from central_runs import Run, examples
+from opacus.layers import DPGRU
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.opacus import CorrelatedPrivacyEngine, check_independence
+from fedcgd.opacus.independence import BatchLook
+
+SIZE = 5
+PROGRAMS = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "independence.py"))["programs"]()
+
+
+def poisson(model, data, mode="hooks", accumulation=1, **options):
+    """(module, optimizer, loader) of ten epochs of batches of one example on average, of which some are empty."""
+    return CorrelatedPrivacyEngine(NoiseKey.simulation(0)).make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=1, collate_fn=options.pop("collate_fn", None)),
+        mechanism="dp-sgd", sampling="poisson", noise_multiplier=0.5, max_grad_norm=1.0, epochs=10, target_delta=1e-5,
+        grad_sample_mode=mode, accumulation_steps=accumulation, **options,
+    )  # fmt: skip
+
+
+class Packed(nn.Module):
+    """Reads sequences in both directions, the second one from the end of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.recurrent = DPGRU(4, 4, batch_first=True, bidirectional=True)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, inputs, lengths):
+        states, _ = self.recurrent(pack_padded_sequence(inputs, lengths, batch_first=True))
+        return self.out(pad_packed_sequence(states, batch_first=True)[0].sum(1))
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch"])
+@pytest.mark.parametrize("lengths", [[9, 9, 9, 5, 5], [9, 8, 7, 6, 5], [9, 9, 8, 8, 8]])
+def test_sequences_of_other_lengths_are_not_taken_for_a_mixture(lengths, mode, monkeypatch):
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(SIZE, 9, 4), torch.tensor(lengths), torch.arange(SIZE) % 3)
+    run = Run(monkeypatch, data=data, batch=SIZE, epochs=1, model=Packed(), mode=mode)
+
+    def step(batch):
+        order = torch.argsort(batch[1], descending=True, stable=True)
+        inputs, sizes, targets = (part[order] for part in batch)
+        run.loss(run.module(inputs, sizes), targets).backward()
+        run.optimizer.step()
+
+    run.train(step)
+    assert run.released == 1
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+def test_a_part_without_examples_of_a_batch_that_has_some(mode):
+    module, optimizer, *_, loader = poisson(nn.Linear(6, 3), examples(8), mode, accumulation=2)
+    sizes = []
+    for inputs, targets in loader:
+        sizes.append(len(inputs))
+        if len(inputs):
+            functional.cross_entropy(module(inputs), targets).backward()
+        optimizer.step()
+    assert (1, 0) in set(zip(sizes[::2], sizes[1::2], strict=True))
+
+
+def test_an_empty_batch_whose_examples_are_the_second_dimension():
+    def collated(rows):
+        return torch.stack([inputs for inputs, _ in rows], 1), torch.stack([target for _, target in rows])
+
+    data = TensorDataset(torch.randn(4, 2, 6), torch.arange(4) % 3)
+    module, optimizer, loader = poisson(nn.Linear(6, 3), data, batch_first=False, collate_fn=collated)
+    shapes = []
+    for inputs, targets in loader:
+        shapes.append((tuple(inputs.shape), tuple(targets.shape)))
+        if len(targets):
+            functional.cross_entropy(module(inputs).mean(0), targets).backward()
+        optimizer.step()
+    assert ((2, 0, 6), (0,)) in shapes
+
+
+def test_expanded_weights_with_inputs_by_keyword(monkeypatch):
+    run = Run(monkeypatch, model=Named(), mode="ew", epochs=1)
+
+    def step(batch):
+        run.loss(run.module(x=batch[0]), batch[1]).backward()
+        run.optimizer.step()
+
+    run.train(step)
+    assert run.released == 3
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(x)
+
+
+@pytest.mark.parametrize("scale", [1e-44, 1e-30, 1e30])
+def test_losses_of_any_size(scale, monkeypatch):
+    torch.manual_seed(0)
+    run = Run(monkeypatch, model=nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)), epochs=1)
+
+    def step(batch):
+        (scale * functional.cross_entropy(run.module(batch[0]), batch[1])).backward()
+        run.optimizer.step()
+
+    run.train(step)
+    assert run.released == 3
+
+
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own, of the hooks of Opacus
+def test_the_look_at_batches_is_not_compiled(monkeypatch):
+    """It would take seconds, and again whenever something in it has changed."""
+    run = Run(monkeypatch, model=nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), epochs=1)
+    compiling, check = [], BatchLook.check
+
+    def noting(*args):
+        compiling.append(torch.compiler.is_compiling())
+        return check(*args)
+
+    monkeypatch.setattr(BatchLook, "check", noting)
+    module = torch.compile(run.module, backend="eager")
+    run.train(lambda batch: (run.loss(module(batch[0]), batch[1]).backward(), run.optimizer.step()))
+    assert compiling
+    assert not any(compiling)
+
+
+class OfAnyDepth(nn.Module):
+    """A layer that is called once or twice, as a generator of the model's own says; the loss comes with the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, inputs, targets):
+        x = torch.tanh(self.inner(inputs))
+        if torch.rand((), generator=self.generator) < 0.5:
+            x = torch.tanh(self.inner(x))
+        output = self.out(x)
+        return functional.cross_entropy(output, targets), output
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_model_whose_layers_are_called_another_number_of_times_is_trained(own, monkeypatch):
+    """A generator that hangs on the model is put back between the looks; one that does not is told of."""
+    model, generator = OfAnyDepth(), torch.Generator().manual_seed(2)
+    monkeypatch.setattr(model if own else OfAnyDepth, "generator", generator, raising=False)
+    run = Run(monkeypatch, model=model, epochs=1)
+
+    def step(batch):
+        run.module(*batch)[0].backward()
+        run.optimizer.step()
+
+    told = pytest.warns(UserWarning, match="whether examples reach each other's rows cannot be told")
+    with nullcontext() if own else told:
+        run.train(step)
+    assert run.released == 3
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_models_whose_examples_are_independent_are_not_refused(program):
+    check_independence(program.model, program.inputs)
+
+
+def test_a_batch_that_the_model_does_not_take_is_the_models_error():
+    """And no silence."""
+    for rows in (4, 1):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            check_independence(nn.Linear(6, 3), torch.randn(rows, 5))

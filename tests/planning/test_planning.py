@@ -1,0 +1,268 @@
+"""The planner: its theory against plain simulation, its candidates within the limits, and what it prints runs."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedcgd.accounting import calibrate
+from fedcgd.cli import app
+from fedcgd.curvature import Spectrum
+from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd.planning import Question, Recipe, as_python, as_run_config, plan_recipes, verdict
+from fedcgd.planning.landscape import DIRECTIONS, Landscape
+from fedcgd.planning.planner import PlannedRecipe, _steps
+from fedcgd.planning.theory import Outcome, expected_outcome, unit_progress
+
+QUESTION = Question(users=600, epsilon=1.0, delta=1e-5, turns=4)
+RECIPE = Recipe(
+    mechanism="lambda-cgd:0.8", sampling="none", users=600, steps=5, turns=6, schedule="linear", momentum=0.9
+)
+
+
+@pytest.fixture(scope="module")
+def ranked() -> list[PlannedRecipe]:
+    return plan_recipes(QUESTION)
+
+
+@pytest.fixture(scope="module")
+def ranked_with_secrets() -> list[PlannedRecipe]:
+    return plan_recipes(replace(QUESTION, secret=("poisson", "balls-in-bins")))
+
+
+def descended(recipe: Recipe, rate: float, curvature: float, noise: np.ndarray, start: float) -> np.ndarray:
+    """Where heavy-ball descent ends on ½μe², with `noise` (rounds, draws) added to the gradient; round by round."""
+    error, velocity = np.full(noise.shape[1], start), np.zeros(noise.shape[1])
+    for t, factor in enumerate(recipe.workload.rates(recipe.rounds)):
+        velocity = recipe.momentum * velocity - curvature * error + noise[t]
+        error = error + rate * factor * velocity
+    return error
+
+
+@pytest.mark.parametrize(
+    ("schedule", "momentum"), [("constant", 0.0), ("linear", 0.0), ("constant", 0.9), ("linear", 0.9)]
+)
+def test_the_expected_loss_is_that_of_simulated_descent(schedule, momentum: float) -> None:
+    """Two directions, 20,000 draws of the noise, and the loss that theory expects at its own rate: to 3 %, and of no other σ."""
+    recipe = replace(RECIPE, schedule=schedule, momentum=momentum)
+    mechanism, sigma = LambdaCGD(0.8), 40.0
+    landscape = Landscape(np.array([0.2, 0.01]), np.array([1.0, 3.0]), np.array([0.5, 0.2]))
+    found = expected_outcome(recipe, mechanism, sigma, landscape)
+    generator = np.random.default_rng(3)
+    inverse = np.linalg.inv(matrix(mechanism, recipe.rounds))
+
+    def simulated(sigma: float) -> float:
+        loss = 0.0
+        for curvature, count, energy in zip(landscape.eigenvalues, landscape.counts, landscape.energies, strict=True):
+            noise = inverse @ generator.standard_normal((recipe.rounds, 20_000)) * sigma / recipe.cohort
+            noise += generator.standard_normal(noise.shape) / math.sqrt(recipe.cohort * 4)  # the draw of the cohort
+            end = descended(recipe, found.learning_rate, curvature, noise, math.sqrt(energy / curvature))
+            loss += count * curvature * float(np.mean(end**2))
+        return loss / (1 * 0.5 + 3 * 0.2)
+
+    assert found.loss == pytest.approx(simulated(sigma), rel=0.03)
+    assert found.loss != pytest.approx(simulated(1.15 * sigma), rel=0.03)
+
+
+def test_noise_and_progress_are_those_of_a_flat_direction() -> None:
+    found = expected_outcome(RECIPE, LambdaCGD(0.8), 40.0, Landscape.typical())
+    still = descended(RECIPE, found.learning_rate, 0.0, np.ones((RECIPE.rounds, 1)), 0.0)
+    assert found.progress == pytest.approx(float(still[0]), rel=1e-12)
+    assert unit_progress(RECIPE) == pytest.approx(found.progress / found.learning_rate)
+    generator = np.random.default_rng(4)
+    noise = np.linalg.inv(matrix(LambdaCGD(0.8), 30)) @ generator.standard_normal((30, 40_000)) * 40 / 120
+    assert found.noise == pytest.approx(
+        float(np.std(descended(RECIPE, found.learning_rate, 0.0, noise, 0.0))), rel=0.02
+    )
+
+
+def test_the_rate_is_the_best_of_those_around_it() -> None:
+    """The same loss, found by halves and doubles of the rate in a plain loop over the typical landscape."""
+    landscape = Landscape.typical()
+    found = expected_outcome(RECIPE, LambdaCGD(0.8), 40.0, landscape)
+    inverse = np.linalg.inv(matrix(LambdaCGD(0.8), 30))
+
+    def loss(rate: float) -> float:
+        total = 0.0
+        for curvature, count, energy in zip(landscape.eigenvalues, landscape.counts, landscape.energies, strict=True):
+            ends = descended(RECIPE, rate, curvature, inverse * (40 / 120), 0.0)  # one unit of Z a column
+            left = descended(RECIPE, rate, curvature, np.zeros((30, 1)), math.sqrt(energy / curvature))
+            total += count * curvature * float(np.sum(ends**2) + left[0] ** 2)
+        return total
+
+    assert loss(found.learning_rate) < min(loss(found.learning_rate * factor) for factor in (0.5, 2.0))
+
+
+def test_the_typical_landscape_has_all_its_directions() -> None:
+    typical = Landscape.typical()
+    assert typical.counts.sum() == DIRECTIONS
+    plain = 0.22 / np.arange(1, 601)  # LARGEST/i
+    assert float(typical.counts @ typical.eigenvalues) == pytest.approx(plain.sum(), rel=0.01)
+    assert typical.eigenvalues[:7] == pytest.approx(plain[:7])
+
+
+def test_a_spectrum_keeps_its_eigenvalues() -> None:
+    found = Landscape.of(Spectrum.of([0.3, 0.1, 0.1]))
+    assert found.eigenvalues.tolist() == [0.3, 0.1]
+    assert found.counts.tolist() == [1.0, 2.0]
+
+
+def test_every_kind_is_there_once_and_the_order_is_that_of_the_loss(ranked, ranked_with_secrets) -> None:
+    assert [one.kind for one in ranked_with_secrets] == list(dict.fromkeys(one.kind for one in ranked_with_secrets))
+    assert {one.kind for one in ranked} == {
+        "dp-sgd, everybody in each round", "dp-sgd, none", "lambda-cgd, none", "banded-toeplitz, none"
+    }  # fmt: skip
+    assert {one.kind for one in ranked_with_secrets} - {one.kind for one in ranked} == {
+        "dp-sgd, poisson", "lambda-cgd, balls-in-bins"
+    }  # fmt: skip
+    for found in (ranked, ranked_with_secrets):
+        losses = [one.outcome.loss for one in found]
+        assert losses == sorted(losses)
+        assert 0 < losses[0] < losses[-1] < 1.05
+
+
+def test_every_recipe_s_noise_keeps_the_budget(ranked_with_secrets) -> None:
+    for one in ranked_with_secrets:
+        found = calibrate(one.mechanism, one.recipe.participation, epsilon=1.0, delta=1e-5)
+        assert one.noise_multiplier == pytest.approx(found.noise_multiplier, rel=1e-9)
+
+
+def test_nothing_is_kept_secret_unless_it_was_said(ranked) -> None:
+    assert {one.recipe.sampling for one in ranked} == {"none"}
+
+
+def test_the_limits_are_kept() -> None:
+    question = Question(users=1000, epsilon=2.0, delta=1e-5, turns=3, max_cohort=90, max_rounds=25)
+    found = plan_recipes(question)
+    assert found
+    for one in found:
+        assert one.recipe.cohort <= 90
+        assert one.recipe.rounds <= 25
+        assert one.recipe.turns <= 3
+    assert min(one.recipe.steps for one in found) == 12
+
+
+@pytest.mark.parametrize("users", [97, 600, 1000, 12345])
+def test_cohorts_are_those_that_a_population_makes(users: int) -> None:
+    """A strategy with cohorts of c users has ⌊users/c⌋ rounds before anybody's next turn: what the recipe promises."""
+    for steps in _steps(Question(users=users, epsilon=1.0, delta=1e-6)):
+        cohort = replace(RECIPE, users=users, steps=steps).cohort
+        assert users // cohort == steps
+
+
+def test_more_privacy_or_more_turns_never_hurt(ranked) -> None:
+    looser = plan_recipes(replace(QUESTION, epsilon=4.0))
+    longer = plan_recipes(replace(QUESTION, turns=12))
+    assert looser[0].outcome.loss < ranked[0].outcome.loss
+    assert longer[0].outcome.loss < ranked[0].outcome.loss
+
+
+def test_it_says_when_correlation_brings_nothing_and_when_it_does(ranked) -> None:
+    plain = PlannedRecipe(replace(RECIPE, mechanism="dp-sgd", steps=1), DPSGD(), 1.0, Outcome(1.0, 1.0, 1.0, 0.5))
+    better = PlannedRecipe(RECIPE, LambdaCGD(0.8), 1.0, Outcome(1.0, 1.0, 1.0, 0.4))
+    level = PlannedRecipe(RECIPE, LambdaCGD(0.8), 1.0, Outcome(1.0, 1.0, 1.0, 0.497))
+    assert verdict([better, plain]).startswith("Correlated noise helps: 0.400 of the loss")
+    assert verdict([level, plain]).startswith("Correlated noise brings nothing here: dp-sgd, everybody in each round")
+    assert verdict([plain]).startswith("There is nothing to correlate")
+    small = plan_recipes(Question(users=600, epsilon=1.0, delta=1e-5, turns=4, max_cohort=30))
+    assert verdict(small).startswith("Correlated noise helps")
+
+
+def test_the_python_it_prints_is_the_plan(ranked_with_secrets) -> None:
+    for one in ranked_with_secrets:
+        names: dict[str, object] = {}
+        exec(as_python(one, QUESTION, clip_norm=0.5), names)
+        plan = names["plan"]
+        assert isinstance(plan, Plan)
+        assert plan.participation == one.recipe.participation
+        assert plan.noise_multiplier == pytest.approx(one.noise_multiplier, rel=1e-6)
+        assert (plan.clip_norm, plan.delta) == (0.5, 1e-5)
+        assert plan.mechanism == one.mechanism
+
+
+def test_the_run_configuration_is_one_of_the_app_and_means_the_same(ranked) -> None:
+    tomllib = pytest.importorskip("tomllib")
+    from fedcgd_simulations.settings import Settings
+
+    project = tomllib.loads((Path(__file__).parents[2] / "simulations" / "pyproject.toml").read_text())
+    defaults = project["tool"]["flwr"]["app"]["config"]
+    for one in ranked:
+        text = as_run_config(one, QUESTION).replace(" ", "\n")
+        settings = Settings.read(defaults | tomllib.loads(text))
+        said, planned = settings.participation(QUESTION.users), one.recipe.participation
+        for name in ("rounds", "min_separation", "participations", "sampling", "sampling_rate"):
+            assert getattr(said, name) == getattr(planned, name)
+        assert settings.workload(one.recipe.rounds) == one.recipe.workload
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"users": 1}, "users must be a whole number of at least 2"),
+        ({"turns": 0}, "turns must be"),
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"delta": 0.01}, "delta must be below 1/users"),
+        ({"secret": ("shuffling",)}, "secret must be of poisson, balls-in-bins, got shuffling"),
+        ({"max_cohort": 10, "max_rounds": 20}, "need 60 rounds for one turn each"),
+    ],
+)
+def test_impossible_questions_are_refused(change, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        replace(QUESTION, **change)
+
+
+ASK = ["plan", "--users", "600", "--epsilon", "1", "--delta", "1e-5", "--turns", "4", "--max-cohort", "300"]
+
+
+def test_the_command_prints_a_table_python_and_a_run_configuration() -> None:
+    result = CliRunner().invoke(app, ASK, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    for words in (
+        "zero out one user",
+        "dp-sgd",
+        "loss left",
+        "Plan.calibrated(",
+        "--run-config '",
+        "kept secret: nothing",
+    ):
+        assert words in result.stdout
+
+
+def test_json_and_picture(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [*ASK, "--json", "--clip-norm", "2", "--plot", str(tmp_path / "frontier.svg")])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["users"] == 600
+    best = found["recipes"][0]
+    assert best["loss"] == min(one["loss"] for one in found["recipes"])
+    recipe = Recipe(
+        **{name: best[name] for name in ("mechanism", "sampling", "users", "steps", "turns", "schedule", "momentum")}
+    )
+    assert best["learning_rate"] == pytest.approx(best["progress"] / unit_progress(recipe) / 2)
+    assert "<svg" in (tmp_path / "frontier.svg").read_text()
+
+
+def test_a_spectrum_is_not_called_public_silently(tmp_path: Path) -> None:
+    path = tmp_path / "spectrum.json"
+    Spectrum.of([0.5, 0.1, 0.02]).save(path)
+    refused = CliRunner().invoke(app, [*ASK, "--spectrum", str(path)])
+    assert refused.exit_code == 2
+    assert "must not come from them" in refused.stderr
+    taken = CliRunner().invoke(app, [*ASK, "--spectrum", str(path), "--spectrum-is-public", "--json"])
+    plain = CliRunner().invoke(app, [*ASK, "--json"])
+    assert taken.exit_code == 0, taken.output
+    assert json.loads(taken.stdout)["recipes"][0]["loss"] != json.loads(plain.stdout)["recipes"][0]["loss"]
+
+
+def test_one_participation_only_is_the_question_of_an_epoch() -> None:
+    [*found] = plan_recipes(replace(QUESTION, turns=1, max_cohort=100))
+    assert all(
+        one.recipe.participation == Participation(rounds=one.recipe.steps, min_separation=one.recipe.steps)
+        for one in found
+    )

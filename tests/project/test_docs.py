@@ -1,0 +1,63 @@
+"""Every example in the README and the documents runs, and prints what is written under it."""
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcgd.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(
+    r'^```\w+ title="(\S+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL
+)  # a file of an app: another test runs the app
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and source of each block of the page that is not a file."""
+    return FENCE.findall(FILE.sub("", page.read_text()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_examples_run_and_print_what_is_shown(page: Path) -> None:
+    """Each block stands alone, but for tutorials: there a block goes on where the one before it ended."""
+    found = blocks(page)
+    names: dict[str, object] = {}
+    for index, (language, source) in enumerate(found):
+        if language != "python":
+            continue
+        if page.parent.name != "tutorials" or not names:
+            names = {"__name__": "example"}
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(source, f"{page.name}, block {index}", "exec"), names)
+        following = found[index + 1] if index + 1 < len(found) else ("", "")
+        if following[0] == "output":
+            assert printed.getvalue() == following[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_shell_examples_name_commands_and_options_that_exist(page: Path) -> None:
+    for language, source in blocks(page):
+        if language != "sh":
+            continue
+        for line in source.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] != ["fedcgd"]:
+                continue
+            inner = [word for word in words[2:3] if words[1] in ("keeper", "ledger")]  # commands of these
+            help_text = CliRunner().invoke(app, [words[1], *inner, "--help"], env={"COLUMNS": "200"}).output
+            for option in (word for word in words if word.startswith("--")):
+                assert option in help_text, f"{page.name}: {line}"
+
+
+def test_the_readme_has_examples() -> None:
+    languages = [language for language, _ in blocks(ROOT / "README.md")]
+    assert languages.count("python") >= 2
+    assert "output" in languages

@@ -1,0 +1,81 @@
+"""The wheel holds the two packages and nothing else, and works away from the checkout."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    [path] = folder.glob("*.whl")
+    return path
+
+
+def test_only_the_packages_are_in_it(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert {"fedcgd", "fedcgd_flower"} <= tops
+    assert all(top in ("fedcgd", "fedcgd_flower") or top.endswith(".dist-info") for top in tops)
+    assert {"fedcgd/py.typed", "fedcgd_flower/py.typed"} <= set(names)
+    level = "x86-64-v3" if platform.machine() == "x86_64" else platform.machine()
+    assert {f"fedcgd/passes-{level}.shared", f"fedcgd/noise/machine_code-{level}.shared"} <= set(names)
+    assert platform.machine() in wheel.name
+
+
+def test_without_a_compiler_it_is_a_wheel_of_python_alone(tmp_path: Path) -> None:
+    sources = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    for name in sources:
+        if name.startswith(("fedcgd/", "strategies/")) or name in (
+            "pyproject.toml",
+            "hatch_build.py",
+            "README.md",
+            "LICENSE",
+        ):
+            (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / "tree" / name)
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path),
+        str(tmp_path / "tree"),
+    ]
+    subprocess.run(command, capture_output=True, env=os.environ | {"CC": "no-such-compiler"}, check=True)
+    [path] = tmp_path.glob("*.whl")
+    assert path.name.endswith("-py3-none-any.whl")
+    assert not any(name.endswith(".shared") for name in zipfile.ZipFile(path).namelist())
+
+
+def test_it_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
+        "import fedcgd.plan, fedcgd.cli, fedcgd_flower\n"
+        "for package in (fedcgd, fedcgd_flower):\n"
+        f"    assert package.__file__.startswith({str(tmp_path)!r}), package.__file__\n"
+        "from fedcgd.mechanisms import LambdaCGD; from fedcgd.participation import Participation\n"
+        "from fedcgd.accounting import calibrate\n"
+        "print(calibrate(LambdaCGD(0.9), Participation(rounds=100, min_separation=10), epsilon=1, delta=1e-5))\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "zero out one user" in finished.stdout

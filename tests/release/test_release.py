@@ -1,0 +1,161 @@
+"""The release protocol: nonce, record, noise, release, in this order and nowhere else."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedcgd.ledger import Ledger, verify
+from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD, inverse_matrix
+from fedcgd.noise import NoiseStream
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.noise.quantisation import Lattice
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
+from fedcgd.release import NoiseSource, RecordedReleases, array_noise, lattice_of
+from fedcgd.release.tensors import tensor_noise
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS, SIZE = 4, 50
+KEY = NoiseKey(bytes(range(32)))
+PLAN = Plan(
+    mechanism=LambdaCGD(0.5),
+    participation=Participation(rounds=ROUNDS),
+    clip_norm=0.5,
+    noise_multiplier=3.0,
+    delta=1e-5,
+)
+
+
+def opened(path: Path, plan: Plan = PLAN) -> Ledger:
+    return Ledger.open(path, plan=plan, configuration={}, key=KEY)
+
+
+def released(releases: RecordedReleases, total: np.ndarray, user: str) -> np.ndarray:
+    attempt = releases.plan_round([user])
+    releases.add_noise(total, attempt, lattice_of(PLAN, SIZE))
+    releases.record(attempt, total.tobytes())
+    return total
+
+
+def test_what_is_released_is_the_sum_and_the_rows_of_the_inverse(tmp_path: Path) -> None:
+    """Against C⁻¹Z written out; what rounding to the lattice and the dither may move it by is known."""
+    lattice = lattice_of(PLAN, SIZE)
+    sums = np.random.default_rng(1).integers(-1000, 1000, (ROUNDS, SIZE))
+    with opened(tmp_path / "run.db") as ledger:
+        releases = RecordedReleases(ledger, PLAN, KEY)
+        found = [released(releases, row.copy(), f"user-{i}") for i, row in enumerate(sums)]
+        nonces = ledger.resume().nonces
+        assert releases.count == ROUNDS
+        assert len(set(nonces)) == ROUNDS
+        stream = NoiseStream(KEY.noise_of(ledger.stream_id))
+    z = np.stack([stream.normal(t, nonce, 0, SIZE) for t, nonce in enumerate(nonces)]).astype(np.float64)
+    noise = PLAN.stddev * (inverse_matrix(PLAN.mechanism, ROUNDS) @ z) / lattice.step
+    # Half a step of rounding, and a dither of at most 2⁻⁸ standard deviations.
+    assert np.abs(np.array(found) - sums - noise).max() <= 0.5 + 2**-8 * PLAN.stddev / lattice.step + 1e-6
+    assert np.abs(noise).max() > 100
+    assert verify(tmp_path / "run.db").problems == ()
+
+
+def test_the_nonce_is_on_record_before_there_is_noise_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def watch(owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def watched(*args, **kwargs):
+            order.append(name)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for owner, name in (
+        (NoiseKey, "nonce_of"),
+        (Ledger, "record_aggregated"),
+        (NoiseSource, "add"),
+        (Ledger, "record_released"),
+    ):
+        watch(owner, name)
+    with opened(tmp_path / "run.db") as ledger:
+        released(RecordedReleases(ledger, PLAN, KEY), np.zeros(SIZE, np.int64), "ann")
+    assert order == ["nonce_of", "record_aggregated", "add", "record_released"]
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_a_nonce_that_cannot_be_recorded_makes_no_noise(tensors: bool) -> None:
+    make = tensor_noise if tensors else array_noise
+    noise = make(PLAN, KEY, "run", lattice_of(PLAN, SIZE))
+    total = torch.ones(SIZE, dtype=torch.float64) if tensors else np.ones(SIZE, np.int64)
+
+    def full(nonce: int) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        noise.add(total, earlier=[], attempt=0, record=full)
+    assert (np.asarray(total) == 1).all()
+    assert noise.add(total, earlier=[], attempt=0) > 0
+    assert (np.asarray(total) != 1).any()
+
+
+def test_arrays_and_tensors_have_the_same_noise() -> None:
+    """Of a simulation, whose nonces are numbers of tries."""
+    key, lattice = NoiseKey.simulation(3), lattice_of(PLAN, SIZE)
+    for mechanism in (LambdaCGD(0.5), BLT((0.3,), (0.9,))):
+        plan = Plan(
+            mechanism=mechanism, participation=PLAN.participation, clip_norm=0.5, noise_multiplier=3.0, delta=1e-5
+        )
+        one, other = array_noise(plan, key, "", lattice), tensor_noise(plan, key, "", lattice)
+        nonces: list[int] = []
+        for attempt in (2, 0, 1):
+            array, tensor = np.arange(SIZE), torch.arange(SIZE, dtype=torch.float64)
+            nonce = one.add(array, earlier=nonces, attempt=attempt)
+            assert nonce == other.add(tensor, earlier=nonces, attempt=attempt) == attempt
+            np.testing.assert_array_equal(array, tensor.numpy())
+            nonces.append(nonce)
+
+
+def test_a_round_that_fails_is_tried_again_under_another_nonce(tmp_path: Path) -> None:
+    with opened(tmp_path / "run.db") as ledger:
+        releases = RecordedReleases(ledger, PLAN, KEY)
+        total, again = np.zeros(SIZE, np.int64), np.zeros(SIZE, np.int64)
+        attempt = releases.plan_round(["ann"])
+        releases.add_noise(total, attempt, lattice_of(PLAN, SIZE))
+        releases.abandon("its inner strategy failed")
+        with pytest.raises(ValueError, match="round 0 has no noise yet: call add_noise first"):
+            releases.record(attempt, b"")
+        assert releases.count == 0
+        assert not np.array_equal(total, released(releases, again, "ann"))
+        assert releases.count == 1
+        # A second owner goes on from the ledger, and from its nonces.
+        assert RecordedReleases(ledger, PLAN, KEY).count == 1
+    releases.abandon("after the ledger was closed: what is raised elsewhere is not hidden")
+
+
+def test_only_this_package_makes_nonces_of_sums_and_records_them() -> None:
+    """The training, the evaluation, the engine and the audit had copies of it. Keepers bind theirs to a list of seeds."""
+    found: dict[str, set[str]] = {"nonce_of": set(), "record_aggregated": set(), "record_released": set()}
+    for root in ("fedcgd", "strategies", "simulations"):
+        for path in (ROOT / root).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and node.attr in found:
+                    found[node.attr].add(str(path.relative_to(ROOT)))
+    assert found == {
+        "nonce_of": {"fedcgd/release/run_noise.py", "fedcgd/release/tensors.py", "fedcgd/keepers/keeper.py"},
+        "record_aggregated": {"fedcgd/release/recorded.py"},
+        "record_released": {"fedcgd/release/recorded.py"},
+    }
+
+
+@pytest.mark.parametrize("clip_norm", [0.3, 1.0, 7.7e5])
+@pytest.mark.parametrize("size", [1, 50, 123_457])
+def test_lattices_are_what_they_were(clip_norm: float, size: int) -> None:
+    """The step is the largest power of two that moves an update by at most its part of the clip norm."""
+    plan = Plan(
+        mechanism=DPSGD(), participation=Participation(rounds=3), clip_norm=clip_norm, noise_multiplier=2.0, delta=1e-5
+    )
+    for loss in (2.0**-10, 2.0**-17):
+        step = lattice_of(plan, size, relative_loss=loss).step
+        assert step * size**0.5 <= loss * clip_norm < 2 * step * size**0.5
+    assert lattice_of(plan, size) == Lattice.fitting(clip_norm=clip_norm, size=size, stddev=plan.stddev)

@@ -1,0 +1,120 @@
+"""The app, with the settings that the command `flower` prints, releases the models of the central run that they stand for."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fake_grid import FakeGrid, FakeNode
+from flwr.app import Context, RecordDict
+
+from fedcgd.clipping.flat_models import flatten
+from fedcgd.noise.keys import NoiseKey
+from fedcgd.opacus.batches import RoundBatches
+from fedcgd.participation.cohorts import History, cohort
+from fedcgd_experiments import central as central_runs
+from fedcgd_experiments.central import CentralTrainer
+from fedcgd_experiments.flower_command import run_config
+from fedcgd_experiments.point import CentralPoint
+from fedcgd_simulations import client_app, server_app
+from fedcgd_simulations.tasks import get_task
+
+DEFAULTS = tomllib.loads((Path(__file__).parents[2] / "simulations" / "pyproject.toml").read_text())["tool"]["flwr"][
+    "app"
+]["config"]
+POINT = CentralPoint(
+    task="digits", mechanism="lambda-cgd:0.8", epsilon=1.0, steps=21, epochs=1, clip_norm=0.5, learning_rate=1.5, seed=1000,
+    split="test",
+)  # fmt: skip
+
+ROUNDING = 2e-3
+"""Of the way that the model went: a federated user rounds its update towards zero on the grid, central training each sum."""
+
+
+def apart(there: np.ndarray, here: np.ndarray, start: np.ndarray) -> float:
+    """How far two models are apart, as a part of the way from the first one."""
+    return float(np.linalg.norm(there - here) / np.linalg.norm(here - start))
+
+
+def federated(config: dict, folder: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """The last model of the app under `config`."""
+    released: list[np.ndarray] = []
+    load = server_app.load_arrays
+
+    def keep(model, arrays) -> None:
+        released.append(np.concatenate([array.numpy().ravel() for array in arrays.values()]))
+        load(model, arrays)
+
+    monkeypatch.setattr(server_app, "load_arrays", keep)
+    config = DEFAULTS | config | {"results": str(folder / "result.json")}
+    grid = FakeGrid(
+        {i: FakeNode(client_app.app, config={"partition-id": i, "num-partitions": 2}) for i in range(2)}, config
+    )
+    server_app.app(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
+    return released[-1]
+
+
+def central(point: CentralPoint, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """The model at the end of the central run."""
+    trained: list[np.ndarray] = []
+
+    def keep(model, *_, **__) -> float:
+        trained.append(flatten(model).numpy())
+        return 0.0
+
+    monkeypatch.setattr(central_runs, "evaluate", keep)
+    CentralTrainer().train([point])
+    return trained[0]
+
+
+@pytest.mark.parametrize("sampling", ["none", "balls-in-bins"])
+def test_the_same_models(sampling, tmp_path, monkeypatch) -> None:
+    point = replace(POINT, sampling=sampling)
+    there, here = federated(run_config(point, users=1260), tmp_path, monkeypatch), central(point, monkeypatch)
+    start = flatten(get_task("digits").model(1000)).numpy()
+    assert apart(there, here, start) < ROUNDING
+
+
+def test_the_same_models_with_momentum_and_a_schedule(tmp_path, monkeypatch) -> None:
+    point = replace(POINT, momentum=0.9, schedule="cosine", learning_rate=0.3)
+    there, here = federated(run_config(point, users=1260), tmp_path, monkeypatch), central(point, monkeypatch)
+    start = flatten(get_task("digits").model(1000)).numpy()
+    assert apart(there, here, start) < ROUNDING
+    assert apart(there, central(replace(point, momentum=0.0), monkeypatch), start) > 20 * ROUNDING
+    assert apart(there, central(replace(point, schedule="linear"), monkeypatch), start) > 20 * ROUNDING
+
+
+def test_another_optimiser_has_no_command() -> None:
+    with pytest.raises(ValueError, match="Flower's adam is not PyTorch's"):
+        run_config(replace(POINT, optimizer="adam"), users=1260)
+
+
+def test_with_poisson_sampling_only_the_draws_are_others(tmp_path, monkeypatch) -> None:
+    point = replace(POINT, mechanism="dp-sgd", sampling="poisson")
+    there = federated(run_config(point, users=1260), tmp_path, monkeypatch)
+    start = flatten(get_task("digits").model(1000)).numpy()
+    assert apart(there, central(point, monkeypatch), start) > 20 * ROUNDING
+
+    def drawn(self, round: int) -> np.ndarray:
+        users = cohort(
+            point.setup.participation(), round, [str(i) for i in range(1260)], History(),
+            cohort_size=60, key=NoiseKey.simulation(1000).choices,
+        )  # fmt: skip
+        assert users is not None
+        return np.array(sorted(int(user) for user in users))
+
+    monkeypatch.setattr(RoundBatches, "batch", drawn)
+    assert apart(there, central(point, monkeypatch), start) < ROUNDING
+
+
+def test_the_folder_of_the_data_goes_along(tmp_path) -> None:
+    assert run_config(POINT, users=1260, data_dir=str(tmp_path))["data-dir"] == str(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)

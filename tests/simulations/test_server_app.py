@@ -1,0 +1,144 @@
+"""The simulation's server: what it leaves behind says whether the run is done."""
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from app_defaults import DEFAULTS
+from fake_grid import FakeGrid, FakeNode
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedcgd_flower import IncompleteRunError
+from fedcgd_simulations import server_app
+from fedcgd_simulations.client_app import app as client_app
+from fedcgd_simulations.task import Examples
+from fedcgd_simulations.tasks import get_task
+
+
+def run(results: Path, nodes: int = 2, **changes) -> FakeGrid:
+    config = DEFAULTS | {"rounds": 2, "results": str(results)} | changes
+    hosts = {i + 1: FakeNode(client_app, {"silo": i, "silos": 2}) for i in range(nodes)}
+    grid = FakeGrid(hosts, config)
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
+    server_app.main(grid, context)
+    return grid
+
+
+@pytest.fixture(autouse=True)
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = server_app.CorrelatedNoise
+    monkeypatch.setattr(server_app, "CorrelatedNoise", lambda *a, **k: real(*a, **k, patience=0.0))
+
+
+def test_a_run_that_is_done_leaves_its_figures(tmp_path: Path) -> None:
+    results = tmp_path / "run.json"
+    results.with_suffix(".failed.json").write_text("of an earlier try")
+    run(results)
+    figures = json.loads(results.read_text())
+    assert (figures["releases"], figures["rounds"], len(figures["accuracy"])) == (2, 2, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.png"]
+
+
+def test_a_run_that_releases_nothing_leaves_no_accuracy(tmp_path: Path) -> None:
+    """Half of the users are there: it used to write 0 of 42 rounds with the accuracy of the initial model."""
+    results = tmp_path / "run.json"
+    results.write_text("of another run")
+    with pytest.raises(ValueError, match="630 users are there after 0 s, and 1260 are expected"):
+        run(results, nodes=1)
+    assert not results.exists()
+    left = json.loads((tmp_path / "run.failed.json").read_text())
+    assert "630 users are there" in left["failure"]
+    assert "accuracy" not in left
+
+
+def test_fewer_releases_than_planned_are_a_failure_and_the_resumed_run_has_all_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"ledger": str(tmp_path / "run.db"), "rounds": 4}
+    with monkeypatch.context() as patched:
+        patched.setattr("fedcgd_flower.run_loop._MOST_FAILURES", 1)
+        releases = iter(range(100))
+        real = server_app.CorrelatedNoise
+
+        def stalling(*args, **kwargs):
+            strategy = real(*args, **kwargs)
+            choose = strategy._rounds._select_cohort
+            strategy._rounds._select_cohort = lambda round, grid: choose(round, grid) if next(releases) < 2 else None
+            return strategy
+
+        patched.setattr(server_app, "CorrelatedNoise", stalling)
+        with pytest.raises(IncompleteRunError, match="2 of 4 planned rounds"):
+            run(tmp_path / "run.json", **options)
+    assert json.loads((tmp_path / "run.failed.json").read_text())["releases"] == 2
+    assert not (tmp_path / "run.json").exists()
+    run(tmp_path / "run.json", **options)
+    run(tmp_path / "whole.json", rounds=4)
+    resumed, whole = (json.loads((tmp_path / name).read_text()) for name in ("run.json", "whole.json"))
+    np.testing.assert_array_equal(resumed["accuracy"], whole["accuracy"])
+    assert len(whole["accuracy"]) == 5
+
+
+def test_a_private_run_with_a_sampling_wants_registered_nodes_or_a_word_that_all_are_trusted(tmp_path: Path) -> None:
+    options = {
+        "sampling": "balls-in-bins",
+        "key-file": str(tmp_path / "key"),
+        "participations": 1,
+        "rounds": 0,
+        "cohort": 630,
+    }
+    with pytest.raises(ValueError, match="not registered by name"):
+        run(tmp_path / "run.json", **options)
+    run(tmp_path / "run.json", **options, **{"trusted-nodes": True})
+    assert json.loads((tmp_path / "run.json").read_text())["releases"] == 2
+
+
+def test_nodes_that_are_not_ours_end_the_run(tmp_path: Path) -> None:
+    config = DEFAULTS | {"results": str(tmp_path / "run.json")}
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
+    with pytest.raises(ValueError, match="0 users are there"):
+        server_app.main(FakeGrid({1: FakeNode(ClientApp())}), context)
+    assert (tmp_path / "run.failed.json").exists()
+
+
+def test_a_slow_evaluation_is_announced_with_the_remedy(monkeypatch, caplog) -> None:
+    """A vision transformer released nothing in ten minutes: it was evaluating the initial model on 10,000 examples."""
+    task = get_task("digits")
+    examples = Examples(torch.zeros(9000, 64), torch.zeros(9000, dtype=torch.long))
+    seen = []
+
+    def slow(model, task, examples):
+        seen.append(len(examples))
+        now[0] += 0.5 * len(examples)
+
+    now = [0.0]
+    monkeypatch.setattr(server_app.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(server_app, "evaluate", slow)
+    logger = logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "propagate", True)
+    server_app._warn_of_slow_evaluation(task.model(0), task, examples)
+    assert seen == [4]
+    assert "9000 test examples will take about 4500 s" in caplog.text
+    assert "test-examples = 120 takes a minute" in caplog.text
+    caplog.clear()
+    server_app._warn_of_slow_evaluation(task.model(0), task, examples.take(np.arange(100)))
+    assert not caplog.text
+
+
+def test_only_so_many_test_examples_are_evaluated(tmp_path: Path, monkeypatch) -> None:
+    seen = []
+    real = server_app.evaluate
+
+    def counted(model, task, examples):
+        seen.append(len(examples))
+        return real(model, task, examples)
+
+    monkeypatch.setattr(server_app, "evaluate", counted)
+    run(tmp_path / "run.json", **{"test-examples": 7, "rounds": 1})
+    assert seen == [4, 7, 7]
+    seen.clear()
+    run(tmp_path / "run.json", **{"test-examples": 10**6, "rounds": 1})
+    assert seen == [4, 357, 357]

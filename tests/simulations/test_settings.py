@@ -1,0 +1,113 @@
+"""What the app's run configuration may say, and what it means."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedYogi
+
+from fedcgd.participation import Participation
+from fedcgd_simulations.server_optimizer import server_strategy
+from fedcgd_simulations.settings import Settings
+
+APP = Path(__file__).resolve().parents[2] / "simulations"
+DEFAULTS = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+
+
+def settings(**changes) -> Settings:
+    return Settings.read(DEFAULTS | {key.replace("_", "-"): value for key, value in changes.items()})
+
+
+def test_defaults_are_the_documented_job() -> None:
+    default = settings()
+    assert default.participation(1260) == Participation(rounds=210, min_separation=21, max_participations=10)
+    assert (default.epsilon, default.delta, default.mechanism) == (4.0, 1e-5, "lambda-cgd:0.8")
+    assert default.key().simulated
+
+
+def test_every_key_is_in_the_documentation() -> None:
+    page = (APP.parent / "docs" / "simulations.md").read_text()
+    assert [key for key in DEFAULTS if f"`{key}`" not in page] == []
+
+
+@pytest.mark.parametrize("text", ["sgdd", "lambda-cgd:x", "dp-sgd:1", "bisr:p=4"])
+def test_a_misspelled_mechanism_is_refused_before_any_work(text: str) -> None:
+    with pytest.raises(ValueError, match=text.partition(":")[0]):
+        settings(mechanism=text)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": "lion"}, "optimizer must be one of sgd, adam, yogi, adagrad, got 'lion'"),
+        ({"schedule": "steps"}, "schedule must be one of constant, linear, cosine, got 'steps'"),
+        ({"momentum": 1}, "momentum must be in"),
+        ({"momentum": 0.9, "optimizer": "adam"}, "0 with an optimizer other than sgd, got 0.9 with adam"),
+    ],
+)
+def test_how_the_server_moves_the_model_is_checked_before_any_work(change, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        settings(**change)
+
+
+@pytest.mark.parametrize(("optimizer", "cls"), [("adam", FedAdam), ("yogi", FedYogi), ("adagrad", FedAdagrad)])
+def test_the_servers_optimisers_are_flowers(optimizer, cls) -> None:
+    made = server_strategy(optimizer, learning_rate=0.3, momentum=0.0, schedule="constant", rounds=4)
+    assert (type(made), made.eta) == (cls, 0.3)
+    lowered = server_strategy(optimizer, learning_rate=0.3, momentum=0.0, schedule="linear", rounds=4)
+    seen = []
+
+    def aggregate(self, server_round, replies):
+        seen.append(self.eta)
+        return None, None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cls, "aggregate_train", aggregate)
+        for server_round in (1, 2, 4):
+            lowered.aggregate_train(server_round, [])
+    assert seen == pytest.approx([0.3, 0.225, 0.075])
+    assert lowered.eta == 0.3
+
+
+def test_samplings() -> None:
+    bins = settings(sampling="balls-in-bins").participation(1260)
+    assert (bins.rounds, bins.min_separation, bins.sampling) == (210, 21, "balls-in-bins")
+    poisson = settings(sampling="poisson", cohort=63).participation(1260)
+    assert (poisson.rounds, poisson.sampling_rate) == (200, 0.05)
+    cyclic = settings(sampling="cyclic-poisson", cohort=63, mechanism="bsr:4").participation(1260)
+    assert (cyclic.rounds, cyclic.min_separation, cyclic.sampling_rate) == (200, 4, 0.2)
+    with pytest.raises(ValueError, match="no other sampling"):
+        settings(sampling="shuffle").participation(1260)
+
+
+def test_fewer_rounds_than_planned_stay_consistent() -> None:
+    short = settings(rounds=5).participation(1260)
+    assert (short.rounds, short.participations) == (5, 1)
+
+
+@pytest.mark.parametrize("cohort", [0, -1, 1261])
+def test_a_cohort_that_no_round_can_have_is_refused(cohort: int) -> None:
+    with pytest.raises(ValueError, match="between 1 and the 1260 users"):
+        settings(cohort=cohort).participation(1260)
+
+
+def test_a_key_file_makes_the_run_private(tmp_path: Path) -> None:
+    private = settings(key_file=str(tmp_path / "key"))
+    assert not private.key().simulated
+    assert private.key().noise == private.key().noise  # made once, then read
+    assert settings(key_file=str(tmp_path / "other")).key().noise != private.key().noise
+    assert settings().ledger() is None
+    assert settings(ledger=str(tmp_path / "run.db")).ledger() == tmp_path / "run.db"
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan")])
+def test_waiting_for_replies_ends(seconds: float) -> None:
+    assert settings(reply_timeout=90).reply_timeout == 90.0
+    with pytest.raises(ValueError, match=f"reply-timeout must be a positive number of seconds, got {float(seconds)}"):
+        settings(reply_timeout=seconds)
+
+
+def test_test_examples_are_a_number() -> None:
+    assert settings(test_examples=5).test_examples == 5
+    with pytest.raises(ValueError, match=r"test-examples must be at least 0 .*, got -1"):
+        settings(test_examples=-1)

@@ -1,0 +1,64 @@
+"""CIFAR-10 from files in its authors' two formats, and the error without files or network."""
+
+import pickle
+
+import numpy as np
+import pytest
+from cifar10_files import BATCHES, write_python
+
+from fedcgd_simulations.tasks import get_task
+from fedcgd_simulations.tasks.cifar10 import load, read_folder
+
+
+def write_binary(folder):
+    """Records of one label byte and 3072 pixels."""
+    folder.mkdir(parents=True)
+    for name, (images, labels) in BATCHES.items():
+        records = np.concatenate([np.array(labels, np.uint8)[:, None], images.reshape(10, 3072)], axis=1)
+        (folder / f"{name}.bin").write_bytes(records.tobytes())
+
+
+@pytest.mark.parametrize("write", [write_python, write_binary])
+@pytest.mark.parametrize("inside", [True, False])
+def test_both_formats_give_the_images(tmp_path, write, inside):
+    name = "cifar-10-batches-py" if write is write_python else "cifar-10-batches-bin"
+    write(tmp_path / name)
+    data = get_task("cifar10", data_dir=tmp_path / name if inside else tmp_path).load()
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [45, 5, 10]
+    images, labels = BATCHES["test_batch"]
+    assert np.allclose(data.test.inputs.numpy(), (images / 255 - 0.47) / 0.25, atol=1e-5)
+    assert data.test.targets.tolist() == labels
+    known = sorted(data.train.targets.tolist() + data.validation.targets.tolist())
+    assert known == sorted(label for name, (_, labels) in BATCHES.items() if name != "test_batch" for label in labels)
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path):
+    write_python(tmp_path / "data")
+
+    class Harm:
+        def __reduce__(self):
+            return (print, ("harm",))
+
+    (tmp_path / "data" / "test_batch").write_bytes(pickle.dumps({b"data": Harm()}, protocol=2))
+    with pytest.raises(pickle.UnpicklingError, match="no place in a file of images"):
+        read_folder(tmp_path / "data")
+
+
+def test_a_truncated_binary_file_is_refused(tmp_path):
+    write_binary(tmp_path / "data")
+    path = tmp_path / "data" / "data_batch_3.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="records of 3073 bytes, but has 30729 bytes"):
+        read_folder(tmp_path / "data")
+
+
+def test_without_files_and_network_the_error_says_what_to_do(tmp_path):
+    def no_network(folder):
+        raise OSError("network is unreachable")
+
+    with pytest.raises(ValueError, match=r"network is unreachable.*cifar-10-batches-py.*data-dir or \$FEDCGD_DATA"):
+        load(tmp_path, fetch=no_network)
+
+
+def test_what_is_fetched_is_used(tmp_path):
+    assert len(load(tmp_path, fetch=lambda folder: write_binary(folder / "cifar-10-batches-bin")).test) == 10
