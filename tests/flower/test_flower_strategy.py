@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -588,14 +589,20 @@ def test_client_metrics_are_forwarded_only_when_asked_for_and_with_a_warning(cap
     assert result.evaluate_metrics_clientapp[1]["acc"] == 0.5
 
 
-def test_who_waits_for_users_is_told_for_whom_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_who_waits_for_users_is_told_for_whom_at_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The numbers of an example, with too few nodes: the first round does not begin, and that must not take silence."""
-    strategy = make(patience=0.05)
-    with caplog.at_level(logging.INFO, logger="flwr"), pytest.raises(ValueError, match="4 users are there after 0 s"):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)  # passes by sleeping alone, however slow the machine
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr("fedcgd_flower.cohort_selection.time", clock)
+    strategy = make(patience=5.0)
+    with caplog.at_level(logging.INFO, logger="flwr"), pytest.raises(ValueError, match="4 users are there after 5 s"):
         strategy.start(two_nodes(4), record(np.zeros(SIZE)))
     told = [one.getMessage() for one in caplog.records if "waiting for up to" in one.getMessage()]
     assert len(told) == 1
     assert "4 users are there, and 12 are expected before the first round: with 4 a round" in told[0]
+    assert told[0].endswith("waiting for up to 5 s")
 
 
 def test_nobody_is_told_of_waiting_when_everybody_is_there(caplog: pytest.LogCaptureFixture) -> None:
