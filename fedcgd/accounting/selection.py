@@ -73,7 +73,8 @@ def select_lambda(
     - `practical`: 1/(1 − λ) a third of the amplified-RMSE one, and λ = 0 if that is below 1.
     - `excess`: λ/(1 − λ), which is 1/(1 − λ) less 1, a third of the amplified-RMSE one: as `practical` where λ is near 1, and not
       0 where 1/(1 − λ) is small, which cost accuracy wherever it was tried. That is for a constant rate without momentum; the
-      share grows with momentum, and is all of it for a schedule, because both weigh the last rounds less (`excess_share`).
+      share grows with momentum, and is all of it for a schedule, because both weigh the last rounds less, and for unit columns,
+      because they have less noise there (`excess_share`).
     - `curvature`: the root of the loss that noise of σ, calibrated under the sampling, adds on a quadratic with this `curvature`
       (`fedcgd.curvature.loss.final_loss`). It must come from public data.
 
@@ -147,7 +148,8 @@ def select_lambda(
         curve = _search(amplified, min(limit, log(2.0) + _scale(_best(plain))), _COARSE_GRID, 0.1)
     lam = _best(curve)
     if objective in ("practical", "excess"):
-        lam = practical(lam) if objective == "practical" else share_of_excess(lam, excess_share(workload))
+        share = excess_share(workload, normalize=normalize)
+        lam = practical(lam) if objective == "practical" else share_of_excess(lam, share)
         value = closed_form if participation.sampling == "none" else amplified
         curve.setdefault(lam, value(lam))
     lams = sorted(curve)
@@ -288,18 +290,20 @@ def third_of_excess(lam: float) -> float:
     return share_of_excess(lam, 1 / PRACTICAL_DIVISOR)
 
 
-def excess_share(workload: Workload) -> float:
+def excess_share(workload: Workload, *, normalize: bool = False) -> float:
     """Which part of the RMSE-optimal λ/(1 − λ) trains best: 1/3 for a constant rate without momentum, near 1 with either.
 
     At a constant rate without momentum the uncancelled noise of the last rounds stays in the model, and RMSE, a mean over all
     rounds, does not see it. Momentum β averages over the last 1/(1 − β) rounds; a schedule that falls gives them no weight. Tried
-    for softmax regression with β = 0 and 0.9, constant and linear, 3–20 steps × 5–20 epochs (docs/guides/planning.md).
+    for softmax regression with β = 0 and 0.9, constant and linear, 3–20 steps × 5–20 epochs (docs/guides/planning.md). Unit
+    columns give the last rounds, whose columns are cut short, less noise: for them it is 1 whatever runs.
 
     Args:
         workload: SGD with its momentum and learning rates.
+        normalize: whether C_λ has unit columns.
     """
     falling = len(set(workload.learning_rates)) > 1
-    return 1.0 if falling else (1 + (PRACTICAL_DIVISOR - 1) * workload.momentum) / PRACTICAL_DIVISOR
+    return 1.0 if falling or normalize else (1 + (PRACTICAL_DIVISOR - 1) * workload.momentum) / PRACTICAL_DIVISOR
 
 
 def _mechanism(lam: float, normalize: bool) -> Mechanism:

@@ -1,6 +1,7 @@
 """A run that dies at any step and starts again with its ledger: nothing lost, no noise twice, the same ε at the end."""
 
 import collections
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -180,3 +181,32 @@ def test_a_user_that_comes_back_under_a_new_node_id_keeps_its_participations(tmp
     with pytest.raises(IncompleteRunError, match="4 have taken part 1 times, which is all they may"):
         strategy.start(grid, record(np.zeros(SIZE)), num_rounds=3)
     assert strategy.releases == 1  # everybody has taken part once, which is all they may
+
+
+def averaged() -> FedAvg:
+    """The inner strategy of the guide, which begins after two rounds here."""
+    page = Path(__file__).resolve().parents[1] / "docs" / "guides" / "planning.md"
+    names: dict = {}
+    exec(re.search(r"```python\n(from flwr.*?class Averaged.*?)```", page.read_text(), re.DOTALL)[1], names)
+    names["Averaged"].after = 2
+    return names["Averaged"](server_learning_rate=0.5, server_momentum=0.9)
+
+
+def test_the_average_of_the_guide_is_that_of_released_models_also_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, models = tmp_path / "run.db", {}
+    with monkeypatch.context() as patched:  # round 5 is averaged, and not released
+        patched.setattr(Ledger, "record_released", dying(4, Ledger.record_released))
+        with pytest.raises(Killed):
+            make(averaged(), ledger=path).start(
+                two_nodes(), record(np.zeros(SIZE)), evaluate_fn=lambda r, a: models.update({r: a["w"].numpy().copy()})
+            )
+    assert sorted(models) == [0, 1, 2, 3, 4]
+    strategy = make(averaged(), ledger=path)
+    strategy.start(
+        two_nodes(), record(np.zeros(SIZE)), evaluate_fn=lambda r, a: models.update({r: a["w"].numpy().copy()})
+    )
+    total = sum(models[release] for release in (3, 4, 5, 6))
+    assert strategy.inner.count == 4
+    np.testing.assert_allclose(strategy.inner.total["w"], total, rtol=1e-6, atol=1e-7)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedcgd.accounting.selection import excess_share, select_lambda, select_mechanism
 from fedcgd.cli import app
-from fedcgd.mechanisms import LambdaCGD, Mechanism, matrix
+from fedcgd.mechanisms import LambdaCGD, Mechanism, inverse_matrix, matrix
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.schedule import rate_factors, scheduled_workload
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -132,6 +132,15 @@ def test_the_share_grows_from_a_third_to_all() -> None:
     assert excess_share(momentum_workload(0.9)) == pytest.approx(2.8 / 3)
     assert excess_share(FALLING) == 1
     assert excess_share(Workload(learning_rates=(0.5, 0.5))) == pytest.approx(1 / 3)  # a rate that does not change
+
+
+def test_unit_columns_take_the_whole_of_it_and_leave_less_in_the_last_model() -> None:
+    """The last rounds of a run have less noise with unit columns, so that λ need not be small at a constant rate."""
+    run = Participation(rounds=210, min_separation=21)
+    plain, unit = (select_mechanism(spelling, run, **BUDGET) for spelling in ("lambda-cgd", "lambda-cgd:normalized"))
+    assert unit.mechanism.lam == select_lambda(run, objective="rmse", normalize=True, **BUDGET).lam
+    last = [float(np.linalg.norm(inverse_matrix(m, 210).sum(0))) * sensitivity(m, run).value for m in (plain, unit)]
+    assert last[1] == pytest.approx(0.66 * last[0], rel=0.01)
 
 
 def test_a_curvature_knows_no_schedule() -> None:
