@@ -214,19 +214,20 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             size = sum(p.numel() for p in inner.parameters() if p.requires_grad)
             noise_of_rounds = RoundNoise(plan, key, size, noise, record=self._record, ranks=ranks)
             secret = hashlib.sha256(b"fedcgd comparisons" + key.choices).digest()
-            facts = {
-                "the plan": ranks and plan.to_description(),
-                "the key": key.fingerprint,
-                "the parameters": [(name, p.shape, p.dtype, p.requires_grad) for name, p in inner.named_parameters()],
-                "how batches are made": (examples, steps, parts, data_loader.batch_size, type(data_loader.sampler)),
-                "how gradients are made": (grad_sample_mode, batch_first, loss_reduction, augmentation_multiplicity),
-                "the data set, or the order of its examples": ranks and example_digest(data_loader.dataset, secret),
-            }
-        run = "" if key.simulated else secrets.token_hex(16)
+            if ranks is not None:
+                facts = {
+                    "the plan": plan.to_description(),
+                    "the key": key.fingerprint,
+                    "the parameters": [(name, p.shape, p.dtype, p.requires_grad) for name, p in inner.named_parameters()],
+                    "how batches are made": (examples, steps, parts, data_loader.batch_size, type(data_loader.sampler)),
+                    "how gradients are made": (grad_sample_mode, batch_first, loss_reduction, augmentation_multiplicity),
+                    "the data set, or the order of its examples": example_digest(data_loader.dataset, secret),
+                }
+        named = secrets.randbits(128)
         if ranks is not None:
             ranks.agree(facts)
-            named = ranks.from_first(lambda: secrets.randbits(128))
-            run = "" if key.simulated else f"{named:032x}"
+            named = ranks.from_first(lambda: named)
+        run = "" if key.simulated else f"{named:032x}"
         tracker = ReleaseTracker(plan, run, 1 / steps, key.fingerprint, assume_independent)
 
         _end_earlier_runs(inner)
