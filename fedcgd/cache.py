@@ -1,4 +1,4 @@
-"""Where files are kept that can be made again."""
+"""Where files are kept that can be recomputed."""
 
 import os
 from pathlib import Path

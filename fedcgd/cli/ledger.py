@@ -217,7 +217,7 @@ def seal(
     path: LedgerArgument,
     key_file: Annotated[Path | None, typer.Option(help="The run's key file, which is deleted.")] = None,
 ) -> None:
-    """End a run for good and delete its key, so that nobody can take the noise off what was released.
+    """End a run for good and delete its key, so that nobody can remove the noise from what was released.
 
     Example: fedcgd ledger seal run.db --key-file noise.key
     """

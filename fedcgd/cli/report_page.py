@@ -35,7 +35,7 @@ NOT_COVERED = (
     "Metrics that nodes report and that are forwarded, counts of answers, timing, traffic and logs.",
     "Settings that were chosen by looking at the data, and other runs on the same users: each has an ε of its own "
     "(`fedcgd ledger compose` adds them up).",
-    "The server's operator, and whoever had the key before it was deleted: they can take the noise off.",
+    "The server's operator, and whoever had the key before it was deleted: they can remove the noise.",
     "A node that hosts many users and clips falsely, or answers in their name.",
     "Copies of this ledger that were restored or run side by side.",
 )

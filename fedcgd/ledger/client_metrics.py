@@ -1,4 +1,4 @@
-"""Metrics that clients measured on their users' data and that are told as they are, without noise: no ε covers them."""
+"""Metrics that clients measured on their users' data and that are reported without noise: no ε covers them."""
 
 import sqlite3
 from collections.abc import Mapping

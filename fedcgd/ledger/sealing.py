@@ -13,7 +13,7 @@ from fedcgd.noise.keys import NoiseKey, delete_key_file, runs_file
 def seal(path: Path | str, key_file: Path | None) -> None:
     """End a run for good and delete its key file. May be repeated.
 
-    Without the key nobody, the operator included, can take the noise off what was released.
+    Without the key nobody, the operator included, can remove the noise from what was released.
 
     Args:
         path: the ledger.

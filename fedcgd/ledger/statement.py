@@ -141,7 +141,7 @@ def sentence(
     ) + (
         ""
         if both is None
-        else " What users' data say of the models is told too, as noised sums: the models and all such evaluations that "
+        else " Metrics of the models on users' data are reported too, as noised sums: the models and all such evaluations that "
         f"are planned, together, are ({rounded_up(both.epsilon)}, {rounded_up(both.delta, 6)})-differentially private."
     )
 

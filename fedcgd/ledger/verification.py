@@ -36,7 +36,7 @@ class Verification:
             their streams. Who was in those, their ledgers say: `joint` of them all checks the budget.
         identity: what told one user from another, in words; None for a run without nodes.
         with_evaluations: ε of the whole run and all its private evaluations, if it was begun with some.
-        forwards_client_metrics: whether metrics of its users' data are told without noise: no ε covers those.
+        forwards_client_metrics: whether metrics of its users' data are reported without noise: no ε covers those.
         adopted: when its operator declared it the latest ledger of the run, because the key's register was lost
             (`fedcgd.ledger.adopt`).
         keepers: who made the noise, where the server did not, and against whom ε holds.

@@ -48,7 +48,7 @@ def correlate(mechanism: Mechanism, rounds: int, z: Any, state: State) -> tuple[
 
 
 def state_before(mechanism: Mechanism, rounds: int, round: int, z_of: Callable[[int], Any]) -> State:
-    """The state in which a round starts, from Z made again: of as many rounds before as a replay needs.
+    """The state in which a round starts, from regenerated Z: of as many rounds before as a replay needs.
 
     Args:
         mechanism: the matrix C.

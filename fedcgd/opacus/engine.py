@@ -218,9 +218,16 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 facts = {
                     "the plan": plan.to_description(),
                     "the key": key.fingerprint,
-                    "the parameters": [(name, p.shape, p.dtype, p.requires_grad) for name, p in inner.named_parameters()],
+                    "the parameters": [
+                        (name, p.shape, p.dtype, p.requires_grad) for name, p in inner.named_parameters()
+                    ],
                     "how batches are made": (examples, steps, parts, data_loader.batch_size, type(data_loader.sampler)),
-                    "how gradients are made": (grad_sample_mode, batch_first, loss_reduction, augmentation_multiplicity),
+                    "how gradients are made": (
+                        grad_sample_mode,
+                        batch_first,
+                        loss_reduction,
+                        augmentation_multiplicity,
+                    ),
                     "the data set, or the order of its examples": example_digest(data_loader.dataset, secret),
                 }
         named = secrets.randbits(128)

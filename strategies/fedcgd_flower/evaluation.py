@@ -144,7 +144,7 @@ class Evaluator:
         if begun and isinstance(target, Path) and not target.exists():
             raise ValueError(
                 f"{target}, the record of the evaluations of the run in {path}, is not there, and without it they would be "
-                "made again beyond their budget: put it back, or begin another run"
+                "repeated beyond their budget: put it back, or begin another run"
             )
         self._ledger = Ledger.open(target, plan=plan, configuration=configuration, key=key, purpose="evaluation")
         self._record = RecordedReleases(self._ledger, plan, key)

@@ -43,7 +43,7 @@ class LocalTask:
         users: whose updates are asked for.
         clip_norm: ζ of this round, in units of the update.
         grid: the lattice that clipped updates are rounded to.
-        config: what all nodes are told in this round.
+        config: what is sent to all nodes in this round.
         update_scale: with adaptive clipping, what an update is divided by before it is clipped; else 1.
         indicator: with adaptive clipping, what a user adds to the last coordinate if its update is within the norm, or takes away
             if not; else 0.

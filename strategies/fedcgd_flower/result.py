@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import Result
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseEvent:
-    """What `on_release` is told after a release: nothing that is not released.
+    """What `on_release` is given after a release: nothing that is not released.
 
     Metrics have the names that Flower's `Result` has.
 
@@ -77,7 +77,7 @@ class IncompleteRunError(RuntimeError):
             if recorded
             else "Its record is in memory and ends with this process; with a ledger file and a key file a run can go on"
         )
-        nodes = "" if result.released else ". What fails on a node is told in that node's log alone"
+        nodes = "" if result.released else ". The reason for a node's failure is in that node's log alone"
         super().__init__(
             f"{result.released} of {result.planned} planned rounds are released: {result.stopped}{nodes}. "
             f"{f'What helps: {result.advice}. ' if result.advice else ''}{remedy}"

@@ -351,7 +351,7 @@ class CorrelatedNoise(Strategy):
         Args:
             server_round: not used: the ledger knows the round.
             arrays: the model that was released last, or the initial one.
-            config: what all nodes are told in this round.
+            config: what is sent to all nodes in this round.
             grid: the way to the nodes.
 
         Returns:
@@ -384,7 +384,7 @@ class CorrelatedNoise(Strategy):
         Args:
             server_round: the number of the release, from 1.
             arrays: the released model.
-            config: what all nodes are told.
+            config: what is sent to all nodes.
             grid: the way to the nodes.
         """
         if not self.forward_client_metrics:
@@ -417,8 +417,8 @@ class CorrelatedNoise(Strategy):
             initial_arrays: the model at first. A run that goes on takes the one that was released last.
             num_rounds: if fewer than the rounds that are left, so many are tried (one that is not released counts too).
             timeout: seconds to wait for the replies of a round.
-            train_config: what all nodes are told in every round.
-            evaluate_config: what all nodes are told in every evaluation.
+            train_config: what is sent to all nodes in every round.
+            evaluate_config: what is sent to all nodes in every evaluation.
             evaluate_fn: `evaluate_fn(release, arrays)` evaluates on the server: the initial model as release 0, and then every
                 released one.
 
