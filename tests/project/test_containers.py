@@ -1,0 +1,133 @@
+"""The files for containers: the installed Flower has what they start, the SuperLink has no key, and their commands make a run."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from documented_deployment import started_by_the_page
+
+from fedcgd.ledger import verify
+from fedcgd_simulations.flower_runs import APP, free_port
+
+FILES = Path(__file__).resolve().parents[2] / "examples" / "containers"
+SERVICES = yaml.safe_load((FILES / "compose.yaml").read_text())["services"]
+BIN = Path(sys.executable).parent
+
+
+def pods() -> dict[str, dict]:
+    """The pods of the Kubernetes files, by name."""
+    documents = [
+        one for name in ("kubernetes.yaml", "silo.yaml") for one in yaml.safe_load_all((FILES / name).read_text())
+    ]
+    return {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in documents if "template" in one["spec"]}
+
+
+@pytest.mark.parametrize("program", ["flower-superlink", "flower-superexec", "flower-supernode"])
+def test_the_installed_flower_has_the_options(program: str) -> None:
+    known = subprocess.run([BIN / program, "--help"], capture_output=True, text=True, check=True).stdout
+    commands = [service["command"] for service in SERVICES.values()] + [
+        pod["containers"][0]["args"] for pod in pods().values()
+    ]
+    mine = [command for command in commands if command[0] == program]
+    assert len(mine) >= 2
+    for option in (word.split("=")[0] for command in mine for word in command[1:]):
+        assert re.search(rf"{option}\b", known), option
+
+
+def test_both_start_the_same() -> None:
+    def words(command: list[str]) -> list[str]:
+        return [word.replace("/run/secrets/", "/secrets/").removesuffix(".secret") for word in command]
+
+    found = pods()
+    for name in ("superlink", "server-app"):
+        assert words(SERVICES[name]["command"]) == words(found[name]["containers"][0]["args"])
+    address = found["silo"]["containers"][0]["args"][1]
+    assert words(SERVICES["silo0"]["command"]) == [
+        word.replace(address, "--superlink=superlink:9443") for word in words(found["silo"]["containers"][0]["args"])
+    ]
+
+
+def test_nobody_but_the_server_app_has_the_volume_of_the_key() -> None:
+    with_key = [name for name, service in SERVICES.items() if "run:/srv/run" in service.get("volumes", [])]
+    assert with_key == ["server-app"]
+    mounted = {
+        name: {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]} for name, pod in pods().items()
+    }
+    assert [name for name, paths in mounted.items() if "/srv/run" in paths] == ["server-app"]
+    assert all(service["cap_drop"] == ["ALL"] and service["read_only"] for service in SERVICES.values())
+
+
+@pytest.mark.slow
+@pytest.mark.flower
+@pytest.mark.timeout(900)
+def test_the_commands_of_the_services_make_a_run(tmp_path: Path) -> None:
+    """Each service's command as a process of this machine, with its secrets and volumes in one folder."""
+    port = free_port()
+    environment = os.environ | {
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "FLWR_HOME": str(tmp_path / "flower"), "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }  # fmt: skip
+
+    def shell(script: str) -> str:
+        done = subprocess.run(
+            ["bash", "-euc", f"umask 077; {script}"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def here(word: str, name: str) -> str:
+        changes = {
+            "/run/secrets/silo.key": f"{tmp_path}/{name}.key", "/run/secrets/superexec": f"{tmp_path}/superexec.secret",
+            "/run/secrets": str(tmp_path), "/srv/link": str(tmp_path), "superlink:9443": f"127.0.0.1:{port}",
+            "0.0.0.0": "127.0.0.1", "--port=9443": f"--port={port}",
+        }  # fmt: skip
+        for theirs, ours in changes.items():
+            word = word.replace(theirs, ours)
+        return word
+
+    def start(name: str, *more: str) -> None:
+        words = [here(word, name) for word in SERVICES[name]["command"]]
+        with (tmp_path / f"{name}.log").open("wb") as log:
+            subprocess.Popen(["/bin/sh", "-c", 'umask 077 && exec "$@"', "--", *words, *more], cwd=tmp_path, env=environment,
+                             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)  # fmt: skip
+
+    shell(
+        "ec='-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes';"
+        "openssl req -x509 $ec -subj '/CN=CA' -keyout ca.key -out ca.crt;"
+        "openssl req -new $ec -subj /CN=localhost -keyout server.key -out server.csr;"
+        "printf 'subjectAltName=DNS:superlink,DNS:localhost,IP:127.0.0.1' > names;"
+        "openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names -out server.crt;"
+        "head -c 32 /dev/urandom > superexec.secret; for i in 0 1 2; do ssh-keygen -q -t ecdsa -b 384 -N '' -f silo$i.key; done;"
+        f'mkdir flower; printf \'[superlink]\\ndefault = "production"\\n[superlink.production]\\naddress = "127.0.0.1:{port}"\\n'
+        f'root-certificates = "{tmp_path}/ca.crt"\\n\' > flower/config.toml'
+    )
+    try:
+        start("superlink")
+        shell("for i in $(seq 100); do flwr ls production && exit; sleep 1; done; exit 1")
+        start("server-app")
+        for silo in ("silo0", "silo1", "silo2"):
+            shell(f"flwr supernode register {silo}.key.pub production --name {silo}")
+            start(silo, "--host=127.0.0.1", f"--port={free_port()}")
+        settings = " ".join(f"{key}='{tmp_path}/{name}'" for key, name in
+                            (("key-file", "noise.key"), ("ledger", "run.db"), ("results", "result.json")))  # fmt: skip
+        shell(f'flwr run {APP} production --run-config "rounds=2 participations=1 {settings}"')
+        end = time.monotonic() + 600
+        while not list(tmp_path.glob("result*.json")) and time.monotonic() < end:
+            time.sleep(2)
+    finally:
+        while left := started_by_the_page(tmp_path / "flower"):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.2)
+    assert (tmp_path / "result.json").exists(), (tmp_path / "server-app.log").read_text()[-4000:]
+    found = verify(tmp_path / "run.db")
+    assert (found.released, found.problems) == (2, ())
+    assert (tmp_path / "state.db").stat().st_mode & 0o077 == 0
