@@ -175,6 +175,13 @@ def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
         ("may be away", f"{keepers.away} in a round"),
         ("noise", f"{louder:.3f} times a trusted server's"),
         ("digest", f"{keepers.digest[:16]}: the same for all parties"),
+        (
+            "a run may cost",
+            "any ε"
+            if keepers.epsilon is None
+            else f"ε = {keepers.epsilon:g} at δ = {keepers.delta:g} (zero out one user; sampling: none; exact Gaussian "
+            "mechanism); plans of more are refused",
+        ),
     ]
     values = {
         "keepers": {card.name: card.fingerprint for card in keepers.cards},
@@ -182,6 +189,8 @@ def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
         "away": keepers.away,
         "noise_factor": louder,
         "digest": keepers.digest,
+        "epsilon": keepers.epsilon,
+        "delta": keepers.delta,
     }
     return rows, values
 

@@ -11,6 +11,7 @@ from fedcgd.keepers.cards import Card, KeeperKey, Keepers
 from fedcgd.keepers.keeper import Keeper, Opening, Refusal, RefusedError
 from fedcgd.keepers.masks import Masked, add, lifted, mask
 from fedcgd.keepers.tls import Tls
+from fedcgd.keepers.turns import NodeTurns
 
 __all__ = [
     "Agreement",
@@ -19,6 +20,7 @@ __all__ = [
     "KeeperKey",
     "Keepers",
     "Masked",
+    "NodeTurns",
     "Opening",
     "Refusal",
     "RefusedError",

@@ -37,7 +37,8 @@ class Agreement:
         run: the run's id. Two runs with one id would have the same noise.
 
     Raises:
-        ValueError: for a plan that keepers cannot make noise for, or whose shares would be too coarse for the lattice.
+        ValueError: for a plan that keepers cannot make noise for, that costs more than they allow, or whose shares would be too
+            coarse for the lattice.
     """
 
     plan: Plan
@@ -54,6 +55,12 @@ class Agreement:
             raise ValueError(f"size must be at least 1, got {self.size!r}")
         check_plan(self.plan)
         Lattice(self.step)
+        most, delta = self.keepers.epsilon, self.keepers.delta
+        if most is not None and delta is not None and (cost := _epsilon(replace(self.plan, delta=delta))) > most:
+            raise ValueError(
+                f"the plan has ε = {cost:.6g} at δ = {delta:g}, and the keepers' file allows {most:g}: plan with more noise or "
+                "fewer rounds, or agree on another file with all parties"
+            )
         shares = self.keepers.shares
         check_rounding(
             shares,

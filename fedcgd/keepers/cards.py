@@ -4,6 +4,7 @@ import base64
 import binascii
 import hashlib
 import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -129,6 +130,10 @@ class Card:
             ) from error
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """The two parts of HOST:PORT. Raises ValueError for anything else."""
     found = _ADDRESS.fullmatch(address)
@@ -228,12 +233,15 @@ class Keepers:
         cards: of all K keepers.
         colluding: t. At least 1 unless the keepers are trusted with the sums themselves: a keeper knows its own share.
         away: d, the keepers that a round can do without.
+        epsilon: the most that a run may cost at `delta`; nodes and keepers refuse a plan with a larger ε, whatever the server
+            says. None for no limit.
+        delta: δ of that ε.
         simulation_seed: of a simulation, in which anybody can guess the keepers' keys.
         tls: how the server reaches keepers that run as services. Only the server needs it.
 
     Raises:
         ValueError: for two cards with one name or key, more than 64 cards, for K − t − d < 1, if some have addresses and others
-            not, and for `tls` if none has.
+            not, for `tls` if none has, and for an `epsilon` without `delta` or out of range.
 
     >>> keepers = Keepers.simulation(1, 3, colluding=1)
     >>> keepers.names
@@ -245,6 +253,8 @@ class Keepers:
     cards: tuple[Card, ...]
     colluding: int
     away: int = 0
+    epsilon: float | None = None
+    delta: float | None = None
     simulation_seed: int | None = None
     tls: Tls | None = field(default=None, compare=False)
 
@@ -262,13 +272,20 @@ class Keepers:
         if self.tls is not None and not self.are_services:
             raise ValueError("tls is for keepers that are services, and these have no address")
         assert self.shares  # it checks the numbers
+        if (self.epsilon is None) != (self.delta is None):
+            raise ValueError("epsilon and delta, the most that a run may cost, are given together or not at all")
+        if self.epsilon is not None and not (_is_number(self.epsilon) and 0 < self.epsilon < math.inf):
+            raise ValueError(f"epsilon must be a positive number, got {self.epsilon!r}")
+        if self.delta is not None and not (_is_number(self.delta) and 0 < self.delta < 1):
+            raise ValueError(f"delta must be above 0 and below 1, got {self.delta!r}")
 
     @staticmethod
     def from_file(path: Path | str, *, tls: Tls | None = None) -> "Keepers":
         """The keepers in a TOML file.
 
         Args:
-            path: the file: `colluding`, `away` (0 if it is left out), and one [[keeper]] for each card.
+            path: the file: `colluding`, `away` (0 if it is left out), perhaps `epsilon` and `delta`, and one [[keeper]] for each
+                card.
             tls: on the server, where keepers have addresses: its certificate, and those of the keepers.
 
         Raises:
@@ -291,9 +308,11 @@ class Keepers:
             ValueError: for anything else.
         """
         content = tomllib.loads(text)
-        unknown = content.keys() - {"keeper", "colluding", "away"}
+        unknown = content.keys() - {"keeper", "colluding", "away", "epsilon", "delta"}
         if unknown:
-            raise ValueError(f"unknown entries {sorted(unknown)}; there are colluding, away and [[keeper]]")
+            raise ValueError(
+                f"unknown entries {sorted(unknown)}; there are colluding, away, epsilon, delta and [[keeper]]"
+            )
         if "colluding" not in content:
             raise ValueError(
                 "colluding is missing: how many keepers may work with the server (above the first [[keeper]])"
@@ -302,7 +321,10 @@ class Keepers:
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise ValueError("keepers are given as [[keeper]], in double brackets")
         cards = tuple(Card.from_toml(table) for table in tables)
-        return Keepers(cards=cards, colluding=content["colluding"], away=content.get("away", 0))
+        return Keepers(
+            cards=cards, colluding=content["colluding"], away=content.get("away", 0), epsilon=content.get("epsilon"),
+            delta=content.get("delta"),
+        )  # fmt: skip
 
     @staticmethod
     def simulation(simulation_seed: int, keepers: int, *, colluding: int, away: int = 0) -> "Keepers":
@@ -323,6 +345,8 @@ class Keepers:
     def to_toml(self) -> str:
         """The content of keepers.toml."""
         head = f"colluding = {self.colluding}\naway = {self.away}\n"
+        if self.epsilon is not None:
+            head += f"epsilon = {self.epsilon!r}\ndelta = {self.delta!r}\n"
         return "\n".join([head, *(card.to_toml() for card in self.cards)])
 
     @property
@@ -349,6 +373,7 @@ class Keepers:
     def digest(self) -> str:
         """SHA-256 of all that the file says, in hexadecimal digits: the same for everybody who holds the same keepers."""
         said = [self.colluding, self.away, [[card.name, card.public_key.hex()] for card in self.cards]]
+        said += [] if self.epsilon is None else [self.epsilon, self.delta]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
     def card(self, name: str) -> Card:

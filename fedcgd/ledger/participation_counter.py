@@ -8,6 +8,14 @@ from typing import NamedTuple
 from fedcgd.ledger.wording import so_many
 from fedcgd.participation import Participation
 
+USERS = """CREATE TABLE users (
+    id INTEGER PRIMARY KEY,
+    user TEXT NOT NULL UNIQUE,
+    participations INTEGER NOT NULL,
+    last_round INTEGER NOT NULL
+) STRICT"""
+"""The table that turns are counted in."""
+
 _MOST_SEEN = 1_000_000  # users whose records are kept in memory
 
 
@@ -25,6 +33,7 @@ class ParticipationCounter:
     def __init__(self, connection: sqlite3.Connection, participation: Participation) -> None:
         self._connection = connection
         self._participation = participation
+        connection.execute("CREATE TEMP TABLE IF NOT EXISTS asked (user TEXT PRIMARY KEY) STRICT, WITHOUT ROWID")
         self._seen: dict[str, Turns | None] = {}
 
     def of(self, users: Collection[str]) -> dict[str, Turns]:

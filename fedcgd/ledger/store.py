@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcgd.ledger import openings
+from fedcgd.ledger.participation_counter import USERS
 from fedcgd.ledger.transactions import MEMORY, make_tables, open_file
 
 FORMAT = 3
 
-_SCHEMA = """
+_SCHEMA = f"""
 CREATE TABLE run (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     format INTEGER NOT NULL,
@@ -51,12 +52,7 @@ CREATE TABLE skips (
     at TEXT NOT NULL,
     reason TEXT NOT NULL
 ) STRICT;
-CREATE TABLE users (
-    id INTEGER PRIMARY KEY,
-    user TEXT NOT NULL UNIQUE,
-    participations INTEGER NOT NULL,
-    last_round INTEGER NOT NULL
-) STRICT;
+{USERS};
 CREATE TABLE hosts (
     user TEXT PRIMARY KEY,
     node TEXT NOT NULL
@@ -85,7 +81,6 @@ def connect(path: Path | str) -> sqlite3.Connection:
     connection = open_file(path, "a ledger", _prepare)
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -65536")  # KiB: the pages that a cohort of 10,000 of many users touches
-    connection.execute("CREATE TEMP TABLE asked (user TEXT PRIMARY KEY) STRICT, WITHOUT ROWID")
     return connection
 
 

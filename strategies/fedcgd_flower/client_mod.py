@@ -148,7 +148,7 @@ def _train_masked(message: Message, context: Context, call_next: CallNext, keepe
 
     from fedcgd_flower.keeper_app import masked_answer  # a node without keepers does not load it
 
-    return masked_answer(message, task, keepers, update)
+    return masked_answer(message, context, task, keepers, task.users, update)
 
 
 class _NoUpdateError(RuntimeError):

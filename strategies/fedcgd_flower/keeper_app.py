@@ -1,7 +1,7 @@
 """The node's side of keepers: a node masks what it sends, and a node whose configuration names a keeper's key opens sums."""
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from logging import ERROR, WARNING
 from typing import Any
 
@@ -10,7 +10,7 @@ from flwr.app import Context, Message
 from numpy.typing import NDArray
 
 from fedcgd.clipping import ROUNDING, clip
-from fedcgd.keepers import Keeper, KeeperKey, Keepers, Refusal, mask
+from fedcgd.keepers import Agreement, Keeper, KeeperKey, Keepers, NodeTurns, Refusal, RefusedError, mask
 from fedcgd.keepers.wire import proof
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.keeper_gate import KEEPERS, question_of
@@ -27,18 +27,28 @@ from fedcgd_flower.messages import TrainTask
 CONFIGURED = "keeper"
 """Under which a node's configuration names the file of the keeper's key."""
 
+TURNS = "turns"
+"""Under which a node's configuration names the file in which it counts its users' turns."""
+
 _ROUNDING = 2.0**-40  # of a norm that was computed on two machines
 
 
 def masked_answer(
-    message: Message, task: TrainTask, keepers: Keepers, summed: Callable[[], NDArray[np.signedinteger[Any]]]
+    message: Message,
+    context: Context,
+    task: TrainTask,
+    keepers: Keepers,
+    users: Collection[str],
+    summed: Callable[[], NDArray[np.signedinteger[Any]]],
 ) -> Message:
-    """The reply to a train request: what `summed` gives, under masks; zeros if it raises or gives anything else.
+    """The reply to a train request: what `summed` gives of `users`, under masks; zeros if it raises or gives anything else.
 
-    Nothing in the reply but the masked integers depends on data: not whether training failed, nor why.
+    Nothing in the reply but the masked integers depends on data: not whether training failed, nor why. A node whose configuration
+    names a file for `turns` has counted those of `users` in it before this calls `summed`.
 
     Raises:
-        ValueError: before `summed` is called, if the server's agreement is not what this node is asked to do.
+        ValueError: before `summed` is called, if the server's agreement is not what this node is asked to do, or if it is not the
+            turn of one of `users`.
     """
     masking = Masking.of(message, keepers)
     agreement = masking.agreement
@@ -53,9 +63,20 @@ def masked_answer(
             f"the server asks for updates of norm {task.norm:g}, and its keepers make noise for {agreement.plan.clip_norm:g}"
         )
     agreement.info(task.round, task.attempt, masking.present)  # refused before any work
+    if (turns := context.node_config.get(TURNS, "")) != "":
+        _count(str(turns), agreement, task.round, users)
     values = _bounded(_or_zeros(summed, task), task)
     masked = mask(values, agreement, round=task.round, attempt=task.attempt, present=masking.present)
     return masked_reply(message, task, masked, masking.present)
+
+
+def _count(file: str, agreement: Agreement, round: int, users: Collection[str]) -> None:
+    try:
+        with NodeTurns.open(file) as turns:
+            turns.count(agreement, round, users)
+    except RefusedError as error:
+        log(ERROR, "fedcgd: %s", error)
+        raise ValueError(str(error)) from error
 
 
 def _or_zeros(summed: Callable[[], NDArray[Any]], task: TrainTask) -> NDArray[np.signedinteger[Any]]:

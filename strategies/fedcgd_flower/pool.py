@@ -156,7 +156,7 @@ def host_users(
         if keepers is not None:
             from fedcgd_flower.keeper_app import masked_answer
 
-            return masked_answer(message, task, keepers, lambda: clipped_sum(work, context)[0])
+            return masked_answer(message, context, task, keepers, work.users, lambda: clipped_sum(work, context)[0])
         try:
             total, answered = clipped_sum(work, context)
         except Exception as error:

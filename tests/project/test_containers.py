@@ -69,7 +69,7 @@ def test_nobody_but_the_server_app_has_the_volume_of_the_key() -> None:
 @pytest.mark.timeout(900)
 def test_the_commands_of_the_services_make_a_run(tmp_path: Path) -> None:
     """Each service's command as a process of this machine, with its secrets and volumes in one folder."""
-    port = free_port()
+    port, started = free_port(), []
     environment = os.environ | {
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "FLWR_HOME": str(tmp_path / "flower"), "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -95,8 +95,17 @@ def test_the_commands_of_the_services_make_a_run(tmp_path: Path) -> None:
     def start(name: str, *more: str) -> None:
         words = [here(word, name) for word in SERVICES[name]["command"]]
         with (tmp_path / f"{name}.log").open("wb") as log:
-            subprocess.Popen(["/bin/sh", "-c", 'umask 077 && exec "$@"', "--", *words, *more], cwd=tmp_path, env=environment,
-                             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)  # fmt: skip
+            started.append(
+                subprocess.Popen(
+                    ["/bin/sh", "-c", 'umask 077 && exec "$@"', "--", *words, *more],
+                    cwd=tmp_path,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
 
     shell(
         "ec='-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes';"
@@ -127,6 +136,8 @@ def test_the_commands_of_the_services_make_a_run(tmp_path: Path) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.2)
+        for process in started:
+            process.wait()
     assert (tmp_path / "result.json").exists(), (tmp_path / "server-app.log").read_text()[-4000:]
     found = verify(tmp_path / "run.db")
     assert (found.released, found.problems) == (2, ())

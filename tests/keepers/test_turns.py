@@ -1,0 +1,115 @@
+"""A node counts its users' turns itself, for one run, and the keepers' file limits what a run may cost."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from keeper_openings import PLAN, agreement_of
+
+from fedcgd import Participation
+from fedcgd.keepers import Keepers, NodeTurns, RefusedError
+
+KEEPERS = Keepers.simulation(7, 3, colluding=1)
+AGREEMENT = agreement_of(KEEPERS)  # 12 rounds, 3 apart: at most 4 turns
+
+
+def refused(turns: NodeTurns, round: int, *users: str, agreement=AGREEMENT) -> str:
+    with pytest.raises(RefusedError) as error:
+        turns.count(agreement, round, users)
+    return str(error.value)
+
+
+def test_a_user_has_the_turns_of_the_plan_and_no_more() -> None:
+    with NodeTurns.open(":memory:") as turns:
+        for round in (0, 3, 6, 9):
+            turns.count(AGREEMENT, round, ["ada"])
+            turns.count(AGREEMENT, round, ["ada"])  # another try of the round
+            assert "less than 3 rounds apart" in refused(turns, round + 2, "ada")
+            assert "round" in refused(turns, round - 1, "ada")
+        assert "more than 4 times" in refused(turns, 12, "ada")
+
+
+def test_a_user_has_at_most_k_turns_even_if_there_is_time_for_more() -> None:
+    few = Participation(rounds=12, min_separation=3, max_participations=2)
+    rare = agreement_of(KEEPERS, replace(PLAN, participation=few))
+    with NodeTurns.open(":memory:") as turns:
+        turns.count(rare, 0, ["ada"])
+        turns.count(rare, 3, ["ada"])
+        assert "more than 2 times" in refused(turns, 9, "ada", agreement=rare)
+
+
+def test_nobody_is_counted_if_one_is_refused() -> None:
+    with NodeTurns.open(":memory:") as turns:
+        turns.count(AGREEMENT, 0, ["ada"])
+        refused(turns, 1, "ben", "ada")
+        turns.count(AGREEMENT, 1, ["ben"])
+        assert refused(turns, 2, "ben")
+
+
+def test_a_file_is_for_one_run(tmp_path: Path) -> None:
+    with NodeTurns.open(tmp_path / "turns.db") as turns:
+        turns.count(AGREEMENT, 0, ["ada"])
+    assert (tmp_path / "turns.db").stat().st_mode & 0o077 == 0
+    with NodeTurns.open(tmp_path / "turns.db") as turns:
+        assert "another run" in refused(turns, 6, "ada", agreement=agreement_of(KEEPERS, run="second"))
+        louder = agreement_of(KEEPERS, replace(PLAN, noise_multiplier=3.0))
+        assert "another run" in refused(turns, 6, "ben", agreement=louder)
+        turns.count(AGREEMENT, 3, ["ada"])
+
+
+def test_a_turn_is_on_the_disk_before_it_is_taken(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from keeper_openings import agreement_of; from fedcgd.keepers import Keepers, NodeTurns\n"
+        "NodeTurns.open(sys.argv[1]).count(agreement_of(Keepers.simulation(7, 3, colluding=1)), 0, ['ada'])\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    helpers = Path(__file__).parents[1] / "helpers"
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "turns.db"], cwd=helpers, check=False)
+    assert done.returncode == -9
+    with NodeTurns.open(tmp_path / "turns.db") as turns:
+        assert refused(turns, 1, "ada")
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database, and long enough to be read as one" * 9)
+    with pytest.raises(ValueError, match="is not a node's count of turns"):
+        NodeTurns.open(tmp_path / "text")
+
+
+def test_a_plan_that_costs_more_than_the_file_allows_is_refused() -> None:
+    epsilon = PLAN.guarantee().epsilon
+    within = replace(KEEPERS, epsilon=epsilon * 1.001, delta=PLAN.delta)
+    assert agreement_of(within).keepers == within
+    for short in (replace(within, epsilon=epsilon * 0.999), replace(within, delta=PLAN.delta / 2)):
+        with pytest.raises(ValueError, match="the keepers' file allows"):
+            agreement_of(short)
+        with pytest.raises(ValueError, match="the keepers' file allows"):
+            type(AGREEMENT).from_description(AGREEMENT.to_description() | {"keepers": short.digest}, short)
+
+
+def test_limits_are_in_the_file_and_all_parties_have_the_same() -> None:
+    limited = replace(KEEPERS, epsilon=8, delta=1e-5)
+    assert replace(Keepers.from_toml(limited.to_toml()), simulation_seed=7) == limited
+    others = (KEEPERS, limited, replace(limited, epsilon=9), replace(limited, delta=1e-6))
+    assert len({keepers.digest for keepers in others}) == 4
+    assert replace(Keepers.from_toml(KEEPERS.to_toml()), simulation_seed=7) == KEEPERS
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"epsilon": 8.0}, "together or not at all"),
+        ({"delta": 1e-5}, "together or not at all"),
+        ({"epsilon": 0.0, "delta": 1e-5}, "positive number, got 0.0"),
+        ({"epsilon": float("nan"), "delta": 1e-5}, "positive number, got nan"),
+        ({"epsilon": float("inf"), "delta": 1e-5}, "positive number, got inf"),
+        ({"epsilon": "8", "delta": 1e-5}, "positive number, got '8'"),
+        ({"epsilon": True, "delta": 1e-5}, "positive number, got True"),
+        ({"epsilon": 8.0, "delta": 1.0}, "below 1, got 1.0"),
+    ],
+)
+def test_limits_out_of_range_are_refused(limits: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(KEEPERS, **limits)
