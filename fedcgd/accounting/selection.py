@@ -281,15 +281,6 @@ def share_of_excess(lam: float, share: float) -> float:
     return share * lam / (share * lam + 1 - lam)
 
 
-def third_of_excess(lam: float) -> float:
-    """The λ whose λ/(1 − λ) is a third of that of `lam`.
-
-    Args:
-        lam: λ in [0, 1).
-    """
-    return share_of_excess(lam, 1 / PRACTICAL_DIVISOR)
-
-
 def excess_share(workload: Workload, *, normalize: bool = False) -> float:
     """Which part of the RMSE-optimal λ/(1 − λ) trains best: 1/3 for a constant rate without momentum, near 1 with either.
 

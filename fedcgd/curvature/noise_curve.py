@@ -38,7 +38,7 @@ def noise_curve(
 
     With p ≤ b the columns of different participations do not overlap, so that the sensitivity is √k, whatever C is. The free
     numbers are the columns before they are divided by their norms, at first BSR's; O(n·p·r) a step, with r some dozens
-    (`thin_factor`). The optimum is that of the convex `problem_p1`.
+    (`thin_factor`). The optimum is that of the convex problem P1.
 
     Args:
         bandwidth: p, at most b.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcgd.accounting.shares import KeeperGuarantee, check_rounding, guarantees_by_collusion
+from fedcgd.accounting.shares import check_rounding
 from fedcgd.keepers.cards import SUITE_NAME, Keepers
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.noise import STREAM
@@ -98,25 +98,6 @@ class Agreement:
             raise ValueError(f"attempt must be at least 0 and below 2³², got {attempt}")
         self.keepers.check_present(present)
         return self.context + json.dumps([round, attempt, *present]).encode()
-
-    def guarantees(self, *, released: int | None = None, present: tuple[int, ...] = ()) -> list[KeeperGuarantee]:
-        """What holds against the server with 0, 1, … K keepers.
-
-        Args:
-            released: how many rounds have been published; None for all.
-            present: the number of keepers of each released round, as recorded; by default the fewest that the protocol allows.
-
-        Raises:
-            ValueError: for numbers out of range.
-        """
-        return guarantees_by_collusion(
-            self.plan.accountant,
-            self.keepers.shares,
-            noise_multiplier=self.plan.noise_multiplier,
-            delta=self.plan.delta,
-            released=released,
-            present=present,
-        )
 
     def to_description(self) -> dict[str, Any]:
         """All of it as JSON-able values; of the keepers the digest, because everybody has their file."""

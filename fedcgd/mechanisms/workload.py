@@ -59,15 +59,3 @@ class Workload:
 
 
 PREFIX_SUMS = Workload()
-
-
-def momentum_workload(momentum: float) -> Workload:
-    """SGD with heavy-ball momentum and a constant learning rate of 1.
-
-    Args:
-        momentum: β in [0, 1).
-
-    Raises:
-        ValueError: for a β outside [0, 1).
-    """
-    return Workload(momentum=momentum)

@@ -1,10 +1,10 @@
-"""Grids whose nodes are in this process: the strategies and the nodes of the app without Ray and SuperLink.
+"""A grid whose one node is in this process: the strategies and the nodes of the app without Ray and SuperLink.
 
 For experiments of many short runs: a run starts in no time, and a round costs what its training costs. What a node sees and what
 it answers are the same messages as in `flwr run`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
@@ -14,17 +14,15 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 
-class NodeError(RuntimeError):
-    """A node's training raised, which a strategy sees as it comes out of its grid."""
+class AppGrid(Grid):
+    """One node that runs a `ClientApp` with `run_config`, as a simulated SuperNode that hosts all users."""
 
-
-class _InProcess(Grid):
-    """Nodes 1 … `nodes`, whose answers subclasses make."""
-
-    def __init__(self, nodes: int) -> None:
-        self._nodes = range(1, nodes + 1)
-        self._numbered = 0
+    def __init__(self, app: ClientApp, run_config: Mapping[str, Any]) -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # Flower's Message asks whose task it is
+        self._numbered = 0
+        self._app = app
+        self._run_config = dict(run_config)
+        self._replies: dict[str, Message] = {}
 
     @property
     def run(self) -> Any:
@@ -37,32 +35,17 @@ class _InProcess(Grid):
         raise NotImplementedError("make a flwr.app.Message")
 
     def get_node_ids(self) -> Iterable[int]:
-        return list(self._nodes)
+        return [1]
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=node) for node in self._nodes]
-
-    def _number(self, message: Message) -> str:
-        """Give `message` the number that a SuperLink would give it."""
-        self._numbered += 1
-        name = f"message-{self._numbered}"
-        message.metadata.__dict__["_message_id"] = name
-        return name
-
-
-class AppGrid(_InProcess):
-    """One node that runs a `ClientApp` with `run_config`, as a simulated SuperNode that hosts all users."""
-
-    def __init__(self, app: ClientApp, run_config: Mapping[str, Any]) -> None:
-        super().__init__(1)
-        self._app = app
-        self._run_config = dict(run_config)
-        self._replies: dict[str, Message] = {}
+        return [NodeInfo(node_id=1)]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         names = []
         for message in messages:
-            name = self._number(message)
+            self._numbered += 1
+            name = f"message-{self._numbered}"
+            message.metadata.__dict__["_message_id"] = name
             context = Context(
                 run_id=1,
                 node_id=1,
@@ -79,29 +62,3 @@ class AppGrid(_InProcess):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(list(messages)))
-
-
-class UserGrid(_InProcess):
-    """A node for each of `users` users: node i is user i − 1. `train` makes the contents of all answers of a round at once."""
-
-    def __init__(self, users: int, train: Callable[[Sequence[Message]], Sequence[RecordDict]]) -> None:
-        super().__init__(users)
-        self._train = train
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        asked = list(messages)
-        for message in asked:
-            self._number(message)
-        if not asked:
-            return []
-        try:
-            contents = self._train(asked)
-        except Exception as error:
-            raise NodeError(f"{type(error).__name__}: {error}") from error
-        return [Message(content, reply_to=m) for content, m in zip(contents, asked, strict=True)]
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError("Flower's strategies call send_and_receive")
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise NotImplementedError("Flower's strategies call send_and_receive")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import oracles_curvature as oracle
 import pytest
+from oracles_problem_p1 import causal_factor, problem_p1
 
 from fedcgd.accounting import calibrate
 from fedcgd.accounting.selection import select_lambda
@@ -14,7 +15,6 @@ from fedcgd.curvature import Spectrum, fitted
 from fedcgd.curvature.factor import thin_factor
 from fedcgd.curvature.loss import final_loss
 from fedcgd.curvature.noise_curve import BARRIER, noise_curve
-from fedcgd.curvature.problem_p1 import causal_factor, problem_p1
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import best_lambda, best_nu, optimal_error
 from fedcgd.mechanisms import BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, NuDPFTRL, inverse_matrix, matrix

@@ -26,14 +26,14 @@ from fedcgd.mechanisms import (
 )
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload, momentum_workload
+from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.participation import Participation
 
 N = 24
 BAND = np.linspace(1, 0.1, 3) * (np.arange(N)[:, None] + np.arange(3) < N) * np.linspace(1, 2, N)[:, None]
 MECHANISMS = [*shared.MECHANISMS.values(), Dense("band-mf", BAND), *shared.NORMALIZED.values()]
 RATES = tuple(np.cos(np.linspace(0, 1.4, N)).tolist())
-WORKLOADS = [PREFIX_SUMS, momentum_workload(0.9), Workload(learning_rates=RATES), Workload(0.5, RATES)]
+WORKLOADS = [PREFIX_SUMS, Workload(0.9), Workload(learning_rates=RATES), Workload(0.5, RATES)]
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["prefix", "momentum", "rates", "both"])
@@ -55,7 +55,7 @@ def test_a_schedule_goes_on_with_its_last_rate() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: momentum_workload(1.0), r"momentum must be in \[0, 1\), got 1.0"),
+        (lambda: Workload(1.0), r"momentum must be in \[0, 1\), got 1.0"),
         (lambda: Workload(learning_rates=(0.1, float("nan"))), "learning rates must be finite"),
     ],
 )

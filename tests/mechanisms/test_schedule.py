@@ -16,7 +16,7 @@ from fedcgd.mechanisms import LambdaCGD, Mechanism, inverse_matrix, matrix
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.schedule import rate_factors, scheduled_workload
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload, momentum_workload
+from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.scheduled import scheduled_error
 from fedcgd.participation import Participation
@@ -51,7 +51,7 @@ def test_bad_schedules_are_refused(arguments, words: str) -> None:
 
 def test_a_constant_rate_is_the_workload_without_a_schedule() -> None:
     assert scheduled_workload("constant", 50) == PREFIX_SUMS
-    assert scheduled_workload("constant", 50, momentum=0.9) == momentum_workload(0.9)
+    assert scheduled_workload("constant", 50, momentum=0.9) == Workload(0.9)
 
 
 @pytest.mark.parametrize("error", ["rmse", "max-se"])
@@ -98,7 +98,7 @@ def test_what_is_optimised_for_a_schedule_is_better_under_it(spelling: str) -> N
     assert private_rmse(constant, PREFIX_SUMS) < 0.995 * private_rmse(falling, PREFIX_SUMS)
 
 
-@pytest.mark.parametrize("workload", [FALLING, momentum_workload(0.9), Workload(learning_rates=FALLING.learning_rates)])
+@pytest.mark.parametrize("workload", [FALLING, Workload(0.9), Workload(learning_rates=FALLING.learning_rates)])
 @pytest.mark.parametrize("objective", ["rmse", "max-se"])
 def test_lambda_is_the_best_of_a_grid_under_the_workload(workload: Workload, objective: str) -> None:
     a = oracle.workload(60, workload.momentum, workload.learning_rates or None)
@@ -117,19 +117,19 @@ def test_the_default_is_right_for_the_way_that_runs() -> None:
     run = Participation(rounds=210, min_separation=21)
     plain = select_mechanism("lambda-cgd", run, **BUDGET)
     falling = select_mechanism("lambda-cgd", run, workload=scheduled_workload("linear", 210), **BUDGET)
-    heavy = select_mechanism("lambda-cgd", run, workload=momentum_workload(0.9), **BUDGET)
+    heavy = select_mechanism("lambda-cgd", run, workload=Workload(0.9), **BUDGET)
     both = select_mechanism("lambda-cgd", run, workload=scheduled_workload("linear", 210, momentum=0.9), **BUDGET)
     assert plain.lam == pytest.approx(0.697, abs=0.002)
     assert 0.85 < falling.lam < 0.93
     assert 0.88 < heavy.lam < 0.95
     assert 0.91 < both.lam < 0.95
-    plan = Plan.calibrated("lambda-cgd", run, clip_norm=1.0, workload=momentum_workload(0.9), **BUDGET)
+    plan = Plan.calibrated("lambda-cgd", run, clip_norm=1.0, workload=Workload(0.9), **BUDGET)
     assert plan.mechanism == heavy
 
 
 def test_the_share_grows_from_a_third_to_all() -> None:
     assert excess_share(PREFIX_SUMS) == pytest.approx(1 / 3)
-    assert excess_share(momentum_workload(0.9)) == pytest.approx(2.8 / 3)
+    assert excess_share(Workload(0.9)) == pytest.approx(2.8 / 3)
     assert excess_share(FALLING) == 1
     assert excess_share(Workload(learning_rates=(0.5, 0.5))) == pytest.approx(1 / 3)  # a rate that does not change
 

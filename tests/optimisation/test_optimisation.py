@@ -6,18 +6,18 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import oracles_problem_p1 as problem_p1_module
 import pytest
+from oracles_problem_p1 import problem_p1
 from scipy.linalg import toeplitz
 from scipy.optimize import approx_fprime
 
 import fedcgd.curvature.noise_curve as noise_curve_module
-import fedcgd.curvature.problem_p1 as problem_p1_module
 import fedcgd.optimisation.banded as banded_module
 import fedcgd.optimisation.toeplitz as toeplitz_module
 from fedcgd.curvature import Spectrum, fitted
 from fedcgd.curvature.factor import thin_factor
 from fedcgd.curvature.noise_curve import noise_curve
-from fedcgd.curvature.problem_p1 import problem_p1
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import BISR, BSR, LambdaCGD, Normalized, Toeplitz, bandwidth, matrix
 from fedcgd.mechanisms.error import error_norms

@@ -5,7 +5,7 @@ import pytest
 
 from fedcgd.mechanisms import BISR, BSR, DPSGD, Mechanism
 from fedcgd.mechanisms.error import error_norms
-from fedcgd.mechanisms.workload import momentum_workload
+from fedcgd.mechanisms.workload import Workload
 from fedcgd.optimisation.bands import BandChoice, best_bandwidth, cyclic_plan, power_bandwidths, rule_of_thumb
 
 ROUNDS = 1024
@@ -77,7 +77,7 @@ def test_the_choice_is_the_least_error_of_all() -> None:
 
 def test_the_error_that_is_asked_for_decides() -> None:
     # σ grows so fast with p that the last band pays for the RMSE and not for the largest error, or the other way round.
-    for error, workload in (("rmse", momentum_workload(0.9)), ("max-se", momentum_workload(0.0))):
+    for error, workload in (("rmse", Workload(0.9)), ("max-se", Workload(0.0))):
         found = best_bandwidth(lambda p: (BISR(p), 1 + p / 7), (3, 1, 2, 2), rounds=50, error=error, workload=workload)
         for p, value in found.errors:
             norms = error_norms(BISR(p), 50, workload)
