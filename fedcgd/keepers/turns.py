@@ -17,14 +17,21 @@ CREATE TABLE run (
     created TEXT NOT NULL,
     context BLOB NOT NULL CHECK (length(context) = 32)
 ) STRICT;
-{USERS}"""
+{USERS};
+CREATE TABLE tries (
+    user TEXT PRIMARY KEY,
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL
+) STRICT;
+"""
 
 
 class NodeTurns(Closable):
     """In how many rounds of one run each user of a node was asked, and when last. Make one with `NodeTurns.open`.
 
-    Guarantee: in the one run that the file belongs to, no user of this node is in more sums, or in sums closer together, than the
-    plan allows; whatever the server says, and whatever is killed when: a turn is on the disk before it is taken.
+    Guarantee: in the one run that the file belongs to, no user of this node is in more sums, in sums closer together, or in one
+    sum more often than the plan allows; whatever the server says, and whatever is killed when: a turn is on the disk before it is
+    taken.
 
     Args:
         connection: to the file.
@@ -49,17 +56,29 @@ class NodeTurns(Closable):
             sync_folder(Path(path).resolve().parent)
         return cls(connection)
 
-    def count(self, agreement: Agreement, round: int, users: Collection[str]) -> None:
+    def count(self, agreement: Agreement, round: int, attempt: int, users: Collection[str]) -> None:
         """Count a turn of each of `users`, once however often the round is tried; durable when this returns.
+
+        Keepers open one try of a round. In each try a user is asked for once, because whoever had two answers for the same try
+        could put both on its list.
 
         Args:
             agreement: of the run that asks. The first one stays: a file is for one run.
             round: the round, from 0.
+            attempt: the try of the round, later than every one before.
             users: those of this node who are asked for.
 
         Raises:
-            RefusedError: for another run, and if the plan does not allow the turn; then nobody's is counted.
+            RefusedError: for another run, if the plan does not allow the turn, for a try that a user was in already, and for
+                keepers of whom so many may be away that two tries of a round could be opened; then nobody's is counted.
         """
+        keepers = agreement.keepers
+        if 2 * keepers.away >= len(keepers.cards) - keepers.colluding:
+            raise RefusedError(
+                f"of {len(keepers.cards)} keepers {keepers.away} may be away and {keepers.colluding} work with the server: two "
+                "groups of them could each open another try of a round. Let fewer be away, or take more keepers: "
+                "their number is more than colluding + 2·away then"
+            )
         with transaction(self._connection):
             pinned = self._connection.execute("SELECT context FROM run").fetchone()
             if pinned is None:
@@ -73,6 +92,13 @@ class NodeTurns(Closable):
                 ParticipationCounter(self._connection, agreement.plan.participation).count(round, users)
             except ValueError as error:
                 raise RefusedError(f"this node does not take part in round {round}: {error}") from None
+            for user in users:
+                tried = "SELECT 1 FROM tries WHERE user = ? AND round = ? AND attempt >= ?"
+                if self._connection.execute(tried, (user, round, attempt)).fetchone():
+                    raise RefusedError(f"a user of this node was asked for in try {attempt} of round {round} already")
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO tries VALUES (?, ?, ?)", ((user, round, attempt) for user in users)
+            )
 
     def close(self) -> None:
         """Close the file; what is counted stays."""

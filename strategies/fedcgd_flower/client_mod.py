@@ -36,6 +36,8 @@ from fedcgd_flower.update import Steps, write_clipped_update
 if TYPE_CHECKING:
     from fedcgd.keepers import Keepers
 
+_THIS = "the user of this node"  # where the node itself does not know a name
+
 CallNext = Callable[[Message, Context], Message]
 
 
@@ -106,7 +108,7 @@ class ClippedUpdateMod:
             raise ValueError(f"this node cannot take part: {PROBLEMS['another privacy mod']}")
         check_masked(message, self.keepers)
         if self.keepers is not None:
-            return _train_masked(message, context, call_next, self.keepers)
+            return _train_masked(message, context, call_next, self.keepers, self.user(context) or _THIS)
         return _train(message, context, call_next)
 
 
@@ -131,7 +133,7 @@ def _train(message: Message, context: Context, call_next: CallNext) -> Message:
     return train_reply(message, task, outgoing, 1, checksum)
 
 
-def _train_masked(message: Message, context: Context, call_next: CallNext, keepers: "Keepers") -> Message:
+def _train_masked(message: Message, context: Context, call_next: CallNext, keepers: "Keepers", user: str) -> Message:
     model, config, task = read_train_message(message)
     _check_single_user(task)
 
@@ -148,7 +150,8 @@ def _train_masked(message: Message, context: Context, call_next: CallNext, keepe
 
     from fedcgd_flower.keeper_app import masked_answer  # a node without keepers does not load it
 
-    return masked_answer(message, context, task, keepers, task.users, update)
+    # Its one user's turns are counted under its own name, and not under what the server calls it.
+    return masked_answer(message, context, task, keepers, [user], update)
 
 
 class _NoUpdateError(RuntimeError):

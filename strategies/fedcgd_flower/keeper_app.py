@@ -64,16 +64,16 @@ def masked_answer(
         )
     agreement.info(task.round, task.attempt, masking.present)  # refused before any work
     if (turns := context.node_config.get(TURNS, "")) != "":
-        _count(str(turns), agreement, task.round, users)
-    values = _bounded(_or_zeros(summed, task), task)
+        _count(str(turns), agreement, task, users)
+    values = _bounded(_or_zeros(summed, task), task, len(users))
     masked = mask(values, agreement, round=task.round, attempt=task.attempt, present=masking.present)
     return masked_reply(message, task, masked, masking.present)
 
 
-def _count(file: str, agreement: Agreement, round: int, users: Collection[str]) -> None:
+def _count(file: str, agreement: Agreement, task: TrainTask, users: Collection[str]) -> None:
     try:
         with NodeTurns.open(file) as turns:
-            turns.count(agreement, round, users)
+            turns.count(agreement, task.round, task.attempt, users)
     except RefusedError as error:
         log(ERROR, "fedcgd: %s", error)
         raise ValueError(str(error)) from error
@@ -92,9 +92,9 @@ def _or_zeros(summed: Callable[[], NDArray[Any]], task: TrainTask) -> NDArray[np
     return np.zeros(task.size, np.int64)
 
 
-def _bounded(values: NDArray[np.signedinteger[Any]], task: TrainTask) -> NDArray[np.signedinteger[Any]]:
+def _bounded(values: NDArray[np.signedinteger[Any]], task: TrainTask, users: int) -> NDArray[np.signedinteger[Any]]:
     """`values`, no longer than sums of so many users' vectors are: nobody can check it once it is masked."""
-    size, users = task.layout.size, len(task.users)
+    size = task.layout.size
     update, counted = values[:size], values[size:]
     steps = update.astype(np.float64)
     bound = users * task.clip_norm / task.grid.step

@@ -1,17 +1,23 @@
-"""A server that begins again asks users for more turns than were agreed: a node that counts them itself trains nobody."""
+"""A server that begins again, or asks twice, wants more of its users than was agreed: a node that counts turns trains nobody."""
 
 from pathlib import Path
 
 import pytest
-from fake_grid import FakeGrid, FakeNode
+from fake_grid import FakeGrid, FakeNode, is_training
+from flwr.app import Message
 from flwr.clientapp import ClientApp
 from keeper_runs import KEY, SIMULATED, make, names
 from shared import record
 
-from fedcgd_flower import IncompleteRunError, host_users, sequential_training
+from fedcgd_flower import ClippedUpdateMod, IncompleteRunError, host_users, sequential_training
 
 
-def nodes(tmp_path: Path, trained: list[str], *, count: bool) -> FakeGrid:
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+
+
+def hosts(tmp_path: Path, trained: list[str], *, count: bool) -> dict[int, FakeNode]:
     """Twelve users on two nodes, which note in `trained` whom they train."""
 
     def train(model, user, config, context):
@@ -23,7 +29,40 @@ def nodes(tmp_path: Path, trained: list[str], *, count: bool) -> FakeGrid:
         app = ClientApp()
         host_users(app, lambda context, i=i: names(12)[i - 1 :: 2], sequential_training(train), keepers=SIMULATED)
         grid[i] = FakeNode(app, config={"turns": str(tmp_path / f"{i}.db")} if count else {})
-    return FakeGrid(grid)
+    return grid
+
+
+def single(tmp_path: Path, trained: list[str], *, count: bool) -> dict[int, FakeNode]:
+    """Twelve nodes that are one user each."""
+    grid = {}
+    for i in range(12):
+        app = ClientApp(mods=[ClippedUpdateMod(keepers=SIMULATED)])
+
+        @app.train()
+        def train(message, context):
+            trained.append(str(context.node_config["partition-id"]))
+            return Message(message.content, reply_to=message)
+
+        turns = {"turns": str(tmp_path / f"{i}.db")} if count else {}
+        grid[i + 1] = FakeNode(app, config={"partition-id": i, **turns})
+    return grid
+
+
+class AsksTwice(FakeGrid):
+    """Behind each training request another one, with what `changed` makes of it."""
+
+    changed: dict
+
+    def push_messages(self, messages):
+        ids = super().push_messages(messages)
+        for message in filter(is_training, messages):
+            again = Message(message.content, dst_node_id=message.metadata.dst_node_id, message_type="train")
+            task = again.content["fedcgd"]
+            honest = dict(task)
+            task.update({name: change(task[name]) for name, change in self.changed.items()})
+            super().push_messages([again])
+            task.update(honest)
+        return ids
 
 
 def start(grid: FakeGrid, **plan) -> None:
@@ -31,13 +70,43 @@ def start(grid: FakeGrid, **plan) -> None:
 
 
 @pytest.mark.parametrize("again", [{}, {"noise_multiplier": 3.0}], ids=["the same plan", "another plan"])
-def test_a_second_run_trains_nobody(again: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
+def test_a_second_run_trains_nobody(again: dict, tmp_path: Path) -> None:
     trained: list[str] = []
-    start(nodes(tmp_path, trained, count=True))
+    start(FakeGrid(hosts(tmp_path, trained, count=True)))
     assert sorted(trained) == sorted(names(12) * 2)  # six rounds of four users, three apart
     with pytest.raises(IncompleteRunError):
-        start(nodes(tmp_path, trained, count=True), **again)
+        start(FakeGrid(hosts(tmp_path, trained, count=True)), **again)
     assert len(trained) == 24
-    start(nodes(tmp_path, trained, count=False), **again)
+    start(FakeGrid(hosts(tmp_path, trained, count=False)), **again)
     assert len(trained) == 48, "the attack is no attack: without a count it must succeed"
+
+
+@pytest.mark.parametrize("nodes", [hosts, single])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"users": lambda users: users[::-1]},
+        {"round": lambda round: min(round + 1, 5)},
+    ],
+    ids=["the same", "in another order", "in the next round"],
+)
+def test_a_user_who_is_asked_twice_trains_once(nodes, changed: dict, tmp_path: Path) -> None:
+    """Two answers for one try of a round would both fit its list, and the user's update would count twice."""
+    trained: list[str] = []
+    for count, expected in ((True, 24), (False, 48)):
+        trained.clear()
+        grid = AsksTwice(nodes(tmp_path, trained, count=count))
+        grid.changed = changed
+        start(grid)
+        assert len(trained) == expected, "the attack is no attack" if not count else "asked twice, trained twice"
+
+
+def test_a_node_that_is_one_user_is_so_by_any_name(tmp_path: Path) -> None:
+    trained: list[str] = []
+    for count, expected in ((True, 24), (False, 48)):
+        trained.clear()
+        grid = AsksTwice(single(tmp_path, trained, count=count))
+        grid.changed = {"users": lambda users: ["somebody else"]}
+        start(grid)
+        assert len(trained) == expected

@@ -15,17 +15,17 @@ KEEPERS = Keepers.simulation(7, 3, colluding=1)
 AGREEMENT = agreement_of(KEEPERS)  # 12 rounds, 3 apart: at most 4 turns
 
 
-def refused(turns: NodeTurns, round: int, *users: str, agreement=AGREEMENT) -> str:
+def refused(turns: NodeTurns, round: int, *users: str, attempt: int = 0, agreement=AGREEMENT) -> str:
     with pytest.raises(RefusedError) as error:
-        turns.count(agreement, round, users)
+        turns.count(agreement, round, attempt, users)
     return str(error.value)
 
 
 def test_a_user_has_the_turns_of_the_plan_and_no_more() -> None:
     with NodeTurns.open(":memory:") as turns:
         for round in (0, 3, 6, 9):
-            turns.count(AGREEMENT, round, ["ada"])
-            turns.count(AGREEMENT, round, ["ada"])  # another try of the round
+            turns.count(AGREEMENT, round, 0, ["ada"])
+            turns.count(AGREEMENT, round, 2, ["ada"])  # another try of the round
             assert "less than 3 rounds apart" in refused(turns, round + 2, "ada")
             assert "round" in refused(turns, round - 1, "ada")
         assert "more than 4 times" in refused(turns, 12, "ada")
@@ -35,34 +35,59 @@ def test_a_user_has_at_most_k_turns_even_if_there_is_time_for_more() -> None:
     few = Participation(rounds=12, min_separation=3, max_participations=2)
     rare = agreement_of(KEEPERS, replace(PLAN, participation=few))
     with NodeTurns.open(":memory:") as turns:
-        turns.count(rare, 0, ["ada"])
-        turns.count(rare, 3, ["ada"])
+        turns.count(rare, 0, 0, ["ada"])
+        turns.count(rare, 3, 0, ["ada"])
         assert "more than 2 times" in refused(turns, 9, "ada", agreement=rare)
+
+
+def test_a_user_is_asked_for_once_in_a_try() -> None:
+    with NodeTurns.open(":memory:") as turns:
+        turns.count(AGREEMENT, 0, 1, ["ada"])
+        for attempt in (0, 1):
+            assert "in try" in refused(turns, 0, "ben", "ada", attempt=attempt)
+        turns.count(AGREEMENT, 0, 1, ["ben"])  # nobody was counted
+        turns.count(AGREEMENT, 0, 2, ["ada", "ben"])
+        turns.count(AGREEMENT, 3, 0, ["ada", "ben"])
+
+
+@pytest.mark.parametrize(
+    ("count", "colluding", "away", "counted"), [(3, 1, 1, False), (4, 1, 1, True), (2, 0, 1, False)]
+)
+def test_no_turns_are_counted_where_two_tries_of_a_round_could_be_opened(
+    count: int, colluding: int, away: int, counted: bool
+) -> None:
+    """With three keepers, one of them the server's, each of the others alone opens a try: two lists of one round."""
+    agreement = agreement_of(Keepers.simulation(7, count, colluding=colluding, away=away))
+    with NodeTurns.open(":memory:") as turns:
+        if counted:
+            turns.count(agreement, 0, 0, ["ada"])
+        else:
+            assert "could each open another try" in refused(turns, 0, "ada", agreement=agreement)
 
 
 def test_nobody_is_counted_if_one_is_refused() -> None:
     with NodeTurns.open(":memory:") as turns:
-        turns.count(AGREEMENT, 0, ["ada"])
+        turns.count(AGREEMENT, 0, 0, ["ada"])
         refused(turns, 1, "ben", "ada")
-        turns.count(AGREEMENT, 1, ["ben"])
+        turns.count(AGREEMENT, 1, 0, ["ben"])
         assert refused(turns, 2, "ben")
 
 
 def test_a_file_is_for_one_run(tmp_path: Path) -> None:
     with NodeTurns.open(tmp_path / "turns.db") as turns:
-        turns.count(AGREEMENT, 0, ["ada"])
+        turns.count(AGREEMENT, 0, 0, ["ada"])
     assert (tmp_path / "turns.db").stat().st_mode & 0o077 == 0
     with NodeTurns.open(tmp_path / "turns.db") as turns:
         assert "another run" in refused(turns, 6, "ada", agreement=agreement_of(KEEPERS, run="second"))
         louder = agreement_of(KEEPERS, replace(PLAN, noise_multiplier=3.0))
         assert "another run" in refused(turns, 6, "ben", agreement=louder)
-        turns.count(AGREEMENT, 3, ["ada"])
+        turns.count(AGREEMENT, 3, 0, ["ada"])
 
 
 def test_a_turn_is_on_the_disk_before_it_is_taken(tmp_path: Path) -> None:
     program = (
         "import os, sys; from keeper_openings import agreement_of; from fedcgd.keepers import Keepers, NodeTurns\n"
-        "NodeTurns.open(sys.argv[1]).count(agreement_of(Keepers.simulation(7, 3, colluding=1)), 0, ['ada'])\n"
+        "NodeTurns.open(sys.argv[1]).count(agreement_of(Keepers.simulation(7, 3, colluding=1)), 0, 0, ['ada'])\n"
         "os.kill(os.getpid(), 9)"
     )
     helpers = Path(__file__).parents[1] / "helpers"
