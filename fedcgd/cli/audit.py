@@ -23,7 +23,6 @@ from fedcgd.cli.report import (
     print_json,
     status,
     when,
-    when_text,
 )
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.optimisation.catalogue import spelling_of
@@ -105,7 +104,7 @@ def audit_command(
                 "sampling": assumed,
                 "claim": f"σ = {sigma:.6g}, {plan.guarantee().method}",
                 "mechanism": spelling_of(chosen),
-                "participation": when_text(participation),
+                "participation": str(participation),
             }
             figures = when(plan.participation) | {"sampling": assumed, "noise_multiplier": sigma}
             with status(json, "simulating"):

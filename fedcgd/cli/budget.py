@@ -28,7 +28,6 @@ from fedcgd.cli.report import (
     print_json,
     sensitivity_text,
     status,
-    when_text,
 )
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.optimisation.catalogue import spelling_of
@@ -140,7 +139,7 @@ def show(mechanism: Mechanism, participation: Participation, guarantee: "Guarant
     rows = [
         ("guarantee", str(guarantee)),
         ("noise multiplier σ", rounded_up(guarantee.noise_multiplier, 6)),
-        ("participation", when_text(participation)),
+        ("participation", str(participation)),
         ("sensitivity of C", sensitivity_text(values) + " (exact)" * bool(values["sensitivity_exact"])),
         ("RMSE" + of_what, number(values["rmse"])),
         ("MaxSE" + of_what, number(values["max_se"])),

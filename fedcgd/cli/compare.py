@@ -1,5 +1,6 @@
 """`fedcgd compare`: mechanisms side by side at one budget."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -136,7 +137,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         table.add_column(column.replace("_", " "), justify="right")
     for row in done:
         shown = {column: number(row[column]) for column in columns} | {"sensitivity": sensitivity_text(row)}
-        table.add_row(row["label"], *([_participation(row)] if own else []), *shown.values())
+        label = re.sub(r"0\.\d{5,}", lambda digits: f"{float(digits[0]):.4f}", row["label"])  # JSON has all digits
+        table.add_row(label, *([_participation(row)] if own else []), *shown.values())
     console.print(table)
     for row in rows:
         if "error" in row:

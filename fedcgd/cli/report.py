@@ -112,21 +112,6 @@ def when(participation: Participation) -> dict[str, Any]:
     }
 
 
-def when_text(participation: Participation) -> str:
-    """The same in words."""
-    n, b, q = participation.rounds, participation.min_separation, participation.sampling_rate
-    if q is None:
-        return f"n = {n} rounds, a user in at most k = {participation.participations} of them, at least b = {b} apart"
-    if participation.sampling == "b-min-sep":
-        start = "a warm start" if participation.warm_start else "all free at the start"
-        return (
-            f"n = {n} rounds, a user in each, at least b = {b} after its last, with probability p = {q:.6g} "
-            f"(in {participation.expected_rate:.6g} of all rounds; {start})"
-        )
-    groups = f", users in {b} groups that take turns" if participation.sampling == "cyclic-poisson" else ""
-    return f"n = {n} rounds{groups}, a user in each with probability q = {q:.6g}"
-
-
 def figures(
     mechanism: Mechanism,
     participation: Participation,

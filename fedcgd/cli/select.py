@@ -27,7 +27,6 @@ from fedcgd.cli.report import (
     number,
     print_json,
     status,
-    when_text,
 )
 from fedcgd.cli.report import when as when_figures
 from fedcgd.optimisation.catalogue import BANDS, MechanismSpec
@@ -99,7 +98,7 @@ def select_lambda_command(
         ("1/(1 − λ)", number(1 / (1 - found.lam))),
         ("error", f"{number(found.value)} per unit of clip norm"),
         ("error of λ = 0", number(found.values[0])),
-        ("participation", when_text(participation)),
+        ("participation", str(participation)),
         ("budget", f"ε = {epsilon:g} at δ = {delta:g}; {ADJACENCY}; sampling: {when.sampling.value}"),
     ]
     console.print(key_value_table(f"λ by {found.objective}, {rounds} rounds, sampling {when.sampling.value}", rows))
@@ -160,7 +159,7 @@ def select_bands_command(
     what = error.value if curvature is None else "loss"
     rows = [(f"p = {p}", f"{what} {number(value)}") for p, value in found.errors]
     rows.append(("least", f"{replace(asked, value=found.bandwidth)}, σ = {number(found.noise_multiplier)}"))
-    rows.append(("participation", when_text(when.participation(rounds, found.bandwidth))))
+    rows.append(("participation", str(when.participation(rounds, found.bandwidth))))
     rows.append(("budget", f"ε = {epsilon:g} at δ = {delta:g}; {ADJACENCY}; sampling: {when.sampling.value}"))
     console.print(key_value_table(f"{mechanism}, {rounds} rounds", rows))
 

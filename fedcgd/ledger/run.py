@@ -134,7 +134,7 @@ class Ledger(Closable):
                 if new:
                     check_new()
                     settings.write(connection, wanted, purpose)
-                settings.check_same(connection, path, wanted)
+                settings.check_same(connection, name, wanted)
                 (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
                 # First: the key counts them as releases, and compares.
                 openings.spend(connection, now())

@@ -4,7 +4,6 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from fedcgd.ledger.store import FORMAT, sha256, to_json
@@ -54,7 +53,7 @@ def write(connection: sqlite3.Connection, settings: Mapping[str, Any], purpose: 
     )
 
 
-def check_same(connection: sqlite3.Connection, path: Path | str, settings: Mapping[str, Any]) -> None:
+def check_same(connection: sqlite3.Connection, path: str, settings: Mapping[str, Any]) -> None:
     """Raise ValueError, with what differs, unless the ledger is that of a run of these settings, and not sealed."""
     row = connection.execute(
         "SELECT format, sealed, plan, configuration, key_fingerprint, simulated FROM run"

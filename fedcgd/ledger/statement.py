@@ -193,7 +193,7 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
         *([("who a user is", statement["identity"])] if statement["identity"] else []),
         ("mechanism", _mechanism(plan["mechanism"])),
         ("clip norm ζ", f"{plan['clip_norm']:g}{', then a quantile of norms' * bool(statement['adaptive_clipping'])}"),
-        ("noise multiplier σ", f"{plan['noise_multiplier']:.6g}"),
+        ("noise multiplier σ", rounded_up(plan["noise_multiplier"], 6)),
     ]
     if (budget := statement["joint_budget"]) is not None:
         found.append(

@@ -151,7 +151,7 @@ def check_fits(participation: Participation, steps: int) -> None:
     if rounds % steps:
         raise ValueError(
             f"the plan has {rounds} rounds, and an epoch of the data loader {steps} steps: plan for a multiple of {steps} "
-            "rounds, epochs · len(data_loader)"
+            "rounds, epochs · len(data_loader), or choose batch_size and drop_last so that an epoch has the steps of the plan"
         )
     rate = participation.sampling_rate
     if participation.sampling == "b-min-sep":

@@ -100,6 +100,19 @@ class Participation:
                 f"a user takes part in every one of the {n // b} epochs"
             )
 
+    def __str__(self) -> str:
+        n, b, q = self.rounds, self.min_separation, self.sampling_rate
+        if q is None:
+            return f"n = {n} rounds, a user in at most k = {self.participations} of them, at least b = {b} apart"
+        if self.sampling == "b-min-sep":
+            start = "a warm start" if self.warm_start else "all free at the start"
+            return (
+                f"n = {n} rounds, a user in each, at least b = {b} after its last, with probability p = {q:.6g} "
+                f"(in {self.expected_rate:.6g} of all rounds; {start})"
+            )
+        groups = f", users in {b} groups that take turns" if self.sampling == "cyclic-poisson" else ""
+        return f"n = {n} rounds{groups}, a user in each with probability q = {q:.6g}"
+
     @staticmethod
     def b_min_sep(
         rounds: int, *, users: int, cohort_size: int, min_separation: int | None = None, warm_start: bool = True

@@ -27,7 +27,8 @@ def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 
         f"    clip_norm={clip_norm:g}, epsilon={question.epsilon:g}, delta={question.delta:g},",
         *([f"    workload={workload},"] if planned.correlated else []),
         ")",
-        f"# {recipe.cohort} users in each round. SGD, momentum {recipe.momentum:g}, learning rate {rate:.3g}{_falls(recipe)}.",
+        f"# {recipe.cohort} users in each round{_loader(recipe)}. "
+        f"SGD, momentum {recipe.momentum:g}, learning rate {rate:.3g}{_falls(recipe)}.",
     ]
     return "\n".join(lines)
 
@@ -76,6 +77,11 @@ def _participation(recipe: Recipe) -> str:
         return f'Participation(rounds={who.rounds}, sampling="poisson", sampling_rate=1 / {recipe.steps})'
     sampling = "" if who.sampling == "none" else f', sampling="{who.sampling}"'
     return f"Participation(rounds={who.rounds}, min_separation={who.min_separation}{sampling})"
+
+
+def _loader(recipe: Recipe) -> str:
+    """How a DataLoader makes as many batches as the plan has rounds in a turn, where the users don't divide evenly."""
+    return f" (a DataLoader: batch_size={recipe.cohort}, drop_last=True)" if recipe.users % recipe.steps else ""
 
 
 def _falls(recipe: Recipe) -> str:

@@ -60,7 +60,7 @@ def log_guarantee(
             adaptive_clipping.quantile,
             1 / math.sqrt(1 - adaptive_clipping.indicator_norm(plan.noise_multiplier, cohort_size) ** 2),
         )
-    log(INFO, "\t│\t├── %s", plan.participation)
+    log(INFO, "\t│\t├── %s; sampling: %s", plan.participation, plan.participation.sampling)
     log(INFO, "\t│\t├── %d users a round (%s), and the mean is over so many", cohort_size, cohort_source)
     log(INFO, "\t│\t├── each user counts once: numbers of examples per client are not used as weights")
     log(INFO, "\t│\t├── the ledger: %s", ledger.absolute() if ledger else "in memory; not kept")

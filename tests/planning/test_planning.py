@@ -2,11 +2,13 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 from fedcgd.accounting import calibrate
@@ -184,6 +186,16 @@ def test_the_python_it_prints_is_the_plan(ranked_with_secrets) -> None:
         assert plan.noise_multiplier == pytest.approx(one.noise_multiplier, rel=1e-6)
         assert (plan.clip_norm, plan.delta) == (0.5, 1e-5)
         assert plan.mechanism == one.mechanism
+
+
+def test_a_loader_as_it_says_has_the_steps_of_the_plan() -> None:
+    """1400 users in 22 rounds a turn: batches of 63 with the last one left would be 23."""
+    recipe = replace(RECIPE, mechanism="dp-sgd", users=1400, steps=22)
+    said = as_python(PlannedRecipe(recipe, DPSGD(), 1.0, Outcome(1.0, 1.0, 1.0, 0.5)), QUESTION)
+    [options] = re.findall(r"DataLoader: (.*?)\)", said)
+    assert len(eval(f"DataLoader(range(1400), {options})", {"DataLoader": DataLoader})) == 22
+    even = PlannedRecipe(replace(recipe, steps=20), DPSGD(), 1.0, Outcome(1.0, 1.0, 1.0, 0.5))
+    assert "DataLoader" not in as_python(even, QUESTION)
 
 
 def test_the_run_configuration_is_one_of_the_app_and_means_the_same(ranked) -> None:
