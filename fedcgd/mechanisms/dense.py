@@ -69,7 +69,10 @@ class Dense:
         if not np.all(np.isfinite(band)) or not np.all(band[:, 0] > 0):
             raise ValueError("band must be finite with a positive diagonal, band[:, 0] > 0")
         if np.any(np.triu(band[::-1], 1)):
-            raise ValueError("band[j, l] must be 0 for j + l ≥ rounds: it lies outside the matrix")
+            raise ValueError(
+                "band[j, l] must be 0 for j + l ≥ rounds: it lies outside the matrix; the band of a lower-triangular matrix C is "
+                "[np.pad(C[j:, j], (0, j)) for j in range(rounds)]"
+            )
         band.setflags(write=False)
         object.__setattr__(self, "band", band)
         object.__setattr__(self, "_hash", hash((self.name, band.shape, band.tobytes())))

@@ -116,6 +116,11 @@ def verdict(ranked: list[PlannedRecipe]) -> str:
     Args:
         ranked: what `plan_recipes` returned.
     """
+    if ranked[0].outcome.loss >= 1:
+        return (
+            f"Nothing is learned at this budget: theory expects every recipe to end with more loss than it began with "
+            f"({ranked[0].outcome.loss:.3g} times as much, at best). What helps: more users, a larger ε, or a smaller model."
+        )
     correlated = next((one for one in ranked if one.correlated), None)
     plain = next((one for one in ranked if not one.correlated), None)
     if correlated is None:
@@ -124,8 +129,9 @@ def verdict(ranked: list[PlannedRecipe]) -> str:
         return "No DP-SGD is possible within these limits."
     gain = 1 - correlated.outcome.loss / plain.outcome.loss
     if gain < LEVEL:
+        level = "as good" if gain > -LEVEL else "better"
         return (
-            f"Correlated noise brings nothing here: {plain.kind} is as good ({plain.outcome.loss:.3f} of the loss is left, "
+            f"Correlated noise brings nothing here: {plain.kind} is {level} ({plain.outcome.loss:.3f} of the loss is left, "
             f"{correlated.outcome.loss:.3f} with {correlated.kind})."
         )
     return (

@@ -171,7 +171,11 @@ def test_it_says_when_correlation_brings_nothing_and_when_it_does(ranked) -> Non
     level = PlannedRecipe(RECIPE, LambdaCGD(0.8), 1.0, Outcome(1.0, 1.0, 1.0, 0.497))
     assert verdict([better, plain]).startswith("Correlated noise helps: 0.400 of the loss")
     assert verdict([level, plain]).startswith("Correlated noise brings nothing here: dp-sgd, everybody in each round")
+    assert "is as good" in verdict([level, plain])
+    assert "is better" in verdict([plain, replace(better, outcome=replace(better.outcome, loss=0.6))])
     assert verdict([plain]).startswith("There is nothing to correlate")
+    hopeless = replace(plain, outcome=replace(plain.outcome, loss=150.0))
+    assert verdict([hopeless]).startswith("Nothing is learned at this budget")
     small = plan_recipes(Question(users=600, epsilon=1.0, delta=1e-5, turns=4, max_cohort=30))
     assert verdict(small).startswith("Correlated noise helps")
 
