@@ -7,7 +7,7 @@ from fedcgd.planning.recipe import Recipe
 
 
 def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 1.0) -> str:
-    """A program that makes the `Plan`, which the strategy and the engine take; its last line says how to descend.
+    """A program that makes the `Plan`, which the strategy and the engine take; its last lines say how to descend.
 
     Args:
         planned: one of what `plan_recipes` returned.
@@ -29,6 +29,7 @@ def as_python(planned: PlannedRecipe, question: Question, *, clip_norm: float = 
         ")",
         f"# {recipe.cohort} users in each round{_loader(recipe)}. "
         f"SGD, momentum {recipe.momentum:g}, learning rate {rate:.3g}{_falls(recipe)}.",
+        f"# In Flower: {_flower(recipe, rate)}",
     ]
     return "\n".join(lines)
 
@@ -77,6 +78,13 @@ def _participation(recipe: Recipe) -> str:
         return f'Participation(rounds={who.rounds}, sampling="poisson", sampling_rate=1 / {recipe.steps})'
     sampling = "" if who.sampling == "none" else f', sampling="{who.sampling}"'
     return f"Participation(rounds={who.rounds}, min_separation={who.min_separation}{sampling})"
+
+
+def _flower(recipe: Recipe, rate: float) -> str:
+    """The inner strategy that descends so; `scheduled` is of `fedcgd_flower`."""
+    falls = recipe.schedule != "constant"
+    strategy = f'scheduled(FedAvgM, "{recipe.schedule}", rounds={recipe.rounds})' if falls else "FedAvgM"
+    return f"{strategy}(min_train_nodes={recipe.cohort}, server_learning_rate={rate:.3g}, server_momentum={recipe.momentum:g})"
 
 
 def _loader(recipe: Recipe) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.serverapp.strategy import FedAvgM
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
@@ -21,6 +22,7 @@ from fedcgd.planning import Question, Recipe, as_python, as_run_config, plan_rec
 from fedcgd.planning.landscape import DIRECTIONS, Landscape
 from fedcgd.planning.planner import PlannedRecipe, _steps
 from fedcgd.planning.theory import Outcome, expected_outcome, unit_progress
+from fedcgd_flower import scheduled
 
 QUESTION = Question(users=600, epsilon=1.0, delta=1e-5, turns=4)
 RECIPE = Recipe(
@@ -190,6 +192,18 @@ def test_the_python_it_prints_is_the_plan(ranked_with_secrets) -> None:
         assert plan.noise_multiplier == pytest.approx(one.noise_multiplier, rel=1e-6)
         assert (plan.clip_norm, plan.delta) == (0.5, 1e-5)
         assert plan.mechanism == one.mechanism
+
+
+def test_the_strategy_it_prints_descends_as_planned() -> None:
+    for schedule in ("linear", "constant"):
+        recipe = replace(RECIPE, schedule=schedule)
+        text = as_python(
+            PlannedRecipe(recipe, LambdaCGD(0.8), 1.0, Outcome(3.0, 1.0, 1.0, 0.5)), QUESTION, clip_norm=2.0
+        )
+        strategy = eval(text.rpartition("# In Flower: ")[2], {"FedAvgM": FedAvgM, "scheduled": scheduled})
+        assert (strategy.min_train_nodes, strategy.server_learning_rate, strategy.server_momentum) == (120, 1.5, 0.9)
+        falls = getattr(strategy, "rate_schedule", "constant over 30 rounds")
+        assert falls.startswith(f"{schedule} over 30 rounds")
 
 
 def test_a_loader_as_it_says_has_the_steps_of_the_plan() -> None:
