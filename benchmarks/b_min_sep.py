@@ -1,18 +1,24 @@
-"""σ and RMSE of every sampling × mechanism × ε, and RMSE against b: `python benchmarks/b_min_sep.py`, `--tables` to print.
+"""σ and RMSE of every sampling × mechanism × ε, and RMSE against b: `python benchmarks/b_min_sep.py`, `--tables` to put
+them into docs/accounting.md and to draw docs/samplings.svg.
 
 n = 600 rounds, a user is expected in 12 of them, δ = 1e-3. Each row is written to benchmarks/results/b_min_sep.jsonl as soon as
 it is found, and what stands there is not found again: stop and start as you like. A mechanism that a sampling does not cover is
 written with the reason. σ of the first table is calibrated, with its confidence bounds. That of the second is proposed by
-few draws, with the same random numbers for all b. The tables are those of docs/accounting.md.
+few draws, with the same random numbers for all b.
 """
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import numpy as np
 
 from fedcgd.accounting import accountant, calibrate
@@ -20,6 +26,7 @@ from fedcgd.mechanisms import BISR, BSR, DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.participation import Participation
 
+DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = Path(__file__).parent / "results" / "b_min_sep.jsonl"
 ROUNDS, USERS, COHORT, DELTA = 600, 50, 1, 1e-3
 EPSILONS = (8.0, 4.0, 2.0, 1.0)
@@ -45,11 +52,23 @@ PARTICIPATIONS = {
     "none": Participation(rounds=ROUNDS, min_separation=USERS // COHORT),
     "balls-in-bins": Participation(rounds=ROUNDS, min_separation=USERS // COHORT, sampling="balls-in-bins"),
     "poisson": Participation(rounds=ROUNDS, sampling="poisson", sampling_rate=COHORT / USERS),
+    "random-allocation": Participation(
+        rounds=ROUNDS, max_participations=ROUNDS * COHORT // USERS, sampling="random-allocation"
+    ),
     "cyclic-poisson": Participation(
         rounds=ROUNDS, min_separation=4, sampling="cyclic-poisson", sampling_rate=4 * COHORT / USERS
     ),
     "b-min-sep": Participation.b_min_sep(ROUNDS, users=USERS, cohort_size=COHORT, min_separation=SEPARATION),
 }
+SHOWN = (
+    ("none", BEST),
+    ("balls-in-bins", BEST),
+    ("poisson", "DP-SGD"),
+    ("random-allocation", "DP-SGD"),
+    ("cyclic-poisson", "BSR 4"),
+    ("b-min-sep", BEST),
+    ("b-min-sep", "BISR 4"),
+)  # in the picture
 
 Row = dict[str, Any]
 
@@ -116,9 +135,7 @@ def samplings(rows: list[Row]) -> str:
         for name in ["DP-SGD", BEST, UNIT, "BSR 4", "BISR 4"]:
             cells = []
             for epsilon in EPSILONS:
-                wanted = {"table": "samplings", "sampling": sampling, "epsilon": epsilon, "mechanism": name}
-                mine = [row for row in rows if wanted.items() <= row.items() and "rmse" in row]
-                row = best(rows, sampling, epsilon) if name == BEST else next(iter(mine), None)
+                row = _row(rows, sampling, epsilon, name)
                 lam = f", λ = {row['mechanism'].split()[1]}" if row and name == BEST else ""
                 cells.append(f"{row['rmse']:.2f} ({row['per_column']:.3f}{lam})" if row else "")
             if any(cells):
@@ -139,6 +156,31 @@ def separations(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def draw(rows: list[Row], target: Path) -> None:
+    """RMSE against ε, in parts of that of DP-SGD by Poisson sampling."""
+    plt.rcParams["svg.hashsalt"] = "fedcgd"  # the same file for the same numbers
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for sampling, name in SHOWN:
+        found = []
+        for epsilon in EPSILONS:
+            row, floor = _row(rows, sampling, epsilon, name), _row(rows, "poisson", epsilon, "DP-SGD")
+            found.append(row["rmse"] / floor["rmse"] if row and floor else float("nan"))
+        axes.plot(EPSILONS, found, marker="o", label=f"{name}, {sampling}")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+    axes.set(xlabel="ε", ylabel="RMSE over that of DP-SGD, poisson", ylim=(0, None))
+    axes.legend(fontsize=8)
+    figure.savefig(target, metadata={"Date": None})
+    target.write_text("\n".join(line.rstrip() for line in target.read_text().splitlines()) + "\n")
+
+
+def _row(rows: list[Row], sampling: str, epsilon: float, name: str) -> Row | None:
+    if name == BEST:
+        return best(rows, sampling, epsilon)
+    wanted = {"table": "samplings", "sampling": sampling, "epsilon": epsilon, "mechanism": name}
+    return next((row for row in rows if wanted.items() <= row.items() and "rmse" in row), None)
+
+
 def _lines() -> list[tuple[float, str]]:
     return [(epsilon, f"λ-CGD {lam:g}") for epsilon, lam in AGAINST_B]
 
@@ -146,9 +188,16 @@ def _lines() -> list[tuple[float, str]]:
 def main() -> None:
     """Find the rows that are missing, or print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tables", action="store_true", help="print what was found, and find nothing")
+    parser.add_argument(
+        "--tables", action="store_true", help="put what was found into the documentation, and find nothing"
+    )
     if parser.parse_args().tables:
-        print(samplings(kept()), separations(kept()), sep="\n\n")
+        page = DOCS / "accounting.md"
+        text = page.read_text()
+        for name, table in (("samplings", samplings(kept())), ("separations", separations(kept()))):
+            text = re.sub(rf"(<!-- {name} -->\n\n).*?(\n\n<!-- end -->)", rf"\g<1>{table}\g<2>", text, flags=re.DOTALL)
+        page.write_text(text)
+        draw(kept(), DOCS / "samplings.svg")
         return
     left = [point for point in points() if not any(point.items() <= row.items() for row in kept())]
     for i, point in enumerate(left, 1):

@@ -8,6 +8,7 @@ from fedcgd.accounting.balls_in_bins import BallsInBinsAccountant
 from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import Guarantee
 from fedcgd.accounting.poisson import PoissonAccountant
+from fedcgd.accounting.random_allocation import RandomAllocationAccountant
 from fedcgd.mechanisms import Mechanism
 from fedcgd.participation import Participation
 
@@ -52,6 +53,8 @@ def accountant(mechanism: Mechanism, participation: Participation, method: Metho
             return PoissonAccountant(mechanism, participation)
         case "balls-in-bins":
             return BallsInBinsAccountant(mechanism, participation, method)
+        case "random-allocation":
+            return RandomAllocationAccountant(mechanism, participation)
         case "b-min-sep":
             return BMinSepAccountant(mechanism, participation)
 

@@ -120,6 +120,8 @@ def _participation(participation: Participation) -> Step:
             q,
         )
     k = participation.participations
+    if participation.sampling == "random-allocation":
+        return Step("participation", f"n = {n} rounds are {k} epochs of {n // k}; in each a user takes part once.", k)
     return Step(
         "participation",
         f"Of n = {n} rounds a user takes part in at most k = {k}, any two of them at least b = {b} rounds apart. The "
@@ -143,6 +145,7 @@ _ADD_OR_REMOVE = {
     "poisson": _INDEPENDENT_TURNS,
     "cyclic-poisson": _INDEPENDENT_TURNS,
     "b-min-sep": _INDEPENDENT_TURNS,
+    "random-allocation": _INDEPENDENT_TURNS,
 }
 
 _SAMPLING = {
@@ -175,6 +178,11 @@ _SAMPLING = {
         "not fill up or cut cohorts, must not replace absent users, and must divide by a fixed number. A limit "
         "to a user's rounds may be kept."
     ),
+    "random-allocation": (
+        "In each epoch each user draws one of its rounds, uniformly and independently of everything else. The deployment must "
+        "keep secret who drew what (also the size of the cohort), must draw anew in each epoch, must not fill up or cut "
+        "cohorts to a fixed size, must not replace absent users or give them another round, and must divide by a fixed number."
+    ),
 }
 
 
@@ -193,12 +201,12 @@ def _mechanism(mechanism: Mechanism, rounds: int) -> Step:
 
 
 def _sensitivity(mechanism: Mechanism, participation: Participation, guarantee: Guarantee) -> Step:
-    if participation.sampling in ("poisson", "cyclic-poisson"):
+    if participation.sampling in ("poisson", "cyclic-poisson", "random-allocation"):
         reach = guarantee.sensitivity
         return Step(
             "sensitivity",
             f"One participation moves CX by at most {'‖C[:, t]‖' if reach is None else f'{reach:.6g}'}·ζ, the largest norm "
-            "of a column of C; how many there are is left to the coins, and enters below.",
+            "of a column of C; how many there are enters below.",
             reach,
         )
     found = sensitivity(mechanism, participation)

@@ -86,15 +86,14 @@ def _bound(value: float, norm: float, certain: float) -> Bound:
 
 def column_norm(mechanism: Mechanism, participation: Participation) -> float:
     """The largest column norm of C, or a bound on it. Raises ValueError if C is too wide for the sampling."""
-    n, b = participation.rounds, participation.min_separation
+    n, cyclic = participation.rounds, participation.sampling == "cyclic-poisson"
+    most = participation.min_separation if cyclic else 1
     p = bandwidth(mechanism, n)
-    if p > b:
-        remedy = (
-            "dp-sgd" if participation.sampling == "poisson" else f"a mechanism with at most {b} bands, or {p} groups"
-        )
+    if p > most:
+        remedy = f"a mechanism with at most {most} bands, or {p} groups" if cyclic else "dp-sgd"
         raise ValueError(
-            f"{participation.sampling} sampling covers C with at most {b} bands, because only then do a user's participations "
-            f"not overlap; {mechanism.name} has {p}. Use {remedy}, or sampling none or balls-in-bins"
+            f"{participation.sampling} sampling covers C with at most {most} bands, because only then do a user's participations "
+            f"not overlap; {mechanism.name} has {p}. Use {remedy}, or sampling none, balls-in-bins or b-min-sep"
         )
     return sensitivity(mechanism, Participation(rounds=n, min_separation=n)).value
 

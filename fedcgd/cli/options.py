@@ -27,6 +27,7 @@ class SamplingName(StrEnum):
     POISSON = "poisson"
     CYCLIC_POISSON = "cyclic-poisson"
     B_MIN_SEP = "b-min-sep"
+    RANDOM_ALLOCATION = "random-allocation"
 
 
 class ErrorName(StrEnum):
@@ -128,7 +129,8 @@ class WhenOptions:
         int | None,
         typer.Option(
             "--participations",
-            help="A user takes part at most k times (Poisson, b-min-sep: in expectation). Default: ⌈rounds / separation⌉.",
+            help="A user takes part at most k times (Poisson, b-min-sep: in expectation; random-allocation: once in each of k "
+            "epochs). Default: ⌈rounds / separation⌉.",
         ),
     ] = None
     sampling_rate: Annotated[
@@ -308,7 +310,7 @@ def participation_of(
     """
     if not warm and sampling != "b-min-sep":
         raise ValueError(f"--cold-start is for b-min-sep sampling, not for {sampling}; leave it out")
-    if sampling in ("none", "balls-in-bins"):
+    if sampling in ("none", "balls-in-bins", "random-allocation"):
         if rate is not None:
             raise ValueError(
                 f"--sampling-rate is for poisson, cyclic-poisson and b-min-sep sampling, not for {sampling}; leave it out"

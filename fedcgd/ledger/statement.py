@@ -228,6 +228,8 @@ def _participation(participation: dict[str, Any]) -> str:
     if participation["sampling_rate"] is not None:
         return f"in each of its rounds with probability {participation['sampling_rate']:g}"
     rounds, separation, most = (participation[name] for name in ("rounds", "min_separation", "max_participations"))
+    if participation["sampling"] == "random-allocation":
+        return f"in one round of each of {most} epochs, drawn anew"
     return (
         f"in at most {-(-rounds // separation) if most is None else most} rounds, any two at least {separation} apart"
     )

@@ -29,6 +29,7 @@ class RoundBatches(BatchSampler):
     - balls-in-bins: each example in one bin, drawn once.
       (Both as a server draws users that are called "0", "1", …: `fedcgd.participation.cohorts`.)
     - b-min-sep: each example by coins of its own, at least `min_separation` rounds apart, drawn once for the whole run.
+    - random-allocation: each example in one random batch of each epoch, drawn anew.
     - poisson, cyclic-poisson: drawn anew in each round, for cyclic from the round's group of a fixed random split.
 
     All draws are pure functions of the secret that `key()` returns; it may change when a checkpoint is loaded.
@@ -122,7 +123,7 @@ class RoundBatches(BatchSampler):
         if self._participation.sampling == "balls-in-bins":
             bins = np.array([bin_of(str(i), groups, key) for i in examples])
             return [np.flatnonzero(bins == j) for j in range(groups)]
-        if self._participation.sampling == "b-min-sep":
+        if self._participation.sampling in ("b-min-sep", "random-allocation"):
             drawn: list[list[int]] = [[] for _ in range(self._participation.rounds)]
             for i in examples:
                 for round in rounds_of(str(i), self._participation, key):

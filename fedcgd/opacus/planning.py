@@ -162,6 +162,8 @@ def participation_of(steps: int, epochs: int, sampling: Sampling, groups: int | 
             "sampling 'b-min-sep' needs a plan=, which says how many rounds apart: Participation(rounds=epochs * steps, "
             "min_separation=b, sampling='b-min-sep', sampling_rate=1 / (steps - b + 1))"
         )
+    if sampling == "random-allocation":
+        return Participation(rounds=rounds, max_participations=epochs, sampling=sampling)
     if sampling == "poisson":
         return Participation(rounds=rounds, sampling=sampling, sampling_rate=1 / steps)
     if groups is None:

@@ -178,6 +178,11 @@ def check_fits(participation: Participation, steps: int) -> None:
         raise ValueError(
             f"the plan has {separation} bins (min_separation), and the data loader {steps} steps an epoch; they must be equal"
         )
+    elif participation.sampling == "random-allocation" and participation.participations * steps != rounds:
+        raise ValueError(
+            f"the plan has {participation.participations} epochs (max_participations), and {rounds} rounds with {steps} steps "
+            f"an epoch are {rounds // steps}; they must be equal"
+        )
     elif separation > steps or participation.participations < rounds // steps:
         raise ValueError(
             f"the plan says at most {participation.participations} participations, {separation} rounds apart; with this data "

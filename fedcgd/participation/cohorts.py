@@ -65,6 +65,7 @@ def cohort(
     - Poisson: each user with probability q. Cyclic Poisson: each user of group `round` mod b with probability q.
     - b-min-sep: all whose coins fall on `round` (`rounds_of`). Coins know nothing of who is there: a user who is drawn but away
       has spent its coin, and rests as if it had taken part.
+    - Random allocation: all who drew `round` in this epoch (`rounds_of`). Who is away then has no other round of the epoch.
 
     Users who were drawn but are away are not replaced: replacements would tell who was drawn. A retry of a round draws
     the same users. Guarantee: no sequence of calls, whatever is available, lets a user exceed `participation`, if each
@@ -95,7 +96,7 @@ def cohort(
             )  # exact, then rounded down: never above the accounted rate
             in_group = {user for user in available if bin_of(user, b, key) == round % b}
             return sorted(user for user in in_group if _draw(key, f"round {round}", user) < limit)
-        case "b-min-sep":
+        case "b-min-sep" | "random-allocation":
             drawn = {user for user in available if round in rounds_of(user, participation, key)}
             return sorted(eligible(participation, round, drawn, history))  # at most k times, if there is such a limit
 
@@ -107,13 +108,16 @@ def bin_of(user: str, bins: int, key: bytes) -> int:
 
 @lru_cache(maxsize=2**17)
 def rounds_of(user: str, participation: Participation, key: bytes) -> tuple[int, ...]:
-    """The rounds that the coins of `user` fall on under b-min-sep sampling, ascending and at least b apart.
+    """The rounds that `user` draws for the whole run, ascending: under b-min-sep, or one of each epoch under random allocation.
 
-    How many rounds it waits, once it may take part, is geometric with rate p: as a coin in each of them. They follow from `key`
-    and `user` alone, so that they are fixed before the first round, are the same when they are asked for again, and do
-    not depend on releases, on who is available, or on other users.
+    Under b-min-sep they are at least b apart. How many rounds it waits, once it may take part, is geometric with rate p: as a
+    coin in each of them. All follow from `key` and `user` alone, so that they are fixed before the first round, are the same
+    when they are asked for again, and do not depend on releases, on who is available, or on other users.
     """
     n, b, p = participation.rounds, participation.min_separation, participation.sampling_rate
+    if participation.sampling == "random-allocation":
+        steps = n // participation.participations
+        return tuple(start + _draw(key, f"epoch {start}", user) * steps // _DRAWS for start in range(0, n, steps))
     assert p is not None
     assert participation.expected_rate is not None
     free = 0

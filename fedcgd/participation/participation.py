@@ -9,7 +9,7 @@ from fedcgd.numeric import as_float, as_whole
 MOST_ROUNDS = 10**8
 """More than any run has: an array with a number for each round takes 0.8 GB."""
 
-Sampling = Literal["none", "balls-in-bins", "poisson", "cyclic-poisson", "b-min-sep"]
+Sampling = Literal["none", "balls-in-bins", "poisson", "cyclic-poisson", "b-min-sep", "random-allocation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +18,8 @@ class Participation:
 
     - `none`: the adversary may know and choose the rounds. k defaults to ⌈n/b⌉, the most that fit.
     - `balls-in-bins`: each user falls in one secret, uniform bin j of b and takes part in rounds j, j + b, …; n = k·b.
+    - `random-allocation`: the run is k epochs of n/k rounds, in each of which a user takes part in one round, secret, uniform
+      and drawn anew; b = 1, since the last round of an epoch and the first of the next are neighbours. k must be given.
     - `poisson`: in each round a user takes part with probability `sampling_rate`, independently; b = 1.
     - `cyclic-poisson`: users are split in b groups beforehand; in round t each user of group t mod b takes part with
       probability `sampling_rate`.
@@ -30,7 +32,7 @@ class Participation:
         rounds: n, the number of releases, 1 to 10⁸.
         min_separation: b, in rounds: any two participations of a user are at least so far apart. The number of bins under
             `balls-in-bins`, and of groups under `cyclic-poisson`.
-        max_participations: k; None for ⌈n/b⌉, the most that fit.
+        max_participations: k; None for ⌈n/b⌉, the most that fit. The number of epochs under `random-allocation`.
         sampling: how a user's rounds are chosen.
         sampling_rate: q, or p, in (0, 1]: for `poisson`, `cyclic-poisson` and `b-min-sep` only.
         warm_start: whether the first cohorts are as large as the later ones, for `b-min-sep` only.
@@ -88,6 +90,11 @@ class Participation:
                 f"balls-in-bins needs rounds to be a multiple of the {b} bins (min_separation), got {n}; "
                 f"use {n - n % b or b} or {n + b - n % b} rounds"
             )
+        if self.sampling == "random-allocation" and (b != 1 or k is None or k < 1 or n % k):
+            raise ValueError(
+                "random-allocation needs max_participations, the number of epochs, of which rounds are a multiple, and "
+                f"min_separation 1; got {k} epochs, {n} rounds and {b}"
+            )
         most = math.ceil(n / b)
         if k is not None and not 1 <= k <= most:
             raise ValueError(
@@ -102,6 +109,8 @@ class Participation:
 
     def __str__(self) -> str:
         n, b, q = self.rounds, self.min_separation, self.sampling_rate
+        if self.sampling == "random-allocation":
+            return f"n = {n} rounds, a user in one of each {n // self.participations}, drawn anew"
         if q is None:
             return f"n = {n} rounds, a user in at most k = {self.participations} of them, at least b = {b} apart"
         if self.sampling == "b-min-sep":
@@ -179,6 +188,8 @@ class Participation:
                 return None
             case "balls-in-bins":
                 return 1 / b
+            case "random-allocation":
+                return self.participations / self.rounds
             case "poisson" | "cyclic-poisson":
                 assert q is not None
                 return q / b

@@ -99,6 +99,8 @@ class Settings:
             )  # fmt: skip
         if self.sampling == "b-min-sep":
             return Participation.b_min_sep(rounds, users=users, cohort_size=self.cohort)
+        if self.sampling == "random-allocation":
+            return Participation(rounds=rounds, max_participations=rounds // separation, sampling=self.sampling)
         separation = min(separation, rounds)
         return Participation(
             rounds=rounds,

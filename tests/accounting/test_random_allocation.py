@@ -1,0 +1,176 @@
+"""One fresh secret round in each epoch: both directions against quadrature and draws, and that runs do what is accounted for."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles_b_min_sep import deltas
+from scipy.stats import lognorm
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcgd import NoiseKey
+from fedcgd.accounting import accountant, gaussian
+from fedcgd.accounting.log_normal_means import log_normal_mean
+from fedcgd.accounting.random_allocation import _losses
+from fedcgd.accounting.tilted import Composition
+from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism, Normalized
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.participation import Participation
+from fedcgd.participation.cohorts import History, cohort, rounds_of
+from fedcgd.plan import Plan
+
+
+def epochs(number: int, rounds: int) -> Participation:
+    return Participation(rounds=number * rounds, max_participations=number, sampling="random-allocation")
+
+
+def both_deltas(sigma: float, rounds: int, number: int, epsilon: float) -> list[float]:
+    """Removing, adding."""
+    return [Composition(loss, number).delta(epsilon) for loss in _losses(sigma, rounds, 1e-20, epsilon)]
+
+
+@pytest.mark.parametrize(("rounds", "points"), [(2, 1500), (3, 180)])
+@pytest.mark.parametrize(("sigma", "epsilon"), [(0.5, 2.0), (1.0, 0.4), (1.0, 2.0), (3.0, 0.1)])
+def test_one_epoch_by_quadrature(rounds: int, points: int, sigma: float, epsilon: float) -> None:
+    law = {(t,): 1 / rounds for t in range(rounds)}
+    for bound, truth in zip(
+        both_deltas(sigma, rounds, 1, epsilon), deltas(np.eye(rounds), law, sigma, epsilon, points), strict=True
+    ):
+        assert truth * (1 - 2e-4) <= bound <= truth * (1 + 3e-3) + 1e-9
+
+
+def log_ratio(x: np.ndarray, mu: float) -> np.ndarray:
+    return np.log(np.exp(mu * x - mu * mu / 2).mean(axis=1))
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rounds", "number", "epsilon"), [(0.6, 10, 3, 3.0), (1.0, 20, 6, 0.8), (2.0, 4, 8, 0.8)]
+)
+def test_epochs_together_by_draws(sigma: float, rounds: int, number: int, epsilon: float) -> None:
+    """Half a million draws of the run itself: from P with a larger mean for removing, from Q for adding."""
+    generator, count, mu = np.random.default_rng(1), 500_000, 1 / sigma
+    wide = 1.2 * mu
+    one, weight, none = np.zeros(count), np.zeros(count), np.zeros(count)
+    for _ in range(number):
+        x = generator.standard_normal((count, rounds))
+        none += log_ratio(x, mu)
+        x[np.arange(count), generator.integers(rounds, size=count)] += wide
+        one += log_ratio(x, mu)
+        weight -= log_ratio(x, wide)
+    removing = np.maximum(np.exp(one) - math.exp(epsilon), 0) * np.exp(weight)
+    adding = np.maximum(1 - np.exp(epsilon + none), 0)
+    for bound, values in zip(both_deltas(sigma, rounds, number, epsilon), (removing, adding), strict=True):
+        mean, error = values.mean(), values.std() / math.sqrt(count)
+        assert error < 0.015 * mean
+        assert mean - 4 * error <= bound <= (mean + 4 * error) * 1.003
+
+
+def test_means_of_two_kinds_are_larger_in_the_convex_order() -> None:
+    """(V_1 + V_2 + V_2′)/3 by quadrature over V_1 and V_2, V_2′: every mean of (x − a)₊ and of (a − x)₊."""
+    found = log_normal_mean([(0.8, 1), (1.5, 2)], 1e-20)
+    u = (np.arange(250) + 0.5) / 250
+    first, second = (lognorm(s, scale=math.exp(-s * s / 2)).ppf(u) for s in (0.8, 1.5))
+    s = (first[:, None, None] + second[None, :, None] + second[None, None, :]).ravel() / 3
+    for a in (0.05, 0.2, 0.5, 0.9, 1.5, 3.0):
+        put = float(np.maximum(a - s, 0).mean())  # of bounded values: the midpoints of 250 parts do
+        mine = float(found.chances @ np.maximum(a - found.values, 0))
+        assert put * (1 - 2e-3) - 1e-6 <= mine <= put * (1 + 4e-3) + 1e-6
+        call = float(found.chances @ np.maximum(found.values - a, 0)) + found.infinite
+        assert math.isclose(call - mine, 1 - a, abs_tol=1e-9)  # the mean stays 1
+
+
+@pytest.mark.parametrize("sigma", [0.5, 2.0])
+def test_one_round_an_epoch_is_the_gaussian_mechanism(sigma: float) -> None:
+    run = accountant(DPSGD(), epochs(6, 1))
+    exact = gaussian.delta(epsilon=2.0, sigma=sigma / math.sqrt(6))
+    assert exact * (1 - 1e-9) <= run.delta(noise_multiplier=sigma, epsilon=2.0).delta <= exact * (1 + 1e-9)
+    assert all(exact * (1 - 1e-9) <= delta <= exact * 1.01 for delta in both_deltas(sigma, 1, 6, 2.0))
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 4.0])
+def test_calibrated_noise_is_enough_and_hardly_more(epsilon: float) -> None:
+    run = accountant(DPSGD(), epochs(4, 25))
+    found = run.noise_multiplier(epsilon=epsilon, delta=1e-5)
+    assert "each epoch" in found.method
+    sigma = found.noise_multiplier
+    assert run.delta(noise_multiplier=sigma, epsilon=epsilon).delta <= 1e-5
+    assert run.delta(noise_multiplier=sigma * 0.9995, epsilon=epsilon).delta > 1e-5
+    assert math.isclose(run.epsilon(noise_multiplier=sigma, delta=1e-5).epsilon, epsilon, rel_tol=2e-3)
+
+
+def test_an_epoch_that_has_begun_counts_as_a_whole_one() -> None:
+    run = accountant(DPSGD(), epochs(3, 10))
+
+    def spent(released: int) -> float:
+        return run.epsilon(noise_multiplier=1.0, delta=1e-5, released=released).epsilon
+
+    assert spent(1) == spent(10) < spent(11) == spent(20) < spent(30)
+    assert math.isclose(spent(20), accountant(DPSGD(), epochs(2, 10)).epsilon(noise_multiplier=1.0, delta=1e-5).epsilon)
+
+
+def test_a_tiny_delta_is_found_where_losses_beyond_the_grid_would_be_larger() -> None:
+    run = accountant(DPSGD(), epochs(2, 5))
+    found = run.delta(noise_multiplier=1.0, epsilon=20.0).delta
+    assert 0 < found < 1e-30
+    assert found < gaussian.delta(epsilon=20.0, sigma=1 / math.sqrt(2)) / 20  # (1/5)², about
+
+
+def test_the_distribution_for_several_runs_is_that_of_one_run_twice() -> None:
+    run = accountant(DPSGD(), epochs(2, 10))
+    losses, failure = run.loss_distribution(1.0, 20, 1e-4, 1e-7)
+    assert failure == 0.0
+    twice = losses.compose(losses).get_epsilon_for_delta(1e-5)
+    once = accountant(DPSGD(), epochs(4, 10)).epsilon(noise_multiplier=1.0, delta=1e-5).epsilon
+    assert once * (1 - 1e-4) <= twice <= once * 1.005
+
+
+@pytest.mark.parametrize("mechanism", [LambdaCGD(0.5), BSR(2)])
+def test_what_overlaps_is_refused(mechanism: Mechanism) -> None:
+    with pytest.raises(ValueError, match="covers C with at most 1 bands"):
+        accountant(mechanism, epochs(3, 4)).check()
+    accountant(Normalized(DPSGD()), epochs(3, 4)).check()
+
+
+@pytest.mark.parametrize("wrong", [{}, {"max_participations": 5}, {"max_participations": 3, "min_separation": 2}])
+def test_epochs_are_whole(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="random-allocation needs max_participations"):
+        Participation(rounds=12, sampling="random-allocation", **wrong)
+
+
+def test_each_user_draws_one_round_of_each_epoch_anew() -> None:
+    run, key = epochs(3, 4), b"k" * 32
+    users = [str(i) for i in range(4000)]
+    drawn = np.array([rounds_of(user, run, key) for user in users])
+    assert np.array_equal(drawn // 4, np.tile([0, 1, 2], (4000, 1)))
+    pairs = np.zeros((4, 4))
+    np.add.at(pairs, (drawn[:, 0] % 4, drawn[:, 1] % 4), 1)
+    assert np.all(np.abs(pairs - 250) < 5 * math.sqrt(250))  # uniform, and the second tells nothing of the first
+    history = History()
+    for t in range(12):
+        chosen = cohort(run, t, users[:500], history, cohort_size=1000, key=key)
+        assert chosen == sorted(user for user, rounds in zip(users[:500], drawn[:500], strict=True) if t in rounds)
+        history = history.with_round(t, chosen)
+
+
+def batches(plan: Plan, examples: int, steps: int) -> list[np.ndarray]:
+    model = nn.Linear(2, 2)
+    data = TensorDataset(torch.zeros(examples, 2), torch.zeros(examples, dtype=torch.long))
+    _, _, loader = CorrelatedPrivacyEngine(NoiseKey(bytes(range(32)))).make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        data_loader=DataLoader(data, batch_size=examples // steps),
+        plan=plan,
+    )
+    return [loader.batch_sampler.batch(t) for t in range(plan.participation.rounds)]
+
+
+def test_batches_of_opacus_have_each_example_once_in_each_epoch() -> None:
+    plan = Plan(mechanism=DPSGD(), participation=epochs(2, 5), clip_norm=1.0, noise_multiplier=2.0, delta=1e-6)
+    found = batches(plan, 100, 5)
+    for epoch in (found[:5], found[5:]):
+        assert np.array_equal(np.sort(np.concatenate(epoch)), np.arange(100))
+    assert not all(np.array_equal(a, b) for a, b in zip(found[:5], found[5:], strict=True))
+    with pytest.raises(ValueError, match=r"2 epochs \(max_participations\), and 10 rounds with 2 steps an epoch are 5"):
+        batches(plan, 100, 2)
