@@ -82,7 +82,7 @@ def measure(parameters: int, nodes: int, count: int) -> Cost:
     seeds = [i.to_bytes(32) for i in range(min(nodes, 100))]
     more = nodes / len(seeds)  # of 1000 nodes a tenth is measured
     share = np.zeros(parameters, np.int64)
-    terms = share_terms(PLAN.mechanism, 210, 1, 0, (0, 0))
+    terms = share_terms(PLAN.mechanism, 210, 1, 0, [(0, 0)])
     stream = NoiseStream(key.noise.noise_of(""))
 
     def make_share() -> None:

@@ -4,9 +4,9 @@ Each keeper's share has variance (ζσ)² / (K − t − d): t = `colluding` may
 round, and what is left still has the planned variance (ζσ)². Against j colluding keepers, in rounds with r keepers present, at
 least r − j shares are unknown: the noise multiplier is σ·√((r − j) / (K − t − d)), and the accounting of the plan applies to it.
 
-That this holds although keepers come and go is Theorem 1 of docs/explanations/keepers.md. It covers mechanisms with CᵀC ≥ 0 whose
-keepers cancel their own share by the gap rule (`fedcgd.keepers.keeper.share_terms`). With all keepers in every round nothing of
-it is needed: then the unknown noise is the plan's, times √((K − j) / (K − t)).
+That this holds although keepers come and go is Theorem 1 of docs/explanations/keepers.md. It covers mechanisms whose C⁻¹ has no
+positive entry off its diagonal and whose keepers cancel their own share by the gap rule (`fedcgd.keepers.keeper.share_terms`).
+With all keepers in every round nothing of it is needed: then the unknown noise is the plan's, times √((K − j) / (K − t)).
 """
 
 import math

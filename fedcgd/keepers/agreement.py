@@ -2,15 +2,14 @@
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from fedcgd.accounting.shares import check_rounding
 from fedcgd.keepers.cards import SUITE_NAME, Keepers
-from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
+from fedcgd.mechanisms import Mechanism, Normalized, Toeplitz
 from fedcgd.noise import STREAM
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.plan import Plan
@@ -167,8 +166,7 @@ def agree(plan: Plan, *, size: int, keepers: Keepers, run: str, users: int) -> A
     rounds = plan.participation.rounds
     louder = (len(keepers.cards) / keepers.shares.full) ** 0.5
     step = lattice_of(replace(plan, noise_multiplier=plan.noise_multiplier * louder), size).step
-    # Rows are longest at the second round, or with one round at the first: columns get shorter, and so do their norms.
-    row = float(np.linalg.norm(plan.mechanism.inverse_row(min(1, rounds - 1), rounds)))
+    row = longest_row(plan.mechanism, rounds)
     reach = users * plan.clip_norm + _SPREAD * plan.stddev * louder * row
     return Agreement(plan=plan, size=size, step=step, bits=32 if reach < 2**31 * step else 64, keepers=keepers, run=run)
 
@@ -182,10 +180,10 @@ def check_plan(plan: Plan) -> None:
             f"keepers are for sampling 'none', got {plan.participation.sampling!r}: the server draws the rounds of users, and so "
             "nothing is hidden from it that amplification could count on"
         )
-    if not is_kept(plan.mechanism):
+    if not math.isfinite(longest_row(plan.mechanism, plan.participation.rounds)):
         raise ValueError(
-            f"keepers make the noise of dp-sgd and lambda-cgd, normalized or not; got {plan.mechanism}: nothing else is proven "
-            "for shares that come and go"
+            f"keepers make the noise of mechanisms whose C⁻¹ has no positive entry off its diagonal (dp-sgd, lambda-cgd, bisr, "
+            f"normalized or not); got {plan.mechanism}: nothing else is proven for shares that come and go"
         )
 
 
@@ -194,7 +192,23 @@ def _epsilon(plan: Plan) -> float:
     return plan.guarantee().epsilon
 
 
-def is_kept(mechanism: Mechanism) -> bool:
-    """Whether keepers can make the noise of `mechanism`: that of a round cancels a part of one earlier round's at most."""
+@lru_cache(maxsize=8)
+def longest_row(mechanism: Mechanism, rounds: int) -> float:
+    """A bound on the norm of the weights of a keeper's share in any round, whichever rounds it was in; ∞ if there is no proof.
+
+    To leave out rounds moves the weight of one to earlier ones, so that their sum does not grow where rows of C⁻¹ have sums of at
+    least 0. The bound decides what fits and what is called too long, never how private it is.
+
+    Args:
+        mechanism: the matrix C.
+        rounds: n, the releases of the run.
+    """
     inner = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
-    return isinstance(inner, DPSGD | LambdaCGD)
+    if isinstance(inner, Toeplitz):
+        rows = [inner.inverse_coefficients(rounds)]  # the others are shorter
+    else:
+        rows = [inner.inverse_row(t, rounds) for t in range(rounds)]
+    if any((row[1:] > 0).any() for row in rows):
+        return math.inf
+    longest = max(math.hypot(float(row[0]), float(row[1:].sum())) for row in rows)
+    return longest * float(mechanism.column_norms(rounds).max()) if isinstance(mechanism, Normalized) else longest

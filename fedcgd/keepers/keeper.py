@@ -9,6 +9,7 @@ from typing import Self
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
+from scipy.linalg import solve_triangular
 
 from fedcgd.keepers.agreement import Agreement
 from fedcgd.keepers.cards import Card, KeeperKey, Keepers
@@ -32,8 +33,8 @@ class Opening:
         present: the keepers of the round, sorted.
         tickets: of the nodes on the list, one for each.
         sealed: the seeds that these nodes sealed to this keeper, in the same order.
-        after: the last released round that this keeper was in, or None: a part of its share there is cancelled. It decides how
-            accurate the model is, and never how private.
+        after: the last released round that this keeper was in, or None: a part of its share there, and in those that came before
+            it in turn, is cancelled. It decides how accurate the model is, and never how private.
     """
 
     round: int
@@ -248,9 +249,9 @@ class Keeper(Closable):
         return seed if len(seed) == SEED_BYTES else None
 
     def _share(self, agreement: Agreement, opened: Opened) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        earlier = None if opened.after is None else (opened.after, self._record.nonce(opened.after))
-        rounds = agreement.plan.participation.rounds
-        terms = share_terms(agreement.plan.mechanism, rounds, opened.round, opened.nonce, earlier)
+        mechanism, rounds = agreement.plan.mechanism, agreement.plan.participation.rounds
+        earlier = self._record.before(opened, mechanism.inverse_bandwidth(rounds) - 1)
+        terms = share_terms(mechanism, rounds, opened.round, opened.nonce, earlier)
         share = np.zeros(agreement.size, np.int64)
         stream = NoiseStream(self._key.noise.noise_of(agreement.run))
         add_noise(share, stream, terms, agreement.share_stddev, Lattice(agreement.step))
@@ -258,28 +259,30 @@ class Keeper(Closable):
 
 
 def share_terms(
-    mechanism: Mechanism, rounds: int, round: int, nonce: int, earlier: tuple[int, int] | None
+    mechanism: Mechanism, rounds: int, round: int, nonce: int, earlier: Sequence[tuple[int, int]]
 ) -> list[Term]:
-    """The gap rule: d_t·(Z_t − λ^(t−p)·Z_p), where p is the last released round that the keeper was in; d_t·Z_t without one.
+    """Row t of C[Q, Q]⁻¹, Q = t and the rounds of `earlier`, as weights of Z_t and of these rounds' Z.
 
-    d_t is 1 for λ-CGD and the column's norm where it is normalised. With p = t − 1 this is the row of C⁻¹. To cancel with λ
-    itself after a gap would be wrong: the squared sensitivity can grow (docs/explanations/keepers.md, "What is not true").
+    With Q = …, t − 2, t − 1, t this is the row of C⁻¹. For λ-CGD and Q = p, t it is Z_t − λ^(t−p)·Z_p. To cancel with C⁻¹'s own
+    weights after a gap would be wrong: the squared sensitivity can grow (docs/explanations/keepers.md, "What is not true").
 
     Args:
-        mechanism: DP-SGD or λ-CGD, normalised or not.
+        mechanism: one for which `longest_row` is finite.
         rounds: of the plan.
         round: t.
         nonce: of Z_t.
-        earlier: (p, nonce of Z_p), or None.
+        earlier: (p, nonce of Z_p) of earlier rounds that the keeper was in, newest first.
     """
-    newest, *others = (float(weight) for weight in mechanism.inverse_row(round, rounds))
-    terms: list[Term] = [(round, nonce, newest)]
-    if others and earlier is not None:
-        (first,) = others  # −λ·d_t
-        before, before_nonce = earlier
-        lam = -first / newest
-        terms.append((before, before_nonce, first * lam ** (round - before - 1)))
-    return terms
+    indices = [round, *(before for before, _ in earlier)]
+    if indices[-1] == round - len(earlier):  # none was missed
+        weights = mechanism.inverse_row(round, rounds)[: len(indices)]
+    else:
+        upwards = np.array(indices[::-1])
+        c = mechanism.columns(rounds, upwards)[upwards]
+        last = np.eye(len(c))[-1]
+        weights = solve_triangular(c.T, last)[::-1]
+    nonces = [nonce, *(before for _, before in earlier)]
+    return [(at, made, float(weight)) for at, made, weight in zip(indices, nonces, weights, strict=False)]
 
 
 def list_hash(agreement: Agreement, opening: Opening) -> bytes:

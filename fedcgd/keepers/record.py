@@ -41,7 +41,7 @@ class Opened:
         round: from 0.
         attempt: the try of the round.
         list_hash: for which list, its SHA-256.
-        after: the earlier round whose share is partly cancelled; None for none.
+        after: the last earlier round whose share is partly cancelled; None for none.
         nonce: of the keeper's share of the noise.
     """
 
@@ -132,7 +132,7 @@ class Record(Closable):
             round: the round, from 0.
             attempt: the try of the round.
             list_hash: what was asked for, keepers and nodes.
-            after: the earlier round whose share is partly cancelled, or None.
+            after: the last earlier round whose share is partly cancelled, or None.
             make_nonce: makes the new nonce from those of earlier openings.
 
         Raises:
@@ -163,19 +163,19 @@ class Record(Closable):
             )
         return opened
 
-    def nonce(self, round: int) -> int:
-        """The nonce of an opened round.
+    def before(self, opened: Opened, most: int) -> list[tuple[int, int]]:
+        """(round, nonce) of the opening that came `after` what `opened` says, of the one before that, and so on: newest first.
 
         Args:
-            round: the round, from 0.
-
-        Raises:
-            KeyError: if it is not on record.
+            opened: on record.
+            most: how many, at most.
         """
-        row = self._connection.execute("SELECT nonce FROM openings WHERE round = ?", (round,)).fetchone()
-        if row is None:
-            raise KeyError(round)
-        return int.from_bytes(row[0], "big")
+        by_round = {one.round: one for one in self.openings()}
+        found: list[tuple[int, int]] = []
+        while opened.after is not None and len(found) < most:
+            opened = by_round[opened.after]
+            found.append((opened.round, opened.nonce))
+        return found
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from scipy.stats import chi2
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.accounting.shares import guarantees_by_collusion
 from fedcgd.keepers import Agreement, Keepers, Masked, Opening, Refusal, add, agree, lifted
-from fedcgd.keepers.agreement import check_plan
+from fedcgd.keepers.agreement import check_plan, longest_row
 from fedcgd.keepers.keeper import list_hash
 from fedcgd.keepers.masks import Residues
 from fedcgd.ledger import Ledger
@@ -198,7 +198,7 @@ class Openings:
         """
         agreement = masking.agreement
         rounds = agreement.plan.participation.rounds
-        row = float(np.linalg.norm(agreement.plan.mechanism.inverse_row(min(1, rounds - 1), rounds)))
+        row = longest_row(agreement.plan.mechanism, rounds)
         stddev = agreement.share_stddev * math.sqrt(len(masking.present)) * row
         most = self._cohort_size * agreement.plan.clip_norm
         most += stddev * math.sqrt(float(chi2.isf(_TOO_LONG, agreement.size)))

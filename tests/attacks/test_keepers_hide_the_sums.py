@@ -33,7 +33,7 @@ AUDITED = Plan.calibrated(
 def known_share(keepers: Keepers, number: int, agreement, round: int, after: int | None) -> np.ndarray:
     """What a stolen key tells: the share of that keeper, made as the keeper makes it."""
     share = np.zeros(agreement.size, np.int64)
-    earlier = None if after is None else (after, 0)
+    earlier = [] if after is None else [(after, 0)]
     terms = share_terms(agreement.plan.mechanism, agreement.plan.participation.rounds, round, 0, earlier)
     stream = NoiseStream(KeeperKey.simulation(keepers.simulation_seed, number).noise.noise_of(agreement.run))
     add_noise(share, stream, terms, agreement.share_stddev, lattice_of(agreement.plan, agreement.size))

@@ -25,7 +25,7 @@ from fedcgd.ledger import Ledger, export, verify
 from fedcgd.ledger.openings import read as openings_of
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
 from fedcgd.ledger.store import reader
-from fedcgd.mechanisms import BISR
+from fedcgd.mechanisms import BISR, BandInvMF, LambdaCGD
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
@@ -58,11 +58,13 @@ def real(tmp_path: Path) -> RealKeepers:
 # What is released.
 
 
-def test_one_simulated_keeper_releases_what_the_server_alone_would() -> None:
+@pytest.mark.parametrize("mechanism", [LambdaCGD(0.8), BISR(3)], ids=["lambda-cgd", "bisr"])
+def test_one_simulated_keeper_releases_what_the_server_alone_would(mechanism) -> None:
     """K = 1, t = 0: bit for bit, model by model; so a run can be moved to a notary without other numbers."""
     keepers = Keepers.simulation(7, 1, colluding=0)
-    central = released(make(None), two_nodes(None))
-    np.testing.assert_array_equal(released(make(keepers), two_nodes(keepers)), central)
+    central = released(make(None, mechanism=mechanism), two_nodes(None))
+    found = released(make(keepers, mechanism=mechanism), two_nodes(keepers))
+    np.testing.assert_array_equal(found, central)
 
 
 def test_three_keepers_add_half_as_much_variance_again() -> None:
@@ -387,7 +389,7 @@ def test_records_of_keepers_that_contradict_themselves_are_told(real: RealKeeper
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mechanism": BISR(4)}, "nothing else is proven"),
+        ({"mechanism": BandInvMF((1.0, 0.5))}, "nothing else is proven"),
         ({"participation": Participation(rounds=6, min_separation=3, sampling="balls-in-bins")}, "sampling 'none'"),
         ({"noise_multiplier": 0.0}, "this plan has none"),
         ({"forward_client_metrics": True}, "in the clear"),

@@ -6,6 +6,7 @@ import os
 import pickle
 import stat
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keeper_openings import PLAN, SIZE, agreement_of, opening_for, simulated, updates
 
-from fedcgd import BISR, DPSGD, LambdaCGD, NoiseKey, Normalized, Participation, Plan
+from fedcgd import BISR, BSR, DPSGD, LambdaCGD, NoiseKey, Normalized, Participation, Plan
 from fedcgd.keepers import Agreement, Card, Keeper, KeeperKey, Keepers, Opening, RefusedError, add, lifted, mask
 from fedcgd.keepers.keeper import UnreadableError, list_hash, share_terms
 from fedcgd.keepers.masks import add_mask, residues_of, subtract_masks
@@ -39,7 +40,9 @@ def opened_sum(keepers, agreement, members, values, *, round, attempt=0, present
 
 
 @pytest.mark.parametrize(
-    "mechanism", [DPSGD(), LambdaCGD(0.9), Normalized(LambdaCGD(0.9))], ids=["dp-sgd", "lambda-cgd", "normalized"]
+    "mechanism",
+    [DPSGD(), LambdaCGD(0.9), Normalized(LambdaCGD(0.9)), BISR(3), Normalized(BISR(3))],
+    ids=["dp-sgd", "lambda-cgd", "normalized", "bisr", "bisr normalized"],
 )
 def test_one_keeper_makes_the_release_of_today_bit_for_bit(mechanism) -> None:
     """K = 1, t = 0: the same numbers as the server's own noise of that key, which is only kept elsewhere."""
@@ -82,14 +85,28 @@ def test_the_noise_of_three_keepers_has_the_planned_covariance_over_rounds() -> 
 
 def test_a_keeper_that_was_away_cancels_by_the_length_of_its_gap() -> None:
     """Present in rounds 0 and 3: Z_3 − 0.9³·Z_0; so the covariance is −0.729."""
-    terms = share_terms(LambdaCGD(0.9), 12, 3, 5, (0, 4))
+    terms = share_terms(LambdaCGD(0.9), 12, 3, 5, [(0, 4)])
     assert terms == [(3, 5, 1.0), (0, 4, pytest.approx(-0.729))]
-    assert share_terms(LambdaCGD(0.9), 12, 3, 5, (2, 4)) == [(3, 5, 1.0), (2, 4, -0.9)]
-    assert share_terms(LambdaCGD(0.9), 12, 3, 5, None) == [(3, 5, 1.0)]
-    assert share_terms(DPSGD(), 12, 3, 5, (2, 4)) == [(3, 5, 1.0)]
+    assert share_terms(LambdaCGD(0.9), 12, 3, 5, [(2, 4)]) == [(3, 5, 1.0), (2, 4, -0.9)]
+    assert share_terms(LambdaCGD(0.9), 12, 3, 5, []) == [(3, 5, 1.0)]
+    assert share_terms(DPSGD(), 12, 3, 5, [(2, 4)]) == [(3, 5, 1.0)]
     norm = float(Normalized(LambdaCGD(0.5)).column_norms(4)[2])
-    terms = share_terms(Normalized(LambdaCGD(0.5)), 4, 2, 5, (0, 4))
+    terms = share_terms(Normalized(LambdaCGD(0.5)), 4, 2, 5, [(0, 4)])
     assert terms == [(2, 5, pytest.approx(norm)), (0, 4, pytest.approx(-0.25 * norm))]
+
+
+def test_a_keeper_with_more_bands_that_was_away_cancels_what_it_showed() -> None:
+    """BISR(3) in rounds 0, 1 and 3: C's coefficients are 1, 1/2, 3/8, 1/4, and the last row of C[Q, Q]⁻¹ is (−1/16, −3/8, 1)."""
+    keepers, members = simulated(1, 0)
+    size = 40_000
+    agreement = agreement_of(keepers, replace(PLAN, mechanism=BISR(3)), size=size)
+    rows = []
+    for round, after in [(0, None), (1, 0), (3, 1)]:
+        noise = opened_sum(keepers, agreement, members, [np.zeros(size, np.int64)], round=round, after=after)
+        rows.append(noise * agreement.step / PLAN.stddev)
+    found = np.cov(np.array(rows))
+    expected = np.array([[1, -0.5, -0.0625], [-0.5, 1.25, -0.34375], [-0.0625, -0.34375, 1.14453125]])
+    np.testing.assert_allclose(found, expected, atol=5 * 1.25 / np.sqrt(size / 2))
 
 
 def test_rounds_go_on_without_the_keepers_that_may_be_away() -> None:
@@ -261,7 +278,7 @@ def test_lists_are_the_same_to_all_keepers_that_open_the_same_nodes() -> None:
 @pytest.mark.parametrize(
     ("mechanism", "sampling", "noise", "message"),
     [
-        (BISR(4), "none", 1.0, "nothing else is proven"),
+        (BSR(4), "none", 1.0, "nothing else is proven"),
         (LambdaCGD(0.9), "balls-in-bins", 1.0, "sampling 'none'"),
         (LambdaCGD(0.9), "none", 0.0, "this plan has none"),
     ],

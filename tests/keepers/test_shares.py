@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedcgd import DPSGD, LambdaCGD, Normalized, Participation, Plan
+from fedcgd import BISR, DPSGD, BandInvMF, LambdaCGD, Normalized, Participation, Plan, SquareRootToeplitz
 from fedcgd.accounting.shares import (
     NoiseShares,
     check_rounding,
@@ -90,7 +90,10 @@ def test_numbers_that_leave_no_noise_are_refused(numbers) -> None:
 
 # Theorem 1: whatever comes, goes, cancels what, and with which variance, μ stays within the plan's.
 
-MECHANISMS = [DPSGD(), LambdaCGD(0.3), LambdaCGD(0.9), LambdaCGD(0.99), Normalized(LambdaCGD(0.8))]
+MECHANISMS = [
+    DPSGD(), LambdaCGD(0.3), LambdaCGD(0.9), LambdaCGD(0.99), Normalized(LambdaCGD(0.8)),
+    BISR(2), BISR(4), Normalized(BISR(3)), BandInvMF((1.0, -0.6, -0.1)), SquareRootToeplitz(),
+]  # fmt: skip
 
 
 def covariance(mechanism, rounds: int, parties) -> np.ndarray:
@@ -99,7 +102,11 @@ def covariance(mechanism, rounds: int, parties) -> np.ndarray:
     for variance, pointers in parties:
         b = np.zeros((rounds, rounds))
         for t, p in pointers.items():
-            for s, _, weight in share_terms(mechanism, rounds, t, 0, None if p is None else (p, 0)):
+            earlier = []
+            while p is not None and len(earlier) < mechanism.inverse_bandwidth(rounds) - 1:  # as `Record.before`
+                earlier.append((p, 0))
+                p = pointers[p]
+            for s, _, weight in share_terms(mechanism, rounds, t, 0, earlier):
                 b[t, s] = weight
         total += variance * b @ b.T
     return total
