@@ -1,8 +1,12 @@
-"""A deployment on this machine, with TLS and node keys: three silos are the keepers, one of them is killed and comes back."""
+"""Deployments on this machine, with TLS and node keys: silos are the keepers, or processes are that know nothing of Flower.
+
+One keeper is killed and comes back.
+"""
 
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -30,11 +34,25 @@ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -su
 openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=localhost" -keyout server.key -out server.csr
 printf "subjectAltName=DNS:localhost,IP:127.0.0.1" > server.ext
 openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile server.ext -out server.crt
-printf 'colluding = 1\n\n' > keepers.toml
+self_signed() {
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj "/CN=$1" \
+        -addext "subjectAltName=IP:127.0.0.1" -keyout "certificates/$1.key" -out "certificates/$1.crt"
+}
+printf 'colluding = 1\nepsilon = 8.0\ndelta = 1e-5\n\n' > keepers.toml
 for i in 0 1 2; do
     ssh-keygen -q -t ecdsa -b 384 -N "" -f "silo$i.key"
-    fedcgd keeper new "keeper$i.key" --name "silo-$i" >> keepers.toml
+    if [ "$CERTIFICATES" ]; then
+        mkdir -p certificates
+        self_signed "keeper$i"
+        fedcgd keeper new "keeper$i.key" --name "keeper-$i" --address "127.0.0.1:$((PORT + 11 + i))" >> keepers.toml
+    else
+        fedcgd keeper new "keeper$i.key" --name "keeper-$i" >> keepers.toml
+    fi
 done
+if [ "$CERTIFICATES" ]; then
+    self_signed server
+    cat certificates/keeper?.crt > certificates/keepers.crt
+fi
 flower-superlink --ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key \
     --enable-supernode-auth --database state.db --host 127.0.0.1 --port "$PORT" > superlink.log 2>&1 &
 echo $! > superlink.pid
@@ -50,37 +68,49 @@ until flwr ls production > ls.log 2>&1; do sleep 1; done
 start_silo() {
     flower-supernode --root-certificates ca.crt --superlink "127.0.0.1:$PORT" --auth-supernode-private-key "silo$1.key" \
         --host 127.0.0.1 --port $((PORT + 1 + $1)) \
-        --node-config "silo=$1 silos=3 keeper=\"$PWD/keeper$1.key\"" >> "silo$1.log" 2>&1 &
+        --node-config "silo=$1 silos=3 turns=\"$PWD/turns$1.db\" ${2:-}" >> "silo$1.log" 2>&1 &
     echo $! > "silo$1.pid"
+}
+start_keeper() {
+    if [ "$CERTIFICATES" ]; then
+        fedcgd keeper serve "keeper$1.key" --keepers keepers.toml --certificate "certificates/keeper$1.crt" \
+            --private-key "certificates/keeper$1.key" --server certificates/server.crt >> "keeper$1.log" 2>&1 &
+        echo $! > "keeper$1.pid"
+    else
+        start_silo "$1" "keeper=\"$PWD/keeper$1.key\""
+        cp "silo$1.pid" "keeper$1.pid"
+    fi
 }
 for i in 0 1 2; do
     flwr supernode register "silo$i.key.pub" production --name "silo$i"
-    start_silo $i
+    start_keeper $i
+    [ -z "$CERTIFICATES" ] || start_silo $i
 done
 flwr run "$APP" production --run-config "rounds=$ROUNDS keepers='$PWD/keepers.toml' key='$PWD/cohorts.key' \
-    ledger='$PWD/run.db'" >> run.log 2>&1
+    ledger='$PWD/run.db' certificates='$CERTIFICATES'" >> run.log 2>&1
 released() {
     fedcgd ledger verify run.db --json 2> /dev/null | python -c 'import json, sys; print(json.load(sys.stdin)["released"])' \
         2> /dev/null || echo 0
 }
 until [ "$(released)" -ge 1 ]; do sleep 3; done
-kill -9 "$(cat silo1.pid)"
+kill -9 "$(cat keeper1.pid)"
 sleep 5
 # Until the link has noticed, it refuses a second node with this key.
 until [ "$(released)" -ge "$ROUNDS" ]; do
-    kill -0 "$(cat silo1.pid)" 2> /dev/null || start_silo 1
+    kill -0 "$(cat keeper1.pid)" 2> /dev/null || start_keeper 1
     sleep 5
 done
-fedcgd keeper verify silo-0=keeper0.key.record silo-1=keeper1.key.record silo-2=keeper2.key.record --ledger run.db
+fedcgd keeper verify keeper-0=keeper0.key.record keeper-1=keeper1.key.record keeper-2=keeper2.key.record --ledger run.db
 sleep 3
-for one in silo0 silo1 silo2 superlink; do kill "$(cat $one.pid)" || true; done
+for one in silo0 silo1 silo2 keeper0 keeper1 keeper2 superlink; do kill "$(cat $one.pid)" || true; done
 """
 
 
 @pytest.mark.slow
 @pytest.mark.flower
 @pytest.mark.timeout(LIMIT + 60)
-def test_three_silos_keep_the_noise_of_a_deployed_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("services", [False, True], ids=["silos", "services"])
+def test_three_keepers_make_the_noise_of_a_deployed_run(services: bool, tmp_path: Path) -> None:
     root = APP.parents[1]
     sources = os.pathsep.join(map(str, (root, root / "strategies")))
     environment = os.environ | {
@@ -89,6 +119,7 @@ def test_three_silos_keep_the_noise_of_a_deployed_run(tmp_path: Path) -> None:
         "PORT": str(free_port()),
         "APP": str(APP),
         "ROUNDS": str(ROUNDS),
+        "CERTIFICATES": str(tmp_path / "certificates") if services else "",
     }
     home = tmp_path / "flower"
     with (tmp_path / "output.log").open("wb") as output:
@@ -110,8 +141,15 @@ def test_three_silos_keep_the_noise_of_a_deployed_run(tmp_path: Path) -> None:
     assert code == 0, logs
     found = verify(tmp_path / "run.db")
     assert (found.released, found.problems, found.simulated) == (ROUNDS, (), False)
-    assert found.keepers.names == ("silo-0", "silo-1", "silo-2")
+    assert found.keepers.names == ("keeper-0", "keeper-1", "keeper-2")
     assert found.keepers.spent <= 1  # the one in which the silo was killed, if it was asked in that moment
-    records = {f"silo-{i}": read(record_file(tmp_path / f"keeper{i}.key")) for i in range(3)}
+    records = {f"keeper-{i}": read(record_file(tmp_path / f"keeper{i}.key")) for i in range(3)}
     assert contradictions(records, tmp_path / "run.db") == []
     assert min(len(record.openings) for record in records.values()) >= ROUNDS - 1
+    turns = [
+        sqlite3.connect(tmp_path / f"turns{i}.db").execute("SELECT count(*) FROM users").fetchone() for i in range(3)
+    ]
+    assert sum(count for (count,) in turns) >= 20 * ROUNDS  # a cohort of 20 in each, and nobody twice in three rounds
+    if services:
+        assert "round 3 of 3 opened for" in logs["keeper1.log"]
+        assert "keeper-1" not in logs["silo1.log"]

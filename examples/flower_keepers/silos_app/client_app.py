@@ -1,8 +1,8 @@
 """A silo: it hosts patients, masks what it sends, and is a keeper if its configuration names a key.
 
-    flower-supernode … --node-config 'silo=0 silos=3 keepers="/srv/keepers.toml" keeper="/srv/keeper.key"'
+    KEEPERS=/srv/keepers.toml flower-supernode … --node-config 'silo=0 silos=3 turns="/srv/turns.db" keeper="/srv/keeper.key"'
 
-The file that says who the keepers are is the silo's own, and not one that comes with the app.
+The file that says who the keepers are is the silo's own, and not one that comes with the app. So is its count of turns.
 """
 
 import os
