@@ -8,8 +8,9 @@ if TYPE_CHECKING:
     from fedcgd.opacus.engine import CorrelatedPrivacyEngine
     from fedcgd.opacus.independence import check_independence
     from fedcgd.opacus.probing import CrossExampleLeakError
+    from fedcgd.opacus.sequences import sequence_loss
 
-__all__ = ["CorrelatedPrivacyEngine", "CrossExampleLeakError", "check_independence"]
+__all__ = ["CorrelatedPrivacyEngine", "CrossExampleLeakError", "check_independence", "sequence_loss"]
 
 __getattr__ = names_on_use(
     __name__,
@@ -17,5 +18,6 @@ __getattr__ = names_on_use(
         "CorrelatedPrivacyEngine": "engine",
         "CrossExampleLeakError": "probing",
         "check_independence": "independence",
+        "sequence_loss": "sequences",
     },
 )

@@ -77,6 +77,7 @@ class FirstBatches:
             self._looking = False
 
     def _look(self, given: Any) -> None:
+        _refuse_count_of_batch(given[1])
         if not self._collation_seen:
             self._collation_seen = True
             self._look_at_collation(given)
@@ -121,6 +122,16 @@ class FirstBatches:
 def _trains(module: nn.Module) -> bool:
     """Whether a forward pass of `module` is one whose gradients are clipped."""
     return module.training and torch.is_grad_enabled() and any(hasattr(p, "grad_sample") for p in module.parameters())
+
+
+def _refuse_count_of_batch(by_keyword: dict[str, Any]) -> None:
+    """Raise for a loss inside the model that is divided by what Transformers' Trainer counted in all examples together."""
+    if by_keyword.get("num_items_in_batch") is not None and by_keyword.get("labels") is not None:
+        raise CrossExampleLeakError(
+            "the model's loss is divided by num_items_in_batch, the tokens of all examples of the batch: a longer example makes "
+            "the gradients of the others smaller, before they are clipped. Give the Trainer "
+            "compute_loss_func=fedcgd.opacus.sequence_loss, or another mean of one loss per example"
+        )
 
 
 def _refuse_reordered(layer: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -176,7 +176,8 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
                 f"the batch of round {round} was asked for when {self.released} rounds had been released: take one "
                 "optimizer step for each batch (an empty or spoilt batch too; to evaluate, make a loader of its own); with "
                 "BatchMemoryManager use num_workers=0; do not give the loader to Accelerate's prepare(), or to anything else "
-                "that fetches a batch ahead of the step (module and optimizer may be given). To "
+                "that fetches a batch ahead of the step (module and optimizer may be given; Transformers' Trainer takes it from "
+                "get_train_dataloader). To "
                 f"accumulate gradients over batches, give make_private accumulation_steps. To go on, {_AGAIN}"
             )
         if part:

@@ -1,0 +1,131 @@
+"""The loops of others: the programs of the guide to them run, and what would leak in them is refused."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch.nn import functional
+from torch.utils.data import DataLoader
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from fedcgd import LambdaCGD, NoiseKey
+from fedcgd.opacus import CorrelatedPrivacyEngine, CrossExampleLeakError, sequence_loss
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "trainers.md").read_text()
+PROGRAMS = dict(re.findall(r'^```python title="with_(\w+).py"\n(.*?)^```$', GUIDE, re.MULTILINE | re.DOTALL))
+EPOCHS = {"accelerate": 4, "trainer": 2, "lightning": 4}
+KEY = 'NoiseKey.from_file("run/noise.key", create=True)'
+
+
+def run(name: str, folder: Path, epochs: int, processes: int = 1) -> str:
+    """What the program says in the end, under a key that makes the same noise each time."""
+    (folder / "run").mkdir(parents=True, exist_ok=True)
+    assert KEY in PROGRAMS[name]
+    (folder / "program.py").write_text(PROGRAMS[name].replace(KEY, "NoiseKey.simulation(0)"))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    several = processes > 1 and name != "lightning"  # which starts them itself
+    command = [sys.executable, *(launch if several else []), "program.py", str(epochs), str(processes)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_program_of_the_guide_trains_privately(name: str, tmp_path: Path) -> None:
+    assert "ε ≤ 4 at δ = 1e-05 (zero out one user; sampling: none; exact Gaussian" in run(name, tmp_path, EPOCHS[name])
+    assert len((tmp_path / "run" / "releases").read_text().splitlines()) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_goes_on_from_its_checkpoint_on_two_processes_as_if_nothing_had_been(name: str, tmp_path: Path) -> None:
+    losses = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        run(name, folder, EPOCHS[name] // 2)
+        losses.append(run(name, folder, EPOCHS[name], processes))
+    losses.append(run(name, tmp_path / "whole", EPOCHS[name]))
+    assert losses[0] == losses[1] == losses[2]
+
+
+def examples() -> list[dict[str, torch.Tensor]]:
+    """Texts of two lengths, padded."""
+    tokens = torch.randint(1, 64, (24, 12), generator=torch.Generator().manual_seed(0))
+    labels = torch.where((torch.arange(12) < 5) & (torch.arange(24) % 2 == 0)[:, None], tokens, -100)
+    labels[1::2] = tokens[1::2]
+    return [{"input_ids": t, "labels": own} for t, own in zip(tokens, labels, strict=True)]
+
+
+def language_model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)).train()
+
+
+@pytest.fixture
+def private():
+    model = language_model()
+    engine = CorrelatedPrivacyEngine(NoiseKey.simulation(0))
+    _, optimizer, loader = engine.make_private_with_epsilon(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=DataLoader(examples(), 6),
+        mechanism=LambdaCGD(0.5), sampling="none", epochs=1, target_epsilon=8.0, target_delta=1e-5, max_grad_norm=1.0,
+        wrap_model=False,
+    )  # fmt: skip
+    return engine, model, optimizer, loader
+
+
+def hugging_face(private, folder: Path, loader: bool, **options) -> Trainer:
+    _, model, optimizer, own = private
+    arguments = TrainingArguments(
+        str(folder), num_train_epochs=1, use_cpu=True, save_strategy="no", logging_strategy="no", max_grad_norm=0,
+        remove_unused_columns=False, report_to=[], disable_tqdm=True, per_device_train_batch_size=6,
+    )  # fmt: skip
+    trainer = Trainer(model, arguments, train_dataset=examples(), optimizers=(optimizer, None), **options)
+    if loader:
+        trainer.get_train_dataloader = lambda: own
+    return trainer
+
+
+def test_the_loss_that_trainer_divides_by_the_tokens_of_all_examples_is_refused(private, tmp_path: Path) -> None:
+    with pytest.raises(CrossExampleLeakError, match=r"compute_loss_func=fedcgd\.opacus\.sequence_loss"):
+        hugging_face(private, tmp_path, loader=True).train()
+    assert private[0].accountant.released == 0
+    hugging_face(private, tmp_path, loader=True, compute_loss_func=sequence_loss).train()
+    assert private[0].accountant.released == 4
+
+
+def test_a_loader_that_trainer_makes_itself_is_refused(private, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="no batch from the loader"):
+        hugging_face(private, tmp_path, loader=False, compute_loss_func=sequence_loss).train()
+
+
+def test_a_loader_that_accelerate_prepared_is_refused(private) -> None:
+    _, model, optimizer, loader = private
+    model, optimizer, loader = Accelerator(cpu=True).prepare(model, optimizer, loader)
+
+    def loop() -> None:
+        for batch in loader:
+            sequence_loss(model(batch["input_ids"]), batch["labels"]).backward()
+            optimizer.step()
+
+    with pytest.raises(RuntimeError, match=r"do not give the loader to Accelerate's prepare\(\)"):
+        loop()
+
+
+def test_the_sequence_loss_is_a_mean_of_one_loss_an_example() -> None:
+    model, batch = language_model().eval(), examples()[:3]
+    ids, labels = (torch.stack([one[name] for one in batch]) for name in ("input_ids", "labels"))
+    with torch.no_grad():
+        alone = []
+        for i, row in enumerate(labels):
+            wanted = [t for t in range(1, 12) if row[t] != -100]
+            log_p = functional.log_softmax(model(ids[i : i + 1]).logits[0], -1)
+            alone.append(-sum(log_p[t - 1, row[t]] for t in wanted) / len(wanted))
+        assert sequence_loss(model(ids), labels) == pytest.approx(float(sum(alone)) / 3, rel=1e-5)
+        labels[0] = -100  # nothing to learn from it
+        assert sequence_loss(model(ids), labels) == pytest.approx(float(alone[1] + alone[2]) / 3, rel=1e-5)
+        assert sequence_loss(model(ids).logits[:0], labels[:0]) == 0
