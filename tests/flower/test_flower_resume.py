@@ -185,7 +185,7 @@ def test_a_user_that_comes_back_under_a_new_node_id_keeps_its_participations(tmp
 
 def averaged() -> FedAvg:
     """The inner strategy of the guide, which begins after two rounds here."""
-    page = Path(__file__).resolve().parents[1] / "docs" / "guides" / "planning.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "guides" / "planning.md"
     names: dict = {}
     exec(re.search(r"```python\n(from flwr.*?class Averaged.*?)```", page.read_text(), re.DOTALL)[1], names)
     names["Averaged"].after = 2
