@@ -22,7 +22,7 @@ Residues = NDArray[np.unsignedinteger[Any]]
 SEED_BYTES = 32
 TICKET_BYTES = 16
 
-_CHUNK = 2**20  # bytes: mask and sum stay in the cache
+_CHUNK = 2**17  # bytes: this part of the sum stays in the cache until all masks are on it
 _ZEROS = memoryview(bytes(_CHUNK))
 
 
@@ -63,11 +63,10 @@ def mask(
     info = agreement.info(round, attempt, present)
     residues = residues_of(values, agreement.bits)
     ticket = os.urandom(TICKET_BYTES)
-    sealed = {}
-    for name in present:
-        seed = os.urandom(SEED_BYTES)
-        sealed[name] = agreement.keepers.card(name).seal(seed, info + ticket)
-        add_mask(residues, seed)
+    seeds = [os.urandom(SEED_BYTES) for _ in present]
+    cards = [agreement.keepers.card(name) for name in present]
+    sealed = {card.name: card.seal(seed, info + ticket) for card, seed in zip(cards, seeds, strict=True)}
+    add_masks(residues, seeds)
     return Masked(residues, ticket, sealed)
 
 
@@ -109,9 +108,9 @@ def add(total: Residues, part: Residues) -> None:
     np.add(total, part, out=total)
 
 
-def add_mask(total: Residues, seed: bytes) -> None:
-    """total += the mask of `seed`, in place."""
-    _each_chunk(total, [seed], np.add)
+def add_masks(total: Residues, seeds: Iterable[bytes]) -> None:
+    """total += the masks of all `seeds`, in place."""
+    _each_chunk(total, seeds, np.add)
 
 
 def subtract_masks(total: Residues, seeds: Iterable[bytes]) -> None:
@@ -122,10 +121,10 @@ def subtract_masks(total: Residues, seeds: Iterable[bytes]) -> None:
 def _each_chunk(total: Residues, seeds: Iterable[bytes], change: np.ufunc) -> None:
     count = _CHUNK // total.itemsize
     buffer = np.empty(_CHUNK, np.uint8)
-    for seed in seeds:
-        stream = Cipher(algorithms.ChaCha20(seed, bytes(16)), None).encryptor()
-        for start in range(0, len(total), count):
-            part = total[start : start + count]
-            length = part.nbytes
-            stream.update_into(_ZEROS[:length], buffer[:length].data)
-            change(part, buffer[:length].view(f"<u{total.itemsize}"), out=part)
+    streams = [Cipher(algorithms.ChaCha20(seed, bytes(16)), None).encryptor() for seed in seeds]
+    for start in range(0, len(total), count):
+        part = total[start : start + count]
+        drawn, words = buffer[: part.nbytes].data, buffer[: part.nbytes].view(f"<u{total.itemsize}")
+        for stream in streams:
+            stream.update_into(_ZEROS[: part.nbytes], drawn)
+            change(part, words, out=part)

@@ -18,7 +18,7 @@ from keeper_openings import PLAN, SIZE, agreement_of, opening_for, simulated, up
 from fedcgd import BISR, BSR, DPSGD, LambdaCGD, NoiseKey, Normalized, Participation, Plan
 from fedcgd.keepers import Agreement, Card, Keeper, KeeperKey, Keepers, Opening, RefusedError, add, lifted, mask
 from fedcgd.keepers.keeper import UnreadableError, list_hash, share_terms
-from fedcgd.keepers.masks import add_mask, residues_of, subtract_masks
+from fedcgd.keepers.masks import add_masks, residues_of, subtract_masks
 from fedcgd.keepers.record import Record, read, record_file
 from fedcgd.release import array_noise, lattice_of
 
@@ -141,7 +141,7 @@ def test_masked_sums_are_exact(rows: list[list[int]], wide: bool) -> None:
     total = residues_of(np.zeros(5, np.int64), bits)
     for value, seed in zip(values, seeds, strict=True):
         masked = residues_of(value, bits)
-        add_mask(masked, seed)
+        add_masks(masked, [seed])
         add(total, masked)
     subtract_masks(total, seeds)
     assert lifted(total).tolist() == [sum(column) for column in zip(*rows, strict=True)]
@@ -150,17 +150,22 @@ def test_masked_sums_are_exact(rows: list[list[int]], wide: bool) -> None:
 def test_a_mask_is_chacha20_of_its_seed_and_does_not_depend_on_how_it_is_cut() -> None:
     """RFC 8439, 2.3.2 is for another nonce; here key 0 and nonce 0: its first test vector of appendix A.1."""
     total = np.zeros(16, np.uint32)
-    add_mask(total, bytes(32))
+    add_masks(total, [bytes(32)])
     expected = (
         "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
         "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
     )
     assert total.astype("<u4").tobytes().hex() == expected
     long = np.zeros(200_001, np.uint32)
-    add_mask(long, bytes(32))
+    add_masks(long, [bytes(32)])
     np.testing.assert_array_equal(long[:16], total)
     assert len(np.unique(long[: 2**17])) > 2**17 * 0.999  # no chunk is used again
     assert not np.intersect1d(long[: 2**16], long[2**16 : 2**17]).size > 10
+    both = long.copy()
+    add_masks(both, [b"1" * 32, b"2" * 32])
+    for seed in (b"1" * 32, b"2" * 32):
+        add_masks(long, [seed])
+    np.testing.assert_array_equal(both, long)
 
 
 def test_residues_have_64_bits_where_32_would_wrap() -> None:
