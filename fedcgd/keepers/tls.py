@@ -39,6 +39,11 @@ class Tls:
             ValueError: as for the class.
             FileNotFoundError: if a file is missing.
         """
+        for path in (self.certificate, self.private_key, self.trusted):
+            if not Path(path).is_file():  # ssl would not say which
+                raise FileNotFoundError(
+                    f"there is no file {path}, which TLS needs: a certificate or a private key, in PEM"
+                )
         check_private(Path(self.private_key), "the private key of TLS")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if keeper else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -178,6 +180,28 @@ def serve(services: Services, name: str) -> subprocess.Popen[bytes]:
     raise AssertionError((services.folder / "serve.log").read_text())
 
 
+def test_the_guides_unit_and_image_start_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder with all the files but the last, that one is what is missing."""
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "keepers.md").read_text()
+    unit, image = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)[0] for kind in ("ini", "dockerfile"))
+    services = Services(tmp_path, 1, colluding=0)
+    services.key("k0").rename(tmp_path / "keeper.key")
+    record_file(services.key("k0")).rename(tmp_path / "keeper.key.record")
+    own = services.tls("k0")
+    Path(own.certificate).rename(tmp_path / "tls.crt")
+    Path(own.private_key).rename(tmp_path / "tls.key")
+    (tmp_path / "server.crt").unlink()
+    monkeypatch.chdir(tmp_path)
+    started = re.findall(r"ExecStart=(.*)", unit)[0].split()
+    image_starts = [word for words in re.findall(r"(?:ENTRYPOINT|CMD) (\[.*\])", image) for word in json.loads(words)]
+    for program, *words in (started, image_starts):
+        assert program.endswith("fedcgd")
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code != 0
+        assert "server.crt" in done.output
+        assert "No such option" not in done.output
+
+
 def test_a_keeper_that_is_killed_answers_the_same_when_it_is_back(tmp_path: Path) -> None:
     services = Services(tmp_path, 1, colluding=0)
     agreement = agreement_of(services.keepers)
@@ -190,16 +214,17 @@ def test_a_keeper_that_is_killed_answers_the_same_when_it_is_back(tmp_path: Path
         sealed=tuple(one.sealed["k0"] for one in sent),
         after=None,
     )
-    answers = []
-    for _ in range(2):
+    answers, ended = [], []
+    for how in (signal.SIGKILL, signal.SIGINT):
         process = serve(services, "k0")
         try:
             asked = to_bytes(agreement, opening)
             address = services.keepers.cards[0].address
             answers.append(ask(address, "/open", asked, services.tls("server"), most=10**6, timeout=60.0))
         finally:
-            process.kill()
-            process.wait()
+            process.send_signal(how)
+            ended.append(process.wait(60))
+    assert ended == [-signal.SIGKILL, 0]
     assert isinstance(answer_from_bytes(answers[0], agreement), np.ndarray)
     assert answers[0] == answers[1]
     assert "round 1 of 12 opened for 2 nodes" in (tmp_path / "serve.log").read_text()
