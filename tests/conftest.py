@@ -12,6 +12,10 @@ os.environ.pop("LINES", None)
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedcgd.accounting import answers
+
+answers.LONG = float("inf")  # every answer is found by the code that is tested
+
 # Flower's Message asks which task it is made by; outside a run there is none.
 TaskIdentity.task_id = 1
 TaskIdentity.run_id = 1

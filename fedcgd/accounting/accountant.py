@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
+from fedcgd.accounting.answers import answer
 from fedcgd.accounting.guarantee import (
     LEAST_DELTA,
     Guarantee,
@@ -71,7 +72,7 @@ class Accountant(ABC):
             ValueError: for targets that no σ reaches, and mechanisms that the sampling is not accounted for.
         """
         epsilon, delta = check_epsilon(epsilon), check_delta(delta)
-        found = self._sigma_for(epsilon, delta, progress)
+        found = self._kept(("σ", epsilon, delta), lambda: self._sigma_for(epsilon, delta, progress))
         return self._guarantee(found, epsilon, delta, found.value, self.participation.rounds)
 
     def rough_noise_multiplier(self, *, epsilon: float, delta: float) -> float:
@@ -106,7 +107,10 @@ class Accountant(ABC):
         """
         delta, noise_multiplier = check_delta(delta), check_noise_multiplier(noise_multiplier)
         rounds = self.participation.rounds_released(released)
-        found = self._epsilon_at(noise_multiplier, delta, rounds, progress) if rounds else _NOTHING
+        found = _NOTHING
+        if rounds:
+            asked = (noise_multiplier, delta, rounds)
+            found = self._kept(("ε", *asked), lambda: self._epsilon_at(*asked, progress))
         return self._guarantee(found, found.value, delta, noise_multiplier, rounds)
 
     def delta(
@@ -132,7 +136,10 @@ class Accountant(ABC):
             raise ValueError(f"epsilon must be at least 0 and finite, got {epsilon}")
         noise_multiplier = check_noise_multiplier(noise_multiplier)
         rounds = self.participation.rounds_released(released)
-        found = self._delta_at(noise_multiplier, epsilon, rounds, progress) if rounds else _NOTHING
+        found = _NOTHING
+        if rounds:
+            asked = (noise_multiplier, epsilon, rounds)
+            found = self._kept(("δ", *asked), lambda: self._delta_at(*asked, progress))
         value = max(found.value, LEAST_DELTA) if rounds else 0.0
         return self._guarantee(found, epsilon, value, noise_multiplier, rounds)
 
@@ -182,6 +189,10 @@ class Accountant(ABC):
 
     @abstractmethod
     def _delta_at(self, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound: ...
+
+    def _kept(self, asked: tuple[str | float, ...], find: Callable[[], Bound]) -> Bound:
+        asked = (type(self).__name__, getattr(self, "method", "") or "", *asked)
+        return answer(self.mechanism, self.participation, asked, find, Bound)
 
     def _guarantee(self, found: Bound, epsilon: float, delta: float, sigma: float, released: int) -> Guarantee:
         return Guarantee(

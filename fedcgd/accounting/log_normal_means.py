@@ -38,19 +38,13 @@ class Ratio:
     chances: Vector
     infinite: float
 
-    def delta(self, epsilon: float) -> float:
-        """The larger of E(S − e^ε)₊ and E(1 − e^ε·S)₊."""
-        a = math.exp(epsilon)
-        removing = float(self.chances @ np.maximum(self.values - a, 0.0)) + self.infinite
-        return max(removing, float(self.chances @ np.maximum(1 - a * self.values, 0.0)))
-
     def losses(self, step: float) -> tuple[GridLoss, GridLoss]:
         """The privacy losses of removing and of adding a user, log S and −log S, on a grid of this step."""
         first, last = (math.floor(math.log(self.values[1]) / step), math.ceil(math.log(self.values[-1]) / step) + 1)
         grid = np.exp(step * np.arange(first, last + 1))
-        put = _spread(self.values, self.chances, np.concatenate([[0.0], grid]), self.infinite)
-        removing = GridLoss(put.chances[1:] * grid, first, step, put.infinite)
-        return removing, GridLoss(put.chances[:0:-1].copy(), -last, step, float(put.chances[0]))
+        chances = _spread(self.values, self.chances, np.concatenate([[0.0], grid]))
+        removing = GridLoss(chances[1:] * grid, first, step, self.infinite)
+        return removing, GridLoss(chances[:0:-1].copy(), -last, step, float(chances[0]))
 
 
 def log_normal_mean(kinds: Sequence[tuple[float, int]], least: float) -> Ratio:
@@ -84,8 +78,9 @@ def _log_normal(mu: float, least: float) -> Ratio:
     chances[1:] += (weights * up).sum(axis=1)
     chances[:-1] += (weights * (1 - up)).sum(axis=1)
     chances[0] += ndtr(z[0] - mu) / grid[0]  # what lies below is put there and on 0
-    chances[-1] += ndtr(-z[-1])
-    zero, infinite = float(ndtr(z[0])), float(ndtr(mu - z[-1]))
+    chances[-1] += ndtr(-z[-1])  # and what lies above, there and at infinity
+    zero = max(float(ndtr(z[0]) - ndtr(z[0] - mu) / grid[0]), 0.0)
+    infinite = max(float(ndtr(mu - z[-1]) - ndtr(-z[-1]) * grid[-1]), 0.0)
     return Ratio(np.concatenate([[0.0], grid]), np.concatenate([[zero], chances]) * (1 + _ROUNDING), infinite)
 
 
@@ -109,25 +104,24 @@ def _sum(one: Ratio, two: Ratio, variance: float, least: float) -> Ratio:
         one.values[1] + two.values[1], one.values[-1] + two.values[-1], mean, min(math.sqrt(variance) / mean, 1.0)
     )
     grid = np.concatenate([[0.0], grid])
-    chances, infinite = np.zeros(len(grid)), one.infinite + two.infinite
+    chances = np.zeros(len(grid))
     rows = max(1, _PAIRS // len(two.values))
     for start in range(0, len(one.values), rows):
         part = slice(start, start + rows)
         values = np.add.outer(one.values[part], two.values).ravel()
-        put = _spread(values, np.multiply.outer(one.chances[part], two.chances).ravel(), grid, 0.0)
-        chances += put.chances
-        infinite += put.infinite
-    return _trimmed(Ratio(grid, chances, infinite), least * mean)
+        chances += _spread(values, np.multiply.outer(one.chances[part], two.chances).ravel(), grid)
+    return _trimmed(Ratio(grid, chances, one.infinite + two.infinite), least * mean)
 
 
-def _spread(values: Vector, chances: Vector, grid: Vector, infinite: float) -> Ratio:
-    """Each value put on the two points of the grid beside it, so that its mean stays; above the grid on its end and infinity."""
+def _spread(values: Vector, chances: Vector, grid: Vector) -> Vector:
+    """The chances of the points of a grid that reaches beyond all values, each of which is put on the two beside it, so that
+    its mean stays.
+    """
     at = np.minimum(np.searchsorted(grid, values, side="right") - 1, len(grid) - 2)
     up = chances * np.minimum((values - grid[at]) / np.diff(grid)[at], 1.0)
     found: Vector = np.bincount(at, chances - up, len(grid)).astype(float)
     found[1:] += np.bincount(at, up, len(grid) - 1)
-    beyond = chances @ np.maximum(values - grid[-1], 0.0)
-    return Ratio(grid, found, infinite + float(beyond))
+    return found
 
 
 def _trimmed(ratio: Ratio, least: float) -> Ratio:

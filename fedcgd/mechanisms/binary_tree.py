@@ -27,11 +27,18 @@ class BinaryTree(Mechanism):
         return "tree"
 
     def columns(self, rounds: int, indices: NDArray[np.intp]) -> Matrix:
+        # C[t, j] depends on the height of the smallest block that holds both t and j: for each height the rows t are neighbours.
         shared = _shared(rounds)
-        t, j = np.arange(rounds)[:, None], np.asarray(indices)[None, :]
-        # C[t, j] depends on the height of the smallest block that holds both t and j: the digits in which they differ.
-        entries = np.take_along_axis(shared, np.frexp(t ^ j)[1], axis=1) / np.sqrt(shared[:, :1])
-        return np.where(t >= j, entries, 0.0)
+        entries = np.ascontiguousarray((shared / np.sqrt(shared[:, :1])).T)
+        transposed = np.zeros((len(indices), rounds))
+        for column, j in zip(transposed, np.asarray(indices).tolist(), strict=True):
+            column[j] = entries[0, j]
+            for height in range(1, (rounds - 1).bit_length() + 1):
+                first = (j >> height << height) + 2 ** (height - 1)
+                if first > j:  # j is in the left half of its block of this height, and they are the right half
+                    rows = slice(first, first + 2 ** (height - 1))
+                    column[rows] = entries[height, rows]
+        return transposed.T
 
     def inverse_row(self, round: int, rounds: int) -> Vector:
         return _inverse(rounds)[round, round::-1]

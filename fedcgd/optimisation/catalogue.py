@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcgd.cache import keep, kept
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.files import whole
 from fedcgd.mechanisms import (
@@ -38,8 +39,9 @@ from fedcgd.mechanisms import (
 from fedcgd.mechanisms.mechanism import bandwidth
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
-from fedcgd.optimisation.cache import cached
 from fedcgd.participation import Participation
+
+_FORMAT = 4  # raise it when an optimiser changes, so that older results are found no more
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ def mechanism(
 
     With a `curvature` those rows that have a fit are best at its loss instead: `noise-curve:p`, which needs one; `band-inv-mf:p`,
     `banded-toeplitz:p` and `blt:d`; `lambda-cgd` and `nu-dp-ftrl` without a number. It must come from public data.
-    Optimised mechanisms are kept in the cache folder (`fedcgd.optimisation.cache`). `progress` is called every 20 iterations.
+    Optimised mechanisms are kept in the cache folder (`fedcgd.cache`). `progress` is called every 20 iterations.
     Raises ValueError for an unknown name, for a number that is missing or impossible, and for a normalisation that would not keep
     C⁻¹Z cheap.
 
@@ -247,6 +249,7 @@ def mechanism(
         )
     values = [] if asked.value is None else [asked.value]
     request: dict[str, Any] = {
+        "format": _FORMAT,
         "name": row.name,
         "parameter": asked.value,
         "participation": (participation.rounds, participation.min_separation, participation.participations),
@@ -269,7 +272,11 @@ def mechanism(
     else:
         made: Mechanism = row.cls(*values)
         return _normalized(made) if asked.normalized else made
-    found = from_description(cached(request, lambda: describe(make())))
+    description = kept(request)
+    if description is None:
+        description = describe(make())
+        keep(request, description)
+    found = from_description(description)
     return _normalized(found) if asked.normalized else found
 
 

@@ -81,6 +81,20 @@ def test_means_of_two_kinds_are_larger_in_the_convex_order() -> None:
         assert math.isclose(call - mine, 1 - a, abs_tol=1e-9)  # the mean stays 1
 
 
+@pytest.mark.parametrize("kinds", [[(0.8, 1)], [(0.8, 1), (1.5, 2)], [(1.0, 37)]])
+def test_what_lies_beyond_a_small_grid_is_counted(kinds: list[tuple[float, int]]) -> None:
+    """With a tenth lost at each end all means are still at least the true ones, and that of S is 1."""
+    small, whole = log_normal_mean(kinds, 0.1), log_normal_mean(kinds, 1e-20)
+    assert len(small.values) < len(whole.values)
+    assert math.isclose(small.values @ small.chances + small.infinite, 1, abs_tol=1e-9)
+    assert math.isclose(small.chances.sum(), 1, abs_tol=1e-9)
+    for a in np.geomspace(0.01, 20, 40):
+        calls = [r.chances @ np.maximum(r.values - a, 0) + r.infinite for r in (small, whole)]
+        puts = [r.chances @ np.maximum(a - r.values, 0) for r in (small, whole)]
+        assert calls[0] >= calls[1] * (1 - 1e-3)
+        assert puts[0] >= puts[1] * (1 - 1e-3)
+
+
 @pytest.mark.parametrize("sigma", [0.5, 2.0])
 def test_one_round_an_epoch_is_the_gaussian_mechanism(sigma: float) -> None:
     run = accountant(DPSGD(), epochs(6, 1))
