@@ -3,29 +3,19 @@
 A digest has Σ_i w_i·v_i mod 2⁶⁴ for each block of values, v_i their 32-bit words and w_i secret and random. A change that does
 not depend on w is missed with probability at most 2⁻³³: words differ by at most 2³¹ times an odd number, so that at least 33
 random bits of one product have to cancel all others. It is the same on all devices, and is made where the tensor is, without
-waiting for it: in main memory by the machine code of `digests.c`, at 10 GB a second or more, where that was built.
+waiting for it.
 """
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from ctypes import c_int64
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
-
-from fedcgd.machine_code import array, checked, function, library
+from torch import Tensor
 
 _BLOCK = 2**18
 """Words, 1 MiB: with their weights they stay in a cache."""
 _BLOCKS_AT_ONCE_ON_A_GPU = 32  # each part costs some launches
-
-
-_Integers = NDArray[np.int64]
 
 
 class Digests:
@@ -41,8 +31,6 @@ class Digests:
 
     def of(self, value: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """The digest of `value`, of its blocks from `first` on and before `last` if these are given: a sum for each block."""
-        if (sums := _machine_code(value)) is not None:
-            return self._in_main_memory(sums, [value], first, last)[0]
         octets = _octets(value)[4 * _BLOCK * first : None if last is None else 4 * _BLOCK * last]
         words = _words(octets)
         at_once = _BLOCK if words.device.type == "cpu" else _BLOCK * _BLOCKS_AT_ONCE_ON_A_GPU
@@ -51,12 +39,8 @@ class Digests:
 
     def of_all(self, values: Sequence[Tensor]) -> list[Tensor]:
         """The digest of each of `values`; many small ones are quicker together."""
-        codes = [_machine_code(value) for value in values]
-        here = [i for i, code in enumerate(codes) if code is not None]
         made: dict[int, Tensor] = {}
-        if here and (sums := codes[here[0]]) is not None:
-            made |= zip(here, self._in_main_memory(sums, [values[i] for i in here]), strict=True)
-        small = [i for i, value in enumerate(values) if i not in made and 0 < _size(value) <= 4 * _BLOCK]
+        small = [i for i, value in enumerate(values) if 0 < _size(value) <= 4 * _BLOCK]
         joined: set[tuple[int, ...]] = set()
         for group in _groups(small, values):
             words = [_words(_octets(values[i])) for i in group]
@@ -89,18 +73,6 @@ class Digests:
         sums[1:] -= sums[:-1].clone()
         return sums
 
-    def _in_main_memory(
-        self, sums: "_Sums", values: Sequence[Tensor], first: int = 0, last: int | None = None
-    ) -> Sequence[Tensor]:
-        skipped = 4 * _BLOCK * first
-        ends = [_size(value) if last is None else min(_size(value), 4 * _BLOCK * last) for value in values]
-        octets = np.array([max(0, end - skipped) for end in ends])
-        addresses = np.array([value.data_ptr() + skipped for value in values])
-        blocks = -(-octets // (4 * _BLOCK))
-        made = np.empty(blocks.sum(), np.int64)
-        sums(addresses, octets, _BLOCK, self._weights_on(torch.device("cpu")).numpy(), made)
-        return torch.split(torch.from_numpy(made), blocks.tolist())
-
     def _weights_on(self, device: torch.device) -> Tensor:
         if device not in self._weights:
             self._weights[device] = next(iter(self._weights.values())).to(device)
@@ -114,42 +86,6 @@ def blocks_of(value: Tensor) -> int:
 
 def _size(value: Tensor) -> int:
     return value.numel() * value.element_size()
-
-
-_Sums = Callable[[_Integers, _Integers, int, _Integers, _Integers], None]
-"""(addresses, octets, block, weights, sums): sums[…] for each block of the arrays at `addresses`, one after the other."""
-
-
-def _machine_code(value: Tensor) -> _Sums | None:
-    """What makes the digest of `value` from its address; None where torch has to do it."""
-    plain = type(value) in (Tensor, nn.Parameter) and value.device.type == "cpu" and value.layout == torch.strided
-    return compiled() if plain and value.is_contiguous() else None
-
-
-@cache
-def compiled() -> _Sums | None:
-    """None where it was not built, or does not work or does not add up."""
-    return checked(_load, _answer, _ANSWER)
-
-
-def _load() -> _Sums:
-    integers = array(np.int64)
-    code = function(
-        library(Path(__file__).with_suffix(".c")), "digests", [integers, integers, c_int64, c_int64, integers, integers]
-    )
-    return lambda addresses, octets, block, weights, sums: code(addresses, octets, len(octets), block, weights, sums)
-
-
-_ANSWER = "4e96441a77b4e9ca301f30a9a1c0492e4265967f89a4626d02da6cc588ae5547"
-
-
-def _answer(sums: _Sums) -> bytes:
-    """Sums of three arrays of words and parts of words, in blocks of seven."""
-    words = (np.arange(100) * 0x9E3779B9 % 2**32).astype(np.uint32)
-    weights = (np.arange(1, 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
-    octets, made = np.array([4 * 7, 59, 399]), np.empty(1 + 3 + 15, np.int64)
-    sums(np.full(3, words.ctypes.data), octets, 7, weights, made)
-    return made.tobytes()
 
 
 def _groups(small: Sequence[int], values: Sequence[Tensor]) -> Iterator[list[int]]:
