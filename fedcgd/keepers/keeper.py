@@ -196,18 +196,19 @@ class Keeper(Closable):
         readable = [seed for seed in seeds if seed is not None]
         if len(set(readable)) < len(readable):
             raise RefusedError("a node is twice on the list: two of its seeds are the same")
-        key, listed = self._key.noise, list_hash(agreement, opening)
+        key, listed, sealed = self._key.noise, list_hash(agreement, opening), _sealed_hash(opening)
         opened = self._record.write(
             context=agreement.context,
             agreement=json.dumps(agreement.to_description()),
             round=opening.round,
             attempt=opening.attempt,
             list_hash=listed,
+            sealed_hash=sealed,
             after=opening.after,
             # Bound to the list as a central release's is to its sum: a copy of this process with the same random numbers and
             # another list has other noise.
             make_nonce=lambda earlier: key.nonce_of(
-                agreement.run, np.frombuffer(listed, np.uint8), earlier=earlier, attempt=opening.attempt
+                agreement.run, np.frombuffer(listed + sealed, np.uint8), earlier=earlier, attempt=opening.attempt
             ),
         )
         answer = residues_of(self._share(agreement, opened), agreement.bits)
@@ -292,3 +293,9 @@ def list_hash(agreement: Agreement, opening: Opening) -> bytes:
     """
     info = agreement.info(opening.round, opening.attempt, opening.present)
     return hashlib.sha256(hashlib.sha256(info).digest() + b"".join(sorted(opening.tickets))).digest()
+
+
+def _sealed_hash(opening: Opening) -> bytes:
+    """SHA-256 of the sealed seeds of a list, in any order, each with its ticket."""
+    pairs = zip(opening.tickets, opening.sealed, strict=True)
+    return hashlib.sha256(b"".join(sorted(ticket + sealed for ticket, sealed in pairs))).digest()

@@ -11,7 +11,7 @@ from fedcgd.files import sync_folder
 from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
 
-FORMAT = 1
+FORMAT = 2
 
 _SCHEMA = """
 CREATE TABLE run (
@@ -26,6 +26,7 @@ CREATE TABLE openings (
     round INTEGER PRIMARY KEY,
     attempt INTEGER NOT NULL,
     list_hash BLOB NOT NULL CHECK (length(list_hash) = 32),
+    sealed_hash BLOB NOT NULL CHECK (length(sealed_hash) = 32),
     after INTEGER,
     nonce BLOB NOT NULL CHECK (length(nonce) = 16),
     at TEXT NOT NULL
@@ -41,6 +42,7 @@ class Opened:
         round: from 0.
         attempt: the try of the round.
         list_hash: for which list, its SHA-256.
+        sealed_hash: SHA-256 of what the list's nodes sealed to this keeper.
         after: the last earlier round whose share is partly cancelled; None for none.
         nonce: of the keeper's share of the noise.
     """
@@ -48,6 +50,7 @@ class Opened:
     round: int
     attempt: int
     list_hash: bytes
+    sealed_hash: bytes
     after: int | None
     nonce: int
 
@@ -121,6 +124,7 @@ class Record(Closable):
         round: int,
         attempt: int,
         list_hash: bytes,
+        sealed_hash: bytes,
         after: int | None,
         make_nonce: Callable[[tuple[int, ...]], int],
     ) -> Opened:
@@ -132,6 +136,8 @@ class Record(Closable):
             round: the round, from 0.
             attempt: the try of the round.
             list_hash: what was asked for, keepers and nodes.
+            sealed_hash: of the seeds that came with it. Anybody can seal a seed: a second answer for the list, with a seed of the
+                asker's own in the place of a node's, would tell that node's mask.
             after: the last earlier round whose share is partly cancelled, or None.
             make_nonce: makes the new nonce from those of earlier openings.
 
@@ -146,7 +152,8 @@ class Record(Closable):
             done = _openings(self._connection)
             for opened in done:
                 if opened.round == round:
-                    if (opened.attempt, opened.list_hash, opened.after) != (attempt, list_hash, after):
+                    asked = (attempt, list_hash, sealed_hash, after)
+                    if (opened.attempt, opened.list_hash, opened.sealed_hash, opened.after) != asked:
                         raise RefusedError(f"round {round} is opened already, for another request")
                     return opened
             if done and round < done[-1].round:
@@ -155,11 +162,12 @@ class Record(Closable):
                 raise RefusedError(
                     f"this keeper's record has no share of round {after}: is it an old copy, or is the server mistaken?"
                 )
-            opened = Opened(round, attempt, list_hash, after, make_nonce(tuple(opened.nonce for opened in done)))
+            nonce = make_nonce(tuple(opened.nonce for opened in done))
+            opened = Opened(round, attempt, list_hash, sealed_hash, after, nonce)
             self._connection.execute("UPDATE run SET context = ?, agreement = ?", (context, agreement))
             self._connection.execute(
-                "INSERT INTO openings VALUES (?, ?, ?, ?, ?, ?)",
-                (round, attempt, list_hash, after, opened.nonce.to_bytes(NONCE_BYTES, "big"), now()),
+                "INSERT INTO openings VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (round, attempt, list_hash, sealed_hash, after, nonce.to_bytes(NONCE_BYTES, "big"), now()),
             )
         return opened
 
@@ -232,8 +240,10 @@ def record_file(key_file: Path | str) -> Path:
 
 
 def _openings(connection: sqlite3.Connection) -> tuple[Opened, ...]:
-    rows = connection.execute("SELECT round, attempt, list_hash, after, nonce FROM openings ORDER BY round")
+    rows = connection.execute(
+        "SELECT round, attempt, list_hash, sealed_hash, after, nonce FROM openings ORDER BY round"
+    )
     return tuple(
-        Opened(round, attempt, bytes(list_hash), after, int.from_bytes(nonce, "big"))
-        for round, attempt, list_hash, after, nonce in rows
+        Opened(round, attempt, bytes(list_hash), bytes(sealed_hash), after, int.from_bytes(nonce, "big"))
+        for round, attempt, list_hash, sealed_hash, after, nonce in rows
     )

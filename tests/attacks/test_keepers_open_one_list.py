@@ -61,6 +61,21 @@ def test_a_node_cannot_be_left_out_after_the_sum_is_open() -> None:
             keeper.answer(agreement, opening_for(keeper, sent[1:]))
 
 
+def test_other_seeds_for_the_tickets_of_an_opened_list_open_nothing() -> None:
+    """Anybody can seal to a card. A second answer, with the server's own seed in the place of a node's, would tell its mask."""
+    keepers, (keeper, *_), agreement = simulated()
+    sent = [mask(v, agreement, round=0, attempt=0, present=keepers.names) for v in updates(3)]
+    opening = opening_for(keeper, sent)
+    answer = keeper.answer(agreement, opening)
+    info = agreement.info(0, 0, keepers.names) + sent[0].ticket
+    forged = replace(opening, sealed=(keepers.cards[0].seal(b"s" * 32, info), *opening.sealed[1:]))
+    assert keeper.unreadable(agreement, forged) == ()  # it can be read: the list is what must tell
+    with pytest.raises(RefusedError, match="round 0 is opened already"):
+        keeper.answer(agreement, forged)
+    swapped = replace(opening, tickets=opening.tickets[::-1], sealed=opening.sealed[::-1])
+    np.testing.assert_array_equal(keeper.answer(agreement, swapped), answer)  # the same list in another order
+
+
 @pytest.mark.parametrize(
     "what", ["round", "attempt", "run", "size", "step", "clip norm", "noise", "keepers", "present", "bits"]
 )
