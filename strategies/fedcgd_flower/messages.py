@@ -70,6 +70,14 @@ class TrainTask:
     record_keys: tuple[str, str] = RECORD_KEYS
     """Under which the app's own function finds the model and the configuration."""
 
+    def __post_init__(self) -> None:
+        # What a server says decides whether anything is clipped: divided by −1, every norm is below the bound.
+        for name, value in (("clip norm", self.clip_norm), ("scale of updates", self.update_scale)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"the {name} must be positive and finite, got {value!r}")
+        if self.indicator < 0:
+            raise ValueError(f"the indicator must be at least 0, got {self.indicator!r}")
+
     @property
     def size(self) -> int:
         """Coordinates of the sum."""

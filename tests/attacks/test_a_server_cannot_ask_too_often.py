@@ -1,5 +1,6 @@
 """A server that begins again, or asks twice, wants more of its users than was agreed: a node that counts turns trains nobody."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,23 @@ def test_a_node_that_is_one_user_is_so_by_any_name(tmp_path: Path) -> None:
         grid.changed = {"users": lambda users: ["somebody else"]}
         start(grid)
         assert len(trained) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("unit", -1.0),
+        ("unit", 0.0),
+        ("unit", math.nan),
+        ("clip-norm", -0.1),
+        ("clip-norm", math.nan),
+        ("indicator", -1),
+    ],
+)
+def test_a_request_by_which_nothing_is_clipped_trains_nobody(name: str, value: float, tmp_path: Path) -> None:
+    """Divided by −1, an update of any length would have a norm below the bound, and take the place of all others of its node."""
+    trained: list[str] = []
+    grid = AsksTwice(hosts(tmp_path, trained, count=False))
+    grid.changed = {name: lambda _: value}
+    start(grid)
+    assert len(trained) == 24
