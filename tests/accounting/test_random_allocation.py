@@ -88,6 +88,9 @@ def test_what_lies_beyond_a_small_grid_is_counted(kinds: list[tuple[float, int]]
     assert len(small.values) < len(whole.values)
     assert math.isclose(small.values @ small.chances + small.infinite, 1, abs_tol=1e-9)
     assert math.isclose(small.chances.sum(), 1, abs_tol=1e-9)
+    for loss in small.losses(0.01):
+        assert loss.infinite > 1e-4
+        assert math.isclose(loss.masses.sum() + loss.infinite, 1, abs_tol=1e-9)
     for a in np.geomspace(0.01, 20, 40):
         calls = [r.chances @ np.maximum(r.values - a, 0) + r.infinite for r in (small, whole)]
         puts = [r.chances @ np.maximum(a - r.values, 0) for r in (small, whole)]
