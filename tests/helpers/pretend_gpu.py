@@ -190,6 +190,7 @@ def pretend_gpu() -> Iterator[PretendGpu]:
             ("synchronize", lambda device=None: None),
             ("get_rng_state", lambda device=None: torch.zeros(16, dtype=torch.uint8)),
             ("set_rng_state", lambda state, device=None: None),
+            ("is_current_stream_capturing", lambda: False),  # asked by optimizers of PyTorch 2.11 and 2.12
             ("_lazy_init", lambda: None),
         ):
             stack.enter_context(mock.patch.object(torch.cuda, name, value))

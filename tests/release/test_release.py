@@ -15,7 +15,7 @@ from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.release import NoiseSource, RecordedReleases, array_noise, lattice_of
-from fedcgd.release.tensors import tensor_noise
+from fedcgd.release.tensors import joint_nonce, tensor_noise
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS, SIZE = 4, 50
@@ -159,3 +159,26 @@ def test_lattices_are_what_they_were(clip_norm: float, size: int) -> None:
         step = lattice_of(plan, size, relative_loss=loss).step
         assert step * size**0.5 <= loss * clip_norm < 2 * step * size**0.5
     assert lattice_of(plan, size) == Lattice.fitting(clip_norm=clip_norm, size=size, stddev=plan.stddev)
+
+
+def test_parts_of_a_sum_get_the_noise_of_the_nonce_that_binds_them_all() -> None:
+    lattice = lattice_of(PLAN, SIZE)
+    on_record: list[int] = []
+
+    def noise(**options) -> np.ndarray:
+        total = np.zeros(SIZE, np.int64)
+        array_noise(PLAN, KEY, "run", lattice).add(total, earlier=[], attempt=0, record=on_record.append, **options)
+        return total
+
+    np.testing.assert_array_equal(noise(join=lambda own: 7), noise(join=lambda own: 7))
+    assert (noise(join=lambda own: 7) != noise()).any()
+    assert on_record[:3] == [7, 7, 7]
+
+
+def test_the_joint_nonce_is_made_of_all_parts() -> None:
+    class Key:
+        def nonce_of(self, stream_id, bound, *, earlier, attempt):
+            return stream_id, bound.tobytes(), earlier, attempt
+
+    made = joint_nonce(Key(), "run", [1, 2], earlier=[3], attempt=4)
+    assert made == ("run", bytes([*[0] * 15, 1, *[0] * 15, 2]), [3], 4)

@@ -136,9 +136,10 @@ def attempt(tree: Path, first: list[str], others: list[str], seconds: Tests, ans
 
 
 def copy_tree(to: Path) -> Path:
-    """The files of the working tree that git does not ignore, in the folder `to`."""
+    """The files of the working tree that git does not ignore, and the C parts as they are built, in the folder `to`."""
     listing = ["git", "ls-files", "-co", "--exclude-standard"]
-    for name in subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
+    names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    for name in [*names, *(str(path.relative_to(ROOT)) for path in (ROOT / "fedcgd").rglob("*.shared"))]:
         if (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, to / name)

@@ -174,13 +174,13 @@ def main() -> int:
     lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     results = {record["mutant"]: record for record in lines}
     bugs = planted(rows)
-    firsts = [islice((mutant for mutant in row if mutant.text), options.per_file) for row in samples.values()]
-    drawn = bugs + [mutant for turn in zip_longest(*firsts) for mutant in turn if mutant]
-    if options.survivors:
-        chosen = [mutant for mutant in drawn if results.get(mutant.name, {}).get("outcome") == "survived"]
-    else:
-        chosen = [mutant for mutant in drawn if mutant.name not in results]
-    if chosen and not options.report:
+    chosen: list[Mutant] = []
+    if not options.report:  # what a mutant's text is takes a quarter of a second to find out
+        firsts = [islice((mutant for mutant in row if mutant.text), options.per_file) for row in samples.values()]
+        drawn = bugs + [mutant for turn in zip_longest(*firsts) for mutant in turn if mutant]
+        wanted = "survived" if options.survivors else None
+        chosen = [mutant for mutant in drawn if results.get(mutant.name, {}).get("outcome") == wanted]
+    if chosen:
         import_what_is_slow()
         with tempfile.TemporaryDirectory(prefix="mutants-") as place:
             known = learned(rows, Path(place))
