@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedcgd.accounting.guarantee import ADJACENCY
@@ -134,18 +135,21 @@ def show(ranked: "list[PlannedRecipe]", question: "Question", clip_norm: float) 
         title=f"{question.users} users, ε = {question.epsilon:g} at δ = {question.delta:g}; adjacency: {ADJACENCY}; "
         f"kept secret: {secret}; at most {question.turns} turns",
         title_justify="left",
-        caption="loss left: the part of what can be won that theory expects to be left. noise: of one weight of the last model. "
-        "rate: the first learning rate",
+        caption="loss: the part of what can be won that theory expects to be left. noise: of one weight of the last model. "
+        "rate: the first learning rate; then its schedule and the momentum",
         caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
-    for column in ("recipe", "cohort", "rounds", "turns", "rate", "schedule", "momentum", "σ", "noise", "loss left"):
-        table.add_column(column, justify="left" if column in ("recipe", "schedule") else "right")
+    for column in ("recipe", "cohort", "rounds", "turns", "rate", "", "σ", "noise", "loss"):
+        table.add_column(column, justify="left" if column in ("recipe", "") else "right", overflow="fold")
     for one in ranked:
         recipe = one.recipe
         sampled = "" if recipe.sampling == "none" else f", {recipe.sampling}"
         table.add_row(
             f"{recipe.mechanism}{sampled}", str(recipe.cohort), str(recipe.rounds), str(recipe.turns),
-            f"{one.outcome.learning_rate / clip_norm:.3g}", recipe.schedule, f"{recipe.momentum:g}",
+            f"{one.outcome.learning_rate / clip_norm:.3g}", f"{recipe.schedule.replace('constant', 'const')}, {recipe.momentum:g}",
             f"{one.noise_multiplier:.4g}", f"{one.outcome.noise * clip_norm:.3g}", f"{one.outcome.loss:.3f}",
         )  # fmt: skip
     console.print(table)

@@ -256,7 +256,7 @@ def test_the_command_prints_a_table_python_and_a_run_configuration() -> None:
     for words in (
         "zero out one user",
         "dp-sgd",
-        "loss left",
+        "expects to be left",
         "Plan.calibrated(",
         "--run-config '",
         "kept secret: nothing",
