@@ -147,9 +147,10 @@ def show(ranked: "list[PlannedRecipe]", question: "Question", clip_norm: float) 
     for one in ranked:
         recipe = one.recipe
         sampled = "" if recipe.sampling == "none" else f", {recipe.sampling}"
+        schedule = "const" if recipe.schedule == "constant" else recipe.schedule
         table.add_row(
             f"{recipe.mechanism}{sampled}", str(recipe.cohort), str(recipe.rounds), str(recipe.turns),
-            f"{one.outcome.learning_rate / clip_norm:.3g}", f"{recipe.schedule.replace('constant', 'const')}, {recipe.momentum:g}",
+            f"{one.outcome.learning_rate / clip_norm:.3g}", f"{schedule}, {recipe.momentum:g}",
             f"{one.noise_multiplier:.4g}", f"{one.outcome.noise * clip_norm:.3g}", f"{one.outcome.loss:.3f}",
         )  # fmt: skip
     console.print(table)
