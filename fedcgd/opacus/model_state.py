@@ -2,7 +2,7 @@
 
 A forward pass can write what it sees into a parameter or a buffer in ways that torch does not count (`tensor.data`, `.numpy()`).
 So values are compared, by digests: those of trained parameters and of small state at each release, a larger frozen part in turn,
-64 MiB a step, and all of it whenever the model is saved. What is not saved with the model is not looked at.
+32 MiB a step, and all of it whenever the model is saved. What is not saved with the model is not looked at.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from fedcgd.opacus.deferred import Finding
 from fedcgd.opacus.digests import Digests, blocks_of
 
-_BLOCKS_PER_STEP = 64
+_BLOCKS_PER_STEP = 32
 """Of what is frozen."""
 _BLOCKS_AT_ONCE = 16
 
