@@ -100,13 +100,15 @@ class ModelState:
         for _ in range(len(self._frozen)):
             name, first = self._frozen[self._turn % len(self._frozen)]
             self._turn += 1
+            looked_at += 1  # a small part is a block too
             if name in values:
                 if self._is_kind(name, values[name]):
                     last = first + _BLOCKS_AT_ONCE
-                    pairs.append((name, self._sums(values[name], first, last), self._accepted[name].sums[first:last]))
+                    found = self._sums(values[name], first, last)
+                    pairs.append((name, found, self._accepted[name].sums[first:last]))
+                    looked_at += max(0, len(found) - 1)
                 else:
                     changed.append(name)
-            looked_at += _BLOCKS_AT_ONCE
             if looked_at >= _BLOCKS_PER_STEP:
                 break
 
