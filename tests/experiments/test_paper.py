@@ -108,7 +108,6 @@ def test_what_is_measured_is_a_step(data: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.filterwarnings("ignore:NO PRETRAINED WEIGHTS")
 def test_each_model_can_be_measured(task: str, model: str, data: Path) -> None:
     cost = measure(task, model, 4, data_dir=str(data), physical_batch=2)
-    assert cost.step > 0
     assert cost.memory > 0
     assert cost.examples == {"cifar10": 45, "imdb": 18}[task]
 

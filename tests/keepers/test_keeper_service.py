@@ -164,7 +164,11 @@ def serve(services: Services, name: str) -> subprocess.Popen[bytes]:
     """`fedcgd keeper serve` in a process of its own, once it answers."""
     tls = services.tls(name)
     words = ["--keepers", services.file, "--certificate", tls.certificate, "--private-key", tls.private_key]
-    command = [sys.executable, "-c", "from fedcgd.cli import app; app()", "keeper", "serve", services.key(name), *words]
+    # A shell that runs the tests in the background has children ignore Ctrl-C.
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from fedcgd.cli import app; app()"
+    )
+    command = [sys.executable, "-c", program, "keeper", "serve", services.key(name), *words]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with (services.folder / "serve.log").open("ab") as log:
         process = subprocess.Popen([*command, "--server", tls.trusted], env=environment, stderr=log)
@@ -223,7 +227,11 @@ def test_a_keeper_that_is_killed_answers_the_same_when_it_is_back(tmp_path: Path
             answers.append(ask(address, "/open", asked, services.tls("server"), most=10**6, timeout=60.0))
         finally:
             process.send_signal(how)
-            ended.append(process.wait(60))
+            try:
+                ended.append(process.wait(60))
+            finally:
+                process.kill()
+                process.wait()
     assert ended == [-signal.SIGKILL, 0]
     assert isinstance(answer_from_bytes(answers[0], agreement), np.ndarray)
     assert answers[0] == answers[1]
