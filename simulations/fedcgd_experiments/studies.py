@@ -50,7 +50,7 @@ ARMS: Mapping[str, Mapping[str, Axis]] = {
 
 B_MIN_SEP: Mapping[str, Mapping[str, Axis]] = {
     "λ-CGD, b-min-sep": {
-        "mechanism": tuple(f"lambda-cgd:{lam}" for lam in (0.5, 0.7)),
+        "mechanism": tuple(f"lambda-cgd:{lam}" for lam in (0.5, 0.7, 0.9)),
         "sampling": ("b-min-sep",),
         **BATCHED,
     },
