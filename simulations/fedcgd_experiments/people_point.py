@@ -33,7 +33,7 @@ class PeoplePoint:
     users: str
     cohort: int
     participations: int
-    sampling: Literal["none", "balls-in-bins", "poisson"] = "none"
+    sampling: Literal["none", "balls-in-bins", "poisson", "b-min-sep"] = "none"
     mechanism: str
     epsilon: float
     delta: float = 1e-5
@@ -51,8 +51,8 @@ class PeoplePoint:
     def __post_init__(self) -> None:
         if self.split not in ("validation", "test"):
             raise ValueError(f"split must be validation or test, got {self.split!r}")
-        if self.sampling not in ("none", "balls-in-bins", "poisson"):
-            raise ValueError(f"sampling must be none, balls-in-bins or poisson, got {self.sampling!r}")
+        if self.sampling not in ("none", "balls-in-bins", "poisson", "b-min-sep"):
+            raise ValueError(f"sampling must be none, balls-in-bins, poisson or b-min-sep, got {self.sampling!r}")
         check_descent("sgd", self.momentum, self.schedule)
 
     @property

@@ -45,17 +45,14 @@ ARMS: Mapping[str, Mapping[str, Axis]] = {
         "sampling": ("balls-in-bins",),
         **BATCHED,
     },
-}
-
-
-B_MIN_SEP: Mapping[str, Mapping[str, Axis]] = {
     "λ-CGD, b-min-sep": {
         "mechanism": tuple(f"lambda-cgd:{lam}" for lam in (0.5, 0.7, 0.9)),
         "sampling": ("b-min-sep",),
         **BATCHED,
     },
+    "BISR, b-min-sep": {"mechanism": ("bisr:4",), "sampling": ("b-min-sep",), **BATCHED},
+    "BSR, b-min-sep": {"mechanism": ("bsr:4",), "sampling": ("b-min-sep",), **BATCHED},
 }
-"""Not in every study, since each of its calibrations takes many seconds."""
 
 
 def central_point(values: Values, *, examples: int, **fixed: Any) -> CentralPoint:
@@ -93,7 +90,6 @@ def _linear(
     *,
     examples: int,
     model: str = "",
-    arms: Mapping[str, Mapping[str, Axis]] = ARMS,
     epochs: tuple[int, ...] = (5, 10, 20, 40),
     candidates: int = 24,
     finalists: int = 4,
@@ -106,7 +102,7 @@ def _linear(
         make=partial(central_point, examples=examples, task=name, model=model),
         settings=_settings((1.0, 2.0, 4.0, 8.0), epochs),
         axes={**LEARNING, "progress": Log(2**-6, 4.0)},
-        arms=arms,
+        arms=ARMS,
         candidates=candidates,
         finalists=finalists,
         tuning=tuple(range(tuning)),
@@ -176,6 +172,9 @@ def _people(name: str, title: str, *, task: str, model: str, users: str) -> Stud
             "λ-CGD, Balls-in-Bins": {
                 "mechanism": ("lambda-cgd:0.3", "lambda-cgd:0.5"), "sampling": ("balls-in-bins",)
             },
+            "λ-CGD, b-min-sep": {"mechanism": ("lambda-cgd:0.3", "lambda-cgd:0.5"), "sampling": ("b-min-sep",)},
+            "BISR, b-min-sep": {"mechanism": ("bisr:2", "bisr:4"), "sampling": ("b-min-sep",)},
+            "BSR, b-min-sep": {"mechanism": ("bsr:2", "bsr:4"), "sampling": ("b-min-sep",)},
         },
         candidates=12,
         finalists=2,
@@ -190,7 +189,7 @@ def _people(name: str, title: str, *, task: str, model: str, users: str) -> Stud
 STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
-        _linear("digits", "Digits, softmax", examples=1260, arms={**ARMS, **B_MIN_SEP}),
+        _linear("digits", "Digits, softmax", examples=1260),
         _linear("tweets-3000", "3000 tweets, softmax", examples=3000, model="minilm", tests=10),
         _linear(
             "fashion-mnist-6000", "Fashion-MNIST 6000, softmax", examples=6000, model="softmax", epochs=(10, 40),

@@ -109,7 +109,10 @@ def test_runs_that_are_trained_at_once_are_those_of_the_app(monkeypatch) -> None
     assert 1e-3 < np.linalg.norm(apart) < 0.1 * np.linalg.norm(together[0])
 
 
-@pytest.mark.parametrize(("sampling", "mechanism"), [("poisson", "dp-sgd"), ("balls-in-bins", "lambda-cgd:0.5")])
+@pytest.mark.parametrize(
+    ("sampling", "mechanism"),
+    [("poisson", "dp-sgd"), ("balls-in-bins", "lambda-cgd:0.5"), ("b-min-sep", "lambda-cgd:0.5")],
+)
 def test_people_who_are_sampled_secretly_are_those_of_the_app(sampling: str, mechanism: str, monkeypatch) -> None:
     point = replace(POINT, sampling=sampling, mechanism=mechanism, epsilon=4.0, cohort=6, participations=1)
     public = replace(point, sampling="none")
@@ -158,7 +161,10 @@ def test_people_are_trained_in_groups_with_the_same_rounds() -> None:
     ("change", "message"),
     [
         ({"split": "tset"}, "split must be validation or test, got 'tset'"),
-        ({"sampling": "cyclic-poisson"}, "sampling must be none, balls-in-bins or poisson, got 'cyclic-poisson'"),
+        (
+            {"sampling": "cyclic-poisson"},
+            "sampling must be none, balls-in-bins, poisson or b-min-sep, got 'cyclic-poisson'",
+        ),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
     ],
 )
