@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from fedcgd import LambdaCGD, NoiseKey
-from fedcgd.opacus import CorrelatedPrivacyEngine, CrossExampleLeakError, sequence_loss
+from fedcgd.opacus import CorrelatedPrivacyEngine, CrossExampleLeakError, check_independence, sequence_loss
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "trainers.md").read_text()
 PROGRAMS = dict(re.findall(r'^```python title="with_(\w+).py"\n(.*?)^```$', GUIDE, re.MULTILINE | re.DOTALL))
@@ -134,3 +135,23 @@ def test_the_sequence_loss_is_a_mean_of_one_loss_an_example() -> None:
         labels[0] = -100  # nothing to learn from it
         assert sequence_loss(model(ids), labels) == pytest.approx(float(alone[1] + alone[2]) / 3, rel=1e-5)
         assert sequence_loss(model(ids).logits[:0], labels[:0]) == 0
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_texts_of_a_causal_model_are_padded_on_the_right_where_no_token_sees_it(side: str, masked: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(4, 24, (32,), generator=generator).tolist()
+    texts = [torch.randint(1, 64, (length,), generator=generator) for length in lengths]
+
+    def padded(some: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        ids = torch.nn.utils.rnn.pad_sequence(some, batch_first=True, padding_side=side)
+        return {"input_ids": ids, "attention_mask": (ids > 0).long() if masked else torch.ones_like(ids)}
+
+    def call(module: torch.nn.Module, batch: dict[str, torch.Tensor]) -> object:
+        return module(**batch)
+
+    with ExitStack() as expected:
+        if side == "left":
+            expected.enter_context(pytest.raises(CrossExampleLeakError, match="padding to the longest of the batch"))
+        check_independence(language_model(), texts, padded, call=call)

@@ -1,21 +1,123 @@
-"""The language example: its three ways run, and texts of a user are bounded together."""
+"""The language examples: their ways run, texts of a user are bounded together, and of a large model adapters alone travel."""
 
+import importlib
+import json
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
+from fake_grid import FakeGrid, FakeNode, is_training
+from flwr.app import Context, RecordDict
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-PROGRAM = Path(__file__).parents[2] / "examples" / "language_users.py"
+from fedcgd.ledger import verify
+from fedcgd_flower.messages import read_train_message
+from fedcgd_simulations.flower_runs import local_superlink
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+APP = EXAMPLES / "flower_language"
+SETTINGS = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+ADAPTERS = 2 * (4 * 2 * 64 * 8 + 3 * (64 + 128) * 8)  # of two layers: four maps of 64 to 64, three of 64 to 128 or back
+
+
+def run(program: str, *options: str) -> list[str]:
+    """The last two lines that it prints."""
+    command = [sys.executable, EXAMPLES / program, *options, "--epochs", "2", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-2:]
+
+
+def perplexities(line: str) -> tuple[float, ...]:
+    """Before and after."""
+    return tuple(map(float, line.split("perplexity ")[1].split(" in ")[0].split(" → ")))
 
 
 @pytest.mark.parametrize("way", ["users", "texts", "public"])
 def test_it_learns_and_says_what_it_promises(way: str) -> None:
-    command = [sys.executable, PROGRAM, "--way", way, "--users", "100", "--epochs", "2", "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    first, last = done.stdout.splitlines()[-2:]
-    before, after = map(float, first.split("perplexity ")[1].split(" in ")[0].split(" → "))
+    first, last = run("language_users.py", "--way", way, "--users", "100")
+    before, after = perplexities(first)
     assert after < before
     promise = "ε ≤ 8 at δ = 0.001 (zero out one user; sampling: none; exact Gaussian mechanism)"
     assert last == ("no privacy: ε = ∞" if way == "public" else f"for a user with at most 8 texts: {promise}")
+
+
+@pytest.mark.parametrize(
+    "engine", ["fedcgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("opacus", "none"))]
+)
+def test_the_loop_of_opacus_with_either_engine_and_with_none(engine: str) -> None:
+    first, last = run("language_texts.py", "--engine", engine, "--texts", "800", "--batch", "80")
+    before, after = perplexities(first)
+    assert after < before
+    epsilon = last.removeprefix("ε = ").split()[0].rstrip(",")
+    assert epsilon == "∞" if engine == "none" else 7.8 < float(epsilon) <= 8
+
+
+def saved_model(folder: Path) -> str:
+    """The tiny model of the examples in bfloat16, and bytes as its tokens, as Transformers saves them."""
+    letters = Tokenizer(
+        models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
+    )
+    letters.pre_tokenizer, letters.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=letters).save_pretrained(folder)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(vocab_size=256, tie_word_embeddings=True, **sizes)).bfloat16().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(APP)
+    monkeypatch.chdir(tmp_path)
+    yield importlib.import_module("language_app")
+    del sys.modules["language_app"]
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's, in Transformers
+@pytest.mark.parametrize("half", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_in_flower_the_adapters_travel_alone(
+    app: ModuleType, half: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = SETTINGS | {"people": 60, "turns": 1, "model": saved_model(tmp_path / "model") if half else ""}
+    grid = FakeGrid({node: FakeNode(app.client) for node in (1, 2)}, settings)
+    app.server(grid, Context(1, 0, {}, RecordDict(), dict(settings)))
+    numbers, learned, written, promised = capsys.readouterr().out.splitlines()
+    before, after = perplexities(learned)
+    assert after < before
+    assert promised.startswith("for a person with at most 8 texts: ε ≤ 8 at δ = 0.00166")
+    assert numbers == f"{ADAPTERS} numbers in a message"
+    assert len(written) > len("it writes: ''") + 16  # so many bytes were given to it
+    sent = [read_train_message(message)[0] for message in grid.sent if is_training(message)]
+    assert {model.shape for model in sent} == {(ADAPTERS,)}
+    assert {p.dtype for p in app.language_model(settings["model"]).parameters() if not p.requires_grad} == {
+        torch.bfloat16 if half else torch.float32
+    }
+    found = verify(tmp_path / "run.db")
+    assert (found.problems, found.released) == ((), 10)
+
+
+@pytest.mark.slow
+@pytest.mark.flower
+def test_the_flower_app_runs_as_printed(tmp_path: Path) -> None:
+    settings = " ".join(f"{name}={json.dumps(value)}" for name, value in {"people": 60, "turns": 1}.items())
+    command = ["flwr", "run", str(APP), "--stream", "--run-config", settings]
+    command += ["--federation-config", "num-supernodes=2 client-resources-num-cpus=1"]
+    with local_superlink(tmp_path) as environment:
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            stdin=subprocess.DEVNULL,
+        )
+    assert "for a person with at most 8 texts: ε ≤ 8" in done.stdout + done.stderr
+    assert verify(tmp_path / "run.db").released == 10
