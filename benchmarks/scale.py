@@ -6,23 +6,30 @@ Each point is a process of its own: processor seconds of the step (the least of 
 by how many MiB it raised the process's peak. Points that are in the file already are not measured again. Slopes are those of a
 straight line through the points on logarithmic axes whose time is at least a thirtieth of the largest: 1 is proportional.
 
-A model in eight shards, all at once, is eight processes of Ray on this machine: their processor seconds together, the seconds by
-the clock, and all that they hold. Sizes for which the memory does not suffice now are left out: the largest takes 15 GiB.
+A server's round is given with all that the server holds, the model too. Sizes for which the memory does not suffice now are left
+out: the largest takes 20 GiB.
 """
 
 import argparse
 import json
+import logging
 import math
 import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedcgd import passes
 from fedcgd.ledger import Ledger
@@ -30,20 +37,23 @@ from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.compiled import kernels
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.quantisation import Lattice, add_noise
+from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
 from fedcgd.passes import CHUNK
 from fedcgd.plan import Plan
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
+from fedcgd_flower import CorrelatedNoise
+from fedcgd_flower.arrays import Outgoing, array_of
+from fedcgd_flower.messages import read_train_message, train_reply
 from fedcgd_flower.update import write_clipped_update
 
 RESULTS = Path(__file__).parent / "results" / "scale.jsonl"
 PLOT = Path(__file__).parent / "results" / "plots" / "scale.png"
 KEY = NoiseKey(bytes(32))
-SHARDS = 8
-SHARD = 10**9 // SHARDS
+NODES = 10
 Step = Callable[[], Any]
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks for them
 
 
 def plan(rounds: int, separation: int) -> Plan:
@@ -129,46 +139,46 @@ def update(parameters: int, folder: Path) -> Step:
     return lambda: write_clipped_update(np.empty(len(model), np.int32), trained, model, clip_norm=1.0, grid=grid)
 
 
-class Shard:
-    """A part of a model and of a round's sum, in a process of its own."""
-
-    def __init__(self, number: int, size: int, whole: int) -> None:
-        self._held = status("VmRSS")
-        self._start, self._model, self._sum = number * size, np.ones(size, np.float32), np.ones(size, np.int64)
-        self._stddev, self._grid = 1.0, Lattice.fitting(clip_norm=1.0, size=whole, stddev=1.0)
-        self._stream = NoiseStream(bytes(32))
-        kernels()
-
-    def finish(self, round: int) -> tuple[float, float]:
-        """The noise of two rounds and the smoothing go to the sum, and its mean to the model: (processor seconds, MiB held)."""
-        begin = time.process_time()
-        terms = [(round, round, 1.0), (round - 1, round - 1, -0.9)]
-        add_noise(self._sum, self._stream, terms, self._stddev, self._grid, start=self._start, threads=1)
-        made = passes.compiled() or passes.NUMPY
-        made.mean(self._model, self._sum, self._grid.step, 1.0, 100.0, self._model)
-        return time.process_time() - begin, status("VmHWM") - self._held
-
-
-def shards(parameters: int, folder: Path) -> Step:
-    """The end of a round for a model in shards, all there at once."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-    import ray
+def server_round(parameters: int, folder: Path) -> Step:
+    """A round of the strategy with ten nodes, whose replies come one by one; with all that the server holds, the model too."""
 
     def step() -> dict[str, float]:
-        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20, log_to_driver=False)
-        try:
-            made = ray.remote(Shard).options(num_cpus=2 / SHARDS)
-            actors = [made.remote(i, parameters // SHARDS, parameters) for i in range(SHARDS)]
-            ray.get([actor.finish.remote(1) for actor in actors])  # all are there
-            found = []
-            for round in range(2, 5):
-                begin = time.perf_counter()
-                told = ray.get([actor.finish.remote(round) for actor in actors])
-                seconds, held = (sum(each) for each in zip(*told, strict=True))
-                found.append({"seconds": seconds, "clock": time.perf_counter() - begin, "mib": held})
-            return min(found, key=lambda one: one["seconds"])
-        finally:
-            ray.shutdown()
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        before, elsewhere = status("VmRSS"), 0.0
+        pieces = [len(part) for part in np.array_split(np.empty(parameters, np.bool_), 60)]
+        model = ArrayRecord()
+        model.update((f"layer {i}", array_of(np.ones(size, np.float32))) for i, size in enumerate(pieces))
+        inner = FedAvg(min_train_nodes=NODES, min_available_nodes=NODES, fraction_evaluate=0)
+        nodes = [SimpleNamespace(node_id=node, name=f"node {node}") for node in range(1, NODES + 1)]
+        grid = create_autospec(Grid, instance=True)
+        grid.get_node_ids.return_value, grid.get_nodes.return_value = [node.node_id for node in nodes], nodes
+
+        def replies(messages: list[Message]) -> Iterator[Message]:
+            nonlocal elsewhere
+            for number, message in enumerate(messages):
+                begin = time.process_time()
+                message.metadata.__dict__["_message_id"] = f"message {number}"
+                task = read_train_message(message)[2]
+                sent = Outgoing((parameters,), task.dtype)
+                sent.array.fill(1)
+                made = [train_reply(message, task, sent, 1, checksum=parameters)]
+                del sent
+                elsewhere += time.process_time() - begin
+                yield made.pop()
+
+        with CorrelatedNoise(inner, plan(10, 1), key=KEY, ledger=folder / "run", identity="authenticated") as strategy:
+            times = []
+            for number in (1, 2):  # the second has the memory and the noise of the first
+                begin, elsewhere = time.process_time(), 0.0
+                messages = list(strategy.configure_train(number, model, ConfigRecord(), grid))
+                made = replies(messages)
+                del messages
+                released, _ = strategy.aggregate_train(number, made)
+                assert released is not None
+                model = released
+                del released
+                times.append(time.process_time() - begin - elsewhere)
+        return {"seconds": min(times), "mib": status("VmHWM") - before}
 
     return step
 
@@ -192,9 +202,9 @@ CURVES = (
     Curve("a round in the ledger, by rounds before", "rounds", rounds_on_record, tens(1, 6)),
     Curve("a round in the ledger, by users on record", "users", users_on_record, tens(1, 7)),
     Curve("a round in the ledger, by cohort", "cohort", asked, tens(1, 5)),
-    Curve("noise of a round", "parameters", noise, (*tens(4, 8), SHARD)),
-    Curve("a user's clipped update", "parameters", update, (*tens(4, 8), SHARD)),
-    Curve("eight shards at once, as Ray actors", "parameters", shards, (*tens(7, 8), 5 * 10**8, 10**9), held=16),
+    Curve("noise of a round", "parameters", noise, tens(4, 8)),
+    Curve("a user's clipped update", "parameters", update, tens(4, 8)),
+    Curve("a server's round with ten nodes", "parameters", server_round, (*tens(6, 8), 5 * 10**8, 10**9), held=20),
 )
 
 

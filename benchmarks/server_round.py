@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -44,7 +45,6 @@ from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_flower.messages import read_train_message, train_reply
-from fedcgd_flower.send_and_receive import drained
 from fedcgd_flower.update import clipped_update
 
 ROUNDS = 1000
@@ -141,12 +141,19 @@ class Server:
         replies = self.replies(messages)
         del messages
         replied = time.process_time()
-        # As `start` hands them over, and as Flower's own does.
-        handed = drained(replies) if isinstance(self.strategy, CorrelatedNoise) else replies
+        # As `start` hands them over, one by one, and as Flower's own does.
+        handed = iter_of(replies) if isinstance(self.strategy, CorrelatedNoise) else replies
         released, _ = self.strategy.aggregate_train(self.round, handed)
         end = time.process_time()
         assert released is not None
         return middle - begin, end - replied
+
+
+def iter_of(replies: list[Message]) -> Iterator[Message]:
+    """Each of them, which nothing here holds any more."""
+    replies.reverse()
+    while replies:
+        yield replies.pop()
 
 
 def resident_mib() -> float:

@@ -6,7 +6,7 @@ integers and noised sums.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
@@ -50,7 +50,7 @@ class MaskedSum:
 
 
 def sum_of_masked_replies(
-    replies: Sequence[tuple[Message | None, TrainTask]], masking: Masking
+    replies: Iterable[tuple[Message | None, TrainTask]], masking: Masking
 ) -> tuple[MaskedSum, list[int | RejectionReason]]:
     """(Σ masked integers; for each reply the users that were asked there, or why it was dropped).
 

@@ -3,7 +3,7 @@
 Whatever does not look exactly like what was asked for is dropped, with a cause.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,6 +84,10 @@ HINTS: dict[RejectionReason, str] = {
 """What the operator can do about a cause, for the log."""
 
 
+_AT_ONCE = 2**30
+"""Bytes of replies that are added in one pass over the sum: a pass costs as much as reading four replies of its size."""
+
+
 @dataclass(frozen=True)
 class NodeSum:
     """An accepted reply: the sum of the clipped updates of `answered` users, in steps."""
@@ -104,19 +108,40 @@ def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | Reject
 
 
 def sum_of_replies(
-    replies: Sequence[tuple[Message | None, TrainTask]], size: int, out: Integers | None = None
+    replies: Iterable[tuple[Message | None, TrainTask]], size: int, out: Integers | None = None
 ) -> tuple[Integers, list[int | RejectionReason]]:
     """(Σ updates, each as `read_train_reply` gives it, shape (size,); how many users are in each, or why it was dropped).
 
     The sum is written to `out`, shape (size,), if that is given.
-    All replies are added stretch by stretch, with their norms and checksums in the same pass, so that each is read once and the
+    Replies are taken as they come, and gone when they are added: those of `_AT_ONCE` bytes together, and a larger one by itself.
+    """
+    total: Integers = np.empty(size, np.int64) if out is None else out
+    total.fill(0)
+    results: list[int | RejectionReason] = []
+    together: list[_UnverifiedUpdate | RejectionReason] = []
+    held = 0
+    for reply, task in replies:
+        part = _received(reply, task)
+        del reply
+        together.append(part)
+        if isinstance(part, _UnverifiedUpdate):
+            held += part.update.nbytes
+        del part
+        if held >= _AT_ONCE:
+            results += _added(together, total)
+            together, held = [], 0
+    return total, results + _added(together, total)
+
+
+def _added(received: Sequence["_UnverifiedUpdate | RejectionReason"], total: Integers) -> list[int | RejectionReason]:
+    """How many users are in each, or why it was dropped; those that are right are in `total` then.
+
+    All are added stretch by stretch, with their norms and checksums in the same pass, so that each is read once and the
     sum goes through memory once. One that turns out to be wrong is subtracted again, which for integers is exact.
     """
-    total, lanes = np.empty(size, np.int64) if out is None else out, np.empty(LANES)
-    total.fill(0)
-    received = [_received(reply, task) for reply, task in replies]
+    lanes = np.empty(LANES)
     unverified_updates = [part for part in received if isinstance(part, _UnverifiedUpdate)]
-    for start in range(0, size, CHUNK):
+    for start in range(0, len(total), CHUNK):
         for unverified in unverified_updates:
             unverified.add_to(total, start, lanes)
     results: list[int | RejectionReason] = []
@@ -131,7 +156,7 @@ def sum_of_replies(
                 total -= part.update
                 total += _bounded(part.update, part.task)
             results.append(part.answered)
-    return total, results
+    return results
 
 
 class _UnverifiedUpdate:

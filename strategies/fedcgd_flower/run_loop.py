@@ -19,7 +19,7 @@ from fedcgd_flower.layout import Layout, equal_arrays, flatten, unflatten
 from fedcgd_flower.replies import HINTS, RejectionReason
 from fedcgd_flower.reporting import RoundReport, config_text, epsilon_text, metrics_text
 from fedcgd_flower.result import IncompleteRunError, OnRelease, ReleaseEvent, RunResult
-from fedcgd_flower.send_and_receive import drained, send_and_receive
+from fedcgd_flower.send_and_receive import receive, send_and_receive
 from fedcgd_flower.training_rounds import TrainingRounds
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -113,9 +113,10 @@ class RunLoop:
         """Whether a round was released; then `result` has its model."""
         strategy, rounds = self.strategy, self.rounds
         messages = list(strategy.configure_train(rounds.releases + 1, result.arrays, self._train_config, self.grid))
-        replies = [reply for reply in send_and_receive(self.grid, messages, self.timeout) if reply is not None]
+        # Summed up as they come, so that no two of a large model need be here at once.
+        replies = receive(self.grid, messages, self.timeout)
         del messages  # they hold a model
-        released, metrics = strategy.aggregate_train(rounds.releases + 1, drained(replies))
+        released, metrics = strategy.aggregate_train(rounds.releases + 1, replies)
         if released is None or metrics is None:
             result.released = rounds.releases  # one more, if the round is spent
             return False

@@ -24,15 +24,21 @@ whoever wants to send, train or answer waits meanwhile. Replies of so many are f
 
 
 def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message | None]:
-    """The reply to each of `messages`, in order, or None where none came within `timeout` seconds or none could be read.
+    """The reply to each of `messages`, in order, or None where `receive` has none."""
+    replies = {reply.metadata.reply_to_message_id: reply for reply in receive(grid, messages, timeout)}
+    return [replies.get(message.metadata.message_id) for message in messages]
 
-    Only replies to these very messages are returned, at most one each. A message to a node that is gone is answered by an error.
+
+def receive(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[Message]:
+    """The replies to `messages`, each as soon as it is there, until all are or `timeout` seconds are over.
+
+    Only replies to these very messages are given, at most one each, and none that cannot be read. A message to a node that is gone
+    is answered by an error. None is held here: whoever is done with a reply frees its memory before the next one comes.
     Raises ValueError if the SuperLink refuses a message to a node that is there.
     """
     simulated = is_simulation(grid)
     most = _SIMULATED_AT_ONCE if simulated else len(messages)
     unsent = list(messages)
-    replies: dict[str, Message | None] = {}
     waiting: set[str] = set()
     deadline: float | None = None
 
@@ -42,20 +48,25 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) ->
     while True:
         if has_room():
             some, unsent = unsent[: most - len(waiting)], unsent[most - len(waiting) :]
-            replies |= {reply.metadata.reply_to_message_id: reply for reply in push(grid, some)}
-            waiting |= {message.metadata.message_id for message in some} - replies.keys()
+            gone = push(grid, some)
+            waiting |= {message.metadata.message_id for message in some}
+            waiting -= {reply.metadata.reply_to_message_id for reply in gone}
             sent = time.monotonic()
             deadline = sent + timeout if deadline is None else deadline
-        looked = time.monotonic()
+            yield from gone
+        looking = 0.0  # seconds, without those that go into what becomes of the replies
         for message_id in sorted(waiting):
+            looked = time.monotonic()
             try:
-                reply = pull(grid, message_id)
+                found = [reply] if (reply := pull(grid, message_id)) is not None else []
             except UnreadableReplyError:
+                found = []
                 waiting.discard(message_id)
-            else:
-                if reply is not None:
-                    replies[message_id] = reply
-                    waiting.discard(message_id)
+            reply = None
+            looking += time.monotonic() - looked
+            if found:
+                waiting.discard(message_id)
+                yield found.pop()
         now = time.monotonic()
         if deadline is None or now >= deadline or not (waiting or unsent):
             break
@@ -63,18 +74,10 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) ->
             continue
         wait = _LATE * (now - sent)
         if simulated:
-            wait = min(wait, (now - looked) / _SHARE)
+            wait = min(wait, looking / _SHARE)
         wait = min(max(wait, _FIRST_WAIT), _LONGEST_WAIT)
         # Looking at many messages takes the SuperLink's time: at most half of it.
-        time.sleep(min(max(wait, now - looked), max(deadline - now, 0)))
-    return [replies.get(message.metadata.message_id) for message in messages]
-
-
-def drained(messages: list[Message]) -> Iterator[Message]:
-    """Each of `messages`, which are taken out of the list: as long as that holds them, nobody else can free their memory."""
-    messages.reverse()
-    while messages:
-        yield messages.pop()
+        time.sleep(min(max(wait, looking), max(deadline - now, 0)))
 
 
 class UnreadableReplyError(Exception):

@@ -6,7 +6,7 @@ strategy is put back to where it was at the last release.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from pathlib import Path
@@ -41,6 +41,8 @@ from fedcgd_flower.reporting import RoundReport, guarantee_metrics
 from fedcgd_flower.user_directory import UserDirectory
 
 _NOTHING = np.empty(0, np.float32)
+_KEPT = 2**30
+"""Bytes of a sum whose memory the next round gets: new memory costs time. A larger one is given back before the inner strategy's step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,16 +316,20 @@ class TrainingRounds:
         pending = self._pending
         if pending is None:
             return None, None
-        answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        matched = [(answers.get(message.metadata.message_id), task) for message, task in pending.requests]
+        answered: list[int] = []
+        matched = _matched(replies, pending.requests, answered)
         total: Integers | MaskedSum
         if pending.masking is None:
             size = pending.layout.size + (self._adaptive_clipping is not None)
-            if len(self._memory) != size:
-                self._memory = np.empty(size, np.int64)
-            total, results = sum_of_replies(matched, size, self._memory)
+            memory = self._memory if len(self._memory) == size else np.empty(size, np.int64)
+            self._memory = memory if memory.nbytes <= _KEPT else np.empty(0, np.int64)
+            total, found = sum_of_replies(matched, size, memory)
+            del memory
         else:
-            total, results = sum_of_masked_replies(matched, pending.masking)
+            total, found = sum_of_masked_replies(matched, pending.masking)
+        results: list[int | RejectionReason] = ["no answer"] * len(pending.requests)
+        for position, result in zip(answered, found, strict=True):
+            results[position] = result
         self._record_answers(pending, results)
         if self.report.answered < self._min_answers:
             self.abort_round(f"at least {self._min_answers} users must answer")
@@ -332,11 +338,11 @@ class TrainingRounds:
             noised_sum = self._noised_sum(pending, total)
             noised, metrics, next_clip_norm = self._noised(pending, noised_sum)
             pending = self._pending = replace(pending, model=_NOTHING, requests=())
-            del matched, answers  # the inner strategy needs room
+            kept = noised_sum if noised_sum.nbytes <= _KEPT else None
+            del total, noised_sum  # the inner strategy needs room
             stepped = inner_step(self._inner, pending.round + 1, noised)
-            del noised  # of which `noised_sum` is the memory no longer
-            released = self._release(pending, stepped, noised_sum, metrics, next_clip_norm)
-            del total, noised_sum
+            del noised
+            released = self._release(pending, stepped, kept, metrics, next_clip_norm)
         except OpeningFailedError as error:
             self.abort_round(f"{'the round is spent' if self.record.is_opening else 'not opened'}: {error}")
             return None, None
@@ -409,15 +415,16 @@ class TrainingRounds:
         self,
         pending: PendingRound,
         stepped: ArrayRecord,
-        memory: Integers,
+        memory: Integers | None,
         metrics: MetricRecord,
         next_clip_norm: float,
     ) -> ArrayRecord:
         """The model of the round in flight, as the inner strategy made it; it is in the ledger when this returns.
 
-        `memory`, of the round's sum, holds nothing of use any more.
+        `memory`, of the round's sum if that is still there, holds nothing of use any more.
         """
-        released = flatten(stepped, pending.layout, memory.view(np.float32)[: pending.layout.size])
+        out = None if memory is None else memory.view(np.float32)[: pending.layout.size]
+        released = flatten(stepped, pending.layout, out)
         inner_state.check_unchanged(self._inner, pending.unsaved)
         state = inner_state.save(self._inner, self._inner_texts, pending.config)
         # Durable first: what has left the process can then never be followed by another release under this noise.
@@ -436,3 +443,24 @@ class TrainingRounds:
             return
         self.record.abandon(reason)
         inner_state.restore(self._inner, self._inner_state, self._inner_texts)
+
+
+def _matched(
+    replies: Iterable[Message], requests: Sequence[tuple[Message, TrainTask]], answered: list[int]
+) -> Iterator[tuple[Message, TrainTask]]:
+    """The first reply to each request with its task, as it comes; `answered` gets the requests' positions, in the same order."""
+    positions: dict[str, int] = {}
+    seen: set[int] = set()
+    for reply in replies:
+        request = reply.metadata.reply_to_message_id
+        # A message has its id when it is sent, which may be after replies to others are there.
+        if request not in positions:
+            positions |= {message.metadata.message_id: i for i, (message, _) in enumerate(requests)}
+        position = positions.get(request)
+        if position is None or position in seen:
+            continue
+        seen.add(position)
+        answered.append(position)
+        matched = [(reply, requests[position][1])]
+        del reply  # what holds it here keeps its memory while the next one is made
+        yield matched.pop()

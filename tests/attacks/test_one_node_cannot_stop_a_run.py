@@ -113,7 +113,7 @@ def test_a_node_that_ignores_the_question_for_its_users_costs_no_round_its_wait(
     [
         (training_rounds, "inner_step"),
         (training_rounds, "sum_of_replies"),
-        (run_loop, "send_and_receive"),
+        (run_loop, "receive"),
         (training_rounds, "train_message"),
     ],
 )

@@ -5,13 +5,13 @@ import weakref
 
 import numpy as np
 import pytest
+from fake_grid import FakeGrid
 from flower_runs import SIZE, make, two_nodes
 from flwr.serverapp.strategy import FedAvg
 from shared import record
 
 from fedcgd.release import RecordedReleases
-from fedcgd_flower import AdaptiveClipping, training_rounds
-from fedcgd_flower.run_loop import RunLoop
+from fedcgd_flower import AdaptiveClipping, replies, training_rounds
 
 
 @pytest.mark.parametrize("adaptive", [None, AdaptiveClipping(count_noise=1.0)])
@@ -37,28 +37,41 @@ def test_the_sum_of_every_round_lies_in_the_same_memory(adaptive, monkeypatch: p
             np.testing.assert_array_equal(total, sums[0])
 
 
-def test_replies_are_gone_before_the_inner_strategy_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten models of 40 MB lay there while the inner strategy made its own."""
-    seen: list[weakref.ref] = []
-    alive: list[int] = []
-    receive, step = RunLoop.run.__globals__["send_and_receive"], training_rounds.inner_step
+@pytest.mark.parametrize("at_once", [0, 10**9])
+def test_a_reply_is_gone_before_the_next_one_comes_or_the_inner_strategy_steps(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten models of 40 MB lay there while the inner strategy made its own; a large one is added as soon as it is there."""
+    updates: list[weakref.ref] = []
+    before_next: list[int] = []
+    before_step: list[int] = []
+    received, step = replies._received, training_rounds.inner_step
 
-    def receiving(*args):
-        replies = receive(*args)
-        seen.extend(weakref.ref(reply) for reply in replies)
-        return replies
+    def alive() -> int:
+        gc.collect()
+        return sum(reference() is not None for reference in updates)
+
+    class Watched(FakeGrid):
+        def pull_messages(self, message_ids):
+            before_next.append(alive())
+            return super().pull_messages(message_ids)
+
+    def reading(reply, task):
+        part = received(reply, task)
+        updates.extend([weakref.ref(reply), weakref.ref(part)])
+        return part
 
     def stepping(*args):
-        gc.collect()
-        alive.append(sum(reference() is not None for reference in seen))
+        before_step.append(alive())
         return step(*args)
 
-    monkeypatch.setitem(RunLoop.run.__globals__, "send_and_receive", receiving)
+    monkeypatch.setattr(replies, "_AT_ONCE", at_once)
+    monkeypatch.setattr(replies, "_received", reading)
     monkeypatch.setattr(training_rounds, "inner_step", stepping)
-    grid = two_nodes()
-    make().start(grid, record(np.zeros(SIZE)))
-    assert len(seen) >= 6
-    assert alive == [0] * 6
+    make().start(Watched(two_nodes().nodes), record(np.zeros(SIZE)))
+    assert len(updates) >= 2 * 6
+    assert before_step == [0] * 6
+    assert (max(before_next) == 0) == (at_once == 0)
 
 
 def test_what_an_inner_strategy_keeps_of_a_round_stays_as_it_was() -> None:

@@ -42,7 +42,7 @@ def dying(after: int, function):
 
 
 POINTS = {
-    "send_and_receive": run_loop,
+    "receive": run_loop,
     "inner_step": training_rounds,
     "train_message": training_rounds,
     "sum_of_replies": training_rounds,
