@@ -42,7 +42,7 @@ from fedcgd_flower.user_directory import UserDirectory
 
 _NOTHING = np.empty(0, np.float32)
 _KEPT = 2**30
-"""Bytes of a sum whose memory the next round gets: new memory costs time. A larger one is free before the inner strategy steps."""
+"""Bytes of a sum whose memory the next round gets: new memory costs time. A larger one is free before the inner step."""
 
 
 @dataclass(frozen=True, kw_only=True)
