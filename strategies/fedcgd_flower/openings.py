@@ -6,7 +6,7 @@ integers and noised sums.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path

@@ -32,7 +32,7 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) ->
 def receive(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[Message]:
     """The replies to `messages`, each as soon as it is there, until all are or `timeout` seconds are over.
 
-    Only replies to these very messages are given, at most one each, and none that cannot be read. A message to a node that is gone
+    Only replies to these very messages are given, at most one each, and none that cannot be read. One to a node that is gone
     is answered by an error. None is held here: whoever is done with a reply frees its memory before the next one comes.
     Raises ValueError if the SuperLink refuses a message to a node that is there.
     """
