@@ -4,9 +4,11 @@ import difflib
 import importlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -71,6 +73,25 @@ def test_both_apps_run(request: pytest.FixtureRequest) -> None:
     check_model(Path(), task.Net())
     if request.node.callspec.params["_app"] == "after":
         check_ledger(Path(), rounds=2)
+
+
+def test_a_copy_with_a_name_of_its_own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the commands of the page, but for the last."""
+    [commands] = re.findall(r"^```bash\n(cp -r .*?)^flwr run my-app ", PAGE, re.MULTILINE | re.DOTALL)
+    shutil.copytree(EXAMPLES / "flower_after", tmp_path / "examples" / "flower_after")
+    subprocess.run(["bash", "-e"], input=commands, text=True, cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "my-app")
+    app = tomllib.loads((tmp_path / "my-app" / "pyproject.toml").read_text())
+    assert app["project"]["name"] == "my-app"
+    components = app["tool"]["flwr"]["app"]["components"].values()
+    server, client = (importlib.import_module(name.split(":")[0]).app for name in components)
+    nodes = {i: FakeNode(client, config={"partition-id": i, "num-partitions": NODES}) for i in range(NODES)}
+    server(FakeGrid(nodes, CONFIG), Context(1, 0, {}, RecordDict(), dict(CONFIG)))
+    check_ledger(tmp_path, rounds=2)
+    assert not any(name.startswith("digits_app") for name in sys.modules)
+    for name in [name for name in sys.modules if name.split(".")[0] == "my_app"]:
+        del sys.modules[name]
 
 
 def check_model(folder: Path, net: torch.nn.Module) -> None:
