@@ -41,7 +41,7 @@ from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
 from fedcgd.participation import Participation
 
-_FORMAT = 4  # raise it when an optimiser changes, so that older results are found no more
+_FORMAT = 5  # raise it when an optimiser changes, so that older results are found no more
 
 
 @dataclass(frozen=True)

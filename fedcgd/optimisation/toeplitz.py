@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import expit, log_softmax, logsumexp
+from scipy.special import expit, log_softmax, logit, logsumexp
 
 from fedcgd.mechanisms import BLT, BandedToeplitz, BandInvMF
 from fedcgd.mechanisms.mechanism import Vector
@@ -124,16 +124,30 @@ def blt(
     """The BLT with `degree` buffers of least error, by L-BFGS, one more buffer at a time.
 
     Each new buffer is tried with several decays: a start with all buffers at once ends where two of them have the same decay.
-    Decays are sigmoids, and the scales are positive with a sum of at most 1, so that C is positive and non-increasing.
+    Decays are sigmoids, and the scales are positive with a sum of at most 1, so that C is positive and non-increasing. For long
+    runs this search is that of a shorter one, and one descent from what it found follows.
     """
-    log_error = _running_error(workload, error, participation.rounds)
-    return least_blt(degree, participation, _sum(log_sensitivity, participation, log_error), progress)
+
+    def private_error(run: Participation) -> PrivateError:
+        return _sum(log_sensitivity, run, _running_error(workload, error, run.rounds))
+
+    near = None
+    if participation.rounds > _LONG and not workload.learning_rates:
+        short = _shortened(participation)
+        found = least_blt(degree, short, private_error(short), progress)
+        near = _stretched(found, math.log1p(participation.min_separation) / math.log1p(short.min_separation))
+    return least_blt(degree, participation, private_error(participation), progress, near=near)
 
 
 def least_blt(
-    degree: int, participation: Participation, private_error: PrivateError, progress: Progress | None = None
+    degree: int,
+    participation: Participation,
+    private_error: PrivateError,
+    progress: Progress | None = None,
+    *,
+    near: Vector | None = None,
 ) -> BLT:
-    """As `blt`, for an error of any kind."""
+    """As `blt`, for an error of any kind; free numbers `near` the best spare the search."""
     if degree < 1:
         raise ValueError(f"degree must be at least 1, got {degree}; 4 is usual")
     n = participation.rounds
@@ -146,6 +160,9 @@ def least_blt(
         (q_by_c, p_by_c), (p_by_inverse, q_by_inverse) = back_c(by_c), back_inverse(by_inverse)
         return value, back(_cut(p_by_c, len(p)) + p_by_inverse, q_by_c + _cut(q_by_inverse, len(q)))
 
+    if near is not None:
+        x, _ = minimise(objective, near, tolerance=1e-6, progress=progress)
+        return _blt(x)
     x = np.array([-1.0])
     for _ in range(degree):
         tries = [
@@ -153,6 +170,31 @@ def least_blt(
             for memory in _memories(n)
         ]
         x, _ = minimise(objective, min(tries, key=lambda found: found[1])[0], tolerance=1e-11, progress=progress)
+    return _blt(x)
+
+
+_LONG = 10_000
+"""Rounds, from which on the thousand steps of a search would take minutes."""
+
+
+def _shortened(participation: Participation) -> Participation:
+    """`_LONG` rounds: turns as far apart, or where these would be few, as many turns."""
+    n, b, k = participation.rounds, participation.min_separation, participation.participations
+    separation = min(b, max(_LONG // 10, b * _LONG // n))
+    return Participation(
+        rounds=_LONG, min_separation=separation, max_participations=min(k, math.ceil(_LONG / separation))
+    )
+
+
+def _stretched(short: BLT, factor: float) -> Vector:
+    """The free numbers of a BLT whose memories are those of `short`, to the power of `factor`, in the proportion of t^(−1/2)."""
+    scales, logits = np.array(short.scales), logit(np.array(short.decays) / _LONGEST)
+    longer = np.maximum(logits, factor * logits)
+    total = min(float(scales.sum()), 1 - 1e-6)
+    return np.concatenate([[logit(total)], np.log(scales) - (longer - logits) / 2, longer])
+
+
+def _blt(x: Vector) -> BLT:
     scales, decays = _buffers(x)
     return BLT(tuple(scales.tolist()), tuple(decays.tolist()))
 

@@ -165,6 +165,23 @@ def test_more_freedom_never_hurts(bands: int) -> None:
     assert rmse(blt(2, many), many) <= rmse(blt(1, many), many) * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("separation", [1, 600, 3000])
+def test_blt_of_a_long_run_starts_from_a_short_one_and_is_as_good(separation: int, monkeypatch) -> None:
+    """From 10,000 rounds on; here from 1000."""
+    run = Participation(rounds=3000, min_separation=separation)
+    searched = rmse(blt(3, run), run)
+    monkeypatch.setattr(toeplitz_module, "_LONG", 1000)
+    lengths = []
+    find = toeplitz_module.least_blt
+    monkeypatch.setattr(
+        toeplitz_module,
+        "least_blt",
+        lambda degree, run, *rest, **near: lengths.append(run.rounds) or find(degree, run, *rest, **near),
+    )
+    assert rmse(blt(3, run), run) == pytest.approx(searched, rel=1e-6)
+    assert lengths == [1000, 3000]
+
+
 def test_dense_is_the_best_for_one_participation() -> None:
     once = Participation(rounds=32, min_separation=32)
     best = dense(once)
