@@ -2,13 +2,12 @@
 # All tables and figures of arXiv:2601.22334 (DP-λCGD), for whoever has CIFAR-10, IMDB and a GPU.
 #
 #     simulations/paper.sh DATA [RESULTS [STAGE…]]        DATA: the folder of cifar-10-batches-py and aclImdb
-#     PLAN=1 simulations/paper.sh DATA                    only say the hours and the memory
 #
-# It measures first what a training takes here, and says the hours and the memory; what RESULTS holds is not run again.
+# What RESULTS holds is not run again. MINUTES=10 stops the trainings after ten minutes: `seconds` in the results say what the rest will take.
 # PHYSICAL_BATCH (64): per-example gradients at a time; less needs less memory. Stages: table-4, runtime, figure-2, figure-3,
 # figure-4, figure-5 (with 6), figure-7, figure-8, or all of them.
 set -euo pipefail
-[ $# -ge 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2; }
 root="$(cd "$(dirname "$0")/.." && pwd)"
 data="$(cd "$1" && pwd)"
 results="${2:-results/paper}"
@@ -24,12 +23,7 @@ trainings=()
 for name in ${stages[@]+"${stages[@]}"}; do
     case "$name" in table-4 | runtime | figure-5) ;; *) trainings+=(--stage "$name") ;; esac
 done
-options=(--data-dir "$data" --results "$results" --physical-batch "$physical" ${trainings[@]+"${trainings[@]}"})
-if [ ${#stages[@]} = 0 ] || [ ${#trainings[@]} -gt 0 ]; then
-    python -m fedcgd_experiments.paper plan "${options[@]}"
-fi
-[ -z "${PLAN:-}" ] || exit 0
-
+options=(--data-dir "$data" --results "$results" --physical-batch "$physical" ${MINUTES:+--minutes "$MINUTES"} ${trainings[@]+"${trainings[@]}"})
 if wanted figure-5; then
     python -m fedcgd_experiments.paper_figures --numbers "$results/figures.json" --output "$results/plots" --only correlation --only normalisation
 fi
@@ -44,5 +38,5 @@ if wanted runtime; then
     python -m fedcgd_experiments plot "$results/runtime.jsonl" --output "$results/plots"
 fi
 if [ ${#stages[@]} = 0 ] || [ ${#trainings[@]} -gt 0 ]; then
-    python -m fedcgd_experiments.paper run "${options[@]}"
+    python -m fedcgd_experiments.paper "${options[@]}"
 fi
