@@ -8,7 +8,7 @@ python benchmarks/curvature.py networks         noise-curve against band-mf of a
 python benchmarks/curvature.py barriers         noise-curve with barriers from 0.01 to 3
 python benchmarks/curvature.py plots            docs/curvature.svg
 
-The two spectra in benchmarks/results, spectrum-digits.json and spectrum-fashion-mnist.json, are of
+The two spectra, benchmarks/results/spectrum-digits.json and curvature/fashion-mnist-6000-spectrum.json beside it, are of
 `fedcgd curve --task digits --model tanh-cnn --clip-norm 1 --eigenvalues 50 -o …`,
 and of the same with `--task fashion-mnist --examples 500`. The last tables are in benchmarks/results/curvature.txt.
 """

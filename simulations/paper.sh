@@ -35,7 +35,7 @@ if wanted runtime; then
         python "$root/benchmarks/runtime.py" --model "$model" --batch "${RUNTIME_BATCH:-$batch}" --physical "$physical" \
             --turns "${TURNS:-7}" --output "$results/runtime.jsonl"
     done
-    python -m fedcgd_experiments plot "$results/runtime.jsonl" --output "$results/plots"
+    python -m fedcgd_experiments plot --results "$results" --output "$results/plots"
 fi
 if [ ${#stages[@]} = 0 ] || [ ${#trainings[@]} -gt 0 ]; then
     python -m fedcgd_experiments.paper "${options[@]}"

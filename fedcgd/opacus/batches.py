@@ -118,19 +118,26 @@ class RoundBatches(BatchSampler):
     def _split(self) -> list[Indices]:
         if self._fixed_split is not None:
             return self._fixed_split
-        groups = self._steps if self._participation.sampling == "none" else self._participation.min_separation
-        key, examples = self._key(), range(self._examples)
-        if self._participation.sampling == "balls-in-bins":
-            bins = np.array([bin_of(str(i), groups, key) for i in examples])
-            return [np.flatnonzero(bins == j) for j in range(groups)]
-        if self._participation.sampling in ("b-min-sep", "random-allocation"):
-            drawn: list[list[int]] = [[] for _ in range(self._participation.rounds)]
-            for i in examples:
-                for round in rounds_of(str(i), self._participation, key):
-                    drawn[round].append(i)
-            return [np.array(batch, dtype=np.intp) for batch in drawn]
-        order = np.argsort(np.array([place(str(i), key) for i in examples], np.uint64), kind="stable")
-        return [np.sort(part) for part in np.array_split(order, groups)]
+        key, examples, bins = self._key(), range(self._examples), self._participation.min_separation
+        match self._participation.sampling:
+            case "balls-in-bins":
+                own = np.array([bin_of(str(i), bins, key) for i in examples])
+                return [np.flatnonzero(own == j) for j in range(bins)]
+            case "b-min-sep" | "random-allocation":
+                drawn: list[list[int]] = [[] for _ in range(self._participation.rounds)]
+                for i in examples:
+                    for round in rounds_of(str(i), self._participation, key):
+                        drawn[round].append(i)
+                return [np.array(batch, dtype=np.intp) for batch in drawn]
+            case "none":
+                return self._equal_parts(self._steps)
+            case "poisson" | "cyclic-poisson":
+                return self._equal_parts(bins)
+
+    def _equal_parts(self, count: int) -> list[Indices]:
+        key = self._key()
+        order = np.argsort(np.array([place(str(i), key) for i in range(self._examples)], np.uint64), kind="stable")
+        return [np.sort(part) for part in np.array_split(order, count)]
 
     def _uniform(self, purpose: str, count: int) -> NDArray[np.uint64]:
         stream = hashlib.shake_256(self._key() + b"fedcgd batches " + purpose.encode())

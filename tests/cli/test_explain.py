@@ -1,13 +1,16 @@
 """The explanation holds the numbers that the accounting uses, and the demands of each sampling."""
 
 import dataclasses
+from typing import get_args
 
 import pytest
 
 from fedcgd.accounting import calibrate, compute_epsilon
+from fedcgd.accounting import explain as explanations
 from fedcgd.accounting.explain import explain
+from fedcgd.cli.options import SamplingName
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Normalized
-from fedcgd.participation import Participation
+from fedcgd.participation import Participation, Sampling
 
 EPOCHS = Participation(rounds=12, min_separation=4, max_participations=2)
 TITLES = [
@@ -21,6 +24,13 @@ def by_title(mechanism, participation, **options):
     assert [step.title for step in steps] == TITLES
     assert all(step.statement.endswith((".", "ε.")) for step in steps)
     return {step.title: step for step in steps}
+
+
+def test_every_sampling_can_be_asked_for_and_is_explained() -> None:
+    samplings = set(get_args(Sampling))
+    assert {name.value for name in SamplingName} == samplings
+    assert explanations._SAMPLING.keys() == samplings
+    assert explanations._ADD_OR_REMOVE.keys() == samplings
 
 
 def test_numbers_are_those_of_the_accounting() -> None:
