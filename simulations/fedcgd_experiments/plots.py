@@ -28,6 +28,7 @@ STYLES: dict[str, dict[str, str]] = {
     "band-mf": {"color": "C2", "marker": "*"},
     "DP-SGD, Poisson": {"color": "0.0", "marker": "P", "linestyle": ":"},
     "λ-CGD, Balls-in-Bins": {"color": "C3", "marker": "X", "linestyle": "--"},
+    "λ-CGD, b-min-sep": {"color": "C4", "marker": "^", "linestyle": "--"},
 }
 """The arms that the frontier shows, and how; others are on the data page."""
 

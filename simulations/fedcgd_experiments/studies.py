@@ -21,7 +21,7 @@ BASELINES: Mapping[Secret, tuple[str, ...]] = {
 }
 """By what can be secret; full batches need no sampling."""
 
-HEADLINES = ("λ-CGD, default λ", "λ-CGD, λ = 0.9", "λ-CGD, Balls-in-Bins")
+HEADLINES = ("λ-CGD, default λ", "λ-CGD, λ = 0.9", "λ-CGD, b-min-sep", "λ-CGD, Balls-in-Bins")
 """The arms of the verdict: of each kind of secret, the first that a study has."""
 
 LEARNING: Mapping[str, Axis] = {

@@ -37,6 +37,7 @@ CASES = (
     Case("nothing is secret", "nothing"),
     Case("nothing is secret, little work", "nothing", little_work=True),
     Case("the sampling is secret", "sampling"),
+    Case("the sampling is secret, little work", "sampling", little_work=True),
 )
 
 Table = Callable[[Path, str], str]
@@ -108,9 +109,9 @@ def verdict(results: Path, _: str) -> str:
 def headline_comparisons(found: Found, case: Case) -> list[Comparison]:
     """The first arm of `HEADLINES` that the study has for the kind of secret, against the better baseline.
 
-    A study of one amount of work alone is of little work, where nothing is secret.
+    A study of one amount of work alone is of little work.
     """
-    if case == CASES[0] and len(works(found.study)) == 1:
+    if not case.little_work and len(works(found.study)) == 1:
         return []
     arms = [arm for arm in HEADLINES if arm in found.study.arms and found.study.secret(arm) == case.secret]
     most = min(works(found.study)) if case.little_work else math.inf
