@@ -30,13 +30,15 @@ def test_the_tables_of_the_pages_are_those_of_the_results(name: str) -> None:
 def test_the_words_of_the_verdict_are_what_the_results_say() -> None:
     """If this fails the verdict at the top of docs/results.md wants other words."""
     found = [Found.read(RESULTS, name) for name in STUDIES if STUDIES[name].work == "epochs"]
-    many, few, secret = ([row for one in found for row in headline_comparisons(one, case)] for case in CASES)
+    many, few, secret, _ = ([row for one in found for row in headline_comparisons(one, case)] for case in CASES)
     assert len(few) >= 8
     assert sum(row.corrected < 0.05 and row.pairs.difference > 0 for row in few) >= 0.75 * len(few)
     assert not [row for row in few if row.pairs.difference < 0]
     assert not [row for row in many if row.epsilon == 1 and row.pairs.difference > 0.005]
     assert not [row for row in many if row.epsilon > 1 and row.corrected < 0.05 and row.pairs.difference < 0]
-    assert not [row for row in secret if row.corrected < 0.05 and row.pairs.difference > 0]
+    assert [row for row in secret if row.epsilon > 1 and row.corrected < 0.05 and row.pairs.difference > 0]
+    assert not [row for row in secret if row.epsilon > 1 and row.corrected < 0.05 and row.pairs.difference < 0]
+    assert not [row for row in secret if row.epsilon == 1 and row.pairs.difference > 0]
     people = Found.read(RESULTS, "people")
     gains = [row for case in CASES for row in headline_comparisons(people, case)]
     assert [row.secret for row in gains] == ["nothing"] * 3 + ["sampling"] * 3
