@@ -166,9 +166,18 @@ class Keeper(Closable):
             Positions in `opening.sealed`.
 
         Raises:
-            RefusedError: for a request that is none of this keeper's.
+            RefusedError: for a request that is none of this keeper's, and for one that its record does not allow: a server that
+                asks this first loses no round to a key that served another run, or to an old copy of a record.
         """
         self._check(agreement, opening)
+        self._record.check(
+            context=agreement.context,
+            round=opening.round,
+            attempt=opening.attempt,
+            list_hash=list_hash(agreement, opening),
+            sealed_hash=_sealed_hash(opening),
+            after=opening.after,
+        )
         return tuple(i for i, seed in enumerate(self._seeds(agreement, opening)) if seed is None)
 
     def answer(self, agreement: Agreement, opening: Opening) -> Residues:

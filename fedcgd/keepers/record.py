@@ -116,6 +116,40 @@ class Record(Closable):
         (context,) = self._connection.execute("SELECT context FROM run").fetchone()
         return None if context is None else bytes(context)
 
+    def check(
+        self, *, context: bytes, round: int, attempt: int, list_hash: bytes, sealed_hash: bytes, after: int | None
+    ) -> Opened | None:
+        """What is on record for the very same request; None if it is a new one that may be opened. Nothing is written.
+
+        Args:
+            context: as for `write`, like all others.
+            round: the round, from 0.
+            attempt: the try of the round.
+            list_hash: what is asked for.
+            sealed_hash: of the seeds that came with it.
+            after: the last earlier round whose share is partly cancelled, or None.
+
+        Raises:
+            RefusedError: as `write`.
+        """
+        pinned = self.context
+        if pinned is not None and pinned != context:
+            raise RefusedError("this key has served another run, and one key is for one run: make a new one")
+        done = self.openings()
+        for opened in done:
+            if opened.round == round:
+                asked = (attempt, list_hash, sealed_hash, after)
+                if (opened.attempt, opened.list_hash, opened.sealed_hash, opened.after) != asked:
+                    raise RefusedError(f"round {round} is opened already, for another request")
+                return opened
+        if done and round < done[-1].round:
+            raise RefusedError(f"round {round} is earlier than round {done[-1].round}, which is opened already")
+        if after is not None and after not in {opened.round for opened in done}:
+            raise RefusedError(
+                f"this keeper's record has no share of round {after}: is it an old copy, or is the server mistaken?"
+            )
+        return None
+
     def write(
         self,
         *,
@@ -146,22 +180,17 @@ class Record(Closable):
                 an earlier round that this record does not know.
         """
         with transaction(self._connection):
-            (pinned,) = self._connection.execute("SELECT context FROM run").fetchone()
-            if pinned is not None and pinned != context:
-                raise RefusedError("this key has served another run, and one key is for one run: make a new one")
-            done = _openings(self._connection)
-            for opened in done:
-                if opened.round == round:
-                    asked = (attempt, list_hash, sealed_hash, after)
-                    if (opened.attempt, opened.list_hash, opened.sealed_hash, opened.after) != asked:
-                        raise RefusedError(f"round {round} is opened already, for another request")
-                    return opened
-            if done and round < done[-1].round:
-                raise RefusedError(f"round {round} is earlier than round {done[-1].round}, which is opened already")
-            if after is not None and after not in {opened.round for opened in done}:
-                raise RefusedError(
-                    f"this keeper's record has no share of round {after}: is it an old copy, or is the server mistaken?"
-                )
+            again = self.check(
+                context=context,
+                round=round,
+                attempt=attempt,
+                list_hash=list_hash,
+                sealed_hash=sealed_hash,
+                after=after,
+            )
+            if again is not None:
+                return again
+            done = self.openings()
             nonce = make_nonce(tuple(opened.nonce for opened in done))
             opened = Opened(round, attempt, list_hash, sealed_hash, after, nonce)
             self._connection.execute("UPDATE run SET context = ?, agreement = ?", (context, agreement))
