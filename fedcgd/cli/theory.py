@@ -223,6 +223,8 @@ def show(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
         "Loss: after all rounds; gradient norm: mean over rounds; per (clip norm / cohort)². Stationary: a run without end, in "
         f"which a user takes part once; the least of all Toeplitz noise is {number(summary['stationary_optimum'])}"
     )
+    if any(str(row["label"]).startswith("noise-curve") and "error" not in row for row in rows):
+        caption += ". noise-curve: with the barrier that suits networks, so above the least loss of its problem"
     table = Table(title=title, caption=caption)
     table.add_column("mechanism", no_wrap=True)
     for column in _HEADINGS:

@@ -90,6 +90,8 @@ def test_theory_draws_losses_against_rounds_dimensions_and_nu(path: Path, tmp_pa
     shown = run(*words).stdout
     assert "d = 6, d_eff = 1.95" in shown
     assert "noise-curve:3, fitted" in shown
+    assert "above the least loss of its problem" in " ".join(shown.split())
+    assert "its problem" not in run(*words[:5], *RUN).stdout
 
 
 def test_the_default_mechanisms_are_of_the_table() -> None:

@@ -31,14 +31,17 @@ METHOD = (
 LEAST_EPSILON = 1e-6
 
 _PILOT_REMOVE, _PILOT_ADD = 1000, 2**14  # draws of one step of the search
+_FINER = 8  # times as many, once, where the search ended
 _FEWEST, _MOST = 2**12, 2**20  # of a confirmation, removing
 _ADDED = (2**14, 2**16, 2**17, 2**18, 2**19)  # of a confirmation, adding
 _REMOVING, _ADDING = 5e7, 3.2e8  # numbers drawn for one direction of a confirmation, about, at most
-_PRECISION = 0.05  # of δ, that more draws should not be spent on
+_PRECISION = 0.03  # of δ, that more draws should not be spent on
 _LARGEST_GAP = 1.0  # of the bounds on log S: beyond, draws would not show an amplification
 _TRIES = 8
 _STEPS = 12  # of the search
 _CLOSE = 0.1  # of log δ
+_BESIDE = 1.02  # times x: where the slope is taken
+_MARGIN = 0.01  # of log δ, that the last step stays below its goal
 _FLATTEST, _STEEPEST = 2.0, 40.0  # −log δ over log σ or log ε, about
 
 
@@ -78,8 +81,8 @@ class Point:
         """S for this σ."""
         return Likelihood.of(self.question.columns, self.question.law, self.sigma)
 
-    def pilot(self, seed: int, failure: float, last: "Pilot | None" = None) -> "Pilot | None":
-        """What few draws say; None if the noise is so small that numbers overflow or bounds on S say nothing.
+    def pilot(self, seed: int, failure: float, last: "Pilot | None" = None, *, times: int = 1) -> "Pilot | None":
+        """What few draws, or `times` as many, say; None if numbers overflow (too little noise) or bounds on S say nothing.
 
         `last`: of a point near this one.
         """
@@ -90,8 +93,8 @@ class Point:
         sampler = RemoveSampler.of(columns, law, self.likelihood, self.sigma, self.epsilon, **near)
         if sampler is None:
             return None
-        values, shares = sampler.draw(_PILOT_REMOVE, (seed, 0))
-        ratios = draw_log_ratios(columns, self.likelihood, self.sigma, _PILOT_ADD, (seed, 1))
+        values, shares = sampler.draw(times * _PILOT_REMOVE, (seed, 0))
+        ratios = draw_log_ratios(columns, self.likelihood, self.sigma, times * _PILOT_ADD, (seed, 1))
         return Pilot(self, sampler, values, shares, ratios, failure)
 
 
@@ -218,6 +221,13 @@ def _least(
     failure = failure_probability(delta)
     goal = delta - failure
     x, pilot, slope = _proposed(at, highest, goal, seed, failure / _TRIES, progress)
+    if pilot is not None and x < highest:
+        slope = _slope(at, x, pilot, seed)
+        # The search ends up to 10 % of δ below its goal, and what so few draws may err by. More draws take most of that off.
+        finer = at(x).pilot(seed, failure / _TRIES, pilot, times=_FINER)
+        if finer is not None and finer.likely > 0:
+            x = min(x * math.exp((math.log(finer.likely / goal) + _MARGIN) / slope), highest)
+            pilot = at(x).pilot(seed, failure / _TRIES, finer)
     for attempt in range(_TRIES):
         if x >= highest or pilot is None:
             break
@@ -228,6 +238,14 @@ def _least(
         x *= max(raise_by, math.exp(math.log(found / goal) / slope) * 1.0005)
         pilot = at(x).pilot(seed, failure / _TRIES, pilot)
     return Bound(highest, METHOD)
+
+
+def _slope(at: Callable[[float], Point], x: float, pilot: Pilot, seed: int) -> float:
+    """−log δ over log x: of means, which do not jump where another r is chosen, with the same random numbers."""
+    beside = at(_BESIDE * x).pilot(seed, pilot.failure, pilot)
+    if beside is None or not 0 < beside.mean < pilot.mean:
+        return _STEEPEST
+    return min(max(math.log(pilot.mean / beside.mean) / math.log(_BESIDE), _FLATTEST), _STEEPEST)
 
 
 def _proposed(
