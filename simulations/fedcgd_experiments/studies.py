@@ -115,14 +115,14 @@ def _linear(
 
 def _network(name: str, title: str, *, task: str, model: str, examples: int) -> Study:
     """Every run goes through the engine: fewer arms, candidates and seeds."""
-    some = ("DP-SGD", "DP-SGD, full batch", "λ-CGD, λ = 0.9", "DP-SGD, Poisson", "λ-CGD, Balls-in-Bins")
+    some = ("DP-SGD", "DP-SGD, full batch", "λ-CGD, λ = 0.9", "DP-SGD, Poisson", "λ-CGD, Balls-in-Bins", "λ-CGD, b-min-sep")
     batched: Mapping[str, Axis] = {"steps": (7, 21)}
     arms = {name: {**ARMS[name], **(batched if "full" not in name else {})} for name in some}
     return Study(
         name=name,
         title=title,
         make=partial(central_point, examples=examples, task=task, model=model),
-        settings=_settings((2.0,), (10,)),
+        settings=_settings((1.0, 2.0, 4.0, 8.0), (10,)),
         axes={**LEARNING, "clip_norm": (1.0,), "progress": Log(2**-7, 1.0)},
         arms=arms,
         candidates=8,
