@@ -115,7 +115,14 @@ def _linear(
 
 def _network(name: str, title: str, *, task: str, model: str, examples: int) -> Study:
     """Every run goes through the engine: fewer arms, candidates and seeds."""
-    some = ("DP-SGD", "DP-SGD, full batch", "λ-CGD, λ = 0.9", "DP-SGD, Poisson", "λ-CGD, Balls-in-Bins", "λ-CGD, b-min-sep")
+    some = (
+        "DP-SGD",
+        "DP-SGD, full batch",
+        "λ-CGD, λ = 0.9",
+        "DP-SGD, Poisson",
+        "λ-CGD, Balls-in-Bins",
+        "λ-CGD, b-min-sep",
+    )
     batched: Mapping[str, Axis] = {"steps": (7, 21)}
     arms = {name: {**ARMS[name], **(batched if "full" not in name else {})} for name in some}
     return Study(
