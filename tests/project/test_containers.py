@@ -41,6 +41,19 @@ def test_the_installed_flower_has_the_options(program: str) -> None:
         assert re.search(rf"{option}\b", known), option
 
 
+def test_no_image_runs_as_root_and_the_keepers_is_of_packages_with_hashes() -> None:
+    page = (FILES.parents[1] / "docs" / "guides" / "keepers.md").read_text()
+    (keeper,) = re.findall(r"```dockerfile\n(.*?)```", page, re.DOTALL)
+    for image in (keeper, (FILES / "Dockerfile").read_text()):
+        lines = image.splitlines()
+        (user,) = (number for number, line in enumerate(lines) if line.startswith("USER "))
+        made = lines[user].split()[1]
+        assert made != "root"
+        assert any("useradd" in line and made in line.split() for line in lines[:user])
+        assert not any(line.startswith("RUN") for line in lines[user:])
+    assert "--require-hashes" in keeper
+
+
 def test_both_start_the_same() -> None:
     def words(command: list[str]) -> list[str]:
         return [word.replace("/run/secrets/", "/secrets/").removesuffix(".secret") for word in command]
