@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower.layout import Layout
-from fedcgd_flower.messages import (
-    train_reply,
-)
+from fedcgd_flower.messages import ANOTHER_MODEL, TIED, train_reply
 from fedcgd_flower.replies import NodeSum, read_train_reply, sum_of_replies
 
 
@@ -155,6 +153,14 @@ def test_a_checksum_of_another_kind_is_no_checksum(checksum: object) -> None:
     assert isinstance(result, NodeSum) if checksum is None else result == "changed after clipping"
 
 
+def with_arrays(*names: str) -> Message:
+    """A reply whose arrays have these names; what a node should send has one, "update"."""
+    reply = reply_with()
+    for name in names:
+        reply.content[name] = ArrayRecord({"flat": Array(np.zeros(5, np.int32))})
+    return reply
+
+
 @pytest.mark.parametrize(
     ("reply", "cause"),
     [
@@ -162,6 +168,9 @@ def test_a_checksum_of_another_kind_is_no_checksum(checksum: object) -> None:
         (Message(Error(code=2, reason="secret"), reply_to=request()), "client error"),
         (Message(Error(code=2, reason="local training failed"), reply_to=request()), "error in local training"),
         (Message(Error(code=0, reason="the update is not finite"), reply_to=request()), "not finite"),
+        (Message(Error(code=0, reason=TIED), reply_to=request()), "tied weights"),
+        (Message(Error(code=0, reason=ANOTHER_MODEL), reply_to=request()), "wrong arrays"),
+        (Message(Error(code=0, reason="zzz, which sorts after every known reason"), reply_to=request()), "client error"),
         (Message(Error(code=5, reason="node unavailable"), reply_to=request()), "node lost"),
         (Message(Error(code=3, reason="message unavailable"), reply_to=request()), "node lost"),
         (Message(Error(code=8, reason="secret"), reply_to=request()), "app crashed"),
@@ -173,6 +182,8 @@ def test_a_checksum_of_another_kind_is_no_checksum(checksum: object) -> None:
         (reply_with(), "wrong arrays"),
         (reply_with(arrays=ArrayRecord({"other": Array(np.zeros(5, np.float32))})), "wrong arrays"),
         (reply_with(arrays=ArrayRecord({})), "wrong arrays"),
+        (with_arrays("other"), "wrong arrays"),
+        (with_arrays("update", "other"), "wrong arrays"),
         (
             reply_with(arrays=ArrayRecord({"flat": Array("float32", (5,), "numpy.ndarray", b"\x93NUMPY junk")})),
             "wrong arrays",

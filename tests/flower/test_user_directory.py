@@ -101,6 +101,14 @@ def test_a_user_belongs_to_the_registered_node_that_named_it_first(caplog: pytes
     assert alone(directory.refresh(grid)) == {"ann": 77, "bob": 77, "cat": 2}
 
 
+def test_a_registered_node_of_many_users_may_name_others_later() -> None:
+    """Only a node that is one user cannot become another one."""
+    pins: dict[str, str] = {}
+    make_directory(pins=pins).refresh(FakeGrid({1: pool("ann", "bob", name="silo0")}))
+    later = FakeGrid({2: pool("ann", "cat", name="silo0")})
+    assert alone(make_directory(pins=pins).refresh(later)) == {"ann": 2, "cat": 2}
+
+
 def test_a_registered_node_takes_a_user_back_from_one_that_is_not() -> None:
     grid = FakeGrid({3: pool("ann", "bob")})
     directory = make_directory()

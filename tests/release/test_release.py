@@ -161,6 +161,28 @@ def test_lattices_are_what_they_were(clip_norm: float, size: int) -> None:
     assert lattice_of(plan, size) == Lattice.fitting(clip_norm=clip_norm, size=size, stddev=plan.stddev)
 
 
+@pytest.mark.parametrize(("mechanism", "growth"), [(DPSGD(), 1.0), (LambdaCGD(0.9), 1.9)])
+def test_noise_that_the_lattice_does_not_hold_is_refused_by_its_largest_row(mechanism, growth: float) -> None:
+    """2⁴⁰ steps are the limit, for the sum of the absolute values in a row of C⁻¹ times σ: of 1 for independent noise, of 1 + λ here."""
+    step = Lattice.fitting(clip_norm=1.0, size=SIZE, stddev=1.0).step
+
+    def plan(part: float) -> Plan:
+        """σ's share of what may just be."""
+        return Plan(
+            mechanism=mechanism,
+            participation=Participation(rounds=6),
+            clip_norm=1.0,
+            noise_multiplier=part * 2.0**40 * step / growth,
+            delta=1e-5,
+        )
+
+    stddev = plan(0.99).stddev
+    assert stddev == pytest.approx(0.99 * 2.0**40 * step / growth)
+    assert lattice_of(plan(0.99), SIZE).step == step
+    with pytest.raises(ValueError, match="more than the lattice holds"):
+        lattice_of(plan(1.01), SIZE)
+
+
 def test_parts_of_a_sum_get_the_noise_of_the_nonce_that_binds_them_all() -> None:
     lattice = lattice_of(PLAN, SIZE)
     on_record: list[int] = []
