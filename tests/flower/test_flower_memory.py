@@ -37,6 +37,13 @@ def test_the_sum_of_every_round_lies_in_the_same_memory(adaptive, monkeypatch: p
             np.testing.assert_array_equal(total, sums[0])
 
 
+def test_a_sum_that_is_too_large_to_keep_is_asked_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_rounds, "_KEPT", 0)
+    strategy = make()
+    strategy.start(two_nodes(), record(np.zeros(SIZE)))
+    assert strategy.releases == 6
+
+
 @pytest.mark.parametrize("at_once", [0, 10**9])
 def test_a_reply_is_gone_before_the_next_one_comes_or_the_inner_strategy_steps(
     at_once: int, monkeypatch: pytest.MonkeyPatch

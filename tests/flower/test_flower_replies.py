@@ -170,7 +170,10 @@ def with_arrays(*names: str) -> Message:
         (Message(Error(code=0, reason="the update is not finite"), reply_to=request()), "not finite"),
         (Message(Error(code=0, reason=TIED), reply_to=request()), "tied weights"),
         (Message(Error(code=0, reason=ANOTHER_MODEL), reply_to=request()), "wrong arrays"),
-        (Message(Error(code=0, reason="zzz, which sorts after every known reason"), reply_to=request()), "client error"),
+        (
+            Message(Error(code=0, reason="zzz, which sorts after every known reason"), reply_to=request()),
+            "client error",
+        ),
         (Message(Error(code=5, reason="node unavailable"), reply_to=request()), "node lost"),
         (Message(Error(code=3, reason="message unavailable"), reply_to=request()), "node lost"),
         (Message(Error(code=8, reason="secret"), reply_to=request()), "app crashed"),

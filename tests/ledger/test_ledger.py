@@ -144,6 +144,14 @@ def test_a_round_that_keepers_were_asked_to_open_is_in_flight(path):
     assert [one["state"] for one in export(path)["attempts"]] == ["released"]
 
 
+def test_a_round_that_keepers_were_asked_to_open_is_spent_by_sealing(path):
+    with opened(path) as ledger:
+        attempt = ledger.plan_round(0, ["a"])
+        ledger.record_opening(0, attempt, bytes(32), ["notary"])
+    seal(path, None)
+    assert [one["state"] for one in export(path)["attempts"]] == ["spent"]
+
+
 def test_attempts_count_the_tries_of_a_round(path):
     with opened(path) as ledger:
         attempts = []

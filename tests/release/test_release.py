@@ -15,6 +15,7 @@ from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd.release import NoiseSource, RecordedReleases, array_noise, lattice_of
+from fedcgd.release import tensors as release_tensors
 from fedcgd.release.tensors import joint_nonce, tensor_noise
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,7 +164,7 @@ def test_lattices_are_what_they_were(clip_norm: float, size: int) -> None:
 
 @pytest.mark.parametrize(("mechanism", "growth"), [(DPSGD(), 1.0), (LambdaCGD(0.9), 1.9)])
 def test_noise_that_the_lattice_does_not_hold_is_refused_by_its_largest_row(mechanism, growth: float) -> None:
-    """2⁴⁰ steps are the limit, for the sum of the absolute values in a row of C⁻¹ times σ: of 1 for independent noise, of 1 + λ here."""
+    """2⁴⁰ steps are the limit for σ times the largest row sum of |C⁻¹|: 1 for independent noise, 1 + λ for λ-CGD."""
     step = Lattice.fitting(clip_norm=1.0, size=SIZE, stddev=1.0).step
 
     def plan(part: float) -> Plan:
@@ -195,6 +196,20 @@ def test_parts_of_a_sum_get_the_noise_of_the_nonce_that_binds_them_all() -> None
     np.testing.assert_array_equal(noise(join=lambda own: 7), noise(join=lambda own: 7))
     assert (noise(join=lambda own: 7) != noise()).any()
     assert on_record[:3] == [7, 7, 7]
+
+
+def test_the_hashes_of_a_sum_are_keyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a nonce is bound to hashes of the sum: whoever knew their coefficients could find two sums with one nonce."""
+    keys = []
+
+    def digest(total, key):
+        keys.append(key)
+        return total.numpy()
+
+    monkeypatch.setattr(release_tensors, "sum_digest", digest)
+    total = torch.zeros(SIZE, dtype=torch.float64)
+    tensor_noise(PLAN, KEY, "run", lattice_of(PLAN, SIZE)).add(total, earlier=[], attempt=0)
+    assert keys == [KEY.noise_of("run")]
 
 
 def test_the_joint_nonce_is_made_of_all_parts() -> None:
