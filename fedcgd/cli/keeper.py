@@ -6,13 +6,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.markup import escape
 
 from fedcgd.cli.report import console, explained_errors, key_value_table, print_json
 from fedcgd.cli.usage import CarefulCommand, CarefulGroup
+from fedcgd.keepers.agreement import EVALUATION, Kind
 from fedcgd.keepers.cards import Card, KeeperKey, Keepers
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.service import KeeperService
@@ -129,7 +130,9 @@ def verify(
             console.print(f"[bold red]Problem:[/bold red] {escape(problem)}", soft_wrap=True)
         if not problems:
             rounds = ", ".join(f"{name} {len(one.openings)}" for name, one in found.items())
-            console.print(f"no contradiction; rounds opened: {rounds}", soft_wrap=True)
+            kinds = {opened.kind for one in found.values() for opened in one.openings}
+            also = ", those of evaluations included" if EVALUATION in kinds else ""
+            console.print(f"no contradiction; rounds opened{also}: {rounds}", soft_wrap=True)
     if problems:
         raise typer.Exit(EXIT_PROBLEMS)
 
@@ -179,8 +182,8 @@ def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
             "a run may cost",
             "any ε"
             if keepers.epsilon is None
-            else f"ε = {keepers.epsilon:g} at δ = {keepers.delta:g} (zero out one user; sampling: none; exact Gaussian "
-            "mechanism); plans of more are refused",
+            else f"ε = {keepers.epsilon:g} at δ = {keepers.delta:g}, its evaluations on users' data included (zero out one "
+            "user; sampling: none; exact Gaussian mechanism); plans of more are refused",
         ),
     ]
     values = {
@@ -201,7 +204,8 @@ def _of_key(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
         raise ValueError(f"there is neither a key file {path} nor a record {record}")
     fingerprint = KeeperKey.from_file(path).card("any").fingerprint if path.is_file() else None
     found = read(record) if record.is_file() and record.stat().st_size else None  # empty until the first round
-    openings = [] if found is None else [opened.round for opened in found.openings]
+    every = () if found is None else found.openings
+    openings, evaluations = ([opened.round for opened in every if opened.kind == kind] for kind in get_args(Kind))
     agreed = None if found is None or found.agreement is None else json_format.loads(found.agreement)
     rows = [
         ("key", "deleted" if fingerprint is None else f"fingerprint {fingerprint}"),
@@ -216,5 +220,14 @@ def _of_key(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
             ("coordinates", str(agreed["size"])),
             ("keepers.toml", agreed["keepers"][:16]),
         ]
-    values = {"fingerprint": fingerprint, "rounds_opened": openings, "agreement": agreed, "record": str(record)}
+        if (other := agreed.get(EVALUATION)) is not None:
+            planned, sigma = other["plan"]["participation"]["rounds"], other["plan"]["noise_multiplier"]
+            rows.append(("evaluations opened", f"{len(evaluations)} of {planned}, σ = {sigma:.4g}"))
+    values = {
+        "fingerprint": fingerprint,
+        "rounds_opened": openings,
+        "evaluations_opened": evaluations,
+        "agreement": agreed,
+        "record": str(record),
+    }
     return rows, values

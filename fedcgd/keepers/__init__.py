@@ -6,7 +6,7 @@ the round durably (`record`). Who the keepers are is in a file that all parties 
 that every sealed seed is bound to (`agreement`). Nothing here knows how messages travel: bytes in, bytes out.
 """
 
-from fedcgd.keepers.agreement import Agreement, agree
+from fedcgd.keepers.agreement import EVALUATION, TRAINING, Agreement, Kind, Sums, agree, sums_of
 from fedcgd.keepers.cards import Card, KeeperKey, Keepers
 from fedcgd.keepers.keeper import Keeper, Opening, Refusal, RefusedError
 from fedcgd.keepers.masks import Masked, add, lifted, mask
@@ -14,19 +14,24 @@ from fedcgd.keepers.tls import Tls
 from fedcgd.keepers.turns import NodeTurns
 
 __all__ = [
+    "EVALUATION",
+    "TRAINING",
     "Agreement",
     "Card",
     "Keeper",
     "KeeperKey",
     "Keepers",
+    "Kind",
     "Masked",
     "NodeTurns",
     "Opening",
     "Refusal",
     "RefusedError",
+    "Sums",
     "Tls",
     "add",
     "agree",
     "lifted",
     "mask",
+    "sums_of",
 ]

@@ -5,17 +5,24 @@ import json
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 from fedcgd.accounting.shares import check_rounding
 from fedcgd.keepers.cards import SUITE_NAME, Keepers
+from fedcgd.ledger.evaluations import with_evaluations
 from fedcgd.mechanisms import Mechanism, Normalized, Toeplitz
 from fedcgd.noise import STREAM
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.plan import Plan
 from fedcgd.release import lattice_of
 
-PROTOCOL = "fedcgd keepers 1"
+PROTOCOL = "fedcgd keepers 2"
+
+Kind = Literal["training", "evaluation"]
+"""What is summed: updates, or what users measure of a released model."""
+
+TRAINING: Kind = "training"
+EVALUATION: Kind = "evaluation"
 
 _SPREAD = (
     12.0  # standard deviations of the released row that must fit the residues: beyond are 10⁻³² of a normal's draws
@@ -24,28 +31,23 @@ _MOST_ROUND = 2**32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """One run, as all parties must see it: its context is bound to every sealed seed.
+class Sums:
+    """What is summed in the rounds of one kind, and how. `sums_of` chooses it.
 
     Args:
         plan: of what is summed. Its `clip_norm` is the bound on one user's vector on the wire.
         size: coordinates of the sum.
         step: of the lattice, in units of the update.
         bits: 32 or 64, the length of the residues that updates, masks and shares are sent as.
-        keepers: who adds noise.
-        run: the run's id. Two runs with one id would have the same noise.
 
     Raises:
-        ValueError: for a plan that keepers cannot make noise for, that costs more than they allow, or whose shares would be too
-            coarse for the lattice.
+        ValueError: for a plan that keepers cannot make noise for, and for numbers out of range.
     """
 
     plan: Plan
     size: int
     step: float
     bits: int
-    keepers: Keepers
-    run: str
 
     def __post_init__(self) -> None:
         if self.bits not in (32, 64):
@@ -54,21 +56,92 @@ class Agreement:
             raise ValueError(f"size must be at least 1, got {self.size!r}")
         check_plan(self.plan)
         Lattice(self.step)
+
+    def described(self) -> dict[str, Any]:
+        """These four as JSON-able values."""
+        return {"plan": self.plan.to_description(), "size": self.size, "step": self.step, "bits": self.bits}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement(Sums):
+    """One run, as all parties must see it, and one kind of its sums: both are bound to every sealed seed.
+
+    The context of a run is the same for both kinds, so that a party which keeps to one context keeps to one run.
+
+    Args:
+        plan: as in `Sums`, like `size`, `step` and `bits`: those of this kind.
+        keepers: who adds noise.
+        run: the run's id. Two runs with one id would have the same noise.
+        kind: which sums.
+        other: those of the other kind; None in a run whose models are not evaluated by users, and so has training sums only.
+
+    Raises:
+        ValueError: for a plan that keepers cannot make noise for, for plans that together cost more than they allow, and if their
+            shares would be too coarse for the lattice.
+    """
+
+    keepers: Keepers
+    run: str
+    kind: Kind = TRAINING
+    other: Sums | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"sums are of one of {list(get_args(Kind))}, got {self.kind!r}")
+        if self.kind == EVALUATION and self.other is None:
+            raise ValueError("evaluations belong to a training: without its plan nobody can say what both cost")
+        training, *evaluations = self._sums
+        plans = training.plan, *(sums.plan for sums in evaluations)
         most, delta = self.keepers.epsilon, self.keepers.delta
-        if most is not None and delta is not None and (cost := _epsilon(replace(self.plan, delta=delta))) > most:
+        if most is not None and delta is not None and (cost := _epsilon(plans, delta)) > most:
+            costs = "the plans of training and evaluations together have" if evaluations else "the plan has"
             raise ValueError(
-                f"the plan has ε = {cost:.6g} at δ = {delta:g}, and the keepers' file allows {most:g}: plan with more noise or "
+                f"{costs} ε = {cost:.6g} at δ = {delta:g}, and the keepers' file allows {most:g}: plan with more noise or "
                 "fewer rounds, or agree on another file with all parties"
             )
         shares = self.keepers.shares
-        check_rounding(
-            shares,
-            size=self.size,
-            rounds=self.plan.participation.rounds,
-            share_steps=self.share_stddev / self.step,
-            epsilon=_epsilon(self.plan),
-            delta=self.plan.delta,
-        )
+        for sums in (training, *evaluations):
+            check_rounding(
+                shares,
+                size=sums.size,
+                rounds=sums.plan.participation.rounds,
+                share_steps=shares.share(sums.plan.stddev) / sums.step,
+                epsilon=_epsilon(plans, training.plan.delta),
+                delta=training.plan.delta,
+            )
+
+    @property
+    def _sums(self) -> tuple[Sums, ...]:
+        """Those of the training, and then those of the evaluations if there are any."""
+        if self.other is None:
+            return (self,)
+        return (self, self.other) if self.kind == TRAINING else (self.other, self)
+
+    def of(self, kind: Kind) -> "Agreement":
+        """The same run for its sums of this kind.
+
+        Args:
+            kind: which sums.
+
+        Raises:
+            ValueError: if the run has none of this kind.
+        """
+        if kind == self.kind:
+            return self
+        if self.other is None:
+            raise ValueError(f"this run has no sums of kind {kind!r}, and nothing of that kind is masked or opened")
+        own = Sums(plan=self.plan, size=self.size, step=self.step, bits=self.bits)
+        return replace(self, **_fields(self.other), kind=kind, other=own)
+
+    @property
+    def stream(self) -> str:
+        """What a keeper's noise for this kind is drawn from, under its key: the two kinds share none.
+
+        It is a function of the run and the kind, and of nothing else that anybody says: an id of its own for the evaluations
+        could be that of the training.
+        """
+        return self.run if self.kind == TRAINING else f"{self.run}{self.kind}"
 
     @property
     def share_stddev(self) -> float:
@@ -81,7 +154,7 @@ class Agreement:
         return hashlib.sha256(json.dumps(self.to_description(), sort_keys=True).encode()).digest()
 
     def info(self, round: int, attempt: int, present: tuple[str, ...]) -> bytes:
-        """What a seed is bound to when it is sealed: the context, the round, the attempt and the keepers of this round.
+        """What a seed is bound to when it is sealed: context, kind, round, attempt and the keepers of this round.
 
         Args:
             round: the round, from 0.
@@ -96,42 +169,42 @@ class Agreement:
         if not 0 <= attempt < _MOST_ROUND:
             raise ValueError(f"attempt must be at least 0 and below 2³², got {attempt}")
         self.keepers.check_present(present)
-        return self.context + json.dumps([round, attempt, *present]).encode()
+        return self.context + json.dumps([self.kind, round, attempt, *present]).encode()
 
     def to_description(self) -> dict[str, Any]:
-        """All of it as JSON-able values; of the keepers the digest, because everybody has their file."""
-        return {
+        """The run as JSON-able values, whatever the kind; of the keepers the digest, because everybody has their file."""
+        training, *evaluations = self._sums
+        described = {
             "protocol": PROTOCOL,
             "seal": SUITE_NAME,
             "noise": STREAM,
-            "plan": self.plan.to_description(),
-            "size": self.size,
-            "step": self.step,
-            "bits": self.bits,
+            **training.described(),
             "keepers": self.keepers.digest,
             "run": self.run,
         }
+        return described | {EVALUATION: evaluations[0].described()} if evaluations else described
 
     @staticmethod
-    def from_description(description: dict[str, Any], keepers: Keepers) -> "Agreement":
-        """The agreement that `to_description` described.
+    def from_description(description: dict[str, Any], keepers: Keepers, kind: Kind = TRAINING) -> "Agreement":
+        """The agreement that `to_description` described, for one kind of sums.
 
         Args:
             description: what another party says.
             keepers: those that this party knows of.
+            kind: which sums this party is asked for.
 
         Raises:
-            ValueError: for another protocol or other keepers, and for what describes no agreement.
+            ValueError: for another protocol or other keepers, for what describes no agreement, and for a kind that it has not.
         """
         try:
-            agreement = Agreement(
-                plan=Plan.from_description(description["plan"]),
-                size=description["size"],
-                step=description["step"],
-                bits=description["bits"],
+            sums, evaluation = _described_sums(description), description.get(EVALUATION)
+            training = Agreement(
+                **_fields(sums),
                 keepers=keepers,
                 run=description["run"],
+                other=None if evaluation is None else _described_sums(evaluation),
             )
+            agreement = training.of(kind)
         except (KeyError, TypeError) as error:
             raise ValueError(f"this describes no agreement between keepers: {error!r}") from error
         if description.get("keepers") != keepers.digest:
@@ -147,10 +220,19 @@ class Agreement:
         return agreement
 
 
-def agree(plan: Plan, *, size: int, keepers: Keepers, run: str, users: int) -> Agreement:
-    """The agreement for a run, on the lattice that a trusted server would take.
+def _described_sums(description: dict[str, Any]) -> Sums:
+    plan = Plan.from_description(description["plan"])
+    return Sums(plan=plan, size=description["size"], step=description["step"], bits=description["bits"])
 
-    Residues have 32 bits if the largest sum and its noise fit, else 64; what does not fit spoils a release, never its privacy.
+
+def _fields(sums: Sums) -> dict[str, Any]:
+    return {"plan": sums.plan, "size": sums.size, "step": sums.step, "bits": sums.bits}
+
+
+def agree(
+    plan: Plan, *, size: int, keepers: Keepers, run: str, users: int, evaluation: Sums | None = None
+) -> Agreement:
+    """The agreement for a run's training, on the lattice that a trusted server would take.
 
     Args:
         plan: of what is summed.
@@ -158,9 +240,28 @@ def agree(plan: Plan, *, size: int, keepers: Keepers, run: str, users: int) -> A
         keepers: who adds noise.
         run: the run's id. Two runs with one id would have the same noise.
         users: the most users in a round.
+        evaluation: the sums of its evaluations on users' data, by `sums_of`; None if there are none.
 
     Raises:
         ValueError: as `Agreement`, and if no lattice holds the noise.
+    """
+    training = sums_of(plan, size=size, keepers=keepers, users=users)
+    return Agreement(**_fields(training), keepers=keepers, run=run, other=evaluation)
+
+
+def sums_of(plan: Plan, *, size: int, keepers: Keepers, users: int) -> Sums:
+    """How vectors are summed under `plan`, on the lattice that a trusted server would take.
+
+    Residues have 32 bits if the largest sum and its noise fit, else 64; what does not fit spoils a release, never its privacy.
+
+    Args:
+        plan: of what is summed.
+        size: coordinates of the sum.
+        keepers: who adds noise.
+        users: the most users in a round.
+
+    Raises:
+        ValueError: as `Sums`, and if no lattice holds the noise.
     """
     check_plan(plan)
     rounds = plan.participation.rounds
@@ -168,7 +269,7 @@ def agree(plan: Plan, *, size: int, keepers: Keepers, run: str, users: int) -> A
     step = lattice_of(replace(plan, noise_multiplier=plan.noise_multiplier * louder), size).step
     row = longest_row(plan.mechanism, rounds)
     reach = users * plan.clip_norm + _SPREAD * plan.stddev * louder * row
-    return Agreement(plan=plan, size=size, step=step, bits=32 if reach < 2**31 * step else 64, keepers=keepers, run=run)
+    return Sums(plan=plan, size=size, step=step, bits=32 if reach < 2**31 * step else 64)
 
 
 def check_plan(plan: Plan) -> None:
@@ -188,8 +289,10 @@ def check_plan(plan: Plan) -> None:
 
 
 @lru_cache(maxsize=8)  # every message of a run asks for the same
-def _epsilon(plan: Plan) -> float:
-    return plan.guarantee().epsilon
+def _epsilon(plans: tuple[Plan, ...], delta: float) -> float:
+    """ε of all `plans` together at `delta`, for somebody who is in all of them."""
+    training, *evaluations = (replace(plan, delta=delta) for plan in plans)
+    return with_evaluations(training, *evaluations).epsilon if evaluations else training.guarantee().epsilon
 
 
 @lru_cache(maxsize=8)

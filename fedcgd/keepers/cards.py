@@ -233,8 +233,8 @@ class Keepers:
         cards: of all K keepers.
         colluding: t. At least 1 unless the keepers are trusted with the sums themselves: a keeper knows its own share.
         away: d, the keepers that a round can do without.
-        epsilon: the most that a run may cost at `delta`; nodes and keepers refuse a plan with a larger ε, whatever the server
-            says. None for no limit.
+        epsilon: the most that a run may cost at `delta`, training and evaluations together; nodes and keepers refuse plans with
+            a larger ε, whatever the server says. None for no limit.
         delta: δ of that ε.
         simulation_seed: of a simulation, in which anybody can guess the keepers' keys.
         tls: how the server reaches keepers that run as services. Only the server needs it.

@@ -76,8 +76,8 @@ class UnreadableError(RefusedError):
 class Keeper(Closable):
     """A keeper that answers: its key and its record. Use `Keeper.open` for those on disk.
 
-    Guarantee: for each round it opens one list of nodes only, whatever it is asked and whenever it is killed. The same request
-    gets the same answer.
+    Guarantee: for each round of each kind it opens one list of nodes only, whatever it is asked and whenever it is killed. The
+    same request gets the same answer.
 
     Args:
         key: the keeper's.
@@ -172,6 +172,7 @@ class Keeper(Closable):
         self._check(agreement, opening)
         self._record.check(
             context=agreement.context,
+            kind=agreement.kind,
             round=opening.round,
             attempt=opening.attempt,
             list_hash=list_hash(agreement, opening),
@@ -209,6 +210,7 @@ class Keeper(Closable):
         opened = self._record.write(
             context=agreement.context,
             agreement=json.dumps(agreement.to_description()),
+            kind=agreement.kind,
             round=opening.round,
             attempt=opening.attempt,
             list_hash=listed,
@@ -217,7 +219,7 @@ class Keeper(Closable):
             # Bound to the list as a central release's is to its sum: a copy of this process with the same random numbers and
             # another list has other noise.
             make_nonce=lambda earlier: key.nonce_of(
-                agreement.run, np.frombuffer(listed + sealed, np.uint8), earlier=earlier, attempt=opening.attempt
+                agreement.stream, np.frombuffer(listed + sealed, np.uint8), earlier=earlier, attempt=opening.attempt
             ),
         )
         answer = residues_of(self._share(agreement, opened), agreement.bits)
@@ -263,7 +265,7 @@ class Keeper(Closable):
         earlier = self._record.before(opened, mechanism.inverse_bandwidth(rounds) - 1)
         terms = share_terms(mechanism, rounds, opened.round, opened.nonce, earlier)
         share = np.zeros(agreement.size, np.int64)
-        stream = NoiseStream(self._key.noise.noise_of(agreement.run))
+        stream = NoiseStream(self._key.noise.noise_of(agreement.stream))
         add_noise(share, stream, terms, agreement.share_stddev, Lattice(agreement.step))
         return share
 
@@ -296,7 +298,7 @@ def share_terms(
 
 
 def list_hash(agreement: Agreement, opening: Opening) -> bytes:
-    """SHA-256 of what is opened: the run, the round, the attempt, the keepers, and the nodes' tickets in any order.
+    """SHA-256 of what is opened: the run, the kind, the round, the attempt, the keepers, and the nodes' tickets in any order.
 
     It is the same for all keepers that open the same list.
     """

@@ -1,4 +1,4 @@
-"""What a keeper has opened: a durable record, one row a round, without which it answers nobody."""
+"""What a keeper has opened: a durable record, one row for each round of each kind, without which it answers nobody."""
 
 import sqlite3
 from collections.abc import Callable
@@ -11,7 +11,8 @@ from fedcgd.files import sync_folder
 from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
 
-FORMAT = 2
+FORMAT = 3
+_TRAINING_ALONE = 2  # the format before: it can be shown and checked, and not gone on with
 
 _SCHEMA = """
 CREATE TABLE run (
@@ -23,14 +24,16 @@ CREATE TABLE run (
     agreement TEXT
 ) STRICT;
 CREATE TABLE openings (
-    round INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL CHECK (kind IN ('training', 'evaluation')),
+    round INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     list_hash BLOB NOT NULL CHECK (length(list_hash) = 32),
     sealed_hash BLOB NOT NULL CHECK (length(sealed_hash) = 32),
     after INTEGER,
     nonce BLOB NOT NULL CHECK (length(nonce) = 16),
-    at TEXT NOT NULL
-) STRICT;
+    at TEXT NOT NULL,
+    PRIMARY KEY (kind, round)
+) STRICT
 """
 
 
@@ -39,6 +42,7 @@ class Opened:
     """One round that was opened.
 
     Attributes:
+        kind: "training" or "evaluation", each with rounds of its own.
         round: from 0.
         attempt: the try of the round.
         list_hash: for which list, its SHA-256.
@@ -47,6 +51,7 @@ class Opened:
         nonce: of the keeper's share of the noise.
     """
 
+    kind: str
     round: int
     attempt: int
     list_hash: bytes
@@ -62,7 +67,8 @@ class RefusedError(Exception):
 class Record(Closable):
     """The record of one keeper, in a file of its own. Make one with `Record.open`.
 
-    Guarantees, whatever is killed when: a round is opened for one list only, and the record says so before anybody can know.
+    Guarantees, whatever is killed when: a round of a kind is opened for one list only, and the record says so before anybody can
+    know.
     An old copy of the file breaks this: whoever asks a keeper twice for one round, before and after, gets two openings.
 
     Args:
@@ -91,10 +97,11 @@ class Record(Closable):
                 connection.execute("INSERT INTO run (id, format, created, key_fingerprint) VALUES (1, ?, ?, ?)", first)
 
             written, fingerprint = connection.execute("SELECT format, key_fingerprint FROM run").fetchone()
-            if (written, fingerprint) != (FORMAT, key_fingerprint):
+            _check_format(path, written)
+            if fingerprint != key_fingerprint:
                 raise ValueError(
-                    f"{path} is the record of a key with fingerprint {fingerprint} in format {written}; this is "
-                    f"{key_fingerprint} and format {FORMAT}: every key has a record of its own"
+                    f"{path} is the record of a key with fingerprint {fingerprint}, and this is {key_fingerprint}: every key "
+                    "has a record of its own"
                 )
 
         connection = open_file(path, "a keeper's record", prepare)
@@ -107,7 +114,7 @@ class Record(Closable):
         self._connection.close()
 
     def openings(self) -> tuple[Opened, ...]:
-        """All rounds that were opened, in order."""
+        """All rounds that were opened, in order, those of the training first."""
         return _openings(self._connection)
 
     @property
@@ -117,12 +124,21 @@ class Record(Closable):
         return None if context is None else bytes(context)
 
     def check(
-        self, *, context: bytes, round: int, attempt: int, list_hash: bytes, sealed_hash: bytes, after: int | None
+        self,
+        *,
+        context: bytes,
+        kind: str,
+        round: int,
+        attempt: int,
+        list_hash: bytes,
+        sealed_hash: bytes,
+        after: int | None,
     ) -> Opened | None:
         """What is on record for the very same request; None if it is a new one that may be opened. Nothing is written.
 
         Args:
             context: as for `write`, like all others.
+            kind: "training" or "evaluation".
             round: the round, from 0.
             attempt: the try of the round.
             list_hash: what is asked for.
@@ -135,18 +151,18 @@ class Record(Closable):
         pinned = self.context
         if pinned is not None and pinned != context:
             raise RefusedError("this key has served another run, and one key is for one run: make a new one")
-        done = self.openings()
+        done, what = self._of(kind), "round" if kind == "training" else f"{kind} round"
         for opened in done:
             if opened.round == round:
                 asked = (attempt, list_hash, sealed_hash, after)
                 if (opened.attempt, opened.list_hash, opened.sealed_hash, opened.after) != asked:
-                    raise RefusedError(f"round {round} is opened already, for another request")
+                    raise RefusedError(f"{what} {round} is opened already, for another request")
                 return opened
         if done and round < done[-1].round:
-            raise RefusedError(f"round {round} is earlier than round {done[-1].round}, which is opened already")
+            raise RefusedError(f"{what} {round} is earlier than round {done[-1].round}, which is opened already")
         if after is not None and after not in {opened.round for opened in done}:
             raise RefusedError(
-                f"this keeper's record has no share of round {after}: is it an old copy, or is the server mistaken?"
+                f"this keeper's record has no share of {what} {after}: is it an old copy, or is the server mistaken?"
             )
         return None
 
@@ -155,6 +171,7 @@ class Record(Closable):
         *,
         context: bytes,
         agreement: str,
+        kind: str,
         round: int,
         attempt: int,
         list_hash: bytes,
@@ -167,13 +184,14 @@ class Record(Closable):
         Args:
             context: of the agreement. The first one stays for ever.
             agreement: the agreement in words, to show later.
+            kind: "training" or "evaluation": each has its own rounds.
             round: the round, from 0.
             attempt: the try of the round.
             list_hash: what was asked for, keepers and nodes.
             sealed_hash: of the seeds that came with it. Anybody can seal a seed: a second answer for the list, with a seed of the
                 asker's own in the place of a node's, would tell that node's mask.
             after: the last earlier round whose share is partly cancelled, or None.
-            make_nonce: makes the new nonce from those of earlier openings.
+            make_nonce: makes the new nonce from those of earlier openings of the kind.
 
         Raises:
             RefusedError: for another run, another list of a round that is opened, a round before the last one that is opened, and
@@ -182,6 +200,7 @@ class Record(Closable):
         with transaction(self._connection):
             again = self.check(
                 context=context,
+                kind=kind,
                 round=round,
                 attempt=attempt,
                 list_hash=list_hash,
@@ -190,29 +209,31 @@ class Record(Closable):
             )
             if again is not None:
                 return again
-            done = self.openings()
-            nonce = make_nonce(tuple(opened.nonce for opened in done))
-            opened = Opened(round, attempt, list_hash, sealed_hash, after, nonce)
+            nonce = make_nonce(tuple(opened.nonce for opened in self._of(kind)))
+            opened = Opened(kind, round, attempt, list_hash, sealed_hash, after, nonce)
             self._connection.execute("UPDATE run SET context = ?, agreement = ?", (context, agreement))
             self._connection.execute(
-                "INSERT INTO openings VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (round, attempt, list_hash, sealed_hash, after, nonce.to_bytes(NONCE_BYTES, "big"), now()),
+                "INSERT INTO openings VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (kind, round, attempt, list_hash, sealed_hash, after, nonce.to_bytes(NONCE_BYTES, "big"), now()),
             )
         return opened
 
     def before(self, opened: Opened, most: int) -> list[tuple[int, int]]:
-        """(round, nonce) of the opening that came `after` what `opened` says, of the one before that, and so on: newest first.
+        """(round, nonce) of the opening of its kind that came `after` what `opened` says, and so on: newest first.
 
         Args:
             opened: on record.
             most: how many, at most.
         """
-        by_round = {one.round: one for one in self.openings()}
+        by_round = {one.round: one for one in self._of(opened.kind)}
         found: list[tuple[int, int]] = []
         while opened.after is not None and len(found) < most:
             opened = by_round[opened.after]
             found.append((opened.round, opened.nonce))
         return found
+
+    def _of(self, kind: str) -> tuple[Opened, ...]:
+        return tuple(opened for opened in self.openings() if opened.kind == kind)
 
 
 @dataclass(frozen=True)
@@ -224,7 +245,7 @@ class Recorded:
         key_fingerprint: that of the keeper's card.
         context: of the run that the key serves; None before its first round.
         agreement: the agreement in words; None before the first round.
-        openings: the rounds that were opened, in order.
+        openings: the rounds that were opened, in order, those of the training first.
     """
 
     created: str
@@ -241,7 +262,7 @@ def read(path: Path | str) -> Recorded:
         path: the file.
 
     Raises:
-        ValueError: if it holds no record.
+        ValueError: if it holds no record, or one of a version that had another form.
     """
     path = Path(path)
     if not path.is_file():
@@ -250,10 +271,13 @@ def read(path: Path | str) -> Recorded:
         raise ValueError(f"{path} is empty: its keeper has opened nothing yet")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0)) as connection:
-            created, fingerprint, context, agreement = connection.execute(
-                "SELECT created, key_fingerprint, context, agreement FROM run"
+            written, created, fingerprint, context, agreement = connection.execute(
+                "SELECT format, created, key_fingerprint, context, agreement FROM run"
             ).fetchone()
-            return Recorded(created, fingerprint, context, agreement, _openings(connection))
+            if written != _TRAINING_ALONE:
+                _check_format(path, written)
+            select = _SELECT if written == FORMAT else _SELECT.replace("SELECT kind", "SELECT 'training'")
+            return Recorded(created, fingerprint, context, agreement, _openings(connection, select))
     except sqlite3.DatabaseError as error:
         raise ValueError(f"{path} cannot be read as a keeper's record: {error}") from error
 
@@ -268,11 +292,20 @@ def record_file(key_file: Path | str) -> Path:
     return path.with_name(f"{path.name}.record")
 
 
-def _openings(connection: sqlite3.Connection) -> tuple[Opened, ...]:
-    rows = connection.execute(
-        "SELECT round, attempt, list_hash, sealed_hash, after, nonce FROM openings ORDER BY round"
-    )
+_SELECT = "SELECT kind, round, attempt, list_hash, sealed_hash, after, nonce FROM openings ORDER BY 1 DESC, round"
+
+
+def _openings(connection: sqlite3.Connection, select: str = _SELECT) -> tuple[Opened, ...]:
+    rows = connection.execute(select)
     return tuple(
-        Opened(round, attempt, bytes(list_hash), bytes(sealed_hash), after, int.from_bytes(nonce, "big"))
-        for round, attempt, list_hash, sealed_hash, after, nonce in rows
+        Opened(kind, round, attempt, bytes(list_hash), bytes(sealed_hash), after, int.from_bytes(nonce, "big"))
+        for kind, round, attempt, list_hash, sealed_hash, after, nonce in rows
     )
+
+
+def _check_format(path: Path | str, written: int) -> None:
+    if written != FORMAT:
+        raise ValueError(
+            f"{path} is a keeper's record in format {written}, and this version of fedcgd goes on with {FORMAT} only: end its "
+            "run with the version that began it, and begin another run with new keys"
+        )

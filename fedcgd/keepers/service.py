@@ -55,13 +55,13 @@ def answer(key_file: Path, keepers: Keepers, question: str, asked: bytes) -> byt
 
 def _tell(question: str, agreement: Agreement, opening: Opening, answered: Residues | Refusal) -> None:
     if isinstance(answered, Refusal) and answered.reason:
-        log.warning("round %d is not opened: %s", opening.round, answered.reason)
+        log.warning("%s round %d is not opened: %s", agreement.kind, opening.round, answered.reason)
     elif question == "/open":
         plan, nodes = agreement.plan, len(opening.sealed)
         log.info(
-            "round %d of %d opened for %d nodes: run %s, %s, σ = %.4g, clip norm %g, %d coordinates",
-            opening.round + 1, plan.participation.rounds, nodes, agreement.run, plan.mechanism, plan.noise_multiplier,
-            plan.clip_norm, agreement.size,
+            "%s round %d of %d opened for %d nodes: run %s, %s, σ = %.4g, clip norm %g, %d coordinates",
+            agreement.kind, opening.round + 1, plan.participation.rounds, nodes, agreement.run, plan.mechanism,
+            plan.noise_multiplier, plan.clip_norm, agreement.size,
         )  # fmt: skip
 
 

@@ -11,6 +11,8 @@ from fedcgd.keepers.record import RefusedError
 from fedcgd.ledger.participation_counter import USERS, ParticipationCounter
 from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
 
+_FORMAT = 1
+
 _SCHEMA = f"""
 CREATE TABLE run (
     id INTEGER PRIMARY KEY CHECK (id = 1),
@@ -29,9 +31,9 @@ CREATE TABLE tries (
 class NodeTurns(Closable):
     """In how many rounds of one run each user of a node was asked, and when last. Make one with `NodeTurns.open`.
 
-    Guarantee: in the one run that the file belongs to, no user of this node is in more sums, in sums closer together, or in one
-    sum more often than the plan allows; whatever the server says, and whatever is killed when: a turn is on the disk before it is
-    taken.
+    Guarantee: in the one run that the file belongs to, no user of this node is in more sums of a kind, in sums closer together,
+    or in one sum more often than the plan of that kind allows; whatever the server says, and whatever is killed when: a turn is
+    on the disk before it is taken.
 
     Args:
         connection: to the file.
@@ -63,7 +65,7 @@ class NodeTurns(Closable):
         could put both on its list.
 
         Args:
-            agreement: of the run that asks. The first one stays: a file is for one run.
+            agreement: of the run and the kind that asks. The first run stays: a file is for one. Kinds are counted apart.
             round: the round, from 0.
             attempt: the try of the round, later than every one before.
             users: those of this node who are asked for.
@@ -88,6 +90,7 @@ class NodeTurns(Closable):
                     "this node counts its users' turns for another run, and two runs cost them more than either says: to take "
                     "part in this one too, name another file as turns= in the node's configuration"
                 )
+            users = [f"{agreement.kind} {user}" for user in users]
             try:
                 ParticipationCounter(self._connection, agreement.plan.participation).count(round, users)
             except ValueError as error:
@@ -106,5 +109,13 @@ class NodeTurns(Closable):
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    make_tables(connection, _SCHEMA)
+    new = make_tables(connection, _SCHEMA)
     connection.execute("SELECT context, participations FROM run, users").fetchone()  # another kind of file has none
+    if new:
+        connection.execute(f"PRAGMA user_version = {_FORMAT}")
+    (written,) = connection.execute("PRAGMA user_version").fetchone()
+    if written != _FORMAT:
+        raise ValueError(
+            f"this node's turns were counted by another version of fedcgd (format {written}, not {_FORMAT}), which would count "
+            "none of them: end that run with the version that began it, and name another file as turns= for another run"
+        )

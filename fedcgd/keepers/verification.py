@@ -4,8 +4,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedcgd.keepers.agreement import EVALUATION, TRAINING
 from fedcgd.keepers.record import Recorded
 from fedcgd.ledger import openings
+from fedcgd.ledger.evaluations import evaluation_ledger
 from fedcgd.ledger.store import reader
 
 
@@ -23,24 +25,46 @@ def contradictions(records: Mapping[str, Recorded], ledger: Path | None = None) 
     contexts = {name: record.context for name, record in records.items() if record.context is not None}
     if len(set(contexts.values())) > 1:
         problems.append(f"{', '.join(sorted(contexts))} have not served the same run, or not under the same terms")
-    lists: dict[int, dict[bytes, list[str]]] = {}
+    lists: _Lists = {}
     for name, record in records.items():
         for opened in record.openings:
-            lists.setdefault(opened.round, {}).setdefault(opened.list_hash, []).append(name)
-    for round, by_hash in sorted(lists.items()):
+            lists.setdefault((opened.kind, opened.round), {}).setdefault(opened.list_hash, []).append(name)
+    for (kind, round), by_hash in sorted(lists.items(), key=_training_first):
         if len(by_hash) > 1:
             groups = " and ".join(", ".join(sorted(names)) for names in by_hash.values())
-            problems.append(f"round {round}: different lists were opened by {groups}")
+            problems.append(f"{_round(kind, round)}: different lists were opened by {groups}")
     return problems if ledger is None else problems + _beside_the_ledger(records, lists, ledger)
 
 
-def _beside_the_ledger(
-    records: Mapping[str, Recorded], lists: Mapping[int, Mapping[bytes, list[str]]], ledger: Path
-) -> list[str]:
+_Lists = dict[tuple[str, int], dict[bytes, list[str]]]
+"""(kind, round) → what was opened → by which keepers."""
+
+
+def _training_first(entry: tuple[tuple[str, int], object]) -> tuple[bool, int]:
+    (kind, round), _ = entry
+    return kind != TRAINING, round
+
+
+def _round(kind: str, round: int) -> str:
+    return f"round {round}" if kind == TRAINING else f"{kind} round {round}"
+
+
+def _on_record(ledger: Path) -> dict[tuple[str, int], openings.RecordedOpening]:
+    """What keepers were asked to open, in the run's ledger and in that of its evaluations beside it."""
+    found: dict[tuple[str, int], openings.RecordedOpening] = {}
+    for kind, path in ((TRAINING, ledger), (EVALUATION, evaluation_ledger(ledger))):
+        if kind == TRAINING or path.exists():
+            with reader(path) as connection:
+                found |= {(kind, opened.round): opened for opened in openings.read(connection)}
+    return found
+
+
+def _beside_the_ledger(records: Mapping[str, Recorded], lists: _Lists, ledger: Path) -> list[str]:
+    on_record = _on_record(ledger)
     with reader(ledger) as connection:
-        on_record = {opened.round: opened for opened in openings.read(connection)}
         stream_id, plan, configuration = connection.execute("SELECT stream_id, plan, configuration FROM run").fetchone()
-    described = json.loads(configuration).get(openings.KEEPERS)
+    settings = json.loads(configuration)
+    described, evaluations = settings.get(openings.KEEPERS), settings.get(EVALUATION)
     if described is None:
         return [f"{ledger} is the ledger of a run without keepers"]
     problems = []
@@ -57,19 +81,21 @@ def _beside_the_ledger(
             key: value for key, value in wanted.items() if key != "clip_norm"
         }:
             problems.append(f"{name} has made noise for another plan than that of {ledger}")
-    for round, by_hash in sorted(lists.items()):
-        opened = on_record.get(round)
+        if agreed.get(EVALUATION, {}).get("plan") != (evaluations and evaluations["plan"]):
+            problems.append(f"{name} has agreed on evaluations of another plan than those of {ledger}")
+    for (kind, round), by_hash in sorted(lists.items(), key=_training_first):
+        opened, which = on_record.get((kind, round)), _round(kind, round)
         names = sorted(name for found in by_hash.values() for name in found)
         if opened is None:
-            problems.append(f"round {round} was opened by {', '.join(names)}, and {ledger} knows nothing of it")
+            problems.append(f"{which} was opened by {', '.join(names)}, and {ledger} knows nothing of it")
         elif set(by_hash) != {opened.list_hash}:
-            problems.append(f"round {round}: the list in {ledger} is not the one that {', '.join(names)} opened")
-    for round, opened in sorted(on_record.items()):
+            problems.append(f"{which}: the list in {ledger} is not the one that {', '.join(names)} opened")
+    for (kind, round), opened in sorted(on_record.items(), key=_training_first):
         missing = [
             name
             for name in opened.keepers
-            if name in records and round not in {one.round for one in records[name].openings}
+            if name in records and (kind, round) not in {(one.kind, one.round) for one in records[name].openings}
         ]
         if missing and opened.state == "released":
-            problems.append(f"round {round} is released in {ledger}, and {', '.join(missing)} never opened it")
+            problems.append(f"{_round(kind, round)} is released in {ledger}, and {', '.join(missing)} never opened it")
     return problems

@@ -6,12 +6,12 @@ byte first, if the keeper opens the round.
 
 import hashlib
 import json
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast, get_args
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
 
-from fedcgd.keepers.agreement import Agreement
+from fedcgd.keepers.agreement import Agreement, Kind
 from fedcgd.keepers.cards import SEALED_BYTES, KeeperKey, Keepers
 from fedcgd.keepers.keeper import Opening, Refusal
 from fedcgd.keepers.masks import TICKET_BYTES, Residues
@@ -39,6 +39,7 @@ def to_bytes(agreement: Agreement, opening: Opening) -> bytes:
     """The request to open a round, or to say which seeds cannot be opened."""
     described: dict[str, Any] = {
         "agreement": agreement.to_description(),
+        "kind": agreement.kind,
         "present": opening.present,
         "round": opening.round,
         "attempt": opening.attempt,
@@ -60,7 +61,7 @@ def from_bytes(request: bytes, keepers: Keepers) -> tuple[Agreement, Opening]:
         raise ValueError(
             "a request has a round, an attempt and a list of the keepers present, and after is a round or null"
         )
-    agreement = Agreement.from_description(described.get("agreement", {}), keepers)
+    agreement = Agreement.from_description(described.get("agreement", {}), keepers, kind_of(described.get("kind")))
     opening = Opening(
         round=round,
         attempt=attempt,
@@ -92,6 +93,14 @@ def answer_from_bytes(answer: bytes, agreement: Agreement) -> Residues | Refusal
     if said or len(residues) != agreement.size * agreement.bits // 8:
         return None
     return np.frombuffer(residues, f"<u{agreement.bits // 8}").astype(f"u{agreement.bits // 8}", copy=False)
+
+
+def kind_of(said: object) -> Kind:
+    """The kind of sums that a request names. Raises ValueError if it names none."""
+    for kind in get_args(Kind):
+        if said == kind:
+            return cast(Kind, kind)
+    raise ValueError(f"a request is for sums of one of {list(get_args(Kind))}")
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

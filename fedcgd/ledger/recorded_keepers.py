@@ -1,5 +1,6 @@
 """What a ledger says of the keepers that made a run's noise, and against whom its ε holds."""
 
+import math
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.accounting.shares import KeeperGuarantee, NoiseShares, guarantees_by_collusion
 from fedcgd.ledger import openings
+from fedcgd.ledger.evaluations import evaluation_plan, with_evaluations_by_collusion
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.plan import Plan
 
@@ -28,9 +30,14 @@ class RecordedKeepers:
     so_far: tuple[KeeperGuarantee, ...]
     spent: int
     """Rounds that keepers were asked to open and that gave no model: they count as released."""
+    with_evaluations: tuple[float, ...] = ()
+    """ε of the planned run and its planned evaluations, in the order of `planned`; empty if there are no evaluations."""
 
     def __str__(self) -> str:
-        held = ", ".join(f"{found.colluding}: {_epsilon(found)}" for found in self.planned)
+        held = ", ".join(f"{found.colluding}: {_epsilon(found.epsilon)}" for found in self.planned)
+        if self.with_evaluations:
+            both = ", ".join(f"{number}: {_epsilon(epsilon)}" for number, epsilon in enumerate(self.with_evaluations))
+            held += f"; with its evaluations {both}"
         spent = f"; {self.spent} rounds are spent without a model" if self.spent else ""
         return (
             f"{len(self.names)} ({', '.join(self.names)}) make the noise, and the server has no key of it. ε at "
@@ -44,8 +51,10 @@ class RecordedKeepers:
     @property
     def promise(self) -> str:
         """The promise in words, to stand after that of the released models."""
-        beyond = self.planned[self.colluding + 1 : len(self.names)]
-        more = ", ".join(f"with {found.colluding} of them ε is at most {_epsilon(found)}" for found in beyond)
+        epsilons = self.with_evaluations or tuple(found.epsilon for found in self.planned)
+        beyond = range(self.colluding + 1, len(self.names))
+        what = "ε of models and evaluations together" if self.with_evaluations else "ε"
+        more = ", ".join(f"with {number} of them {what} is at most {_epsilon(epsilons[number])}" for number in beyond)
         return (
             f"The noise was made by {len(self.names)} keepers ({', '.join(self.names)}), and the server saw noised sums only: "
             f"the same holds against the server's operator, together with any {self.colluding} of the keepers and all nodes but "
@@ -63,6 +72,7 @@ class RecordedKeepers:
             "planned": [found.to_description() for found in self.planned],
             "so_far": [found.to_description() for found in self.so_far],
             "spent": self.spent,
+            "with_evaluations": [None if math.isinf(epsilon) else epsilon for epsilon in self.with_evaluations],
         }
 
 
@@ -74,6 +84,9 @@ def keeper_facts(description: Mapping[str, Any] | None) -> list[tuple[str, str]]
     for found in description["planned"]:
         epsilon = "∞" if found["epsilon"] is None else f"at most {rounded_up(found['epsilon'])}"
         rows.append((f"ε against the server with {found['colluding']} keepers", epsilon))
+    for number, both in enumerate(description["with_evaluations"]):
+        epsilon = "∞" if both is None else f"at most {rounded_up(both)}"
+        rows.append((f"the same with its evaluations, {number} keepers", epsilon))
     return rows + ([("rounds spent without a model", str(description["spent"]))] if description["spent"] else [])
 
 
@@ -102,6 +115,7 @@ def recorded_keepers(
     unopened = sum(hashes.get(round) != nonce for round, nonce in rows)
     if unopened:
         problems.append(f"{unopened} rounds were released without the keepers' opening on record")
+    evaluations = evaluation_plan(configuration)
     released = min(len(rows), plan.participation.rounds)
     present = [len(opened.keepers) for opened in counted]
 
@@ -125,9 +139,10 @@ def recorded_keepers(
         planned=by_collusion(None, []),
         so_far=by_collusion(released, present) if sound else (),
         spent=sum(opened.state == "spent" for opened in counted),
+        with_evaluations=() if evaluations is None else with_evaluations_by_collusion(plan, evaluations, shares),
     )
     return keepers, problems
 
 
-def _epsilon(found: KeeperGuarantee) -> str:
-    return "∞" if found.guarantee is None else rounded_up(found.epsilon)
+def _epsilon(epsilon: float) -> str:
+    return "∞" if math.isinf(epsilon) else rounded_up(epsilon)

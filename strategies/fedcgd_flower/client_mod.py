@@ -11,9 +11,9 @@ from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_m
 
 from fedcgd.noise.quantisation import Integers
 from fedcgd_flower.arrays import LazyArray, Outgoing
-from fedcgd_flower.evaluation_messages import answer, bounds_of, is_private_evaluation
+from fedcgd_flower.evaluation_messages import answer, answers_task, bounds_of, is_private_evaluation
 from fedcgd_flower.flower_private import log, mods_after
-from fedcgd_flower.keeper_gate import check_masked, question_of, refuse_evaluation
+from fedcgd_flower.keeper_gate import check_masked, question_of
 from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, tied_arrays, unflatten
 from fedcgd_flower.messages import (
     ANOTHER_MODEL,
@@ -69,7 +69,7 @@ class ClippedUpdateMod:
             configuration, or else its "partition-id".
         keepers: with them, what leaves the node is masked, so that only all keepers of a round together can open it, and only as
             a noised sum with others'. A node whose configuration names a keeper's key (`keeper="/srv/keeper.key"`) is that keeper
-            too. No evaluation is answered then.
+            too. Evaluations are answered under masks as well, and only those of the server's `PrivateEvaluation`.
 
     >>> from flwr.clientapp import ClientApp
     >>> app = ClientApp(mods=[clipped_update_mod])
@@ -89,10 +89,9 @@ class ClippedUpdateMod:
         """
         # Without the name of the app's function, as in "train.lora".
         kind = message.metadata.message_type.partition(".")[0]
-        if kind == MessageType.EVALUATE:
-            refuse_evaluation(self.keepers)
-        if kind == MessageType.EVALUATE and is_private_evaluation(message):
-            return _evaluate(message, context, call_next)
+        if kind == MessageType.EVALUATE and (self.keepers is not None or is_private_evaluation(message)):
+            check_masked(message, self.keepers)
+            return _evaluate(message, context, call_next, self.keepers, self.user(context) or _THIS)
         if kind != MessageType.TRAIN:
             return call_next(message, context)
         if question_of(message) is not None:
@@ -200,19 +199,27 @@ def _replied_model(reply: Message) -> ArrayRecord:
     return next(iter(records.values()), ArrayRecord())
 
 
-def _evaluate(message: Message, context: Context, call_next: CallNext) -> Message:
+def _evaluate(message: Message, context: Context, call_next: CallNext, keepers: "Keepers | None", user: str) -> Message:
     model, config, task = read_train_message(message)
     bounds = bounds_of(message)
-    _show_model(message, model, config, task)
-    try:
+    _check_single_user(task)
+
+    def measure() -> Integers:
+        _show_model(message, model, config, task)
         reply = call_next(message, context)
         if reply.has_error():
-            return Message(Error(code=reply.error.code, reason=LOCAL_FAILURE), reply_to=message)
+            raise RuntimeError(LOCAL_FAILURE)
         metrics = {name: value for record in reply.content.metric_records.values() for name, value in record.items()}
-        total = answer(metrics, bounds, task.grid)
+        return answer(metrics, bounds, task.grid)
+
+    if keepers is not None:
+        from fedcgd_flower.keeper_app import masked_answer
+
+        return masked_answer(message, context, answers_task(task, len(bounds)), keepers, [user], measure)
+    try:
+        return train_reply(message, task, measure(), 1)
     except Exception as error:
         return failed_reply(message, error)
-    return train_reply(message, task, total, 1)
 
 
 def _show_model(message: Message, model: Flat, config: ConfigRecord, task: TrainTask) -> None:

@@ -6,32 +6,38 @@ planned cohort. Who did not answer counts as the middle of a metric's range.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from flwr.app import ConfigRecord, MetricRecord
+from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fedcgd.accounting import JointGuarantee
+from fedcgd.keepers import Keepers, Sums, sums_of
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger, with_evaluations
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.noise.quantisation import Integers
+from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd.release import RecordedReleases, lattice_of
-from fedcgd_flower.evaluation_messages import evaluate_message, scale_of
+from fedcgd_flower.evaluation_messages import answers_task, evaluate_message, scale_of
 from fedcgd_flower.flower_private import log
+from fedcgd_flower.keeper_gate import KEEPERS
+from fedcgd_flower.keeper_messages import Masking
 from fedcgd_flower.layout import Flat, Layout
 from fedcgd_flower.messages import TrainTask, by_node
+from fedcgd_flower.openings import OpeningFailedError, Openings, sum_of_masked_replies
 from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.send_and_receive import send_and_receive
 from fedcgd_flower.user_directory import NodeIds, balance_users
+
+_Answers = Sequence[tuple[Message | None, TrainTask]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +113,18 @@ class PrivateEvaluation:
         """
         return release > 0 and (release % self.every == 0 or release == rounds)
 
+    def sums(self, keepers: Keepers, cohort_size: int) -> Sums:
+        """How keepers sum what users measure.
+
+        Args:
+            keepers: of the run.
+            cohort_size: that of the training.
+        """
+        users = self.cohort_size or cohort_size
+        return sums_of(self.plan, size=len(self.bounds), keepers=keepers, users=users)
+
     def noise(self, cohort_size: int) -> dict[str, float]:
-        """The largest standard deviation of the noise on each metric, in its own units.
+        """The largest standard deviation of the noise on each metric, in its own units, where the server makes it.
 
         Args:
             cohort_size: the users of an evaluation.
@@ -133,13 +149,15 @@ class Evaluator:
         training_stream: str,
         begun: bool,
         record_keys: tuple[str, str],
+        openings: Openings | None,
+        kept: Mapping[str, Any],
     ) -> None:
         self.settings, self._record_keys = settings, record_keys
         self.cohort_size = settings.cohort_size or cohort_size
         self._training = training
         self._key = key
         plan, metrics = settings.plan, len(settings.bounds)
-        configuration = {EVALUATION_OF: training_stream, **settings.to_description(self.cohort_size)}
+        configuration = {EVALUATION_OF: training_stream, **settings.to_description(self.cohort_size), **kept}
         target: Path | Literal[":memory:"] = ":memory:" if path is None else evaluation_ledger(path)
         if begun and isinstance(target, Path) and not target.exists():
             raise ValueError(
@@ -148,8 +166,8 @@ class Evaluator:
             )
         self._ledger = Ledger.open(target, plan=plan, configuration=configuration, key=key, purpose="evaluation")
         self._record = RecordedReleases(self._ledger, plan, key)
-        self._grid = lattice_of(plan, metrics)
-        self._answers = Layout(("metrics",), ((metrics,),), ("float32",))
+        self._openings = None if openings is None else openings.of_evaluations(self._ledger, self.cohort_size)
+        self._lattice = lattice_of(plan, metrics)
 
     def close(self) -> None:
         """Close the ledger."""
@@ -184,9 +202,12 @@ class Evaluator:
     ) -> MetricRecord | None:
         """What users measured of the model that is release number `release`, with noise; None if it could not be measured.
 
-        `nodes` says at which nodes each user can be asked. Raises ValueError if the plan's evaluations are used up.
+        `nodes` says at which nodes each user can be asked.
         """
         plan, round = self.settings.plan, self._record.count
+        if round >= plan.participation.rounds:  # keepers can spend one that then is missing at the end
+            log(WARNING, "fedcgd: no evaluation: all %d that are planned are released or spent", round)
+            return None
         choices = self._key.choices_of(self._ledger.stream_id)
         users = cohort(
             plan.participation,
@@ -199,18 +220,32 @@ class Evaluator:
         if users is None:
             self._skip("too few users that may take part in an evaluation were reachable")
             return None
+        masking = None if self._openings is None else self._openings.masking(grid, layout.size)
+        if isinstance(masking, str):
+            self._skip(masking)
+            return None
         attempt = self._record.plan_round(users)
         try:
-            total, answered = self._ask(
-                round, attempt, model, layout, config, grid, balance_users(users, nodes), timeout
-            )
-            if not answered and plan.participation.sampling == "none":
+            lattice = self._lattice if masking is None else Lattice(masking.agreement.step)
+            asked = balance_users(users, nodes)
+            requests = self._requests(round, attempt, model, layout, config, lattice, asked, masking)
+            replies = send_and_receive(grid, [message for message, _ in requests], timeout)
+            answers = list(zip(replies, (task for _, task in requests), strict=True))
+            if masking is None:
+                total = self._noised_sum(answers, attempt, lattice)
+            else:
+                total = self._opened_sum(answers, attempt, grid, masking)
+            if total is None:
                 self._skip("no user answered")
                 return None
-            self._record.add_noise(total, attempt, self._grid)
             joint = {"release": release, "epsilon-with-training": self.together.epsilon}
-            measured = joint | self._read(total)
+            measured = joint | self._read(total, lattice)
             self._record.record(attempt, b"", metrics=measured)
+        except OpeningFailedError as error:
+            reason = f"{'it is spent' if self._record.is_opening else 'not opened'}: {error}"
+            log(WARNING, "fedcgd: no evaluation: %s", reason)
+            self._record.abandon(reason)
+            return None
         except BaseException:
             self._record.abandon("it could not be released")
             raise
@@ -220,47 +255,64 @@ class Evaluator:
         log(WARNING, "fedcgd: no evaluation: %s", reason)
         self._record.skip(reason)
 
-    def _ask(
+    def _requests(
         self,
         round: int,
         attempt: int,
         model: Flat,
         layout: Layout,
         config: ConfigRecord,
-        grid: Grid,
+        lattice: Lattice,
         users: Mapping[str, int],
-        timeout: float,
-    ) -> tuple[Integers, int]:
-        """(Σ answers, in steps; users in it)."""
-        messages, tasks = [], []
+        masking: Masking | None,
+    ) -> list[tuple[Message, TrainTask]]:
+        """For each node the request, and the task that its answer is for."""
+        told = {} if masking is None else {KEEPERS: masking.record()}
+        requests = []
         for node_id, hosted in by_node(users):
             task = TrainTask(
                 round=round,
                 attempt=attempt,
                 clip_norm=1.0,
-                grid=self._grid,
+                grid=lattice,
                 users=hosted,
                 layout=layout,
                 record_keys=self._record_keys,
             )
-            messages.append(evaluate_message(node_id, model, config, task, self.settings.bounds))
-            tasks.append(replace(task, layout=self._answers))
-        total, answered = np.zeros(len(self.settings.bounds), np.int64), 0
-        causes = set()
-        for reply, task in zip(send_and_receive(grid, messages, timeout), tasks, strict=True):
-            result = read_train_reply(reply, task)
-            if isinstance(result, NodeSum):
-                total += result.update
-                answered += result.answered
-            else:
-                causes.add(result)
-        log(INFO, "fedcgd: evaluation: %d users asked at %d nodes, %d answered", len(users), len(messages), answered)
+            message = evaluate_message(node_id, model, config, task, self.settings.bounds, told)
+            requests.append((message, answers_task(task, len(self.settings.bounds))))
+        return requests
+
+    def _noised_sum(self, answers: _Answers, attempt: int, lattice: Lattice) -> Integers | None:
+        """Σ answers and noise, in steps; None if there is no answer, and whether there is one is no secret."""
+        found = [read_train_reply(reply, task) for reply, task in answers]
+        sums = [result for result in found if isinstance(result, NodeSum)]
+        answered = sum(one.answered for one in sums)
+        self._tell(answers, answered, {result for result in found if not isinstance(result, NodeSum)})
+        if not answered and self.settings.plan.participation.sampling == "none":
+            return None
+        total = np.zeros(len(self.settings.bounds), np.int64)
+        for one in sums:
+            total += one.update
+        self._record.add_noise(total, attempt, lattice)
+        return total
+
+    def _opened_sum(self, answers: _Answers, attempt: int, grid: Grid, masking: Masking) -> Integers | None:
+        """As `_noised_sum`, by the keepers."""
+        assert self._openings is not None
+        summed, found = sum_of_masked_replies(answers, masking)
+        asked = sum(result for result in found if isinstance(result, int))
+        self._tell(answers, asked, {result for result in found if not isinstance(result, int)})
+        return self._openings.opened(grid, masking, self._record, attempt, summed) if summed.members else None
+
+    def _tell(self, answers: _Answers, answered: int, causes: Collection[str]) -> None:
+        asked = sum(len(task.users) for _, task in answers)
+        log(INFO, "fedcgd: evaluation: %d users asked at %d nodes, %d answered", asked, len(answers), answered)
         if causes:
             log(WARNING, "fedcgd: evaluation: %s: %s", ", ".join(sorted(causes)), _HINT)
-        return total, answered
 
-    def _read(self, total: Integers) -> dict[str, float]:
-        values = self._grid.from_steps(total) / scale_of(len(total)) / self.cohort_size + 0.5
+    def _read(self, total: Integers, lattice: Lattice) -> dict[str, float]:
+        values = lattice.from_steps(total) / scale_of(len(total)) / self.cohort_size + 0.5
         return {name: bound * float(v) for (name, bound), v in zip(self.settings.bounds.items(), values, strict=True)}
 
 

@@ -6,13 +6,14 @@ Apart from the server's part (`evaluation`), because a node is a new process for
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType
 
 from fedcgd.noise.quantisation import Integers, Lattice
-from fedcgd_flower.layout import Flat
+from fedcgd_flower.layout import Flat, Layout
 from fedcgd_flower.messages import TASK, TrainTask, train_message
 
 _NAMES, _BOUNDS = "metrics", "bounds"
@@ -40,12 +41,22 @@ def answer(metrics: Mapping[str, Any], bounds: Mapping[str, float], grid: Lattic
 
 
 def evaluate_message(
-    node_id: int, model: Flat, config: ConfigRecord, task: TrainTask, bounds: Mapping[str, float]
+    node_id: int,
+    model: Flat,
+    config: ConfigRecord,
+    task: TrainTask,
+    bounds: Mapping[str, float],
+    keepers: Mapping[str, ConfigRecord] | None = None,
 ) -> Message:
     """The request for one node: the model, and the metrics that are wanted, of the task's users."""
-    message = train_message(node_id, model, config, task, MessageType.EVALUATE)
+    message = train_message(node_id, model, config, task, MessageType.EVALUATE, keepers=keepers)
     message.content.config_records[TASK].update({_NAMES: list(bounds), _BOUNDS: [float(b) for b in bounds.values()]})
     return message
+
+
+def answers_task(task: TrainTask, metrics: int) -> TrainTask:
+    """`task` for what comes back: so many metrics, where the model went out."""
+    return replace(task, layout=Layout(("metrics",), ((metrics,),), ("float32",)))
 
 
 def bounds_of(message: Message) -> dict[str, float]:

@@ -6,11 +6,22 @@ from logging import ERROR, WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MessageType
 from numpy.typing import NDArray
 
 from fedcgd.clipping import ROUNDING, clip
-from fedcgd.keepers import Agreement, Keeper, KeeperKey, Keepers, NodeTurns, Refusal, RefusedError, mask
+from fedcgd.keepers import (
+    EVALUATION,
+    TRAINING,
+    Agreement,
+    Keeper,
+    KeeperKey,
+    Keepers,
+    NodeTurns,
+    Refusal,
+    RefusedError,
+    mask,
+)
 from fedcgd.keepers.wire import proof
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.keeper_gate import KEEPERS, question_of
@@ -41,7 +52,9 @@ def masked_answer(
     users: Collection[str],
     summed: Callable[[], NDArray[np.signedinteger[Any]]],
 ) -> Message:
-    """The reply to a train request: what `summed` gives of `users`, under masks; zeros if it raises or gives anything else.
+    """The reply to a request: what `summed` gives of `users`, under masks; zeros if it raises or gives anything else.
+
+    The sums are evaluations if the message is an evaluate message, and of a training otherwise, whatever the server calls them.
 
     Nothing in the reply but the masked integers depends on data: not whether training failed, nor why. A node whose configuration
     names a file for `turns` has counted those of `users` in it before this calls `summed`.
@@ -50,7 +63,8 @@ def masked_answer(
         ValueError: before `summed` is called, if the server's agreement is not what this node is asked to do, or if it is not the
             turn of one of `users`.
     """
-    masking = Masking.of(message, keepers)
+    is_evaluation = message.metadata.message_type.partition(".")[0] == MessageType.EVALUATE
+    masking = Masking.of(message, keepers, EVALUATION if is_evaluation else TRAINING)
     agreement = masking.agreement
     asked = (task.size, task.grid.step)
     if asked != (agreement.size, agreement.step):
@@ -84,10 +98,16 @@ def _or_zeros(summed: Callable[[], NDArray[Any]], task: TrainTask) -> NDArray[np
         values = np.asarray(summed())
         if values.shape == (task.size,) and values.dtype.kind == "i":
             return values
-        log(ERROR, "fedcgd: local training gave %s of shape %s, not %d integers", values.dtype, values.shape, task.size)
+        log(
+            ERROR,
+            "fedcgd: the app's function gave %s of shape %s, not %d integers",
+            values.dtype,
+            values.shape,
+            task.size,
+        )
     except Exception as error:
         where = "".join(traceback.format_tb(error.__traceback__))
-        log(ERROR, "fedcgd: local training failed with %s at\n%s", type(error).__name__, where)
+        log(ERROR, "fedcgd: the app's function failed with %s at\n%s", type(error).__name__, where)
     log(WARNING, "fedcgd: this node adds zeros; under masks nobody can tell")
     return np.zeros(task.size, np.int64)
 
@@ -117,7 +137,7 @@ def answer_question(message: Message, context: Context, keepers: Keepers | None)
         sealed = message.content.config_records[KEEPERS].get(f"challenge {name}")
         return identity_reply(message, name, proof(key, sealed if isinstance(sealed, bytes) else b""))
     try:
-        agreement, opening = Masking.of(message, keepers).agreement, read_opening(message)
+        agreement, opening = read_opening(message, keepers)
         with Keeper.open(key_file, keepers) as keeper:
             answer = keeper.reply(agreement, opening, check=question_of(message) == "check")
     except ValueError as error:

@@ -7,7 +7,7 @@ KEEPERS = "fedcgd-keepers"
 
 
 def has_keepers(message: Message) -> bool:
-    """Whether a train request says that the round has keepers, or is a question to one."""
+    """Whether a request says that the round has keepers, or is a question to one."""
     return KEEPERS in message.content.config_records
 
 
@@ -31,9 +31,3 @@ def check_masked(message: Message, keepers: object | None) -> None:
         raise ValueError(
             "this node was given keepers, and the server asks for what it could read alone: CorrelatedNoise(…, keepers=…)"
         )
-
-
-def refuse_evaluation(keepers: object | None) -> None:
-    """Raise ValueError if this node was given keepers: evaluations reach the server without masks."""
-    if keepers is not None:
-        raise ValueError("this node was given keepers, which open training sums only: it answers no evaluation")

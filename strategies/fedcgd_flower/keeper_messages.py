@@ -1,6 +1,6 @@
 """What travels between server, nodes and keepers: masked updates, and requests to open their sum.
 
-All requests are train messages, because a mod sees only messages for which the ClientApp has a function.
+All questions to keepers are train messages, because a mod sees only messages for which the ClientApp has a function.
 """
 
 import json
@@ -11,9 +11,10 @@ from typing import Any, cast
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
-from fedcgd.keepers import Agreement, Keepers, Masked, Opening, Refusal
+from fedcgd.keepers import Agreement, Keepers, Kind, Masked, Opening, Refusal
 from fedcgd.keepers.cards import SEALED_BYTES
 from fedcgd.keepers.masks import TICKET_BYTES, Residues
+from fedcgd.keepers.wire import kind_of
 from fedcgd_flower.arrays import array_of, view
 from fedcgd_flower.keeper_gate import KEEPERS, has_keepers
 from fedcgd_flower.messages import FLAT, TASK, UPDATE, TrainTask
@@ -31,15 +32,18 @@ class Masking:
         return ConfigRecord({"agreement": json.dumps(self.agreement.to_description()), "present": list(self.present)})
 
     @staticmethod
-    def of(message: Message, keepers: Keepers) -> "Masking":
-        """What the server says in `message`. Raises ValueError if it is about other keepers, or describes no agreement."""
+    def of(message: Message, keepers: Keepers, kind: Kind) -> "Masking":
+        """What the server says in `message`, for sums of this kind, which is never what the server says that they are.
+
+        Raises ValueError if it is about other keepers, or describes no agreement.
+        """
         record = message.content.config_records[KEEPERS]
         try:
             description = json.loads(cast(str, record["agreement"]))
             present = tuple(cast(list[str], record["present"]))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"this message describes no agreement between keepers: {error!r}") from error
-        return Masking(Agreement.from_description(description, keepers), present)
+        return Masking(Agreement.from_description(description, keepers, kind), present)
 
 
 # A node's reply.
@@ -109,6 +113,7 @@ def opening_request(node_id: int, agreement: Agreement, opening: Opening, *, che
         {
             "question": "check" if check else "open",
             "agreement": json.dumps(agreement.to_description()),
+            "kind": agreement.kind,
             "present": list(opening.present),
             "round": opening.round,
             "attempt": opening.attempt,
@@ -123,13 +128,13 @@ def _question(node_id: int, asked: dict[str, Any]) -> Message:
     return Message(RecordDict({KEEPERS: ConfigRecord(asked)}), dst_node_id=node_id, message_type=MessageType.TRAIN)
 
 
-def read_opening(message: Message) -> Opening:
-    """The opening that is asked for. Raises ValueError if the message describes none."""
+def read_opening(message: Message, keepers: Keepers) -> tuple[Agreement, Opening]:
+    """The opening that is asked for, and of what. Raises ValueError if the message describes none."""
     asked = message.content.config_records[KEEPERS]
     try:
         tickets, sealed = cast(bytes, asked["tickets"]), cast(bytes, asked["sealed"])
         after = cast(int, asked["after"])
-        return Opening(
+        opening = Opening(
             round=cast(int, asked["round"]),
             attempt=cast(int, asked["attempt"]),
             present=tuple(cast(list[str], asked["present"])),
@@ -139,6 +144,7 @@ def read_opening(message: Message) -> Opening:
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"this message asks a keeper for nothing: {error!r}") from error
+    return Masking.of(message, keepers, kind_of(asked.get("kind"))).agreement, opening
 
 
 # A keeper's reply.

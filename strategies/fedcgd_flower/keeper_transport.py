@@ -196,6 +196,13 @@ class KeeperServices:
             return list(pool.map(one, names, requests))
 
 
+def transport_of(keepers: Keepers, ledger: Path | None, *, new: bool) -> Transport:
+    """How these keepers are reached, in a run recorded at `ledger`, if in a file, that is `new` or has asked them before."""
+    if keepers.simulated:
+        return SimulatedKeepers(keepers, ledger, new=new)
+    return KeeperServices(keepers) if keepers.are_services else KeeperNodes(keepers)
+
+
 def _wait_for(keepers: Keepers, reachable: Callable[[], Collection[str]], patience: float) -> tuple[str, ...]:
     """The `reachable` keepers, sorted, once it is all of them or `patience` seconds have passed."""
     began = time.monotonic()

@@ -6,10 +6,10 @@ integers and noised sums.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from logging import INFO, WARNING
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -19,17 +19,19 @@ from scipy.stats import chi2
 
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.accounting.shares import guarantees_by_collusion
-from fedcgd.keepers import Agreement, Keepers, Masked, Opening, Refusal, add, agree, lifted
+from fedcgd.keepers import EVALUATION, Agreement, Keepers, Masked, Opening, Refusal, add, lifted
 from fedcgd.keepers.agreement import check_plan, longest_row
 from fedcgd.keepers.keeper import list_hash
 from fedcgd.keepers.masks import Residues
 from fedcgd.ledger import Ledger
+from fedcgd.ledger.evaluations import with_evaluations_by_collusion
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers
 from fedcgd.plan import Plan
+from fedcgd.release import RecordedReleases
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.keeper_messages import Masking, read_masked_reply
-from fedcgd_flower.keeper_transport import KeeperNodes, KeeperServices, SimulatedKeepers, Transport
+from fedcgd_flower.keeper_transport import SimulatedKeepers, Transport
 from fedcgd_flower.messages import TrainTask
 from fedcgd_flower.replies import RejectionReason, rejection_reason
 
@@ -80,49 +82,79 @@ def sum_of_masked_replies(
 
 
 class Openings:
-    """The openings of a run: which keepers a round has, and their answers. `open` comes first, `close` last."""
+    """The openings of a run's sums of one kind: which keepers a round has, and their answers.
 
-    def __init__(self, keepers: Keepers, plan: Plan, *, cohort_size: int, patience: float) -> None:
+    Args:
+        keepers: of the run.
+        transport: how they are reached; the same for both kinds.
+        ledger: that of this kind.
+        agreed: the coordinates of a model → what all parties agree on for this kind.
+        cohort_size: the most users in a round.
+        patience: seconds to wait for keepers.
+    """
+
+    def __init__(
+        self,
+        keepers: Keepers,
+        transport: Transport,
+        ledger: Ledger,
+        agreed: Callable[[int], Agreement],
+        *,
+        cohort_size: int,
+        patience: float,
+    ) -> None:
         self._keepers = keepers
-        self._plan = plan
+        self._transport = transport
+        self._ledger = ledger
+        self._agreed = lru_cache(maxsize=1)(agreed)
         self._cohort_size = cohort_size
         self._patience = patience
-        self._ledger: Ledger | None = None
-        self._transport: Transport | None = None
-        self._agreed: Agreement | None = None
         self._check_first = True
         self._check_always = False
 
-    def open(self, ledger: Ledger, path: Path | None) -> None:
-        """Go on where `ledger` stands."""
-        self._ledger = ledger
-        if self._keepers.simulated:
-            self._transport = SimulatedKeepers(self._keepers, path, new=not ledger.openings())
-        elif self._keepers.are_services:
-            self._transport = KeeperServices(self._keepers)
-        else:
-            self._transport = KeeperNodes(self._keepers)
+    def of_evaluations(self, ledger: Ledger, cohort_size: int) -> "Openings":
+        """The openings of the run's evaluations, whose ledger and cohorts these are."""
+        return Openings(
+            self._keepers,
+            self._transport,
+            ledger,
+            lambda size: self._agreed(size).of(EVALUATION),
+            cohort_size=cohort_size,
+            patience=self._patience,
+        )
 
     def close(self) -> None:
-        """Close what `open` opened, but for the ledger."""
-        transport, self._transport, self._ledger, self._agreed = self._transport, None, None, None
-        if isinstance(transport, SimulatedKeepers):
-            transport.close()
+        """Close the records of simulated keepers."""
+        if isinstance(self._transport, SimulatedKeepers):
+            self._transport.close()
 
     def masking(self, grid: Grid, size: int) -> Masking | str:
-        """How the nodes of the next round mask, with the keepers that are there; or the reason if too few are."""
-        assert self._transport is not None  # `open` comes first
-        assert self._ledger is not None
-        if self._agreed is None or self._agreed.size != size:
-            self._agreed = agree(
-                self._plan, size=size, keepers=self._keepers, run=self._ledger.stream_id, users=self._cohort_size
-            )
+        """How the nodes of the next round mask, with the keepers that are there; or the reason if too few are.
+
+        `size` is that of what the training sums, for evaluations too: both kinds are one agreement.
+        """
+        agreed = self._agreed(size)
         present = self._transport.present(grid, self._patience)
         needed = len(self._keepers.cards) - self._keepers.away
         if len(present) < needed:
             missing = ", ".join(sorted(set(self._keepers.names) - set(present)))
             return f"{len(present)} of {needed} keepers were reachable; missing: {missing}"
-        return Masking(self._agreed, present)
+        return Masking(agreed, present)
+
+    def opened(
+        self, grid: Grid, masking: Masking, releases: RecordedReleases, attempt: int, summed: MaskedSum
+    ) -> Integers:
+        """Σ updates + Σ shares of the noise, in steps, int64, of the round that comes next on the record of `releases`.
+
+        From the moment in which keepers are asked to open it the round is released or spent.
+
+        Raises:
+            OpeningFailedError: as `checked` and `noised`.
+        """
+        round = releases.count
+        summed = self.checked(grid, masking, round, attempt, summed)
+        releases.add_noise_of_keepers(self.record(masking, round, attempt, summed))
+        return self.noised(grid, masking, round, attempt, summed)
 
     def checked(self, grid: Grid, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> MaskedSum:
         """`summed` without the nodes whose seeds a keeper could not open, where that is to be asked first.
@@ -133,7 +165,6 @@ class Openings:
         Raises:
             OpeningFailedError: if a keeper is gone or refuses, or no node is left; nothing is spent.
         """
-        assert self._transport is not None
         gone = set(masking.present) - set(self._transport.present(grid, 0.0))
         if gone:
             raise OpeningFailedError(f"keepers {', '.join(sorted(gone))} are gone")
@@ -166,7 +197,6 @@ class Openings:
 
     def record(self, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> int:
         """Write in the ledger what keepers are about to be asked; the result stands for the round's nonce."""
-        assert self._ledger is not None
         some = next(iter(self._requests(masking, round, attempt, summed).values()))
         return self._ledger.record_opening(round, attempt, list_hash(masking.agreement, some), masking.present)
 
@@ -176,7 +206,6 @@ class Openings:
         Raises:
             OpeningFailedError: if a keeper refuses or is gone, or the sum is longer than updates and noise can be.
         """
-        assert self._transport is not None
         agreement = masking.agreement
         requests = self._requests(masking, round, attempt, summed)
         answers = self._transport.ask(grid, agreement, requests, check=False, patience=self._patience)
@@ -210,7 +239,6 @@ class Openings:
             )
 
     def _requests(self, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> dict[str, Opening]:
-        assert self._ledger is not None
         after: dict[str, int] = {}
         for opened in self._ledger.openings():
             if opened.state == "released" and opened.round < round:
@@ -229,14 +257,14 @@ class Openings:
 
 
 def check_keepers(
-    keepers: Keepers, plan: Plan, key: NoiseKey, *, evaluation: bool, forward_client_metrics: bool
+    keepers: Keepers, plan: Plan, key: NoiseKey, *, evaluation: Plan | None, forward_client_metrics: bool
 ) -> None:
     """Raise TypeError or ValueError unless a run of `plan` can have these keepers."""
     if not isinstance(keepers, Keepers):
         raise TypeError(f"keepers must be Keepers, for example Keepers.from_file('keepers.toml'); got {keepers!r}")
     check_plan(plan)
-    if evaluation:
-        raise ValueError("a private evaluation is summed in the clear: leave out evaluation= where there are keepers")
+    if evaluation is not None:
+        check_plan(evaluation)
     if forward_client_metrics:
         raise ValueError("forward_client_metrics=True sends metrics past the keepers, in the clear: leave it out")
     if keepers.are_services and keepers.tls is None:
@@ -261,7 +289,7 @@ def keepers_description(keepers: Keepers) -> dict[str, Any]:
     }
 
 
-def log_keepers(keepers: Keepers, plan: Plan) -> None:
+def log_keepers(keepers: Keepers, plan: Plan, evaluations: Plan | None) -> None:
     """Log who the keepers are and against whom which ε holds, and what they do not protect from."""
     names = ", ".join(f"{card.name} ({card.fingerprint})" for card in keepers.cards)
     log(INFO, "\t├──> fedcgd: the noise comes from %d keepers: %s", len(keepers.cards), names)
@@ -271,6 +299,10 @@ def log_keepers(keepers: Keepers, plan: Plan) -> None:
         epsilon = "∞" if against.guarantee is None else rounded_up(against.epsilon)
         planned = " (the plan's)" if against.colluding == keepers.colluding else ""
         log(INFO, "\t│\t├── against the server with %d of them: ε ≤ %s%s", against.colluding, epsilon, planned)
+    if evaluations is not None:
+        both = with_evaluations_by_collusion(plan, evaluations, keepers.shares)
+        told = [f"{'∞' if math.isinf(one) else rounded_up(one)} with {number}" for number, one in enumerate(both)]
+        log(INFO, "\t│\t├── training and evaluations together: ε ≤ %s of them", ", ".join(told))
     log(
         INFO,
         "\t│\t└── this holds against who reads the server, not against who changes the app: Flower sends %s their code",

@@ -11,10 +11,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from fedcgd.noise.quantisation import Integers, Lattice
-from fedcgd_flower.evaluation_messages import answer, bounds_of
+from fedcgd_flower.evaluation_messages import answer, answers_task, bounds_of
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.isolation import TIME_LIMIT, run_isolated
-from fedcgd_flower.keeper_gate import check_masked, question_of, refuse_evaluation
+from fedcgd_flower.keeper_gate import check_masked, question_of
 from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flat_arrays, tied_arrays, unflatten
 from fedcgd_flower.messages import (
     NOT_FINITE_WORDS,
@@ -119,7 +119,7 @@ def host_users(
             people.
         keepers: with them, what leaves the node is masked, so that only all keepers of a round together can open it, and only as
             a noised sum with others'. A node whose configuration names a keeper's key (`keeper="/srv/keeper.key"`) is that keeper
-            too. No evaluation is answered then.
+            too. Evaluations are answered under masks as well.
 
     >>> def train(model, user, config, context):
     ...     return model  # after steps on this user's data
@@ -168,7 +168,7 @@ def host_users(
 
     @app.evaluate()
     def evaluate_users(message: Message, context: Context) -> Message:
-        refuse_evaluation(keepers)
+        check_masked(message, keepers)
         model, config, task = read_train_message(message)
         bounds, asked = bounds_of(message), asked_of(task, context)
 
@@ -176,12 +176,20 @@ def host_users(
             measured = evaluate(unflatten(model, task.layout), user, config, context)
             return answer(measured, bounds, task.grid)
 
-        total, answered = np.zeros(len(bounds), np.int64), 0
-        for part in run_isolated(asked, model, config, context, measure, time_limit=TIME_LIMIT):
-            if part is not None:
-                total += part
-                answered += 1
-        return train_reply(message, task, total, answered)
+        def measured_sum() -> tuple[Integers, int]:
+            total, answered = np.zeros(len(bounds), np.int64), 0
+            for part in run_isolated(asked, model, config, context, measure, time_limit=TIME_LIMIT):
+                if part is not None:
+                    total += part
+                    answered += 1
+            return total, answered
+
+        if keepers is not None:
+            from fedcgd_flower.keeper_app import masked_answer
+
+            answers = answers_task(task, len(bounds))
+            return masked_answer(message, context, answers, keepers, asked, lambda: measured_sum()[0])
+        return train_reply(message, task, *measured_sum())
 
 
 def sequential_training(local_training: LocalTraining, *, time_limit: float | None = TIME_LIMIT) -> ClippedSum:

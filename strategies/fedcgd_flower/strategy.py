@@ -177,7 +177,7 @@ class CorrelatedNoise(Strategy):
                 keepers,
                 plan,
                 key,
-                evaluation=evaluation is not None,
+                evaluation=None if evaluation is None else evaluation.plan,
                 forward_client_metrics=forward_client_metrics,
             )
         self._keepers = keepers
@@ -219,6 +219,7 @@ class CorrelatedNoise(Strategy):
             trainable=trainable,
             batch_norm=batch_norm,
             keepers=keepers,
+            evaluation=None if keepers is None or evaluation is None else evaluation.sums(keepers, cohort.size),
             patience=patience,
         )
         self._evaluator: Evaluator | None = None
@@ -281,6 +282,8 @@ class CorrelatedNoise(Strategy):
                     training_stream=ledger.stream_id,
                     begun=self.releases > 0,
                     record_keys=record_keys_of(self.inner),
+                    openings=self._rounds.openings,
+                    kept={} if self.keepers is None else {KEEPERS: keepers_description(self.keepers)},
                 )
             if not self.releases and self._budget is None:
                 log_other_runs(ledger)
@@ -336,7 +339,7 @@ class CorrelatedNoise(Strategy):
             users=max(self.expected_users, self.cohort_size),
         )
         if self.keepers is not None:
-            log_keepers(self.keepers, self.plan)
+            log_keepers(self.keepers, self.plan, None if self.evaluation is None else self.evaluation.plan)
         log_inner(
             self.inner,
             expected_users=self.expected_users,

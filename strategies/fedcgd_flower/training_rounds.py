@@ -8,6 +8,7 @@ strategy is put back to where it was at the last release.
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import cast
@@ -17,7 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedcgd.keepers import Keepers
+from fedcgd.keepers import Agreement, Keepers, Sums, agree
 from fedcgd.ledger import Ledger, Run, client_metrics
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers, Lattice
@@ -33,6 +34,7 @@ from fedcgd_flower.inner import inner_step
 from fedcgd_flower.inner_request import InnerRequest, inner_request
 from fedcgd_flower.keeper_gate import KEEPERS
 from fedcgd_flower.keeper_messages import Masking
+from fedcgd_flower.keeper_transport import transport_of
 from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
 from fedcgd_flower.messages import FLAT, MODEL, TrainTask, by_node, model_records, train_message
 from fedcgd_flower.openings import MaskedSum, OpeningFailedError, Openings, sum_of_masked_replies
@@ -83,6 +85,7 @@ class TrainingRounds:
         trainable: Collection[str] | None,
         batch_norm: BatchNorm,
         keepers: Keepers | None,
+        evaluation: Sums | None,
         patience: float,
     ) -> None:
         self.clip_norm = plan.clip_norm
@@ -105,9 +108,10 @@ class TrainingRounds:
         if adaptive_clipping is not None:
             self._indicator_norm = adaptive_clipping.indicator_norm(plan.noise_multiplier, cohort_size)
             self._wire_plan = replace(plan, clip_norm=1.0)
-        self._openings: Openings | None = None
-        if keepers is not None:
-            self._openings = Openings(keepers, self._wire_plan, cohort_size=cohort_size, patience=patience)
+        self._keepers = keepers
+        self._evaluation, self._patience = evaluation, patience
+        self.openings: Openings | None = None
+        """Where keepers make the noise, while there is a ledger."""
         self._opened: tuple[Ledger, UserDirectory] | None = None
         self._record: RecordedReleases | None = None
         self._inner_texts = inner_state.texts(inner)
@@ -123,17 +127,28 @@ class TrainingRounds:
     def open(self, ledger: Ledger, directory: UserDirectory, path: Path | None) -> None:
         """Go on where `ledger` stands, which is the file `path` if it is one, with the users of `directory`."""
         self._opened = ledger, directory
-        if self._openings is not None:
-            self._openings.open(ledger, path)
+        if self._keepers is not None:
+            transport = transport_of(self._keepers, path, new=not ledger.openings())
+            agreed = partial(self._agreement, self._keepers, ledger.stream_id)
+            self.openings = Openings(
+                self._keepers, transport, ledger, agreed, cohort_size=self._cohort_size, patience=self._patience
+            )
         self._record = RecordedReleases(ledger, self._wire_plan, self._key)
         self.resume()
+
+    def _agreement(self, keepers: Keepers, run: str, size: int) -> Agreement:
+        """What all parties agree on, for a model of so many coordinates."""
+        size += self._adaptive_clipping is not None
+        users, evaluation = self._cohort_size, self._evaluation
+        return agree(self._wire_plan, size=size, keepers=keepers, run=run, users=users, evaluation=evaluation)
 
     def close(self) -> None:
         """Close the ledger, if it is open."""
         opened, self._opened, self._pending = self._opened, None, None
         self._memory = np.empty(0, np.int64)
-        if self._openings is not None:
-            self._openings.close()
+        openings, self.openings = self.openings, None
+        if openings is not None:
+            openings.close()
         if opened is not None:
             opened[0].close()
 
@@ -246,7 +261,7 @@ class TrainingRounds:
         chosen = self._select_cohort(round, grid)
         if chosen is None:
             return []
-        masking = self._masking(round, grid, layout.size + (self._adaptive_clipping is not None))
+        masking = self._masking(round, grid, layout.size)
         if isinstance(masking, str):
             return []
         outgoing = Outgoing((layout.size,), np.float32)
@@ -305,7 +320,7 @@ class TrainingRounds:
 
     def _masking(self, round: int, grid: Grid, size: int) -> Masking | str | None:
         """How the nodes of the round mask; None without keepers; the reason, which is recorded, if too few are there."""
-        found = None if self._openings is None else self._openings.masking(grid, size)
+        found = None if self.openings is None else self.openings.masking(grid, size)
         if isinstance(found, str):
             self.report.failure = found
             self.ledger.skip(round, "too few keepers were reachable")
@@ -386,12 +401,10 @@ class TrainingRounds:
 
     def _opened_sum(self, pending: PendingRound, total: MaskedSum) -> Integers:
         """As `_noised_sum`, by the keepers. From the moment in which they are asked the round is released or spent."""
-        openings, masking = self._openings, pending.masking
+        openings, masking = self.openings, pending.masking
         assert openings is not None  # who masks has keepers
         assert masking is not None
-        total = openings.checked(pending.grid, masking, pending.round, pending.attempt, total)
-        self.record.add_noise_of_keepers(openings.record(masking, pending.round, pending.attempt, total))
-        return openings.noised(pending.grid, masking, pending.round, pending.attempt, total)
+        return openings.opened(pending.grid, masking, self.record, pending.attempt, total)
 
     def _noised(self, pending: PendingRound, total: Integers) -> tuple[ArrayRecord, MetricRecord, float]:
         """The model plus the noised mean of the updates whose noised sum is `total`; what is told with it; the next clip norm.

@@ -1,7 +1,9 @@
 """A node counts its users' turns itself, for one run, and the keepers' file limits what a run may cost."""
 
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,6 +103,11 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database, and long enough to be read as one" * 9)
     with pytest.raises(ValueError, match="is not a node's count of turns"):
         NodeTurns.open(tmp_path / "text")
+    NodeTurns.open(tmp_path / "turns.db").close()
+    with closing(sqlite3.connect(tmp_path / "turns.db")) as connection, connection:
+        connection.execute("PRAGMA user_version = 0")  # of a version that did not tell kinds apart
+    with pytest.raises(ValueError, match="counted by another version of fedcgd"):
+        NodeTurns.open(tmp_path / "turns.db")
 
 
 def test_a_plan_that_costs_more_than_the_file_allows_is_refused() -> None:
