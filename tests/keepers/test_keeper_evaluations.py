@@ -131,6 +131,30 @@ def test_the_mod_masks_evaluations_too_and_answers_none_in_the_clear() -> None:
     assert len(ran) == before
 
 
+def test_a_node_without_keepers_measures_nothing_where_others_mask() -> None:
+    masked = two_nodes()
+    run(make(evaluation=evaluation()), masked)
+    asked = next(m for m in masked.sent if m.metadata.message_type == "evaluate")
+    ran: list[str] = []
+
+    def measure(user: str) -> dict[str, float]:
+        ran.append(user)
+        return truth(user)
+
+    app = ClientApp(mods=[ClippedUpdateMod()])
+
+    @app.evaluate()
+    def evaluate(message: Message, context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord(measure("u000"))}), reply_to=message)
+
+    grid = FakeGrid({1: hosting(names(12), None, measure), 2: FakeNode(app)})
+    for reply in grid.send_and_receive(
+        [Message(asked.content, dst_node_id=i, message_type="evaluate") for i in grid.nodes]
+    ):
+        assert "this node was given none" in reply.error.reason
+    assert not ran
+
+
 def test_a_server_without_keepers_gets_no_evaluation_from_a_node_with_them() -> None:
     grid = two_nodes(SIMULATED)
     central = two_nodes(None)

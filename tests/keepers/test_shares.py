@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles_accounting import worst_squared_mu
 from scipy import stats
 
 from fedcgd import BISR, DPSGD, BandInvMF, LambdaCGD, Normalized, Participation, Plan, SquareRootToeplitz
@@ -110,25 +111,6 @@ def covariance(mechanism, rounds: int, parties) -> np.ndarray:
                 b[t, s] = weight
         total += variance * b @ b.T
     return total
-
-
-def worst_squared_mu(sigma: np.ndarray, participation: Participation, generator: np.random.Generator) -> float:
-    """The largest tr ΔᵀΣ⁻¹Δ found: every pattern of the participation, every choice of signs, and random vectors."""
-    n, b, k = participation.rounds, participation.min_separation, participation.participations
-    inverse = np.linalg.inv(sigma)
-    worst = 0.0
-    for length in range(1, k + 1):
-        for pattern in itertools.combinations(range(n), length):
-            if any(after - before < b for before, after in itertools.pairwise(pattern)):
-                continue
-            part = inverse[np.ix_(pattern, pattern)]
-            signs = np.array(list(itertools.product([1, -1], repeat=length - 1))).reshape(2 ** (length - 1), length - 1)
-            signs = np.hstack([np.ones((len(signs), 1)), signs])
-            worst = max(worst, float(np.einsum("ij,jk,ik->i", signs, part, signs).max()))
-            vectors = generator.normal(size=(length, 3))
-            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-            worst = max(worst, float(np.trace(vectors.T @ part @ vectors)))
-    return worst
 
 
 @st.composite
