@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from flwr.app import Error, Message
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message
 from numpy.typing import NDArray
 
 from fedcgd.clipping import ROUNDING, clip
@@ -203,12 +203,12 @@ def _received(reply: Message | None, task: TrainTask) -> _UnverifiedUpdate | Rej
         return "no answer"
     if reply.has_error():
         return rejection_reason(reply.error)
-    content = reply.content
-    if TASK not in content.config_records:
+    content = reply.content  # `content.array_records` would keep the update in memory until garbage is collected
+    description, arrays = content.get(TASK), content.get(UPDATE)
+    if not isinstance(description, ConfigRecord):
         return "without fedcgd's mod"
-    if set(content.array_records) != {UPDATE}:
+    if not isinstance(arrays, ArrayRecord) or sum(isinstance(record, ArrayRecord) for record in content.values()) > 1:
         return "wrong arrays"
-    description, arrays = content.config_records[TASK], content.array_records[UPDATE]
     if (description.get("round"), description.get("attempt")) != (task.round, task.attempt):
         return "wrong round"
     answered = description.get("answered")

@@ -45,14 +45,17 @@ class RunLoop:
     evaluate_fn: EvaluateFn | None
     on_release: OnRelease | None
 
-    def run(self, initial_arrays: ArrayRecord, num_rounds: int | None) -> RunResult:
-        """All releases, when the last planned round is released or `num_rounds` tries are made.
+    def begin(self, initial_arrays: ArrayRecord) -> RunResult:
+        """Where the run stands: at its beginning, or where its ledger says."""
+        log(INFO, "Starting %s around %s:", type(self.strategy).__name__, type(self.inner).__name__)
+        return self._resume(initial_arrays)
+
+    def run(self, result: RunResult, num_rounds: int | None) -> RunResult:
+        """All releases, when the last planned round is released or `num_rounds` tries are made; `result` is what began.
 
         Raises IncompleteRunError if the run ends before its plan without being asked to.
         """
         started = time.monotonic()
-        log(INFO, "Starting %s around %s:", type(self.strategy).__name__, type(self.inner).__name__)
-        result = self._resume(initial_arrays)
         log(INFO, "\t├── Rounds: %d planned, %d released", result.planned, result.released)
         log(INFO, "\t├── ConfigRecord (train): %s", config_text(self.train_config))
         log(INFO, "\t├── ConfigRecord (evaluate): %s", config_text(self.evaluate_config))

@@ -1,9 +1,10 @@
 """Send messages and gather the replies, each matched to the message it answers."""
 
+import gc
 import time
 from collections.abc import Iterator, Sequence
 
-from flwr.app import Error, Message
+from flwr.app import ArrayRecord, Error, Message
 from flwr.serverapp import Grid
 
 from fedcgd_flower.flower_private import is_simulation
@@ -22,6 +23,9 @@ _SIMULATED_AT_ONCE = 64
 """Unanswered messages to simulated nodes: Flower's simulation goes through all of them for each node, many times a second, and
 whoever wants to send, train or answer waits meanwhile. Replies of so many are fetched in less time than they take to train."""
 
+_LARGE = 256
+"""Mebibytes of a message from which on it is worth a look for what holds it."""
+
 
 def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message | None]:
     """The reply to each of `messages`, in order, or None where `receive` has none."""
@@ -33,12 +37,14 @@ def receive(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator
     """The replies to `messages`, each as soon as it is there, until all are or `timeout` seconds are over.
 
     Only replies to these very messages are given, at most one each, and none that cannot be read. One to a node that is gone
-    is answered by an error. None is held here: whoever is done with a reply frees its memory before the next one comes.
+    is answered by an error. None is held here: whoever is done with a reply frees its memory before the next one comes. Nor is a
+    message that was sent.
     Raises ValueError if the SuperLink refuses a message to a node that is there.
     """
     simulated = is_simulation(grid)
     most = _SIMULATED_AT_ONCE if simulated else len(messages)
     unsent = list(messages)
+    del messages
     waiting: set[str] = set()
     deadline: float | None = None
 
@@ -50,6 +56,9 @@ def receive(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator
             some, unsent = unsent[: most - len(waiting)], unsent[most - len(waiting) :]
             gone = push(grid, some)
             waiting |= {message.metadata.message_id for message in some}
+            if _mebibytes(some[0]) > _LARGE:
+                some.clear()
+                gc.collect()  # Flower's records are in cycles, which would hold what was sent
             waiting -= {reply.metadata.reply_to_message_id for reply in gone}
             sent = time.monotonic()
             deadline = sent + timeout if deadline is None else deadline
@@ -126,5 +135,6 @@ def _push(grid: Grid, messages: Sequence[Message]) -> list[Message]:
 
 
 def _mebibytes(message: Message) -> float:
-    arrays = (array for record in message.content.array_records.values() for array in record.values())
+    records = (record for record in message.content.values() if isinstance(record, ArrayRecord))
+    arrays = (array for record in records for array in record.values())
     return sum(len(array.data) for array in arrays) / 2**20

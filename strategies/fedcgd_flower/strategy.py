@@ -446,7 +446,7 @@ class CorrelatedNoise(Strategy):
         if opened_here:
             self._open()
         try:
-            return RunLoop(
+            loop = RunLoop(
                 strategy=self,
                 inner=self.inner,
                 plan=self.plan,
@@ -459,7 +459,10 @@ class CorrelatedNoise(Strategy):
                 evaluate_config=evaluate_config,
                 evaluate_fn=evaluate_fn,
                 on_release=self.on_release,
-            ).run(initial_arrays, num_rounds)
+            )
+            result = loop.begin(initial_arrays)
+            del initial_arrays  # from the first release on nobody here needs it
+            return loop.run(result, num_rounds)
         finally:
             if opened_here:
                 self.close()

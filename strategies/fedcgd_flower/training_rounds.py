@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -22,12 +22,12 @@ from fedcgd.keepers import Agreement, Keepers, Sums, agree
 from fedcgd.ledger import Ledger, Run, client_metrics
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers, Lattice
-from fedcgd.passes import passes
+from fedcgd.passes import aligned, passes
 from fedcgd.plan import Plan
 from fedcgd.release import RecordedReleases, lattice_of
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
-from fedcgd_flower.arrays import Outgoing, view
+from fedcgd_flower.arrays import Outgoing
 from fedcgd_flower.cohort_selection import CohortSelector
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.inner import inner_step
@@ -35,14 +35,13 @@ from fedcgd_flower.inner_request import InnerRequest, inner_request
 from fedcgd_flower.keeper_gate import KEEPERS
 from fedcgd_flower.keeper_messages import Masking
 from fedcgd_flower.keeper_transport import transport_of
-from fedcgd_flower.layout import BatchNorm, Flat, Layout, flatten, layout_of, unflatten
-from fedcgd_flower.messages import FLAT, MODEL, TrainTask, by_node, model_records, train_message
+from fedcgd_flower.layout import BatchNorm, Layout, flat_arrays, flatten, layout_of, unflatten
+from fedcgd_flower.messages import TrainTask, by_node, model_records, train_message
 from fedcgd_flower.openings import MaskedSum, OpeningFailedError, Openings, sum_of_masked_replies
 from fedcgd_flower.replies import HINTS, RejectionReason, sum_of_replies
 from fedcgd_flower.reporting import RoundReport, guarantee_metrics
 from fedcgd_flower.user_directory import UserDirectory
 
-_NOTHING = np.empty(0, np.float32)
 _KEPT = 2**30
 """Bytes of a sum whose memory the next round gets: new memory costs time. A larger one is free before the inner step."""
 
@@ -53,12 +52,14 @@ class PendingRound:
 
     round: int
     attempt: int
-    model: Flat
+    model: tuple[Array, ...]
+    """What is trained, before the round: as it was given, so that the messages may go when they are sent."""
     layout: Layout
     lattice: Lattice
     scale: Scale
     """How the sum is read."""
-    requests: tuple[tuple[Message, TrainTask], ...]
+    requests: tuple[tuple[Metadata, TrainTask], ...]
+    """Of each message, and what it asks for."""
     config: inner_state.EditedConfig
     """The configuration, as it was given and as the inner strategy left it."""
     unsaved: dict[str, str]
@@ -277,7 +278,7 @@ class TrainingRounds:
         if adaptive:
             scale = Scale.of_round(self.clip_norm, self._indicator_norm, integer_grid)
         attempt = self.record.plan_round(list(chosen))
-        requests = []
+        messages, requests = [], []
         for node_id, users in by_node(chosen):
             task = TrainTask(
                 round=round,
@@ -291,11 +292,12 @@ class TrainingRounds:
                 record_keys=request.record_keys,
             )
             message = train_message(node_id, records, request.config, task, request.message_type, request.records, told)
-            requests.append((message, task))
+            messages.append(message)
+            requests.append((message.metadata, task))
         self._pending = PendingRound(
             round=round,
             attempt=attempt,
-            model=view(records[MODEL][FLAT]),
+            model=tuple(arrays[name] for name in layout.names),
             layout=layout,
             lattice=integer_grid,
             scale=scale,
@@ -306,7 +308,7 @@ class TrainingRounds:
             masking=masking,
         )
         self.report.asked, self.report.nodes = len(chosen), len(requests)
-        return [message for message, _ in requests]
+        return messages
 
     def _select_cohort(self, round: int, grid: Grid) -> dict[str, int] | None:
         """Users of the round and the node of each; None if too few are there."""
@@ -352,7 +354,7 @@ class TrainingRounds:
         try:
             noised_sum = self._noised_sum(pending, total)
             noised, metrics, next_clip_norm = self._noised(pending, noised_sum)
-            pending = self._pending = replace(pending, model=_NOTHING, requests=())
+            pending = self._pending = replace(pending, model=(), requests=())
             kept = noised_sum if noised_sum.nbytes <= _KEPT else None
             del total, noised_sum  # the inner strategy needs room
             stepped = inner_step(self._inner, pending.round + 1, noised)
@@ -371,7 +373,7 @@ class TrainingRounds:
     def _record_answers(self, pending: PendingRound, results: Sequence[int | RejectionReason]) -> None:
         """Record who answered and why others are lost, and tell the operator what to do about it, once."""
         report = self.report
-        for (message, task), result in zip(pending.requests, results, strict=True):
+        for (metadata, task), result in zip(pending.requests, results, strict=True):
             cause: RejectionReason = "left out by its node"
             answered = 0
             if isinstance(result, int):
@@ -383,7 +385,7 @@ class TrainingRounds:
             report.answered += answered
             if answered < len(task.users):
                 report.lost[cause] += len(task.users) - answered
-                node_id = None if answered else message.metadata.dst_node_id
+                node_id = None if answered else metadata.dst_node_id
                 self._selector.record_dropouts(
                     pending.round, task.users, node_id
                 )  # which of them, the node does not say
@@ -419,9 +421,12 @@ class TrainingRounds:
             self.report.clipping = f"clip norm {self.clip_norm:.4g} → {next_clip_norm:.4g} (share within: {share:.2f})"
             metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": next_clip_norm})
         noised = total.view(np.float32)[: pending.layout.size]  # what is written lies before what is still to be read
-        passes(len(noised)).mean(
-            pending.model, total, pending.lattice.step, pending.scale.update_scale, self._cohort_size, noised
-        )
+        work, start = passes(len(noised)), 0
+        for part in flat_arrays(dict(zip(pending.layout.names, pending.model, strict=True)), pending.layout):
+            here = slice(start, start + len(part))
+            step, unit = pending.lattice.step, pending.scale.update_scale
+            work.mean(aligned(part), total[here], step, unit, self._cohort_size, noised[here])
+            start = here.stop
         return unflatten(noised, pending.layout, passthrough=False), metrics, next_clip_norm
 
     def _release(
@@ -459,7 +464,7 @@ class TrainingRounds:
 
 
 def _matched(
-    replies: Iterable[Message], requests: Sequence[tuple[Message, TrainTask]], answered: list[int]
+    replies: Iterable[Message], requests: Sequence[tuple[Metadata, TrainTask]], answered: list[int]
 ) -> Iterator[tuple[Message, TrainTask]]:
     """The first reply to each request with its task, as it comes; `answered` gets the requests' positions, in the same order."""
     positions: dict[str, int] = {}
@@ -468,7 +473,7 @@ def _matched(
         request = reply.metadata.reply_to_message_id
         # A message has its id when it is sent, which may be after replies to others are there.
         if request not in positions:
-            positions |= {message.metadata.message_id: i for i, (message, _) in enumerate(requests)}
+            positions |= {metadata.message_id: i for i, (metadata, _) in enumerate(requests)}
         position = positions.get(request)
         if position is None or position in seen:
             continue

@@ -5,13 +5,13 @@ import weakref
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid
+from fake_grid import FakeGrid, is_training
 from flower_runs import SIZE, make, two_nodes
 from flwr.serverapp.strategy import FedAvg
 from shared import record
 
 from fedcgd.release import RecordedReleases
-from fedcgd_flower import AdaptiveClipping, replies, training_rounds
+from fedcgd_flower import AdaptiveClipping, replies, send_and_receive, training_rounds
 
 
 @pytest.mark.parametrize("adaptive", [None, AdaptiveClipping(count_noise=1.0)])
@@ -79,6 +79,28 @@ def test_a_reply_is_gone_before_the_next_one_comes_or_the_inner_strategy_steps(
     assert len(updates) >= 2 * 6
     assert before_step == [0] * 6
     assert (max(before_next) == 0) == (at_once == 0)
+
+
+def test_a_large_message_is_gone_when_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model that it carries is the round's largest array beside the sum: nobody needs it while replies are added."""
+    sent: list[weakref.ref] = []
+    alive: list[int] = []
+
+    class Watched(FakeGrid):
+        def push_messages(self, messages):
+            sent.extend(weakref.ref(message.content) for message in messages if is_training(message))
+            ids = super().push_messages(messages)
+            self.sent = [None] * len(self.sent)
+            return ids
+
+        def pull_messages(self, message_ids):
+            alive.append(sum(reference() is not None for reference in sent))
+            return super().pull_messages(message_ids)
+
+    monkeypatch.setattr(send_and_receive, "_LARGE", -1)
+    make().start(Watched(two_nodes().nodes), record(np.zeros(SIZE)))
+    assert len(sent) == 2 * 6
+    assert set(alive) == {0}
 
 
 def test_what_an_inner_strategy_keeps_of_a_round_stays_as_it_was() -> None:
