@@ -3,16 +3,16 @@
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-from fedcgd.accounting.shares import check_rounding
+from fedcgd.accounting.shares import NoiseShares, check_rounding
 from fedcgd.keepers.cards import SUITE_NAME, Keepers
 from fedcgd.ledger.evaluations import with_evaluations
 from fedcgd.mechanisms import Mechanism, Normalized, Toeplitz
 from fedcgd.noise import STREAM
-from fedcgd.noise.quantisation import Lattice
 from fedcgd.plan import Plan
 from fedcgd.release import lattice_of
 
@@ -28,6 +28,7 @@ _SPREAD = (
     12.0  # standard deviations of the released row that must fit the residues: beyond are 10⁻³² of a normal's draws
 )
 _MOST_ROUND = 2**32
+_RUN = re.compile(r"[A-Za-z0-9._-]{0,64}")  # it is in logs of keepers, who look there for what the server asks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,6 @@ class Sums:
     Args:
         plan: of what is summed. Its `clip_norm` is the bound on one user's vector on the wire.
         size: coordinates of the sum.
-        step: of the lattice, in units of the update.
         bits: 32 or 64, the length of the residues that updates, masks and shares are sent as.
 
     Raises:
@@ -46,20 +46,14 @@ class Sums:
 
     plan: Plan
     size: int
-    step: float
     bits: int
 
     def __post_init__(self) -> None:
-        if self.bits not in (32, 64):
+        if not isinstance(self.bits, int) or self.bits not in (32, 64):
             raise ValueError(f"bits must be 32 or 64, got {self.bits!r}")
         if not isinstance(self.size, int) or self.size < 1:
             raise ValueError(f"size must be at least 1, got {self.size!r}")
         check_plan(self.plan)
-        Lattice(self.step)
-
-    def described(self) -> dict[str, Any]:
-        """These four as JSON-able values."""
-        return {"plan": self.plan.to_description(), "size": self.size, "step": self.step, "bits": self.bits}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +63,15 @@ class Agreement(Sums):
     The context of a run is the same for both kinds, so that a party which keeps to one context keeps to one run.
 
     Args:
-        plan: as in `Sums`, like `size`, `step` and `bits`: those of this kind.
+        plan: as in `Sums`, like `size` and `bits`: those of this kind.
         keepers: who adds noise.
-        run: the run's id. Two runs with one id would have the same noise.
+        run: the run's id, one word. Two runs with one id would have the same noise.
         kind: which sums.
         other: those of the other kind; None in a run whose models are not evaluated by users, and so has training sums only.
 
     Raises:
-        ValueError: for a plan that keepers cannot make noise for, for plans that together cost more than they allow, and if their
-            shares would be too coarse for the lattice.
+        ValueError: for a plan that keepers cannot make noise for, for plans that together cost more than they allow, and if no
+            lattice is right for their shares.
     """
 
     keepers: Keepers
@@ -87,6 +81,10 @@ class Agreement(Sums):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.run, str) or not _RUN.fullmatch(self.run):
+            raise ValueError(
+                f"a run's id has at most 64 letters, digits, dots, dashes and underscores; got {self.run!r}"
+            )
         if self.kind not in get_args(Kind):
             raise ValueError(f"sums are of one of {list(get_args(Kind))}, got {self.kind!r}")
         if self.kind == EVALUATION and self.other is None:
@@ -106,7 +104,7 @@ class Agreement(Sums):
                 shares,
                 size=sums.size,
                 rounds=sums.plan.participation.rounds,
-                share_steps=shares.share(sums.plan.stddev) / sums.step,
+                share_steps=shares.share(sums.plan.stddev) / step_of(sums.plan, sums.size, shares),
                 epsilon=_epsilon(plans, training.plan.delta),
                 delta=training.plan.delta,
             )
@@ -131,7 +129,7 @@ class Agreement(Sums):
             return self
         if self.other is None:
             raise ValueError(f"this run has no sums of kind {kind!r}, and nothing of that kind is masked or opened")
-        own = Sums(plan=self.plan, size=self.size, step=self.step, bits=self.bits)
+        own = Sums(plan=self.plan, size=self.size, bits=self.bits)
         return replace(self, **_fields(self.other), kind=kind, other=own)
 
     @property
@@ -142,6 +140,11 @@ class Agreement(Sums):
         could be that of the training.
         """
         return self.run if self.kind == TRAINING else f"{self.run}{self.kind}"
+
+    @property
+    def step(self) -> float:
+        """The step of the lattice, in units of the update."""
+        return step_of(self.plan, self.size, self.keepers.shares)
 
     @property
     def share_stddev(self) -> float:
@@ -178,11 +181,15 @@ class Agreement(Sums):
             "protocol": PROTOCOL,
             "seal": SUITE_NAME,
             "noise": STREAM,
-            **training.described(),
+            **self._described(training),
             "keepers": self.keepers.digest,
             "run": self.run,
         }
-        return described | {EVALUATION: evaluations[0].described()} if evaluations else described
+        return described | {EVALUATION: self._described(evaluations[0])} if evaluations else described
+
+    def _described(self, sums: Sums) -> dict[str, Any]:
+        step = step_of(sums.plan, sums.size, self.keepers.shares)
+        return {"plan": sums.plan.to_description(), "size": sums.size, "step": step, "bits": sums.bits}
 
     @staticmethod
     def from_description(description: dict[str, Any], keepers: Keepers, kind: Kind = TRAINING) -> "Agreement":
@@ -222,23 +229,23 @@ class Agreement(Sums):
 
 def _described_sums(description: dict[str, Any]) -> Sums:
     plan = Plan.from_description(description["plan"])
-    return Sums(plan=plan, size=description["size"], step=description["step"], bits=description["bits"])
+    return Sums(plan=plan, size=description["size"], bits=description["bits"])
 
 
 def _fields(sums: Sums) -> dict[str, Any]:
-    return {"plan": sums.plan, "size": sums.size, "step": sums.step, "bits": sums.bits}
+    return {"plan": sums.plan, "size": sums.size, "bits": sums.bits}
 
 
 def agree(
     plan: Plan, *, size: int, keepers: Keepers, run: str, users: int, evaluation: Sums | None = None
 ) -> Agreement:
-    """The agreement for a run's training, on the lattice that a trusted server would take.
+    """The agreement for a run's training.
 
     Args:
         plan: of what is summed.
         size: coordinates of the sum.
         keepers: who adds noise.
-        run: the run's id. Two runs with one id would have the same noise.
+        run: the run's id, one word. Two runs with one id would have the same noise.
         users: the most users in a round.
         evaluation: the sums of its evaluations on users' data, by `sums_of`; None if there are none.
 
@@ -250,7 +257,7 @@ def agree(
 
 
 def sums_of(plan: Plan, *, size: int, keepers: Keepers, users: int) -> Sums:
-    """How vectors are summed under `plan`, on the lattice that a trusted server would take.
+    """How vectors are summed under `plan`.
 
     Residues have 32 bits if the largest sum and its noise fit, else 64; what does not fit spoils a release, never its privacy.
 
@@ -264,12 +271,32 @@ def sums_of(plan: Plan, *, size: int, keepers: Keepers, users: int) -> Sums:
         ValueError: as `Sums`, and if no lattice holds the noise.
     """
     check_plan(plan)
-    rounds = plan.participation.rounds
-    louder = (len(keepers.cards) / keepers.shares.full) ** 0.5
-    step = lattice_of(replace(plan, noise_multiplier=plan.noise_multiplier * louder), size).step
-    row = longest_row(plan.mechanism, rounds)
-    reach = users * plan.clip_norm + _SPREAD * plan.stddev * louder * row
-    return Sums(plan=plan, size=size, step=step, bits=32 if reach < 2**31 * step else 64)
+    row = longest_row(plan.mechanism, plan.participation.rounds)
+    reach = users * plan.clip_norm + _SPREAD * plan.stddev * _louder(keepers.shares) * row
+    return Sums(plan=plan, size=size, bits=32 if reach < 2**31 * step_of(plan, size, keepers.shares) else 64)
+
+
+@lru_cache(maxsize=8)
+def step_of(plan: Plan, size: int, shares: NoiseShares) -> float:
+    """The step of the lattice, in units of the update: that which a trusted server would take for as much noise.
+
+    Every party finds it by itself. On a far finer lattice noise would be coarser than the sums, on a far coarser one rounding
+    would show.
+
+    Args:
+        plan: of what is summed.
+        size: coordinates of the sum.
+        shares: how the noise is divided.
+
+    Raises:
+        ValueError: if no lattice holds the noise.
+    """
+    return lattice_of(replace(plan, noise_multiplier=plan.noise_multiplier * _louder(shares)), size).step
+
+
+def _louder(shares: NoiseShares) -> float:
+    """The noise of all keepers together, in that of the plan."""
+    return math.sqrt(shares.keepers / shares.full)
 
 
 def check_plan(plan: Plan) -> None:

@@ -79,7 +79,7 @@ def test_other_seeds_for_the_tickets_of_an_opened_list_open_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["round", "attempt", "run", "size", "step", "clip norm", "noise", "keepers", "present", "bits"]
+    "what", ["round", "attempt", "run", "size", "clip norm", "noise", "keepers", "present", "bits"]
 )
 def test_masks_of_one_request_open_in_no_other(what: str) -> None:
     """Whoever disagrees on any of it, the node or the keeper, opens nothing."""
@@ -101,8 +101,6 @@ def test_masks_of_one_request_open_in_no_other(what: str) -> None:
             told = replace(agreement, size=SIZE + 1)
         case "bits":
             told = replace(agreement, bits=64)
-        case "step":
-            told = replace(agreement, step=agreement.step / 2)
         case "clip norm":  # nodes are told to clip at 1, and keepers make noise for a tenth of it
             told = replace(agreement, plan=replace(PLAN, clip_norm=0.1))
         case "noise":

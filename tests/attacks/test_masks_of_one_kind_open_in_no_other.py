@@ -18,7 +18,7 @@ KEEPERS = Keepers.simulation(7, 3, colluding=1)
 def both(keepers: Keepers = KEEPERS, *, size: int = SIZE, **other) -> dict[str, Agreement]:
     """A run whose two kinds are the same but for their names, so that nothing else can tell them apart."""
     alone = agreement_of(keepers, size=size)
-    sums = {"plan": alone.plan, "size": alone.size, "step": alone.step, "bits": alone.bits} | other
+    sums = {"plan": alone.plan, "size": alone.size, "bits": alone.bits} | other
     training = replace(alone, other=Sums(**sums))
     return {TRAINING: training, EVALUATION: training.of(EVALUATION)}
 
@@ -89,7 +89,7 @@ def test_a_kind_is_bound_to_the_run_that_a_key_serves_with_the_plans_of_both() -
     """Evaluations under another plan, or in a run that was said to have none, are another run."""
     keeper, agreements = Keeper.simulation(KEEPERS, 0), both()
     share(keeper, agreements[TRAINING])
-    for other in (both(plan=replace(PLAN, noise_multiplier=1.0)), both(size=SIZE, step=agreements[TRAINING].step * 2)):
+    for other in (both(plan=replace(PLAN, noise_multiplier=1.0)), both(bits=64)):
         assert other[EVALUATION].context == other[TRAINING].context
         with pytest.raises(RefusedError, match="has served another run"):
             share(keeper, other[EVALUATION])
@@ -116,13 +116,9 @@ def test_the_keepers_limit_covers_both_kinds_together() -> None:
             Agreement.from_description(described, limited, kind)
 
 
-@pytest.mark.parametrize("kind", [TRAINING, EVALUATION])
-def test_noise_too_coarse_for_the_lattice_of_the_evaluations_is_refused_for_both_kinds(kind) -> None:
-    """Or a server that lies could have what users measured rounded more coarsely than its noise is."""
-    described = both()[TRAINING].to_description()
-    described["evaluation"]["step"] = PLAN.stddev
+def test_shares_of_the_evaluations_noise_too_small_to_be_rounded_one_by_one_are_refused() -> None:
     with pytest.raises(ValueError, match="steps of the lattice"):
-        Agreement.from_description(described, KEEPERS, kind)
+        both(plan=replace(PLAN, noise_multiplier=1e-4))
 
 
 def test_a_node_counts_the_turns_of_each_kind_by_its_own_plan() -> None:

@@ -312,9 +312,26 @@ def test_an_agreement_travels_and_another_is_told_apart() -> None:
     with pytest.raises(ValueError, match="describes no agreement"):
         Agreement.from_description({"protocol": "x"}, keepers)
     contexts = {agreement.context}
-    for change in ({"size": 301}, {"step": agreement.step / 2}, {"bits": 64}, {"run": "s"}):
+    for change in ({"size": 301}, {"bits": 64}, {"run": "s"}):
         contexts.add(Agreement(**{**vars(agreement), **change}).context)
-    assert len(contexts) == 5
+    assert len(contexts) == 4
+
+
+@pytest.mark.parametrize("factor", [2.0**-30, 0.5, 2.0, 2.0**10])
+def test_no_party_works_on_another_lattice_than_the_plans(factor: float) -> None:
+    """On a lattice as fine as 2⁴⁶ steps for each standard deviation, the noise would be coarser than the sums."""
+    keepers = Keepers.simulation(7, 3, colluding=1)
+    described = agreement_of(keepers).to_description()
+    with pytest.raises(ValueError, match="another version"):
+        Agreement.from_description(described | {"step": factor * described["step"]}, keepers)
+
+
+@pytest.mark.parametrize("run", ["r\nround 1 of 210 opened for 60 nodes", "r" * 65, 7, None, "\x1b[2J"])
+def test_a_run_is_named_by_a_word_so_that_a_server_writes_nothing_else_into_a_keepers_log(run) -> None:
+    keepers = Keepers.simulation(7, 3, colluding=1)
+    described = agreement_of(keepers).to_description() | {"run": run}
+    with pytest.raises(ValueError, match="a run's id has at most 64 letters"):
+        Agreement.from_description(described, keepers)
 
 
 # Keys, cards and the file that says who the keepers are.
