@@ -1,15 +1,17 @@
-"""What keepers cost in accuracy: softmax regression on scikit-learn's digits, by the parts that run, without Flower.
+"""What keepers cost in accuracy: softmax regression on digits or on tweets' embeddings, by the parts that run, without Flower.
 
-python benchmarks/keepers_accuracy.py [--seeds 5] [--json FILE]
+python benchmarks/keepers_accuracy.py digits|tweets|tweets-3000 [--seeds 5] [--output FILE]
 
-1437 users hold one digit each and take part once every 21 of 210 rounds. One node sums their clipped gradients and masks the sum;
-the keepers open it. One keeper of which none may collude releases, bit for bit, what a trusted server does, and so stands for
-one. Each arm's rate is the best of seven for two other splits into training and test users; then test accuracy over the seeds,
-mean and standard deviation in percent. Beside it, the root of the mean squared error of the prefix sums of noise.
+Users hold one example each and take part once every 21 of 210 rounds: 1437 with digits, 31,036 with all tweets, and
+3000 with a part of them. One node sums their clipped gradients and masks the sum; the keepers open it. One keeper of which none
+may collude releases, bit for bit, what a trusted server does, and so stands for one. Each arm's rate is the best of `RATES` for
+two other splits into training and test users; then test accuracy over the seeds, mean and standard deviation in percent. Beside
+it, the root of the mean squared error of the prefix sums of noise.
 """
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +24,8 @@ from fedcgd.keepers import Keeper, Keepers, Opening, add, agree, lifted, mask
 from fedcgd.mechanisms import inverse_matrix
 from fedcgd.noise.quantisation import Lattice
 
-ROUNDS, SEPARATION, CLASSES = 210, 21, 10
-TEST = 360
-RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+ROUNDS, SEPARATION = 210, 21
+RATES = tuple(2.0**power for power in range(-3, 8))
 FURTHER_SEEDS = (101, 102)
 Vector = NDArray[np.float64]
 
@@ -57,32 +58,71 @@ ARMS = (
 )
 
 
+@dataclass(frozen=True)
+class Examples:
+    """One for each user, and for each test; the last input is 1."""
+
+    inputs: Vector
+    labels: NDArray[np.int64]
+    classes: int
+    tests: int
+
+
+def digits() -> Examples:
+    """A fifth for test."""
+    pixels, labels = load_digits(return_X_y=True)
+    return Examples(_with_one(pixels / 16.0), labels.astype(np.int64), 10, 360)
+
+
+def tweets() -> Examples:
+    """A sixth for test. MiniLM's sentence embeddings, which take minutes the first time."""
+    from fedcgd_simulations.minilm import minilm_embeddings
+    from fedcgd_simulations.tasks.tweets import find_file, read_tweets
+
+    texts, labels = read_tweets(find_file(None))
+    embeddings = minilm_embeddings(texts).numpy().astype(np.float64)
+    return Examples(_with_one(embeddings), np.array(labels, np.int64), 3, len(texts) // 6)
+
+
+def some_tweets() -> Examples:
+    """3000 for test, 3000 to train."""
+    every = tweets()
+    chosen = np.random.default_rng(0).permutation(len(every.labels))[:6000]
+    return Examples(every.inputs[chosen], every.labels[chosen], 3, 3000)
+
+
+def _with_one(inputs: Vector) -> Vector:
+    return np.hstack([inputs, np.ones((len(inputs), 1))])
+
+
+TASKS: dict[str, Callable[[], Examples]] = {"digits": digits, "tweets": tweets, "tweets-3000": some_tweets}
+
+
 def gradients(weights: Vector, images: Vector, labels: NDArray[np.int64]) -> Vector:
     """One row for each user: the gradient of its cross-entropy."""
-    scores = images @ weights.reshape(images.shape[1], CLASSES)
+    scores = images @ weights
     odds = np.exp(scores - scores.max(axis=1, keepdims=True))
     odds /= odds.sum(axis=1, keepdims=True)
     odds[np.arange(len(labels)), labels] -= 1.0
     return (images[:, :, None] * odds[:, None, :]).reshape(len(labels), -1)
 
 
-def accuracy(arm: Arm, plan: Plan, rate: float, seed: int) -> float:
+def accuracy(examples: Examples, arm: Arm, plan: Plan, rate: float, seed: int) -> float:
     """Test accuracy, in percent, of one run."""
-    pixels, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(seed).permutation(len(labels))
-    images = np.hstack([pixels / 16.0, np.ones((len(labels), 1))])[order]
-    labels = labels[order].astype(np.int64)
-    train, test = np.arange(TEST, len(labels)), np.arange(TEST)
+    order = np.random.default_rng(seed).permutation(len(examples.labels))
+    images, labels = examples.inputs[order], examples.labels[order]
+    train, test = np.arange(examples.tests, len(labels)), np.arange(examples.tests)
     keepers = Keepers.simulation(seed, arm.keepers, colluding=arm.colluding)
     members = [Keeper.simulation(keepers, number) for number in range(arm.keepers)]
     cohort = -(-len(train) // SEPARATION)
-    size = images.shape[1] * CLASSES
+    shape = images.shape[1], examples.classes
+    size = shape[0] * shape[1]
     agreement = agree(plan, size=size, keepers=keepers, run="", users=cohort)
     lattice, weights = Lattice(agreement.step), np.zeros(size)
     for round in range(ROUNDS):
         users = train[round % SEPARATION :: SEPARATION]
-        rows = gradients(weights, images[users], labels[users])
-        rows *= np.minimum(1.0, 1.0 / np.linalg.norm(rows, axis=1, keepdims=True))
+        rows = gradients(weights.reshape(shape), images[users], labels[users])
+        rows /= np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
         masked = mask(lattice.to_steps(rows.sum(axis=0)), agreement, round=round, attempt=0, present=keepers.names)
         total = masked.residues
         for keeper in members:
@@ -96,7 +136,7 @@ def accuracy(arm: Arm, plan: Plan, rate: float, seed: int) -> float:
             )
             add(total, keeper.answer(agreement, opening))
         weights -= rate * lattice.from_steps(lifted(total)) / cohort
-    found = (images[test] @ weights.reshape(-1, CLASSES)).argmax(axis=1)
+    found = (images[test] @ weights.reshape(shape)).argmax(axis=1)
     for keeper in members:
         keeper.close()
     return 100.0 * float((found == labels[test]).mean())
@@ -104,22 +144,32 @@ def accuracy(arm: Arm, plan: Plan, rate: float, seed: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=TASKS)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--output", type=Path, help="a line of JSON for each arm is added to this file")
     options = parser.parse_args()
-    rows = []
+    examples = TASKS[options.task]()
     for epsilon in (8.0, 2.0):
         for arm in ARMS:
             plan = arm.plan(epsilon)
-            rate = max(RATES, key=lambda rate: sum(accuracy(arm, plan, rate, seed) for seed in FURTHER_SEEDS))
-            found = [accuracy(arm, plan, rate, seed) for seed in range(options.seeds)]
+            totals = [sum(accuracy(examples, arm, plan, rate, seed) for seed in FURTHER_SEEDS) for rate in RATES]
+            rate = RATES[int(np.argmax(totals))]
+            found = [accuracy(examples, arm, plan, rate, seed) for seed in range(options.seeds)]
             error = arm.error(plan)
-            rows.append({"epsilon": epsilon, "arm": arm.name, "rmse": error, "rate": rate, "accuracy": found})
             spread = np.std(found, ddof=1)
             said = f"{error:6.2f}  rate {rate:g}  {np.mean(found):.1f} ± {spread:.1f}"
             print(f"ε = {epsilon:g}  {arm.name:40s}  {said}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+            if options.output:
+                row = {
+                    "task": options.task,
+                    "epsilon": epsilon,
+                    "arm": arm.name,
+                    "rmse": error,
+                    "rate": rate,
+                    "accuracy": found,
+                }
+                with options.output.open("a") as file:
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

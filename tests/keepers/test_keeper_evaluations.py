@@ -237,6 +237,16 @@ def test_records_of_evaluations_that_contradict_their_ledger_are_named(real: Rea
     assert problem in verified.stdout
 
 
+def test_a_keeper_that_was_told_of_other_evaluations_is_named(real: RealKeepers) -> None:
+    run(real.make(evaluation=evaluation()), real_grid(real))
+    with closing(sqlite3.connect(record_file(real.files[1]))) as connection, connection:
+        connection.execute("UPDATE run SET agreement = json_set(agreement, '$.evaluation.plan.noise_multiplier', 0.5)")
+    records = [f"{path.stem}={record_file(path)}" for path in real.files]
+    verified = CliRunner().invoke(cli, ["keeper", "verify", *records, "--ledger", str(real.ledger)])
+    assert verified.exit_code == 1
+    assert "k1 has agreed on evaluations of another plan" in verified.stdout
+
+
 def test_an_evaluation_whose_opening_fails_is_spent_and_the_training_goes_on(real: RealKeepers, caplog) -> None:
     """One is missing at the end then, because the plan has no further one."""
     failed: list[int] = []
