@@ -55,6 +55,11 @@ class NoiseShares:
         """K − t − d: how many shares together have the planned variance."""
         return self.keepers - self.colluding - self.away
 
+    @property
+    def louder(self) -> float:
+        """√(K / (K − t − d)): the noise of all shares together, in that of a trusted server."""
+        return math.sqrt(self.keepers / self.full)
+
     def share(self, stddev: float) -> float:
         """The standard deviation of one keeper's share.
 

@@ -165,7 +165,6 @@ def _checked(name: str) -> str:
 def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
     keepers = Keepers.from_file(path)
     shares = keepers.shares
-    louder = (shares.keepers / shares.full) ** 0.5
     rows = [
         (card.name, f"fingerprint {card.fingerprint}" + (f", at {card.address}" if card.address else ""))
         for card in keepers.cards
@@ -176,7 +175,7 @@ def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
             f"{keepers.colluding} of {shares.keepers}: against so many, with the server, the plan's ε holds",
         ),
         ("may be away", f"{keepers.away} in a round"),
-        ("noise", f"{louder:.3f} times a trusted server's"),
+        ("noise", f"{shares.louder:.3f} times a trusted server's"),
         ("digest", f"{keepers.digest[:16]}: the same for all parties"),
         (
             "a run may cost",
@@ -190,7 +189,7 @@ def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:
         "keepers": {card.name: card.fingerprint for card in keepers.cards},
         "colluding": keepers.colluding,
         "away": keepers.away,
-        "noise_factor": louder,
+        "noise_factor": shares.louder,
         "digest": keepers.digest,
         "epsilon": keepers.epsilon,
         "delta": keepers.delta,

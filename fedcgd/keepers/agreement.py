@@ -272,7 +272,7 @@ def sums_of(plan: Plan, *, size: int, keepers: Keepers, users: int) -> Sums:
     """
     check_plan(plan)
     row = longest_row(plan.mechanism, plan.participation.rounds)
-    reach = users * plan.clip_norm + _SPREAD * plan.stddev * _louder(keepers.shares) * row
+    reach = users * plan.clip_norm + _SPREAD * plan.stddev * keepers.shares.louder * row
     return Sums(plan=plan, size=size, bits=32 if reach < 2**31 * step_of(plan, size, keepers.shares) else 64)
 
 
@@ -291,12 +291,7 @@ def step_of(plan: Plan, size: int, shares: NoiseShares) -> float:
     Raises:
         ValueError: if no lattice holds the noise.
     """
-    return lattice_of(replace(plan, noise_multiplier=plan.noise_multiplier * _louder(shares)), size).step
-
-
-def _louder(shares: NoiseShares) -> float:
-    """The noise of all keepers together, in that of the plan."""
-    return math.sqrt(shares.keepers / shares.full)
+    return lattice_of(replace(plan, noise_multiplier=plan.noise_multiplier * shares.louder), size).step
 
 
 def check_plan(plan: Plan) -> None:

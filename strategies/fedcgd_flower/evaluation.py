@@ -21,6 +21,7 @@ from fedcgd.accounting import JointGuarantee
 from fedcgd.keepers import Keepers, Sums, sums_of
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger, with_evaluations
+from fedcgd.ledger.openings import KEEPERS as WHO_KEEPS
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.participation.cohorts import cohort
@@ -32,7 +33,7 @@ from fedcgd_flower.keeper_gate import KEEPERS
 from fedcgd_flower.keeper_messages import Masking
 from fedcgd_flower.layout import Flat, Layout
 from fedcgd_flower.messages import TrainTask, by_node
-from fedcgd_flower.openings import OpeningFailedError, Openings, sum_of_masked_replies
+from fedcgd_flower.openings import OpeningFailedError, Openings, keepers_description, sum_of_masked_replies
 from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.send_and_receive import send_and_receive
 from fedcgd_flower.user_directory import NodeIds, balance_users
@@ -123,16 +124,18 @@ class PrivateEvaluation:
         users = self.cohort_size or cohort_size
         return sums_of(self.plan, size=len(self.bounds), keepers=keepers, users=users)
 
-    def noise(self, cohort_size: int) -> dict[str, float]:
-        """The largest standard deviation of the noise on each metric, in its own units, where the server makes it.
+    def noise(self, cohort_size: int, keepers: Keepers | None = None) -> dict[str, float]:
+        """The largest standard deviation of the noise on each metric, in its own units.
 
         Args:
             cohort_size: the users of an evaluation.
+            keepers: who makes the noise, if it is not the server.
         """
         rounds = self.plan.participation.rounds
         inverse = self.plan.mechanism.inverse_row(rounds - 1, rounds)
         stddev = self.plan.noise_multiplier * float(np.linalg.norm(inverse))
-        return {name: bound * stddev / scale_of(len(self.bounds)) / cohort_size for name, bound in self.bounds.items()}
+        stddev *= (1.0 if keepers is None else keepers.shares.louder) / scale_of(len(self.bounds)) / cohort_size
+        return {name: bound * stddev for name, bound in self.bounds.items()}
 
 
 class Evaluator:
@@ -149,15 +152,19 @@ class Evaluator:
         training_stream: str,
         begun: bool,
         record_keys: tuple[str, str],
+        keepers: Keepers | None,
         openings: Openings | None,
-        kept: Mapping[str, Any],
     ) -> None:
         self.settings, self._record_keys = settings, record_keys
         self.cohort_size = settings.cohort_size or cohort_size
         self._training = training
         self._key = key
         plan, metrics = settings.plan, len(settings.bounds)
-        configuration = {EVALUATION_OF: training_stream, **settings.to_description(self.cohort_size), **kept}
+        self.noise = settings.noise(self.cohort_size, keepers)
+        """The largest standard deviation of the noise on each metric, in its own units."""
+        configuration = {EVALUATION_OF: training_stream, **settings.to_description(self.cohort_size)}
+        if keepers is not None:
+            configuration[WHO_KEEPS] = keepers_description(keepers)
         target: Path | Literal[":memory:"] = ":memory:" if path is None else evaluation_ledger(path)
         if begun and isinstance(target, Path) and not target.exists():
             raise ValueError(

@@ -71,8 +71,7 @@ def log_guarantee(
     )
     if evaluator is not None:
         log(INFO, "\t├──> fedcgd: %s", evaluator.summary())
-        noise = evaluator.settings.noise(evaluator.cohort_size)
-        told = ", ".join(f"{name} ± {stddev:.2g}" for name, stddev in noise.items())
+        told = ", ".join(f"{name} ± {stddev:.2g}" for name, stddev in evaluator.noise.items())
         log(INFO, "\t│\t└── %d users an evaluation; noise: %s", evaluator.cohort_size, told)
 
 

@@ -282,8 +282,8 @@ class CorrelatedNoise(Strategy):
                     training_stream=ledger.stream_id,
                     begun=self.releases > 0,
                     record_keys=record_keys_of(self.inner),
+                    keepers=self.keepers,
                     openings=self._rounds.openings,
-                    kept={} if self.keepers is None else {KEEPERS: keepers_description(self.keepers)},
                 )
             if not self.releases and self._budget is None:
                 log_other_runs(ledger)

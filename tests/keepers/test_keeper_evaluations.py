@@ -101,6 +101,13 @@ def test_without_noise_to_speak_of_three_keepers_measure_the_truth() -> None:
         assert metrics["eval_acc"] == pytest.approx(0.25, abs=0.08)
 
 
+def test_the_log_says_the_noise_that_three_keepers_of_whom_one_may_collude_make(caplog) -> None:
+    """σ = 2 for vectors of norm 1 of 12 users, √1.5 times; each metric times its bound and √2/2."""
+    with caplog.at_level(logging.INFO):
+        run(make(evaluation=evaluation(noise_multiplier=2.0)), two_nodes())
+    assert "12 users an evaluation; noise: eval_loss ± 0.58, eval_acc ± 0.14" in caplog.text
+
+
 def test_the_mod_masks_evaluations_too_and_answers_none_in_the_clear() -> None:
     ran: list[str] = []
 
