@@ -32,6 +32,7 @@ class Published:
 @dataclass(frozen=True)
 class Opened:
     keeper: int
+    kind: str
     round: int
     attempt: int
     answer: str
@@ -77,7 +78,7 @@ def run_with_kills(folder: Path, rounds: int, kills: int, victims: str, noise: s
         asked=tuple(Asked(w[1], int(w[2]), int(w[3]), w[4], frozenset(w[5:])) for w in lines if w[0] == "asked"),
         published=tuple(Published(w[1], int(w[2]), w[3]) for w in lines if w[0] == "published"),
         written=frozenset((w[1], int(w[2])) for w in lines if w[0] == "written"),
-        opened=tuple(Opened(int(w[1]), int(w[2]), int(w[3]), w[4]) for w in lines if w[0] == "opened"),
+        opened=tuple(Opened(int(w[1]), w[2], int(w[3]), int(w[4]), w[5]) for w in lines if w[0] == "opened"),
         attempts=tuple(export(folder / "ledger")["attempts"]),
     )
 

@@ -3,7 +3,8 @@
     python tests/server_worker.py FOLDER ROUNDS KILLS SEED VICTIMS NOISE
 
 The server is `CorrelatedNoise` with a ledger, a secret key and FedAdam; three node processes host the users. VICTIMS is "server"
-or "server,node". NOISE is "server", or "nodes" if each node is a keeper too, with its key and record in the folder.
+or "server,node". NOISE is "server", or "nodes" if each node is a keeper too, with its key and record in the folder; then users
+evaluate every third model as well.
 `FOLDER/world` gets a line for each thing that leaves the server: what a node was asked (written by the node) and each model that
 was published; one for each model that is on the disk and not released yet; and one for each answer that leaves a keeper. Prints
 the number of kills of servers and of nodes.
@@ -42,7 +43,7 @@ from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
+from fedcgd_flower import CorrelatedNoise, PrivateEvaluation, host_users, sequential_training
 from fedcgd_flower.keeper_gate import KEEPERS, question_of
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks which task it is made by
@@ -80,6 +81,12 @@ def local_training(model: ArrayRecord, user: str, config: object, context: Conte
     return ArrayRecord({"w": Array(start + np.float32(0.5) * (target - start))})
 
 
+def measuring(model: ArrayRecord, user: str, config: object, context: Context) -> dict[str, float]:
+    """How far the model is from the user's own point."""
+    target = np.random.default_rng(USERS.index(user)).normal(size=SIZE)
+    return {"distance": float(np.linalg.norm(model["w"].numpy() - target))}
+
+
 def key_file(folder: Path, number: int) -> Path:
     """The key of a node that is a keeper."""
     return folder / f"keeper-{number}.key"
@@ -95,7 +102,8 @@ def keepers_of(folder: Path) -> Keepers | None:
 
 def node_app(number: int, keepers: Keepers | None = None) -> ClientApp:
     app = ClientApp()
-    host_users(app, lambda context: USERS[number::NODES], sequential_training(local_training), keepers=keepers)
+    training = sequential_training(local_training)
+    host_users(app, lambda context: USERS[number::NODES], training, evaluate=measuring, keepers=keepers)
     return app
 
 
@@ -124,7 +132,8 @@ def serve(folder: Path, number: int, driver: tuple[int, int]) -> None:
                     if question_of(request) == "open" and reply.content.array_records:
                         opened, answer = request.content[KEEPERS], reply.content["update"]["flat"].data
                         answer_digest = hashlib.sha256(answer).hexdigest()
-                        tell_the_world(folder, "opened", number, opened["round"], opened["attempt"], answer_digest)
+                        what = opened["kind"], opened["round"], opened["attempt"]
+                        tell_the_world(folder, "opened", number, *what, answer_digest)
                     server.send_bytes(message_to_proto(reply).SerializeToString())
 
 
@@ -201,6 +210,7 @@ class SocketGrid(Grid):
 
 
 def make_strategy(folder: Path, rounds: int) -> CorrelatedNoise:
+    keepers = keepers_of(folder)
     plan = Plan(
         mechanism=LambdaCGD(0.9),
         participation=Participation(rounds=rounds, min_separation=SEPARATION),
@@ -208,6 +218,7 @@ def make_strategy(folder: Path, rounds: int) -> CorrelatedNoise:
         noise_multiplier=1.0,
         delta=1e-5,
     )
+    evaluation = PrivateEvaluation(plan=plan, bounds={"distance": 64.0}, every=3)
     return CorrelatedNoise(
         FedAdam(eta=0.05),
         plan,
@@ -215,7 +226,8 @@ def make_strategy(folder: Path, rounds: int) -> CorrelatedNoise:
         key=NoiseKey.from_file(folder / "key", create=True),
         ledger=folder / "ledger",
         patience=30.0,
-        keepers=keepers_of(folder),
+        keepers=keepers,
+        evaluation=None if keepers is None else evaluation,
     )
 
 

@@ -1,4 +1,4 @@
-"""kill -9 at random moments of servers, and of nodes that are keepers too: no round opens twice, what was opened counts."""
+"""kill -9 at random moments of servers, and of nodes that are keepers: no round of either kind opens twice, openings count."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -7,9 +7,11 @@ import pytest
 import server_worker as worker
 from server_kills import check_that_nothing_is_lost_and_nothing_happens_twice, run_with_kills
 
+from fedcgd.keepers import EVALUATION, TRAINING
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.verification import contradictions
 from fedcgd.ledger import verify
+from fedcgd.ledger.evaluations import evaluation_ledger
 from fedcgd.ledger.openings import read as openings_of
 from fedcgd.ledger.store import reader
 
@@ -35,20 +37,25 @@ def test_whatever_is_killed_no_round_opens_twice_and_every_opening_counts(
     # What left each keeper: one answer a round, the same however often it was asked, and all of one attempt.
     answers = defaultdict(set)
     for opened in killed.opened:
-        answers[opened.keeper, opened.round].add((opened.attempt, opened.answer))
+        answers[opened.keeper, opened.kind, opened.round].add((opened.attempt, opened.answer))
     assert all(len(given) == 1 for given in answers.values())
 
     # Whatever a keeper opened is on record as released or spent, in that very attempt; nobody was told another list.
     records = {f"k{i}": read(record_file(worker.key_file(tmp_path, i))) for i in range(worker.NODES)}
     assert contradictions(records, tmp_path / "ledger") == []
-    with reader(tmp_path / "ledger") as connection:
-        counted = {(opened.round, opened.attempt): opened for opened in openings_of(connection)}
+    counted = {}
+    for kind, ledger in ((TRAINING, tmp_path / "ledger"), (EVALUATION, evaluation_ledger(tmp_path / "ledger"))):
+        assert verify(ledger).problems == ()
+        with reader(ledger) as connection:
+            counted |= {(kind, opened.round, opened.attempt): opened for opened in openings_of(connection)}
     for record in records.values():
-        assert {(opened.round, opened.attempt) for opened in record.openings} <= counted.keys()
-    for opened in counted.values():
+        assert {(opened.kind, opened.round, opened.attempt) for opened in record.openings} <= counted.keys()
+    for (kind, round, _), opened in counted.items():
         if opened.state == "released":  # with the noise of all keepers
-            assert all(opened.round in {one.round for one in records[name].openings} for name in opened.keepers)
+            assert all((kind, round) in {(o.kind, o.round) for o in records[name].openings} for name in opened.keepers)
+    assert {kind for kind, _, _ in counted} == {TRAINING, EVALUATION}
 
     if killed.kills >= 300:
         assert spent > 0  # some were killed between the question and the release
+        assert verify(evaluation_ledger(tmp_path / "ledger")).keepers.spent > 0
         assert "abandoned" in states
