@@ -2,8 +2,10 @@
 
 Two rounds of one user are at least b apart, so that only the tail of an earlier column meets a later one; and what a geometric
 tail brings is one number, q = Σ λ^(t−s)·d_s over the earlier rounds s. C with at most b bands has no tail (A = 0), and λ-CGD,
-also with unit columns, is exactly of this form. Any other C ≥ 0 is replaced by a larger one that is: δ does not fall when an
-entry of the Gram matrix CᵀC grows (docs/accounting.md), so that this errs upwards. To cut C to b bands would err downwards.
+also with unit columns, is exactly of this form. To a C with at most b bands earlier rounds bring nothing, and it is followed as
+it is, also where each column is another (`BandedColumns`). Any other C ≥ 0 is replaced by a larger one of this form: δ does not
+fall when an entry of the Gram matrix CᵀC grows (docs/accounting.md), so that this errs upwards. To cut C to b bands would err
+downwards.
 """
 
 import math
@@ -12,6 +14,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy.optimize import minimize_scalar
+from scipy.sparse import csr_array, dia_array
 
 from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized, Toeplitz, bandwidth
 from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense
@@ -39,6 +42,11 @@ class Columns:
     def rounds(self) -> int:
         """n."""
         return len(self.scales)
+
+    @cached_property
+    def entries(self) -> Vector:
+        """Numbers that C follows from, the same however its unit is shared between column and scales."""
+        return np.concatenate([self.column / self.column[0], self.scales * self.column[0]])
 
     @cached_property
     def column(self) -> Vector:
@@ -135,6 +143,52 @@ class Columns:
         return np.where(inside, self._band[np.clip(lags, 0, width - 1)], 0.0)
 
 
+@dataclass(frozen=True, eq=False)
+class BandedColumns(Columns):
+    """C[j + l, j] = `band`[j, l] with at most b bands: `head` is the largest entry by lag, and there is no tail."""
+
+    band: Matrix
+    """Shape (n, p), p ≤ b; 0 where j + l ≥ n."""
+
+    @staticmethod
+    def of(band: Matrix) -> "BandedColumns":
+        """C with these bands."""
+        return BandedColumns(band.max(axis=0), 0.0, 0.0, np.ones(len(band)), True, band)
+
+    @cached_property
+    def entries(self) -> Vector:
+        """Numbers that C follows from."""
+        return self.band.ravel()
+
+    @cached_property
+    def squares(self) -> Vector:
+        """‖C[:, t]‖², shape (n,)."""
+        return np.asarray((self.band**2).sum(axis=1))
+
+    def products(self, lag: int) -> Vector:
+        """⟨C[:, t], C[:, t − lag]⟩ for each t, shape (n,); 0 for t < lag."""
+        result = np.zeros(self.rounds)
+        width = self.band.shape[1] - lag
+        if width > 0:
+            result[lag:] = (self.band[lag:, :width] * self.band[: self.rounds - lag, lag:]).sum(axis=1)
+        return result
+
+    def forward(self, x: Matrix) -> Matrix:
+        """C·x for x of shape (n, m)."""
+        return np.asarray(self._matrices[0] @ x)
+
+    def adjoint(self, y: Matrix) -> Matrix:
+        """Cᵀ·y for y of shape (n, m)."""
+        return np.asarray(self._matrices[1] @ y)
+
+    @cached_property
+    def _matrices(self) -> tuple[csr_array, csr_array]:
+        """C and its transpose."""
+        n, width = self.band.shape
+        c = dia_array((self.band.T, -np.arange(width)), shape=(n, n))
+        return c.tocsr(), c.T.tocsr()
+
+
 @lru_cache(maxsize=8)
 def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int) -> Columns:
     """The columns of C, or larger ones, for the first `released` of `rounds` rounds and rounds of a user `separation` apart.
@@ -148,14 +202,13 @@ def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int
     if isinstance(toeplitz, Toeplitz):
         column = np.asarray(toeplitz.coefficients(rounds), dtype=float)[:released]
         exact = True
+    elif bandwidth(mechanism, rounds) <= separation:
+        band = _band(mechanism, rounds, released)
+        _check_sign(mechanism, band)
+        return BandedColumns.of(band)
     else:
         column, exact = _largest_column(mechanism, rounds, released), False
-    least = float(column.min())
-    if not least >= 0:  # also refuses NaN
-        raise ValueError(
-            f"{mechanism.name}: an entry of C is {least:g}, and random participation is accounted for non-negative C only (for "
-            "others the worst inputs are not the aligned ones); use sampling none, or another mechanism"
-        )
+    _check_sign(mechanism, column)
     b = min(separation, released)
     if bandwidth(toeplitz, rounds) <= separation or not column[b:].any():
         return Columns(column[:b], 0.0, 0.0, scales, exact)
@@ -163,6 +216,28 @@ def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int
         return Columns(column[:b], 1.0, toeplitz.lam, scales, exact)
     amplitude, ratio = _dominating_tail(column, b)
     return Columns(column[:b], amplitude, ratio, scales, False)
+
+
+def _check_sign(mechanism: Mechanism, entries: Vector) -> None:
+    least = float(entries.min())
+    if not least >= 0:  # also refuses NaN
+        raise ValueError(
+            f"{mechanism.name}: an entry of C is {least:g}, and random participation is accounted for non-negative C only (for "
+            "others the worst inputs are not the aligned ones); use sampling none, or another mechanism"
+        )
+
+
+def _band(mechanism: Mechanism, rounds: int, released: int) -> Matrix:
+    """C[j + l, j] by j and l, of the first `released` rounds."""
+    width = min(bandwidth(mechanism, rounds), released)
+    band = np.zeros((released, width))
+    for start in range(0, released, _CHUNK):
+        indices = np.arange(start, min(start + _CHUNK, released))
+        columns = mechanism.columns(rounds, indices)[:released]
+        for lag in range(width):
+            inside = indices[indices + lag < released]
+            band[inside, lag] = columns[inside + lag, inside - start]
+    return band
 
 
 def _largest_column(mechanism: Mechanism, rounds: int, released: int) -> Vector:

@@ -63,8 +63,7 @@ class Question:
         law = self.law
         words = [asked, str(law.rounds), str(law.separation), float(law.rate).hex(), str(law.warm)]
         digest = hashlib.sha256(" ".join([*words, *(float(x).hex() for x in numbers)]).encode())
-        for part in (self.columns.column / self.columns.column[0], self.columns.scales * self.columns.column[0]):
-            digest.update(np.round(part * 1e6).astype("<i8").tobytes())
+        digest.update(np.round(self.columns.entries * 1e6).astype("<i8").tobytes())
         return int.from_bytes(digest.digest(), "big")
 
 
