@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from documented_deployment import left_after, started_by_the_page
 
+from fedcgd.keepers import EVALUATION
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.verification import contradictions
 from fedcgd.ledger import verify
@@ -89,8 +90,8 @@ done
 flwr run "$APP" production --run-config "rounds=$ROUNDS keepers='$PWD/keepers.toml' key='$PWD/cohorts.key' \
     ledger='$PWD/run.db' certificates='$CERTIFICATES'" >> run.log 2>&1
 released() {
-    fedcgd ledger verify run.db --json 2> /dev/null | python -c 'import json, sys; print(json.load(sys.stdin)["released"])' \
-        2> /dev/null || echo 0
+    fedcgd ledger verify "${1:-run.db}" --json 2> /dev/null \
+        | python -c 'import json, sys; print(json.load(sys.stdin)["released"])' 2> /dev/null || echo 0
 }
 until [ "$(released)" -ge 1 ]; do sleep 3; done
 kill -9 "$(cat keeper1.pid)"
@@ -100,6 +101,7 @@ until [ "$(released)" -ge "$ROUNDS" ]; do
     kill -0 "$(cat keeper1.pid)" 2> /dev/null || start_keeper 1
     sleep 5
 done
+until [ "$(released run.db.evaluation)" -ge 1 ]; do sleep 3; done
 fedcgd keeper verify keeper-0=keeper0.key.record keeper-1=keeper1.key.record keeper-2=keeper2.key.record --ledger run.db
 sleep 3
 for one in silo0 silo1 silo2 keeper0 keeper1 keeper2 superlink; do kill "$(cat $one.pid)" || true; done
@@ -146,8 +148,15 @@ def test_three_keepers_make_the_noise_of_a_deployed_run(services: bool, tmp_path
     records = {f"keeper-{i}": read(record_file(tmp_path / f"keeper{i}.key")) for i in range(3)}
     assert contradictions(records, tmp_path / "run.db") == []
     assert min(len(record.openings) for record in records.values()) >= ROUNDS - 1
+    measured = verify(tmp_path / "run.db.evaluation")
+    assert (measured.released, measured.problems, measured.keepers.spent) == (1, (), 0)
+    assert all([one.round for one in record.openings if one.kind == EVALUATION] == [0] for record in records.values())
+    assert found.keepers.with_evaluations[1] < 8.0 < found.keepers.with_evaluations[2]
     turns = [
-        sqlite3.connect(tmp_path / f"turns{i}.db").execute("SELECT count(*) FROM users").fetchone() for i in range(3)
+        sqlite3.connect(tmp_path / f"turns{i}.db")
+        .execute("SELECT count(*) FROM users WHERE user LIKE 'training %'")
+        .fetchone()
+        for i in range(3)
     ]
     assert sum(count for (count,) in turns) >= 20 * ROUNDS  # a cohort of 20 in each, and nobody twice in three rounds
     if services:

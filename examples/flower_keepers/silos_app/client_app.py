@@ -10,6 +10,7 @@ import os
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
 from fedcgd.keepers import Keepers
 from fedcgd_flower import host_users, sequential_training
@@ -24,12 +25,20 @@ def patients(context: Context) -> list[str]:
     return [f"patient {i}" for i in range(silo, PATIENTS, silos)]
 
 
+def truth(patient: str) -> NDArray[np.float32]:
+    """What a model should say of this patient."""
+    return np.random.default_rng(int(patient.split()[1])).normal(1.0, 0.1, SIZE).astype(np.float32)
+
+
 def train(model: ArrayRecord, patient: str, config: ConfigRecord, context: Context) -> ArrayRecord:
     """Half the way from the model to what is true of this patient."""
-    number = int(patient.split()[1])
-    truth = np.random.default_rng(number).normal(1.0, 0.1, SIZE).astype(np.float32)
     start = model["w"].numpy()
-    return ArrayRecord({"w": Array(start + np.float32(0.5) * (truth - start))})
+    return ArrayRecord({"w": Array(start + np.float32(0.5) * (truth(patient) - start))})
+
+
+def evaluate(model: ArrayRecord, patient: str, config: ConfigRecord, context: Context) -> dict[str, float]:
+    """How far the model is from that."""
+    return {"distance": float(np.linalg.norm(model["w"].numpy() - truth(patient)))}
 
 
 app = ClientApp()
@@ -37,5 +46,6 @@ host_users(
     app,
     patients,
     sequential_training(train),
+    evaluate=evaluate,
     keepers=Keepers.from_file(os.environ.get("KEEPERS", "/srv/keepers.toml")),
 )

@@ -7,7 +7,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.keepers import Keepers, Tls
-from fedcgd_flower import CorrelatedNoise
+from fedcgd_flower import CorrelatedNoise, PrivateEvaluation
 
 SIZE = 100
 
@@ -18,12 +18,12 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train, or go on where the ledger says."""
     config = context.run_config
+    rounds = int(config["rounds"])
     plan = Plan.calibrated(
-        "lambda-cgd:0.8",
-        Participation(rounds=int(config["rounds"]), min_separation=3),
-        clip_norm=1.0,
-        epsilon=8.0,
-        delta=1e-5,
+        "lambda-cgd:0.8", Participation(rounds=rounds, min_separation=3), clip_norm=1.0, epsilon=7.0, delta=1e-5
+    )
+    measured = Plan.calibrated(  # with the training less than ε = 8, what keepers.toml allows
+        "dp-sgd", Participation(rounds=-(-rounds // 3)), clip_norm=1.0, epsilon=1.0, delta=1e-5
     )
     tls = None
     if folder := str(config["certificates"]):  # the keepers are processes of their own (fedcgd keeper serve)
@@ -36,5 +36,6 @@ def main(grid: Grid, context: Context) -> None:
         key=NoiseKey.from_file(str(config["key"]), create=True),  # draws the cohorts; the noise is the keepers'
         keepers=Keepers.from_file(str(config["keepers"]), tls=tls),
         ledger=str(config["ledger"]),
+        evaluation=PrivateEvaluation(plan=measured, bounds={"distance": 20.0}, every=3),
     )
     strategy.start(grid, ArrayRecord({"w": Array(np.zeros(SIZE, np.float32))}), timeout=120)
