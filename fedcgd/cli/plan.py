@@ -26,6 +26,7 @@ class SecretName(StrEnum):
 
     POISSON = "poisson"
     BALLS_IN_BINS = "balls-in-bins"
+    B_MIN_SEP = "b-min-sep"
 
 
 def plan_command(

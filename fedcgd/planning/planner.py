@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from fedcgd.accounting import calibrate
+from fedcgd.accounting import accountant, calibrate
 from fedcgd.accounting.selection import select_lambda, share_of_excess
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.schedule import Schedule
@@ -26,7 +26,7 @@ POISSON_STEPS = {2, 3, 5, 10, 20, 50, 100}
 """Those of them that are tried with Poisson sampling, where each needs a calibration."""
 SHARES = (0.5, 1.0)
 """Parts of the λ/(1 − λ) of the rule for the schedule that are tried."""
-_SAMPLED_LAMBDAS = (0.5, 0.8)  # each needs a calibration by draws
+_SAMPLED_LAMBDAS = (0.5, 0.8)  # each needs draws
 _MOST_BANDS = 32
 _MOST_ROUNDS = 4000  # of what theory answers in seconds
 _FEW = 2  # set-ups that a dear mechanism is tried at
@@ -71,7 +71,7 @@ def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> 
     """The best recipe of each kind, least expected loss first. A function of public numbers: it costs no privacy.
 
     Tried are DP-SGD with everybody in each round, with large cohorts and, if it can be secret, with Poisson sampling; DP-λCGD
-    and banded Toeplitz noise without a sampling; and DP-λCGD with Balls-in-Bins, if that can be secret. Each with constant and
+    and banded Toeplitz noise without a sampling; and DP-λCGD with Balls-in-Bins and b-min-sep, if they can be secret. Each with constant and
     falling rates, with and without momentum, and with cohorts of many sizes.
 
     Args:
@@ -102,10 +102,11 @@ def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> 
         if bands > 1:
             progress(f"banded-toeplitz:{bands}, cohorts of {recipe.cohort}")
             found += _banded(question, recipe, bands, landscape)
-    if "balls-in-bins" in question.secret:
-        for recipe in _best_setups([one for one in found if one.recipe.sampling == "none" and one.correlated]):
-            progress(f"balls-in-bins, cohorts of {recipe.cohort}")
-            found += _sampled(question, recipe, landscape)
+    known = _best_setups([one for one in found if one.recipe.sampling == "none" and one.correlated])
+    for sampling in [each for each in question.secret if each != "poisson"]:
+        for recipe in known:
+            progress(f"{sampling}, cohorts of {recipe.cohort}")
+            found.append(_sampled(question, recipe, sampling, landscape))
     kinds = {one.kind: [other for other in found if other.kind == one.kind] for one in found}
     return sorted((_simplest(same) for same in kinds.values()), key=lambda one: one.outcome.loss)
 
@@ -227,7 +228,14 @@ def _banded(question: Question, recipe: Recipe, bands: int, landscape: Landscape
             yield _planned(question, other, landscape, made)
 
 
-def _sampled(question: Question, recipe: Recipe, landscape: Landscape) -> Iterator[PlannedRecipe]:
-    for lam in _SAMPLED_LAMBDAS:
-        other = replace(recipe, mechanism=f"lambda-cgd:{lam}", sampling="balls-in-bins")
-        yield _planned(question, other, landscape)
+def _sampled(question: Question, recipe: Recipe, sampling: Sampling, landscape: Landscape) -> PlannedRecipe:
+    """DP-λCGD with the λ that few draws say is best: it alone is calibrated."""
+
+    def rough_loss(other: Recipe) -> float:
+        made = catalogue.mechanism(other.mechanism, other.participation)
+        rough = accountant(made, other.participation)
+        sigma = rough.rough_noise_multiplier(epsilon=question.epsilon, delta=question.delta)
+        return expected_outcome(other, made, sigma, landscape).loss
+
+    tried = [replace(recipe, mechanism=f"lambda-cgd:{lam}", sampling=sampling) for lam in _SAMPLED_LAMBDAS]
+    return _planned(question, min(tried, key=rough_loss), landscape)

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from fedcgd.accounting.guarantee import check_delta, check_epsilon
 from fedcgd.curvature.spectrum import Spectrum
 
-SecretSampling = Literal["poisson", "balls-in-bins"]
+SecretSampling = Literal["poisson", "balls-in-bins", "b-min-sep"]
 """A sampling that amplifies, if nobody learns who was drawn."""
 
 

@@ -16,7 +16,7 @@ class Recipe:
         sampling: how a user's rounds are chosen.
         users: how many there are, examples or people.
         steps: the rounds in which everybody has a turn once.
-        turns: how often each user takes part; under Poisson sampling on average.
+        turns: how often each user takes part; under Poisson or b-min-sep sampling on average.
         schedule: of the learning rate: "constant", "linear" or "cosine".
         momentum: heavy-ball momentum β in [0, 1).
 
@@ -60,4 +60,6 @@ class Recipe:
         """Who takes part when."""
         if self.sampling == "poisson":
             return Participation(rounds=self.rounds, sampling="poisson", sampling_rate=1 / self.steps)
+        if self.sampling == "b-min-sep":
+            return Participation.b_min_sep(self.rounds, users=self.users, cohort_size=self.cohort)
         return Participation(rounds=self.rounds, min_separation=self.steps, sampling=self.sampling)

@@ -74,6 +74,8 @@ def _spelling(planned: PlannedRecipe) -> str:
 
 def _participation(recipe: Recipe) -> str:
     who = recipe.participation
+    if who.sampling == "b-min-sep":
+        return f"Participation.b_min_sep({who.rounds}, users={recipe.users}, cohort_size={recipe.cohort})"
     if who.sampling_rate is not None:
         return f'Participation(rounds={who.rounds}, sampling="poisson", sampling_rate=1 / {recipe.steps})'
     sampling = "" if who.sampling == "none" else f', sampling="{who.sampling}"'

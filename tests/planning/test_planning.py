@@ -37,7 +37,7 @@ def ranked() -> list[PlannedRecipe]:
 
 @pytest.fixture(scope="module")
 def ranked_with_secrets() -> list[PlannedRecipe]:
-    return plan_recipes(replace(QUESTION, secret=("poisson", "balls-in-bins")))
+    return plan_recipes(replace(QUESTION, secret=("poisson", "balls-in-bins", "b-min-sep")))
 
 
 def descended(recipe: Recipe, rate: float, curvature: float, noise: np.ndarray, start: float) -> np.ndarray:
@@ -123,7 +123,7 @@ def test_every_kind_is_there_once_and_the_order_is_that_of_the_loss(ranked, rank
         "dp-sgd, everybody in each round", "dp-sgd, none", "lambda-cgd, none", "banded-toeplitz, none"
     }  # fmt: skip
     assert {one.kind for one in ranked_with_secrets} - {one.kind for one in ranked} == {
-        "dp-sgd, poisson", "lambda-cgd, balls-in-bins"
+        "dp-sgd, poisson", "lambda-cgd, balls-in-bins", "lambda-cgd, b-min-sep"
     }  # fmt: skip
     for found in (ranked, ranked_with_secrets):
         losses = [one.outcome.loss for one in found]
@@ -238,7 +238,7 @@ def test_the_run_configuration_is_one_of_the_app_and_means_the_same(ranked) -> N
         ({"turns": 0}, "turns must be"),
         ({"epsilon": -1.0}, "epsilon"),
         ({"delta": 0.01}, "delta must be below 1/users"),
-        ({"secret": ("shuffling",)}, "secret must be of poisson, balls-in-bins, got shuffling"),
+        ({"secret": ("shuffling",)}, "secret must be of poisson, balls-in-bins, b-min-sep, got shuffling"),
         ({"max_cohort": 10, "max_rounds": 20}, "need 60 rounds for one turn each"),
     ],
 )
