@@ -71,8 +71,8 @@ def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> 
     """The best recipe of each kind, least expected loss first. A function of public numbers: it costs no privacy.
 
     Tried are DP-SGD with everybody in each round, with large cohorts and, if it can be secret, with Poisson sampling; DP-λCGD
-    and banded Toeplitz noise without a sampling; and DP-λCGD with Balls-in-Bins and b-min-sep, if they can be secret. Each with constant and
-    falling rates, with and without momentum, and with cohorts of many sizes.
+    and banded Toeplitz noise without a sampling; and DP-λCGD with Balls-in-Bins and b-min-sep, if they can be secret. Each with
+    constant and falling rates, with and without momentum, and with cohorts of many sizes.
 
     Args:
         question: who, how private, and what is possible.
