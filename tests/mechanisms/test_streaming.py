@@ -139,3 +139,18 @@ def test_processes_that_own_slices_make_the_same_noise_as_one() -> None:
         assert worker.returncode == 0
         parts.append(np.frombuffer(output, np.float32).reshape(12, stop - start))
     np.testing.assert_array_equal(np.concatenate(parts, axis=1), whole)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [LambdaCGD(0.9), BLT((0.3, 0.1), (0.95, 0.6)), BSR(8), Normalized(LambdaCGD(0.9))],
+    ids=lambda mechanism: type(mechanism).__name__,
+)
+def test_single_precision_errs_by_less_than_four_millionths_however_many_rounds(mechanism) -> None:
+    """C·(what single precision changes) beside C·(C⁻¹Z) = Z, in standard deviations of Z; early and late."""
+    n, z = 1000, np.random.default_rng(3).standard_normal((1000, 100)).astype(np.float32)
+    single, double = np.stack(stream(mechanism, n, z)), np.stack(stream(mechanism, n, z.astype(float)))
+    assert single.dtype == np.float32
+    changed = matrix(mechanism, n) @ (single - double)
+    assert 0 < np.abs(changed).max() < 4e-6
+    assert np.sqrt((changed[-100:] ** 2).mean()) < 2 * np.sqrt((changed[:100] ** 2).mean()) + 1e-8
