@@ -31,10 +31,10 @@ class AutogradCheck:
         """Whose gradients are compared in this step; None is all, until some were."""
         self._findings: list[Finding] = []
 
-    def keep(self, parameter: Any) -> None:
-        """Note the gradient that a backward pass has left in `parameter`."""
+    def keep(self, parameter: Any, gradient: Tensor) -> None:
+        """Note the `gradient` that a backward pass has made for `parameter`."""
         if self._turn is None or parameter is self._parameters[self._turn]:
-            self._gradients.setdefault(parameter, []).append(parameter.grad.detach().clone())
+            self._gradients.setdefault(parameter, []).append(gradient.detach().clone())
 
     def forget(self) -> None:
         """Gradients that were noted are of no use any more."""

@@ -43,6 +43,14 @@ def add_clipped(totals: Sequence[Tensor], rows: Sequence[PerSampleGradients], cl
     An example with an entry that is not finite adds zero, and what the others add is as without it. Returns the norms, shape
     (examples,), float64: not finite for such an example.
     """
+    norms, factors, usable = clip_factors(rows, clip_norm)
+    for total, row in zip(totals, rows, strict=True):
+        row.add_to(total, factors, usable)
+    return norms
+
+
+def clip_factors(rows: Sequence[PerSampleGradients], clip_norm: float) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(norms, min(1, ζ′/norms), which examples are finite; None is all): with these `add_to` makes the clipped sum."""
     aim = clip_norm * (1 - MARGIN)
     fast = clip_norm >= _LEAST_FAST_NORM
     norms = _norms(rows, fast)
@@ -53,10 +61,7 @@ def add_clipped(totals: Sequence[Tensor], rows: Sequence[PerSampleGradients], cl
         finite = torch.isfinite(norms)
         all_finite = bool(finite.all())
     factors = torch.where(finite, (aim / norms).clamp(max=1.0), 0.0)
-    usable = None if all_finite else finite  # 0·NaN is NaN: a factor of zero is not enough
-    for total, row in zip(totals, rows, strict=True):
-        row.add_to(total, factors, usable)
-    return norms
+    return norms, factors, None if all_finite else finite  # 0·NaN is NaN: a factor of zero is not enough
 
 
 def _norms(rows: Sequence[PerSampleGradients], fast: bool) -> Tensor:

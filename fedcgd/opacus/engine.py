@@ -14,6 +14,7 @@ from opacus.accountants import create_accountant
 from opacus.grad_sample import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import nn, optim
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader, SequentialSampler
 
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta
@@ -23,13 +24,14 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.attachments import attach, detach_earlier_runs
 from fedcgd.opacus.batches import RoundBatches, loader_over, split_in_order
 from fedcgd.opacus.first_batches import FirstBatches
-from fedcgd.opacus.ghost import GhostLoss
+from fedcgd.opacus.ghost import GhostLoss, GhostModule
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
 from fedcgd.opacus.planning import PlanArguments, check_clipping, chosen_sampling, plan_of, workload_of
 from fedcgd.opacus.ranks import Ranks, ranks_of
 from fedcgd.opacus.release_record import ReleaseRecord
 from fedcgd.opacus.release_tracker import NullAccountant, ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
+from fedcgd.opacus.shards import Shards, check_shards, refuse_shards
 from fedcgd.opacus.validation import (
     check_fits,
     check_loader,
@@ -69,7 +71,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
     docs/central.md where arguments and answers differ from Opacus'). Batches are divided by their expected size.
 
     A model in Opacus' `DifferentiallyPrivateDistributedDataParallel` is trained by all processes of its group, each with its
-    share of every batch and of the noise (`fedcgd.opacus.ranks`, docs/guides/distributed.md).
+    share of every batch and of the noise (`fedcgd.opacus.ranks`, docs/guides/distributed.md). One in torch's `fully_shard` has
+    the sums, the noise and the gradients of its shards alone on each of them (`fedcgd.opacus.shards`).
 
     Args:
         key: decides noise and batches: anyone who holds it can remove the noise.
@@ -213,7 +216,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                 )
             key = self._run_key(noise_generator)
             size = sum(p.numel() for p in inner.parameters() if p.requires_grad)
-            noise_of_rounds = RoundNoise(plan, key, size, noise, record=self._record, ranks=ranks)
+            shards = _shards_of(inner, optimizer, ranks, grad_sample_mode, assume_independent)
+            pieces = None if shards is None else shards.pieces
+            noise_of_rounds = RoundNoise(plan, key, size, noise, record=self._record, ranks=ranks, pieces=pieces)
             secret = hashlib.sha256(b"fedcgd comparisons" + key.choices).digest()
             if ranks is not None:
                 facts = {
@@ -254,6 +259,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             expanded=expanded,
             ranks=ranks,
             secret=secret,
+            shards=shards,
         )
         in_order = (
             plan.noiseless and plan.participation.sampling == "none" and type(data_loader.sampler) is SequentialSampler
@@ -265,8 +271,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         )  # fmt: skip
         loader = loader_over(data_loader, batches, batch_first)
         looks = FirstBatches(
-            inner, tracker, loader, batch_dim=0 if batch_first else 1, copies=augmentation_multiplicity, hooks=wrapped
-        )
+            inner, tracker, loader, batch_dim=0 if batch_first else 1, copies=augmentation_multiplicity, hooks=wrapped,
+            active=shards is None,
+        )  # fmt: skip
         attach(inner, [*private.handles, *looks.watch(expanded or inner)], tracker)
         self._key, self._tracker = key, tracker
         if grad_sample_mode == "ghost":
@@ -368,8 +375,10 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
 
         Raises:
             ValueError: for a scheduler.
+            TypeError: for a model in fully_shard.
         """
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        refuse_shards(arguments.get("module"))
         super().save_checkpoint(**arguments)
 
     def load_checkpoint(
@@ -403,8 +412,10 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             ValueError: before anything is changed, if the checkpoint is of another plan, or if this engine has released rounds
                 that the checkpoint does not know; and for a scheduler.
             RuntimeError: before `make_private`.
+            TypeError: for a model in fully_shard.
         """
         refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        refuse_shards(module)
         if self._tracker is None:
             raise RuntimeError("call make_private first, with the plan of the checkpoint")
         # To main memory first: what was saved on a GPU can be loaded without one, and is not there twice with one.
@@ -466,6 +477,22 @@ def _parts(accumulation_steps: int, ranks: Ranks | None) -> int:
             f"batch, got {accumulation_steps}"
         )
     return accumulation_steps
+
+
+def _shards_of(
+    module: nn.Module, optimizer: optim.Optimizer, ranks: Ranks | None, mode: str, assume_independent: str | None
+) -> Shards | None:
+    """What of `module` is on this rank, if its parameters are spread over all; raises for what they are not spread for."""
+    if not isinstance(module, FSDPModule):
+        return None
+    assert ranks is not None
+    check_shards(module, ranks.count, mode, {*GhostModule.GRAD_SAMPLERS, *GhostModule.factors})
+    if assume_independent is None:
+        raise ValueError(
+            "batches of a model in fully_shard are not looked at for examples that meet: give the whole model and a batch to "
+            "fedcgd.opacus.check_independence, in one process, before fully_shard, and say so in assume_independent="
+        )
+    return Shards(module, [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad])
 
 
 def _check_options(rand_on_empty: bool, augmentation_multiplicity: int, assume_independent: str | None) -> None:

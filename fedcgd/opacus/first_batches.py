@@ -31,13 +31,17 @@ class FirstBatches:
         batch_dim: int,
         copies: int,
         hooks: Any,
+        active: bool = True,
     ) -> None:
-        """`hooks` are what makes the gradients of examples; `loader` a `RoundLoader`, whose `collate_fn` keeps a batch."""
+        """`hooks` are what makes the gradients of examples; `loader` a `RoundLoader`, whose `collate_fn` keeps a batch.
+
+        Unless it is `active`, nothing is looked at but recurrent layers and fixed statistics.
+        """
         self._module, self._tracker, self._loader = module, tracker, loader
         self._dim, self._copies, self._hooks = batch_dim, copies, hooks
         self._batches, self._next, self._looking = 0, 1, False
         self._collation_seen = False
-        self._active = True
+        self._active = active
 
     def watch(self, called: nn.Module) -> list[Any]:
         """Look when `called` (the module, or a wrapper around it) is called, until the handles are removed."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedcgd.opacus.convolutions import convolution
 from fedcgd.opacus.gradient_forms import DenseGradients, FactoredGradients, PerSampleGradients, SparseGradients
+from fedcgd.opacus.shards import layer_type
 
 
 class _SampleHooks:
@@ -34,6 +35,9 @@ class _SampleHooks:
     hooks_enabled: bool
     rearrange_grad_samples: Callable[..., tuple[list[Tensor], Tensor]]
 
+    def _get_module_type(self, module: nn.Module) -> type[nn.Module]:
+        return layer_type(module)
+
     def capture_activations_hook(self, module: nn.Module, forward_input: Any, _forward_output: Any) -> None:
         if not _is_recomputing():
             super().capture_activations_hook(module, forward_input, _forward_output)  # type: ignore[misc]
@@ -43,7 +47,7 @@ class _SampleHooks:
     ) -> None:
         if not module.training and not getattr(module, "activations", None):
             return  # its forward pass made none: nothing is trained by this backward pass
-        factors = self.factors.get(type(module))
+        factors = self.factors.get(layer_type(module))
         if not self.hooks_enabled or factors is None or not _used_once(module):
             hook = super().capture_backprops_hook  # type: ignore[misc]
             hook(module, _forward_input, forward_output, loss_reduction, batch_first)

@@ -2,7 +2,8 @@
 
 A forward pass can write what it sees into a parameter or a buffer in ways that torch does not count (`tensor.data`, `.numpy()`).
 So values are compared, by digests: those of trained parameters and of small state at each release, a larger frozen part in turn,
-32 MiB a step, and all of it whenever the model is saved. What is not saved with the model is not looked at.
+32 MiB a step, and all of it whenever the model is saved. What is not saved with the model is not looked at; of what is spread
+over ranks, each looks at its part.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedcgd.opacus.deferred import Finding
 from fedcgd.opacus.digests import Digests, blocks_of
+from fedcgd.opacus.shards import local
 
 _BLOCKS_PER_STEP = 32
 """Of what is frozen."""
@@ -75,20 +77,20 @@ class ModelState:
             (name, block)
             for name, value in values.items()
             if id(value) not in self._trained_ids
-            for block in range(0, 1 if isinstance(value, bytes) else blocks_of(value), _BLOCKS_AT_ONCE)
+            for block in range(0, 1 if isinstance(value, bytes) else blocks_of(local(value)), _BLOCKS_AT_ONCE)
         ]
 
     def accept_step(self) -> None:
         """Take the trained parameters for what they are to be: a step of the optimizer has moved them."""
         moved = self._moving(self._values())
-        self._accept(moved, self._digests.of_all(list(moved.values())))
+        self._accept(moved, self._digests.of_all(list(map(local, moved.values()))))
 
     def look(self) -> Finding:
         """Whether something has changed, which is an error; of a large frozen part, a share is looked at in each call."""
         values = self._values()
         versions = {name: _version(value) for name, value in values.items()}
         moving = self._moving(values)
-        seen = dict(zip(moving, self._digests.of_all(list(moving.values())), strict=True))
+        seen = dict(zip(moving, self._digests.of_all(list(map(local, moving.values()))), strict=True))
         seen |= {
             name: self._sums(value)
             for name, value in values.items()
@@ -180,7 +182,7 @@ class ModelState:
         return name in self._accepted and _kind(value) == self._accepted[name].kind
 
     def _sums(self, value: Tensor | bytes, first: int = 0, last: int | None = None) -> Tensor:
-        return _NOTHING if isinstance(value, bytes) else self._digests.of(value, first, last)
+        return _NOTHING if isinstance(value, bytes) else self._digests.of(local(value), first, last)
 
 
 def _own_values(layer: nn.Module, prefix: str) -> Values:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from weakref import WeakMethod
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from torch.utils.hooks import RemovableHandle
 
 from fedcgd.opacus.autograd_check import AutogradCheck
-from fedcgd.opacus.clipped_sum import add_clipped, check_size
+from fedcgd.opacus.clipped_sum import check_size, clip_factors
 from fedcgd.opacus.deferred import judge
 from fedcgd.opacus.gradient_forms import PerSampleGradients
 from fedcgd.opacus.interrupts import defer_sigint
@@ -21,6 +21,7 @@ from fedcgd.opacus.passes import check_passes, passes_of
 from fedcgd.opacus.ranks import Ranks
 from fedcgd.opacus.release_tracker import PendingStep, ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
+from fedcgd.opacus.shards import Shards, add_up_shard, local, set_gradient
 
 
 class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
@@ -49,6 +50,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         expanded: nn.Module | None = None,
         ranks: Ranks | None = None,
         secret: bytes | None = None,
+        shards: Shards | None = None,
     ) -> None:
         """Wrap `optimizer`.
 
@@ -63,8 +65,9 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             expanded: what makes the weights of the model expanded ones, if anything does.
             ranks: the processes whose sums are released as one, if there are several.
             secret: what they compare their models by.
+            shards: of a model whose parameters are spread over the ranks.
         """
-        self._tracker, self._noise, self._module, self._ranks = tracker, noise, module, ranks
+        self._tracker, self._noise, self._module, self._ranks, self._shards = tracker, noise, module, ranks, shards
         self._released = False
         plan = tracker.plan
         super().__init__(
@@ -90,7 +93,10 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         forget = partial(_forget_raw_gradient, WeakMethod(self._autograd.keep))
         self.handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self._only_after_a_release),
-            *(p.register_post_accumulate_grad_hook(forget) for p in self._trained),
+            *(
+                whole.register_post_accumulate_grad_hook(partial(forget, p))
+                for p, whole in zip(self._trained, self._trained if shards is None else shards.whole, strict=True)
+            ),
             *self._state.watch(),
         ]
         """Of all that is attached to the model and to the wrapped optimizer."""
@@ -152,7 +158,8 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     def pre_step(self, closure: Callable[[], float] | None = None) -> bool:
         """Clip and add to the round's sum; if the batch is complete, release it into `grad` and return True."""
         try:
-            with nullcontext() if self._ranks is None else self._ranks.telling_failures():
+            # With shards the others may wait elsewhere than in `agree`, and miss this rank when it ends.
+            with nullcontext() if self._ranks is None or self._shards is not None else self._ranks.telling_failures():
                 pending = self._tracker.pending
                 self._clip_and_sum(pending)
                 skipped = bool(pending.skips) and pending.skips.pop(0)
@@ -172,17 +179,34 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
 
     def _clip_and_sum(self, pending: PendingStep) -> None:
         """Use up the gradients of the backward passes since the last step."""
+        if self._shards is not None:
+            self._shards.reshard()
+            if pending.skips:
+                raise RuntimeError(
+                    "BatchMemoryManager gives the processes different numbers of batches, and those of a model in fully_shard "
+                    "make each pass together: give make_private accumulation_steps"
+                )
         self._check_parameters()
         passes = self._take_passes(pending)
-        totals = torch.split(self._sum_of(pending), [p.numel() for p in self._trained])
+        totals = self._parts_of(self._sum_of(pending))
         scale = totals[0].new_zeros(())
+        clipped: list[tuple[list[PerSampleGradients], Tensor, Tensor | None]] = []
         for rows in zip(*passes, strict=True):
             averaged = check_passes(self._module, self._trained, rows, self._copies)
             pending.clipped += averaged[0].examples
             pending.length = max(pending.length, *(row.length for row in averaged))
             if pending.clipped <= pending.examples:  # else `complete` will raise
-                norms = add_clipped(totals, averaged, self._tracker.plan.clip_norm)
+                norms, factors, usable = clip_factors(averaged, self._tracker.plan.clip_norm)
+                clipped.append((averaged, factors, usable))
                 scale += norms.nan_to_num(0.0, 0.0).sum() / (max(len(norms), 1) if self.loss_reduction == "mean" else 1)
+        for i, (p, total) in enumerate(zip(self._trained, totals, strict=True)):
+            whole = total if self._shards is None else total.new_zeros(p.numel())
+            for averaged, factors, usable in clipped:
+                averaged[i].add_to(whole, factors, usable)
+            if self._shards is not None:
+                self._noise.round_to_lattice(whole)
+                with cast(Ranks, self._ranks).together("add up a parameter's sum (nothing of the round is released)"):
+                    total += add_up_shard(p, whole)
         self._autograd.compare(passes, scale)
 
     def _release(self, step: PendingStep) -> None:
@@ -196,16 +220,16 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             total /= self.expected_batch_size
         for p in self._grouped():
             p.grad = None
-        parts = torch.split(total, [p.numel() for p in self._trained])
-        for p, part in zip(self._trained, parts, strict=True):
-            p.grad = part.view_as(p).to(p.dtype, copy=True)
+        for p, part in zip(self._trained, self._parts_of(total), strict=True):
+            set_gradient(p, part)
 
     def _add_noise(self, total: Tensor, step: PendingStep) -> int:
         """Make `total` the round's sum with its noise, of all ranks; its nonce."""
         run, nonces = self._tracker.run, self._tracker.nonces
         if self._ranks is None:
             return self._noise.add(total, run, nonces)
-        model = {"the model, as it was after the last step": self._state.digest()}
+        # Of a model that is spread over the ranks each has another part: there is nothing to compare.
+        model = {"the model, as it was after the last step": self._state.digest() if self._shards is None else None}
         return self._noise.add_together(total, run, nonces, facts=model, examples=step.examples, whole=step.whole)
 
     def _take_passes(self, pending: PendingStep) -> list[list[PerSampleGradients]]:
@@ -229,10 +253,14 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         if pending.total is None:
             device = self._trained[0].device
             if not len(self._sum) or self._sum.device != device:  # the module may be moved after make_private
-                size = sum(p.numel() for p in self._trained)
+                size = sum(local(p).numel() for p in self._trained)
                 self._sum = torch.empty(size, dtype=torch.float64, device=device)
             pending.total = self._sum.zero_()
         return pending.total
+
+    def _parts_of(self, total: Tensor) -> tuple[Tensor, ...]:
+        """What of `total` belongs to each trained parameter."""
+        return torch.split(total, [local(p).numel() for p in self._trained])
 
     def on_batch(self) -> None:
         """Remove what an interrupted forward or backward pass has left in the module, as if it had never begun."""
@@ -339,9 +367,15 @@ def _why_there_are_none(module: nn.Module, half: bool) -> str:
     )
 
 
-def _forget_raw_gradient(keep: Callable[[], Callable[[Any], None] | None], p: Any) -> None:
-    """After a backward pass: whatever optimizer takes the sum of the unclipped gradients finds zero, while `p` is private."""
-    if hasattr(p, "grad_sample") and p.grad is not None:
+def _forget_raw_gradient(keep: Callable[[], Callable[[Any, Tensor], None] | None], p: Any, whole: Any) -> None:
+    """After a backward pass: whatever optimizer takes the sum of the unclipped gradients finds zero, while `p` is private.
+
+    `whole` is what was used in the place of `p`, if that is a shard; then FSDP is to find nothing.
+    """
+    if hasattr(p, "grad_sample") and whole.grad is not None:
         if (kept := keep()) is not None:
-            kept(p)
-        p.grad.zero_()
+            kept(p, whole.grad)
+        if whole is p:
+            p.grad.zero_()
+        else:
+            whole.grad = None

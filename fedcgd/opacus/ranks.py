@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.noise.stream import TILE
@@ -91,7 +92,7 @@ class Ranks:
             except Exception as raised:
                 state, error = _FAILED, raised
         message = self._tensor(bytes([state]) + made.to_bytes(NONCE_BYTES, "big"))
-        with self._together("hear from rank 0"):
+        with self.together("hear from rank 0"):
             dist.broadcast(message, 0)
         told = bytes(message.cpu().tolist())
         if error is not None:
@@ -104,14 +105,14 @@ class Ranks:
 
     def add_up(self, steps: Tensor) -> None:
         """Make `steps`, whole numbers as float64, those of all ranks added up, on all ranks."""
-        with self._together("add up the round's sum (it is on record, and is tried again under another nonce)"):
+        with self.together("add up the round's sum (it is on record, and is tried again under another nonce)"):
             dist.all_reduce(steps)
 
     def _exchange(self, message: bytes) -> list[bytes]:
         """What all ranks say, in order; messages have one length."""
         mine = self._tensor(message)
         answers = [torch.empty_like(mine) for _ in range(self.count)]
-        with self._together("agree about the next release"):
+        with self.together("agree about the next release"):
             dist.all_gather(answers, mine)
         return [bytes(answer.cpu().tolist()) for answer in answers]
 
@@ -119,7 +120,8 @@ class Ranks:
         return torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
 
     @contextmanager
-    def _together(self, what: str) -> Iterator[None]:
+    def together(self, what: str) -> Iterator[None]:
+        """Whoever ends while the ranks do `what` is missed, and the error says so."""
         try:
             yield
         except RuntimeError as error:  # all that torch.distributed raises
@@ -135,7 +137,7 @@ def ranks_of(module: nn.Module) -> Ranks | None:
     Raises:
         RuntimeError: if there is no process group.
     """
-    if not isinstance(module, DifferentiallyPrivateDistributedDataParallel):
+    if not isinstance(module, DifferentiallyPrivateDistributedDataParallel | FSDPModule):
         return None
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(

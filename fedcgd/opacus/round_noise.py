@@ -26,11 +26,15 @@ class RoundNoise:
         *,
         record: ReleaseRecord | None = None,
         ranks: Ranks | None = None,
+        pieces: Sequence[slice] | None = None,
     ) -> None:
-        """With a `record` each round is on it before there is noise; with `ranks` each process makes the noise of its share."""
+        """With a `record` each round is on it before there is noise; with `ranks` each process makes the noise of its share.
+
+        Of a model whose parameters are spread over the ranks, sums are of the coordinates in `pieces`, and have been added up.
+        """
         self.lattice = lattice_of(plan, size, relative_loss=GRID_LOSS)
         self._plan, self._key, self._size, self._mode = plan, key, size, mode
-        self._record, self._ranks = record, ranks
+        self._record, self._ranks, self._pieces = record, ranks, pieces
         self._run, self._noise = "", self._noise_of("")
 
     def round_to_lattice(self, total: Tensor) -> None:
@@ -81,7 +85,8 @@ class RoundNoise:
 
         total.div_(self.lattice.step).round_()
         nonce = self._of_run(run).add(total, earlier=nonces, attempt=0, join=join)
-        ranks.add_up(total)
+        if self._pieces is None:
+            ranks.add_up(total)
         total.mul_(self.lattice.step)
         return nonce
 
@@ -103,5 +108,5 @@ class RoundNoise:
         return self._noise
 
     def _noise_of(self, run: str) -> RunNoise:
-        share = None if self._ranks is None else self._ranks.share(self._size)
-        return tensor_noise(self._plan, self._key, run, self.lattice, self._mode, share)
+        share = None if self._ranks is None or self._pieces is not None else self._ranks.share(self._size)
+        return tensor_noise(self._plan, self._key, run, self.lattice, self._mode, share, self._pieces)

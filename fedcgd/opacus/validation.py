@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch import Tensor, nn, optim
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import (
     BatchSampler,
@@ -28,7 +30,6 @@ from fedcgd.opacus.row_comparison import bytes_of
 from fedcgd.participation import Participation
 
 _DISTRIBUTED = (nn.parallel.DistributedDataParallel, nn.DataParallel, DifferentiallyPrivateDistributedDataParallel)
-_SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 _COMPARED = 16  # examples, between processes
 
 
@@ -253,16 +254,18 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
 
 
 def _refuse_other_processes(module: nn.Module) -> None:
-    """Raise TypeError for a model of several processes whose sums nobody would add up; Opacus' own is, around all of it."""
+    """Raise TypeError for a model of several processes whose sums nobody would add up: those of Opacus' own and FSDP2's are."""
     for layer in module.modules():
         name = type(layer).__name__
-        if any(base.__name__ in _SHARDED for base in type(layer).__mro__) or any(
-            type(p.data).__name__ == "DTensor" for p in layer.parameters(recurse=False)
-        ):
+        if isinstance(layer, FullyShardedDataParallel):
             raise TypeError(
-                f"{name} is not supported: its parameters are spread over the processes, and an example's norm is over all of "
-                "them. Give each process the whole model, in opacus.distributed.DifferentiallyPrivateDistributedDataParallel "
-                "(grad_sample_mode='ghost' and BatchMemoryManager make room for large ones)"
+                f"{name} is not supported: it has parameters of several layers in one. Take torch.distributed.fsdp.fully_shard"
+            )
+        if not isinstance(module, FSDPModule) and any(isinstance(p, DTensor) for p in layer.parameters(recurse=False)):
+            raise TypeError(
+                f"{name} is not supported there: its parameters are spread over the processes, and the whole model's are not. "
+                "Call torch.distributed.fsdp.fully_shard of the whole model, too, or put it into "
+                "opacus.distributed.DifferentiallyPrivateDistributedDataParallel as it was"
             )
         if isinstance(layer, _DISTRIBUTED) and not (
             layer is module and isinstance(layer, DifferentiallyPrivateDistributedDataParallel)

@@ -14,6 +14,11 @@ import torch.distributed as dist
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from fedcgd import NoiseKey
@@ -51,6 +56,8 @@ class Job:
     load: bool = False
     listen: bool = False
     timeout: float = 60.0
+    sharded: bool = False
+    """FSDP2 in place of Opacus' wrapper."""
     plain: bool = False
     """One process, without a process group."""
 
@@ -108,25 +115,38 @@ def train(job: Job, rank: int) -> dict[str, Any]:
     elif here == "shuffled":
         data = TensorDataset(*(t.flip(0) for t in data.tensors))
     model = network(job.model).to(job.dtype)
-    if not job.plain:
+    if job.sharded:
+        for layer in [*model, model]:
+            if any(True for _ in layer.parameters()) and not (layer is model and job.trouble == "part"):
+                left_out = {model[0].bias} if job.trouble == "left out" else None
+                fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), ignored_params=left_out)
+    elif not job.plain:
         model = DifferentiallyPrivateDistributedDataParallel(model)
     seed = 2 if here == "key" else 1
     key = NoiseKey.from_file(job.folder / "noise.key") if job.secret else NoiseKey.simulation(seed)
     engine = CorrelatedPrivacyEngine(key, record=None if job.trouble == "no record" else job.folder / "releases")
     rate = 0.3 if here != "rate" else 0.4
     # Of a round there are as many batches of the loader as `parts`; one part is one for each rank.
+    plain_optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
+    if job.sharded and job.load:
+        state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, plain_optimizer)}
+        checkpoint.load(state, checkpoint_id=job.folder / "sharded")
+        set_state_dict(model, plain_optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     private = engine.make_private(
         module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5),
+        optimizer=plain_optimizer,
         data_loader=DataLoader(data, batch_size=EXAMPLES // STEPS // job.parts),
         plan=plan_of(job) if here != "plan" else replace(plan_of(job), noise_multiplier=0.8),
         noise=job.noise,
         grad_sample_mode=job.mode,
         accumulation_steps=job.parts,
+        assume_independent="checked in one process" if job.sharded and job.trouble != "unasked" else None,
     )
     module, optimizer, loader = private[0], private[1], private[-1]
     loss = private[2] if len(private) == 4 else nn.functional.cross_entropy
-    if job.load:
+    if job.load and job.sharded:
+        engine.accountant.load_state_dict(torch.load(job.folder / "run"))
+    elif job.load:
         engine.load_checkpoint(path=job.folder / "checkpoint", module=module, optimizer=optimizer)
     go_wrong(here, job, engine, model)
     sums = listen() if job.listen and not job.plain else []
@@ -147,16 +167,28 @@ def train(job: Job, rank: int) -> dict[str, Any]:
                 data_loader=loader, max_physical_batch_size=job.most_rows, optimizer=optimizer
             ) as batches:
                 steps(batches)
-    if rank == 0 and not job.load and job.epochs < job.planned_epochs:
+    if job.trouble == "saved":
+        engine.save_checkpoint(path=job.folder / "checkpoint", module=module, optimizer=optimizer)
+    elif job.sharded and not job.load and job.epochs < job.planned_epochs:
+        state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, plain_optimizer)}
+        checkpoint.save(state, checkpoint_id=job.folder / "sharded")
+        torch.save(engine.accountant.state_dict(), job.folder / "run")
+    elif rank == 0 and not job.load and job.epochs < job.planned_epochs:
         engine.save_checkpoint(path=job.folder / "checkpoint", module=module, optimizer=optimizer)
     return {
-        "model": [p.detach().double().numpy().tobytes() for p in model.parameters()],
+        "model": [whole(p).double().numpy().tobytes() for p in model.parameters()],
+        "shards": [p.to_local().numel() for p in model.parameters()] if job.sharded else [],
         "nonces": engine.accountant.nonces,
         "epsilon": engine.get_epsilon(1e-2) if job.sampling == "none" else None,
         "history": engine.accountant.history,
         "run": engine.accountant.run,
         "sums": sums,
     }
+
+
+def whole(p: torch.Tensor) -> torch.Tensor:
+    """All of a parameter that may be spread over the ranks."""
+    return p.detach().full_tensor() if isinstance(p, DTensor) else p.detach()
 
 
 def listen() -> list[tuple[bytes, bytes]]:

@@ -15,7 +15,6 @@ import pytest
 import torch
 from central_ranks import Job, network, plan_of, run_rank
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
-from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from fedcgd import NoiseKey
@@ -23,7 +22,7 @@ from fedcgd.mechanisms import BLT, LambdaCGD
 from fedcgd.opacus.ranks import Ranks, ranks_of
 from fedcgd.opacus.release_record import ReleaseRecord
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.opacus.validation import check_module, example_digest
+from fedcgd.opacus.validation import example_digest
 
 DIED = 7
 RUN = {"run": "a", "plan": {}, "key": "k", "noise stream": "s"}
@@ -160,9 +159,10 @@ def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks(train, tmp_
     assert models(train(4, load=True)) == [whole] * 4
 
 
-def test_a_secret_key_is_opened_by_all_ranks_and_stays_where_it_is(train, tmp_path):
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_secret_key_is_opened_by_all_ranks_and_stays_where_it_is(sharded, train, tmp_path):
     NoiseKey.from_file(tmp_path / "noise.key", create=True)
-    answers = train(2, secret=True, epochs=1)
+    answers = train(2, secret=True, epochs=1, sharded=sharded)
     assert models(answers)[0] == models(answers)[1]
     assert answers[0]["run"] == answers[1]["run"]
     assert len(set(answers[0]["nonces"])) == 4
@@ -226,6 +226,13 @@ def test_a_rank_that_leaves_out_an_example_ends_all(train, tmp_path):
     assert len(recorded(tmp_path)) == 3
 
 
+def test_a_rank_with_a_part_of_a_model_that_fails_is_missed_by_the_others(train, tmp_path):
+    answers = train(2, trouble="fewer", sharded=True, mode="ghost")
+    assert "gradients of fewer rows than the loader issued" in answers[1]
+    assert "waited for the others to agree about the next release, and one has ended" in answers[0]
+    assert len(recorded(tmp_path)) == 3
+
+
 def test_a_round_that_cannot_be_put_on_record_moves_no_rank(train, tmp_path):
     answers = train(2, trouble="no disk", on_rank=0)
     assert answers[0] == "OSError: no space left on device"
@@ -275,16 +282,46 @@ def test_a_model_of_several_processes_needs_a_process_group(monkeypatch):
     assert ranks_of(model.module) is None
 
 
-def test_models_whose_parameters_are_spread_are_refused_by_name():
-    class FSDPModule:
-        """Has the name of torch's."""
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "ghost", "model": "large"},
+        {"mode": "hooks", "noise": "buffer", "mechanism": BLT((0.9, 0.5), (0.2, 0.1))},
+        {"mode": "ghost", "sampling": "poisson", "mechanism": LambdaCGD(0.0), "parts": 12},
+    ],
+    ids=str,
+)
+def test_shards_of_a_model_are_trained_to_the_bits_of_one_process(options, train, tmp_path):
+    options = {"parts": 6} | options
+    for ranks in (2, 3):
+        answers = train(ranks, folder=_new(tmp_path), sharded=True, **options)
+        assert models(answers) == [train(plain=True, folder=_new(tmp_path), **options)[0]["model"]] * ranks
+        sizes = [p.numel() for p in network(options.get("model", "linear")).parameters()]
+        assert [sum(shards) for shards in zip(*(a["shards"] for a in answers), strict=True)] == sizes
 
-    class FSDPLinear(FSDPModule, nn.Linear):
-        pass
 
-    model = nn.Sequential(FSDPLinear(2, 2))
-    with pytest.raises(TypeError, match=r"FSDPLinear is not supported: its parameters are spread.*whole model"):
-        check_module(model, torch.optim.SGD(model.parameters()), "hooks")
+def test_a_run_of_shards_goes_on_with_the_same_bits_on_another_number_of_ranks(train, tmp_path):
+    options = {"sharded": True, "mode": "ghost", "parts": 6}
+    whole = models(train(2, folder=_new(tmp_path), **options))[0]
+    models(train(2, epochs=1, **options))
+    assert models(train(3, load=True, **options)) == [whole] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "functorch"}, "take 'ghost', or 'hooks'"),
+        ({"trouble": "unasked"}, "are not looked at for examples that meet"),
+        ({"trouble": "part"}, "its parameters are spread over the processes, and the whole model's are not"),
+        ({"trouble": "left out"}, "is not spread by its rows over all 2 processes"),
+        ({"trouble": "saved"}, "torch.distributed.checkpoint"),
+        ({"most_rows": 2, "parts": 2}, "BatchMemoryManager gives the processes different numbers"),
+    ],
+    ids=str,
+)
+def test_what_shards_cannot_do_is_said(options, message, train):
+    answers = train(2, sharded=True, on_rank=-1, **({"mode": "ghost"} | options))
+    assert all(message in answer for answer in answers), answers
 
 
 class Noisy(Dataset):
