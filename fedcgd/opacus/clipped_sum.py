@@ -37,20 +37,12 @@ _MOST_TERMS = 2**27
 _LEAST_FAST_NORM = 2.0**-30
 
 
-def add_clipped(totals: Sequence[Tensor], rows: Sequence[PerSampleGradients], clip_norm: float) -> Tensor:
-    """totals += Σ_i min(1, ζ′/‖g_i‖)·g_i, in place; ‖g_i‖ is over all of `rows`, one for each flat float64 tensor of `totals`.
-
-    An example with an entry that is not finite adds zero, and what the others add is as without it. Returns the norms, shape
-    (examples,), float64: not finite for such an example.
-    """
-    norms, factors, usable = clip_factors(rows, clip_norm)
-    for total, row in zip(totals, rows, strict=True):
-        row.add_to(total, factors, usable)
-    return norms
-
-
 def clip_factors(rows: Sequence[PerSampleGradients], clip_norm: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(norms, min(1, ζ′/norms), which examples are finite; None is all): with these `add_to` makes the clipped sum."""
+    """(norms, factors, usable): with the last two, each of `rows` adds its part of Σ_i min(1, ζ′/‖g_i‖)·g_i (`add_to`).
+
+    Norms are over all of `rows`, which hold one parameter each; shape (examples,), float64. An example with an entry that is not
+    finite has a norm that is not, and adds zero; what the others add is as without it. `usable` is None if all are finite.
+    """
     aim = clip_norm * (1 - MARGIN)
     fast = clip_norm >= _LEAST_FAST_NORM
     norms = _norms(rows, fast)

@@ -38,6 +38,13 @@ def test_squares_neither_overflow_nor_vanish(passes) -> None:
     assert row_passes.norms(passes, values).tolist() == [2 * tiny, 2 * huge, 0.0]
 
 
+def add_clipped(totals: list[torch.Tensor], rows: list) -> None:
+    """As a step does: clipped by 1."""
+    _, factors, usable = clipped_sum.clip_factors(rows, clip_norm=1.0)
+    for total, row in zip(totals, rows, strict=True):
+        row.add_to(total, factors, usable)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("place", [0, 40, 99])
 def test_a_row_that_is_not_finite_adds_nothing(bad: float, place: int, passes) -> None:
@@ -45,7 +52,7 @@ def test_a_row_that_is_not_finite_adds_nothing(bad: float, place: int, passes) -
     values[2, place] = bad
     assert torch.isfinite(row_passes.norms(passes, values)).tolist() == [True, True, False, True, True, True]
     total = torch.zeros(100, dtype=torch.float64)
-    clipped_sum.add_clipped([total], [gradient_forms.DenseGradients(values)], clip_norm=1.0)
+    add_clipped([total], [gradient_forms.DenseGradients(values)])
     torch.testing.assert_close(total, torch.full((100,), 0.5 * (1 - clipped_sum.MARGIN), dtype=torch.float64))
 
 
@@ -64,7 +71,7 @@ def test_factors_and_looked_up_rows_are_clipped_as_the_gradients_that_they_stand
     sums = []
     for rows in (dense, short):
         sums.append([torch.zeros(12, dtype=torch.float64) for _ in rows])
-        clipped_sum.add_clipped(sums[-1], rows, clip_norm=1.0)
+        add_clipped(sums[-1], rows)
     for one, other in zip(*sums, strict=True):
         assert bool((one != 0).any())
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -75,7 +82,7 @@ def test_a_row_whose_squares_overflow_is_clipped_without_a_compiler_too(monkeypa
     values = torch.zeros(2, 300)
     values[0, 0], values[1, 299] = 1e30, 0.25
     total = torch.zeros(300, dtype=torch.float64)
-    clipped_sum.add_clipped([total], [gradient_forms.DenseGradients(values)], clip_norm=1.0)
+    add_clipped([total], [gradient_forms.DenseGradients(values)])
     assert total[[0, 299]].tolist() == [pytest.approx(1 - clipped_sum.MARGIN, rel=1e-6), 0.25]
 
 
