@@ -6,6 +6,7 @@
 import numpy as np
 import pytest
 import torch
+from clipped import add_clipped
 from gpu_runs import Reader, tf32, train
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -17,7 +18,6 @@ from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.stream import key_words
 from fedcgd.noise.tensors import GpuKernels, TensorNormals, gpu_kernels, sum_digest
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.opacus.clipped_sum import add_clipped
 from fedcgd.opacus.gradient_forms import DenseGradients
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.row_passes import gpu_add_rows
@@ -115,7 +115,7 @@ def test_clipped_sums_are_those_of_a_cpu(kind: torch.dtype) -> None:
     sums = []
     for device in ("cpu", "cuda"):
         sums.append(torch.zeros(values.shape[1], dtype=torch.float64, device=device))
-        add_clipped([sums[-1]], [DenseGradients(values.to(device))], 1.0)
+        add_clipped([sums[-1]], [DenseGradients(values.to(device))])
     torch.testing.assert_close(sums[1].cpu(), sums[0], rtol=1e-5, atol=1e-9)
 
 

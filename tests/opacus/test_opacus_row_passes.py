@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from clipped import add_clipped
 
 from fedcgd.opacus import clipped_sum, gradient_forms, row_passes
 
@@ -36,13 +37,6 @@ def test_squares_neither_overflow_nor_vanish(passes) -> None:
     tiny, huge = float(np.float32(1e-45)), float(np.finfo(np.float32).max)
     values = torch.tensor([[tiny] * 4, [huge] * 4, [0.0] * 4])
     assert row_passes.norms(passes, values).tolist() == [2 * tiny, 2 * huge, 0.0]
-
-
-def add_clipped(totals: list[torch.Tensor], rows: list) -> None:
-    """As a step does: clipped by 1."""
-    _, factors, usable = clipped_sum.clip_factors(rows, clip_norm=1.0)
-    for total, row in zip(totals, rows, strict=True):
-        row.add_to(total, factors, usable)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
