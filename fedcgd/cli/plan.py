@@ -16,7 +16,7 @@ from fedcgd.cli.report import check_plot, console, explained_errors, print_json,
 
 if TYPE_CHECKING:
     from fedcgd.curvature import Spectrum
-    from fedcgd.planning import PlannedRecipe, Question
+    from fedcgd.planning import LinearModel, PlannedRecipe, Question
 
 _TURNS = (1, 2, 5, 10, 20, 50, 100)  # of the picture
 
@@ -57,6 +57,13 @@ def plan_command(
     spectrum_is_public: Annotated[
         bool, typer.Option("--spectrum-is-public", help="Says that nobody's private data are in --spectrum.")
     ] = False,
+    classes: Annotated[
+        int | None, typer.Option(help="Outputs of a linear model, as softmax regression; with --features.")
+    ] = None,
+    features: Annotated[int | None, typer.Option(help="Inputs of a linear model, scaled to norm 1.")] = None,
+    uncentred: Annotated[
+        bool, typer.Option("--uncentred", help="Those inputs have a mean far from zero, as raw pixels have.")
+    ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(help="Also draw the expected loss against turns, a curve for each kind, into this PNG or SVG."),
@@ -68,7 +75,7 @@ def plan_command(
     The loss is what theory expects on a quadratic: the part of what can be won that is left. It looks at public numbers only, and
     so costs no privacy. What is tuned on private data does: with a spectrum of private data ε would not hold.
 
-    Example: fedcgd plan --users 1260 --epsilon 1 --delta 1e-5 --turns 20
+    Example: fedcgd plan --users 1260 --epsilon 1 --delta 1e-5 --turns 20 --classes 10 --features 64 --uncentred
     """
     with explained_errors():
         from fedcgd.planning import Question, plan_recipes
@@ -80,6 +87,7 @@ def plan_command(
             users=users, epsilon=epsilon, delta=delta, secret=tuple(name.value for name in secret or ()),
             turns=turns, max_cohort=max_cohort, max_rounds=max_rounds, buffers=buffers,
             spectrum=_public(spectrum, sure=spectrum_is_public),
+            model=_linear(classes, features, uncentred),
         )  # fmt: skip
         with status(json) as say:
             ranked = plan_recipes(question, progress=say)
@@ -90,6 +98,17 @@ def plan_command(
         print_json(budget | {"recipes": [figures(one, question, clip_norm) for one in ranked]})
     else:
         show(ranked, question, clip_norm)
+
+
+def _linear(classes: int | None, features: int | None, uncentred: bool) -> "LinearModel | None":
+    """The model of the options, if they describe one."""
+    if classes is None and features is None and not uncentred:
+        return None
+    if classes is None or features is None:
+        raise ValueError("a linear model is described by --classes and --features together: give both, or neither")
+    from fedcgd.planning import LinearModel
+
+    return LinearModel(classes=classes, features=features, centred=not uncentred)
 
 
 def _public(path: Path | None, *, sure: bool) -> "Spectrum | None":

@@ -1,9 +1,20 @@
 """The best recipe at an ε: who takes part when, with which noise, and how the model is moved. It looks at public numbers only."""
 
+from fedcgd.planning.landscape import LinearModel
 from fedcgd.planning.planner import PlannedRecipe, plan_recipes, verdict
 from fedcgd.planning.question import Question
 from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.render import as_python, as_run_config
 from fedcgd.planning.theory import Outcome
 
-__all__ = ["Outcome", "PlannedRecipe", "Question", "Recipe", "as_python", "as_run_config", "plan_recipes", "verdict"]
+__all__ = [
+    "LinearModel",
+    "Outcome",
+    "PlannedRecipe",
+    "Question",
+    "Recipe",
+    "as_python",
+    "as_run_config",
+    "plan_recipes",
+    "verdict",
+]

@@ -81,7 +81,7 @@ def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> 
     Raises:
         ValueError: if nothing is possible within the limits, or no noise keeps the budget.
     """
-    landscape = Landscape.typical() if question.spectrum is None else Landscape.of(question.spectrum)
+    landscape = question.landscape
     found: list[PlannedRecipe] = []
     least, worse = math.inf, 0
     for steps in _steps(question):

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from fedcgd.accounting.guarantee import check_delta, check_epsilon
 from fedcgd.curvature.spectrum import Spectrum
+from fedcgd.planning.landscape import Landscape, LinearModel
 
 SecretSampling = Literal["poisson", "balls-in-bins", "b-min-sep"]
 """A sampling that amplifies, if nobody learns who was drawn."""
@@ -25,9 +26,10 @@ class Question:
         max_rounds: the most rounds, if time limits them.
         buffers: vectors of the model's size that there is room for to correlate noise; regenerated noise needs none, but time.
         spectrum: eigenvalues of the loss on *public* data like the private ones, in units of the clip norm; default: typical.
+        model: a linear model's size, if it is one: the learning rate is then planned for it.
 
     Raises:
-        ValueError: for numbers out of range, and limits that leave no run.
+        ValueError: for numbers out of range, limits that leave no run, and a spectrum beside a model.
     """
 
     users: int
@@ -39,6 +41,7 @@ class Question:
     max_rounds: int | None = None
     buffers: int = 32
     spectrum: Spectrum | None = None
+    model: LinearModel | None = None
 
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon)
@@ -57,6 +60,8 @@ class Question:
             raise ValueError(
                 f"delta must be below 1/users = {1 / self.users:.3g}, got {self.delta}: otherwise a run may publish a user whole"
             )
+        if self.spectrum is not None and self.model is not None:
+            raise ValueError("a spectrum says more than a linear model's size does: give one of the two")
         if self.max_rounds is not None and self.least_steps > self.max_rounds:
             raise ValueError(
                 f"{self.users} users in cohorts of at most {self.max_cohort} need {self.least_steps} rounds for one turn each, "
@@ -67,3 +72,10 @@ class Question:
     def least_steps(self) -> int:
         """The fewest rounds in which everybody has a turn."""
         return 1 if self.max_cohort is None else math.ceil(self.users / self.max_cohort)
+
+    @property
+    def landscape(self) -> Landscape:
+        """The loss that recipes are compared on."""
+        if self.spectrum is not None:
+            return Landscape.of(self.spectrum)
+        return Landscape.typical() if self.model is None else Landscape.linear(self.model)

@@ -11,13 +11,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from fedcgd.accounting import gaussian
-from fedcgd.planning import Question, plan_recipes
+from fedcgd.planning import LinearModel, Question, plan_recipes
 from fedcgd.planning.render import run_configuration
 from fedcgd_simulations.flower_runs import local_superlink, run_app
 from fedcgd_simulations.report import plot_accuracy, summary
 
 USERS, COHORT, TURNS, DELTA = 1260, 60, 10, 1e-5
 """The task: 1260 users with one digit each, of whom the server reaches 60 in a round, and each at most ten times."""
+MODEL = LinearModel(classes=10, features=64, centred=False)
+"""Softmax regression on pixels."""
 
 
 def best_dp_sgd(epsilon: float, sampling: str) -> dict[str, str | int | float]:
@@ -36,7 +38,7 @@ def best_dp_sgd(epsilon: float, sampling: str) -> dict[str, str | int | float]:
 
 def configurations(epsilon: float) -> dict[str, dict[str, str | int | float]]:
     """What is run, by its name: DP-SGD without and with a secret sampling, and the planner's recipe, without."""
-    question = Question(users=USERS, epsilon=epsilon, delta=DELTA, turns=TURNS, max_cohort=COHORT)
+    question = Question(users=USERS, epsilon=epsilon, delta=DELTA, turns=TURNS, max_cohort=COHORT, model=MODEL)
     planned = next(one for one in plan_recipes(question) if one.mechanism.name == "lambda-cgd")
     shared: dict[str, str | int | float] = {
         "epsilon": epsilon,

@@ -18,7 +18,7 @@ from fedcgd.curvature import Spectrum
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd.planning import Question, Recipe, as_python, as_run_config, plan_recipes, verdict
+from fedcgd.planning import LinearModel, Question, Recipe, as_python, as_run_config, plan_recipes, verdict
 from fedcgd.planning.landscape import DIRECTIONS, Landscape
 from fedcgd.planning.planner import PlannedRecipe, _steps
 from fedcgd.planning.theory import Outcome, expected_outcome, unit_progress
@@ -109,6 +109,50 @@ def test_the_typical_landscape_has_all_its_directions() -> None:
     plain = 0.22 / np.arange(1, 601)  # LARGEST/i
     assert float(typical.counts @ typical.eigenvalues) == pytest.approx(plain.sum(), rel=0.01)
     assert typical.eigenvalues[:7] == pytest.approx(plain[:7])
+
+
+@pytest.mark.parametrize(("classes", "features", "centred"), [(2, 1, True), (3, 5, False), (10, 200, True)])
+def test_a_linear_model_bends_as_softmax_regression_does_at_its_start(
+    classes: int, features: int, centred: bool
+) -> None:
+    """Its Hessian is the second moment of the inputs, of norm 1 and with a one behind, times (I − 1/c)/c over the classes."""
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(4000, features)) + (0 if centred else 3)
+    x = np.hstack([x / np.linalg.norm(x, axis=1, keepdims=True), np.ones((len(x), 1))])
+    over_classes = np.eye(classes) / classes - np.full((classes, classes), 1 / classes**2)
+    hessian = np.linalg.eigvalsh(np.kron(over_classes, x.T @ x / len(x)))
+    found = Landscape.linear(LinearModel(classes=classes, features=features, centred=centred))
+    assert found.counts.sum() == np.linalg.matrix_rank(over_classes) * (features + 1) == np.sum(hessian > 1e-9)
+    assert found.counts @ found.eigenvalues == pytest.approx(hessian.sum())
+    assert found.eigenvalues[0] == pytest.approx(hessian.max(), rel=0.1)
+    assert found.counts @ found.energies == pytest.approx(0.75 * math.log(classes))
+
+
+def test_inputs_that_have_much_in_common_take_a_larger_rate() -> None:
+    """What tells them apart is smaller, so that the model has farther to go."""
+    found = [
+        expected_outcome(
+            RECIPE, LambdaCGD(0.8), 10.0, Landscape.linear(LinearModel(classes=10, features=64, centred=centred))
+        )
+        for centred in (True, False)
+    ]
+    assert found[1].progress > 1.4 * found[0].progress
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LinearModel(classes=1, features=4), "classes must be a whole number of at least 2, got 1"),
+        (lambda: LinearModel(classes=2, features=0), "features must be a whole number of at least 1, got 0"),
+        (
+            lambda: replace(QUESTION, model=LinearModel(classes=2, features=4), spectrum=Spectrum.of([0.3])),
+            "give one of the two",
+        ),
+    ],
+)
+def test_models_that_are_none_are_refused(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 def test_a_spectrum_keeps_its_eigenvalues() -> None:
@@ -288,6 +332,18 @@ def test_a_spectrum_is_not_called_public_silently(tmp_path: Path) -> None:
     plain = CliRunner().invoke(app, [*ASK, "--json"])
     assert taken.exit_code == 0, taken.output
     assert json.loads(taken.stdout)["recipes"][0]["loss"] != json.loads(plain.stdout)["recipes"][0]["loss"]
+
+
+def test_a_linear_model_is_told_by_two_numbers() -> None:
+    half = CliRunner().invoke(app, [*ASK, "--classes", "10"])
+    assert half.exit_code == 2
+    assert "--classes and --features together" in half.stderr
+    rates = []
+    for more in ([], ["--uncentred"]):
+        result = CliRunner().invoke(app, [*ASK, "--classes", "10", "--features", "64", *more, "--json"])
+        assert result.exit_code == 0, result.output
+        rates.append(json.loads(result.stdout)["recipes"][0]["progress"])
+    assert rates[0] < rates[1]
 
 
 def test_one_participation_only_is_the_question_of_an_epoch() -> None:
