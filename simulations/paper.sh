@@ -20,10 +20,11 @@ physical="${PHYSICAL_BATCH:-64}"
 wanted() { [ ${#stages[@]} = 0 ] || [[ " ${stages[*]} " == *" $1"* ]]; }
 
 trainings=()
+[ ${#stages[@]} -gt 0 ] || trainings=(figure-2 figure-3 figure-4 figure-7 figure-8)
 for name in ${stages[@]+"${stages[@]}"}; do
-    case "$name" in table-4 | runtime | figure-5) ;; *) trainings+=(--stage "$name") ;; esac
+    case "$name" in table-4 | runtime | figure-5) ;; *) trainings+=("$name") ;; esac
 done
-options=(--data-dir "$data" --results "$results" --physical-batch "$physical" ${MINUTES:+--minutes "$MINUTES"} ${trainings[@]+"${trainings[@]}"})
+options=(--data-dir "$data" --results "$results" --physical-batch "$physical" ${MINUTES:+--minutes "$MINUTES"})
 if wanted figure-5; then
     python -m fedcgd_experiments.paper_figures --numbers "$results/figures.json" --output "$results/plots" --only correlation --only normalisation
 fi
@@ -37,6 +38,4 @@ if wanted runtime; then
     done
     python -m fedcgd_experiments plot --results "$results" --output "$results/plots"
 fi
-if [ ${#stages[@]} = 0 ] || [ ${#trainings[@]} -gt 0 ]; then
-    python -m fedcgd_experiments.paper "${options[@]}"
-fi
+if [ ${#trainings[@]} -gt 0 ]; then python -m fedcgd_experiments run "${trainings[@]}" "${options[@]}"; fi

@@ -18,13 +18,14 @@ from fedcgd_experiments import plots
 from fedcgd_experiments.central import CentralTrainer
 from fedcgd_experiments.comparison import epsilons, pick
 from fedcgd_experiments.flower_command import flower_command
+from fedcgd_experiments.paper_studies import PAPER_STUDIES
 from fedcgd_experiments.people import PeopleTrainer
 from fedcgd_experiments.people_point import PeoplePoint
 from fedcgd_experiments.results import Results, write_table
 from fedcgd_experiments.runner import Trainer, carry_out, within
 from fedcgd_experiments.studies import STUDIES
 from fedcgd_experiments.study import Study
-from fedcgd_experiments.tables import Found, fill, point_class
+from fedcgd_experiments.tables import Found, accuracy, fill, point_class
 
 app = typer.Typer(
     cls=CarefulGroup, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__
@@ -32,7 +33,10 @@ app = typer.Typer(
 command = partial(app.command, cls=CarefulCommand)
 console = Console()
 
-Names = Annotated[list[str] | None, typer.Argument(help="studies (`list` names them); all if not given")]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(help="studies (`list` names them), or how the names of figures begin; all but figures if not given"),
+]
 Folder = Annotated[Path, typer.Option("--results", help="folder of the results, one file of JSON lines for each study")]
 DataDir = Annotated[str, typer.Option("--data-dir", help="folder of the task's files; the usual places if not given")]
 
@@ -46,11 +50,11 @@ class ImageFormat(StrEnum):
 
 @command("list")
 def list_command() -> None:
-    """The studies: what each is of, its arms and its budget.
+    """The studies: what each is of, its arms and its budget. Those named `figure-…` are of a paper, for GPUs.
 
     Example: python -m fedcgd_experiments list
     """
-    for study in STUDIES.values():
+    for study in [*STUDIES.values(), *PAPER_STUDIES.values()]:
         budget = f"{study.candidates} candidates for each of {len(study.arms)} arms at {len(study.settings)} settings"
         console.print(f"{study.name}: {study.title}; {budget}", highlight=False)
 
@@ -67,7 +71,9 @@ def run_command(
         int, typer.Option(min=1, help="per-example gradients at a time; changes the memory")
     ] = 512,
 ) -> None:
-    """Run what is missing of the studies. What the results hold is not run again, and each result is kept as it comes.
+    """Run what is missing of the studies, and print the accuracies of those that are complete.
+
+    What the results hold is not run again, and each result is kept as it comes.
 
     Ends with 1 if a training failed, and with 3 if time was up before all was done.
     Example: python -m fedcgd_experiments run digits tweets-3000 --results benchmarks/results --processes 0 --nice 19
@@ -86,6 +92,8 @@ def run_command(
         )
         failures += done.failures
         left += done.left
+        if not done.left:
+            typer.echo(accuracy(results, study.name))
     for line in failures:
         console.print(line, style="red", markup=False)
     if failures:
@@ -188,9 +196,13 @@ def trainer_of(study: Study, data_dir: str = "", physical_batch: int = 512) -> T
 
 
 def _chosen(names: list[str] | None) -> list[Study]:
-    if unknown := set(names or ()) - set(STUDIES):
-        raise typer.BadParameter(f"unknown study {', '.join(sorted(unknown))}; the studies are {', '.join(STUDIES)}")
-    return [STUDIES[name] for name in names or STUDIES]
+    known, chosen = STUDIES | PAPER_STUDIES, dict[str, Study]()
+    for name in names or STUDIES:
+        found = [name] if name in STUDIES else [figure for figure in PAPER_STUDIES if figure.startswith(name)]
+        if not found:
+            raise typer.BadParameter(f"unknown study {name}; the studies are {', '.join(known)}")
+        chosen |= {one: known[one] for one in found}
+    return list(chosen.values())
 
 
 if __name__ == "__main__":

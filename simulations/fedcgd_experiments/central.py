@@ -19,8 +19,7 @@ from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
-from fedcgd_experiments.descent import descent
-from fedcgd_experiments.point import CentralPoint, Setup
+from fedcgd_experiments.point import CentralPoint, Setup, descent
 from fedcgd_experiments.results import Row
 from fedcgd_experiments.softmax import train_softmax
 from fedcgd_simulations.local_softmax import is_softmax

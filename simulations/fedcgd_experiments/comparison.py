@@ -96,10 +96,10 @@ def compare(
     for epsilon in epsilons(study):
         for arm in study.arms if arms is None else arms:
             secret = study.secret(arm)
-            baselines = study.baselines[secret]
+            baselines = study.baselines.get(secret, ())
             ours = pick(study, found, epsilon, [arm], most)
             others = [pick(study, found, epsilon, [baseline], most) for baseline in baselines]
-            theirs = max((one for one in others if one), key=_tested) if all(others) else None
+            theirs = max((one for one in others if one), key=_tested) if others and all(others) else None
             pairs = paired(ours.accuracies, theirs.accuracies) if ours and theirs and arm not in baselines else None
             if pairs and ours and theirs:
                 rows.append(

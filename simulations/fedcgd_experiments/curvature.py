@@ -14,7 +14,6 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from fedcgd.cli.options import takes
@@ -22,12 +21,12 @@ from fedcgd.cli.report import explained_errors
 from fedcgd.curvature.dominance import Reference
 from fedcgd.curvature.public import pretrained
 from fedcgd_experiments.central import CentralTrainer, claim, plan_of, train_engine
-from fedcgd_experiments.claims import claims
 from fedcgd_experiments.curvature_design import ARMS, NOISE_CURVE, DesignOptions, check_one_design
-from fedcgd_experiments.curvature_report import best_rates, compare, judged, to_point, tuned
+from fedcgd_experiments.curvature_report import Tuned, compare, to_point, tuned
 from fedcgd_experiments.point import TEST_SEEDS, CentralPoint
-from fedcgd_experiments.results import Results
+from fedcgd_experiments.results import Results, claims
 from fedcgd_experiments.runner import carry_out
+from fedcgd_experiments.tables import markdown
 from fedcgd_simulations.public import public_examples
 
 PRIVATE = "private examples, for the experiment alone: covered by no ε"
@@ -120,13 +119,13 @@ def certificate_command(
 def tuned_command(results: Annotated[list[Path], typer.Argument(help="files that `run` wrote", exists=True)]) -> None:
     """Validation accuracy of each kind of noise of each file at its best η: all that a choice between designs may look at."""
     found = {path: tuned(Results(path).rows()) for path in results}
-    epsilons = sorted({epsilon for accuracies in found.values() for _, epsilon in accuracies})
-    table = Table("file", "noise", *(f"ε = {epsilon:g}" for epsilon in epsilons), "mean")
-    for path, accuracies in found.items():
-        for each in [arm for arm in ARMS if any(arm == of for of, _ in accuracies)]:
-            row = [accuracies.get((each, epsilon), math.nan) for epsilon in epsilons]
-            table.add_row(path.name, each, *(f"{100 * value:.1f}" for value in [*row, fmean(row)]))
-    console.print(table)
+    epsilons = sorted({epsilon for of_arms in found.values() for _, epsilon in of_arms})
+    lines = []
+    for path, of_arms in found.items():
+        for each in [arm for arm in ARMS if any(arm == of for of, _ in of_arms)]:
+            row = [one.validation if (one := of_arms.get((each, e))) else math.nan for e in epsilons]
+            lines.append([path.name, each, *(f"{100 * value:.1f}" for value in [*row, fmean(row)])])
+    typer.echo(markdown(["file", "noise", *(f"ε = {epsilon:g}" for epsilon in epsilons), "mean"], lines))
 
 
 @app.command("compare")
@@ -136,33 +135,25 @@ def compare_command(results: Annotated[list[Path], typer.Argument(help="files th
     runs = [row for path in results for row in Results(path).rows()]
     for task in dict.fromkeys(row["task"] for row in runs):
         own = [row for row in runs if row["task"] == task]
-        accuracies, rates = judged(own), best_rates(own)
-        epsilons = sorted({epsilon for _, epsilon in accuracies})
-        table = Table(
-            "noise",
-            *(f"ε = {epsilon:g}" for epsilon in epsilons),
-            title=f"{task}: test accuracy, ± standard deviation, at the tuned η",
-            caption=claims(own),
-        )
-        for each in ARMS:
-            cells = [
-                (list(accuracies.get((each, epsilon), {}).values()), rates.get((each, epsilon))) for epsilon in epsilons
-            ]
-            table.add_row(
-                each,
-                *(
-                    f"{100 * fmean(v):.1f} ± {100 * stdev(v):.1f} (η {rate:g})" if len(v) > 1 else "–"
-                    for v, rate in cells
-                ),
-            )
-        console.print(table)
-        table = Table("ε", "noise", "against", "difference", "p (permutation)", "Holm", "p (paired t)", "seeds")
-        for row in compare(own):
-            table.add_row(
+        found = tuned(own)
+        epsilons = sorted({epsilon for _, epsilon in found})
+        typer.echo(f"{task}: test accuracy, ± standard deviation, at the tuned η. {claims(own)}\n")
+        lines = [[each, *(_cell(found.get((each, epsilon))) for epsilon in epsilons)] for each in ARMS]
+        typer.echo(markdown(["noise", *(f"ε = {epsilon:g}" for epsilon in epsilons)], lines))
+        head = ["ε", "noise", "against", "difference", "p (permutation)", "Holm", "p (paired t)", "seeds"]
+        lines = [
+            [
                 f"{row.epsilon:g}", row.better, row.than, f"{100 * row.difference:+.2f}", f"{row.p_permutation:.2g}",
                 f"{row.corrected:.2g}", f"{row.p_paired:.2g}", str(row.seeds),
-            )  # fmt: skip
-        console.print(table)
+            ]
+            for row in compare(own)
+        ]  # fmt: skip
+        typer.echo(markdown(head, lines))
+
+
+def _cell(one: Tuned | None) -> str:
+    values = [100 * value for value in one.tests.values()] if one else []
+    return f"{fmean(values):.1f} ± {stdev(values):.1f} (η {one.learning_rate:g})" if one and len(values) > 1 else "–"
 
 
 if __name__ == "__main__":

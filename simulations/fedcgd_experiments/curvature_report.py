@@ -1,7 +1,6 @@
 """What the runs of the curvature experiment say: the best learning rates, test accuracies, and which noise is better."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -33,19 +32,32 @@ COMPARISONS = (
 """(what should be better, than what): those whose p-values are reported."""
 
 
-def best_rates(runs: Iterable[Row]) -> dict[tuple[str, float], float]:
-    """(arm, budget) → the learning rate of highest mean validation accuracy; of equals the smaller.
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """An arm at a budget: the learning rate of highest mean validation accuracy (of equals the smaller), and what it gives."""
 
-    Raises ValueError as `check_one_design` does.
-    """
-    values: dict[tuple[str, float], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    learning_rate: float
+    validation: float
+    tests: dict[int, float]
+    """Seed → accuracy on the test examples."""
+
+
+def tuned(runs: Iterable[Row]) -> dict[tuple[str, float], Tuned]:
+    """(arm, budget) → what validation chose. Raises ValueError as `check_one_design` does."""
     read = [(to_point(run), run["accuracy"]) for run in runs]
     check_one_design(point for point, _ in read)
+    found: dict[tuple[str, float], dict[float, dict[str, dict[int, float]]]] = {}
     for point, accuracy in read:
-        if point.split == "validation":
-            values[arm_of(point.mechanism), point.epsilon][point.learning_rate].append(accuracy)
-    means = {key: {rate: fmean(v) for rate, v in sorted(rates.items())} for key, rates in values.items()}
-    return {key: max(rates, key=rates.__getitem__) for key, rates in means.items()}
+        rates = found.setdefault((arm_of(point.mechanism), point.epsilon), {})
+        splits = rates.setdefault(point.learning_rate, {"validation": {}, "test": {}})
+        splits[point.split][point.seed] = accuracy
+    chosen = {}
+    for key, rates in found.items():
+        means = {rate: fmean(of["validation"].values()) for rate, of in sorted(rates.items()) if of["validation"]}
+        if means:
+            best = max(means, key=means.__getitem__)
+            chosen[key] = Tuned(learning_rate=best, validation=means[best], tests=rates[best]["test"])
+    return chosen
 
 
 def to_point(row: Row) -> CentralPoint:
@@ -72,39 +84,13 @@ class Comparison:
     """`p_permutation` after Holm's correction over all comparisons."""
 
 
-def tuned(runs: Iterable[Row]) -> dict[tuple[str, float], float]:
-    """(arm, budget) → the mean accuracy on validation examples at the learning rate that is best on them."""
-    runs = list(runs)
-    rates = best_rates(runs)
-    found: dict[tuple[str, float], list[float]] = defaultdict(list)
-    for record in runs:
-        point = to_point(record)
-        key = (arm_of(point.mechanism), point.epsilon)
-        if point.split == "validation" and point.learning_rate == rates[key]:
-            found[key].append(record["accuracy"])
-    return {key: fmean(values) for key, values in found.items()}
-
-
-def judged(runs: Iterable[Row]) -> dict[tuple[str, float], dict[int, float]]:
-    """(arm, budget) → seed → accuracy on the test examples, at the learning rate that was best on validation."""
-    runs = list(runs)
-    rates = best_rates(runs)
-    found: dict[tuple[str, float], dict[int, float]] = defaultdict(dict)
-    for record in runs:
-        point = to_point(record)
-        key = (arm_of(point.mechanism), point.epsilon)
-        if point.split == "test" and point.learning_rate == rates.get(key):
-            found[key][point.seed] = record["accuracy"]
-    return dict(found)
-
-
 def compare(runs: Iterable[Row]) -> list[Comparison]:
     """Every comparison of `COMPARISONS` at every budget for which both arms have the same test seeds, at least two.
 
     The permutation test is the exact one of two samples (appendix A.3 of Gu et al., 2026, arXiv:2510.05416): with ten seeds each
     there are 184,756 ways, and 1/184,756 is the least that p can be.
     """
-    accuracies, found = judged(runs), []
+    accuracies, found = {key: one.tests for key, one in tuned(runs).items()}, []
     for epsilon in sorted({epsilon for _, epsilon in accuracies}):
         for better, than in COMPARISONS:
             first, second = accuracies.get((better, epsilon), {}), accuracies.get((than, epsilon), {})

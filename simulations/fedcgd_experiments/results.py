@@ -90,6 +90,15 @@ def point_of(row: Row, make: type[Any]) -> Point:
     return made
 
 
+def claims(rows: Iterable[Row]) -> str:
+    """What the ε of `rows` means, a sentence for each δ and adjacency: no ε is shown without; empty if there is none."""
+    methods: dict[str, dict[str, None]] = {}
+    for row in rows:
+        claim = f"ε at δ = {row['delta']:g}; adjacency: {row['adjacency']}"
+        methods.setdefault(claim, {})[f"sampling: {row['sampling']} ({row['method']})"] = None
+    return " ".join(f"{claim}; {'; '.join(found)}." for claim, found in methods.items())
+
+
 def write_table(rows: Sequence[Row], path: Path) -> None:
     """`rows` as CSV, one line for each training run, as `pandas.read_csv` reads it."""
     names = list(dict.fromkeys(name for row in rows for name in row))

@@ -20,7 +20,7 @@ from fedcgd.opacus.clipped_sum import MARGIN
 from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.plan import Plan
-from fedcgd_experiments.descent import Descent, descent
+from fedcgd_experiments.point import Descent, descent
 from fedcgd_simulations.task import Examples
 
 _WORDS = 2.0**31 / DITHER

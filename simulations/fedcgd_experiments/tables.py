@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 
-from fedcgd_experiments.claims import claims
 from fedcgd_experiments.comparison import Comparison, Tuned, compare, epsilons, pick, tuned, works
+from fedcgd_experiments.paper_studies import PAPER_STUDIES
 from fedcgd_experiments.people_point import PeoplePoint
 from fedcgd_experiments.point import CentralPoint
-from fedcgd_experiments.results import Results, Row
+from fedcgd_experiments.results import Results, Row, claims
 from fedcgd_experiments.significance import Pairs, holm, paired
 from fedcgd_experiments.studies import HEADLINES, STUDIES
 from fedcgd_experiments.study import Secret, Study
@@ -55,9 +55,10 @@ class Found:
     @staticmethod
     def read(results: Path, name: str) -> "Found":
         """What is known of the study `name`. Raises ValueError for an unknown one."""
-        if name not in STUDIES:
-            raise ValueError(f"unknown study {name!r}; the studies are {', '.join(STUDIES)}")
-        study, rows = STUDIES[name], Results(results / f"{name}.jsonl").rows()
+        study = STUDIES.get(name) or PAPER_STUDIES.get(name)
+        if study is None:
+            raise ValueError(f"unknown study {name!r}; the studies are {', '.join([*STUDIES, *PAPER_STUDIES])}")
+        rows = Results(results / f"{name}.jsonl").rows()
         return Found(study=study, rows=rows, tuned=tuned(study, rows, point_class(study)))
 
 
@@ -252,7 +253,9 @@ def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def _arms(study: Study, secret: Secret) -> list[str]:
     """The baselines and the arms of a kind of secret, baselines first."""
-    return list(dict.fromkeys([*study.baselines[secret], *(arm for arm in study.arms if study.secret(arm) == secret)]))
+    return list(
+        dict.fromkeys([*study.baselines.get(secret, ()), *(arm for arm in study.arms if study.secret(arm) == secret)])
+    )
 
 
 def _by_work(found: Found, arm: str, epsilon: float) -> list[Tuned | None]:

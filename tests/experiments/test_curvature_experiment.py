@@ -25,7 +25,7 @@ from fedcgd_experiments.curvature_design import (
     arm_of,
     tamed,
 )
-from fedcgd_experiments.curvature_report import COMPARISONS, best_rates, compare, judged, tuned
+from fedcgd_experiments.curvature_report import COMPARISONS, Tuned, compare, tuned
 from fedcgd_experiments.point import TEST_SEEDS, CentralPoint
 from fedcgd_experiments.results import Results, Row
 
@@ -101,18 +101,16 @@ def test_a_fitted_mechanism_is_never_that_of_another_design(design: Design) -> N
 def test_runs_of_two_designs_are_not_pooled(design: Design, change: dict[str, Any]) -> None:
     runs = [run(design, NOISE_CURVE, 0.5, 0, 0.7), run(replace(design, **change), NOISE_CURVE, 1.0, 0, 0.9)]
     with pytest.raises(ValueError, match="NoiseCurve at ε = 2 are of two designs"):
-        best_rates(runs)
-    with pytest.raises(ValueError, match="of two designs"):
-        judged(runs)
+        tuned(runs)
 
 
 def test_the_results_that_are_kept_are_of_one_design() -> None:
     """Among them files from before their names said what they were fitted to."""
     folder = Path(__file__).parents[2] / "benchmarks/results/curvature"
     for path in (folder / "digits.jsonl", folder / "fashion-mnist-6000.jsonl"):
-        accuracies = judged(Results(path).rows())
-        assert {arm for arm, _ in accuracies} == set(ARMS)
-        assert all(len(of_seeds) == 10 for of_seeds in accuracies.values())
+        found = tuned(Results(path).rows())
+        assert {arm for arm, _ in found} == set(ARMS)
+        assert all(len(one.tests) == 10 for one in found.values())
 
 
 def test_steep_directions_are_tamed_for_large_steps() -> None:
@@ -128,10 +126,13 @@ def test_the_rate_is_chosen_by_validation_alone(design: Design) -> None:
         run(design, DP_SGD, 1.0, TEST_SEEDS, 1.0),
         run(design, FITTED_LAMBDA, 0.5, 0, 0.5), run(design, FITTED_LAMBDA, 1.0, 0, 0.6),
     ]  # fmt: skip
-    assert best_rates(runs) == {(DP_SGD, 2.0): 0.5, (FITTED_LAMBDA, 2.0): 1.0}
-    assert tuned(runs) == {(DP_SGD, 2.0): 0.7, (FITTED_LAMBDA, 2.0): 0.6}
+    fitted = Tuned(learning_rate=1.0, validation=0.6, tests={})
+    assert tuned(runs) == {
+        (DP_SGD, 2.0): Tuned(learning_rate=0.5, validation=0.7, tests={}),
+        (FITTED_LAMBDA, 2.0): fitted,
+    }
     runs.append(run(design, DP_SGD, 0.5, TEST_SEEDS, 0.2))
-    assert judged(runs) == {(DP_SGD, 2.0): {TEST_SEEDS: 0.2}}
+    assert tuned(runs)[DP_SGD, 2.0].tests == {TEST_SEEDS: 0.2}
 
 
 def test_p_values_are_those_of_all_ways_to_deal_out_the_accuracies(design: Design) -> None:

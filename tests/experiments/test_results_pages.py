@@ -128,12 +128,12 @@ WORDS = {curvature_design.DP_SGD: "DP-SGD", curvature_design.PRACTICAL: "λ-CGD,
 def test_the_accuracies_of_fitted_noise_are_those_of_its_runs(file: str) -> None:
     page = (ROOT / "docs" / "results_curvature.md").read_text()
     runs = Results(RESULTS / "curvature" / file).rows()
-    accuracies, rates = curvature_report.judged(runs), curvature_report.best_rates(runs)
+    found = curvature_report.tuned(runs)
     for arm in curvature_design.ARMS:
         cells = [
-            f"{100 * fmean(values):.1f} ± {100 * stdev(values):.1f} ({rates[arm, epsilon]:g})"
+            f"{100 * fmean(values):.1f} ± {100 * stdev(values):.1f} ({found[arm, epsilon].learning_rate:g})"
             for epsilon in (1.0, 2.0, 4.0, 8.0)
-            for values in [list(accuracies[arm, epsilon].values())]
+            for values in [list(found[arm, epsilon].tests.values())]
         ]
         assert f"| {WORDS.get(arm, arm)} | {' | '.join(cells)} |" in page
 

@@ -5,9 +5,8 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from fedcgd_experiments import curvature
-from fedcgd_experiments.claims import claims
 from fedcgd_experiments.point import TEST_SEEDS
-from fedcgd_experiments.results import Results
+from fedcgd_experiments.results import Results, claims
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
