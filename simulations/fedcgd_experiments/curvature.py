@@ -21,7 +21,7 @@ from fedcgd.cli.report import explained_errors
 from fedcgd.curvature.dominance import Reference
 from fedcgd.curvature.public import pretrained
 from fedcgd_experiments.central import CentralTrainer, claim, plan_of, train_engine
-from fedcgd_experiments.curvature_design import ARMS, NOISE_CURVE, DesignOptions, check_one_design
+from fedcgd_experiments.curvature_design import ARMS, NOISE_CURVE, Design, check_one_design
 from fedcgd_experiments.curvature_report import Tuned, compare, to_point, tuned
 from fedcgd_experiments.point import TEST_SEEDS, CentralPoint
 from fedcgd_experiments.results import Results, claims
@@ -36,10 +36,10 @@ console = Console()
 
 
 @app.command("run")
-@takes(DesignOptions)
+@takes(Design)
 @explained_errors()
 def run_command(
-    common: DesignOptions,
+    design: Design,
     output: Annotated[Path, typer.Option(help="JSON lines; what is there already is not run again")],
     arm: Annotated[list[str] | None, typer.Option(help=f"of {', '.join(ARMS)}; all if not given")] = None,
     epsilon: Annotated[list[float] | None, typer.Option()] = None,
@@ -48,7 +48,7 @@ def run_command(
     seeds: Annotated[int, typer.Option(min=0, help="for the test; 0: only tune")] = 10,
 ) -> None:
     """Tune the learning rate of each kind of noise at each ε by validation examples, then judge it by the test's."""
-    design, results = common.design(common.get_task().load()), Results(output)
+    results = Results(output)
     rates = learning_rate or [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0]
     study = design.study(arm or ARMS, epsilon or [1.0, 2.0, 4.0, 8.0], rates, tuning_seeds=tuning_seeds, seeds=seeds)
     points = [point for setting in study.settings for one in study.arms for point in study.points(one, setting)]
@@ -61,10 +61,10 @@ def run_command(
 
 
 @app.command("certificate")
-@takes(DesignOptions)
+@takes(Design)
 @explained_errors()
 def certificate_command(
-    common: DesignOptions,
+    design: Design,
     output: Annotated[Path, typer.Option(help="JSON lines, appended")],
     arm: Annotated[str, typer.Option(help=f"one of {', '.join(ARMS)}")] = NOISE_CURVE,
     epsilon: Annotated[float, typer.Option()] = 8.0,
@@ -82,11 +82,9 @@ def certificate_command(
     The bound is of public examples at the model that has learned random labels, as `fedcgd curve` has it. The Hessians are of the
     same examples with labels that the model in training gives them.
     """
-    whole = common.get_task()
-    data = whole.load()
-    design = common.design(data)
+    task, data = design.loaded
     point = design.point(arm, epsilon, learning_rate, seed)
-    facts = design.spectrum.measured_on
+    facts = design.fitted_to.measured_on
     public = public_examples(design.task, model=design.model, public=facts["public"], examples=examples)
     unsure = pretrained(
         public, epochs=facts["pretraining_epochs"], learning_rate=facts["pretraining_rate"], seed=facts["seed"]
@@ -111,7 +109,7 @@ def certificate_command(
             note = "" if found["rho"] <= 1 else "; the bound does not hold"
             console.print(f"step {step}, {on}: ratio {found['ratio']:.2f}, ρ {found['rho']:.2f}{note}")
 
-    train_engine(point, whole, data.train, plan, physical_batch=512, watch=look)
+    train_engine(point, task, data.train, plan, physical_batch=512, watch=look)
 
 
 @app.command("tuned")

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,24 +30,40 @@ FILES = {FITTED_LAMBDA: "lambda", NOISE_CURVE: "noise-curve"}
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """What is common to all runs: the task, the batches, the bands, and what the fitted noise is fitted to."""
+    """What is common to all runs, as it is said on the command line: data, batches, bands, what noise is fitted to."""
 
-    task: str
-    model: str
-    steps: int
-    epochs: int
-    bands: int
-    clip_norm: float
-    delta: float
-    spectrum: Spectrum
-    folder: Path
-    """Where fitted mechanisms are kept: found once for each rate, since the budget has no part in them."""
-    barrier: float = BARRIER
-    """Of NoiseCurve."""
+    spectrum: Annotated[Path, typer.Option(help="what `fedcgd curve` measured")]
+    folder: Annotated[
+        Path, typer.Option(help="of the fitted mechanisms, found once for each rate: the budget has no part")
+    ]
+    task: Annotated[str, typer.Option()] = "digits"
+    model: Annotated[str, typer.Option()] = "tanh-cnn"
+    batch: Annotated[int, typer.Option(min=1)] = 60
+    epochs: Annotated[int, typer.Option(min=1)] = 10
+    bands: Annotated[int, typer.Option(min=1, help="of band-mf and NoiseCurve")] = 16
+    clip_norm: Annotated[float, typer.Option()] = 1.0
+    delta: Annotated[float, typer.Option()] = 1e-5
+    barrier: Annotated[float, typer.Option(min=0, help="against large noise in a round, of NoiseCurve")] = BARRIER
+
+    @cached_property
+    def fitted_to(self) -> Spectrum:
+        """The spectrum."""
+        return Spectrum.load(self.spectrum)
+
+    @cached_property
+    def loaded(self) -> tuple[Task, Data]:
+        """The task, with its model, and its data."""
+        task = get_task(self.task, model=self.model)
+        return task, task.load()
+
+    @property
+    def steps(self) -> int:
+        """An epoch is as many steps as the data has batches."""
+        return -(-len(self.loaded[1].train) // self.batch)
 
     def digest(self, arm: str) -> str:
         """Names all that `arm`'s mechanisms are fitted to, but for the rate: a file is of no other design than its name says."""
-        fitted_to = [self.spectrum.digest, self.steps, self.epochs, self.bands]
+        fitted_to = [self.fitted_to.digest, self.steps, self.epochs, self.bands]
         if arm == NOISE_CURVE:
             fitted_to.append(self.barrier)
         return hashlib.sha256(json.dumps(fitted_to).encode()).hexdigest()[:12]
@@ -94,7 +110,7 @@ class Design:
         path = self.folder / f"{self.task}-{self.digest(arm)}-{FILES[arm]}-rate-{rate!r}.json"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            quadratic = Quadratic(tamed(self.spectrum, rate), rate)
+            quadratic = Quadratic(tamed(self.fitted_to, rate), rate)
             who = setup.participation()
             if arm == FITTED_LAMBDA:
                 write_mechanism(lambda_cgd(who, quadratic=quadratic), path)
@@ -106,34 +122,6 @@ class Design:
 def _point(design: Design, values: Values) -> CentralPoint:
     arm, epsilon, rate = values["arm"], values["epsilon"], values["learning_rate"]
     return design.point(arm, epsilon, rate, values["seed"], values["split"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class DesignOptions:
-    """A design, as it is said on the command line."""
-
-    spectrum: Annotated[Path, typer.Option(help="what `fedcgd curve` measured")]
-    folder: Annotated[Path, typer.Option(help="of the fitted mechanisms")]
-    task: Annotated[str, typer.Option()] = "digits"
-    model: Annotated[str, typer.Option()] = "tanh-cnn"
-    batch: Annotated[int, typer.Option(min=1)] = 60
-    epochs: Annotated[int, typer.Option(min=1)] = 10
-    bands: Annotated[int, typer.Option(min=1, help="of band-mf and NoiseCurve")] = 16
-    clip_norm: Annotated[float, typer.Option()] = 1.0
-    delta: Annotated[float, typer.Option()] = 1e-5
-    barrier: Annotated[float, typer.Option(min=0, help="against large noise in a round, of NoiseCurve")] = BARRIER
-
-    def get_task(self) -> Task:
-        """The task, with its model."""
-        return get_task(self.task, model=self.model)
-
-    def design(self, data: Data) -> Design:
-        """The design, in which an epoch of `data` is as many steps as it has batches."""
-        return Design(
-            task=self.task, model=self.model, steps=-(-len(data.train) // self.batch), epochs=self.epochs,
-            bands=self.bands, clip_norm=self.clip_norm, delta=self.delta, spectrum=Spectrum.load(self.spectrum),
-            folder=self.folder, barrier=self.barrier,
-        )  # fmt: skip
 
 
 def tamed(spectrum: Spectrum, rate: float) -> Spectrum:

@@ -21,17 +21,21 @@ from typing import Any
 import numpy as np
 import typer
 from numpy.typing import NDArray
+from sklearn import datasets
 
 from fedcgd.accounting import calibrate, gaussian
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule
-from fedcgd.mechanisms.streaming import inverse_rows
 from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation, Sampling
 from fedcgd.planning import planner
 from fedcgd.planning.landscape import LinearModel
 from fedcgd.planning.question import Question, SecretSampling
 from fedcgd.planning.recipe import Recipe
+from fedcgd_experiments.softmax import inverse_of
+from fedcgd_experiments.tables import markdown
+from fedcgd_simulations.tasks import fashion_mnist, tweets
+from fedcgd_simulations.text import hashed_bag
 
 Array = NDArray[np.float32]
 DELTA = 1e-5
@@ -67,11 +71,36 @@ def standard(x: NDArray[Any]) -> NDArray[Any]:
     return np.asarray((x - x.mean(0)) / np.maximum(x.std(0), 1e-12))
 
 
+GENERATED: dict[str, tuple[int, Callable[[], Any]]] = {
+    "two": (2000, lambda: datasets.make_classification(6000, 20, n_informative=10, random_state=1)),
+    "five": (5000, lambda: datasets.make_classification(9000, 50, n_informative=20, n_classes=5, random_state=2)),
+    "wide": (
+        2000,
+        lambda: datasets.make_classification(
+            4000, 200, n_informative=30, n_classes=3, n_clusters_per_class=1, random_state=3
+        ),
+    ),
+    "noisy": (
+        8000,
+        lambda: datasets.make_classification(12000, 30, n_informative=8, n_classes=4, flip_y=0.2, random_state=4),
+    ),
+    "blobs": (3000, lambda: datasets.make_blobs(5000, 16, centers=10, cluster_std=6.0, random_state=5)[:2]),
+    "quantiles": (
+        3000,
+        lambda: datasets.make_gaussian_quantiles(n_samples=7000, n_features=8, n_classes=3, random_state=6),
+    ),
+    "hastie": (8000, lambda: datasets.make_hastie_10_2(12000, random_state=7)),
+    "moons": (3000, lambda: datasets.make_moons(4000, noise=0.2, random_state=8)),
+    "three": (4000, lambda: datasets.make_classification(8000, 40, n_informative=15, n_classes=3, random_state=10)),
+    "rings": (3000, lambda: datasets.make_circles(5000, noise=0.15, factor=0.6, random_state=11)),
+    "gauss": (5000, lambda: datasets.make_blobs(8000, 60, centers=4, cluster_std=14.0, random_state=12)[:2]),
+}
+"""Sets of scikit-learn: so many to train, and how they are made."""
+
+
 @lru_cache(maxsize=4)
 def load(name: str) -> Set:
     """A set by its name."""
-    from sklearn import datasets
-
     base, _, net = name.partition("+")
     hidden = 32 if net else 0
     if base in ("digits", "odd"):
@@ -81,51 +110,23 @@ def load(name: str) -> Set:
         raw = datasets.load_breast_cancer()
         return split(name, standard(raw.data), raw.target, 369, hidden)
     if base == "fashion":
-        from fedcgd_simulations.tasks.fashion_mnist import find_folder, read_idx
-
-        folder = find_folder(None)
-        images = read_idx(folder, "train-images-idx3-ubyte").reshape(-1, 784)[:12000] / 255
+        folder = fashion_mnist.find_folder(None)
+        images = fashion_mnist.read_idx(folder, "train-images-idx3-ubyte").reshape(-1, 784)[:12000] / 255
         images = images.reshape(-1, 14, 2, 14, 2).mean((2, 4)).reshape(-1, 196)  # 14 × 14, to be trained in seconds
-        return split(name, images, read_idx(folder, "train-labels-idx1-ubyte")[:12000], 6000, hidden)
+        labels = fashion_mnist.read_idx(folder, "train-labels-idx1-ubyte")[:12000]
+        return split(name, images, labels, 6000, hidden)
     if base == "tweets":
-        from fedcgd_simulations.tasks import tweets
-        from fedcgd_simulations.text import hashed_bag
-
-        texts, labels = tweets.read_tweets(tweets.find_file(None))
+        texts, classes = tweets.read_tweets(tweets.find_file(None))
         rows = np.random.default_rng(1).permutation(len(texts))[:8000]
         bag = hashed_bag([texts[i] for i in rows], features=256).numpy()
-        return split(name, bag, np.array(labels)[rows], 4000, hidden)
-    made: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {
-        "two": datasets.make_classification(6000, 20, n_informative=10, random_state=1),
-        "five": datasets.make_classification(9000, 50, n_informative=20, n_classes=5, random_state=2),
-        "wide": datasets.make_classification(
-            4000, 200, n_informative=30, n_classes=3, n_clusters_per_class=1, random_state=3
-        ),
-        "noisy": datasets.make_classification(12000, 30, n_informative=8, n_classes=4, flip_y=0.2, random_state=4),
-        "blobs": datasets.make_blobs(5000, 16, centers=10, cluster_std=6.0, random_state=5)[:2],
-        "quantiles": datasets.make_gaussian_quantiles(n_samples=7000, n_features=8, n_classes=3, random_state=6),
-        "hastie": datasets.make_hastie_10_2(12000, random_state=7),
-        "moons": datasets.make_moons(4000, noise=0.2, random_state=8),
-        "three": datasets.make_classification(8000, 40, n_informative=15, n_classes=3, random_state=10),
-        "rings": datasets.make_circles(5000, noise=0.15, factor=0.6, random_state=11),
-        "gauss": datasets.make_blobs(8000, 60, centers=4, cluster_std=14.0, random_state=12)[:2],
-    }
-    x, y = made[base]
-    y = (y > 0).astype(int) if base == "hastie" else y
-    if base in ("quantiles", "moons", "rings"):  # random cosines, which make curved borders straight
-        generator = np.random.default_rng(9)
-        x = np.cos(x @ generator.normal(size=(x.shape[1], 200)) * 0.7 + generator.uniform(0, 6.28, 200))
-    train = {
-        "two": 2000,
-        "five": 5000,
-        "wide": 2000,
-        "noisy": 8000,
-        "blobs": 3000,
-        "hastie": 8000,
-        "three": 4000,
-        "gauss": 5000,
-    }.get(base, 3000)
-    return split(name, x if base in ("quantiles", "moons", "rings") else standard(x), y, train, hidden)
+        return split(name, bag, np.array(classes)[rows], 4000, hidden)
+    train, make = GENERATED[base]
+    x, y = make()
+    if base not in ("quantiles", "moons", "rings"):
+        return split(name, standard(x), (y > 0).astype(int) if base == "hastie" else y, train, hidden)
+    generator = np.random.default_rng(9)  # random cosines, which make curved borders straight
+    x = np.cos(x @ generator.normal(size=(x.shape[1], 200)) * 0.7 + generator.uniform(0, 6.28, 200))
+    return split(name, x, y, train, hidden)
 
 
 SETS = (
@@ -156,10 +157,7 @@ def noise_of(recipe: Recipe, epsilon: float) -> tuple[Array, float]:
     """(C⁻¹, σ) of a recipe at (ε, δ)."""
     mechanism = catalogue.mechanism(recipe.mechanism, recipe.participation, workload=recipe.workload)
     sigma = sigma_of(mechanism, recipe.participation, epsilon)
-    inverse = np.zeros((recipe.rounds, recipe.rounds), np.float32)
-    for row, (first, entries) in zip(inverse, inverse_rows(mechanism, recipe.rounds), strict=True):
-        row[first : first + len(entries)] = entries
-    return inverse, sigma
+    return inverse_of(mechanism, recipe.rounds), sigma
 
 
 def progress_of(recipe: Recipe) -> float:
@@ -200,16 +198,15 @@ def train(data: Set, runs: Sequence[tuple[Recipe, float]], epsilon: float, seed:
     velocities = [np.zeros_like(weight) for weight in weights]
     sizes = [int(np.prod(shape)) for shape in shapes]
     z = generator.standard_normal((first.rounds, sum(sizes)), dtype=np.float32)
-    kinds = list(dict.fromkeys(recipe.mechanism + recipe.schedule + str(recipe.momentum) for recipe, _ in runs))
-    of = {recipe.mechanism + recipe.schedule + str(recipe.momentum): noise_of(recipe, epsilon) for recipe, _ in runs}
-    noise = np.stack([of[kind][0] @ z for kind in kinds])
-    kind = np.array([kinds.index(r.mechanism + r.schedule + str(r.momentum)) for r, _ in runs])
-    sigma = np.array([of[kinds[k]][1] for k in kind], np.float32)
+    kinds = list(dict.fromkeys(recipe for recipe, _ in runs))
+    made = [noise_of(recipe, epsilon) for recipe in kinds]
+    kind = np.array([kinds.index(recipe) for recipe, _ in runs])
+    noise, sigma = np.stack([inverse @ z for inverse, _ in made]), np.array([made[k][1] for k in kind], np.float32)
     rates = np.array([rate * recipe.workload.rates(first.rounds) for recipe, rate in runs], np.float32)
     momenta = np.array([recipe.momentum for recipe, _ in runs], np.float32)
     onehot, squares = np.eye(c, dtype=np.float32)[y], (x**2).sum(1)
     for t, rows in enumerate(batches(first, seed)):
-        xb, outputs, hidden = x[rows], None, None
+        xb = x[rows]
         outputs, hidden = forward(xb, weights)
         residuals = onehot[rows] - softmax(outputs)
         norms = (residuals**2).sum(2)
@@ -263,17 +260,11 @@ def candidates(users: int, turns: int) -> list[Recipe]:
     kinds += ((f"lambda-cgd:{lam}", "balls-in-bins", steps) for steps in (7, 20) for lam in (0.5, 0.8))
     return [
         Recipe(
-            mechanism=name,
-            sampling=sampling,
-            users=users,
-            steps=steps,
-            turns=turns,
-            schedule=schedule,
-            momentum=momentum,
+            mechanism=name, sampling=sampling, users=users, steps=steps, turns=turns, schedule=schedule, momentum=momentum
         )
         for name, sampling, steps in kinds
         for schedule, momentum in WAYS
-    ]
+    ]  # fmt: skip
 
 
 def tune(name: str, epsilon: float, turns: int, done: set[str]) -> Iterator[dict[str, Any]]:
@@ -438,10 +429,11 @@ def table_command(out: Path) -> None:
         for secret in SECRETS:  # of a network the size does not change the plan
             each.setdefault(plan_label(secret, sized=True), each[plan_label(secret, sized=False)])
     labels = [*BASELINES, *(plan_label(label, sized=sized) for label in SECRETS for sized in (False, True))]
-    print("| set | turns | ε | " + " | ".join(labels) + " |\n|" + "---|" * (3 + len(labels)))
-    for (name, turns, epsilon), each in cells.items():
-        means = [f"{100 * np.mean(each[label]['test']):.1f}" for label in labels]
-        print(f"| {name} | {turns} | {epsilon:g} | " + " | ".join(means) + " |")
+    lines = [
+        [name, str(turns), f"{epsilon:g}", *(f"{100 * np.mean(each[label]['test']):.1f}" for label in labels)]
+        for (name, turns, epsilon), each in cells.items()
+    ]
+    print(markdown(["set", "turns", "ε", *labels], lines), end="")
     compared = (
         ("nothing", "anything, nothing secret"), ("nothing", "full batch"), ("nothing", "poisson"),
         ("poisson or bins", "poisson"), ("poisson or bins", "anything"),

@@ -39,10 +39,13 @@ SPECTRUM = Spectrum.of(
 @pytest.fixture
 def design(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Design:
     monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
-    return Design(
-        task="digits", model="tanh-cnn", steps=9, epochs=2, bands=4, clip_norm=1.0, delta=1e-5, spectrum=SPECTRUM,
-        folder=tmp_path / "fitted",
-    )  # fmt: skip
+    return Design(batch=140, epochs=2, bands=4, spectrum=saved(SPECTRUM, tmp_path), folder=tmp_path / "fitted")
+
+
+def saved(spectrum: Spectrum, folder: Path) -> Path:
+    path = folder / f"{spectrum.digest}.json"
+    spectrum.save(path)
+    return path
 
 
 def run(design: Design, arm: str, rate: float, seed: int, accuracy: float, *, epsilon: float = 2.0) -> Row:
@@ -74,10 +77,10 @@ def test_every_arm_has_its_noise(design: Design) -> None:
     assert bolder.lam < fitted.lam
 
 
-def test_a_fitted_mechanism_is_never_that_of_another_design(design: Design) -> None:
+def test_a_fitted_mechanism_is_never_that_of_another_design(design: Design, tmp_path: Path) -> None:
     """The folder is shared: what was fitted to other bands, epochs, batches or curvature must not be trained."""
-    flatter = Spectrum.of([4.0, 0.05], [1, 605])
-    others = [{"bands": 2}, {"epochs": 1}, {"steps": 8, "epochs": 3}, {"spectrum": flatter}]
+    flatter = saved(Spectrum.of([4.0, 0.05], [1, 605]), tmp_path)
+    others = [{"bands": 2}, {"epochs": 1}, {"batch": 158, "epochs": 3}, {"spectrum": flatter}]
     others.append({"barrier": 5.0})
     first = design.point(NOISE_CURVE, 2.0, 0.5, 0)
     seen = {first.mechanism: read_mechanism(file_of(first, design))}
@@ -85,7 +88,7 @@ def test_a_fitted_mechanism_is_never_that_of_another_design(design: Design) -> N
         other = replace(design, **change)
         point = other.point(NOISE_CURVE, 2.0, 0.5, 0)
         made = read_mechanism(file_of(point, design))
-        quadratic = Quadratic(tamed(other.spectrum, 0.5), 0.5)
+        quadratic = Quadratic(tamed(other.fitted_to, 0.5), 0.5)
         who = point.setup.participation()
         assert made == noise_curve(other.bands, who, quadratic=quadratic, barrier=other.barrier)
         assert made not in seen.values()
@@ -97,8 +100,11 @@ def test_a_fitted_mechanism_is_never_that_of_another_design(design: Design) -> N
     assert file_of(first, design).stat().st_mtime_ns == written
 
 
-@pytest.mark.parametrize("change", [{"bands": 2}, {"epochs": 1}, {"clip_norm": 2.0}, {"spectrum": Spectrum.of([1.0])}])
-def test_runs_of_two_designs_are_not_pooled(design: Design, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [{"bands": 2}, {"epochs": 1}, {"clip_norm": 2.0}, {"spectrum": [1.0]}])
+def test_runs_of_two_designs_are_not_pooled(design: Design, change: dict[str, Any], tmp_path: Path) -> None:
+    change = {
+        name: saved(Spectrum.of(value), tmp_path) if name == "spectrum" else value for name, value in change.items()
+    }
     runs = [run(design, NOISE_CURVE, 0.5, 0, 0.7), run(replace(design, **change), NOISE_CURVE, 1.0, 0, 0.9)]
     with pytest.raises(ValueError, match="NoiseCurve at ε = 2 are of two designs"):
         tuned(runs)
@@ -159,8 +165,7 @@ def test_p_values_are_those_of_all_ways_to_deal_out_the_accuracies(design: Desig
 
 
 def test_the_commands_run_and_go_on_where_they_were(design: Design, tmp_path: Path) -> None:
-    SPECTRUM.save(tmp_path / "spectrum.json")
-    where = ["--spectrum", str(tmp_path / "spectrum.json"), "--folder", str(design.folder)]
+    where = ["--spectrum", str(design.spectrum), "--folder", str(design.folder)]
     small = [*where, "--batch", "420", "--epochs", "1", "--bands", "2", "--output"]
     words = ["run", *small, str(tmp_path / "runs.jsonl"), "--epsilon", "4", "--learning-rate", "0.5"]
     words += ["--arm", DP_SGD, "--arm", FITTED_LAMBDA, "--tuning-seeds", "1", "--seeds", "2"]
@@ -184,8 +189,7 @@ def test_the_commands_run_and_go_on_where_they_were(design: Design, tmp_path: Pa
 
 
 def test_a_certificate_is_of_public_examples_and_says_where_it_is_not(design: Design, tmp_path: Path) -> None:
-    SPECTRUM.save(tmp_path / "spectrum.json")
-    words = ["certificate", "--output", str(tmp_path / "rho.jsonl"), "--spectrum", str(tmp_path / "spectrum.json")]
+    words = ["certificate", "--output", str(tmp_path / "rho.jsonl"), "--spectrum", str(design.spectrum)]
     words += ["--folder", str(design.folder), "--batch", "420", "--epochs", "1", "--arm", DP_SGD, "--examples", "12"]
     words += ["--eigenvalues", "2", "--every", "2"]
     assert CliRunner().invoke(app, words).exit_code == 0
