@@ -14,8 +14,10 @@ import typer
 from fedcgd import ledger
 from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.attacker import attacker_accuracy
+from fedcgd.accounting.explain import NOT_COVERED
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.accounting.tradeoff import trade_off
+from fedcgd.accounting.tradeoff_plot import draw_trade_off
 from fedcgd.cli.ledger import EXIT_PROBLEMS, LedgerArgument
 from fedcgd.cli.report import console, explained_errors, finite, status
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html
@@ -30,15 +32,6 @@ FORMATS = (".html", ".md", ".json")
 POINTS = 60  # of the plot of ε: each is a bound of its own
 DENSE_ROUNDS = 2048  # up to which the noise of every round is drawn
 SHOWN_ATTEMPTS = 500
-
-NOT_COVERED = (
-    "Metrics that nodes report and that are forwarded, counts of answers, timing, traffic and logs.",
-    "Settings that were chosen by looking at the data, and other runs on the same users: each has an ε of its own "
-    "(`fedcgd ledger compose` adds them up).",
-    "The server's operator, and whoever had the key before it was deleted: they can remove the noise.",
-    "A node that hosts many users and clips falsely, or answers in their name.",
-    "Copies of this ledger that were restored or run side by side.",
-)
 
 
 def report_command(
@@ -121,41 +114,32 @@ def _section(title: str, body: str) -> str:
 
 def _promise(statement: dict[str, Any]) -> str:
     whole, so_far = statement["whole_run"], statement["so_far"]
-    if statement["noiseless"]:
-        kind, verdict = "bad", "NO NOISE: the noise multiplier is 0, for debugging, and nothing here is private."
-    elif statement["simulated"]:
-        kind, verdict = "bad", "SIMULATION: the key comes from a seed, and nothing here is private."
-    elif not statement["sound"]:
-        kind, verdict = (
-            "bad",
-            "The records contradict each other or the plan: " + "; ".join(statement["problems"]) + ".",
-        )
-    else:
-        kind, verdict = "good", "Verified: the records agree with each other and with the plan."
-    extra = "" if statement["sound"] or not statement["simulated"] else list_html(statement["problems"])
+    promised = statement["sound"] and not statement["simulated"] and not statement["noiseless"]
+    verdict = "Verified: the records agree with each other and with the plan." if promised else statement["statement"]
     boxes = [("ε of the whole run", f"≤ {rounded_up(whole['epsilon'])}"), ("δ", f"{whole['delta']:g}")]
     if (both := statement["with_evaluations"]) is not None:
         boxes.insert(1, ("ε with its evaluations", f"≤ {rounded_up(both['epsilon'])}"))
     boxes.append(("ε so far", "–" if so_far is None else f"≤ {rounded_up(so_far['epsilon'])}"))
     boxes.append(("rounds released", f"{statement['rounds_released']} of {statement['rounds_planned']}"))
     figures = "".join(f"<div>{escape(what)}<strong>{escape(value)}</strong></div>" for what, value in boxes)
-    condition = (
-        ""
-        if so_far is None or not so_far["condition"]
-        else f"<p>ε so far is {escape(so_far['condition'])}. Otherwise that of the whole run holds.</p>"
-    )
-    if statement["forwards_client_metrics"]:
-        extra += f"<p class='verdict bad'><strong>{escape(client_metrics.NOT_COVERED)}</strong></p>"
     return (
-        f"<p class='verdict {kind}'><strong>{escape(verdict)}</strong></p>{extra}"
-        f"<p class='promise'>{escape(statement['statement'])}</p><div class='figures'>{figures}</div>{condition}"
+        _verdict(verdict, "good" if promised else "bad")
+        + (list_html(statement["problems"]) if statement["problems"] else "")
+        + (_verdict(client_metrics.NOT_COVERED, "bad") if statement["forwards_client_metrics"] else "")
+        + (f"<p class='promise'>{escape(statement['statement'])}</p>" if promised else "")
+        + f"<div class='figures'>{figures}</div>"
     )
+
+
+def _verdict(text: str, kind: str) -> str:
+    return f"<p class='verdict {kind}'><strong>{escape(text)}</strong></p>"
 
 
 def _reasoning(statement: dict[str, Any]) -> str:
     steps = (
         f"<li><strong>{escape(step['title'])}</strong>. {escape(step['statement'])}</li>"
         for step in statement["reasoning"]
+        if step["title"] != "not covered"  # it has a section of its own
     )
     return f"<ol>{''.join(steps)}</ol>"
 
@@ -315,16 +299,11 @@ def _attacker(plan: Plan, progress: Progress) -> str:
     curve = trade_off(plan.mechanism, plan.participation, noise_multiplier=plan.noise_multiplier, progress=progress)
     best = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier)
     figure, axes = axes_of(4.2)
-    axes.plot([0, 1], [1, 0], color="#8a8f9c", ls=":", label="a coin: nothing can be told")
-    axes.plot(curve.alphas, curve.betas, color="#2257c9", label="this run" if curve.exact else "this run, at least")
+    draw_trade_off(axes, {"this run": curve})
     axes.plot([0, 1 - best.value], [1 - best.value, 1 - best.value], color="#c4500a", lw=1)
     axes.plot([1 - best.value, 1 - best.value], [0, 1 - best.value], color="#c4500a", lw=1)
-    axes.set(
-        xlabel="says “took part” of one who did not", ylabel="says “did not” of one who did", xlim=(0, 1), ylim=(0, 1)
-    )
     axes.get_xaxis().get_major_locator().set_params(integer=False)
     axes.set_aspect("equal")
-    axes.legend(frameon=False)
     meaning = (
         f"Trade-off curve of the two errors; with both equal, the best attacker is right in {best.percent} % of cases."
     )

@@ -154,12 +154,9 @@ def _of_what(attacker: AttackerAccuracy) -> str:
 
 def statement_markdown(statement: dict[str, Any]) -> str:
     """The statement as a Markdown page."""
-    whole, so_far = statement["whole_run"], statement["so_far"]
     lines = ["# Privacy statement", "", statement["statement"], "", "| what | value |", "|---|---|"]
     for name, value in facts(statement):
         lines.append(f"| {name} | {value} |")
-    if so_far is not None and whole["condition"] is None and so_far["condition"] is not None:
-        lines += ["", f"ε so far is {so_far['condition']}. Otherwise ε is that of the whole run."]
     for problem in statement["problems"]:
         lines += ["", f"**Problem**: {problem}."]
     lines += ["", "## Why, and under which assumptions", ""]
@@ -179,7 +176,7 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
         ("ε of the whole run", f"at most {rounded_up(whole['epsilon'])}"),
         ("δ", f"{rounded_up(whole['delta'], 6)}"),
         *([("ε with its evaluations", f"at most {rounded_up(both['epsilon'])} ({both['method']})")] if both else []),
-        ("ε so far", "nothing is released" if so_far is None else f"at most {rounded_up(so_far['epsilon'])}"),
+        ("ε so far", _so_far(whole, so_far)),
         *([("the best attacker is right", _attacker(statement["attacker"]))] if statement["attacker"] else []),
         ("adjacency", whole["adjacency"]),
         ("sampling", whole["sampling"]),
@@ -206,6 +203,15 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
     if whole["sensitivity"] is not None:
         found.append(("sensitivity of C", f"{whole['sensitivity']:.6g}"))
     return found + keeper_facts(statement["keepers"])
+
+
+def _so_far(whole: dict[str, Any], so_far: dict[str, Any] | None) -> str:
+    if so_far is None:
+        return "nothing is released"
+    epsilon = f"at most {rounded_up(so_far['epsilon'])}"
+    if so_far["condition"] is None or whole["condition"] is not None:
+        return epsilon
+    return f"{epsilon}, {so_far['condition']}; otherwise ε is that of the whole run"
 
 
 def _attacker(attacker: dict[str, Any]) -> str:
