@@ -5,7 +5,7 @@ from typing import Any, Literal
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
 
 from fedcgd.mechanisms.schedule import SCHEDULES, Schedule
-from fedcgd_flower.schedule import scheduled
+from fedcgd_flower.inner import scheduled
 
 ServerOptimizer = Literal["sgd", "adam", "yogi", "adagrad"]
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedcgd_flower.client_mod import ClippedUpdateMod, clipped_update_mod
     from fedcgd_flower.evaluation import PrivateEvaluation
     from fedcgd_flower.gradient_step import one_gradient_step
+    from fedcgd_flower.inner import scheduled
     from fedcgd_flower.pool import (
         LocalEvaluation,
         LocalTask,
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
         one_by_one,
         sequential_training,
     )
-    from fedcgd_flower.result import IncompleteRunError, ReleaseEvent, RunResult
-    from fedcgd_flower.schedule import scheduled
+    from fedcgd_flower.run_loop import IncompleteRunError, ReleaseEvent, RunResult
     from fedcgd_flower.strategy import CorrelatedNoise
     from fedcgd_flower.torch_models import arrays_of, load_arrays
 
@@ -50,19 +50,19 @@ __getattr__ = names_on_use(
         "AdaptiveClipping": "adaptive_clipping",
         "ClippedUpdateMod": "client_mod",
         "CorrelatedNoise": "strategy",
-        "IncompleteRunError": "result",
+        "IncompleteRunError": "run_loop",
         "LocalEvaluation": "pool",
         "LocalTask": "pool",
         "PrivateEvaluation": "evaluation",
-        "ReleaseEvent": "result",
-        "RunResult": "result",
+        "ReleaseEvent": "run_loop",
+        "RunResult": "run_loop",
         "arrays_of": "torch_models",
         "clipped_update_mod": "client_mod",
         "host_users": "pool",
         "load_arrays": "torch_models",
         "one_by_one": "pool",
         "one_gradient_step": "gradient_step",
-        "scheduled": "schedule",
+        "scheduled": "inner",
         "sequential_training": "pool",
     },
 )

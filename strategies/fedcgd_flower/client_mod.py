@@ -13,7 +13,6 @@ from fedcgd.noise.quantisation import Integers
 from fedcgd_flower.arrays import LazyArray, Outgoing
 from fedcgd_flower.evaluation_messages import answer, answers_task, bounds_of, is_private_evaluation
 from fedcgd_flower.flower_private import log, mods_after
-from fedcgd_flower.keeper_gate import check_masked, question_of
 from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, tied_arrays, unflatten
 from fedcgd_flower.messages import (
     ANOTHER_MODEL,
@@ -24,9 +23,11 @@ from fedcgd_flower.messages import (
     TIED,
     TIED_WORDS,
     TrainTask,
+    check_masked,
     failed_reply,
     further_records,
     is_users_query,
+    question_of,
     read_train_message,
     train_reply,
     users_reply,

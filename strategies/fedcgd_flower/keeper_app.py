@@ -24,7 +24,6 @@ from fedcgd.keepers import (
 )
 from fedcgd.keepers.wire import proof
 from fedcgd_flower.flower_private import log
-from fedcgd_flower.keeper_gate import KEEPERS, question_of
 from fedcgd_flower.keeper_messages import (
     Masking,
     identity_reply,
@@ -33,7 +32,7 @@ from fedcgd_flower.keeper_messages import (
     read_opening,
     refused_reply,
 )
-from fedcgd_flower.messages import TrainTask
+from fedcgd_flower.messages import KEEPERS, TrainTask, question_of
 
 CONFIGURED = "keeper"
 """Under which a node's configuration names the file of the keeper's key."""

@@ -16,8 +16,7 @@ from fedcgd.keepers.cards import SEALED_BYTES
 from fedcgd.keepers.masks import TICKET_BYTES, Residues
 from fedcgd.keepers.wire import kind_of
 from fedcgd_flower.arrays import array_of, view
-from fedcgd_flower.keeper_gate import KEEPERS, has_keepers
-from fedcgd_flower.messages import FLAT, TASK, UPDATE, TrainTask
+from fedcgd_flower.messages import FLAT, KEEPERS, TASK, UPDATE, TrainTask, has_keepers
 
 
 @dataclass(frozen=True)

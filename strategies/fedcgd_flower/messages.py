@@ -30,6 +30,8 @@ _FURTHER = "inner."  # before the names of an inner strategy's own records
 RECORD_KEYS = "arrays", "config"
 """Under which Flower's strategies send the model and the configuration, unless they are told other names."""
 TASK = "fedcgd"
+KEEPERS = "fedcgd-keepers"
+"""The record that says which agreement and which keepers a round has; on a question to a keeper, also what is asked."""
 CHECKSUM = "checksum"
 NOT_FINITE_WORDS = (
     "the trained model has numbers that are NaN or infinite, and no update is sent: lower the local learning rate, or look for "
@@ -303,3 +305,30 @@ def read_users_reply(reply: Message | None) -> HostedUsers | Problem | None:
     shared = answer.get("shared") is True
     users_listed = tuple(sorted(listed)) if shared else listed  # so that the lists of nodes that share are equal
     return HostedUsers(users_listed, shared, answer.get("single") is True)
+
+
+def has_keepers(message: Message) -> bool:
+    """Whether a request says that the round has keepers, or is a question to one."""
+    return KEEPERS in message.content.config_records
+
+
+def question_of(message: Message) -> str | None:
+    """What a keeper is asked: "who", "check" or "open"; None if the message is no question to a keeper."""
+    asked = message.content.config_records[KEEPERS].get("question") if has_keepers(message) else None
+    return asked if isinstance(asked, str) else None
+
+
+def check_masked(message: Message, keepers: object | None) -> None:
+    """Raise ValueError unless the server and this node both mean the same keepers, or both none.
+
+    A node that was given keepers sends nothing that the server alone could read, whatever it is asked.
+    """
+    if keepers is None and has_keepers(message):
+        raise ValueError(
+            "this run has keepers, and this node was given none: host_users(…, keepers=Keepers.from_file(…)), or "
+            "ClippedUpdateMod(keepers=…)"
+        )
+    if keepers is not None and not has_keepers(message):
+        raise ValueError(
+            "this node was given keepers, and the server asks for what it could read alone: CorrelatedNoise(…, keepers=…)"
+        )

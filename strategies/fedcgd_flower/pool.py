@@ -14,15 +14,16 @@ from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd_flower.evaluation_messages import answer, answers_task, bounds_of
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.isolation import TIME_LIMIT, run_isolated
-from fedcgd_flower.keeper_gate import check_masked, question_of
 from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flat_arrays, tied_arrays, unflatten
 from fedcgd_flower.messages import (
     NOT_FINITE_WORDS,
     TIED_WORDS,
     TrainTask,
+    check_masked,
     failed_reply,
     further_records,
     is_users_query,
+    question_of,
     read_train_message,
     train_reply,
     users_reply,

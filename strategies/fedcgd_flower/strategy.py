@@ -29,8 +29,7 @@ from fedcgd_flower.layout import BatchNorm
 from fedcgd_flower.openings import check_keepers, keepers_description, log_keepers
 from fedcgd_flower.replies import RejectionReason
 from fedcgd_flower.reporting import log_guarantee, log_inner, log_other_runs
-from fedcgd_flower.result import OnRelease, RunResult
-from fedcgd_flower.run_loop import EvaluateFn, RunLoop
+from fedcgd_flower.run_loop import EvaluateFn, OnRelease, RunLoop, RunResult
 from fedcgd_flower.training_rounds import TrainingRounds
 from fedcgd_flower.user_directory import Identity, UserDirectory
 

@@ -17,8 +17,8 @@ from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import verify
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd_flower import IncompleteRunError
-from fedcgd_flower.keeper_gate import question_of
 from fedcgd_flower.keeper_messages import Masking
+from fedcgd_flower.messages import question_of
 from fedcgd_flower.openings import Openings
 
 ROUNDS, SIZE = 12, 20_000

@@ -19,8 +19,8 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
+from fedcgd_flower.inner import scheduled
 from fedcgd_flower.inner_state import settings
-from fedcgd_flower.schedule import scheduled
 
 PLAN = Plan.calibrated(DPSGD(), Participation(rounds=4), clip_norm=0.5, epsilon=8, delta=1e-5)
 

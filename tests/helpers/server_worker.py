@@ -44,7 +44,7 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, PrivateEvaluation, host_users, sequential_training
-from fedcgd_flower.keeper_gate import KEEPERS, question_of
+from fedcgd_flower.messages import KEEPERS, question_of
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a Message asks which task it is made by
 

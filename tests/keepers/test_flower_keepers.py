@@ -35,7 +35,7 @@ from fedcgd_flower import (
     CorrelatedNoise,
     IncompleteRunError,
 )
-from fedcgd_flower.keeper_gate import question_of
+from fedcgd_flower.messages import question_of
 
 SIZE = 6
 

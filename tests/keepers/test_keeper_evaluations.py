@@ -25,7 +25,7 @@ from fedcgd.ledger.evaluations import with_evaluations
 from fedcgd.ledger.statement import privacy_statement
 from fedcgd.release import RecordedReleases
 from fedcgd_flower import ClippedUpdateMod, PrivateEvaluation, host_users
-from fedcgd_flower.keeper_gate import question_of
+from fedcgd_flower.messages import question_of
 
 SIZE = 6
 BOUNDS = {"eval_loss": 4.0, "eval_acc": 1.0}

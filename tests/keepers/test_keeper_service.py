@@ -28,7 +28,7 @@ from fedcgd.keepers.verification import contradictions
 from fedcgd.keepers.wire import CHALLENGE, answer_from_bytes, answer_to_bytes, from_bytes, proof_of, to_bytes
 from fedcgd.ledger import verify
 from fedcgd.noise.keys import NoiseKey
-from fedcgd_flower.result import IncompleteRunError
+from fedcgd_flower.run_loop import IncompleteRunError
 
 
 def request() -> tuple[Keepers, Agreement, Opening]:
