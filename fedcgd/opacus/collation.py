@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import default_collate
 
 from fedcgd.opacus.module_memory import ModuleMemory
-from fedcgd.opacus.probing import CrossExampleLeakError, same_random_numbers, tensors_of
-from fedcgd.opacus.row_comparison import bytes_of
+from fedcgd.opacus.probing import CrossExampleLeakError, bytes_of, same_random_numbers, tensors_of
 
 PROBED = 64
 """How many examples are looked at."""

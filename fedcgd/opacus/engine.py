@@ -24,7 +24,7 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.attachments import attach, detach_earlier_runs
 from fedcgd.opacus.batches import RoundBatches, loader_over, split_in_order
 from fedcgd.opacus.first_batches import FirstBatches
-from fedcgd.opacus.ghost import GhostLoss, GhostModule
+from fedcgd.opacus.ghost import GhostLoss, GhostModule, with_sample_gradients
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
 from fedcgd.opacus.planning import PlanArguments, check_clipping, chosen_sampling, plan_of, workload_of
 from fedcgd.opacus.ranks import Ranks, ranks_of
@@ -39,7 +39,6 @@ from fedcgd.opacus.validation import (
     example_digest,
     refuse_schedulers,
 )
-from fedcgd.opacus.wrapping import with_sample_gradients
 from fedcgd.participation import Participation, Sampling
 from fedcgd.plan import Plan
 from fedcgd.release import NoiseMode

@@ -13,14 +13,45 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from opacus.grad_sample import GradSampleModule
+from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
+from opacus.grad_sample.conv import compute_conv_grad_sample
 from opacus.grad_sample.grad_sample_module import GradSampleHooks
+from opacus.grad_sample.gsm_exp_weights import GradSampleModuleExpandedWeights
 from opacus.utils.module_utils import trainable_parameters
 from torch import Tensor, nn
 
-from fedcgd.opacus.convolutions import convolution
+from fedcgd.clipping.layerwise import convolution_gradients
+from fedcgd.opacus.attachments import remove_sample_hooks
 from fedcgd.opacus.gradient_forms import DenseGradients, FactoredGradients, PerSampleGradients, SparseGradients
 from fedcgd.opacus.shards import layer_type
+
+
+def convolution(layer: nn.Conv2d, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
+    """What the sampler that Opacus has for `nn.Conv2d` returns, but for rounding: (examples, *shape) for each parameter.
+
+    Opacus copies each pixel to all places where the kernel meets it. For 32 channels of 32 × 32 pixels and a kernel of 3 × 3
+    that is nine times the input, 38 MB for 32 examples, which the C library asks the kernel for, and gives back, in each step.
+    """
+    registered = GradSampleModule.GRAD_SAMPLERS[nn.Conv2d]
+    if registered is not compute_conv_grad_sample or not _grouping_pays(layer, activations[0], backprops):
+        found: dict[nn.Parameter, Tensor] = registered(layer, activations, backprops)
+        return found
+    rows = convolution_gradients(layer, activations[0], backprops)
+    return {getattr(layer, part): row for part, row in rows.items()}
+
+
+def _grouping_pays(layer: nn.Conv2d, inputs: Tensor, backprops: Tensor) -> bool:
+    """Whether one grouped convolution can do it, and the unfolded input is larger than the gradients of the weight."""
+    return (
+        inputs.dim() == backprops.dim() == 4
+        and len(inputs) > 0
+        and inputs.device.type == "cpu"
+        and inputs.dtype == backprops.dtype == torch.float32
+        and layer.weight.requires_grad
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+        and backprops[0, 0].numel() * layer.groups > layer.out_channels
+    )
 
 
 class _SampleHooks:
@@ -174,3 +205,37 @@ class GhostHooks(_SampleHooks, GradSampleHooks):  # type: ignore[misc]
     """`GhostModule` without a wrapper around the model."""
 
     factors: ClassVar = GhostModule.factors
+
+
+_WRAPPERS: dict[str, tuple[Any, Any]] = {
+    "hooks": (CompactModule, CompactHooks),
+    "functorch": (PlainModule, PlainHooks),
+    "ghost": (GhostModule, GhostHooks),
+    "ew": (GradSampleModuleExpandedWeights, None),
+}
+"""mode → (a wrapper, hooks without one)."""
+
+
+def with_sample_gradients(module: Any, mode: str, *, batch_first: bool, loss_reduction: str, wrap_model: bool) -> Any:
+    """`module`, so that its backward pass leaves per-sample gradients in `grad_sample`; a wrapper, or an object with its hooks.
+
+    Raises:
+        ValueError: for a mode that does not exist, or a module that is wrapped in another way.
+    """
+    if mode not in _WRAPPERS:
+        raise ValueError(f"grad_sample_mode must be hooks, functorch, ew or ghost, got {mode!r}")
+    wrapper, hooks = _WRAPPERS[mode]
+    if isinstance(module, AbstractGradSampleModule):
+        if type(module) is not wrapper and not (type(module) is GradSampleModule and mode in ("hooks", "functorch")):
+            raise ValueError(
+                f"the module is a {type(module).__name__} already, and grad_sample_mode {mode!r} needs another; give "
+                "module.to_standard_module() instead"
+            )
+        if (module.batch_first, module.loss_reduction) != (batch_first, loss_reduction):
+            raise ValueError("the module was wrapped with another batch_first or loss_reduction; unwrap it first")
+        return module
+    if not wrap_model and hooks is None:
+        raise ValueError(f"grad_sample_mode {mode!r} needs a wrapper around the model; leave wrap_model out")
+    remove_sample_hooks(module)
+    options = {"force_functorch": True} if mode == "functorch" else {}
+    return (wrapper if wrap_model else hooks)(module, batch_first=batch_first, loss_reduction=loss_reduction, **options)

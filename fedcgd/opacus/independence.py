@@ -15,8 +15,16 @@ from torch.utils._pytree import tree_map
 
 from fedcgd.opacus.collation import check_collation
 from fedcgd.opacus.module_memory import ModuleMemory
-from fedcgd.opacus.probing import CrossExampleLeakError, same_random_numbers, tensors_of
-from fedcgd.opacus.row_comparison import changed_rows, has_rows, others_changed, replacements, spread_of
+from fedcgd.opacus.probing import (
+    CrossExampleLeakError,
+    changed_rows,
+    has_rows,
+    others_changed,
+    replacements,
+    same_random_numbers,
+    spread_of,
+    tensors_of,
+)
 
 RECURRENT = (DPRNN, DPLSTM, DPGRU)
 _REPEATS = 2

@@ -14,10 +14,9 @@ from torch.utils.hooks import RemovableHandle
 from fedcgd.opacus.autograd_check import AutogradCheck
 from fedcgd.opacus.clipped_sum import check_size, clip_factors
 from fedcgd.opacus.deferred import judge
-from fedcgd.opacus.gradient_forms import PerSampleGradients
+from fedcgd.opacus.gradient_forms import PerSampleGradients, check_passes, passes_of
 from fedcgd.opacus.interrupts import defer_sigint
 from fedcgd.opacus.model_state import ModelState
-from fedcgd.opacus.passes import check_passes, passes_of
 from fedcgd.opacus.ranks import Ranks
 from fedcgd.opacus.release_tracker import PendingStep, ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise

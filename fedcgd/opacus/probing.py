@@ -1,4 +1,4 @@
-"""What the checks of independence share: their error, random numbers that stay as they were, and the tensors of a value."""
+"""What the checks of independence share: their error, random numbers that stay as they were, and which rows of a batch differ."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,3 +34,56 @@ def tensors_of(values: Any) -> list[Tensor]:
     parts = list(values.values()) if isinstance(values, Mapping) else values
     leaves, _ = tree_flatten(parts, is_leaf=lambda part: isinstance(part, PackedSequence))
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+_ROUNDING = 8
+_SPREADS = 16
+
+
+def replacements(examples: int, copies: int = 1) -> list[Tensor]:
+    """Which rows are replaced, each time: those of the first example, and of every other one. Shape (rows,), bool.
+
+    `copies` rows that follow one another are one example.
+    """
+    masks = torch.zeros(3, examples, dtype=torch.bool)
+    masks[0, 0], masks[1, 0 : examples - 1 : 2], masks[2, 1::2] = True, True, True
+    return [mask.repeat_interleave(copies) for mask in (masks[:1] if examples == 2 else masks)]
+
+
+def has_rows(value: Any, dim: int, rows: int) -> bool:
+    """Whether `value` is a tensor with so many rows in that dimension, and not empty."""
+    return isinstance(value, Tensor) and value.dim() > dim and value.shape[dim] == rows and value.numel() > 0
+
+
+def spread_of(one: Sequence[Tensor | None], again: Sequence[Sequence[Tensor | None]], dims: Sequence[int]) -> float:
+    """By how much results for the same batch differ at most from those before, relative to the largest number of their row."""
+    pairs = (pair for repeated in again for pair in zip(one, repeated, dims, strict=True))
+    return max((_spread(*pair) for pair in pairs), default=0.0)
+
+
+def _spread(one: Tensor | None, other: Tensor | None, dim: int) -> float:
+    """By how much two results for the same batch differ, relative to the largest number of the row; at most 1/32."""
+    if one is None or other is None or one.dim() <= dim or not one.numel():
+        return 0.0
+    off, one = (t.movedim(dim, 0).reshape(t.shape[dim], -1).abs().amax(1) for t in (one - other, one))
+    return min(float((off / one).nan_to_num(0, 0, 0).max()), 1 / 32)
+
+
+def changed_rows(one: Tensor, other: Tensor, dim: int, spread: float = 0.0) -> Tensor:
+    """Which rows differ by more than rounding, and than what is `spread` each time: on a GPU sums are made in any order."""
+    one, other = (t.movedim(dim, 0).reshape(t.shape[dim], -1) for t in (one, other))
+    if not one.is_floating_point():
+        return (one != other).any(1)
+    limit = max(_ROUNDING * torch.finfo(one.dtype).eps, _SPREADS * spread) * one.abs().nan_to_num(0, 0, 0).amax(1)
+    return ((one - other).abs() > limit[:, None]).any(1)
+
+
+def others_changed(one: Tensor, other: Tensor, dim: int, replaced: Tensor, spread: float = 0.0) -> bool:
+    """Whether other rows differ than those that were replaced."""
+    changed = changed_rows(one, other, dim, spread)
+    return bool((changed & ~replaced.to(changed.device)).any())
+
+
+def bytes_of(values: Tensor) -> bytes:
+    """The bytes of a tensor of any type, wherever it is."""
+    return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

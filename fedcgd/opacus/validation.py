@@ -25,8 +25,7 @@ from torch.utils.data import (
 
 from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 from fedcgd.opacus.batches import RoundLoader
-from fedcgd.opacus.probing import same_random_numbers
-from fedcgd.opacus.row_comparison import bytes_of
+from fedcgd.opacus.probing import bytes_of, same_random_numbers
 from fedcgd.participation import Participation
 
 _DISTRIBUTED = (nn.parallel.DistributedDataParallel, nn.DataParallel, DifferentiallyPrivateDistributedDataParallel)

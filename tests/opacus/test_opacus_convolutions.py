@@ -9,9 +9,8 @@ from opacus import GradSampleModule
 from opacus.grad_sample.conv import compute_conv_grad_sample
 from torch import nn
 
-from fedcgd.opacus import convolutions
-from fedcgd.opacus.convolutions import convolution
-from fedcgd.opacus.ghost import CompactModule
+from fedcgd.opacus import ghost
+from fedcgd.opacus.ghost import CompactModule, convolution
 
 LARGE = {
     "plain": (nn.Conv2d(2, 3, 3, padding=1), (7, 8)),
@@ -38,13 +37,13 @@ def setting(layer, pixels, examples=5):
 @pytest.fixture
 def grouped(monkeypatch):
     """How often a grouped convolution was made."""
-    calls, made = [], convolutions.convolution_gradients
+    calls, made = [], ghost.convolution_gradients
 
     def counted(*given):
         calls.append(given)
         return made(*given)
 
-    monkeypatch.setattr(convolutions, "convolution_gradients", counted)
+    monkeypatch.setattr(ghost, "convolution_gradients", counted)
     return calls
 
 
