@@ -1,16 +1,15 @@
 """Toeplitz mechanisms whose coefficients were found by optimisation: the value is the numbers, so that what ran is on record."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, banded_next, checked_values, padded, reciprocal
+from fedcgd.mechanisms.toeplitz import BandedToeplitzMechanism, ToeplitzMechanism, checked_values, reciprocal
 
 
 @dataclass(frozen=True)
-class BandedToeplitz(ToeplitzMechanism):
+class BandedToeplitz(BandedToeplitzMechanism):
     """C with the given first p coefficients.
 
     Section 3.2 of McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Differentially Private ML", 2024,
@@ -36,21 +35,9 @@ class BandedToeplitz(ToeplitzMechanism):
     def name(self) -> str:
         return "banded-toeplitz"
 
-    def coefficients(self, rounds: int) -> Vector:
-        return padded(np.array(self.values), rounds)
-
-    def inverse_coefficients(self, rounds: int) -> Vector:
-        return reciprocal(np.array(self.values), rounds)
-
-    def num_buffers(self, rounds: int) -> int:
-        """The last p − 1 rounds of C⁻¹Z."""
-        return min(len(self.values), rounds) - 1
-
-    def inverse_bandwidth(self, rounds: int) -> int:
-        return rounds
-
-    def multiply_next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        return banded_next(np.array(self.values[: round + 1]), z, buffers, self.num_buffers(rounds))
+    @property
+    def band(self) -> Vector:
+        return np.array(self.values)
 
 
 @dataclass(frozen=True)

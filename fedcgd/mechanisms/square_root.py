@@ -1,16 +1,14 @@
 """Mechanisms from the square root of the prefix sum: (1 − x)^(−1/2), whole, damped, or cut to a band."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import (
+    BandedToeplitzMechanism,
     ToeplitzMechanism,
-    banded_next,
     checked_bandwidth,
-    padded,
     reciprocal,
     root_coefficients,
 )
@@ -76,7 +74,7 @@ class NuDPFTRL(ToeplitzMechanism):
 
 
 @dataclass(frozen=True)
-class BSR(ToeplitzMechanism):
+class BSR(BandedToeplitzMechanism):
     """C = the first `bands` coefficients of (1 − x)^(−1/2).
 
     Kalinin and Lampert, "Banded Square Root Matrix Factorization for Differentially Private Model Training", 2024,
@@ -101,21 +99,9 @@ class BSR(ToeplitzMechanism):
     def name(self) -> str:
         return "bsr"
 
-    def coefficients(self, rounds: int) -> Vector:
-        return padded(root_coefficients(self.bands, -1), rounds)
-
-    def inverse_coefficients(self, rounds: int) -> Vector:
-        return reciprocal(root_coefficients(self.bands, -1), rounds)
-
-    def num_buffers(self, rounds: int) -> int:
-        """The last p − 1 rounds of C⁻¹Z."""
-        return min(self.bands, rounds) - 1
-
-    def inverse_bandwidth(self, rounds: int) -> int:
-        return rounds
-
-    def multiply_next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        return banded_next(root_coefficients(self.bands, -1)[: round + 1], z, buffers, self.num_buffers(rounds))
+    @property
+    def band(self) -> Vector:
+        return root_coefficients(self.bands, -1)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,30 @@ class ToeplitzMechanism(Toeplitz, ABC):
         return np.full(rounds, self.inverse_coefficients(rounds)[lag])
 
 
+class BandedToeplitzMechanism(ToeplitzMechanism):
+    """C has the coefficients `band` and no others, and C⁻¹Z follows from its last rounds."""
+
+    @property
+    @abstractmethod
+    def band(self) -> Vector: ...
+
+    def coefficients(self, rounds: int) -> Vector:
+        return padded(self.band, rounds)
+
+    def inverse_coefficients(self, rounds: int) -> Vector:
+        return reciprocal(self.band, rounds)
+
+    def num_buffers(self, rounds: int) -> int:
+        """The last p − 1 rounds of C⁻¹Z."""
+        return min(len(self.band), rounds) - 1
+
+    def inverse_bandwidth(self, rounds: int) -> int:
+        return rounds
+
+    def multiply_next(self, round: int, rounds: int, z: Any, buffers: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        return banded_next(self.band[: round + 1], z, buffers, self.num_buffers(rounds))
+
+
 @lru_cache(maxsize=4)  # every round of a run asks for the same
 def _inverse(mechanism: Toeplitz, rounds: int) -> Vector:
     """The first column of C⁻¹ for n = `rounds`, on which C may depend; read-only."""
