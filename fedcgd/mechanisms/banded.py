@@ -37,6 +37,7 @@ class BandedToeplitz(BandedToeplitzMechanism):
 
     @property
     def band(self) -> Vector:
+        """c_0 … c_{p−1}, shape (p,)."""
         return np.array(self.values)
 
 

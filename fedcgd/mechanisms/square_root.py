@@ -101,6 +101,7 @@ class BSR(BandedToeplitzMechanism):
 
     @property
     def band(self) -> Vector:
+        """c_0 … c_{p−1}, shape (p,)."""
         return root_coefficients(self.bands, -1)
 
 

@@ -45,7 +45,8 @@ class BandedToeplitzMechanism(ToeplitzMechanism):
 
     @property
     @abstractmethod
-    def band(self) -> Vector: ...
+    def band(self) -> Vector:
+        """c_0 … c_{p−1}, shape (p,)."""
 
     def coefficients(self, rounds: int) -> Vector:
         return padded(self.band, rounds)
