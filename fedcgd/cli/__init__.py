@@ -9,7 +9,7 @@ from click import ClickException, Command, Context
 from click.exceptions import Abort, Exit
 
 from fedcgd import __version__
-from fedcgd.cli.usage import CarefulCommand, CarefulGroup
+from fedcgd.cli.usage import CarefulCommand, CarefulGroup, file_error
 from fedcgd.extras import missing_package
 
 EXIT_INTERNAL = 3
@@ -94,7 +94,7 @@ class _CommandsOnDemand(CarefulGroup):
         except ModuleNotFoundError as error:
             _fail(missing_package(error))
         except OSError as error:
-            _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+            _fail(file_error(error))
         except MemoryError:
             _fail("this takes more memory than there is; ask for fewer rounds, or for fewer bins (--separation)")
         except Exception:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from fedcgd.cli.options import (
@@ -22,12 +21,13 @@ from fedcgd.cli.options import (
 )
 from fedcgd.cli.report import (
     check_plot,
-    complaints,
     console,
+    drawn,
     explained_errors,
     figures,
     number,
     print_json,
+    print_refusals,
     progress,
     sensitivity_text,
 )
@@ -140,9 +140,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         label = re.sub(r"0\.\d{5,}", lambda digits: f"{float(digits[0]):.4f}", row["label"])  # JSON has all digits
         table.add_row(label, *([_participation(row)] if own else []), *shown.values())
     console.print(table)
-    for row in rows:
-        if "error" in row:
-            complaints.print(f"{escape(row['label'])}: {escape(row['error'])}", soft_wrap=True, highlight=False)
+    print_refusals(rows)
 
 
 def _participation(row: dict[str, Any]) -> str:
@@ -153,12 +151,9 @@ def _participation(row: dict[str, Any]) -> str:
 
 def draw(path: Path, rows: list[dict[str, Any]]) -> None:
     """RMSE of each mechanism as a horizontal bar."""
-    from matplotlib.figure import Figure
-
     done = [row for row in rows if "error" not in row][::-1]
-    figure = Figure(figsize=(7, 0.8 + 0.3 * len(done)), layout="constrained")
-    axes = figure.add_subplot(xlabel="RMSE of the noise, per unit of clip norm")
-    bars = axes.barh([row["label"] for row in done], [row["rmse"] for row in done], color="0.6", edgecolor="black")
-    axes.bar_label(bars, fmt="%.2f", padding=3)
-    axes.margins(x=0.12)
-    figure.savefig(path, dpi=150)
+    with drawn(path, 7, 0.8 + 0.3 * len(done)) as figure:
+        axes = figure.add_subplot(xlabel="RMSE of the noise, per unit of clip norm")
+        bars = axes.barh([row["label"] for row in done], [row["rmse"] for row in done], color="0.6", edgecolor="black")
+        axes.bar_label(bars, fmt="%.2f", padding=3)
+        axes.margins(x=0.12)

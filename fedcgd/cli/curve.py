@@ -1,18 +1,16 @@
 """`fedcgd curve`: from a model and public examples to its spectrum, and to noise that is fitted to it."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich.markup import escape
 
 from fedcgd.cli.options import JsonOption, WhenOptions, takes
-from fedcgd.cli.report import check_plot, complaints, console, explained_errors, key_value_table, number, print_json
+from fedcgd.cli.report import check_plot, console, drawn, explained_errors, key_value_table, number, print_json, status
 from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of
 
 if TYPE_CHECKING:
@@ -150,7 +148,7 @@ def _measure(
     from fedcgd.curvature.measure import measure_spectrum
     from fedcgd.curvature.public import pretrained
 
-    with _line(quiet) as say:
+    with status(quiet) as say:
         trained = pretrained(
             public, epochs=origin["pretraining_epochs"], learning_rate=origin["pretraining_rate"], seed=seed, report=say
         )
@@ -172,7 +170,7 @@ def _fit(
     from fedcgd.optimisation import catalogue
 
     quadratic = Quadratic(spectrum, learning_rate)
-    with _line(quiet) as say:
+    with status(quiet) as say:
         say(f"fitting {spelling}")
         return catalogue.mechanism(spelling, participation, curvature=quadratic)
 
@@ -215,25 +213,19 @@ def show(
 
 def draw(path: Path, spectrum: "Spectrum") -> None:
     """Eigenvalues against their positions, both logarithmic: computed, the power law through them, and what is used."""
-    from matplotlib.figure import Figure
-
     from fedcgd.curvature.tail import PowerLaw
 
     values, counts = spectrum.arrays()
-    ends = np.cumsum(counts)
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot(xscale="log", yscale="log", xlabel="position", ylabel="eigenvalue")
-    axes.step(ends, values, where="pre", color="black", label="used")
-    largest = spectrum.measured_on.get("largest")
-    if largest:
-        axes.plot(np.arange(1, len(largest) + 1), largest, ".", color="black", label="computed")
-    tail = spectrum.measured_on.get("tail")
-    if tail:
-        law = PowerLaw(**{name: tail[name] for name in ("scale", "exponent", "count", "smallest")})
-        positions = np.unique(np.geomspace(1, law.count, 200).round())
-        axes.plot(positions, law(positions), "--", color="0.5", label="power law through them")
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    with drawn(path, 6, 4) as figure:
+        axes = figure.add_subplot(xscale="log", yscale="log", xlabel="position", ylabel="eigenvalue")
+        axes.step(np.cumsum(counts), values, where="pre", color="black", label="used")
+        if largest := spectrum.measured_on.get("largest"):
+            axes.plot(np.arange(1, len(largest) + 1), largest, ".", color="black", label="computed")
+        if tail := spectrum.measured_on.get("tail"):
+            law = PowerLaw(**{name: tail[name] for name in ("scale", "exponent", "count", "smallest")})
+            positions = np.unique(np.geomspace(1, law.count, 200).round())
+            axes.plot(positions, law(positions), "--", color="0.5", label="power law through them")
+        axes.legend()
 
 
 def _load(source: str, **options: Any) -> "Public":
@@ -257,13 +249,3 @@ def _load(source: str, **options: Any) -> "Public":
             f"{source} returned a {type(found).__name__}, not a fedcgd.curvature.public.Public"
         )
     return found
-
-
-@contextmanager
-def _line(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A line on standard error that the yielded function rewrites; none if `quiet`."""
-    if quiet:
-        yield lambda text: None
-        return
-    with complaints.status("loading") as line:
-        yield lambda text: line.update(escape(text))

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from rich.markup import escape
 
-from fedcgd.cli.report import console, explained_errors, key_value_table, print_json
+from fedcgd.cli.options import JsonOption
+from fedcgd.cli.report import EXIT_PROBLEMS, console, explained_errors, key_value_table, note, print_json
 from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.keepers.agreement import EVALUATION, Kind
 from fedcgd.keepers.cards import Card, KeeperKey, Keepers
@@ -20,8 +20,6 @@ from fedcgd.keepers.service import KeeperService
 from fedcgd.keepers.tls import Tls
 from fedcgd.keepers.verification import contradictions
 from fedcgd.noise.keys import delete_key_file
-
-EXIT_PROBLEMS = 1
 
 app = typer.Typer(
     cls=CarefulGroup,
@@ -32,7 +30,6 @@ app = typer.Typer(
 command = partial(app.command, cls=CarefulCommand)
 
 KeyArgument = Annotated[Path, typer.Argument(help="The keeper's key file. Its record lies beside it.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
 
 
 @command()
@@ -127,7 +124,7 @@ def verify(
         print_json({"problems": problems, "rounds": {name: len(one.openings) for name, one in found.items()}})
     else:
         for problem in problems:
-            console.print(f"[bold red]Problem:[/bold red] {escape(problem)}", soft_wrap=True)
+            note("Problem", problem)
         if not problems:
             rounds = ", ".join(f"{name} {len(one.openings)}" for name, one in found.items())
             kinds = {opened.kind for one in found.values() for opened in one.openings}

@@ -10,14 +10,22 @@ from rich.table import Table
 
 from fedcgd import ledger
 from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
-from fedcgd.cli.report import complaints, console, explained_errors, key_value_table, print_json, status
+from fedcgd.cli.options import JsonOption
+from fedcgd.cli.report import (
+    EXIT_PROBLEMS,
+    complaints,
+    console,
+    explained_errors,
+    key_value_table,
+    note,
+    print_json,
+    status,
+)
 from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.files import check_private
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.wording import so_many
 from fedcgd.noise.keys import NoiseKey
-
-EXIT_PROBLEMS = 1
 
 app = typer.Typer(
     cls=CarefulGroup,
@@ -28,7 +36,6 @@ app = typer.Typer(
 command = partial(app.command, cls=CarefulCommand)
 
 LedgerArgument = Annotated[Path, typer.Argument(help="The ledger file.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
 
 
 @command()
@@ -101,11 +108,11 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
                 soft_wrap=True,
             )
         if verification.forwards_client_metrics:
-            console.print(f"[bold red]Not private:[/bold red] {NOT_COVERED}", soft_wrap=True)
+            note("Not private", NOT_COVERED)
         for text in verification.adopted:
-            console.print(f"[bold yellow]Adopted:[/bold yellow] {escape(text)}", soft_wrap=True)
+            note("Adopted", text, "yellow")
         for problem in verification.problems:
-            console.print(f"[bold red]Problem:[/bold red] {escape(problem)}", soft_wrap=True)
+            note("Problem", problem)
         if not verification.problems:
             console.print(f"{verification.released} releases, and no contradiction in the records")
     if verification.problems:
@@ -158,9 +165,9 @@ def compose(
             soft_wrap=True,
         )
         for copy in found.copies:
-            console.print(f"[bold yellow]Copied:[/bold yellow] {escape(copy)}", soft_wrap=True)
+            note("Copied", copy, "yellow")
         for problem in found.problems:
-            console.print(f"[bold red]Problem:[/bold red] {escape(problem)}", soft_wrap=True)
+            note("Problem", problem)
     if found.problems:
         raise typer.Exit(EXIT_PROBLEMS)
 

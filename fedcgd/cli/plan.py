@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption
-from fedcgd.cli.report import check_plot, console, explained_errors, print_json, status
+from fedcgd.cli.report import budget, check_plot, console, drawn, explained_errors, print_json, status
 
 if TYPE_CHECKING:
     from fedcgd.curvature import Spectrum
@@ -94,8 +94,9 @@ def plan_command(
             if plot is not None:
                 draw(plot, _frontier(question, say))
     if json:
-        budget = {"epsilon": epsilon, "delta": delta, "adjacency": ADJACENCY, "users": users}
-        print_json(budget | {"recipes": [figures(one, question, clip_norm) for one in ranked]})
+        print_json(
+            budget(epsilon, delta) | {"users": users, "recipes": [figures(one, question, clip_norm) for one in ranked]}
+        )
     else:
         show(ranked, question, clip_norm)
 
@@ -200,11 +201,8 @@ def _frontier(question: "Question", say: Callable[[str], None]) -> dict[str, lis
 
 def draw(path: Path, curves: dict[str, list[tuple[int, float]]]) -> None:
     """Expected loss against turns, one curve a kind, into the image file `path`."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot(xscale="log", xlabel="turns of a user", ylabel="part of the loss that is left")
-    for (kind, points), marker in zip(curves.items(), "osv^D*Px<>", strict=False):
-        axes.plot(*zip(*points, strict=True), marker=marker, label=kind)
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    with drawn(path, 7, 4.5) as figure:
+        axes = figure.add_subplot(xscale="log", xlabel="turns of a user", ylabel="part of the loss that is left")
+        for (kind, points), marker in zip(curves.items(), "osv^D*Px<>", strict=False):
+            axes.plot(*zip(*points, strict=True), marker=marker, label=kind)
+        axes.legend()

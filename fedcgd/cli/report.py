@@ -23,6 +23,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedcgd.accounting.guarantee import ADJACENCY
+from fedcgd.cli.usage import file_error
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
@@ -30,9 +32,11 @@ from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from fedcgd.accounting import Guarantee
 
-EXIT_BAD_INPUT = 2
+EXIT_PROBLEMS, EXIT_BAD_INPUT = 1, 2
 
 console = Console()
 complaints = Console(stderr=True)
@@ -61,7 +65,7 @@ def explained_errors() -> Iterator[None]:
     except BrokenPipeError:  # whoever reads has read enough
         raise
     except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+        fail(file_error(error))
 
 
 def in_options(message: str) -> str:
@@ -97,6 +101,33 @@ def check_plot(path: Path | None) -> None:
         raise ValueError(f"a plot is a .png, .svg or .pdf file, got {path}")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} for the plot {path.name}; make it first")
+
+
+@contextmanager
+def drawn(path: Path, width: float, height: float) -> Iterator["Figure"]:
+    """A figure of so many inches, which is written to `path` when this is left."""
+    from matplotlib.figure import Figure  # of the extra `plots`, and slow
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    yield figure
+    figure.savefig(path, dpi=150)
+
+
+def budget(epsilon: float, delta: float) -> dict[str, Any]:
+    """ε, δ and the adjacency as the JSON of the commands has them."""
+    return {"epsilon": epsilon, "delta": delta, "adjacency": ADJACENCY}
+
+
+def print_refusals(rows: Sequence[dict[str, Any]]) -> None:
+    """Of the rows with an "error", which it was and why, on standard error."""
+    for row in rows:
+        if "error" in row:
+            complaints.print(f"{escape(row['label'])}: {escape(row['error'])}", soft_wrap=True, highlight=False)
+
+
+def note(word: str, text: str, style: str = "red") -> None:
+    """A line that begins with a bold word."""
+    console.print(f"[bold {style}]{word}:[/bold {style}] {escape(text)}", soft_wrap=True)
 
 
 def when(participation: Participation) -> dict[str, Any]:

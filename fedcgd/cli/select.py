@@ -20,8 +20,10 @@ from fedcgd.cli.options import (
     takes,
 )
 from fedcgd.cli.report import (
+    budget,
     check_plot,
     console,
+    drawn,
     explained_errors,
     key_value_table,
     number,
@@ -90,8 +92,7 @@ def select_lambda_command(
     if plot is not None:
         draw(plot, found)
     if json:
-        budget = {"epsilon": epsilon, "delta": delta, "adjacency": ADJACENCY}
-        print_json(asdict(found) | {"normalized": normalized} | when_figures(participation) | budget)
+        print_json(asdict(found) | {"normalized": normalized} | when_figures(participation) | budget(epsilon, delta))
         return
     rows = [
         ("λ", number(found.lam)),
@@ -152,9 +153,9 @@ def select_bands_command(
                 progress=say,
             )
     if json:
-        budget = {"epsilon": epsilon, "delta": delta, "adjacency": ADJACENCY}
         chosen = {"bands": found.bandwidth, "noise_multiplier": found.noise_multiplier, "errors": found.errors}
-        print_json(chosen | {"error": error.value} | when_figures(when.participation(rounds, found.bandwidth)) | budget)
+        participation = when.participation(rounds, found.bandwidth)
+        print_json(chosen | {"error": error.value} | when_figures(participation) | budget(epsilon, delta))
         return
     what = error.value if curvature is None else "loss"
     rows = [(f"p = {p}", f"{what} {number(value)}") for p, value in found.errors]
@@ -166,13 +167,10 @@ def select_bands_command(
 
 def draw(path: Path, found: "LambdaSelection") -> None:
     """The objective over 1/(1 − λ), both logarithmic, with the choice marked, into the image file `path`."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot(
-        xscale="log", yscale="log", xlabel="1/(1 − λ)", ylabel=f"{found.objective}, per unit of clip norm"
-    )
-    axes.plot([1 / (1 - lam) for lam in found.lams], found.values, color="black", marker=".")
-    axes.plot(1 / (1 - found.lam), found.value, "o", markersize=9, label=f"λ = {found.lam:.4g}")
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    with drawn(path, 6, 4) as figure:
+        axes = figure.add_subplot(
+            xscale="log", yscale="log", xlabel="1/(1 − λ)", ylabel=f"{found.objective}, per unit of clip norm"
+        )
+        axes.plot([1 / (1 - lam) for lam in found.lams], found.values, color="black", marker=".")
+        axes.plot(1 / (1 - found.lam), found.value, "o", markersize=9, label=f"λ = {found.lam:.4g}")
+        axes.legend()

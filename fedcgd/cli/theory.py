@@ -20,7 +20,17 @@ from fedcgd.cli.options import (
     mechanism_names,
     takes,
 )
-from fedcgd.cli.report import check_plot, complaints, console, explained_errors, number, print_json, progress
+from fedcgd.cli.report import (
+    budget,
+    check_plot,
+    console,
+    drawn,
+    explained_errors,
+    number,
+    print_json,
+    print_refusals,
+    progress,
+)
 from fedcgd.cli.report import when as when_figures
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
@@ -172,7 +182,6 @@ def _once(epsilon: float, delta: float) -> float:
 
 def _summary(quadratic: Quadratic, participation: Participation, epsilon: float, delta: float) -> dict[str, Any]:
     """What holds for all rows, and the least that stationary noise can cost."""
-    from fedcgd.accounting import ADJACENCY
     from fedcgd.curvature.stationary import bounds, optimal_error
 
     spectrum, square = quadratic.spectrum, _once(epsilon, delta) ** 2
@@ -182,9 +191,7 @@ def _summary(quadratic: Quadratic, participation: Participation, epsilon: float,
         "effective_dimension": spectrum.effective_dimension,
         "largest_eigenvalue": spectrum.largest,
         "learning_rate": quadratic.learning_rate,
-        "epsilon": epsilon,
-        "delta": delta,
-        "adjacency": ADJACENCY,
+        **budget(epsilon, delta),
         **when_figures(participation),
         "stationary_optimum": square * optimal_error(quadratic),
     }
@@ -236,22 +243,17 @@ def show(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     for row in done:
         table.add_row(escape(row["label"]), *(number(row[column]) for column in _HEADINGS))
     console.print(table)
-    for row in rows:
-        if "error" in row:
-            complaints.print(f"{escape(row['label'])}: {escape(row['error'])}", soft_wrap=True, highlight=False)
+    print_refusals(rows)
 
 
 def draw(path: Path, curves: "list[Curve]") -> None:
     """A panel for each curve."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
-    panels = figure.subplots(2, 2)
-    for axes, curve in zip(panels.flat, curves, strict=True):
-        for name, losses in curve.losses.items():
-            axes.plot(curve.x, losses, marker=".", label=name)
-        axes.set(xscale="log", yscale="log", xlabel=curve.what, ylabel="loss at equal privacy")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
+    with drawn(path, 11, 7.5) as figure:
+        for axes, curve in zip(figure.subplots(2, 2).flat, curves, strict=True):
+            for name, losses in curve.losses.items():
+                axes.plot(curve.x, losses, marker=".", label=name)
+            axes.set(xscale="log", yscale="log", xlabel=curve.what, ylabel="loss at equal privacy")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.legend(fontsize=8)

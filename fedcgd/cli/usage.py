@@ -35,6 +35,11 @@ OTHER_NAMES = {
 }
 
 
+def file_error(error: OSError) -> str:
+    """Which file, and why."""
+    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+
+
 def meant(word: str, known: Collection[str]) -> str:
     """`; did you mean …?` for what is close to `word` among `known`, or nothing."""
     found = get_close_matches(word, known, n=2, cutoff=0.6)
