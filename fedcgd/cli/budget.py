@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedcgd.accounting import Accountant, Guarantee, accountant
+from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.options import (
     DeltaOption,
     EpsilonOption,
@@ -33,9 +35,6 @@ from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.optimisation.catalogue import spelling_of
 from fedcgd.participation import Participation
 
-if TYPE_CHECKING:
-    from fedcgd.accounting import Accountant, Guarantee
-
 Progress = Callable[[str], None]
 
 
@@ -50,7 +49,7 @@ class BudgetOptions(RunOptions):
 
     def report(
         self,
-        ask: "Callable[[Accountant, Progress], Guarantee]",
+        ask: Callable[[Accountant, Progress], Guarantee],
         *,
         epsilon: float | None = None,
         delta: float = 0.0,
@@ -60,8 +59,6 @@ class BudgetOptions(RunOptions):
         What the mechanism's spelling leaves open is chosen for the budget (`epsilon`, `delta`), if there is one.
         """
         with explained_errors():
-            from fedcgd.accounting import accountant
-
             if self.method is not None and self.sampling != SamplingName.BALLS_IN_BINS:
                 raise ValueError(
                     f"--method {self.method.value} is a way to bound balls-in-bins, and --sampling is {self.sampling.value}: "
@@ -131,10 +128,8 @@ def delta_command(
     )
 
 
-def show(mechanism: Mechanism, participation: Participation, guarantee: "Guarantee", values: dict[str, Any]) -> None:
+def show(mechanism: Mechanism, participation: Participation, guarantee: Guarantee, values: dict[str, Any]) -> None:
     """One guarantee and the errors of its noise, as a table."""
-    from fedcgd.accounting.guarantee import rounded_up
-
     of_what = " of the whole run" if guarantee.condition else ""
     rows = [
         ("guarantee", str(guarantee)),

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from fedcgd.accounting import calibrate
 from fedcgd.cli.options import (
     DeltaOption,
     EpsilonOption,
@@ -74,8 +75,6 @@ def compare_command(
     Example: fedcgd compare --mechanism dp-sgd --mechanism bisr:16 --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
     """
     with explained_errors():
-        from fedcgd.accounting import calibrate
-
         check_plot(plot)
         workload, curvature = when.workload(rounds), when.quadratic()
         texts = mechanism or default_mechanisms(when.separation, rounds)

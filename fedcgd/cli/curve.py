@@ -11,13 +11,16 @@ import typer
 
 from fedcgd.cli.options import JsonOption, WhenOptions, takes
 from fedcgd.cli.report import check_plot, console, drawn, explained_errors, key_value_table, number, print_json, status
-from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of
+from fedcgd.curvature import Spectrum
+from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.curvature.tail import PowerLaw
+from fedcgd.mechanisms import Mechanism
+from fedcgd.optimisation import catalogue
+from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of, write_mechanism
+from fedcgd.participation import Participation
 
 if TYPE_CHECKING:
-    from fedcgd.curvature import Spectrum
     from fedcgd.curvature.public import Public
-    from fedcgd.mechanisms import Mechanism
-    from fedcgd.participation import Participation
 
 TASKS = "fedcgd_simulations.public:public_examples"  # in the repository, and not in the wheel
 
@@ -98,8 +101,6 @@ def curve_command(
                 found, origin | settings, eigenvalues=eigenvalues, clip_norm=clip_norm, seed=seed, quiet=json
             )
         else:
-            from fedcgd.curvature import Spectrum
-
             measured = Spectrum.load(spectrum)
         if output is not None:
             measured.save(output)
@@ -111,8 +112,6 @@ def curve_command(
             assert learning_rate is not None
             fitted = _fit(measured, mechanism, run, learning_rate, quiet=json)
             if mechanism_file is not None:
-                from fedcgd.optimisation.catalogue import write_mechanism
-
                 write_mechanism(fitted, mechanism_file)
     show(measured, output, fitted, mechanism_file, json=json)
 
@@ -123,7 +122,7 @@ def _run(
     learning_rate: float | None,
     mechanism_file: Path | None,
     when: WhenOptions,
-) -> "Participation | None":
+) -> Participation | None:
     """Who takes part in the run that noise is fitted for; None if none is to be fitted."""
     if mechanism is None:
         if rounds is not None or learning_rate is not None or mechanism_file is not None:
@@ -144,7 +143,7 @@ def _measure(
     clip_norm: float | None,
     seed: int,
     quiet: bool,
-) -> "Spectrum":
+) -> Spectrum:
     from fedcgd.curvature.measure import measure_spectrum
     from fedcgd.curvature.public import pretrained
 
@@ -164,11 +163,8 @@ def _measure(
 
 
 def _fit(
-    spectrum: "Spectrum", spelling: str, participation: "Participation", learning_rate: float, *, quiet: bool
-) -> "Mechanism":
-    from fedcgd.curvature.quadratic import Quadratic
-    from fedcgd.optimisation import catalogue
-
+    spectrum: Spectrum, spelling: str, participation: Participation, learning_rate: float, *, quiet: bool
+) -> Mechanism:
     quadratic = Quadratic(spectrum, learning_rate)
     with status(quiet) as say:
         say(f"fitting {spelling}")
@@ -176,7 +172,7 @@ def _fit(
 
 
 def show(
-    spectrum: "Spectrum", output: Path | None, fitted: "Mechanism | None", mechanism_file: Path | None, *, json: bool
+    spectrum: Spectrum, output: Path | None, fitted: Mechanism | None, mechanism_file: Path | None, *, json: bool
 ) -> None:
     """What was measured, in a few numbers, and what was fitted to it."""
     facts = spectrum.measured_on
@@ -211,10 +207,8 @@ def show(
     console.print(key_value_table("Spectrum of the Hessian on public examples", rows))
 
 
-def draw(path: Path, spectrum: "Spectrum") -> None:
+def draw(path: Path, spectrum: Spectrum) -> None:
     """Eigenvalues against their positions, both logarithmic: computed, the power law through them, and what is used."""
-    from fedcgd.curvature.tail import PowerLaw
-
     values, counts = spectrum.arrays()
     with drawn(path, 6, 4) as figure:
         axes = figure.add_subplot(xscale="log", yscale="log", xlabel="position", ylabel="eigenvalue")

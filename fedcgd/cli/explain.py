@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from fedcgd.accounting.explain import explain
+from fedcgd.accounting.tradeoff import trade_off
+from fedcgd.accounting.tradeoff_plot import plot_trade_off
 from fedcgd.cli.options import DeltaOption, JsonOption, RoundsOption, RunOptions, takes
 from fedcgd.cli.report import check_plot, console, explained_errors, print_json
 
@@ -30,8 +33,6 @@ def explain_command(
     Example: fedcgd explain --mechanism lambda-cgd:0.9 --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
     """
     with explained_errors():
-        from fedcgd.accounting.explain import explain
-
         check_plot(plot)
         if (epsilon is None) == (noise_multiplier is None):
             raise ValueError("give --epsilon or --noise-multiplier: one of the two")
@@ -51,9 +52,6 @@ def explain_command(
             noise_multiplier=noise_multiplier,
         )
         if plot is not None:
-            from fedcgd.accounting.tradeoff import trade_off
-            from fedcgd.accounting.tradeoff_plot import plot_trade_off
-
             sigma = next(step.value for step in steps if step.title == "noise")
             assert sigma is not None
             curve = trade_off(chosen, participation, noise_multiplier=sigma)

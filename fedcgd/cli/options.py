@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from fedcgd.accounting.selection import select_mechanism
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.mechanism import Mechanism
@@ -246,8 +247,6 @@ class RunOptions(FitOptions):
                 curvature=self.quadratic(),
                 progress=_iterations(progress) if progress else None,
             )
-        from fedcgd.accounting.selection import select_mechanism
-
         return select_mechanism(
             self.mechanism,
             participation,

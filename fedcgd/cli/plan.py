@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -13,10 +13,8 @@ from rich.table import Table
 from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption
 from fedcgd.cli.report import budget, check_plot, console, drawn, explained_errors, print_json, status
-
-if TYPE_CHECKING:
-    from fedcgd.curvature import Spectrum
-    from fedcgd.planning import LinearModel, PlannedRecipe, Question
+from fedcgd.curvature import Spectrum
+from fedcgd.planning import LinearModel, PlannedRecipe, Question, as_python, as_run_config, plan_recipes, verdict
 
 _TURNS = (1, 2, 5, 10, 20, 50, 100)  # of the picture
 
@@ -78,8 +76,6 @@ def plan_command(
     Example: fedcgd plan --users 1260 --epsilon 1 --delta 1e-5 --turns 20 --classes 10 --features 64 --uncentred
     """
     with explained_errors():
-        from fedcgd.planning import Question, plan_recipes
-
         check_plot(plot)
         if not 0 < clip_norm < float("inf"):
             raise ValueError(f"--clip-norm must be positive and finite, got {clip_norm}")
@@ -101,18 +97,16 @@ def plan_command(
         show(ranked, question, clip_norm)
 
 
-def _linear(classes: int | None, features: int | None, uncentred: bool) -> "LinearModel | None":
+def _linear(classes: int | None, features: int | None, uncentred: bool) -> LinearModel | None:
     """The model of the options, if they describe one."""
     if classes is None and features is None and not uncentred:
         return None
     if classes is None or features is None:
         raise ValueError("a linear model is described by --classes and --features together: give both, or neither")
-    from fedcgd.planning import LinearModel
-
     return LinearModel(classes=classes, features=features, centred=not uncentred)
 
 
-def _public(path: Path | None, *, sure: bool) -> "Spectrum | None":
+def _public(path: Path | None, *, sure: bool) -> Spectrum | None:
     """The spectrum in `path`, if it is said to be public."""
     if path is None:
         return None
@@ -121,15 +115,11 @@ def _public(path: Path | None, *, sure: bool) -> "Spectrum | None":
             f"{path} decides how private data are trained on, so it must not come from them: tuning on private data costs "
             "privacy that ε would not count. If it is of public data, say so with --spectrum-is-public; else leave it out"
         )
-    from fedcgd.curvature import Spectrum
-
     return Spectrum.load(path)
 
 
-def figures(planned: "PlannedRecipe", question: "Question", clip_norm: float) -> dict[str, Any]:
+def figures(planned: PlannedRecipe, question: Question, clip_norm: float) -> dict[str, Any]:
     """A recipe as the JSON has it."""
-    from fedcgd.planning import as_python, as_run_config
-
     recipe = planned.recipe
     return {
         "kind": planned.kind,
@@ -147,10 +137,8 @@ def figures(planned: "PlannedRecipe", question: "Question", clip_norm: float) ->
     }
 
 
-def show(ranked: "list[PlannedRecipe]", question: "Question", clip_norm: float) -> None:
+def show(ranked: list[PlannedRecipe], question: Question, clip_norm: float) -> None:
     """The recipes as a table, and the best one as Python and as a run configuration."""
-    from fedcgd.planning import as_python, as_run_config, verdict
-
     secret = " or ".join(question.secret) or "nothing"
     table = Table(
         title=f"{question.users} users, ε = {question.epsilon:g} at δ = {question.delta:g}; adjacency: {ADJACENCY}; "
@@ -187,10 +175,8 @@ def show(ranked: "list[PlannedRecipe]", question: "Question", clip_norm: float) 
         console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def _frontier(question: "Question", say: Callable[[str], None]) -> dict[str, list[tuple[int, float]]]:
+def _frontier(question: Question, say: Callable[[str], None]) -> dict[str, list[tuple[int, float]]]:
     """For each kind, (turns, expected loss)."""
-    from fedcgd.planning import plan_recipes
-
     curves: dict[str, list[tuple[int, float]]] = {}
     for turns in sorted({turns for turns in _TURNS if turns < question.turns} | {question.turns}):
         say(f"the picture, {turns} turns")

@@ -23,10 +23,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedcgd.accounting import Guarantee
 from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.usage import file_error
+from fedcgd.curvature.loss import final_loss
 from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.mechanism import Mechanism
+from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
@@ -34,7 +38,6 @@ from fedcgd.participation import Participation
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedcgd.accounting import Guarantee
 
 EXIT_PROBLEMS, EXIT_BAD_INPUT = 1, 2
 
@@ -146,7 +149,7 @@ def when(participation: Participation) -> dict[str, Any]:
 def figures(
     mechanism: Mechanism,
     participation: Participation,
-    guarantee: "Guarantee",
+    guarantee: Guarantee,
     workload: Workload = PREFIX_SUMS,
     curvature: Quadratic | None = None,
 ) -> dict[str, Any]:
@@ -154,9 +157,6 @@ def figures(
 
     With a `curvature` among them is "loss": what the noise adds to it at the end, per (clip norm / cohort)².
     """
-    from fedcgd.curvature.loss import final_loss
-    from fedcgd.mechanisms.error import error_norms
-
     norms = error_norms(mechanism, guarantee.rounds, workload)
     sigma = guarantee.noise_multiplier
     numbers = describe(mechanism)
@@ -181,14 +181,12 @@ def figures(
     }
 
 
-def _sensitivity_exact(mechanism: Mechanism, participation: Participation, guarantee: "Guarantee") -> bool | None:
+def _sensitivity_exact(mechanism: Mechanism, participation: Participation, guarantee: Guarantee) -> bool | None:
     """Whether the guarantee's sensitivity is that of C, or an upper bound; None where the method has none."""
     if guarantee.sensitivity is None:
         return None
     if participation.sampling not in ("poisson", "cyclic-poisson"):
         return guarantee.exact  # the Gaussian mechanism is exact itself
-    from fedcgd.mechanisms.sensitivity import sensitivity
-
     n = participation.rounds  # one participation: the largest column
     return sensitivity(mechanism, Participation(rounds=n, min_separation=n)).exact
 

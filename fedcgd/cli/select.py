@@ -3,11 +3,12 @@
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedcgd.accounting.guarantee import ADJACENCY
+from fedcgd.accounting.selection import LambdaSelection, select_bands, select_lambda
 from fedcgd.cli.options import (
     DeltaOption,
     EpsilonOption,
@@ -32,9 +33,6 @@ from fedcgd.cli.report import (
 )
 from fedcgd.cli.report import when as when_figures
 from fedcgd.optimisation.catalogue import BANDS, MechanismSpec
-
-if TYPE_CHECKING:
-    from fedcgd.accounting.selection import LambdaSelection
 
 
 class ObjectiveName(StrEnum):
@@ -73,8 +71,6 @@ def select_lambda_command(
     Example: fedcgd select-lambda --objective rmse --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
     """
     with explained_errors():
-        from fedcgd.accounting.selection import select_lambda
-
         check_plot(plot)
         participation, curvature = when.participation(rounds), when.quadratic()
         chosen = objective or (ObjectiveName.EXCESS if curvature is None else ObjectiveName.CURVATURE)
@@ -125,8 +121,6 @@ def select_bands_command(
     Example: fedcgd select-bands --sampling cyclic-poisson --rounds 128 --participations 8 --epsilon 2 --delta 1e-8
     """
     with explained_errors():
-        from fedcgd.accounting.selection import select_bands
-
         asked, workload, curvature = MechanismSpec.parse(mechanism), when.workload(rounds), when.quadratic()
         if asked.row.parameter != BANDS or asked.bands is not None:
             raise ValueError(
@@ -165,7 +159,7 @@ def select_bands_command(
     console.print(key_value_table(f"{mechanism}, {rounds} rounds", rows))
 
 
-def draw(path: Path, found: "LambdaSelection") -> None:
+def draw(path: Path, found: LambdaSelection) -> None:
     """The objective over 1/(1 − λ), both logarithmic, with the choice marked, into the image file `path`."""
     with drawn(path, 6, 4) as figure:
         axes = figure.add_subplot(

@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fedcgd.accounting import calibrate
+from fedcgd.accounting.selection import select_mechanism
 from fedcgd.cli.options import (
     DeltaOption,
     EpsilonOption,
@@ -32,14 +34,15 @@ from fedcgd.cli.report import (
     progress,
 )
 from fedcgd.cli.report import when as when_figures
-from fedcgd.curvature import Spectrum
+from fedcgd.curvature import Spectrum, curves
+from fedcgd.curvature.curves import Curve
+from fedcgd.curvature.loss import final_loss, gradient_norm
 from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.curvature.stationary import bounds, optimal_error, stationary_error
+from fedcgd.mechanisms import DPSGD
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.optimisation.catalogue import LAMBDA, MechanismSpec
 from fedcgd.participation import Participation
-
-if TYPE_CHECKING:
-    from fedcgd.curvature.curves import Curve
 
 _HEADINGS = {"noise_multiplier": "σ", "loss": "loss", "gradient_norm": "gradient norm", "stationary": "stationary"}
 _CURVES = ("dp-sgd", "toeplitz", "bisr:4", "lambda-cgd", "nu-dp-ftrl", "blt:2")
@@ -120,10 +123,6 @@ def theory_command(
 
 def _rows(run: RunOptions, rounds: int, quadratic: Quadratic, epsilon: float, delta: float) -> list[dict[str, Any]]:
     """A row for the mechanism as it is without a curvature, and one for it fitted; a row with "error" for what is not covered."""
-    from fedcgd.accounting import calibrate
-    from fedcgd.accounting.selection import select_mechanism
-    from fedcgd.curvature.loss import final_loss, gradient_norm
-
     spelling, found = run.spelling(), []
     for fitted in _variants(spelling):
         label = run.mechanism + (", fitted" if fitted else "")
@@ -164,8 +163,6 @@ def _variants(spelling: MechanismSpec) -> list[bool]:
 
 def _stationary(mechanism: Mechanism, quadratic: Quadratic, epsilon: float, delta: float) -> float | None:
     """At (ε, δ) for a user who takes part once; None for a mechanism that is made for a number of rounds."""
-    from fedcgd.curvature.stationary import stationary_error
-
     try:
         return _once(epsilon, delta) ** 2 * stationary_error(mechanism, quadratic)
     except ValueError:
@@ -174,16 +171,11 @@ def _stationary(mechanism: Mechanism, quadratic: Quadratic, epsilon: float, delt
 
 def _once(epsilon: float, delta: float) -> float:
     """σ_{ε,δ}: of sensitivity 1."""
-    from fedcgd.accounting import calibrate
-    from fedcgd.mechanisms import DPSGD
-
     return calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=delta).noise_multiplier
 
 
 def _summary(quadratic: Quadratic, participation: Participation, epsilon: float, delta: float) -> dict[str, Any]:
     """What holds for all rows, and the least that stationary noise can cost."""
-    from fedcgd.curvature.stationary import bounds, optimal_error
-
     spectrum, square = quadratic.spectrum, _once(epsilon, delta) ** 2
     summary: dict[str, Any] = {
         "measured_on": dict(spectrum.measured_on),
@@ -206,10 +198,8 @@ def _summary(quadratic: Quadratic, participation: Participation, epsilon: float,
     return summary
 
 
-def _curves(participation: Participation, quadratic: Quadratic, step: "Callable[[str], None]") -> "list[Curve]":
+def _curves(participation: Participation, quadratic: Quadratic, step: "Callable[[str], None]") -> list[Curve]:
     """At equal privacy without a sampling, so that every point is found by its sensitivity alone."""
-    from fedcgd.curvature import curves
-
     return [
         curves.against_rounds(_CURVES, participation, quadratic, step),
         curves.against_dimension(_CURVES, participation, quadratic, step),
@@ -246,7 +236,7 @@ def show(rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     print_refusals(rows)
 
 
-def draw(path: Path, curves: "list[Curve]") -> None:
+def draw(path: Path, curves: list[Curve]) -> None:
     """A panel for each curve."""
     from matplotlib.ticker import NullFormatter
 
