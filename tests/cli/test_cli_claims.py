@@ -12,7 +12,7 @@ from shared import record
 from typer.testing import CliRunner, Result
 
 from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, Plan, accounting
-from fedcgd.cli import COMMANDS, app, load
+from fedcgd.cli import COMMANDS, app, budget, load
 from fedcgd.curvature.spectrum import Spectrum
 from fedcgd.keepers import KeeperKey
 from fedcgd.keepers.service import KeeperService
@@ -234,5 +234,5 @@ def test_help_names_the_exit_codes_and_ctrl_c_has_its_own(monkeypatch: pytest.Mo
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(accounting, "accountant", interrupted)
+    monkeypatch.setattr(budget, "accountant", interrupted)
     assert run("calibrate", "--mechanism", "dp-sgd", "--rounds", "4", *BUDGET).exit_code == 130

@@ -8,9 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 import fedcgd
-from fedcgd import accounting
 from fedcgd.accounting.selection import select_mechanism
-from fedcgd.cli import app, usage
+from fedcgd.cli import app, budget, usage
 from fedcgd.cli.report import how_far
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.optimisation import catalogue
@@ -93,7 +92,7 @@ def test_a_failure_of_fedcgd_is_no_refutation(monkeypatch) -> None:
     def broken(*_):
         raise RuntimeError("an invariant does not hold")
 
-    monkeypatch.setattr(accounting, "accountant", broken)
+    monkeypatch.setattr(budget, "accountant", broken)
     result = run("calibrate", "--mechanism", "dp-sgd", "--rounds", "10", *BUDGET)
     assert result.exit_code == 3
     assert "This is a mistake in fedcgd" in result.stderr
@@ -112,7 +111,7 @@ def test_what_is_not_there_is_named(monkeypatch, error, message) -> None:
     def broken(*_):
         raise error
 
-    monkeypatch.setattr(accounting, "accountant", broken)
+    monkeypatch.setattr(budget, "accountant", broken)
     result = run("calibrate", "--mechanism", "dp-sgd", "--rounds", "10", *BUDGET)
     assert result.exit_code == 2
     assert message in said(result)
