@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from dp_accounting.pld.pld_pmf import PLDPmf, create_pmf_pessimistic_connect_dots
@@ -62,8 +63,21 @@ class ProfileAccountant(Accountant):
         # Processors differ in the last digits, and a run that goes on elsewhere must find the same σ.
         return replace(found, value=float(rounded_up(found.value * (1 + 2e-9), 6)))
 
+    def _epsilon_at(self, sigma: float, delta: float, released: int, progress: Progress) -> Bound:
+        return _found_epsilon(self, sigma, delta, released, progress)
+
     @abstractmethod
     def _search_sigma(self, epsilon: float, delta: float, progress: Progress) -> Bound: ...
+
+    @abstractmethod
+    def _search_epsilon(self, sigma: float, delta: float, released: int, progress: Progress) -> Bound: ...
+
+
+@lru_cache(maxsize=16)  # every round of a run asks for that of the whole
+def _found_epsilon(
+    accountant: ProfileAccountant, sigma: float, delta: float, released: int, progress: Progress
+) -> Bound:
+    return accountant._search_epsilon(sigma, delta, released, progress)
 
 
 def pmf_of_profile(multiples: NDArray[np.int_], deltas: Vector, step: float) -> PLDPmf:

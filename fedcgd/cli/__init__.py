@@ -104,7 +104,7 @@ class _CommandsOnDemand(CarefulGroup):
 
 
 def _fail(message: str) -> NoReturn:
-    from fedcgd.cli.report import fail
+    from fedcgd.cli.printing import fail
 
     fail(message)
 

@@ -14,7 +14,7 @@ from fedcgd.accounting.guarantee import ADJACENCY, check_noise_multiplier
 from fedcgd.audit.audit import AuditResult, Release, audit_canaries, audit_plan
 from fedcgd.audit.paths import audit_key, server_release
 from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption, RunOptions, takes
-from fedcgd.cli.report import (
+from fedcgd.cli.printing import (
     complaints,
     console,
     explained_errors,

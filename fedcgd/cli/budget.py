@@ -21,7 +21,7 @@ from fedcgd.cli.options import (
     SamplingName,
     takes,
 )
-from fedcgd.cli.report import (
+from fedcgd.cli.printing import (
     console,
     explained_errors,
     figures,

@@ -20,7 +20,7 @@ from fedcgd.cli.options import (
     mechanism_names,
     takes,
 )
-from fedcgd.cli.report import (
+from fedcgd.cli.printing import (
     check_plot,
     console,
     drawn,

@@ -10,7 +10,16 @@ import numpy as np
 import typer
 
 from fedcgd.cli.options import JsonOption, WhenOptions, takes
-from fedcgd.cli.report import check_plot, console, drawn, explained_errors, key_value_table, number, print_json, status
+from fedcgd.cli.printing import (
+    check_plot,
+    console,
+    drawn,
+    explained_errors,
+    key_value_table,
+    number,
+    print_json,
+    status,
+)
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.tail import PowerLaw

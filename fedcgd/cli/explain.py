@@ -10,7 +10,7 @@ from fedcgd.accounting.explain import explain
 from fedcgd.accounting.tradeoff import trade_off
 from fedcgd.accounting.tradeoff_plot import plot_trade_off
 from fedcgd.cli.options import DeltaOption, JsonOption, RoundsOption, RunOptions, takes
-from fedcgd.cli.report import check_plot, console, explained_errors, print_json
+from fedcgd.cli.printing import check_plot, console, explained_errors, print_json
 
 
 @takes(RunOptions)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from fedcgd.cli.options import JsonOption
-from fedcgd.cli.report import EXIT_PROBLEMS, console, explained_errors, key_value_table, note, print_json
+from fedcgd.cli.printing import EXIT_PROBLEMS, console, explained_errors, key_value_table, note, print_json
 from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.keepers.agreement import EVALUATION, Kind
 from fedcgd.keepers.cards import Card, KeeperKey, Keepers

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedcgd import ledger
 from fedcgd.accounting.guarantee import NO_NOISE, rounded_up
 from fedcgd.cli.options import JsonOption
-from fedcgd.cli.report import (
+from fedcgd.cli.printing import (
     EXIT_PROBLEMS,
     complaints,
     console,

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption
-from fedcgd.cli.report import budget, check_plot, console, drawn, explained_errors, print_json, status
+from fedcgd.cli.printing import budget, check_plot, console, drawn, explained_errors, print_json, status
 from fedcgd.curvature import Spectrum
 from fedcgd.planning import LinearModel, PlannedRecipe, Question, as_python, as_run_config, plan_recipes, verdict
 

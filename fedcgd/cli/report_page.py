@@ -19,7 +19,7 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.accounting.tradeoff import trade_off
 from fedcgd.accounting.tradeoff_plot import draw_trade_off
 from fedcgd.cli.ledger import LedgerArgument
-from fedcgd.cli.report import EXIT_PROBLEMS, console, explained_errors, finite, status
+from fedcgd.cli.printing import EXIT_PROBLEMS, console, explained_errors, finite, status
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html
 from fedcgd.files import whole
 from fedcgd.ledger import client_metrics

@@ -20,7 +20,7 @@ from fedcgd.cli.options import (
     SamplingName,
     takes,
 )
-from fedcgd.cli.report import (
+from fedcgd.cli.printing import (
     budget,
     check_plot,
     console,
@@ -31,7 +31,7 @@ from fedcgd.cli.report import (
     print_json,
     status,
 )
-from fedcgd.cli.report import when as when_figures
+from fedcgd.cli.printing import when as when_figures
 from fedcgd.optimisation.catalogue import BANDS, MechanismSpec
 
 

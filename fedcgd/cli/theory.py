@@ -22,7 +22,7 @@ from fedcgd.cli.options import (
     mechanism_names,
     takes,
 )
-from fedcgd.cli.report import (
+from fedcgd.cli.printing import (
     budget,
     check_plot,
     console,
@@ -33,7 +33,7 @@ from fedcgd.cli.report import (
     print_refusals,
     progress,
 )
-from fedcgd.cli.report import when as when_figures
+from fedcgd.cli.printing import when as when_figures
 from fedcgd.curvature import Spectrum, curves
 from fedcgd.curvature.curves import Curve
 from fedcgd.curvature.loss import final_loss, gradient_norm

@@ -26,7 +26,7 @@ from fedcgd.opacus.batches import RoundBatches, loader_over, split_in_order
 from fedcgd.opacus.first_batches import FirstBatches
 from fedcgd.opacus.ghost import GhostLoss, GhostModule, with_sample_gradients
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
-from fedcgd.opacus.planning import PlanArguments, check_clipping, chosen_sampling, plan_of, workload_of
+from fedcgd.opacus.plan_arguments import PlanArguments, check_clipping, chosen_sampling, plan_of, workload_of
 from fedcgd.opacus.ranks import Ranks, ranks_of
 from fedcgd.opacus.release_record import ReleaseRecord
 from fedcgd.opacus.release_tracker import NullAccountant, ReleaseTracker

@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import nn
 
 from fedcgd.cli.options import takes
-from fedcgd.cli.report import explained_errors
+from fedcgd.cli.printing import explained_errors
 from fedcgd.curvature.dominance import Reference
 from fedcgd.curvature.public import pretrained
 from fedcgd_experiments.central import CentralTrainer, claim, plan_of, train_engine

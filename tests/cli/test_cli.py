@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fedcgd.cli import COMMANDS, app, load
-from fedcgd.cli.report import print_json
+from fedcgd.cli.printing import print_json
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise.keys import NoiseKey

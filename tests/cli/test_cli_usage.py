@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import fedcgd
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.cli import app, budget, usage
-from fedcgd.cli.report import how_far
+from fedcgd.cli.printing import how_far
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation

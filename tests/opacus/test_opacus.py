@@ -20,7 +20,7 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import MARGIN
-from fedcgd.opacus.planning import participation_of as planned
+from fedcgd.opacus.plan_arguments import participation_of as planned
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan

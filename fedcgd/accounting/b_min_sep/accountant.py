@@ -44,8 +44,9 @@ class BMinSepAccountant(ProfileAccountant):
         question = _question(self.mechanism, self.participation, self.participation.rounds)
         return search.calibrate(question, epsilon=epsilon, delta=delta, progress=progress)
 
-    def _epsilon_at(self, sigma: float, delta: float, released: int, progress: Progress) -> Bound:
-        return _epsilon_at(self, sigma, delta, released, progress)
+    def _search_epsilon(self, sigma: float, delta: float, released: int, progress: Progress) -> Bound:
+        question = _question(self.mechanism, self.participation, released)
+        return search.epsilon(question, sigma=sigma, delta=delta, progress=progress)
 
     def _delta_at(self, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound:
         question = _question(self.mechanism, self.participation, released)
@@ -60,9 +61,3 @@ def _question(mechanism: Mechanism, participation: Participation, released: int)
     law = Law(released, participation.min_separation, rate, participation.warm_start)
     reach = sensitivity(mechanism, without_sampling(participation), released=released).value
     return Question(columns, law, reach)
-
-
-@lru_cache(maxsize=16)  # every round of a run asks for that of the whole
-def _epsilon_at(accountant: BMinSepAccountant, sigma: float, delta: float, released: int, progress: Progress) -> Bound:
-    question = _question(accountant.mechanism, accountant.participation, released)
-    return search.epsilon(question, sigma=sigma, delta=delta, progress=progress)

@@ -33,8 +33,12 @@ class BallsInBinsAccountant(ProfileAccountant):
         sigma = deterministic.calibrate(bins.gram, epsilon=epsilon, delta=delta, progress=progress)
         return Bound(sigma, deterministic.METHOD)
 
-    def _epsilon_at(self, sigma: float, delta: float, released: int, progress: Progress) -> Bound:
-        return _epsilon_at(self, sigma, delta, released, progress)
+    def _search_epsilon(self, sigma: float, delta: float, released: int, progress: Progress) -> Bound:
+        bins = _bins_of(self.mechanism, self.participation, released)
+        if self._draws(bins):
+            return monte_carlo.epsilon(bins, sigma=sigma, delta=delta, progress=progress)
+        found = deterministic.epsilon(bins.gram, sigma=sigma, delta=delta, progress=progress)
+        return Bound(found, deterministic.METHOD)
 
     def _delta_at(self, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound:
         bins = _bins_of(self.mechanism, self.participation, released)
@@ -51,14 +55,3 @@ class BallsInBinsAccountant(ProfileAccountant):
 def _bins_of(mechanism: Mechanism, participation: Participation, released: int) -> Bins:
     """The Gram matrix of the bins and what follows from it, of the first `released` rounds."""
     return Bins(bin_gram(mechanism, participation, released))
-
-
-@lru_cache(maxsize=16)  # every round of a run asks for that of the whole
-def _epsilon_at(
-    accountant: BallsInBinsAccountant, sigma: float, delta: float, released: int, progress: Progress
-) -> Bound:
-    bins = _bins_of(accountant.mechanism, accountant.participation, released)
-    if accountant._draws(bins):
-        return monte_carlo.epsilon(bins, sigma=sigma, delta=delta, progress=progress)
-    found = deterministic.epsilon(bins.gram, sigma=sigma, delta=delta, progress=progress)
-    return Bound(found, deterministic.METHOD)
