@@ -1,7 +1,6 @@
 """Trains central points: softmax regression for many points at once, other models through the Opacus engine."""
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -21,6 +20,7 @@ from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_experiments.point import CentralPoint, Setup, descent
 from fedcgd_experiments.results import Row
+from fedcgd_experiments.runner import grouped
 from fedcgd_experiments.softmax import train_softmax
 from fedcgd_simulations.local_softmax import is_softmax
 from fedcgd_simulations.task import Data, Examples, Task, evaluate
@@ -45,14 +45,8 @@ class CentralTrainer:
 
     def groups(self, points: Sequence[CentralPoint]) -> list[list[CentralPoint]]:
         """Points of softmax regression with the same batches, up to `TOGETHER` of them; each other point by itself."""
-        groups: dict[CentralPoint, list[CentralPoint]] = defaultdict(list)
-        for point in points:
-            groups[point.batches if self._is_softmax(point) else point].append(point)
-        return [
-            sorted(group, key=lambda p: (p.mechanism, p.epsilon))[first : first + TOGETHER]
-            for group in groups.values()
-            for first in range(0, len(group), TOGETHER)
-        ]
+        ordered = sorted(points, key=lambda p: (p.mechanism, p.epsilon))
+        return grouped(ordered, lambda point: point.batches if self._is_softmax(point) else None, most=TOGETHER)
 
     def train(self, points: Sequence[CentralPoint], rows: Sequence[Row] = ()) -> list[Row]:
         """A row for each of `points`, which share their `batches`; σ of a setup that is in `rows` is that of the row.

@@ -1,7 +1,6 @@
 """Trains over people: softmax regression for many points at once, other models through the app's strategy and nodes."""
 
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ from fedcgd_experiments.in_process import AppGrid
 from fedcgd_experiments.people_point import PeoplePoint, loaded, prepared
 from fedcgd_experiments.people_softmax import train_people
 from fedcgd_experiments.results import Row
+from fedcgd_experiments.runner import grouped
 from fedcgd_flower import arrays_of, load_arrays
 from fedcgd_flower.inner import warnings_only
 from fedcgd_simulations import client_app
@@ -31,20 +31,15 @@ class PeopleTrainer:
 
     def groups(self, points: Sequence[PeoplePoint]) -> list[list[PeoplePoint]]:
         """Points of softmax regression with the same people in the same rounds, up to `TOGETHER`; others by themselves."""
-        groups: dict[str, list[PeoplePoint]] = defaultdict(list)
-        for number, point in enumerate(points):
-            groups[self.shared(point) or str(number)].append(point)
-        return [
-            group[first : first + TOGETHER] for group in groups.values() for first in range(0, len(group), TOGETHER)
-        ]
+        return grouped(points, self.shared, most=TOGETHER)
 
-    def shared(self, point: PeoplePoint) -> str:
-        """Equal for points that are trained together; empty for one that is trained by itself."""
+    def shared(self, point: PeoplePoint) -> str | None:
+        """Equal for points that are trained together; None for one that is trained by itself."""
         task, _ = loaded(point.task, point.model, self.data_dir)
         alike = (
             "task", "model", "users", "cohort", "participations", "sampling", "local_epochs", "local_batch", "seed", "split"
         )  # fmt: skip
-        return str([getattr(point, name) for name in alike]) if is_softmax(task.model(0), task.loss) else ""
+        return str([getattr(point, name) for name in alike]) if is_softmax(task.model(0), task.loss) else None
 
     def train(self, points: Sequence[PeoplePoint], rows: Sequence[Row] = ()) -> list[Row]:
         """A row for each of `points`; `seconds` is processor time, in equal parts."""

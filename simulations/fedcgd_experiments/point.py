@@ -88,7 +88,7 @@ TEST_SEEDS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentralPoint:
+class CentralPoint(Setup, Descent):
     """A training run over examples. Its work is `epochs`: the gradients that it takes of each example, on average.
 
     Raises ValueError for a seed that is not one of its split's (`TEST_SEEDS`), and as `Setup` and `Descent` do.
@@ -96,17 +96,8 @@ class CentralPoint:
 
     task: str
     model: str = ""
-    mechanism: str
-    sampling: Sampling = "none"
-    epsilon: float
     delta: float = 1e-5
-    steps: int
-    epochs: int
     clip_norm: float = 1.0
-    learning_rate: float
-    optimizer: Optimizer = "sgd"
-    momentum: float = 0.0
-    schedule: Schedule = "constant"
     seed: int
     split: Literal["validation", "test"] = "validation"
 
@@ -117,29 +108,18 @@ class CentralPoint:
             raise ValueError(f"seeds for tuning are 0 … {TEST_SEEDS - 1}, got {self.seed}; those above are for tests")
         if self.split == "test" and self.seed < TEST_SEEDS:
             raise ValueError(f"seeds for tests are {TEST_SEEDS} and more, got {self.seed}; those below are for tuning")
-        _ = self.setup, self.descent
+        Setup.__post_init__(self)
+        Descent.__post_init__(self)
 
     @property
     def setup(self) -> Setup:
         """What its noise depends on."""
-        return Setup(
-            mechanism=self.mechanism,
-            sampling=self.sampling,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            steps=self.steps,
-            epochs=self.epochs,
-        )
+        return Setup(**{name: getattr(self, name) for name in Setup.__dataclass_fields__})
 
     @property
     def descent(self) -> Descent:
         """How the model moves."""
-        return Descent(
-            learning_rate=self.learning_rate,
-            optimizer=self.optimizer,
-            momentum=self.momentum,
-            schedule=self.schedule,
-        )
+        return Descent(**{name: getattr(self, name) for name in Descent.__dataclass_fields__})
 
     @property
     def batches(self) -> "CentralPoint":

@@ -2,17 +2,19 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedcgd_experiments.results import Results, Row, known
 from fedcgd_experiments.study import Point, Study, missing
+
+P = TypeVar("P")
 
 
 class Trainer(Protocol):
@@ -27,6 +29,15 @@ class Trainer(Protocol):
 
     def train(self, points: Sequence[Any], rows: Sequence[Row]) -> list[Row]:
         """A row for each point of a group; `rows` are those of earlier runs, which may spare a calibration."""
+
+
+def grouped(points: Sequence[P], alike: Callable[[P], Hashable | None], *, most: int) -> list[list[P]]:
+    """`points` that are `alike`, up to `most` of them at once, and each that is like no other (None) by itself."""
+    groups: dict[Hashable, list[P]] = {}
+    for number, point in enumerate(points):
+        key = alike(point)
+        groups.setdefault(number if key is None else key, []).append(point)
+    return [group[first : first + most] for group in groups.values() for first in range(0, len(group), most)]
 
 
 @dataclass(frozen=True, kw_only=True)

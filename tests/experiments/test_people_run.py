@@ -95,7 +95,7 @@ def test_runs_that_are_trained_at_once_are_those_of_the_app(monkeypatch) -> None
     shared = PeopleTrainer().shared
     assert len({shared(point) for point in points}) == 1
     assert shared(POINT) != shared(replace(POINT, seed=4))
-    assert shared(replace(POINT, model="tanh-cnn")) == ""
+    assert shared(replace(POINT, model="tanh-cnn")) is None
     together = models_together(points, monkeypatch)
     for point, found in zip(points, together, strict=True):
         expected = model_of(point, monkeypatch)
