@@ -32,6 +32,7 @@ from fedcgd.planning import planner
 from fedcgd.planning.landscape import LinearModel
 from fedcgd.planning.question import Question, SecretSampling
 from fedcgd.planning.recipe import Recipe
+from fedcgd.planning.theory import unit_progress
 from fedcgd_experiments.softmax import inverse_of
 from fedcgd_experiments.tables import markdown
 from fedcgd_simulations.tasks import fashion_mnist, tweets
@@ -160,15 +161,6 @@ def noise_of(recipe: Recipe, epsilon: float) -> tuple[Array, float]:
     return inverse_of(mechanism, recipe.rounds), sigma
 
 
-def progress_of(recipe: Recipe) -> float:
-    """How far a gradient that stays the same moves the model at a first learning rate of 1."""
-    velocity = position = 0.0
-    for rate in recipe.workload.rates(recipe.rounds):
-        velocity = recipe.momentum * velocity + 1
-        position += rate * velocity
-    return position
-
-
 def batches(recipe: Recipe, seed: int) -> Iterator[NDArray[np.int64]]:
     """The rows of each round: by coins under Poisson sampling, else the same split in every turn."""
     generator = np.random.default_rng([seed, 1])
@@ -274,7 +266,7 @@ def tune(name: str, epsilon: float, turns: int, done: set[str]) -> Iterator[dict
     todo = [r for r in candidates(len(data.x[0]), turns) if identity(name, epsilon, r) not in done]
     for _, group in groupby(todo, key=lambda recipe: (recipe.sampling, recipe.steps)):
         recipes = list(group)
-        runs = [(recipe, part * scale / progress_of(recipe)) for recipe in recipes for part in PROGRESS]
+        runs = [(recipe, part * scale / unit_progress(recipe)) for recipe in recipes for part in PROGRESS]
         found = np.mean([train(data, runs, epsilon, seed) for seed in TUNE_SEEDS], axis=0)
         for recipe, row in zip(recipes, found.reshape(len(recipes), len(PROGRESS), 2), strict=True):
             yield {
@@ -345,7 +337,7 @@ def judge_command(out: Path, only: str | None = None) -> None:
                 best = max((r for r in tuned if allowed(Recipe(**r["recipe"]))), key=lambda r: max(r["validation"]))
                 at = int(np.argmax(best["validation"]))
                 recipe = Recipe(**best["recipe"])
-                rate = best["progress"][at] / progress_of(recipe)
+                rate = best["progress"][at] / unit_progress(recipe)
                 found[label] = {"recipe": best["recipe"], "test": judged(data, recipe, rate, epsilon)}
             for (label, secret), model in product(SECRETS.items(), dict.fromkeys((None, model_of(data)))):
                 title = plan_label(label, sized=model is not None)
@@ -400,7 +392,7 @@ def curve_command(out: Path, cohort: int = 60, turns: int = 10) -> None:
         samplings: dict[str, Sampling] = {"dp-sgd, nothing secret": "none", "dp-sgd, poisson": "poisson"}
         for label, sampling in samplings.items():
             runs = [
-                (recipe, part * scale / progress_of(recipe))
+                (recipe, part * scale / unit_progress(recipe))
                 for schedule, momentum in planner.WAYS
                 for recipe in [Recipe(mechanism="dp-sgd", sampling=sampling, users=users, steps=users // cohort, turns=turns,
                                       schedule=schedule, momentum=momentum)]
