@@ -1,4 +1,4 @@
-"""Numbers as they come in: a user's value becomes Python's own `float` or `int` once, at the border.
+"""Numbers as they come in, and in words: a user's value becomes Python's own `float` or `int` once, at the border.
 
 NumPy scalars keep their precision through arithmetic: `float16(0.7)` times a float is a float16 again, with three digits. A bound
 that was computed with such digits is none.
@@ -27,6 +27,14 @@ def as_float(name: str, value: object) -> float:
     return float(value)
 
 
+def as_positive(name: str, value: object) -> float:
+    """`value` as `as_float` has it. Raises ValueError unless it is positive and finite; TypeError for what is no number."""
+    number = as_float(name, value)
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{name} must be positive and finite, got {number}")
+    return number
+
+
 def as_whole(name: str, value: object) -> int:
     """`value` as an int.
 
@@ -43,3 +51,8 @@ def as_whole(name: str, value: object) -> int:
         return index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ValueError(f"{name} must be a whole number, got {value!r}") from None
+
+
+def so_many(number: int, one: str, many: str) -> str:
+    """`number` with the words that belong to it: "1 user has", "2 users have"."""
+    return f"{number} {one if number == 1 else many}"

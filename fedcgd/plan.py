@@ -10,7 +10,7 @@ from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.own import check_own
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
-from fedcgd.numeric import as_float
+from fedcgd.numeric import as_float, as_positive
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
 
@@ -50,11 +50,9 @@ class Plan:
     delta: float
 
     def __post_init__(self) -> None:
-        for name in ("clip_norm", "noise_multiplier"):
-            object.__setattr__(self, name, as_float(name, getattr(self, name)))
+        object.__setattr__(self, "clip_norm", as_positive("clip_norm", self.clip_norm))
+        object.__setattr__(self, "noise_multiplier", as_float("noise_multiplier", self.noise_multiplier))
         object.__setattr__(self, "delta", check_delta(self.delta))
-        if not 0 < self.clip_norm < float("inf"):
-            raise ValueError(f"clip_norm must be positive and finite, got {self.clip_norm}")
         if not 1e-20 <= self.clip_norm <= 1e20:
             raise ValueError(
                 f"clip_norm must be between 1e-20 and 1e20, got {self.clip_norm}: beyond, float32 cannot hold the updates"

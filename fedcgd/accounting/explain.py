@@ -6,7 +6,7 @@ from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.mechanisms import Mechanism, Normalized
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.numeric import as_float
+from fedcgd.numeric import as_positive
 from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
 
@@ -44,9 +44,7 @@ def explain(
     Give `epsilon` (then σ is calibrated) or `noise_multiplier`, one of the two. Raises ValueError for both, neither, or a
     configuration that is not accounted for.
     """
-    clip_norm = as_float("clip_norm", clip_norm)
-    if not 0 < clip_norm < float("inf"):
-        raise ValueError(f"clip_norm must be positive and finite, got {clip_norm}")
+    clip_norm = as_positive("clip_norm", clip_norm)
     if epsilon is not None and noise_multiplier is None:
         guarantee = calibrate(mechanism, participation, epsilon=epsilon, delta=delta)
     elif noise_multiplier is not None and epsilon is None:

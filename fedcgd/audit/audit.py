@@ -19,7 +19,7 @@ from fedcgd.audit.coins import coin_scores, coin_sums
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.numeric import as_float
+from fedcgd.numeric import as_float, as_positive
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
@@ -366,11 +366,8 @@ def _result(bounds: dict[str, float], epsilon: float, delta: float, confidence: 
 
 def _check_claim(epsilon: float, delta: float, confidence: float) -> tuple[float, float, float]:
     """The three as floats."""
-    epsilon, delta, confidence = (
-        as_float(name, value) for name, value in (("epsilon", epsilon), ("delta", delta), ("confidence", confidence))
-    )
-    if not 0 < epsilon < float("inf"):
-        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+    epsilon = as_positive("epsilon", epsilon)
+    delta, confidence = as_float("delta", delta), as_float("confidence", confidence)
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), got {delta}")
     if not 0 < confidence < 1:

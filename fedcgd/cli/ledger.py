@@ -24,8 +24,8 @@ from fedcgd.cli.printing import (
 from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.files import check_private
 from fedcgd.ledger.client_metrics import NOT_COVERED
-from fedcgd.ledger.wording import so_many
 from fedcgd.noise.keys import NoiseKey
+from fedcgd.numeric import so_many
 
 app = typer.Typer(
     cls=CarefulGroup,

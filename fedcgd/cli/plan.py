@@ -14,6 +14,7 @@ from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption
 from fedcgd.cli.printing import budget, check_plot, console, drawn, explained_errors, print_json, status
 from fedcgd.curvature import Spectrum
+from fedcgd.numeric import as_positive
 from fedcgd.planning import LinearModel, PlannedRecipe, Question, as_python, as_run_config, plan_recipes, verdict
 
 _TURNS = (1, 2, 5, 10, 20, 50, 100)  # of the picture
@@ -77,8 +78,7 @@ def plan_command(
     """
     with explained_errors():
         check_plot(plot)
-        if not 0 < clip_norm < float("inf"):
-            raise ValueError(f"--clip-norm must be positive and finite, got {clip_norm}")
+        as_positive("--clip-norm", clip_norm)
         question = Question(
             users=users, epsilon=epsilon, delta=delta, secret=tuple(name.value for name in secret or ()),
             turns=turns, max_cohort=max_cohort, max_rounds=max_rounds, buffers=buffers,

@@ -11,8 +11,8 @@ from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger
 from fedcgd.ledger.registry import Registry
 from fedcgd.ledger.store import checkpoint, connect, reader
 from fedcgd.ledger.transactions import now, transaction
-from fedcgd.ledger.wording import so_many
 from fedcgd.noise.keys import NoiseKey
+from fedcgd.numeric import so_many
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS adoptions (at TEXT NOT NULL, released INTEGER NOT NULL, register TEXT NOT NULL) STRICT"

@@ -11,8 +11,8 @@ from fedcgd.ledger.recorded_run import BUDGET, RecordedRun, recorded
 from fedcgd.ledger.run_composition import RunComposition
 from fedcgd.ledger.transactions import MEMORY
 from fedcgd.ledger.verification import verify
-from fedcgd.ledger.wording import so_many
 from fedcgd.noise.keys import NoiseKey
+from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 
 

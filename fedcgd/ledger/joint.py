@@ -10,7 +10,7 @@ from fedcgd.accounting import JointGuarantee
 from fedcgd.ledger.recorded_run import recorded
 from fedcgd.ledger.run_composition import RunComposition
 from fedcgd.ledger.verification import verify
-from fedcgd.ledger.wording import so_many
+from fedcgd.numeric import so_many
 
 
 @dataclass(frozen=True, kw_only=True)

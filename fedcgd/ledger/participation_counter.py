@@ -5,7 +5,7 @@ from collections.abc import Collection
 from operator import attrgetter
 from typing import NamedTuple
 
-from fedcgd.ledger.wording import so_many
+from fedcgd.numeric import so_many
 from fedcgd.participation import Participation
 
 USERS = """CREATE TABLE users (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fedcgd.files import check_private
 from fedcgd.ledger.transactions import now, transaction
-from fedcgd.ledger.wording import so_many
 from fedcgd.noise.nonce import NONCE_BYTES
+from fedcgd.numeric import so_many
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (

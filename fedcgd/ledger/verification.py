@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,10 @@ from fedcgd.accounting import Guarantee, JointGuarantee
 from fedcgd.ledger.adoption import adoptions
 from fedcgd.ledger.client_metrics import forwards_client_metrics
 from fedcgd.ledger.evaluations import evaluation_plan, with_evaluations
-from fedcgd.ledger.identity import identity_of
 from fedcgd.ledger.recorded_keepers import RecordedKeepers, recorded_keepers
 from fedcgd.ledger.recorded_run import BUDGET
 from fedcgd.ledger.store import reader, sha256, unpack_ids
-from fedcgd.ledger.wording import so_many
+from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 
 
@@ -169,3 +169,21 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
         ("participant is", "participants are", " not in the table of users"): unknown,
     }
     return [so_many(number, words[0], words[1]) + "".join(words[2:]) for words, number in found.items() if number]
+
+
+_WORDS = {
+    "declared": (
+        "declared: a user is an id that a node names. A registered node speaks for the users that it named first, and one with "
+        "clipped_update_mod for a single one, all run long; a pool is believed, and so is a node that is not registered, also "
+        "when it comes back and names somebody else. Whoever is named by two ids counts as two users, each with this ε"
+    ),
+    "authenticated": (
+        "authenticated: a user is a node, by the name under which it is registered at the SuperLink. Whoever registers two keys "
+        "counts as two users, each with this ε"
+    ),
+}
+
+
+def identity_of(configuration: Mapping[str, Any]) -> str | None:
+    """What tells one user of a run from another, from the run's configuration; None if it has no nodes."""
+    return _WORDS.get(str(configuration.get("identity")))

@@ -32,6 +32,7 @@ from fedcgd.noise.box_muller import LARGEST
 from fedcgd.noise.compiled import kernels_for
 from fedcgd.noise.correlated import Keyed, Term, add_rounded, check_stddev, keyed
 from fedcgd.noise.stream import TILE, NoiseStream, check_coordinates, key_words, tiles, words_of
+from fedcgd.numeric import as_positive
 
 Integers = NDArray[np.int64]
 
@@ -82,8 +83,7 @@ class Lattice:
         Raises:
             ValueError: if the noise has 2⁴⁰ steps or more, for it would not fit the integers; and for numbers out of range.
         """
-        if not 0 < clip_norm < math.inf:
-            raise ValueError(f"clip_norm must be positive and finite, got {clip_norm}")
+        clip_norm = as_positive("clip_norm", clip_norm)
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")
         step = math.ldexp(1.0, math.floor(math.log2(RELATIVE_LOSS * clip_norm / math.sqrt(size))))

@@ -12,6 +12,7 @@ from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
+from fedcgd.numeric import as_positive
 from fedcgd.participation import Participation
 
 
@@ -82,6 +83,5 @@ def rule_of_thumb(epsilon: float, *, rounds: int, epochs: int) -> int:
     About ε·√n epochs are enough for DP-SGD to be best.
     Where it misses the best p by a factor of 2 to 4, the error is within a few percent of the least: a start, not a search.
     """
-    if not 0 < epsilon < math.inf:
-        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+    epsilon = as_positive("epsilon", epsilon)
     return int(min(max(round(epsilon * math.sqrt(rounds) / epochs), 1), max(rounds // epochs, 1)))

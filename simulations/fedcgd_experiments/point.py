@@ -1,6 +1,5 @@
 """A central training run over examples: its setup, its data and model, and how it learns."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -8,6 +7,7 @@ from typing import Literal, get_args
 from torch import nn, optim
 
 from fedcgd.mechanisms.schedule import SCHEDULES, Schedule
+from fedcgd.numeric import as_positive
 from fedcgd.optimisation.catalogue import MechanismSpec
 from fedcgd.participation import Participation, Sampling
 from fedcgd_simulations.server_optimizer import check_descent
@@ -75,8 +75,7 @@ class Descent:
         if self.optimizer not in get_args(Optimizer):
             raise ValueError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}")
         check_descent(self.optimizer, self.momentum, self.schedule)
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
+        as_positive("learning_rate", self.learning_rate)
 
     def rate(self, round: int, rounds: int) -> float:
         """The learning rate of `round`, of 0 … `rounds` − 1."""

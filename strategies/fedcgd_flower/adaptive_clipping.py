@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedcgd.noise.quantisation import Lattice
+from fedcgd.numeric import as_positive
 
 LARGEST_PART = 0.5  # of the squared sensitivity that the share may take: the noise on updates is then √2 times as large
 _SMALLEST_NORM, _LARGEST_NORM = 1e-20, 1e20  # what a plan may have
@@ -52,8 +53,7 @@ class AdaptiveClipping:
                 f"learning_rate must be above 0 and at most 2, got {self.learning_rate}; a round changes the norm by up to e to "
                 "that power"
             )
-        if not 0 < self.count_noise < math.inf:
-            raise ValueError(f"count_noise must be positive and finite, got {self.count_noise}")
+        as_positive("count_noise", self.count_noise)
 
     def to_description(self) -> dict[str, Any]:
         """All settings, as JSON-able values."""

@@ -5,7 +5,6 @@ Each user of an evaluation's cohort measures the released model on its data and 
 planned cohort. Who did not answer counts as the middle of a metric's range.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +23,7 @@ from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger, with_eva
 from fedcgd.ledger.openings import KEEPERS as WHO_KEEPS
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers, Lattice
+from fedcgd.numeric import as_positive
 from fedcgd.participation.cohorts import cohort
 from fedcgd.plan import Plan
 from fedcgd.release import RecordedReleases, lattice_of
@@ -84,8 +84,7 @@ class PrivateEvaluation:
         if not self.bounds:
             raise ValueError('bounds must name a metric, for example {"eval_acc": 1.0}')
         for name, bound in self.bounds.items():
-            if not 0 < bound < math.inf:
-                raise ValueError(f"the bound of {name!r} must be positive and finite, got {bound}")
+            as_positive(f"the bound of {name!r}", bound)
         if self.every < 1:
             raise ValueError(f"every must be at least 1, got {self.every}")
         if self.cohort_size is not None and self.cohort_size < 1:

@@ -16,6 +16,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 
 from fedcgd.noise.quantisation import Lattice
+from fedcgd.numeric import as_positive
 from fedcgd_flower.arrays import Outgoing, array_of, view
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.layout import Flat, Layout, PassthroughArray
@@ -74,9 +75,8 @@ class TrainTask:
 
     def __post_init__(self) -> None:
         # What a server says decides whether anything is clipped: divided by −1, every norm is below the bound.
-        for name, value in (("clip norm", self.clip_norm), ("scale of updates", self.update_scale)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"the {name} must be positive and finite, got {value!r}")
+        as_positive("the clip norm", self.clip_norm)
+        as_positive("the scale of updates", self.update_scale)
         if self.indicator < 0:
             raise ValueError(f"the indicator must be at least 0, got {self.indicator!r}")
 

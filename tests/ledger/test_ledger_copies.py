@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from fedcgd.accounting import PastRun, compose
 from fedcgd.cli import app
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
-from fedcgd.ledger.copies import branches
 from fedcgd.ledger.evaluations import EVALUATION, EVALUATION_OF
+from fedcgd.ledger.recorded_run import branches
 from fedcgd.mechanisms import DPSGD, BinaryTree, LambdaCGD, Normalized, matrix
 from fedcgd.mechanisms.tail_sensitivity import tail_sensitivity
 from fedcgd.noise.keys import NoiseKey
