@@ -74,26 +74,9 @@ __all__ = [
     "sensitivity",
 ]
 
-_MECHANISMS = (
-    "BISR",
-    "BLT",
-    "BSR",
-    "DPSGD",
-    "BandInvMF",
-    "BandedToeplitz",
-    "BinaryTree",
-    "Dense",
-    "Diagonal",
-    "LambdaCGD",
-    "Mechanism",
-    "Normalized",
-    "NuDPFTRL",
-    "SquareRootToeplitz",
-)
-
 __getattr__ = names_on_use(
     __name__,
-    dict.fromkeys(_MECHANISMS, "mechanisms")
+    dict.fromkeys(__all__, "mechanisms")  # but for those that follow
     | {
         "Guarantee": "accounting",
         "accountant": "accounting",

@@ -5,10 +5,13 @@ up to rounding: the same examples are in the same rounds, under the same noise. 
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedcgd_experiments.point import CentralPoint
+
+_OTHERS = ("steps", "epochs", "split")  # the fields of a point that are no setting of the app
 
 
 def run_config(point: CentralPoint, *, users: int, data_dir: str | None = None) -> dict[str, Any]:
@@ -27,24 +30,13 @@ def run_config(point: CentralPoint, *, users: int, data_dir: str | None = None) 
             f"{users} users in cohorts of {cohort} make {users // cohort} rounds an epoch, not {point.steps} steps; "
             "sweep with a larger batch"
         )
-    return {
-        "task": point.task,
-        "model": point.model,
+    same = {name.replace("_", "-"): value for name, value in asdict(point).items() if name not in _OTHERS}
+    return same | {
         "data-dir": "" if data_dir is None else str(Path(data_dir).resolve()),  # the app runs in another folder
         "users": "examples",
         "local-epochs": 0,
-        "mechanism": point.mechanism,
-        "sampling": point.sampling,
-        "epsilon": point.epsilon,
-        "delta": point.delta,
-        "clip-norm": point.clip_norm,
         "cohort": cohort,
         "participations": point.epochs,
-        "learning-rate": point.learning_rate,
-        "optimizer": point.optimizer,
-        "momentum": point.momentum,
-        "schedule": point.schedule,
-        "seed": point.seed,
     }
 
 

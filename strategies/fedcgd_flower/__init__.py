@@ -46,24 +46,20 @@ __all__ = [
 
 __getattr__ = names_on_use(
     __name__,
-    {
+    dict.fromkeys(__all__, "pool")  # but for those that follow
+    | {
         "AdaptiveClipping": "adaptive_clipping",
         "ClippedUpdateMod": "client_mod",
         "CorrelatedNoise": "strategy",
         "IncompleteRunError": "run_loop",
-        "LocalEvaluation": "pool",
-        "LocalTask": "pool",
         "PrivateEvaluation": "evaluation",
         "ReleaseEvent": "run_loop",
         "RunResult": "run_loop",
         "arrays_of": "torch_models",
         "clipped_update_mod": "client_mod",
-        "host_users": "pool",
         "load_arrays": "torch_models",
-        "one_by_one": "pool",
         "one_gradient_step": "gradient_step",
         "scheduled": "inner",
-        "sequential_training": "pool",
     },
 )
 

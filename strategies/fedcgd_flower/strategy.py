@@ -112,6 +112,7 @@ class CorrelatedNoise(Strategy):
     """
 
     inner = _Setting[Strategy]()
+    plan = _Setting[Plan]()
     cohort_size = _Setting[int]()
     expected_users = _Setting[int]()
     min_answers = _Setting[int]()
@@ -298,11 +299,6 @@ class CorrelatedNoise(Strategy):
         finally:
             if evaluator is not None:
                 evaluator.close()
-
-    @property
-    def plan(self) -> Plan:
-        """What runs and what is accounted for. It cannot be set: the noise is that of the plan given at first."""
-        return self._plan
 
     @property
     def clip_norm(self) -> float:
