@@ -16,6 +16,7 @@ from fedcgd.ledger.evaluations import EVALUATION_OF
 from fedcgd.ledger.export import export
 from fedcgd.ledger.recorded_keepers import keeper_facts
 from fedcgd.ledger.verification import Verification, verify
+from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 
 LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography", "dp-accounting")
@@ -136,8 +137,8 @@ def sentence(
     return (
         f"All models that this run releases, together, are ({rounded_up(whole.epsilon)}, {rounded_up(whole.delta, 6)})-"
         f"differentially private for every user (adjacency: {whole.adjacency}): anyone who sees all of them, and knows "
-        "everything about all other users, is right about whether one user's updates were used, or were replaced by zeros, in "
-        f"at most {attacker.percent} % of cases{_of_what(attacker)}, where a coin is right in 50 %."
+        "everything about all other users, is right about whether one user's updates were used, or were replaced by zeros, "
+        f"{_how_often(attacker)}."
     ) + (
         ""
         if both is None
@@ -146,10 +147,15 @@ def sentence(
     )
 
 
-def _of_what(attacker: AttackerAccuracy) -> str:
-    if attacker.gaussian_mu is None:
-        return ""
-    return f" (all releases together are at most a Gaussian mechanism with μ = {rounded_up(attacker.gaussian_mu, 4)})"
+def _how_often(attacker: AttackerAccuracy) -> str:
+    mu = (
+        ""
+        if attacker.gaussian_mu is None
+        else (
+            f" (all releases together are at most a Gaussian mechanism with μ = {rounded_up(attacker.gaussian_mu, 4)})"
+        )
+    )
+    return f"in at most {attacker.percent} % of cases{mu}, where a coin is right in 50 %"
 
 
 def statement_markdown(statement: dict[str, Any]) -> str:
@@ -177,7 +183,11 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
         ("δ", f"{rounded_up(whole['delta'], 6)}"),
         *([("ε with its evaluations", f"at most {rounded_up(both['epsilon'])} ({both['method']})")] if both else []),
         ("ε so far", _so_far(whole, so_far)),
-        *([("the best attacker is right", _attacker(statement["attacker"]))] if statement["attacker"] else []),
+        *(
+            [("the best attacker is right", _how_often(AttackerAccuracy(**statement["attacker"])))]
+            if statement["attacker"]
+            else []
+        ),
         ("adjacency", whole["adjacency"]),
         ("sampling", whole["sampling"]),
         ("method", f"{whole['method']} ({'exact' if whole['exact'] else 'an upper bound'})"),
@@ -197,7 +207,7 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
             (
                 "joint budget of each user",
                 f"ε ≤ {rounded_up(budget['epsilon'])} at δ = {rounded_up(budget['delta'], 6)}, with "
-                f"{_runs(budget['earlier_runs'])} (whoever had too little left was not asked)",
+                f"{so_many(budget['earlier_runs'], 'earlier run', 'earlier runs')} (whoever had too little left was not asked)",
             )
         )
     if whole["sensitivity"] is not None:
@@ -212,16 +222,6 @@ def _so_far(whole: dict[str, Any], so_far: dict[str, Any] | None) -> str:
     if so_far["condition"] is None or whole["condition"] is not None:
         return epsilon
     return f"{epsilon}, {so_far['condition']}; otherwise ε is that of the whole run"
-
-
-def _attacker(attacker: dict[str, Any]) -> str:
-    known = AttackerAccuracy(**attacker)
-    mu = "" if known.gaussian_mu is None else f" (Gaussian mechanism with μ = {rounded_up(known.gaussian_mu, 4)})"
-    return f"in at most {known.percent} % of cases, where a coin is right in 50 %{mu}"
-
-
-def _runs(earlier: int) -> str:
-    return f"{earlier} earlier run" + "s" * (earlier != 1)
 
 
 def _participation(participation: dict[str, Any]) -> str:
