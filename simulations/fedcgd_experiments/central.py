@@ -18,10 +18,10 @@ from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
+from fedcgd_experiments.central_softmax import train_softmax
 from fedcgd_experiments.point import CentralPoint, Setup, descent
 from fedcgd_experiments.results import Row
 from fedcgd_experiments.runner import grouped
-from fedcgd_experiments.softmax import train_softmax
 from fedcgd_simulations.local_softmax import is_softmax
 from fedcgd_simulations.task import Data, Examples, Task, evaluate
 from fedcgd_simulations.tasks import get_task

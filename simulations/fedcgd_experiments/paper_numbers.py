@@ -25,8 +25,8 @@ from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.bands import cyclic_plan, power_bandwidths, rule_of_thumb
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
+from fedcgd_experiments.central_softmax import train_softmax
 from fedcgd_experiments.point import Descent, Optimizer
-from fedcgd_experiments.softmax import train_softmax
 from fedcgd_simulations.task import evaluate
 from fedcgd_simulations.tasks import get_task
 

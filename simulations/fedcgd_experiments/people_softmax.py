@@ -16,9 +16,9 @@ from fedcgd.noise import NoiseStream
 from fedcgd.noise.normals import normals
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd.plan import Plan
+from fedcgd_experiments.central_softmax import inverse_of
 from fedcgd_experiments.people_point import PeoplePoint, loaded, prepared
 from fedcgd_experiments.results import Row
-from fedcgd_experiments.softmax import inverse_of
 from fedcgd_simulations.local_softmax import coefficients, with_bias
 from fedcgd_simulations.task import Examples, evaluate
 

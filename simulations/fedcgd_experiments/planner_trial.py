@@ -33,7 +33,7 @@ from fedcgd.planning.landscape import LinearModel
 from fedcgd.planning.question import Question, SecretSampling
 from fedcgd.planning.recipe import Recipe
 from fedcgd.planning.theory import unit_progress
-from fedcgd_experiments.softmax import inverse_of
+from fedcgd_experiments.central_softmax import inverse_of
 from fedcgd_experiments.tables import markdown
 from fedcgd_simulations.tasks import fashion_mnist, tweets
 from fedcgd_simulations.text import hashed_bag

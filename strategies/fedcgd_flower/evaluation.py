@@ -30,9 +30,9 @@ from fedcgd.release import RecordedReleases, lattice_of
 from fedcgd_flower.evaluation_messages import answers_task, evaluate_message, scale_of
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.keeper_messages import Masking
+from fedcgd_flower.keeper_openings import OpeningFailedError, Openings, keepers_description, sum_of_masked_replies
 from fedcgd_flower.layout import Flat, Layout
 from fedcgd_flower.messages import KEEPERS, TrainTask, by_node
-from fedcgd_flower.openings import OpeningFailedError, Openings, keepers_description, sum_of_masked_replies
 from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.send_and_receive import send_and_receive
 from fedcgd_flower.user_directory import NodeIds, balance_users

@@ -25,8 +25,8 @@ from fedcgd_flower.cohort_selection import CohortSelector, cohort_settings
 from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation, check_evaluation
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.inner import check_inner, record_keys_of
+from fedcgd_flower.keeper_openings import check_keepers, keepers_description, log_keepers
 from fedcgd_flower.layout import BatchNorm
-from fedcgd_flower.openings import check_keepers, keepers_description, log_keepers
 from fedcgd_flower.replies import RejectionReason
 from fedcgd_flower.reporting import log_guarantee, log_inner, log_other_runs
 from fedcgd_flower.run_loop import EvaluateFn, OnRelease, RunLoop, RunResult

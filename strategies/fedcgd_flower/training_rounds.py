@@ -33,10 +33,10 @@ from fedcgd_flower.flower_private import log
 from fedcgd_flower.inner import inner_step
 from fedcgd_flower.inner_request import InnerRequest, inner_request
 from fedcgd_flower.keeper_messages import Masking
+from fedcgd_flower.keeper_openings import MaskedSum, OpeningFailedError, Openings, sum_of_masked_replies
 from fedcgd_flower.keeper_transport import transport_of
 from fedcgd_flower.layout import BatchNorm, Layout, flat_arrays, flatten, layout_of, unflatten
 from fedcgd_flower.messages import KEEPERS, TrainTask, by_node, model_records, train_message
-from fedcgd_flower.openings import MaskedSum, OpeningFailedError, Openings, sum_of_masked_replies
 from fedcgd_flower.replies import HINTS, RejectionReason, sum_of_replies
 from fedcgd_flower.reporting import RoundReport, guarantee_metrics
 from fedcgd_flower.user_directory import UserDirectory

@@ -18,8 +18,8 @@ from fedcgd.ledger import verify
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd_flower import IncompleteRunError
 from fedcgd_flower.keeper_messages import Masking
+from fedcgd_flower.keeper_openings import Openings
 from fedcgd_flower.messages import question_of
-from fedcgd_flower.openings import Openings
 
 ROUNDS, SIZE = 12, 20_000
 MECHANISM, PARTICIPATION = LambdaCGD(0.9), Participation(rounds=ROUNDS, min_separation=6)

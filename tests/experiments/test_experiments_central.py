@@ -16,8 +16,8 @@ from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 from fedcgd_experiments.central import CentralTrainer, check_steps, claim, train_engine
+from fedcgd_experiments.central_softmax import train_softmax
 from fedcgd_experiments.point import CentralPoint, Descent, descent
-from fedcgd_experiments.softmax import train_softmax
 from fedcgd_simulations.tasks import get_task
 
 POINT = CentralPoint(
