@@ -7,14 +7,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from command_line import run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from typer.testing import CliRunner
 
 from fedcgd.accounting import compute_epsilon
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.selection import select_lambda
-from fedcgd.cli import app
 from fedcgd.ledger.statement import _participation
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD
 from fedcgd.noise.keys import NoiseKey
@@ -23,10 +22,6 @@ from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
 WHEN = ["--rounds", "60", "--separation", "6", "--delta", "1e-4", "--sampling", "b-min-sep"]
-
-
-def run(*words: str):
-    return CliRunner().invoke(app, list(words), env={"COLUMNS": "200", "TERM": "dumb"})
 
 
 def test_from_the_command_line() -> None:

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from command_line import figures, run
 
-from fedcgd.cli import COMMANDS, app, load
+from fedcgd.cli import COMMANDS, load
 from fedcgd.cli.printing import print_json
 from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
@@ -23,16 +23,6 @@ TABLE_4 = ["--rounds", "3900", "--participations", "10", "--separation", "390", 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
-
-
-def run(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words), env={"COLUMNS": "160", "TERM": "dumb"})
-
-
-def figures(*words: str):
-    result = run(*words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 # Table 4 of arXiv:2601.22334, column "ε = 8 (w/o Amp)"; the paper's σ is 0.03 % loose.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import figures, run
 from keeper_runs import RealKeepers
 from keeper_services import Services
 from shared import record
@@ -23,16 +24,6 @@ BUDGET = ["--epsilon", "4", "--delta", "1e-5"]
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
-
-
-def run(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words), env={"COLUMNS": "200", "TERM": "dumb"})
-
-
-def figures(*words: str):
-    result = run(*words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def words_of(result: Result) -> str:

@@ -1,13 +1,12 @@
 """`fedcgd theory`, and --curvature of the other commands."""
 
-import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command_line import figures, run
 
 from fedcgd.accounting import calibrate
-from fedcgd.cli import app, theory
+from fedcgd.cli import theory
 from fedcgd.curvature import Spectrum, fitted
 from fedcgd.curvature.loss import final_loss, gradient_norm
 from fedcgd.curvature.quadratic import Quadratic
@@ -28,16 +27,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
     SPECTRUM.save(tmp_path / "spectrum.json")
     return tmp_path / "spectrum.json"
-
-
-def run(*words: str):
-    return CliRunner().invoke(app, list(words), env={"COLUMNS": "200", "TERM": "dumb"})
-
-
-def figures(*words: str):
-    result = run(*words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def test_theory_shows_each_mechanism_as_it_is_and_fitted(path: Path) -> None:

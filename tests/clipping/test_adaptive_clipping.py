@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fake_grid import FakeGrid, FakeNode, is_training
+from fake_grid import FakeGrid, FakeNode, Killed, is_training
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedAvgM
@@ -291,10 +291,6 @@ def test_the_mod_and_the_pool_and_floats_give_the_same_run() -> None:
         for grid in grids
     ]
     np.testing.assert_array_equal(*models)
-
-
-class Killed(BaseException):
-    """Not an Exception: nothing may catch it on the way out."""
 
 
 @pytest.mark.parametrize("after", range(5))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, is_training
+from fake_grid import FakeGrid, Killed, is_training
 from flower_runs import KEY, SIZE, STEP, UPDATE, make, node, on_the_grid, two_nodes
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg
@@ -22,10 +22,6 @@ from fedcgd.participation import Participation
 from fedcgd_flower import IncompleteRunError, run_loop, training_rounds
 
 ROUNDS = 6
-
-
-class Killed(BaseException):
-    """Not an Exception: nothing may catch it on the way out, as nothing catches SIGKILL."""
 
 
 def dying(after: int, function):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, FakeNode, is_training
+from fake_grid import FakeGrid, FakeNode, Killed, is_training
 from flwr.app import Array, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -257,10 +257,6 @@ def test_too_few_users_leave_the_evaluation_out_and_the_training_goes_on(caplog)
     assert result.complete
     assert sorted(result.evaluate_metrics_clientapp) == [1]
     assert "no evaluation: too few users" in caplog.text
-
-
-class Killed(BaseException):
-    """Not an Exception: nothing may catch it on the way out."""
 
 
 @pytest.mark.parametrize("after", range(10))

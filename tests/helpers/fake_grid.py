@@ -12,6 +12,10 @@ Tamper = Callable[[Message, Message], Message | None]
 """(request, honest reply) → what arrives at the server, None for silence."""
 
 
+class Killed(BaseException):
+    """The end of the server's process. Not an Exception: nothing may catch it on the way out, as nothing catches SIGKILL."""
+
+
 def honest(request: Message, reply: Message) -> Message:
     return reply
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, FakeNode, is_training
+from fake_grid import FakeGrid, FakeNode, Killed, is_training
 from flwr.app import Array, Message, RecordDict
 from flwr.clientapp import ClientApp
 from keeper_runs import PLAN, SIMULATED, RealKeepers, make, names, node, two_nodes
@@ -205,18 +205,15 @@ def test_an_opening_that_a_killed_server_left_is_spent_on_resume(real: RealKeepe
     grid = real.grid()
     strategy = real.make()
 
-    class KilledError(BaseException):
-        pass
-
     def die(request: Message, reply: Message) -> Message:
         asked = request.content.config_records.get("fedcgd-keepers", {})
         if asked.get("question") == "open" and asked.get("round") == 1:
-            raise KilledError
+            raise Killed
         return reply
 
     grid.nodes[10].tamper = die
     strategy._rounds.abort_round = lambda reason: None  # a killed process does nothing any more
-    with pytest.raises(KilledError):
+    with pytest.raises(Killed):
         strategy.start(grid, record(np.zeros(SIZE)))
     models = released(real.make(), real.grid())
     assert len(models) == 5  # release 1, and rounds 2 to 5

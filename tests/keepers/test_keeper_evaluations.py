@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_grid import FakeGrid, FakeNode
+from fake_grid import FakeGrid, FakeNode, Killed
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from keeper_runs import SIMULATED, RealKeepers, make, names, shifting
@@ -277,10 +277,6 @@ def test_an_evaluation_whose_opening_fails_is_spent_and_the_training_goes_on(rea
     assert sorted(again.evaluate_metrics_clientapp) == [2, 6]
     checked = verify(real.ledger.with_name("run.db.evaluation"))
     assert (checked.released, checked.keepers.spent, checked.problems) == (3, 1, ())
-
-
-class Killed(BaseException):
-    """The end of the server's process, which then cleans up nothing."""
 
 
 def test_a_server_that_is_killed_while_an_evaluation_is_opened_has_spent_it(real: RealKeepers, monkeypatch) -> None:
