@@ -31,7 +31,7 @@ from fedcgd.opacus.ranks import Ranks, ranks_of
 from fedcgd.opacus.release_record import ReleaseRecord
 from fedcgd.opacus.release_tracker import NullAccountant, ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.opacus.shards import Shards, check_shards, refuse_shards
+from fedcgd.opacus.shards import Shards, check_shards, refuse_shards, reshard
 from fedcgd.opacus.validation import (
     check_fits,
     check_loader,
@@ -199,6 +199,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         inner: nn.Module = module._module if isinstance(module, AbstractGradSampleModule) else module
         ranks = ranks_of(inner)
         with nullcontext() if ranks is None else ranks.telling_failures():
+            reshard(inner)
             check_clipping(clipping, max_grad_norm)
             _check_options(rand_on_empty, augmentation_multiplicity, assume_independent)
             examples, steps = check_loader(data_loader, accumulation_steps)

@@ -20,7 +20,7 @@ from fedcgd.opacus.model_state import ModelState
 from fedcgd.opacus.ranks import Ranks
 from fedcgd.opacus.release_tracker import PendingStep, ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.opacus.shards import Shards, add_up_shard, local, set_gradient
+from fedcgd.opacus.shards import Shards, add_up_shard, local, reshard, set_gradient
 
 
 class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
@@ -179,7 +179,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     def _clip_and_sum(self, pending: PendingStep) -> None:
         """Use up the gradients of the backward passes since the last step."""
         if self._shards is not None:
-            self._shards.reshard()
+            reshard(self._module)
             if pending.skips:
                 raise RuntimeError(
                     "BatchMemoryManager gives the processes different numbers of batches, and those of a model in fully_shard "

@@ -19,22 +19,22 @@ class Shards:
     """The shards on this rank of the `trained` parameters of `module`, and their whole counterparts."""
 
     def __init__(self, module: nn.Module, trained: Sequence[nn.Parameter]) -> None:
-        self._layers = [layer for layer in module.modules() if isinstance(layer, FSDPModule)]
         names = {id(p): name for name, p in module.named_parameters()}
-        for layer in self._layers:
+        for layer in _spread_layers(module):
             layer.unshard()
         whole = dict(module.named_parameters())
         self.whole: list[nn.Parameter] = [whole[names[id(p)]] for p in trained]
-        self.reshard()
+        reshard(module)
         for p, together in zip(trained, self.whole, strict=True):
             together.__dict__ = p.__dict__  # Opacus notes things in whichever of them it finds in a layer
         self.pieces = _pieces(trained)
         """Of all trained parameters, flat, one after the other: which coordinates are here."""
 
-    def reshard(self) -> None:
-        """Put the shards in the places of whole parameters: after a forward pass without a backward one, some are whole."""
-        for layer in self._layers:
-            layer.reshard()
+
+def reshard(module: nn.Module) -> None:
+    """Put the shards in the places of whole parameters: after a forward pass without a backward one, some are whole."""
+    for layer in _spread_layers(module):
+        layer.reshard()
 
 
 def add_up_shard(parameter: nn.Parameter, total: Tensor) -> Tensor:
@@ -98,11 +98,15 @@ def check_shards(module: nn.Module, ranks: int, mode: str, known: Collection[typ
 
 def refuse_shards(module: Any) -> None:
     """Raise TypeError for a model whose state is spread: a checkpoint of one rank has a part of it."""
-    if isinstance(module, nn.Module) and any(isinstance(layer, FSDPModule) for layer in module.modules()):
+    if isinstance(module, nn.Module) and _spread_layers(module):
         raise TypeError(
             "the state of a model in fully_shard is spread over the processes: save and load model and optimizer with "
             "torch.distributed.checkpoint, and the run with engine.accountant's state_dict and load_state_dict"
         )
+
+
+def _spread_layers(module: nn.Module) -> list[FSDPModule]:
+    return [layer for layer in module.modules() if isinstance(layer, FSDPModule)]
 
 
 def _pieces(parameters: Sequence[nn.Parameter]) -> list[slice]:

@@ -26,6 +26,7 @@ from torch.utils.data import (
 from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 from fedcgd.opacus.batches import RoundLoader
 from fedcgd.opacus.probing import bytes_of, same_random_numbers
+from fedcgd.opacus.shards import layer_type
 from fedcgd.participation import Participation
 
 _DISTRIBUTED = (nn.parallel.DistributedDataParallel, nn.DataParallel, DifferentiallyPrivateDistributedDataParallel)
@@ -239,7 +240,7 @@ def check_module(module: nn.Module, optimizer: optim.Optimizer, mode: str) -> No
             )
         if (
             mode in ("hooks", "ghost")
-            and type(layer) is nn.LayerNorm
+            and layer_type(layer) is nn.LayerNorm
             and getattr(layer, "bias", None) is None
             and _is_trained(layer)
         ):

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
@@ -58,6 +58,12 @@ class Job:
     timeout: float = 60.0
     sharded: bool = False
     """FSDP2 in place of Opacus' wrapper."""
+    whole_after_forward: bool = False
+    """FSDP2 keeps parameters whole between forward and backward pass."""
+    halves: bool = False
+    """FSDP2 computes in bfloat16."""
+    evaluated: bool = False
+    """The model answers before it is made private, and before each step."""
     plain: bool = False
     """One process, without a process group."""
 
@@ -69,6 +75,32 @@ class MeanOfBatch(nn.Module):
         return x - x.mean(0)
 
 
+class Tied(nn.Module):
+    """A table of embeddings that is the last layer too; all parameters but the first layer's belong to the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.first, self.head = nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.first(self.table((2 * x).round().clamp(-2, 2).long() + 2).mean(1))))
+
+
+class Recomputed(nn.Sequential):
+    """Layers whose forward pass runs again in the backward pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+
+class LeftOut(nn.Sequential):
+    """A model whose last layer is not used."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self[1](self[0](x))
+
+
 def network(kind: str) -> nn.Module:
     """A model with the same weights on each call."""
     torch.manual_seed(3)
@@ -78,6 +110,19 @@ def network(kind: str) -> nn.Module:
         return nn.Sequential(MeanOfBatch(), nn.Linear(6, 3))
     if kind == "large":  # more coordinates than the noise's tiles
         return nn.Sequential(nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 3))
+    if kind == "tied":
+        return Tied()
+    if kind == "recomputed":
+        return Recomputed(nn.Linear(6, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, 3))
+    if kind == "frozen":
+        model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3))
+        model[0].requires_grad_(False)
+        model[2].bias.requires_grad_(False)
+        return model
+    if kind == "left out":
+        return LeftOut(nn.Linear(6, 5), nn.Linear(5, 3), nn.Linear(3, 3))
+    if kind == "no bias":
+        return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5, bias=False), nn.Linear(5, 3))
     return nn.Sequential(
         nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)
     )
@@ -116,10 +161,15 @@ def train(job: Job, rank: int) -> dict[str, Any]:
         data = TensorDataset(*(t.flip(0) for t in data.tensors))
     model = network(job.model).to(job.dtype)
     if job.sharded:
-        for layer in [*model, model]:
+        for layer in [*([model.first] if job.model == "tied" else model), model]:
             if any(True for _ in layer.parameters()) and not (layer is model and job.trouble == "part"):
-                left_out = {model[0].bias} if job.trouble == "left out" else None
-                fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), ignored_params=left_out)
+                fully_shard(
+                    layer,
+                    mesh=init_device_mesh("cpu", (dist.get_world_size(),)),
+                    ignored_params={model[0].bias} if job.trouble == "left out" else None,
+                    reshard_after_forward=not job.whole_after_forward,
+                    mp_policy=MixedPrecisionPolicy(torch.bfloat16 if job.halves else None, torch.float32),
+                )
     elif not job.plain:
         model = DifferentiallyPrivateDistributedDataParallel(model)
     seed = 2 if here == "key" else 1
@@ -132,6 +182,7 @@ def train(job: Job, rank: int) -> dict[str, Any]:
         state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, plain_optimizer)}
         checkpoint.load(state, checkpoint_id=job.folder / "sharded")
         set_state_dict(model, plain_optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    answers(job, model)
     private = engine.make_private(
         module=model,
         optimizer=plain_optimizer,
@@ -155,6 +206,7 @@ def train(job: Job, rank: int) -> dict[str, Any]:
         for x, y in batches:
             if here == "fewer" and engine.accountant.released == job.in_round:
                 x, y = x[:-1], y[:-1]
+            answers(job, model)
             optimizer.zero_grad()
             loss(module(x), y).backward()
             optimizer.step()
@@ -184,6 +236,13 @@ def train(job: Job, rank: int) -> dict[str, Any]:
         "run": engine.accountant.run,
         "sums": sums,
     }
+
+
+def answers(job: Job, model: nn.Module) -> None:
+    """Evaluate, where the job says so: FSDP leaves parameters whole after that."""
+    if job.evaluated:
+        with torch.no_grad():
+            model(examples(job.dtype).tensors[0])
 
 
 def whole(p: torch.Tensor) -> torch.Tensor:

@@ -288,6 +288,10 @@ def test_a_model_of_several_processes_needs_a_process_group(monkeypatch):
         {"mode": "ghost", "model": "large"},
         {"mode": "hooks", "noise": "buffer", "mechanism": BLT((0.9, 0.5), (0.2, 0.1))},
         {"mode": "ghost", "sampling": "poisson", "mechanism": LambdaCGD(0.0), "parts": 12},
+        {"mode": "ghost", "model": "tied", "evaluated": True},
+        {"mode": "hooks", "model": "tied", "whole_after_forward": True},
+        {"mode": "ghost", "model": "recomputed"},
+        {"mode": "ghost", "model": "frozen", "evaluated": True, "whole_after_forward": True},
     ],
     ids=str,
 )
@@ -311,6 +315,8 @@ def test_a_run_of_shards_goes_on_with_the_same_bits_on_another_number_of_ranks(t
     ("options", "message"),
     [
         ({"mode": "functorch"}, "take 'ghost', or 'hooks'"),
+        ({"model": "no bias"}, "is a LayerNorm without bias"),
+        ({"model": "left out"}, "there are no gradients of examples for some of the parameters"),
         ({"trouble": "unasked"}, "are not looked at for examples that meet"),
         ({"trouble": "part"}, "its parameters are spread over the processes, and the whole model's are not"),
         ({"trouble": "left out"}, "is not spread by its rows over all 2 processes"),
