@@ -304,6 +304,13 @@ def test_shards_of_a_model_are_trained_to_the_bits_of_one_process(options, train
         assert [sum(shards) for shards in zip(*(a["shards"] for a in answers), strict=True)] == sizes
 
 
+def test_shards_computed_in_halves_give_the_same_bits_on_any_number_of_ranks(train, tmp_path):
+    options = {"sharded": True, "mode": "ghost", "parts": 6}
+    one, two, three = (models(train(n, folder=_new(tmp_path), halves=True, **options)) for n in (1, 2, 3))
+    assert [*one, *two] == three
+    assert one != models(train(1, folder=_new(tmp_path), **options))
+
+
 def test_a_run_of_shards_goes_on_with_the_same_bits_on_another_number_of_ranks(train, tmp_path):
     options = {"sharded": True, "mode": "ghost", "parts": 6}
     whole = models(train(2, folder=_new(tmp_path), **options))[0]
