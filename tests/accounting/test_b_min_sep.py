@@ -429,7 +429,7 @@ def test_a_search_that_comes_near_no_goal_keeps_what_is_enough() -> None:
     """δ jumps across the goal at x = 2: no x is within a tenth of it, and to give up amplification would be the answer 8."""
 
     def at(x: float) -> SimpleNamespace:
-        return SimpleNamespace(pilot=lambda *_: SimpleNamespace(likely=1e-4 if x < 2 else 1e-9 / x))
+        return SimpleNamespace(pilot=lambda *_, times: SimpleNamespace(likely=1e-4 if x < 2 else 1e-9 / x))
 
     x, pilot, _ = search._proposed(at, 8.0, 1e-6, 0, 1e-13, silent)
     assert 2 <= x < 2.1
@@ -447,8 +447,10 @@ def test_tiny_deltas() -> None:
 
 
 def test_answers_are_repeated_and_agree() -> None:
-    participation = b_min_sep(60, 6, 0.1)
-    guarantee = calibrate(BSR(4), participation, epsilon=2, delta=1e-4)
+    participation, heard = b_min_sep(60, 6, 0.1), list[str]()
+    guarantee = calibrate(BSR(4), participation, epsilon=2, delta=1e-4, progress=heard.append)
+    assert "2 of about" in heard[1]
+    assert "to be confirmed, 7 of about 10" in heard[-1]
     assert calibrate(BSR(4), participation, epsilon=2, delta=1e-4) == guarantee
     back = compute_epsilon(BSR(4), participation, noise_multiplier=guarantee.noise_multiplier, delta=1e-4)
     assert back.epsilon == pytest.approx(2, rel=0.04)

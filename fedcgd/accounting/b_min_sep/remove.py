@@ -24,7 +24,7 @@ from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _ORDERS = (2, 4, 6, 8, 10, 12, 16)
 _TRIED = 400  # tuples for the choice of r
-_LEAST_ACCEPTED = 0.01
+_LEAST_ACCEPTED = 0.05
 _ROUNDING = 1e-8  # double precision changes log S by less
 _ROUNDING_OF_SHARES = 1e-6  # and the probability to be accepted, relatively
 _REACH, _STEP = 6.0, 1.0  # of the integral

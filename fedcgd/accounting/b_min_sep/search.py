@@ -31,15 +31,19 @@ METHOD = (
 LEAST_EPSILON = 1e-6
 
 _PILOT_REMOVE, _PILOT_ADD = 1000, 2**14  # draws of one step of the search
-_FINER = 8  # times as many, once, where the search ended
+_COARSE = 1 / 8  # times as many, while it is far from its goal
+_FINER = 8  # times as many, once, where the search ended, but not more than the confirmation draws
 _FEWEST, _MOST = 2**12, 2**20  # of a confirmation, removing
 _ADDED = (2**14, 2**16, 2**17, 2**18, 2**19)  # of a confirmation, adding
 _REMOVING, _ADDING = 5e7, 3.2e8  # numbers drawn for one direction of a confirmation, about, at most
 _PRECISION = 0.03  # of δ, that more draws should not be spent on
 _LARGEST_GAP = 1.0  # of the bounds on log S: beyond, draws would not show an amplification
 _TRIES = 8
-_STEPS = 12  # of the search
+_STEPS, _SHOWN = 12, 10  # of the search at most; of it and the confirmation, about
 _CLOSE = 0.1  # of log δ
+_FAR = 1.0  # of log δ
+_BRACKET = 0.01  # of log σ or log ε: where δ jumps, the search ends; what more draws say is added
+_DOWN, _UP = 2.0, 0.5  # of log σ or log ε, in one step at most
 _BESIDE = 1.02  # times x: where the slope is taken
 _MARGIN = 0.01  # of log δ, that the last step stays below its goal
 _FLATTEST, _STEEPEST = 2.0, 40.0  # −log δ over log σ or log ε, about
@@ -80,7 +84,7 @@ class Point:
         """S for this σ."""
         return Likelihood.of(self.question.columns, self.question.law, self.sigma)
 
-    def pilot(self, seed: int, failure: float, last: "Pilot | None" = None, *, times: int = 1) -> "Pilot | None":
+    def pilot(self, seed: int, failure: float, last: "Pilot | None" = None, *, times: float = 1) -> "Pilot | None":
         """What few draws, or `times` as many, say; None if numbers overflow (too little noise) or bounds on S say nothing.
 
         `last`: of a point near this one.
@@ -92,8 +96,8 @@ class Point:
         sampler = RemoveSampler.of(columns, law, self.likelihood, self.sigma, self.epsilon, **near)
         if sampler is None:
             return None
-        values, shares = sampler.draw(times * _PILOT_REMOVE, (seed, 0))
-        ratios = draw_log_ratios(columns, self.likelihood, self.sigma, times * _PILOT_ADD, (seed, 1))
+        values, shares = sampler.draw(int(times * _PILOT_REMOVE), (seed, 0))
+        ratios = draw_log_ratios(columns, self.likelihood, self.sigma, int(times * _PILOT_ADD), (seed, 1))
         return Pilot(self, sampler, values, shares, ratios, failure)
 
 
@@ -223,14 +227,15 @@ def _least(
     if pilot is not None and x < highest:
         slope = _slope(at, x, pilot, seed)
         # The search ends up to 10 % of δ below its goal, and what so few draws may err by. More draws take most of that off.
-        finer = at(x).pilot(seed, failure / _TRIES, pilot, times=_FINER)
+        times = min(_FINER, pilot.count / _PILOT_REMOVE)
+        finer = at(x).pilot(seed, failure / _TRIES, pilot, times=times)
         if finer is not None and finer.likely > 0:
             x = min(x * math.exp((math.log(finer.likely / goal) + _MARGIN) / slope), highest)
             pilot = at(x).pilot(seed, failure / _TRIES, finer)
     for attempt in range(_TRIES):
         if x >= highest or pilot is None:
             break
-        progress(f"{x:.6g}: to be confirmed")
+        progress(f"{x:.6g}, to be confirmed, {_SHOWN - 3} of about {_SHOWN}")  # it takes a third of the time, about
         found = pilot.confirm(goal, seed, attempt)
         if found <= goal:
             return Bound(x, METHOD, failure_probability=failure)
@@ -257,31 +262,38 @@ def _proposed(
     """
     low, high = -math.inf, math.log(highest)  # log x that is too small, and enough
     enough: tuple[float, Pilot | None] = highest, None
-    position, slope = high - 0.25, 12.0
+    position, slope, far = high - 0.25, 12.0, True
     last: tuple[float, float] | None = None
     pilot: Pilot | None = None
-    for _ in range(_STEPS):
+    for number in range(1, _STEPS + 1):
         x = math.exp(position)
         if x < LEAST_EPSILON:
             return LEAST_EPSILON, at(LEAST_EPSILON).pilot(seed, failure), slope
-        progress(f"{x:.6g}: tried")
-        pilot = at(x).pilot(seed, failure, pilot)
-        excess = math.inf if pilot is None else math.log(max(pilot.likely, 1e-320) / goal)
-        if excess > 0:
-            low = max(low, position)
-        elif position <= high:
-            high, enough = position, (x, pilot)
-        if -_CLOSE < excess <= 0:
+        progress(f"{x:.6g}, {number} of about {max(_SHOWN, number + 4)}")
+        pilot = at(x).pilot(seed, failure, pilot, times=_COARSE if far else 1)
+        likely = 1.0 if pilot is None else max(pilot.likely, 1e-320)
+        excess = math.inf if pilot is None else math.log(likely / goal)
+        coarse, far = far, not abs(excess) < _FAR
+        if far or not coarse:  # few draws do not tell on which side they are
+            if excess > 0:
+                low = max(low, position)
+            elif position <= high:
+                high, enough = position, (x, pilot)
+        if not coarse and -_CLOSE < excess <= 0:
             break
-        if last is not None and math.isfinite(excess - last[1]) and abs(position - last[0]) > 1e-4:
-            slope = min(max((last[1] - excess) / (position - last[0]), _FLATTEST), _STEEPEST)
-        if math.isfinite(excess):
-            last = position, excess
-        move = min((excess + _CLOSE / 2) / slope, 0.5) if math.isfinite(excess) else 0.3
-        target = position + max(move, -0.5)
+        # −log δ is about a power of x, so that its logarithm over log x has about the same slope far away as near.
+        depth = math.log(max(-math.log(likely), 0.05) / -math.log(goal))
+        if pilot is not None:
+            if last is not None and abs(position - last[0]) > 1e-4:
+                slope = (depth - last[1]) / (position - last[0]) * -math.log(goal)
+                slope = min(max(slope, _FLATTEST), _STEEPEST)
+            last = position, depth
+        aim = math.log1p(_CLOSE / 2 / -math.log(goal))
+        move = 0.3 if pilot is None else (aim - depth) / slope * -math.log(goal)
+        target = position + min(max(move, -_DOWN), _UP)
         if not low < target < high:  # where the scatter of draws misleads, halve
             target = min(target, high - 0.05) if low == -math.inf else (low + high) / 2
-        if high - low < 1e-4:
+        if high - low < _BRACKET:
             break
         position = target
     return *enough, slope
