@@ -322,14 +322,15 @@ def participation_of(
     if (participations is None) == (rate is None):
         raise ValueError(
             f"{sampling} sampling needs --sampling-rate (q), or --participations, the expected number of a user's "
-            "participations: one of the two"
+            f"participations: one of the two; got {rate} and {participations}"
         )
     if sampling == "b-min-sep":
         if participations is not None:
-            if not 1 <= participations <= rounds / separation:
+            fitting = rounds // max(separation, 1)  # a separation below 1 is refused where all are
+            if not 1 <= participations <= fitting:
                 raise ValueError(
-                    f"participations must be in 1 … {rounds // separation}, the rounds that fit {separation} "
-                    f"apart; got {participations}"
+                    f"participations must be in 1 … {fitting}, the rounds that fit {separation} apart; got {participations}: "
+                    "fewer, or a smaller --separation"
                 )
             rate = 1 / (rounds / participations - separation + 1)
         return Participation(

@@ -26,7 +26,7 @@ POISSON_STEPS = {2, 3, 5, 10, 20, 50, 100}
 """Those of them that are tried with Poisson sampling, where each needs a calibration."""
 SHARES = (0.5, 1.0)
 """Parts of the λ/(1 − λ) of the rule for the schedule that are tried."""
-_SAMPLED_LAMBDAS = (0.5, 0.8)  # each needs draws
+_SAMPLED_LAMBDAS, _SAMPLED_BANDS = (0.5, 0.8), (4, 8)  # each needs draws
 _MOST_BANDS = 32
 _MOST_ROUNDS = 4000  # of what theory answers in seconds
 _FEW = 2  # set-ups that a dear mechanism is tried at
@@ -71,8 +71,8 @@ def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> 
     """The best recipe of each kind, least expected loss first. A function of public numbers: it costs no privacy.
 
     Tried are DP-SGD with everybody in each round, with large cohorts and, if it can be secret, with Poisson sampling; DP-λCGD
-    and banded Toeplitz noise without a sampling; and DP-λCGD with Balls-in-Bins and b-min-sep, if they can be secret. Each with
-    constant and falling rates, with and without momentum, and with cohorts of many sizes.
+    and banded Toeplitz noise without a sampling; DP-λCGD with Balls-in-Bins and b-min-sep, if they can be secret, and BSR with
+    the latter. Each with constant and falling rates, with and without momentum, and with cohorts of many sizes.
 
     Args:
         question: who, how private, and what is possible.
@@ -106,7 +106,8 @@ def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> 
     for sampling in [each for each in question.secret if each != "poisson"]:
         for recipe in known:
             progress(f"{sampling}, cohorts of {recipe.cohort}")
-            found.append(_sampled(question, recipe, sampling, landscape))
+            for names in _sampled_names(question, replace(recipe, sampling=sampling)):
+                found.append(_sampled(question, replace(recipe, sampling=sampling), names, landscape))
     kinds = {one.kind: [other for other in found if other.kind == one.kind] for one in found}
     return sorted((_simplest(same) for same in kinds.values()), key=lambda one: one.outcome.loss)
 
@@ -228,8 +229,20 @@ def _banded(question: Question, recipe: Recipe, bands: int, landscape: Landscape
             yield _planned(question, other, landscape, made)
 
 
-def _sampled(question: Question, recipe: Recipe, sampling: Sampling, landscape: Landscape) -> PlannedRecipe:
-    """DP-λCGD with the λ that few draws say is best: it alone is calibrated."""
+def _sampled_names(question: Question, recipe: Recipe) -> Iterator[list[str]]:
+    """Of each kind of mechanism that a sampling is tried with, those among which few draws choose.
+
+    Bands are tried under b-min-sep, which leaves all of their privacy to the sampling if they are at most b.
+    """
+    yield [f"lambda-cgd:{lam}" for lam in _SAMPLED_LAMBDAS]
+    most = min(recipe.participation.min_separation, question.buffers + 1)
+    bands = [f"bsr:{p}" for p in _SAMPLED_BANDS if p <= most]
+    if recipe.sampling == "b-min-sep" and bands:
+        yield bands
+
+
+def _sampled(question: Question, recipe: Recipe, names: list[str], landscape: Landscape) -> PlannedRecipe:
+    """With the mechanism that few draws say is best: it alone is calibrated."""
 
     def rough_loss(other: Recipe) -> float:
         made = catalogue.mechanism(other.mechanism, other.participation)
@@ -237,5 +250,4 @@ def _sampled(question: Question, recipe: Recipe, sampling: Sampling, landscape: 
         sigma = rough.rough_noise_multiplier(epsilon=question.epsilon, delta=question.delta)
         return expected_outcome(other, made, sigma, landscape).loss
 
-    tried = [replace(recipe, mechanism=f"lambda-cgd:{lam}", sampling=sampling) for lam in _SAMPLED_LAMBDAS]
-    return _planned(question, min(tried, key=rough_loss), landscape)
+    return _planned(question, min((replace(recipe, mechanism=name) for name in names), key=rough_loss), landscape)

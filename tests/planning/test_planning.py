@@ -167,7 +167,7 @@ def test_every_kind_is_there_once_and_the_order_is_that_of_the_loss(ranked, rank
         "dp-sgd, everybody in each round", "dp-sgd, none", "lambda-cgd, none", "banded-toeplitz, none"
     }  # fmt: skip
     assert {one.kind for one in ranked_with_secrets} - {one.kind for one in ranked} == {
-        "dp-sgd, poisson", "lambda-cgd, balls-in-bins", "lambda-cgd, b-min-sep"
+        "dp-sgd, poisson", "lambda-cgd, balls-in-bins", "lambda-cgd, b-min-sep", "bsr, b-min-sep"
     }  # fmt: skip
     for found in (ranked, ranked_with_secrets):
         losses = [one.outcome.loss for one in found]
