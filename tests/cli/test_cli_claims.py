@@ -86,6 +86,9 @@ def test_a_sampling_rate_is_a_number_or_a_fraction() -> None:
     assert decimal == figures("epsilon", *run_, "--noise-multiplier", "0.8", "--participations", "5")
 
 
+B_MIN_SEP = ["--sampling", "b-min-sep"]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -94,12 +97,14 @@ def test_a_sampling_rate_is_a_number_or_a_fraction() -> None:
         (["--sampling", "poisson", "--sampling-rate", "1/0"], "such as 128/50000, got '1/0'"),
         (["--sampling", "poisson", "--sampling-rate", "often"], "such as 128/50000, got 'often'"),
         (["--sampling", "poisson"], "needs --sampling-rate (q), or --participations"),
-        (["--sampling", "poisson", "--sampling-rate", "0.1", "--participations", "2"], "one of the two"),
+        (["--sampling", "poisson", "--sampling-rate", "0.1", "--participations", "2"], "one of the two; got 0.1 and 2"),
         (["--sampling-rate", "0.1"], "--sampling-rate is for poisson, cyclic-poisson and b-min-sep sampling, not for none"),
         (["--method", "deterministic"], "--method deterministic is a way to bound balls-in-bins"),
         (["--method", "monte-carlo", "--sampling", "poisson", "--sampling-rate", "0.1"], "leave --method out"),
         (["--participations", "99", "--separation", "4"], "--participations must be between 1 and"),
         (["--separation", "0"], "--separation must be between 1 and rounds = 40"),
+        ([*B_MIN_SEP, "--separation", "0", "--participations", "3"], "--separation must be between 1 and rounds = 40, got 0"),
+        ([*B_MIN_SEP, "--separation", "20", "--participations", "3"], "got 3: fewer, or a smaller --separation"),
         (["--separation", "7", "--sampling", "balls-in-bins"], "the 7 bins (--separation)"),
         (["--epsilon", "-1"], "--epsilon must be in"),
         (["--delta", "2"], "--delta must be in"),

@@ -169,5 +169,8 @@ def test_the_tables_of_samplings_are_the_kept_ones() -> None:
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
     page = (ROOT / "docs" / "accounting.md").read_text()
-    for table in (benchmark.samplings, benchmark.separations):
-        assert f"-->\n\n{table(benchmark.kept())}\n\n<!-- end -->" in page
+    rows = benchmark.kept()
+    tables = {size.table: benchmark.samplings(rows, size) for size in benchmark.SIZES}
+    assert len(tables) == 3
+    for name, table in (tables | {"separations": benchmark.separations(rows)}).items():
+        assert f"<!-- {name} -->\n\n{table}\n\n<!-- end -->" in page
