@@ -132,19 +132,22 @@ def _network(
     model: str,
     examples: int,
     epsilons: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0),
+    epochs: int = 10,
     arms: Sequence[str] = NETWORKED,
+    axes: Mapping[str, Axis] | None = None,
+    candidates: int = 8,
     tests: int = 10,
 ) -> Study:
-    """Every run goes through the engine: fewer arms, candidates and seeds."""
+    """Every run goes through the engine: fewer arms, candidates and seeds. `axes`: instead of those that the others have."""
     batched: Mapping[str, Axis] = {"steps": (7, 21)}
     return Study(
         name=name,
         title=title,
         make=partial(central_point, examples=examples, task=task, model=model),
-        settings=_settings(epsilons, (10,)),
-        axes={**LEARNING, "clip_norm": (1.0,), "progress": Log(2**-7, 1.0)},
+        settings=_settings(epsilons, (epochs,)),
+        axes={**LEARNING, "clip_norm": (1.0,), "progress": Log(2**-7, 1.0), **(axes or {})},
         arms={arm: {**ARMS[arm], **(batched if "full" not in arm else {})} for arm in arms},
-        candidates=8,
+        candidates=candidates,
         finalists=2,
         tuning=(0, 1),
         tests=tuple(range(TEST_SEEDS, TEST_SEEDS + tests)),
@@ -218,6 +221,12 @@ STUDIES: dict[str, Study] = {
         _network(
             "tweets-lstm", "Tweets, LSTM", task="tweets", model="lstm", examples=27933, epsilons=(1.0, 2.0),
             arms=[arm for arm in NETWORKED if arm != "λ-CGD, Balls-in-Bins"], tests=8,
+        ),
+        _network(
+            "tweets-3000-block", "3000 tweets, MiniLM's last block", task="tweets-3000", model="minilm-block",
+            examples=3000, epsilons=(2.0,), epochs=5, arms=[arm for arm in NETWORKED if arm != "λ-CGD, Balls-in-Bins"],
+            # What won nearly everywhere else: a training of these 1.8 million weights takes a minute.
+            axes={"schedule": ("linear",), "momentum": (0.9,)}, candidates=4, tests=4,
         ),
         _people(
             "people", "Fashion-MNIST, 2500 people", task="fashion-mnist", model="softmax", users="dirichlet:1:2500"
