@@ -110,12 +110,13 @@ def load(name: str) -> Set:
     if base == "cancer":
         raw = datasets.load_breast_cancer()
         return split(name, standard(raw.data), raw.target, 369, hidden)
-    if base == "fashion":
+    if base in ("fashion", "fashion-all"):
+        users, test, count = (6000, 2000, 12000) if base == "fashion" else (50000, 6000, 60000)
         folder = fashion_mnist.find_folder(None)
-        images = fashion_mnist.read_idx(folder, "train-images-idx3-ubyte").reshape(-1, 784)[:12000] / 255
+        images = fashion_mnist.read_idx(folder, "train-images-idx3-ubyte").reshape(-1, 784)[:count] / 255
         images = images.reshape(-1, 14, 2, 14, 2).mean((2, 4)).reshape(-1, 196)  # 14 × 14, to be trained in seconds
-        labels = fashion_mnist.read_idx(folder, "train-labels-idx1-ubyte")[:12000]
-        return split(name, images, labels, 6000, hidden)
+        labels = fashion_mnist.read_idx(folder, "train-labels-idx1-ubyte")[:count]
+        return split(name, images, labels, users, hidden, test)
     if base == "tweets":
         texts, classes = tweets.read_tweets(tweets.find_file(None))
         rows = np.random.default_rng(1).permutation(len(texts))[:8000]
@@ -133,10 +134,11 @@ def load(name: str) -> Set:
 SETS = (
     "digits", "digits+net", "cancer", "two", "five", "five+net", "wide", "noisy", "blobs", "quantiles", "moons", "tweets",
     "fashion", "hastie+net", "fashion+net", "three", "rings", "gauss", "odd+net",
+    "fashion-all", "fashion-all+net",
 )  # fmt: skip
-HELD_OUT = SETS[-6:]
+HELD_OUT = SETS[-8:]
 """Sets that the constants of the planner have never seen."""
-UNCENTRED = ("digits", "fashion", "moons", "rings")
+UNCENTRED = ("digits", "fashion", "fashion-all", "moons", "rings")
 """Linear models of these have inputs with a large mean: pixels, and cosines that vary slowly."""
 
 

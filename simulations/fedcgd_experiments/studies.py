@@ -217,6 +217,10 @@ STUDIES: dict[str, Study] = {
             "fashion-mnist-6000", "Fashion-MNIST 6000, softmax", examples=6000, model="softmax", epochs=(10, 40),
             candidates=12, finalists=2, tuning=2, tests=10,
         ),
+        _linear(
+            "fashion-mnist", "Fashion-MNIST, softmax", examples=55000, model="softmax", epochs=(10,), candidates=12,
+            finalists=2, tuning=2, tests=10,
+        ),
         _network("digits-cnn", "Digits, tanh-CNN", task="digits", model="tanh-cnn", examples=1260),
         _network(
             "tweets-lstm", "Tweets, LSTM", task="tweets", model="lstm", examples=27933, epsilons=(1.0, 2.0),
