@@ -140,15 +140,17 @@ def figures(planned: PlannedRecipe, question: Question, clip_norm: float) -> dic
 def show(ranked: list[PlannedRecipe], question: Question, clip_norm: float) -> None:
     """The recipes as a table, and the best one as Python and as a run configuration."""
     secret = " or ".join(question.secret) or "nothing"
-    table = Table(
-        title=f"{question.users} users, ε = {question.epsilon:g} at δ = {question.delta:g}; adjacency: {ADJACENCY}; "
+    console.print(
+        f"{question.users} users, ε = {question.epsilon:g} at δ = {question.delta:g}; adjacency: {ADJACENCY}; "
         f"kept secret: {secret}; at most {question.turns} turns",
-        title_justify="left",
+        highlight=False,
+    )
+    table = Table(
         caption="loss: the part of what can be won that theory expects to be left. noise: of one weight of the last model. "
         "rate: the first learning rate; then its schedule and the momentum",
         caption_justify="left",
         box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        padding=0,  # so that a name fits into 80 columns unbroken
         pad_edge=False,
     )
     for column in ("recipe", "cohort", "rounds", "turns", "rate", "", "σ", "noise", "loss"):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from fedcgd.accounting import accountant, calibrate
 from fedcgd.accounting.selection import select_lambda, share_of_excess
@@ -71,8 +71,9 @@ def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> 
     """The best recipe of each kind, least expected loss first. A function of public numbers: it costs no privacy.
 
     Tried are DP-SGD with everybody in each round, with large cohorts and, if it can be secret, with Poisson sampling; DP-λCGD
-    and banded Toeplitz noise without a sampling; DP-λCGD with Balls-in-Bins and b-min-sep, if they can be secret, and BSR with
-    the latter. Each with constant and falling rates, with and without momentum, and with cohorts of many sizes.
+    and banded Toeplitz noise without a sampling; each with constant and falling rates, with and without momentum, and with
+    cohorts of many sizes. With Balls-in-Bins and b-min-sep, if they can be secret, DP-λCGD or (b-min-sep) BSR, whichever few
+    draws say is better, where correlated noise is best without a sampling.
 
     Args:
         question: who, how private, and what is possible.
@@ -104,10 +105,9 @@ def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> 
             found += _banded(question, recipe, bands, landscape)
     known = _best_setups([one for one in found if one.recipe.sampling == "none" and one.correlated])
     for sampling in [each for each in question.secret if each != "poisson"]:
-        for recipe in known:
-            progress(f"{sampling}, cohorts of {recipe.cohort}")
-            for names in _sampled_names(question, replace(recipe, sampling=sampling)):
-                found.append(_sampled(question, replace(recipe, sampling=sampling), names, landscape))
+        recipes = [replace(recipe, sampling=sampling) for recipe in known]
+        if recipes:
+            found.append(_sampled(question, recipes, landscape, progress))
     kinds = {one.kind: [other for other in found if other.kind == one.kind] for one in found}
     return sorted((_simplest(same) for same in kinds.values()), key=lambda one: one.outcome.loss)
 
@@ -229,25 +229,32 @@ def _banded(question: Question, recipe: Recipe, bands: int, landscape: Landscape
             yield _planned(question, other, landscape, made)
 
 
-def _sampled_names(question: Question, recipe: Recipe) -> Iterator[list[str]]:
-    """Of each kind of mechanism that a sampling is tried with, those among which few draws choose.
+def _sampled_names(question: Question, recipe: Recipe) -> list[str]:
+    """The mechanisms among which few draws choose.
 
     Bands are tried under b-min-sep, which leaves all of their privacy to the sampling if they are at most b.
     """
-    yield [f"lambda-cgd:{lam}" for lam in _SAMPLED_LAMBDAS]
-    most = min(recipe.participation.min_separation, question.buffers + 1)
-    bands = [f"bsr:{p}" for p in _SAMPLED_BANDS if p <= most]
-    if recipe.sampling == "b-min-sep" and bands:
-        yield bands
+    most = min(recipe.participation.min_separation, question.buffers + 1) if recipe.sampling == "b-min-sep" else 0
+    return [
+        *(f"lambda-cgd:{lam}" for lam in _SAMPLED_LAMBDAS),
+        *(f"bsr:{bands}" for bands in _SAMPLED_BANDS if bands <= most),
+    ]
 
 
-def _sampled(question: Question, recipe: Recipe, names: list[str], landscape: Landscape) -> PlannedRecipe:
-    """With the mechanism that few draws say is best: it alone is calibrated."""
+def _sampled(question: Question, recipes: list[Recipe], landscape: Landscape, progress: Progress) -> PlannedRecipe:
+    """The mechanism that few draws say is best in the first of the set-ups, in that where they say so: it alone is calibrated."""
 
+    @cache
     def rough_loss(other: Recipe) -> float:
+        progress(f"{other.mechanism}, {other.sampling}, cohorts of {other.cohort}")
         made = catalogue.mechanism(other.mechanism, other.participation)
         rough = accountant(made, other.participation)
         sigma = rough.rough_noise_multiplier(epsilon=question.epsilon, delta=question.delta)
         return expected_outcome(other, made, sigma, landscape).loss
 
-    return _planned(question, min((replace(recipe, mechanism=name) for name in names), key=rough_loss), landscape)
+    names = _sampled_names(question, recipes[0])
+    best = min((replace(recipes[0], mechanism=name) for name in names), key=rough_loss).mechanism
+    there = [replace(each, mechanism=best) for each in recipes if best in _sampled_names(question, each)]
+    chosen = min(there, key=rough_loss)
+    progress(f"{chosen.mechanism}, {chosen.sampling}, cohorts of {chosen.cohort}: σ")
+    return _planned(question, chosen, landscape)
