@@ -2,9 +2,8 @@
 
 import json as jsonlib
 from dataclasses import asdict, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -33,11 +32,6 @@ EXIT_REFUTED = 1
 _SCORES = 'it must be a JSON file {"included": [numbers], "held_out": [numbers]}'
 
 
-class PathName(StrEnum):
-    SERVER = "server"
-    OPACUS = "opacus"
-
-
 @takes(RunOptions)
 def audit_command(
     run: RunOptions,
@@ -61,8 +55,9 @@ def audit_command(
         int, typer.Option(min=0, help="Of the simulated noise and canaries; the result is repeatable.")
     ] = 0,
     path: Annotated[
-        PathName, typer.Option(help="Whose releases: those of a Flower server, or of the Opacus engine.")
-    ] = (PathName.SERVER),
+        Literal["server", "opacus"],
+        typer.Option(help="Whose releases: those of a Flower server, or of the Opacus engine."),
+    ] = "server",
     json: JsonOption = False,
 ) -> None:
     """Try to refute (ε, δ): of this installation's noise, or with --scores of a federated run. Exit code 1 if refuted.
@@ -144,7 +139,7 @@ def opacus_release(plan: Plan, seed: int) -> Release:
     return release
 
 
-RELEASES = {PathName.SERVER: server_release, PathName.OPACUS: opacus_release}
+RELEASES = {"server": server_release, "opacus": opacus_release}
 
 
 def read_scores(path: Path) -> tuple[list[float], list[float]]:

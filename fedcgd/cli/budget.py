@@ -9,7 +9,6 @@ from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli.options import (
     DeltaOption,
     EpsilonOption,
-    ErrorName,
     ErrorOption,
     JsonOption,
     MechanismOption,
@@ -18,7 +17,6 @@ from fedcgd.cli.options import (
     ReleasedOption,
     RoundsOption,
     RunOptions,
-    SamplingName,
     takes,
 )
 from fedcgd.cli.printing import (
@@ -44,7 +42,7 @@ class BudgetOptions(RunOptions):
 
     rounds: RoundsOption
     method: MethodOption = None
-    error: ErrorOption = ErrorName.RMSE
+    error: ErrorOption = "rmse"
     json: JsonOption = False
 
     def report(
@@ -59,15 +57,15 @@ class BudgetOptions(RunOptions):
         What the mechanism's spelling leaves open is chosen for the budget (`epsilon`, `delta`), if there is one.
         """
         with explained_errors():
-            if self.method is not None and self.sampling != SamplingName.BALLS_IN_BINS:
+            if self.method is not None and self.sampling != "balls-in-bins":
                 raise ValueError(
-                    f"--method {self.method.value} is a way to bound balls-in-bins, and --sampling is {self.sampling.value}: "
+                    f"--method {self.method} is a way to bound balls-in-bins, and --sampling is {self.sampling}: "
                     "leave --method out"
                 )
             participation, workload = self.run(self.rounds), self.workload(self.rounds)
             with status(self.json) as say:
                 mechanism = self.chosen(participation, epsilon=epsilon, delta=delta, error=self.error, progress=say)
-                guarantee = ask(accountant(mechanism, participation, self.method.value if self.method else None), say)
+                guarantee = ask(accountant(mechanism, participation, self.method), say)
             values = figures(mechanism, participation, guarantee, workload, self.quadratic())
         if self.json:
             print_json(values)

@@ -11,7 +11,6 @@ from fedcgd.accounting import calibrate
 from fedcgd.cli.options import (
     DeltaOption,
     EpsilonOption,
-    ErrorName,
     ErrorOption,
     FitOptions,
     JsonOption,
@@ -62,7 +61,7 @@ def compare_command(
             help="NAME, NAME:VALUE, and either with :normalized behind it; repeat it. Default: the rows of Table 4.",
         ),
     ] = None,
-    error: ErrorOption = ErrorName.RMSE,
+    error: ErrorOption = "rmse",
     plot: Annotated[
         Path | None, typer.Option(help="Also draw the RMSE of each as a bar, into this PNG or SVG file.")
     ] = None,

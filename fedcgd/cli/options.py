@@ -3,55 +3,21 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
-from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from fedcgd.accounting.calibration import Method
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.mechanism import Mechanism
-from fedcgd.mechanisms.schedule import scheduled_workload
-from fedcgd.mechanisms.workload import Workload
+from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
+from fedcgd.mechanisms.workload import Objective, Workload
 from fedcgd.optimisation.catalogue import TABLE, MechanismSpec, mechanism
 from fedcgd.participation import Participation, Sampling
-
-
-class SamplingName(StrEnum):
-    """How a user's rounds are chosen."""
-
-    NONE = "none"
-    BALLS_IN_BINS = "balls-in-bins"
-    POISSON = "poisson"
-    CYCLIC_POISSON = "cyclic-poisson"
-    B_MIN_SEP = "b-min-sep"
-    RANDOM_ALLOCATION = "random-allocation"
-
-
-class ErrorName(StrEnum):
-    """Which error a mechanism is optimised for."""
-
-    RMSE = "rmse"
-    MAX_SE = "max-se"
-
-
-class ScheduleName(StrEnum):
-    """What becomes of the learning rate over the rounds."""
-
-    CONSTANT = "constant"
-    LINEAR = "linear"
-    COSINE = "cosine"
-
-
-class MethodName(StrEnum):
-    """How Balls-in-Bins is bounded."""
-
-    MONTE_CARLO = "monte-carlo"
-    DETERMINISTIC = "deterministic"
-
 
 SPELLINGS = ", ".join(row.spelling for row in TABLE.values())
 
@@ -61,7 +27,7 @@ def mechanism_names() -> list[str]:
     return list(TABLE)
 
 
-ErrorOption = Annotated[ErrorName, typer.Option("--error", help="What optimised mechanisms minimise.")]
+ErrorOption = Annotated[Objective, typer.Option("--error", help="What optimised mechanisms minimise.")]
 RoundsOption = Annotated[int, typer.Option("--rounds", help="Number of releases n.")]
 
 
@@ -90,7 +56,7 @@ ReleasedOption = Annotated[
     ),
 ]
 MethodOption = Annotated[
-    MethodName | None,
+    Method | None,
     typer.Option(
         "--method",
         help="Of balls-in-bins: by draws, that mislead with probability 1e-12 (part of δ); or without any, in minutes. "
@@ -148,8 +114,8 @@ class WhenOptions:
         int, typer.Option("--separation", help="Any two participations of a user are at least b rounds apart.")
     ] = 1
     sampling: Annotated[
-        SamplingName, typer.Option("--sampling", help="How a user's rounds are chosen; what is assumed must be done.")
-    ] = SamplingName.NONE
+        Sampling, typer.Option("--sampling", help="How a user's rounds are chosen; what is assumed must be done.")
+    ] = "none"
     cold_start: Annotated[
         bool,
         typer.Option(
@@ -162,7 +128,7 @@ class WhenOptions:
     def participation(self, rounds: int, bands: int | None = None) -> Participation:
         """The participation that the options describe, for a mechanism with so many bands (None: it has no such number)."""
         return participation_of(
-            self.sampling.value,
+            self.sampling,
             rounds,
             self.separation,
             self.participations,
@@ -181,11 +147,11 @@ class FitOptions(WhenOptions):
         typer.Option("--momentum", help="Heavy-ball momentum of the SGD that λ, p and what is optimised are for."),
     ] = 0.0
     schedule: Annotated[
-        ScheduleName,
+        Schedule,
         typer.Option(
             "--schedule", help="Its learning rate: constant, or down to zero over the rounds. Costs no privacy."
         ),
-    ] = ScheduleName.CONSTANT
+    ] = "constant"
     warmup: Annotated[int, typer.Option("--warmup", help="So many first rounds in which the rate rises.")] = 0
 
     curvature: Annotated[
@@ -202,7 +168,7 @@ class FitOptions(WhenOptions):
 
     def workload(self, rounds: int) -> Workload:
         """What the noise of so many rounds is summed by."""
-        return scheduled_workload(self.schedule.value, rounds, momentum=self.momentum, warmup=self.warmup)
+        return scheduled_workload(self.schedule, rounds, momentum=self.momentum, warmup=self.warmup)
 
     def quadratic(self) -> Quadratic | None:
         """What is fitted to, if anything. Raises ValueError, before any work, for one of the two options alone."""
@@ -233,7 +199,7 @@ class RunOptions(FitOptions):
         *,
         epsilon: float | None,
         delta: float,
-        error: ErrorName = ErrorName.RMSE,
+        error: Objective = "rmse",
         progress: Callable[[str], None] | None = None,
     ) -> Mechanism:
         """The mechanism; a number that is left open is chosen for the budget. Raises ValueError if there is none."""
@@ -242,7 +208,7 @@ class RunOptions(FitOptions):
             return mechanism(
                 self.mechanism,
                 participation,
-                error=error.value,
+                error=error,
                 workload=workload,
                 curvature=self.quadratic(),
                 progress=_iterations(progress) if progress else None,
@@ -252,7 +218,7 @@ class RunOptions(FitOptions):
             participation,
             epsilon=epsilon,
             delta=delta,
-            error=error.value,
+            error=error,
             workload=workload,
             curvature=self.quadratic(),
             progress=progress,

@@ -1,23 +1,20 @@
 """`fedcgd select-lambda`: which λ. `fedcgd select-bands`: how many bands."""
 
 from dataclasses import asdict, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedcgd.accounting.guarantee import ADJACENCY
-from fedcgd.accounting.selection import LambdaSelection, select_bands, select_lambda
+from fedcgd.accounting.selection import LambdaSelection, Objective, select_bands, select_lambda
 from fedcgd.cli.options import (
     DeltaOption,
     EpsilonOption,
-    ErrorName,
     ErrorOption,
     FitOptions,
     JsonOption,
     RoundsOption,
-    SamplingName,
     takes,
 )
 from fedcgd.cli.printing import (
@@ -35,17 +32,6 @@ from fedcgd.cli.printing import when as when_figures
 from fedcgd.optimisation.catalogue import BANDS, MechanismSpec
 
 
-class ObjectiveName(StrEnum):
-    """What λ is chosen for."""
-
-    RMSE = "rmse"
-    MAX_SE = "max-se"
-    AMPLIFIED_RMSE = "amplified-rmse"
-    PRACTICAL = "practical"
-    EXCESS = "excess"
-    CURVATURE = "curvature"
-
-
 @takes(FitOptions)
 def select_lambda_command(
     when: FitOptions,
@@ -53,7 +39,7 @@ def select_lambda_command(
     epsilon: EpsilonOption,
     delta: DeltaOption,
     objective: Annotated[
-        ObjectiveName | None,
+        Objective | None,
         typer.Option(
             help="rmse and max-se ignore the sampling; amplified-rmse counts it in; practical is a third of that on 1/(1 − λ), "
             "and excess on λ/(1 − λ); curvature is the root of the loss on --curvature. Default: excess, or "
@@ -73,11 +59,11 @@ def select_lambda_command(
     with explained_errors():
         check_plot(plot)
         participation, curvature = when.participation(rounds), when.quadratic()
-        chosen = objective or (ObjectiveName.EXCESS if curvature is None else ObjectiveName.CURVATURE)
+        chosen = objective or ("excess" if curvature is None else "curvature")
         with status(json, "searching") as say:
             found = select_lambda(
                 participation,
-                objective=chosen.value,
+                objective=chosen,
                 epsilon=epsilon,
                 delta=delta,
                 normalize=normalized,
@@ -96,9 +82,9 @@ def select_lambda_command(
         ("error", f"{number(found.value)} per unit of clip norm"),
         ("error of λ = 0", number(found.values[0])),
         ("participation", str(participation)),
-        ("budget", f"ε = {epsilon:g} at δ = {delta:g}; {ADJACENCY}; sampling: {when.sampling.value}"),
+        ("budget", f"ε = {epsilon:g} at δ = {delta:g}; {ADJACENCY}; sampling: {when.sampling}"),
     ]
-    console.print(key_value_table(f"λ by {found.objective}, {rounds} rounds, sampling {when.sampling.value}", rows))
+    console.print(key_value_table(f"λ by {found.objective}, {rounds} rounds, sampling {when.sampling}", rows))
 
 
 @takes(FitOptions)
@@ -110,7 +96,7 @@ def select_bands_command(
     mechanism: Annotated[
         str, typer.Option(help="A mechanism with bands, without their number: banded-toeplitz, bsr, bisr:normalized, …")
     ] = "banded-toeplitz",
-    error: ErrorOption = ErrorName.RMSE,
+    error: ErrorOption = "rmse",
     json: JsonOption = False,
 ) -> None:
     """Choose the number of bands p of a mechanism: more cancel more noise, fewer leave more privacy to sampling.
@@ -127,7 +113,7 @@ def select_bands_command(
                 f"give a mechanism with bands, without their number, such as banded-toeplitz; got {mechanism!r}"
             )
         longest = when.separation
-        if when.sampling == SamplingName.CYCLIC_POISSON and when.separation == 1:
+        if when.sampling == "cyclic-poisson" and when.separation == 1:
             if when.sampling_rate is not None:
                 raise ValueError(
                     "--sampling-rate is of a group of users, and each number of bands has groups of its own: give "
@@ -141,7 +127,7 @@ def select_bands_command(
                 longest,
                 epsilon=epsilon,
                 delta=delta,
-                error=error.value,
+                error=error,
                 workload=workload,
                 curvature=curvature,
                 progress=say,
@@ -149,13 +135,13 @@ def select_bands_command(
     if json:
         chosen = {"bands": found.bandwidth, "noise_multiplier": found.noise_multiplier, "errors": found.errors}
         participation = when.participation(rounds, found.bandwidth)
-        print_json(chosen | {"error": error.value} | when_figures(participation) | budget(epsilon, delta))
+        print_json(chosen | {"error": error} | when_figures(participation) | budget(epsilon, delta))
         return
-    what = error.value if curvature is None else "loss"
+    what = error if curvature is None else "loss"
     rows = [(f"p = {p}", f"{what} {number(value)}") for p, value in found.errors]
     rows.append(("least", f"{replace(asked, value=found.bandwidth)}, σ = {number(found.noise_multiplier)}"))
     rows.append(("participation", str(when.participation(rounds, found.bandwidth))))
-    rows.append(("budget", f"ε = {epsilon:g} at δ = {delta:g}; {ADJACENCY}; sampling: {when.sampling.value}"))
+    rows.append(("budget", f"ε = {epsilon:g} at δ = {delta:g}; {ADJACENCY}; sampling: {when.sampling}"))
     console.print(key_value_table(f"{mechanism}, {rounds} rounds", rows))
 
 
