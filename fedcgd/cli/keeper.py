@@ -14,7 +14,7 @@ from fedcgd.cli.options import JsonOption
 from fedcgd.cli.printing import EXIT_PROBLEMS, console, explained_errors, key_value_table, note, print_json
 from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.keepers.agreement import EVALUATION, Kind
-from fedcgd.keepers.cards import Card, KeeperKey, Keepers
+from fedcgd.keepers.cards import KeeperKey, Keepers, check_name, host_and_port
 from fedcgd.keepers.record import read, record_file
 from fedcgd.keepers.service import KeeperService
 from fedcgd.keepers.tls import Tls
@@ -46,8 +46,9 @@ def new(
     with explained_errors():
         if key.exists():
             raise ValueError(f"{key} is there already, and one key is for one run: give another name")
-        any_key = KeeperKey.simulation(0, 0).card("any").public_key
-        Card(name, any_key, address)  # what is wrong is refused before there is a key
+        check_name(name)  # what is wrong is refused before there is a key
+        if address:
+            host_and_port(address)
         card = replace(KeeperKey.from_file(key, create=True).card(name), address=address)
     if json:
         print_json({"name": card.name, "fingerprint": card.fingerprint, "toml": card.to_toml()})
@@ -118,7 +119,8 @@ def verify(
             name, _, path = word.partition("=")
             if not path or name in found:
                 raise ValueError(f"each record is NAME=FILE, each name once; got {word!r}")
-            found[_checked(name)] = read(Path(path))
+            check_name(name)
+            found[name] = read(Path(path))
         problems = contradictions(found, ledger)
     if json:
         print_json({"problems": problems, "rounds": {name: len(one.openings) for name, one in found.items()}})
@@ -152,11 +154,6 @@ def seal(key: KeyArgument, json: JsonOption = False) -> None:
             f"{key} is deleted, and its copies and backups are yours to delete; the record stays in {record_file(key)}",
             soft_wrap=True,
         )
-
-
-def _checked(name: str) -> str:
-    """`name`, if a keeper may be called so. Raises ValueError, with the rule."""
-    return Card(name, KeeperKey.simulation(0, 0).card("any").public_key).name
 
 
 def _of_keepers(path: Path) -> tuple[list[tuple[str, str]], dict[str, Any]]:

@@ -83,13 +83,12 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
     """
     with explained_errors(), status(json):
         verification = ledger.verify(path)
-        record = ledger.export(path)["verification"]
     try:
         check_private(path, "the ledger, which says who took part when,")
     except ValueError as error:  # it may be a copy that was given to a reviewer
         complaints.print(f"[bold yellow]Note:[/bold yellow] {escape(str(error))}", soft_wrap=True, highlight=False)
     if json:
-        print_json(record)
+        print_json(verification.to_description())
     else:
         console.print(f"whole run, as planned: {verification.whole}{_not_private(verification)}", soft_wrap=True)
         if verification.with_evaluations is not None:

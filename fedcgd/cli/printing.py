@@ -6,21 +6,14 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedcgd.accounting import Guarantee
@@ -247,18 +240,7 @@ def how_far(text: str) -> tuple[int, int]:
 
 @contextmanager
 def progress(total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error that the yielded function moves one step on, naming what comes next; none if `quiet`."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=complaints, transient=True, disable=quiet or not complaints.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-
-        def step(description: str) -> None:
-            bar.update(task, advance=1 if bar.tasks[0].description else 0, description=escape(description))
-
-        yield step
+    """As `status`, for `total` pieces of work: each call of the yielded function names the next one."""
+    numbers = count(1)
+    with status(quiet) as say:
+        yield lambda what: say(f"{what}, {next(numbers)} of {total}")

@@ -61,11 +61,7 @@ class Card:
     address: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise ValueError(
-                f"a keeper's name has 1 to 64 letters, digits, dots, dashes and underscores, and begins with a letter or digit; "
-                f"got {self.name!r}"
-            )
+        check_name(self.name)
         self._parsed()
         if self.address:
             host_and_port(self.address)
@@ -128,6 +124,15 @@ class Card:
             raise ValueError(
                 f"keeper {self.name!r} has no valid public key: {_MLKEM_PUBLIC + _X25519} bytes that fedcgd keeper new printed"
             ) from error
+
+
+def check_name(name: object) -> None:
+    """Raise ValueError unless a keeper may be called so."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"a keeper's name has 1 to 64 letters, digits, dots, dashes and underscores, and begins with a letter or digit; "
+            f"got {name!r}"
+        )
 
 
 def _is_number(value: object) -> bool:

@@ -14,7 +14,7 @@ from scipy.linalg import solve_triangular
 from fedcgd.keepers.agreement import Agreement
 from fedcgd.keepers.cards import Card, KeeperKey, Keepers
 from fedcgd.keepers.masks import SEED_BYTES, TICKET_BYTES, Residues, residues_of, subtract_masks
-from fedcgd.keepers.record import Opened, Record, RefusedError, record_file
+from fedcgd.keepers.record import AskedOpening, Opened, Record, RefusedError, record_file
 from fedcgd.ledger.transactions import MEMORY, Closable
 from fedcgd.mechanisms import Mechanism
 from fedcgd.noise import NoiseStream, Term
@@ -170,15 +170,7 @@ class Keeper(Closable):
                 asks this first loses no round to a key that served another run, or to an old copy of a record.
         """
         self._check(agreement, opening)
-        self._record.check(
-            context=agreement.context,
-            kind=agreement.kind,
-            round=opening.round,
-            attempt=opening.attempt,
-            list_hash=list_hash(agreement, opening),
-            sealed_hash=_sealed_hash(opening),
-            after=opening.after,
-        )
+        self._record.check(agreement.context, _asked(agreement, opening))
         return tuple(i for i, seed in enumerate(self._seeds(agreement, opening)) if seed is None)
 
     def answer(self, agreement: Agreement, opening: Opening) -> Residues:
@@ -206,22 +198,16 @@ class Keeper(Closable):
         readable = [seed for seed in seeds if seed is not None]
         if len(set(readable)) < len(readable):
             raise RefusedError("a node is twice on the list: two of its seeds are the same")
-        key, listed, sealed = self._key.noise, list_hash(agreement, opening), _sealed_hash(opening)
-        opened = self._record.write(
-            context=agreement.context,
-            agreement=json.dumps(agreement.to_description()),
-            kind=agreement.kind,
-            round=opening.round,
-            attempt=opening.attempt,
-            list_hash=listed,
-            sealed_hash=sealed,
-            after=opening.after,
+        asked = _asked(agreement, opening)
+
+        def nonce_of(earlier: Sequence[int]) -> int:
             # Bound to the list as a central release's is to its sum: a copy of this process with the same random numbers and
             # another list has other noise.
-            make_nonce=lambda earlier: key.nonce_of(
-                agreement.stream, np.frombuffer(listed + sealed, np.uint8), earlier=earlier, attempt=opening.attempt
-            ),
-        )
+            bound = np.frombuffer(asked.list_hash + asked.sealed_hash, np.uint8)
+            return self._key.noise.nonce_of(agreement.stream, bound, earlier=earlier, attempt=opening.attempt)
+
+        agreed = json.dumps(agreement.to_description())
+        opened = self._record.write(agreement.context, agreed, asked, nonce_of)
         answer = residues_of(self._share(agreement, opened), agreement.bits)
         subtract_masks(answer, readable)
         return answer
@@ -306,7 +292,9 @@ def list_hash(agreement: Agreement, opening: Opening) -> bytes:
     return hashlib.sha256(hashlib.sha256(info).digest() + b"".join(sorted(opening.tickets))).digest()
 
 
-def _sealed_hash(opening: Opening) -> bytes:
-    """SHA-256 of the sealed seeds of a list, in any order, each with its ticket."""
+def _asked(agreement: Agreement, opening: Opening) -> AskedOpening:
+    """`opening` as a record has it: hashes in place of tickets and sealed seeds, which may come in any order."""
     pairs = zip(opening.tickets, opening.sealed, strict=True)
-    return hashlib.sha256(b"".join(sorted(ticket + sealed for ticket, sealed in pairs))).digest()
+    sealed_hash = hashlib.sha256(b"".join(sorted(ticket + sealed for ticket, sealed in pairs))).digest()
+    listed = list_hash(agreement, opening)
+    return AskedOpening(agreement.kind, opening.round, opening.attempt, listed, sealed_hash, opening.after)

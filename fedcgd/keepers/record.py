@@ -12,7 +12,6 @@ from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_
 from fedcgd.noise.nonce import NONCE_BYTES
 
 FORMAT = 3
-_TRAINING_ALONE = 2  # the format before: it can be shown and checked, and not gone on with
 
 _SCHEMA = """
 CREATE TABLE run (
@@ -38,17 +37,17 @@ CREATE TABLE openings (
 
 
 @dataclass(frozen=True)
-class Opened:
-    """One round that was opened.
+class AskedOpening:
+    """What a keeper is asked to open.
 
     Attributes:
         kind: "training" or "evaluation", each with rounds of its own.
         round: from 0.
         attempt: the try of the round.
-        list_hash: for which list, its SHA-256.
-        sealed_hash: SHA-256 of what the list's nodes sealed to this keeper.
+        list_hash: SHA-256 of the list of keepers and nodes.
+        sealed_hash: SHA-256 of what the list's nodes sealed to this keeper. Anybody can seal a seed, and a second answer for the
+            list, with a seed of the asker's own in the place of a node's, would tell that node's mask.
         after: the last earlier round whose share is partly cancelled; None for none.
-        nonce: of the keeper's share of the noise.
     """
 
     kind: str
@@ -57,6 +56,16 @@ class Opened:
     list_hash: bytes
     sealed_hash: bytes
     after: int | None
+
+
+@dataclass(frozen=True)
+class Opened(AskedOpening):
+    """One round that was opened.
+
+    Attributes:
+        nonce: of the keeper's share of the noise.
+    """
+
     nonce: int
 
 
@@ -123,98 +132,59 @@ class Record(Closable):
         (context,) = self._connection.execute("SELECT context FROM run").fetchone()
         return None if context is None else bytes(context)
 
-    def check(
-        self,
-        *,
-        context: bytes,
-        kind: str,
-        round: int,
-        attempt: int,
-        list_hash: bytes,
-        sealed_hash: bytes,
-        after: int | None,
-    ) -> Opened | None:
+    def check(self, context: bytes, asked: AskedOpening) -> Opened | None:
         """What is on record for the very same request; None if it is a new one that may be opened. Nothing is written.
 
         Args:
-            context: as for `write`, like all others.
-            kind: "training" or "evaluation".
-            round: the round, from 0.
-            attempt: the try of the round.
-            list_hash: what is asked for.
-            sealed_hash: of the seeds that came with it.
-            after: the last earlier round whose share is partly cancelled, or None.
-
-        Raises:
-            RefusedError: as `write`.
-        """
-        pinned = self.context
-        if pinned is not None and pinned != context:
-            raise RefusedError("this key has served another run, and one key is for one run: make a new one")
-        done, what = self._of(kind), "round" if kind == "training" else f"{kind} round"
-        for opened in done:
-            if opened.round == round:
-                asked = (attempt, list_hash, sealed_hash, after)
-                if (opened.attempt, opened.list_hash, opened.sealed_hash, opened.after) != asked:
-                    raise RefusedError(f"{what} {round} is opened already, for another request")
-                return opened
-        if done and round < done[-1].round:
-            raise RefusedError(f"{what} {round} is earlier than round {done[-1].round}, which is opened already")
-        if after is not None and after not in {opened.round for opened in done}:
-            raise RefusedError(
-                f"this keeper's record has no share of {what} {after}: is it an old copy, or is the server mistaken?"
-            )
-        return None
-
-    def write(
-        self,
-        *,
-        context: bytes,
-        agreement: str,
-        kind: str,
-        round: int,
-        attempt: int,
-        list_hash: bytes,
-        sealed_hash: bytes,
-        after: int | None,
-        make_nonce: Callable[[tuple[int, ...]], int],
-    ) -> Opened:
-        """The opening of `round`: the one on record if it was the same request, else a new one, durable when this returns.
-
-        Args:
-            context: of the agreement. The first one stays for ever.
-            agreement: the agreement in words, to show later.
-            kind: "training" or "evaluation": each has its own rounds.
-            round: the round, from 0.
-            attempt: the try of the round.
-            list_hash: what was asked for, keepers and nodes.
-            sealed_hash: of the seeds that came with it. Anybody can seal a seed: a second answer for the list, with a seed of the
-                asker's own in the place of a node's, would tell that node's mask.
-            after: the last earlier round whose share is partly cancelled, or None.
-            make_nonce: makes the new nonce from those of earlier openings of the kind.
+            context: of the agreement.
+            asked: the request.
 
         Raises:
             RefusedError: for another run, another list of a round that is opened, a round before the last one that is opened, and
                 an earlier round that this record does not know.
         """
-        with transaction(self._connection):
-            again = self.check(
-                context=context,
-                kind=kind,
-                round=round,
-                attempt=attempt,
-                list_hash=list_hash,
-                sealed_hash=sealed_hash,
-                after=after,
+        pinned = self.context
+        if pinned is not None and pinned != context:
+            raise RefusedError("this key has served another run, and one key is for one run: make a new one")
+        done, what = self._of(asked.kind), "round" if asked.kind == "training" else f"{asked.kind} round"
+        for opened in done:
+            if opened.round == asked.round:
+                if opened != Opened(**vars(asked), nonce=opened.nonce):
+                    raise RefusedError(f"{what} {asked.round} is opened already, for another request")
+                return opened
+        if done and asked.round < done[-1].round:
+            raise RefusedError(f"{what} {asked.round} is earlier than round {done[-1].round}, which is opened already")
+        if asked.after is not None and asked.after not in {opened.round for opened in done}:
+            raise RefusedError(
+                f"this keeper's record has no share of {what} {asked.after}: is it an old copy, or is the server mistaken?"
             )
+        return None
+
+    def write(
+        self, context: bytes, agreement: str, asked: AskedOpening, make_nonce: Callable[[tuple[int, ...]], int]
+    ) -> Opened:
+        """The opening on record if it was the same request, else a new one, durable when this returns.
+
+        Args:
+            context: of the agreement. The first one stays for ever.
+            agreement: the agreement in words, to show later.
+            asked: the request.
+            make_nonce: makes the new nonce from those of earlier openings of the kind.
+
+        Raises:
+            RefusedError: as `check`.
+        """
+        with transaction(self._connection):
+            again = self.check(context, asked)
             if again is not None:
                 return again
-            nonce = make_nonce(tuple(opened.nonce for opened in self._of(kind)))
-            opened = Opened(kind, round, attempt, list_hash, sealed_hash, after, nonce)
+            nonce = make_nonce(tuple(opened.nonce for opened in self._of(asked.kind)))
+            opened = Opened(**vars(asked), nonce=nonce)
+            row = {**vars(opened), "nonce": nonce.to_bytes(NONCE_BYTES, "big"), "at": now()}
             self._connection.execute("UPDATE run SET context = ?, agreement = ?", (context, agreement))
             self._connection.execute(
-                "INSERT INTO openings VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (kind, round, attempt, list_hash, sealed_hash, after, nonce.to_bytes(NONCE_BYTES, "big"), now()),
+                "INSERT INTO openings VALUES (:kind, :round, :attempt, :list_hash, :sealed_hash, :after, :nonce, :at)",
+                row,
             )
         return opened
 
@@ -274,10 +244,8 @@ def read(path: Path | str) -> Recorded:
             written, created, fingerprint, context, agreement = connection.execute(
                 "SELECT format, created, key_fingerprint, context, agreement FROM run"
             ).fetchone()
-            if written != _TRAINING_ALONE:
-                _check_format(path, written)
-            select = _SELECT if written == FORMAT else _SELECT.replace("SELECT kind", "SELECT 'training'")
-            return Recorded(created, fingerprint, context, agreement, _openings(connection, select))
+            _check_format(path, written)
+            return Recorded(created, fingerprint, context, agreement, _openings(connection))
     except sqlite3.DatabaseError as error:
         raise ValueError(f"{path} cannot be read as a keeper's record: {error}") from error
 
@@ -292,11 +260,10 @@ def record_file(key_file: Path | str) -> Path:
     return path.with_name(f"{path.name}.record")
 
 
-_SELECT = "SELECT kind, round, attempt, list_hash, sealed_hash, after, nonce FROM openings ORDER BY 1 DESC, round"
-
-
-def _openings(connection: sqlite3.Connection, select: str = _SELECT) -> tuple[Opened, ...]:
-    rows = connection.execute(select)
+def _openings(connection: sqlite3.Connection) -> tuple[Opened, ...]:
+    rows = connection.execute(
+        "SELECT kind, round, attempt, list_hash, sealed_hash, after, nonce FROM openings ORDER BY kind DESC, round"
+    )
     return tuple(
         Opened(kind, round, attempt, bytes(list_hash), bytes(sealed_hash), after, int.from_bytes(nonce, "big"))
         for kind, round, attempt, list_hash, sealed_hash, after, nonce in rows
@@ -306,6 +273,6 @@ def _openings(connection: sqlite3.Connection, select: str = _SELECT) -> tuple[Op
 def _check_format(path: Path | str, written: int) -> None:
     if written != FORMAT:
         raise ValueError(
-            f"{path} is a keeper's record in format {written}, and this version of fedcgd goes on with {FORMAT} only: end its "
+            f"{path} is a keeper's record in format {written}, and this version of fedcgd reads format {FORMAT}: end its "
             "run with the version that began it, and begin another run with new keys"
         )

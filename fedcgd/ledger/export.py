@@ -1,7 +1,6 @@
 """The records of a run as values that JSON can hold, without user ids and models."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +58,9 @@ def export(path: Path | str) -> dict[str, Any]:
         histogram = dict(
             connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
         )
-    verification = verify(path)
-    both = verification.with_evaluations
     return {
         "run": run,
-        "verification": asdict(verification)
-        | {
-            "whole": verification.whole.to_description(),
-            "guarantee": verification.guarantee and verification.guarantee.to_description(),
-            "noiseless": verification.noiseless,
-            "with_evaluations": both and both.to_description(),
-            "keepers": verification.keepers and verification.keepers.to_description(),
-        },
+        "verification": verify(path).to_description(),
         "attempts": attempts,
         "releases": releases,
         "measured": measured,

@@ -10,9 +10,9 @@ import sqlite3
 from dataclasses import dataclass
 
 SCHEMA = """
-CREATE UNIQUE INDEX IF NOT EXISTS spent_once ON attempts (round) WHERE state = 'spent';
-CREATE UNIQUE INDEX IF NOT EXISTS one_opening ON attempts ((1)) WHERE state = 'opening';
-CREATE TABLE IF NOT EXISTS openings (
+CREATE UNIQUE INDEX spent_once ON attempts (round) WHERE state = 'spent';
+CREATE UNIQUE INDEX one_opening ON attempts ((1)) WHERE state = 'opening';
+CREATE TABLE openings (
     round INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     list_hash BLOB NOT NULL CHECK (length(list_hash) = 32),
@@ -44,9 +44,7 @@ def write(connection: sqlite3.Connection, round: int, attempt: int, list_hash: b
 
 
 def read(connection: sqlite3.Connection) -> tuple[RecordedOpening, ...]:
-    """All rounds that keepers were asked to open, in order; none for a ledger of an earlier version."""
-    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'openings'").fetchone():
-        return ()
+    """All rounds that keepers were asked to open, in order."""
     rows = connection.execute(
         "SELECT round, attempt, state, list_hash, keepers FROM openings JOIN attempts USING (round, attempt) ORDER BY round"
     )

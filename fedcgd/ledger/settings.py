@@ -65,7 +65,7 @@ def check_same(connection: sqlite3.Connection, path: str, settings: Mapping[str,
         raise ValueError(f"{path} was sealed on {sealed}: its run is over; begin another one with a new ledger and key")
     for name, before in zip(("plan", "configuration"), stored[:2], strict=True):
         now = json.loads(settings[name])
-        differing = differences(_in_todays_form(json.loads(before), now), now)
+        differing = differences(json.loads(before), now)
         if differing:
             raise ValueError(
                 f"{path} is the ledger of another run: its {name} is not the same (on record → here): {', '.join(differing)}; "
@@ -76,12 +76,3 @@ def check_same(connection: sqlite3.Connection, path: str, settings: Mapping[str,
             f"{path} is the ledger of another run: its key fingerprint is {stored[2]}, here it is {settings['key_fingerprint']}; "
             f"give the key that the run began with. {_ANOTHER}"
         )
-
-
-def _in_todays_form(before: dict[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs that earlier versions began have every number and text of the inner strategy side by side, also folders and names."""
-    inner, wanted = before.get("inner"), now.get("inner")
-    if not (isinstance(inner, dict) and isinstance(wanted, dict)) or TRAINING in inner or TRAINING not in wanted:
-        return before
-    kept = {name: inner[name] for name in wanted[TRAINING] if name in inner}
-    return before | {"inner": {"strategy": inner.get("strategy"), TRAINING: kept}}

@@ -6,6 +6,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,23 +72,17 @@ CREATE TABLE latest (
     checksum INTEGER NOT NULL,
     layout TEXT NOT NULL
 ) STRICT;
-"""
+{openings.SCHEMA}"""
 
 
 def connect(path: Path | str) -> sqlite3.Connection:
     """A connection that makes the file (mode 0600) and its tables if they are not there yet."""
     if isinstance(path, Path) and str(path) == MEMORY:
         raise ValueError(f'a ledger in memory is the text "{MEMORY}", not a Path, which would be a file of that name')
-    connection = open_file(path, "a ledger", _prepare)
+    connection = open_file(path, "a ledger", partial(make_tables, schema=_SCHEMA))
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -65536")  # KiB: the pages that a cohort of 10,000 of many users touches
     return connection
-
-
-def _prepare(connection: sqlite3.Connection) -> None:
-    make_tables(connection, _SCHEMA)
-    for statement in openings.SCHEMA.split(";"):  # a ledger of an earlier version has none of it
-        connection.execute(statement)
 
 
 @contextmanager

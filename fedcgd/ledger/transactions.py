@@ -36,7 +36,7 @@ class _InMemory(sqlite3.Connection):
         self.close()
 
 
-def open_file(path: Path | str, what: str, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
+def open_file(path: Path | str, what: str, prepare: Callable[[sqlite3.Connection], object]) -> sqlite3.Connection:
     """A connection to `path`, made if there is none (readable by its owner only), once `prepare` has made its tables.
 
     Raises:

@@ -60,6 +60,15 @@ class Verification:
         """The plan is one for debugging, without noise: nothing in the run is private."""
         return self.whole.noise_multiplier == 0
 
+    def to_description(self) -> dict[str, Any]:
+        """All of it as JSON-able values."""
+        parts = {name: getattr(self, name) for name in ("whole", "guarantee", "with_evaluations", "keepers")}
+        return {
+            **vars(self),
+            **{name: part and part.to_description() for name, part in parts.items()},
+            "noiseless": self.noiseless,
+        }
+
 
 def verify(path: Path | str) -> Verification:
     """The ε of a recorded run, derived again from the records alone.
@@ -82,13 +91,9 @@ def verify(path: Path | str) -> Verification:
             "SELECT plan, configuration, configuration_hash, simulated FROM run"
         ).fetchone()
         plan = Plan.from_description(json.loads(text))
-        whole = f"{text} {configuration}"
-        # Runs that earlier versions began have the hash of the configuration alone.
-        problems = (
-            []
-            if hashed in (sha256(whole), sha256(configuration))
-            else ["the plan and the configuration are not those whose hash is on record"]
-        )
+        problems = []
+        if hashed != sha256(f"{text} {configuration}"):
+            problems.append("the plan and the configuration are not those whose hash is on record")
         rows = connection.execute(
             "SELECT round, attempt FROM attempts WHERE state IN ('released', 'spent') ORDER BY round"
         ).fetchall()

@@ -1,8 +1,5 @@
 """What of an inner strategy makes a run: what changes training, and nothing else."""
 
-import json
-import sqlite3
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -156,24 +153,3 @@ def test_what_is_kept_of_flowers_and_of_ones_own() -> None:
     wrong.training_settings, wrong.lr = ("lr",), object()
     with pytest.raises(ValueError, match="lr of FedAvg is a object, which cannot be compared"):
         settings(wrong)
-
-
-def test_runs_that_earlier_versions_began_go_on(tmp_path: Path) -> None:
-    """They have every number and text of the strategy in their configuration."""
-    path, key = tmp_path / "run.db", NoiseKey.generate()
-    run(path, key, FedAvgM(server_learning_rate=0.5))
-    with closing(sqlite3.connect(path)) as connection, connection:
-        (text,) = connection.execute("SELECT configuration FROM run").fetchone()
-        configuration = json.loads(text)
-        configuration["inner"] = {
-            "strategy": "FedAvgM",
-            "fraction_train": 1.0,
-            "run_dir": "12:00:00",
-            "server_learning_rate": 0.5,
-            "server_momentum": 0.0,
-            "train_metrics_aggr_fn": "aggregate_metricrecords",
-        }
-        connection.execute("UPDATE run SET configuration = ?", (json.dumps(configuration, sort_keys=True),))
-    assert run(path, key, FedAvgM(server_learning_rate=0.5)).releases == 2
-    with pytest.raises(ValueError, match=r"server_learning_rate: 0\.5 → 0\.7"):
-        run(path, key, FedAvgM(server_learning_rate=0.7))

@@ -90,25 +90,11 @@ def test_what_contradicts_is_named_and_the_exit_code_says_so(finished: RealKeepe
     assert json.loads(verify(finished, "--ledger", str(finished.ledger), "--json").stdout)["problems"]
 
 
-def in_the_format_before(record: Path) -> None:
-    """What a version wrote that opened training rounds only."""
-    columns = "round, attempt, list_hash, sealed_hash, after, nonce, at"
-    with closing(sqlite3.connect(record)) as connection, connection:
-        connection.execute(f"CREATE TABLE old AS SELECT {columns} FROM openings")
-        connection.execute("DROP TABLE openings")
-        connection.execute("ALTER TABLE old RENAME TO openings")
-        connection.execute("UPDATE run SET format = 2")
-
-
-def test_records_of_the_version_before_are_shown_and_checked_but_not_gone_on_with(finished: RealKeepers) -> None:
-    record = Path(f"{finished.files[0]}.record")
-    in_the_format_before(record)
-    assert json.loads(run("show", str(finished.files[0]), "--json").stdout)["rounds_opened"] == list(range(6))
-    assert verify(finished, "--ledger", str(finished.ledger)).exit_code == 0
-    with pytest.raises(ValueError, match="is a keeper's record in format 2, and this version of fedcgd goes on with 3"):
-        Keeper.open(finished.files[0], finished.keepers)
-    with closing(sqlite3.connect(record)) as connection, connection:
+def test_records_of_another_version_are_refused(finished: RealKeepers) -> None:
+    with closing(sqlite3.connect(f"{finished.files[0]}.record")) as connection, connection:
         connection.execute("UPDATE run SET format = 4")
+    with pytest.raises(ValueError, match="is a keeper's record in format 4, and this version of fedcgd reads format 3"):
+        Keeper.open(finished.files[0], finished.keepers)
     newer = run("show", str(finished.files[0]))
     assert (newer.exit_code, "in format 4" in " ".join(newer.stderr.split())) == (2, True)
 
