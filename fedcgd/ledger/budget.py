@@ -89,8 +89,7 @@ class JointBudget:
             if unnamed := set(run.budget["after"]) - ids if run.budget else set():
                 raise ValueError(
                     f"{run.name} came after {so_many(len(unnamed), 'run that is', 'runs that are')} not named (streams "
-                    f"{', '.join(sorted(unnamed))}); "
-                    "name all earlier ledgers: whoever was in those counts too"
+                    f"{', '.join(sorted(unnamed))}); name all earlier ledgers: whoever was in those counts too"
                 )
         description = {
             "epsilon": self.epsilon,
@@ -111,16 +110,10 @@ class JointBudget:
         )
         together = RunComposition([*runs, new])
         last = len(runs)
-        verdicts: dict[tuple[int, ...], bool] = {}
-        refused, cost = set(), math.inf
-        for user in frozenset().union(*(run.users for run in runs)):
-            inside = tuple(i for i in together.of(user) if i != last)
-            if inside not in verdicts:
-                verdicts[inside] = together.admits(last, inside)
-                if not verdicts[inside]:
-                    cost = min(cost, together.epsilon([*inside, last], self.delta))
-            if not verdicts[inside]:
-                refused.add(user)
+        users = frozenset[str]().union(*(run.users for run in runs))
+        inside = {user: tuple(i for i in together.of(user) if i != last) for user in users}
+        over = {group for group in set(inside.values()) if not together.admits(last, group)}
+        cost = min((together.epsilon([*group, last], self.delta) for group in over), default=math.inf)
         nobody_asked = tuple(i for i in together.of(None) if i != last)
         if not together.admits(last, nobody_asked):
             epsilon = together.epsilon([*nobody_asked, last], self.delta)
@@ -129,7 +122,8 @@ class JointBudget:
                 f"ε ≤ {rounded_up(epsilon)} at δ = {self.delta:g}, and the joint budget is {self.epsilon:g}; raise it, or plan a "
                 "smaller ε"
             )
-        return Admission(frozenset(refused), {BUDGET: description}, cost)
+        refused = frozenset(user for user in users if inside[user] in over)
+        return Admission(refused, {BUDGET: description}, cost)
 
 
 def _check_earlier(run: RecordedRun, key: NoiseKey) -> None:

@@ -1,6 +1,7 @@
 """The records of a run as values that JSON can hold, without user ids and models."""
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -25,45 +26,37 @@ def export(path: Path | str) -> dict[str, Any]:
         ValueError: if there is no ledger.
     """
     with reader(path) as connection:
-        columns = "created, plan, configuration, configuration_hash, stream_id, key_fingerprint, simulated, sealed"
-        values = connection.execute(f"SELECT {columns} FROM run").fetchone()  # noqa: S608
-        run = dict(zip(columns.split(", "), values, strict=True))
+        [run] = _rows(
+            connection,
+            "SELECT created, plan, configuration, configuration_hash, stream_id, key_fingerprint, simulated, sealed FROM run",
+        )
         run |= {name: json.loads(run[name]) for name in ("plan", "configuration")}
         run["simulated"] = bool(run["simulated"])
         attempts = [
-            {
-                "round": round,
-                "attempt": attempt,
-                "state": state,
-                "users": len(unpack_ids(packed)),
-                "planned": planned,
-                "aggregated": aggregated,
-                "ended": ended,
-            }
-            for round, attempt, state, packed, planned, aggregated, ended in connection.execute(
-                "SELECT round, attempt, state, users, planned, aggregated, ended FROM attempts ORDER BY id"
+            {**row, "users": len(unpack_ids(row["users"]))}
+            for row in _rows(
+                connection, "SELECT round, attempt, state, users, planned, aggregated, ended FROM attempts ORDER BY id"
             )
         ]
-        skips = [
-            {"round": round, "at": at, "reason": reason}
-            for round, at, reason in connection.execute("SELECT round, at, reason FROM skips ORDER BY id")
-        ]
-        metrics = connection.execute("SELECT release, data FROM metrics WHERE kind = 'train' ORDER BY release")
-        releases = [{"release": release} | json.loads(data) for release, data in metrics]
-        others = connection.execute(
-            "SELECT kind, release, data FROM metrics WHERE kind NOT IN ('train', ?) ORDER BY kind, release",
-            (client_metrics.CONFIG,),
-        )
-        measured = [{"kind": kind, "release": release} | json.loads(data) for kind, release, data in others]
+        skips = _rows(connection, "SELECT round, at, reason FROM skips ORDER BY id")
         histogram = dict(
             connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
         )
+        metrics = _rows(connection, "SELECT kind, release, data FROM metrics ORDER BY kind, release")
+        measured = [{"kind": row["kind"], "release": row["release"]} | json.loads(row["data"]) for row in metrics]
     return {
         "run": run,
         "verification": verify(path).to_description(),
         "attempts": attempts,
-        "releases": releases,
-        "measured": measured,
+        "releases": [{n: v for n, v in row.items() if n != "kind"} for row in measured if row["kind"] == "train"],
+        "measured": [row for row in measured if row["kind"] not in ("train", client_metrics.CONFIG)],
         "skips": skips,
         "users_by_participations": histogram,
     }
+
+
+def _rows(connection: sqlite3.Connection, query: str) -> list[dict[str, Any]]:
+    """What `query` finds, by the names of its columns."""
+    found = connection.execute(query)
+    names = [column[0] for column in found.description]
+    return [dict(zip(names, row, strict=True)) for row in found]

@@ -83,22 +83,23 @@ def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None
     """
     together = RunComposition(recorded(paths))
     runs = together.runs
-    deltas = {run.plan.delta for run in runs}
-    if delta is None and len(deltas) > 1:
-        raise ValueError(f"the runs have different δ ({', '.join(f'{d:g}' for d in sorted(deltas))}); give one for all")
+    if delta is None:
+        deltas = sorted({run.plan.delta for run in runs})
+        if len(deltas) > 1:
+            raise ValueError(f"the runs have different δ ({', '.join(f'{d:g}' for d in deltas)}); give one for all")
+        (delta,) = deltas
     everybody = frozenset().union(*(run.users for run in runs)) if user is None else frozenset({user})
     if user is not None and not any(user in run.users for run in runs):
         raise ValueError(f"no run has a user {user!r}")
     members = Counter(together.of(one) for one in everybody)
     if not members:
         raise ValueError("no users are on record: nobody was asked in any of the runs")
-    target = delta if delta is not None else deltas.pop()
     groups = [
         UserGroup(
             ledgers=tuple(runs[i].name for i in inside),
             users=count,
-            planned=together.guarantee(inside, target),
-            released=together.guarantee(inside, target, released=True),
+            planned=together.guarantee(inside, delta),
+            released=together.guarantee(inside, delta, released=True),
         )
         for inside, count in sorted(members.items())
     ]

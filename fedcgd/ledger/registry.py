@@ -88,7 +88,9 @@ class Registry:
         """Remember a new run of these `settings`. Raises ValueError as `check_new` does."""
         with transaction(self._connection):
             self.check_new(settings, ledger)
-            self._forget_unused(settings)
+            # A run that never released anything may begin again; the process that began it can then release nothing any more.
+            unused = "DELETE FROM runs WHERE settings = ? AND released = 0 AND sealed IS NULL"
+            self._connection.execute(unused, (settings,))
             self._insert(stream_id, settings, ledger)
 
     def resume(self, stream_id: str, settings: str, ledger: str, nonces: Sequence[int]) -> None:
@@ -183,10 +185,6 @@ class Registry:
         self._connection.execute(
             "UPDATE runs SET released = ?, nonce = ? WHERE stream_id = ?", (released, last, stream_id)
         )
-
-    def _forget_unused(self, settings: str) -> None:
-        """A run that never released anything may begin again; the process that began it can then release nothing any more."""
-        self._connection.execute("DELETE FROM runs WHERE settings = ? AND released = 0 AND sealed IS NULL", (settings,))
 
     def _runs(self, condition: str, value: str) -> list[RegisteredRun]:
         rows = self._connection.execute(

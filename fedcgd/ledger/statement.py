@@ -15,7 +15,7 @@ from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.evaluations import EVALUATION_OF
 from fedcgd.ledger.export import export
 from fedcgd.ledger.recorded_keepers import keeper_facts
-from fedcgd.ledger.verification import Verification, verify
+from fedcgd.ledger.verification import verify
 from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 
@@ -40,7 +40,7 @@ def privacy_statement(path: Path | str, *, progress: Progress = silent) -> dict[
     both = verification.with_evaluations
     plan = Plan.from_description(record["run"]["plan"])
     whole = verification.whole
-    attacker = None
+    attacker = None  # where nothing is promised
     if not (plan.noiseless or verification.simulated or verification.problems):
         attacker = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier, progress=progress)
     adaptive = record["run"]["configuration"].get("adaptive_clipping")
@@ -62,13 +62,8 @@ def privacy_statement(path: Path | str, *, progress: Progress = silent) -> dict[
             whole, both, attacker=attacker, simulated=verification.simulated, sound=not verification.problems
         )
         + f" {NOT_COVERED}" * verification.forwards_client_metrics
-        + _of_keepers(verification),
-        "private": not (
-            verification.simulated
-            or verification.noiseless
-            or verification.problems
-            or verification.forwards_client_metrics
-        ),
+        + (f" {verification.keepers.promise}" if attacker is not None and verification.keepers is not None else ""),
+        "private": attacker is not None and not verification.forwards_client_metrics,
         "forwards_client_metrics": verification.forwards_client_metrics,
         "simulated": verification.simulated,
         "noiseless": verification.noiseless,
@@ -93,12 +88,6 @@ def privacy_statement(path: Path | str, *, progress: Progress = silent) -> dict[
         "configuration_hash": record["run"]["configuration_hash"],
         "written_with": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
     }
-
-
-def _of_keepers(verification: Verification) -> str:
-    if verification.keepers is None or verification.simulated or verification.problems:
-        return ""
-    return f" {verification.keepers.promise}"
 
 
 _WITHOUT_NOISE = (
@@ -134,28 +123,22 @@ def sentence(
     if not sound:
         return "The records of this run contradict each other or the plan: NO guarantee can be given for it."
     assert attacker is not None  # it is known where something is promised
+    of_both = both and (
+        " Metrics of the models on users' data are reported too, as noised sums: the models and all such evaluations that are "
+        f"planned, together, are ({rounded_up(both.epsilon)}, {rounded_up(both.delta, 6)})-differentially private."
+    )
     return (
         f"All models that this run releases, together, are ({rounded_up(whole.epsilon)}, {rounded_up(whole.delta, 6)})-"
         f"differentially private for every user (adjacency: {whole.adjacency}): anyone who sees all of them, and knows "
         "everything about all other users, is right about whether one user's updates were used, or were replaced by zeros, "
-        f"{_how_often(attacker)}."
-    ) + (
-        ""
-        if both is None
-        else " Metrics of the models on users' data are reported too, as noised sums: the models and all such evaluations that "
-        f"are planned, together, are ({rounded_up(both.epsilon)}, {rounded_up(both.delta, 6)})-differentially private."
+        f"{_how_often(attacker)}.{of_both or ''}"
     )
 
 
 def _how_often(attacker: AttackerAccuracy) -> str:
-    mu = (
-        ""
-        if attacker.gaussian_mu is None
-        else (
-            f" (all releases together are at most a Gaussian mechanism with μ = {rounded_up(attacker.gaussian_mu, 4)})"
-        )
-    )
-    return f"in at most {attacker.percent} % of cases{mu}, where a coin is right in 50 %"
+    mu = "" if attacker.gaussian_mu is None else rounded_up(attacker.gaussian_mu, 4)
+    known = mu and f" (all releases together are at most a Gaussian mechanism with μ = {mu})"
+    return f"in at most {attacker.percent} % of cases{known}, where a coin is right in 50 %"
 
 
 def statement_markdown(statement: dict[str, Any]) -> str:

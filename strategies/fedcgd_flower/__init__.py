@@ -10,7 +10,6 @@ from fedcgd.on_use import names_on_use
 if TYPE_CHECKING:
     from fedcgd_flower.adaptive_clipping import AdaptiveClipping
     from fedcgd_flower.client_mod import ClippedUpdateMod, clipped_update_mod
-    from fedcgd_flower.evaluation import PrivateEvaluation
     from fedcgd_flower.gradient_step import one_gradient_step
     from fedcgd_flower.inner import scheduled
     from fedcgd_flower.pool import (
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
         one_by_one,
         sequential_training,
     )
+    from fedcgd_flower.private_evaluation import PrivateEvaluation
     from fedcgd_flower.run_loop import IncompleteRunError, ReleaseEvent, RunResult
     from fedcgd_flower.strategy import CorrelatedNoise
     from fedcgd_flower.torch_models import arrays_of, load_arrays
@@ -52,7 +52,7 @@ __getattr__ = names_on_use(
         "ClippedUpdateMod": "client_mod",
         "CorrelatedNoise": "strategy",
         "IncompleteRunError": "run_loop",
-        "PrivateEvaluation": "evaluation",
+        "PrivateEvaluation": "private_evaluation",
         "ReleaseEvent": "run_loop",
         "RunResult": "run_loop",
         "arrays_of": "torch_models",

@@ -10,28 +10,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, Message
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 
 from fedcgd.noise.quantisation import Integers
+from fedcgd_flower import messages
 from fedcgd_flower.arrays import LazyArray, Outgoing
 from fedcgd_flower.evaluation_messages import answer, answers_task, bounds_of, is_private_evaluation
 from fedcgd_flower.flower_private import log, mods_after
 from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, tied_arrays, unflatten
-from fedcgd_flower.messages import (
-    ANOTHER_MODEL,
-    LOCAL_FAILURE,
-    NOT_FINITE,
-    NOT_FINITE_WORDS,
-    PROBLEMS,
-    TIED,
-    TIED_WORDS,
-    TrainTask,
-    check_masked,
-    failed_reply,
-    further_records,
-    is_users_query,
-    question_of,
-    read_train_message,
-    train_reply,
-    users_reply,
-)
+from fedcgd_flower.messages import TrainTask
+from fedcgd_flower.node_replies import keeper_reply, sum_reply
 from fedcgd_flower.update import Steps, write_clipped_update
 
 if TYPE_CHECKING:
@@ -91,22 +76,20 @@ class ClippedUpdateMod:
         # Without the name of the app's function, as in "train.lora".
         kind = message.metadata.message_type.partition(".")[0]
         if kind == MessageType.EVALUATE and (self.keepers is not None or is_private_evaluation(message)):
-            check_masked(message, self.keepers)
+            messages.check_masked(message, self.keepers)
             return _evaluate(message, context, call_next, self.keepers, self.user(context) or _THIS)
         if kind != MessageType.TRAIN:
             return call_next(message, context)
-        if question_of(message) is not None:
-            from fedcgd_flower.keeper_app import answer_question  # a node without keepers does not load it
-
-            return answer_question(message, context, self.keepers)
+        if (answered := keeper_reply(message, context, self.keepers)) is not None:
+            return answered
         spoiled = any(_is_privacy_mod(mod) for mod in mods_after(call_next))
-        if is_users_query(message):
+        if messages.is_users_query(message):
             user = self.user(context)
             answer = "another privacy mod" if spoiled else "no user id" if user is None else [user]
-            return users_reply(message, answer, single=True)
+            return messages.users_reply(message, answer, single=True)
         if spoiled:
-            raise ValueError(f"this node cannot take part: {PROBLEMS['another privacy mod']}")
-        check_masked(message, self.keepers)
+            raise ValueError(f"this node cannot take part: {messages.PROBLEMS['another privacy mod']}")
+        messages.check_masked(message, self.keepers)
         if self.keepers is not None:
             return _train_masked(message, context, call_next, self.keepers, self.user(context) or _THIS)
         return _train(message, context, call_next)
@@ -117,41 +100,35 @@ clipped_update_mod = ClippedUpdateMod()
 
 
 def _train(message: Message, context: Context, call_next: CallNext) -> Message:
-    model, config, task = read_train_message(message)
+    model, config, task = messages.read_train_message(message)
     _show_model(message, model, config, task)
     try:
         reply = call_next(message, context)
         if reply.has_error():
-            return Message(Error(code=reply.error.code, reason=LOCAL_FAILURE), reply_to=message)
+            return Message(Error(code=reply.error.code, reason=messages.LOCAL_FAILURE), reply_to=message)
     except Exception as error:
-        return failed_reply(message, error)
+        return messages.failed_reply(message, error)
     outgoing = Outgoing((task.size,), task.dtype)
     try:
         checksum = _write_update(reply, model, task, outgoing.array)
     except _NoUpdateError as error:
         return Message(Error(code=0, reason=str(error)), reply_to=message)
-    return train_reply(message, task, outgoing, 1, checksum)
+    return messages.train_reply(message, task, outgoing, 1, checksum)
 
 
 def _train_masked(message: Message, context: Context, call_next: CallNext, keepers: "Keepers", user: str) -> Message:
-    model, config, task = read_train_message(message)
+    model, config, task = messages.read_train_message(message)
     _check_single_user(task)
 
-    def update() -> Integers:
-        _show_model(
-            message, model, config, task
-        )  # only now: it takes from the message what the server says of the keepers
-        reply = call_next(message, context)
-        if reply.has_error():
-            raise RuntimeError(LOCAL_FAILURE)
+    def update() -> tuple[Integers, int]:
+        # Only now: it takes from the message what the server says of the keepers.
+        reply = _app_reply(message, context, call_next, model, config, task)
         steps = np.empty(task.size, np.int64)
         _write_update(reply, model, task, steps)
-        return steps
-
-    from fedcgd_flower.keeper_app import masked_answer  # a node without keepers does not load it
+        return steps, 1
 
     # Its one user's turns are counted under its own name, and not under what the server calls it.
-    return masked_answer(message, context, task, keepers, [user], update)
+    return sum_reply(message, context, task, keepers, [user], update)
 
 
 class _NoUpdateError(RuntimeError):
@@ -173,10 +150,10 @@ def _write_update(reply: Message, model: Flat, task: TrainTask, out: Steps) -> i
         new = flat_arrays(_replied_model(reply), task.layout)
     except ValueError as error:
         log(ERROR, "fedcgd: the train function did not reply the model that it was sent: %s", error)
-        raise _NoUpdateError(ANOTHER_MODEL) from None
+        raise _NoUpdateError(messages.ANOTHER_MODEL) from None
     if tied := tied_arrays(new, model, task.layout):
-        log(ERROR, "fedcgd: the arrays %s are one tensor of the model; %s", list(tied), TIED_WORDS)
-        raise _NoUpdateError(TIED)
+        log(ERROR, "fedcgd: the arrays %s are one tensor of the model; %s", list(tied), messages.TIED_WORDS)
+        raise _NoUpdateError(messages.TIED)
     checksum = write_clipped_update(
         out,
         new,
@@ -187,8 +164,8 @@ def _write_update(reply: Message, model: Flat, task: TrainTask, out: Steps) -> i
         indicator=task.indicator,
     )
     if checksum is None:
-        log(ERROR, "fedcgd: %s", NOT_FINITE_WORDS)
-        raise _NoUpdateError(NOT_FINITE)
+        log(ERROR, "fedcgd: %s", messages.NOT_FINITE_WORDS)
+        raise _NoUpdateError(messages.NOT_FINITE)
     return checksum
 
 
@@ -201,33 +178,34 @@ def _replied_model(reply: Message) -> ArrayRecord:
 
 
 def _evaluate(message: Message, context: Context, call_next: CallNext, keepers: "Keepers | None", user: str) -> Message:
-    model, config, task = read_train_message(message)
+    model, config, task = messages.read_train_message(message)
     bounds = bounds_of(message)
     _check_single_user(task)
 
-    def measure() -> Integers:
-        _show_model(message, model, config, task)
-        reply = call_next(message, context)
-        if reply.has_error():
-            raise RuntimeError(LOCAL_FAILURE)
+    def measure() -> tuple[Integers, int]:
+        reply = _app_reply(message, context, call_next, model, config, task)
         metrics = {name: value for record in reply.content.metric_records.values() for name, value in record.items()}
-        return answer(metrics, bounds, task.grid)
+        return answer(metrics, bounds, task.grid), 1
 
-    if keepers is not None:
-        from fedcgd_flower.keeper_app import masked_answer
+    return sum_reply(message, context, answers_task(task, len(bounds)), keepers, [user], measure)
 
-        return masked_answer(message, context, answers_task(task, len(bounds)), keepers, [user], measure)
-    try:
-        return train_reply(message, task, measure(), 1)
-    except Exception as error:
-        return failed_reply(message, error)
+
+def _app_reply(
+    message: Message, context: Context, call_next: CallNext, model: Flat, config: ConfigRecord, task: TrainTask
+) -> Message:
+    """The reply of the app's own function. Raises RuntimeError if that is an error."""
+    _show_model(message, model, config, task)
+    reply = call_next(message, context)
+    if reply.has_error():
+        raise RuntimeError(messages.LOCAL_FAILURE)
+    return reply
 
 
 def _show_model(message: Message, model: Flat, config: ConfigRecord, task: TrainTask) -> None:
     """Give `message` the content that the app's own function expects. Raises ValueError if it is not for one user."""
     _check_single_user(task)
     arrays_key, config_key = task.record_keys
-    further = further_records(message)
+    further = messages.further_records(message)
     message.content = RecordDict(
         {arrays_key: unflatten(model, task.layout, array=LazyArray), config_key: config, **further}
     )

@@ -27,26 +27,17 @@ _PATIENCE_WITH_USERS = 2  # tries of a round: replacing a user at once would cos
 
 
 class CohortSelector:
-    """Draws the cohorts of `cohort_size` users of a run from those who are there, and remembers who is silent in a round."""
+    """Draws a run's cohorts from the users who are there, and remembers who is silent in a round."""
 
     def __init__(
-        self,
-        participation: Participation,
-        cohort_size: int,
-        *,
-        expected_users: int,
-        expected_source: str,
-        patience: float,
-        budget: JointBudget | None,
+        self, participation: Participation, cohort: "CohortSettings", patience: float, budget: JointBudget | None
     ) -> None:
         self.refused: frozenset[str] = frozenset()
         """Users whose earlier runs leave too little of `budget`."""
         self.over_budget = 0
         """How many of them were there at the last look."""
         self._participation = participation
-        self._cohort_size = cohort_size
-        self._expected_users = expected_users
-        self._expected_source = expected_source
+        self._cohort = cohort
         self._patience = patience
         self._budget = budget
         self._told_budget = False
@@ -77,12 +68,14 @@ class CohortSelector:
         while True:
             nodes = self._within_budget(directory.refresh(grid))
             history = ledger.history(list(nodes))
-            enough = round > 0 or (len(nodes) >= self._expected_users and not self._nodes_missing(directory, grid))
+            enough = round > 0 or (
+                len(nodes) >= self._cohort.expected_users and not self._nodes_missing(directory, grid)
+            )
             # Whoever was asked twice in this very round, in vain, is replaced if others can be spared.
             silent = {user for user, times in self._silent.items() if times >= _PATIENCE_WITH_USERS}
             choices = [nodes.keys()] if sampled else [nodes.keys() - silent, nodes.keys()]
             for available in choices if enough else []:
-                users = cohort(participation, round, available, history, cohort_size=self._cohort_size, key=choices_key)
+                users = cohort(participation, round, available, history, cohort_size=self._cohort.size, key=choices_key)
                 if users is not None and (
                     len(available) == len(nodes) or can_replace(participation, round, users, nodes, history)
                 ):
@@ -94,11 +87,11 @@ class CohortSelector:
                 log(INFO, "fedcgd: %s; waiting for up to %.0f s", waiting, deadline - now)
                 told = now + _TOLD_EVERY
             time.sleep(min(_POLL, self._patience))
-        if not enough and len(nodes) >= self._expected_users:
+        if not enough and len(nodes) >= self._cohort.expected_users:
             raise ValueError(self._nodes_left_out(len(nodes), directory))
         if not enough:
             raise ValueError(self._too_few_to_begin(len(nodes), self._missing(directory)))
-        return cohort_shortfall(participation, round, self._cohort_size, nodes, history, self._missing(directory))
+        return cohort_shortfall(participation, round, self._cohort.size, nodes, history, self._missing(directory))
 
     def _forget_before(self, round: int) -> None:
         if round != self._silent_in:
@@ -118,7 +111,7 @@ class CohortSelector:
         cannot keep the others from beginning.
         """
         silent = directory.silent
-        if not silent or self._expected_source == EXPECTED_USERS:
+        if not silent or self._cohort.expected_source == EXPECTED_USERS:
             return False
         return is_simulation(grid) or silent > 1 or 2 * silent >= directory.connected
 
@@ -131,22 +124,22 @@ class CohortSelector:
         )
 
     def _waiting(self, round: int, users: int, directory: UserDirectory) -> str:
-        if not round and users >= self._expected_users:
+        if not round and users >= self._cohort.expected_users:
             return f"{directory.silent} of {directory.connected} nodes have not said yet which users they host"
-        if not round and users < self._expected_users:
+        if not round and users < self._cohort.expected_users:
             return (
-                f"{users} users are there, and {self._expected_users} are expected before the first round: with "
-                f"{self._cohort_size} a round, and a user's rounds at least {self._participation.min_separation} apart"
+                f"{users} users are there, and {self._cohort.expected_users} are expected before the first round: with "
+                f"{self._cohort.size} a round, and a user's rounds at least {self._participation.min_separation} apart"
             )
-        return f"{users} users are there, and round {round + 1} needs {self._cohort_size} who may take part"
+        return f"{users} users are there, and round {round + 1} needs {self._cohort.size} who may take part"
 
     def _too_few_to_begin(self, users: int, missing: str) -> str:
         participation = self._participation
         return (
-            f"{users} users are there after {self._patience:.0f} s, and {self._expected_users} are expected "
-            f"({self._expected_source}){missing and '; '}{missing}. With {self._cohort_size} users a round, each at most "
+            f"{users} users are there after {self._patience:.0f} s, and {self._cohort.expected_users} are expected "
+            f"({self._cohort.expected_source}){missing and '; '}{missing}. With {self._cohort.size} users a round, each at most "
             f"{participation.participations} times and {participation.min_separation} rounds apart, the {participation.rounds} "
-            f"rounds need {users_needed(participation, self._cohort_size)} users: lower cohort_size or the plan's "
+            f"rounds need {users_needed(participation, self._cohort.size)} users: lower cohort_size or the plan's "
             "min_separation, or say expected_users to begin with fewer, if others join later"
         )
 

@@ -5,32 +5,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp.strategy import (
-    Bulyan,
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    FedAvg,
-    FedAvgM,
-    FedMedian,
-    FedTrimmedAvg,
-    FedXgbBagging,
-    FedXgbCyclic,
-    Krum,
-    MultiKrum,
-    QFedAvg,
-    Strategy,
-)
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAvg, FedAvgM, Strategy
 
 from fedcgd.mechanisms.schedule import Schedule, rate_factors
 from fedcgd_flower.messages import RECORD_KEYS
 
 _DIFFERENTIALLY_PRIVATE = (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
+    flower.DifferentialPrivacyClientSideAdaptiveClipping,
+    flower.DifferentialPrivacyClientSideFixedClipping,
+    flower.DifferentialPrivacyServerSideAdaptiveClipping,
+    flower.DifferentialPrivacyServerSideFixedClipping,
 )
 _COMPARES = (
     "compares the updates of clients with each other, and would see a single one here, their noised mean: clipping bounds what "
@@ -38,14 +23,14 @@ _COMPARES = (
 )
 _TREES = "collects the trees that nodes grow, which have no sum that could be clipped and noised"
 _REFUSED: dict[type[Strategy], str] = {
-    Bulyan: _COMPARES,
-    FedMedian: _COMPARES,
-    FedTrimmedAvg: _COMPARES,
-    Krum: _COMPARES,
-    MultiKrum: _COMPARES,
-    FedXgbBagging: _TREES,
-    FedXgbCyclic: _TREES,
-    QFedAvg: "weights clients by their losses, which do not leave the nodes",
+    flower.Bulyan: _COMPARES,
+    flower.FedMedian: _COMPARES,
+    flower.FedTrimmedAvg: _COMPARES,
+    flower.Krum: _COMPARES,
+    flower.MultiKrum: _COMPARES,
+    flower.FedXgbBagging: _TREES,
+    flower.FedXgbCyclic: _TREES,
+    flower.QFedAvg: "weights clients by their losses, which do not leave the nodes",
 }
 """Why Flower's strategies that are no mean of updates cannot work on one noised mean a round."""
 
@@ -129,9 +114,8 @@ def warnings_only() -> Iterator[None]:
 
 def record_keys_of(inner: Strategy) -> tuple[str, str]:
     """The names under which nodes get the model and the configuration, as the inner strategy would send them."""
-    return getattr(inner, "arrayrecord_key", RECORD_KEYS[0]), getattr(
-        inner, "configrecord_key", RECORD_KEYS[1]
-    )  # Flower's names
+    arrays, config = RECORD_KEYS
+    return getattr(inner, "arrayrecord_key", arrays), getattr(inner, "configrecord_key", config)
 
 
 @contextmanager

@@ -6,16 +6,13 @@ model, and the records that the inner strategy puts beside it. Whatever would ge
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedcgd_flower.inner import record_keys_of, warnings_only
-
-if TYPE_CHECKING:
-    from flwr.supercore.run import Run
 
 _FLOWER_ASKS = 2  # times a round: for a fraction of the nodes, and to sample them
 _MOST_QUESTIONS, _MOST_NODES = 16, 1 << 16
@@ -49,29 +46,11 @@ class _PlanningGrid(Grid):
             raise RuntimeError("the inner strategy waits for nodes; its configure_train must take those that are there")
         return range(1, self._nodes + 1)
 
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise RuntimeError("the inner strategy may not send messages by itself: what it sends would bypass the noise")
 
-    @property
-    def run(self) -> "Run":
-        self._refuse()
-
-    def set_run(self, run: "Run") -> None:
-        self._refuse()
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        self._refuse()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        self._refuse()
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        self._refuse()
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        self._refuse()
+    run = property(_refuse)
+    set_run = create_message = push_messages = pull_messages = send_and_receive = _refuse
 
 
 def inner_request(inner: Strategy, server_round: int, arrays: ArrayRecord, config: ConfigRecord) -> InnerRequest:

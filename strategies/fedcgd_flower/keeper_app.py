@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Context, Message, MessageType
 from numpy.typing import NDArray
 
-from fedcgd.clipping import ROUNDING, clip
+from fedcgd.clipping import ROUNDING
 from fedcgd.keepers import (
     EVALUATION,
     TRAINING,
@@ -23,16 +23,11 @@ from fedcgd.keepers import (
     mask,
 )
 from fedcgd.keepers.wire import proof
+from fedcgd_flower import keeper_messages
 from fedcgd_flower.flower_private import log
-from fedcgd_flower.keeper_messages import (
-    Masking,
-    identity_reply,
-    masked_reply,
-    opened_reply,
-    read_opening,
-    refused_reply,
-)
+from fedcgd_flower.keeper_messages import Masking
 from fedcgd_flower.messages import KEEPERS, TrainTask, question_of
+from fedcgd_flower.replies import bounded
 
 CONFIGURED = "keeper"
 """Under which a node's configuration names the file of the keeper's key."""
@@ -80,7 +75,7 @@ def masked_answer(
         _count(str(turns), agreement, task, users)
     values = _bounded(_or_zeros(summed, task), task, len(users))
     masked = mask(values, agreement, round=task.round, attempt=task.attempt, present=masking.present)
-    return masked_reply(message, task, masked, masking.present)
+    return keeper_messages.masked_reply(message, task, masked, masking.present)
 
 
 def _count(file: str, agreement: Agreement, task: TrainTask, users: Collection[str]) -> None:
@@ -121,28 +116,27 @@ def _bounded(values: NDArray[np.signedinteger[Any]], task: TrainTask, users: int
     if float(steps @ steps) <= (1 - ROUNDING / 2) * bound**2 and bool((np.abs(counted) <= most).all()):
         return values
     log(WARNING, "fedcgd: the sum of %d users was longer than %d clip norms, and is scaled", users, users)
-    within = task.grid.to_steps(clip(task.grid.from_steps(update), users * task.clip_norm))
-    return np.append(within, np.clip(counted, -most, most))
+    return bounded(values, task, users)
 
 
 def answer_question(message: Message, context: Context, keepers: Keepers | None) -> Message:
     """The reply to a question to a keeper; `question_of` says whether a message is one."""
     key_file = context.node_config.get(CONFIGURED)
     if keepers is None or not isinstance(key_file, str) or not key_file:
-        return identity_reply(message, "", b"")
+        return keeper_messages.identity_reply(message, "", b"")
     if question_of(message) == "who":
         key = KeeperKey.from_file(key_file)
         name = keepers.card_of(key).name
         sealed = message.content.config_records[KEEPERS].get(f"challenge {name}")
-        return identity_reply(message, name, proof(key, sealed if isinstance(sealed, bytes) else b""))
+        return keeper_messages.identity_reply(message, name, proof(key, sealed if isinstance(sealed, bytes) else b""))
     try:
-        agreement, opening = read_opening(message, keepers)
+        agreement, opening = keeper_messages.read_opening(message, keepers)
         with Keeper.open(key_file, keepers) as keeper:
             answer = keeper.reply(agreement, opening, check=question_of(message) == "check")
     except ValueError as error:
         answer = Refusal(str(error))
     if not isinstance(answer, Refusal):
-        return opened_reply(message, answer)
+        return keeper_messages.opened_reply(message, answer)
     if answer.reason:
         log(WARNING, "fedcgd: this keeper does not open the round: %s", answer.reason)
-    return refused_reply(message, answer)
+    return keeper_messages.refused_reply(message, answer)

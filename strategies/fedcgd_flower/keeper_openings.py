@@ -31,7 +31,7 @@ from fedcgd.plan import Plan
 from fedcgd.release import RecordedReleases
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.keeper_messages import Masking, read_masked_reply
-from fedcgd_flower.keeper_transport import SimulatedKeepers, Transport
+from fedcgd_flower.keeper_transport import Transport
 from fedcgd_flower.messages import TrainTask
 from fedcgd_flower.replies import RejectionReason, rejection_reason
 
@@ -124,9 +124,8 @@ class Openings:
         )
 
     def close(self) -> None:
-        """Close the records of simulated keepers."""
-        if isinstance(self._transport, SimulatedKeepers):
-            self._transport.close()
+        """Close what the transport holds open."""
+        self._transport.close()
 
     def masking(self, grid: Grid, size: int) -> Masking | str:
         """How the nodes of the next round mask, with the keepers that are there; or the reason if too few are.
@@ -153,7 +152,9 @@ class Openings:
         """
         round = releases.count
         summed = self.checked(grid, masking, round, attempt, summed)
-        releases.add_noise_of_keepers(self.record(masking, round, attempt, summed))
+        asked = next(iter(self._requests(masking, round, attempt, summed).values()))
+        listed = list_hash(masking.agreement, asked)
+        releases.add_noise_of_keepers(self._ledger.record_opening(round, attempt, listed, masking.present))
         return self.noised(grid, masking, round, attempt, summed)
 
     def checked(self, grid: Grid, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> MaskedSum:
@@ -194,11 +195,6 @@ class Openings:
         for member in members:
             add(total, member.residues)
         return MaskedSum(total, members)
-
-    def record(self, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> int:
-        """Write in the ledger what keepers are about to be asked; the result stands for the round's nonce."""
-        some = next(iter(self._requests(masking, round, attempt, summed).values()))
-        return self._ledger.record_opening(round, attempt, list_hash(masking.agreement, some), masking.present)
 
     def noised(self, grid: Grid, masking: Masking, round: int, attempt: int, summed: MaskedSum) -> Integers:
         """Σ updates + Σ shares of the noise, in steps, int64.
@@ -257,14 +253,14 @@ class Openings:
 
 
 def check_keepers(
-    keepers: Keepers, plan: Plan, key: NoiseKey, *, evaluation: Plan | None, forward_client_metrics: bool
+    keepers: Keepers, plan: Plan, key: NoiseKey, evaluations: Plan | None, forward_client_metrics: bool
 ) -> None:
     """Raise TypeError or ValueError unless a run of `plan` can have these keepers."""
     if not isinstance(keepers, Keepers):
         raise TypeError(f"keepers must be Keepers, for example Keepers.from_file('keepers.toml'); got {keepers!r}")
     check_plan(plan)
-    if evaluation is not None:
-        check_plan(evaluation)
+    if evaluations is not None:
+        check_plan(evaluations)
     if forward_client_metrics:
         raise ValueError("forward_client_metrics=True sends metrics past the keepers, in the clear: leave it out")
     if keepers.are_services and keepers.tls is None:

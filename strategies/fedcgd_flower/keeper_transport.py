@@ -2,11 +2,11 @@
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Protocol
 
 from flwr.serverapp import Grid
 
@@ -24,82 +24,116 @@ _PROOF_WITHIN = 10.0  # seconds until a service counts as away
 _MOST_WORDS = 2**20  # bytes of a service's answer beside the residues
 
 
-class Transport(Protocol):
-    """How keepers are reached."""
+Answer = Residues | Refusal | None
+"""A keeper's answer to an opening; None if nothing that can be read came."""
+
+
+class Transport(ABC):
+    """How the keepers of a run are reached."""
+
+    def __init__(self, keepers: Keepers) -> None:
+        self._keepers = keepers
+
+    @abstractmethod
+    def _reachable(self, grid: Grid) -> Collection[str]:
+        """The keepers that can be reached now."""
+
+    @abstractmethod
+    def _ask_once(
+        self, grid: Grid, agreement: Agreement, openings: Mapping[str, Opening], check: bool, within: float
+    ) -> Mapping[str, Answer]:
+        """What keepers answer to their requests within so many seconds."""
+
+    def close(self) -> None:  # noqa: B027 — most have nothing to close
+        """Close what is open."""
 
     def present(self, grid: Grid, patience: float) -> tuple[str, ...]:
         """The keepers that can be reached, sorted: all of them, or who is there after `patience` seconds."""
-        ...
+        began = time.monotonic()
+        deadline, told, wait = began + patience, began + 1.0, _FIRST_WAIT
+        while True:
+            there = self._reachable(grid)
+            missing = set(self._keepers.names) - set(there)
+            now = time.monotonic()
+            if not missing or now >= deadline:
+                return tuple(sorted(there))
+            if now >= told:
+                log(INFO, "fedcgd: waiting for keepers %s, up to %.0f s", ", ".join(sorted(missing)), deadline - now)
+                told = now + _TOLD_EVERY
+            time.sleep(min(wait, max(deadline - now, 0)))
+            wait = min(1.5 * wait, 1.0)
 
     def ask(
         self, grid: Grid, agreement: Agreement, openings: Mapping[str, Opening], *, check: bool, patience: float
-    ) -> dict[str, Residues | Refusal | None]:
-        """What each keeper answers to its request; None if nothing came within `patience` seconds."""
-        ...
+    ) -> dict[str, Answer]:
+        """What each keeper answers to its request; None if nothing came within `patience` seconds.
+
+        A keeper that gives no answer is asked the same again.
+        """
+        answers: dict[str, Answer] = dict.fromkeys(openings)
+        deadline = time.monotonic() + patience
+        while True:
+            missing = {name: opening for name, opening in openings.items() if answers[name] is None}
+            within = max(1.0, min(_ANSWER_WITHIN, deadline - time.monotonic()))
+            answers |= self._ask_once(grid, agreement, missing, check, within)
+            if all(answer is not None for answer in answers.values()) or time.monotonic() >= deadline:
+                return answers
+            time.sleep(min(1.0, max(deadline - time.monotonic(), 0)))
 
 
-class SimulatedKeepers:
+class SimulatedKeepers(Transport):
     """Simulated keepers, in the server's own process; their records lie beside the ledger, or in memory without one."""
 
     def __init__(self, keepers: Keepers, ledger: Path | None, *, new: bool) -> None:
-        self._keepers: dict[str, Keeper] = {}
+        super().__init__(keepers)
+        self._running: dict[str, Keeper] = {}
         for number in range(len(keepers.cards)):
             beside = None if ledger is None else ledger.with_name(f"{ledger.name}-keeper-{number}.record")
             if beside is not None and new:  # of an earlier simulation, whose ledger is gone
                 for suffix in ("", "-wal", "-shm"):
                     beside.with_name(beside.name + suffix).unlink(missing_ok=True)
             keeper = Keeper.simulation(keepers, number, beside)
-            self._keepers[keeper.card.name] = keeper
+            self._running[keeper.card.name] = keeper
 
-    def present(self, grid: Grid, patience: float) -> tuple[str, ...]:
-        return tuple(sorted(self._keepers))
+    def _reachable(self, grid: Grid) -> Collection[str]:
+        return self._running
 
-    def ask(
-        self, grid: Grid, agreement: Agreement, openings: Mapping[str, Opening], *, check: bool, patience: float
-    ) -> dict[str, Residues | Refusal | None]:
-        answers: dict[str, Residues | Refusal | None] = {}
-        for name, opening in openings.items():
-            answers[name] = self._keepers[name].reply(agreement, opening, check=check)
-        return answers
+    def _ask_once(
+        self, grid: Grid, agreement: Agreement, openings: Mapping[str, Opening], check: bool, within: float
+    ) -> Mapping[str, Answer]:
+        return {name: self._running[name].reply(agreement, asked, check=check) for name, asked in openings.items()}
 
     def close(self) -> None:
         """Close their records."""
-        for keeper in self._keepers.values():
+        for keeper in self._running.values():
             keeper.close()
 
 
-class KeeperNodes:
+class KeeperNodes(Transport):
     """Keepers that are connected nodes: each shows which one it is by opening a challenge that is sealed to its card."""
 
     def __init__(self, keepers: Keepers) -> None:
-        self._keepers = keepers
+        super().__init__(keepers)
         self._nodes: dict[str, int] = {}
         self._others: set[int] = set()
         self._asked: dict[int, tuple[str, dict[str, bytes]]] = {}
 
-    def present(self, grid: Grid, patience: float) -> tuple[str, ...]:
-        def reachable() -> Collection[str]:
-            self._look(grid)
-            return self._nodes
+    def _reachable(self, grid: Grid) -> Collection[str]:
+        self._look(grid)
+        return self._nodes
 
-        return _wait_for(self._keepers, reachable, patience)
-
-    def ask(
-        self, grid: Grid, agreement: Agreement, openings: Mapping[str, Opening], *, check: bool, patience: float
-    ) -> dict[str, Residues | Refusal | None]:
-        def ask(missing: Sequence[str], within: float) -> list[Residues | Refusal | None]:
-            self._look(grid)
-            asked = [name for name in missing if name in self._nodes]
-            requests = [opening_request(self._nodes[name], agreement, openings[name], check=check) for name in asked]
-            replies = send_and_receive(grid, requests, within) if requests else []
-            read = [None if reply is None else read_opened(reply, agreement) for reply in replies]
-            answered = dict(zip(asked, read, strict=True))
-            for name in asked:
-                if answered[name] is None:  # gone, or failing: whoever has its key may come back as another node
-                    del self._nodes[name]
-            return [answered.get(name) for name in missing]
-
-        return _ask_again(tuple(openings), ask, patience)
+    def _ask_once(
+        self, grid: Grid, agreement: Agreement, openings: Mapping[str, Opening], check: bool, within: float
+    ) -> Mapping[str, Answer]:
+        self._look(grid)
+        asked = [name for name in openings if name in self._nodes]
+        requests = [opening_request(self._nodes[name], agreement, openings[name], check=check) for name in asked]
+        answers: dict[str, Answer] = {}
+        for name, reply in zip(asked, send_and_receive(grid, requests, within) if requests else [], strict=True):
+            answers[name] = None if reply is None else read_opened(reply, agreement)
+            if answers[name] is None:  # gone, or failing: whoever has its key may come back as another node
+                del self._nodes[name]
+        return answers
 
     def _look(self, grid: Grid) -> None:
         """Ask nodes that were not known before, and read what has been answered."""
@@ -138,31 +172,24 @@ class KeeperNodes:
                 self._others.add(node_id)
 
 
-class KeeperServices:
+class KeeperServices(Transport):
     """Keepers that are processes of their own, at the addresses on their cards (`fedcgd keeper serve`)."""
 
     def __init__(self, keepers: Keepers) -> None:
-        self._keepers = keepers
+        super().__init__(keepers)
         self._troubles: dict[str, str] = {}
         """Why a keeper was not reached the last time, so that it is said once."""
 
-    def present(self, grid: Grid, patience: float) -> tuple[str, ...]:
-        return _wait_for(self._keepers, self._reachable, patience)
+    def _ask_once(
+        self, grid: Grid, agreement: Agreement, openings: Mapping[str, Opening], check: bool, within: float
+    ) -> Mapping[str, Answer]:
+        requests = [to_bytes(agreement, opening) for opening in openings.values()]
+        most = agreement.size * agreement.bits // 8 + _MOST_WORDS
+        answers = self._asked(tuple(openings), "/check" if check else "/open", requests, most, within)
+        read = [None if answer is None else answer_from_bytes(answer, agreement) for answer in answers]
+        return dict(zip(openings, read, strict=True))
 
-    def ask(
-        self, grid: Grid, agreement: Agreement, openings: Mapping[str, Opening], *, check: bool, patience: float
-    ) -> dict[str, Residues | Refusal | None]:
-        question = "/check" if check else "/open"
-
-        def ask(missing: Sequence[str], within: float) -> list[Residues | Refusal | None]:
-            requests = [to_bytes(agreement, openings[name]) for name in missing]
-            most = agreement.size * agreement.bits // 8 + _MOST_WORDS
-            answers = self._asked(missing, question, requests, most, within)
-            return [None if answer is None else answer_from_bytes(answer, agreement) for answer in answers]
-
-        return _ask_again(tuple(openings), ask, patience)
-
-    def _reachable(self) -> Collection[str]:
+    def _reachable(self, grid: Grid) -> Collection[str]:
         names = self._keepers.names
         challenges = [os.urandom(32) for _ in names]
         sealed = [
@@ -201,35 +228,3 @@ def transport_of(keepers: Keepers, ledger: Path | None, *, new: bool) -> Transpo
     if keepers.simulated:
         return SimulatedKeepers(keepers, ledger, new=new)
     return KeeperServices(keepers) if keepers.are_services else KeeperNodes(keepers)
-
-
-def _wait_for(keepers: Keepers, reachable: Callable[[], Collection[str]], patience: float) -> tuple[str, ...]:
-    """The `reachable` keepers, sorted, once it is all of them or `patience` seconds have passed."""
-    began = time.monotonic()
-    deadline, told, wait = began + patience, began + 1.0, _FIRST_WAIT
-    while True:
-        there = reachable()
-        missing = set(keepers.names) - set(there)
-        now = time.monotonic()
-        if not missing or now >= deadline:
-            return tuple(sorted(there))
-        if now >= told:
-            log(INFO, "fedcgd: waiting for keepers %s, up to %.0f s", ", ".join(sorted(missing)), deadline - now)
-            told = now + _TOLD_EVERY
-        time.sleep(min(wait, max(deadline - now, 0)))
-        wait = min(1.5 * wait, 1.0)
-
-
-def _ask_again(
-    names: Sequence[str], ask: Callable[[Sequence[str], float], list[Residues | Refusal | None]], patience: float
-) -> dict[str, Residues | Refusal | None]:
-    """What each of `names` answers to `ask(names, seconds)`, which is called for those that gave none until `patience` ends."""
-    answers: dict[str, Residues | Refusal | None] = dict.fromkeys(names)
-    deadline = time.monotonic() + patience
-    while True:
-        missing = [name for name in names if answers[name] is None]
-        within = max(1.0, min(_ANSWER_WITHIN, deadline - time.monotonic()))
-        answers |= zip(missing, ask(missing, within), strict=True)
-        if all(answer is not None for answer in answers.values()) or time.monotonic() >= deadline:
-            return answers
-        time.sleep(min(1.0, max(deadline - time.monotonic(), 0)))

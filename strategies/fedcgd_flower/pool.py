@@ -11,23 +11,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from fedcgd.noise.quantisation import Integers, Lattice
+from fedcgd_flower import messages
 from fedcgd_flower.evaluation_messages import answer, answers_task, bounds_of
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.isolation import TIME_LIMIT, run_isolated
 from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flat_arrays, tied_arrays, unflatten
-from fedcgd_flower.messages import (
-    NOT_FINITE_WORDS,
-    TIED_WORDS,
-    TrainTask,
-    check_masked,
-    failed_reply,
-    further_records,
-    is_users_query,
-    question_of,
-    read_train_message,
-    train_reply,
-    users_reply,
-)
+from fedcgd_flower.messages import TrainTask
+from fedcgd_flower.node_replies import keeper_reply, sum_reply
 from fedcgd_flower.update import Steps, clipped_update
 
 if TYPE_CHECKING:
@@ -135,14 +125,12 @@ def host_users(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        if question_of(message) is not None:
-            from fedcgd_flower.keeper_app import answer_question  # a node without keepers does not load it
-
-            return answer_question(message, context, keepers)
-        if is_users_query(message):
-            return users_reply(message, list(users(context)), shared=shared)
-        check_masked(message, keepers)
-        model, config, task = read_train_message(message)
+        if (answered := keeper_reply(message, context, keepers)) is not None:
+            return answered
+        if messages.is_users_query(message):
+            return messages.users_reply(message, list(users(context)), shared=shared)
+        messages.check_masked(message, keepers)
+        model, config, task = messages.read_train_message(message)
         work = LocalTask(
             model=model.copy(),  # the message's own cannot be written to, which torch.from_numpy warns about
             layout=task.layout,
@@ -152,25 +140,17 @@ def host_users(
             config=config,
             update_scale=task.update_scale,
             indicator=task.indicator,
-            records=further_records(message),
+            records=messages.further_records(message),
         )
-        if keepers is not None:
-            from fedcgd_flower.keeper_app import masked_answer
-
-            return masked_answer(message, context, task, keepers, work.users, lambda: clipped_sum(work, context)[0])
-        try:
-            total, answered = clipped_sum(work, context)
-        except Exception as error:
-            return failed_reply(message, error)
-        return train_reply(message, task, total, answered)
+        return sum_reply(message, context, task, keepers, work.users, lambda: clipped_sum(work, context))
 
     if evaluate is None:
         return
 
     @app.evaluate()
     def evaluate_users(message: Message, context: Context) -> Message:
-        check_masked(message, keepers)
-        model, config, task = read_train_message(message)
+        messages.check_masked(message, keepers)
+        model, config, task = messages.read_train_message(message)
         bounds, asked = bounds_of(message), asked_of(task, context)
 
         def measure(user: str, config: ConfigRecord, context: Context) -> Integers:
@@ -185,12 +165,7 @@ def host_users(
                     answered += 1
             return total, answered
 
-        if keepers is not None:
-            from fedcgd_flower.keeper_app import masked_answer
-
-            answers = answers_task(task, len(bounds))
-            return masked_answer(message, context, answers, keepers, asked, lambda: measured_sum()[0])
-        return train_reply(message, task, *measured_sum())
+        return sum_reply(message, context, answers_task(task, len(bounds)), keepers, asked, measured_sum)
 
 
 def sequential_training(local_training: LocalTraining, *, time_limit: float | None = TIME_LIMIT) -> ClippedSum:
@@ -214,8 +189,8 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
             model = unflatten(work.model, work.layout)
             trained = flat_arrays(local_training(model, user, config, context), work.layout)
             if tied := tied_arrays(trained, work.model, work.layout):
-                log(ERROR, "fedcgd: the arrays %s are one tensor of the model; %s", list(tied), TIED_WORDS)
-                raise ValueError(TIED_WORDS)
+                log(ERROR, "fedcgd: the arrays %s are one tensor of the model; %s", list(tied), messages.TIED_WORDS)
+                raise ValueError(messages.TIED_WORDS)
             return np.concatenate(trained)
 
         total, answered = np.zeros(work.size, np.int64), 0
@@ -224,7 +199,7 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
                 continue
             update = work.clipped(trained)
             if update is None:
-                log(WARNING, "fedcgd: of a user, %s", NOT_FINITE_WORDS)
+                log(WARNING, "fedcgd: of a user, %s", messages.NOT_FINITE_WORDS)
                 continue
             total += update
             answered += 1

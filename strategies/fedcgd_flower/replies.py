@@ -4,7 +4,6 @@ Whatever does not look exactly like what was asked for is dropped, with a cause.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -14,19 +13,9 @@ from numpy.typing import NDArray
 from fedcgd.clipping import ROUNDING, clip
 from fedcgd.noise.quantisation import Integers
 from fedcgd.passes import CHUNK, LANES, Lanes, aligned, passes, sum_of_lanes
+from fedcgd_flower import messages
 from fedcgd_flower.arrays import view
-from fedcgd_flower.messages import (
-    ANOTHER_MODEL,
-    CHECKSUM,
-    FLAT,
-    LOCAL_FAILURE,
-    NOT_FINITE,
-    TASK,
-    TIED,
-    UPDATE,
-    TrainTask,
-    modulo,
-)
+from fedcgd_flower.messages import TrainTask
 from fedcgd_flower.update import Steps
 
 RejectionReason = Literal[
@@ -48,20 +37,24 @@ RejectionReason = Literal[
 ]
 
 
+_BY_CODE: dict[int, RejectionReason] = {
+    3: "node lost",  # its message, its reply or the node itself is not available
+    4: "node lost",
+    5: "node lost",
+    1: "app crashed",  # the ClientApp could not be loaded, or its process ended
+    8: "app crashed",
+}
+_BY_TEXT: dict[str, RejectionReason] = {
+    messages.NOT_FINITE: "not finite",
+    messages.TIED: "tied weights",
+    messages.ANOTHER_MODEL: "wrong arrays",
+    messages.LOCAL_FAILURE: "error in local training",
+}
+
+
 def rejection_reason(error: Error) -> RejectionReason:
     """Why a node answered with an error. Its text may tell about users' data: it is compared, and never logged."""
-    match error.code:
-        case 3 | 4 | 5:  # message, reply or node unavailable
-            return "node lost"
-        case 1 | 8:  # the ClientApp could not be loaded, or its process ended
-            return "app crashed"
-    if error.reason == NOT_FINITE:
-        return "not finite"
-    if error.reason == TIED:
-        return "tied weights"
-    if error.reason == ANOTHER_MODEL:
-        return "wrong arrays"
-    return "error in local training" if error.reason == LOCAL_FAILURE else "client error"
+    return _BY_CODE.get(error.code) or _BY_TEXT.get(error.reason or "", "client error")
 
 
 HINTS: dict[RejectionReason, str] = {
@@ -88,31 +81,14 @@ _AT_ONCE = 2**30
 """Bytes of replies that are added in one pass over the sum: a pass costs as much as reading four replies of its size."""
 
 
-@dataclass(frozen=True)
-class NodeSum:
-    """An accepted reply: the sum of the clipped updates of `answered` users, in steps."""
-
-    update: Integers
-    answered: int
-
-
-def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | RejectionReason:
-    """The node's sum in steps, scaled to norm at most (users asked) · task.norm; or why the reply was dropped.
-
-    The sum of several users comes as integers, because the node has to round each user's update. A single user's update
-    may also come as floats, clipped or not: it is clipped and rounded here.
-    Guarantee: whatever the reply holds, this returns, and a returned update has that norm.
-    """
-    total, [result] = sum_of_replies([(reply, task)], task.size)
-    return NodeSum(total, result) if isinstance(result, int) else result
-
-
 def sum_of_replies(
     replies: Iterable[tuple[Message | None, TrainTask]], size: int, out: Integers | None = None
 ) -> tuple[Integers, list[int | RejectionReason]]:
-    """(Σ updates, each as `read_train_reply` gives it, shape (size,); how many users are in each, or why it was dropped).
+    """(Σ updates in steps, shape (size,), in `out` if that is given; how many users are in each reply, or why it was dropped).
 
-    The sum is written to `out`, shape (size,), if that is given.
+    The sum of several users comes as integers, because the node has to round each user's update. A single user's update may also
+    come as floats, clipped or not: it is clipped and rounded here.
+    Guarantee: whatever a reply holds, this returns, and adds at most norm (users asked) · task.norm for it.
     Replies are taken as they come, and gone when they are added: those of `_AT_ONCE` bytes together, and a larger one by itself.
     """
     total: Integers = np.empty(size, np.int64) if out is None else out
@@ -154,7 +130,7 @@ def _added(received: Sequence["_UnverifiedUpdate | RejectionReason"], total: Int
         else:
             if not part.is_within():
                 total -= part.update
-                total += _bounded(part.update, part.task)
+                total += bounded(part.update, part.task, len(part.task.users))
             results.append(part.answered)
     return results
 
@@ -179,8 +155,8 @@ class _UnverifiedUpdate:
             self._sum += self._passes.add(self.update[model:end], total[model:end], lanes)
 
     def is_changed(self) -> bool:
-        """Whether the numbers are not those whose sum, modulo 2⁶⁴, the node sent along."""
-        return self._claimed is not None and self._claimed != modulo(self._sum)
+        """Whether the numbers are not those whose sum, messages.modulo 2⁶⁴, the node sent along."""
+        return self._claimed is not None and self._claimed != messages.modulo(self._sum)
 
     def is_within(self) -> bool:
         """True only if the update's norm is at most bound = users·clip_norm, and always if it is at most (1 − `ROUNDING`)·bound;
@@ -204,7 +180,7 @@ def _received(reply: Message | None, task: TrainTask) -> _UnverifiedUpdate | Rej
     if reply.has_error():
         return rejection_reason(reply.error)
     content = reply.content  # `content.array_records` would keep the update in memory until garbage is collected
-    description, arrays = content.get(TASK), content.get(UPDATE)
+    description, arrays = content.get(messages.TASK), content.get(messages.UPDATE)
     if not isinstance(description, ConfigRecord):
         return "without fedcgd's mod"
     if not isinstance(arrays, ArrayRecord) or sum(isinstance(record, ArrayRecord) for record in content.values()) > 1:
@@ -214,10 +190,10 @@ def _received(reply: Message | None, task: TrainTask) -> _UnverifiedUpdate | Rej
     answered = description.get("answered")
     if not isinstance(answered, int) or not 0 <= answered <= len(task.users):
         return "more users than asked"
-    if set(arrays) != {FLAT}:
+    if set(arrays) != {messages.FLAT}:
         return "wrong arrays"
     try:
-        value = view(arrays[FLAT])
+        value = view(arrays[messages.FLAT])
     except Exception:  # the bytes are the sender's: any failure to parse them is the same to us
         return "wrong arrays"
     if not isinstance(value, np.ndarray) or value.ndim != 1:
@@ -225,11 +201,11 @@ def _received(reply: Message | None, task: TrainTask) -> _UnverifiedUpdate | Rej
     if len(task.users) == 1 and value.dtype in (np.float32, np.float64) and len(value) == task.layout.size:
         if not np.isfinite(value).all():
             return "not finite"
-        if CHECKSUM in description:
+        if messages.CHECKSUM in description:
             return "changed after clipping"  # it left fedcgd's code as integers
         return _UnverifiedUpdate(_clipped_and_rounded(value.astype(np.float64), task), task, answered, None)
     if value.dtype == task.dtype and len(value) == task.size:
-        return _UnverifiedUpdate(np.ascontiguousarray(value), task, answered, description.get(CHECKSUM))
+        return _UnverifiedUpdate(np.ascontiguousarray(value), task, answered, description.get(messages.CHECKSUM))
     return "wrong shape or dtype"
 
 
@@ -242,9 +218,9 @@ def _clipped_and_rounded(update: NDArray[np.float64], task: TrainTask) -> Intege
     return np.append(steps, task.indicator if np.array_equal(clipped, update) else -task.indicator)
 
 
-def _bounded(total: Steps, task: TrainTask) -> Integers:
+def bounded(total: Steps, task: TrainTask, users: int) -> Integers:
     """`total`, made no longer than sums of so many users' vectors are: the update, and what is counted, each by itself."""
-    users, size = len(task.users), task.layout.size
+    size = task.layout.size
     update, counted = total[:size], total[size:].astype(np.int64)
     bounded = task.grid.to_steps(clip(task.grid.from_steps(update), users * task.clip_norm))
     most = users * task.indicator

@@ -2,12 +2,9 @@
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from pathlib import Path
 
 from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
@@ -15,55 +12,41 @@ from flwr.serverapp.strategy import Strategy
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.ledger import Ledger
 from fedcgd.plan import Plan
-from fedcgd_flower.adaptive_clipping import AdaptiveClipping
 from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.inner import FLOWERS_DEFAULT
-from fedcgd_flower.replies import RejectionReason
+from fedcgd_flower.run_settings import RunSettings
 
 
-def log_guarantee(
-    plan: Plan,
-    *,
-    released: int,
-    cohort_size: int,
-    cohort_source: str,
-    adaptive_clipping: AdaptiveClipping | None,
-    ledger: Path | None,
-    evaluator: Evaluator | None,
-    forward_client_metrics: bool,
-    users: int,
-) -> None:
-    """Log what is promised of a run of which so many rounds are released, with `users` at least.
-
-    `cohort_source` says who set the cohort's size.
-    """
+def log_guarantee(settings: RunSettings, *, released: int, evaluator: Evaluator | None) -> None:
+    """Log what is promised of a run of which so many rounds are released, and under which assumptions."""
+    plan, cohort, adaptive = settings.plan, settings.cohort, settings.adaptive_clipping
     if plan.noiseless:
         log(
             WARNING,
             "fedcgd: %s. Clipping is as in the real run; give the plan a noise_multiplier for that",
             NO_NOISE,
         )
-    if forward_client_metrics:
+    if settings.forward_client_metrics:
         log(
             WARNING,
             "fedcgd: metrics of clients are forwarded as they are (forward_client_metrics=True): they have no noise, "
             "and no ε covers them. evaluation=PrivateEvaluation(…) gives private ones",
         )
-    if large := large_delta(plan.delta, users, "users"):
+    if large := large_delta(plan.delta, max(cohort.expected_users, cohort.size), "users"):
         log(WARNING, "fedcgd: %s", large)
     log(INFO, "\t├──> fedcgd: %s, σ = %.4g, clip norm %g", plan.mechanism, plan.noise_multiplier, plan.clip_norm)
-    if adaptive_clipping is not None:
+    if adaptive is not None:
         log(
             INFO,
             "\t│\t├── the clip norm adapts to the %g quantile; that makes the noise on updates %.4g times as large",
-            adaptive_clipping.quantile,
-            1 / math.sqrt(1 - adaptive_clipping.indicator_norm(plan.noise_multiplier, cohort_size) ** 2),
+            adaptive.quantile,
+            1 / math.sqrt(1 - adaptive.indicator_norm(plan.noise_multiplier, cohort.size) ** 2),
         )
     log(INFO, "\t│\t├── %s; sampling: %s", plan.participation, plan.participation.sampling)
-    log(INFO, "\t│\t├── %d users a round (%s), and the mean is over so many", cohort_size, cohort_source)
+    log(INFO, "\t│\t├── %d users a round (%s), and the mean is over so many", cohort.size, cohort.source)
     log(INFO, "\t│\t├── each user counts once: numbers of examples per client are not used as weights")
-    log(INFO, "\t│\t├── the ledger: %s", ledger.absolute() if ledger else "in memory; not kept")
+    log(INFO, "\t│\t├── the ledger: %s", settings.ledger.absolute() if settings.ledger else "in memory; not kept")
     log(INFO, "\t│\t├── this run: %s", epsilon_text(plan, released))
     log(
         INFO,
@@ -75,11 +58,9 @@ def log_guarantee(
         log(INFO, "\t│\t└── %d users an evaluation; noise: %s", evaluator.cohort_size, told)
 
 
-def log_inner(inner: Strategy, *, expected_users: int, evaluated: bool) -> None:
-    """Log what the inner strategy says of itself, and what of it does not apply here.
-
-    `evaluated` is whether users or clients evaluate the model.
-    """
+def log_inner(settings: RunSettings) -> None:
+    """Log what the inner strategy says of itself, and what of it does not apply here."""
+    inner, expected_users = settings.inner, settings.cohort.expected_users
     log(INFO, "\t├──> Inner strategy:")
     with _hidden(_NOT_USED):
         inner.summary()
@@ -96,7 +77,7 @@ def log_inner(inner: Strategy, *, expected_users: int, evaluated: bool) -> None:
             expected_users,
         )
     fraction = getattr(inner, "fraction_evaluate", 1.0)
-    if fraction and not evaluated:
+    if fraction and settings.evaluation is None and not settings.forward_client_metrics:
         log(
             INFO,
             "fedcgd: evaluation on clients (fraction_evaluate = %g) is left out, because ε does not cover it; "
@@ -154,59 +135,6 @@ def log_other_runs(ledger: Ledger) -> None:
             len(others),
             others[-1].ledger,
         )
-
-
-def guarantee_metrics(plan: Plan, *, released: int) -> MetricRecord:
-    """What is told with a release: ε of the whole plan, and of the rounds `released` until then."""
-    guarantee = plan.quick_guarantee(released=released)
-    whole = plan.guarantee().epsilon
-    return MetricRecord(
-        {"epsilon": guarantee.epsilon, "epsilon-planned": whole, "delta": guarantee.delta, "releases": released}
-    )
-
-
-@dataclass
-class RoundReport:
-    """What happened to one try of a round."""
-
-    round: int
-    rounds: int
-    asked: int = 0
-    nodes: int = 0
-    answered: int = 0
-    lost: Counter[RejectionReason] = field(default_factory=Counter)
-    """Users who were asked and are not in the sum, by cause."""
-    failure: str = ""
-    """Why the round was not released; empty if it was."""
-    epsilon: float = 0.0
-    delta: float = 0.0
-    clipping: str = ""
-    """How the clip norm moved, if it adapts."""
-    evaluated: list[str] = field(default_factory=list)
-
-    @property
-    def noise_alone(self) -> bool:
-        """Whether a release has spent ε and learned nothing, because everybody who was asked failed."""
-        return bool(self.asked) and not self.answered and not self.failure
-
-    def __str__(self) -> str:
-        parts = []
-        if self.asked or not self.failure:
-            causes = ", ".join(f"{cause}: {count}" for cause, count in sorted(self.lost.items()))
-            parts.append(
-                f"{self.asked} users asked at {self.nodes} nodes, {self.answered} answered"
-                + (f" ({causes})" if causes else "")
-            )
-        if self.failure:
-            parts.append(f"not released: {self.failure}")
-        else:
-            spent = NO_NOISE if math.isinf(self.epsilon) else f"ε ≤ {self.epsilon:.4g} so far at δ = {self.delta:g}"
-            parts.append(spent)
-            if self.noise_alone:
-                parts.append("nobody answered: what is released is noise alone")
-            if self.clipping:
-                parts.append(self.clipping)
-        return f"[ROUND {self.round + 1}/{self.rounds}] " + " | ".join(parts + self.evaluated)
 
 
 def metrics_text(where: str, metrics: MetricRecord) -> str:

@@ -12,12 +12,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedcgd.ledger import client_metrics
-from fedcgd.plan import Plan
 from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.layout import Layout, equal_arrays, flatten, unflatten
 from fedcgd_flower.replies import HINTS, RejectionReason
-from fedcgd_flower.reporting import RoundReport, config_text, epsilon_text, metrics_text
+from fedcgd_flower.reporting import config_text, epsilon_text, metrics_text
+from fedcgd_flower.round_report import RoundReport
+from fedcgd_flower.run_settings import RunSettings
 from fedcgd_flower.send_and_receive import receive, send_and_receive
 from fedcgd_flower.training_rounds import TrainingRounds
 
@@ -107,23 +108,57 @@ class RunLoop:
     """The loop over `rounds`, by way of the methods of `strategy`, as Flower's own loop calls them."""
 
     strategy: Strategy
-    inner: Strategy
-    plan: Plan
+    settings: RunSettings
     rounds: TrainingRounds
     evaluator: Evaluator | None
-    recorded: bool
-    """Whether there is a ledger file, from which the run can go on."""
     grid: Grid
     timeout: float
-    train_config: ConfigRecord | None
-    evaluate_config: ConfigRecord | None
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
     evaluate_fn: EvaluateFn | None
     on_release: OnRelease | None
 
     def begin(self, initial_arrays: ArrayRecord) -> RunResult:
-        """Where the run stands: at its beginning, or where its ledger says."""
-        log(INFO, "Starting %s around %s:", type(self.strategy).__name__, type(self.inner).__name__)
-        return self._resume(initial_arrays)
+        """Where the run stands: the last model that was released, if the ledger has one, and the metrics of all releases."""
+        inner, plan = self.settings.inner, self.settings.plan
+        log(INFO, "Starting %s around %s:", type(self.strategy).__name__, type(inner).__name__)
+        run = self.rounds.resume()
+        result = RunResult(initial_arrays, planned=plan.participation.rounds, released=self.rounds.releases)
+        for kind, metrics in _kinds(result).items():
+            metrics |= {release: MetricRecord(kept) for release, kept in self.rounds.ledger.metrics(kind).items()}
+        if self.evaluator is not None:
+            result.evaluate_metrics_clientapp |= self.evaluator.released()
+        # Before the first release too: what it refuses is refused before any work.
+        layout = self.rounds.layout(initial_arrays)
+        if not result.complete:
+            self.rounds.check_inner(initial_arrays, self.train_config)
+            for pair in equal_arrays(initial_arrays, layout)[:1]:
+                log(
+                    WARNING,
+                    "fedcgd: the arrays %s and %s are equal. If they are one tensor of the model, it would be clipped and noised "
+                    "twice: begin with initial_arrays=arrays_of(model), which has it once. If one is a copy, all is well",
+                    *pair,
+                )
+        if run.model is None:
+            return result
+        recorded = Layout.from_json(run.layout)
+        if recorded != layout:
+            raise ValueError(
+                f"the ledger's model trains {recorded.size} parameters in {recorded}, and initial_arrays {layout.size} in "
+                f"{layout}; give the same model, trainable and batch_norm"
+            )
+        model = np.frombuffer(run.model, np.float32)
+        if result.complete:
+            log(
+                WARNING,
+                "fedcgd: all %d rounds of this run were released before: nothing is trained, and the result is its last model. "
+                "Another run has another ledger and another key",
+                result.planned,
+            )
+        else:
+            log(INFO, "fedcgd: going on after release %d of %d", run.round, result.planned)
+        result.arrays = unflatten(model, layout)
+        return result
 
     def run(self, result: RunResult, num_rounds: int | None) -> RunResult:
         """All releases, when the last planned round is released or `num_rounds` tries are made; `result` is what began.
@@ -174,23 +209,19 @@ class RunLoop:
             result.released,
             result.planned,
         )
-        log(INFO, "\t└── %s", epsilon_text(self.plan, result.released))
+        log(INFO, "\t└── %s", epsilon_text(self.settings.plan, result.released))
         if self.evaluator is not None:
             log(INFO, "\t└── %s", self.evaluator.summary())
         if not result.complete:
             log(WARNING, "fedcgd: the run ended before its plan: %s", result.stopped)
             if not asked_for_less:
-                raise IncompleteRunError(result, recorded=self.recorded)
+                raise IncompleteRunError(result, recorded=self.settings.ledger is not None)
         return result
-
-    @property
-    def _train_config(self) -> ConfigRecord:
-        return ConfigRecord() if self.train_config is None else self.train_config
 
     def _try_round(self, result: RunResult) -> bool:
         """Whether a round was released; then `result` has its model."""
         strategy, rounds = self.strategy, self.rounds
-        messages = list(strategy.configure_train(rounds.releases + 1, result.arrays, self._train_config, self.grid))
+        messages = list(strategy.configure_train(rounds.releases + 1, result.arrays, self.train_config, self.grid))
         # Summed up as they come, so that no two of a large model need be here at once.
         replies = receive(self.grid, messages, self.timeout)
         del messages  # they hold a model
@@ -202,46 +233,6 @@ class RunLoop:
         result.train_metrics_clientapp[rounds.releases] = metrics
         return True
 
-    def _resume(self, initial_arrays: ArrayRecord) -> RunResult:
-        """Where the run stands: the last model that was released, if the ledger has one, and the metrics of all releases."""
-        run = self.rounds.resume()
-        result = RunResult(initial_arrays, planned=self.plan.participation.rounds, released=self.rounds.releases)
-        for kind, metrics in _kinds(result).items():
-            metrics |= {release: MetricRecord(kept) for release, kept in self.rounds.ledger.metrics(kind).items()}
-        if self.evaluator is not None:
-            result.evaluate_metrics_clientapp |= self.evaluator.released()
-        # Before the first release too: what it refuses is refused before any work.
-        layout = self.rounds.layout(initial_arrays)
-        if not result.complete:
-            self.rounds.check_inner(initial_arrays, self._train_config)
-            for pair in equal_arrays(initial_arrays, layout)[:1]:
-                log(
-                    WARNING,
-                    "fedcgd: the arrays %s and %s are equal. If they are one tensor of the model, it would be clipped and noised "
-                    "twice: begin with initial_arrays=arrays_of(model), which has it once. If one is a copy, all is well",
-                    *pair,
-                )
-        if run.model is None:
-            return result
-        recorded = Layout.from_json(run.layout)
-        if recorded != layout:
-            raise ValueError(
-                f"the ledger's model trains {recorded.size} parameters in {recorded}, and initial_arrays {layout.size} in "
-                f"{layout}; give the same model, trainable and batch_norm"
-            )
-        model = np.frombuffer(run.model, np.float32)
-        if result.complete:
-            log(
-                WARNING,
-                "fedcgd: all %d rounds of this run were released before: nothing is trained, and the result is its last model. "
-                "Another run has another ledger and another key",
-                result.planned,
-            )
-        else:
-            log(INFO, "fedcgd: going on after release %d of %d", run.round, result.planned)
-        result.arrays = unflatten(model, layout)
-        return result
-
     def _evaluate(self, result: RunResult) -> None:
         """Have `evaluate_fn` look at the last released model."""
         if self.evaluate_fn is not None:
@@ -250,7 +241,7 @@ class RunLoop:
     def _evaluate_on_clients(self, result: RunResult) -> None:
         """Have clients evaluate the last released model as the inner strategy does, if their metrics are forwarded."""
         strategy, release = self.strategy, self.rounds.releases
-        given = ConfigRecord() if self.evaluate_config is None else self.evaluate_config
+        given = self.evaluate_config
         config = self.rounds.evaluation_config(given)
         messages = list(strategy.configure_evaluate(release, result.arrays, config, self.grid))
         if dict(config) != dict(given):
@@ -265,10 +256,10 @@ class RunLoop:
         evaluator, release = self.evaluator, self.rounds.releases
         if evaluator is None or release in evaluator.released():
             return
-        if not evaluator.settings.is_due(release, result.planned):
+        if not evaluator.evaluation.is_due(release, result.planned):
             return
         layout = self.rounds.layout(result.arrays)
-        config = ConfigRecord({} if self.evaluate_config is None else dict(self.evaluate_config))
+        config = ConfigRecord(dict(self.evaluate_config))
         config["server-round"] = release
         nodes = self.rounds.directory.refresh(self.grid)
         model = flatten(result.arrays, layout)

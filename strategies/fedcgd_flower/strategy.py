@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from logging import INFO
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Generic, Self, TypeVar, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -14,22 +15,22 @@ from flwr.serverapp.strategy import Strategy
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.keepers import Keepers
 from fedcgd.ledger import JointBudget, Ledger
-from fedcgd.ledger.client_metrics import FORWARDED
-from fedcgd.ledger.evaluations import EVALUATION
-from fedcgd.ledger.openings import KEEPERS
+from fedcgd.ledger.transactions import MEMORY
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.plan import Plan
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
 from fedcgd_flower.cohort_selection import CohortSelector, cohort_settings
-from fedcgd_flower.evaluation import Evaluator, PrivateEvaluation, check_evaluation
+from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.flower_private import log
-from fedcgd_flower.inner import check_inner, record_keys_of
-from fedcgd_flower.keeper_openings import check_keepers, keepers_description, log_keepers
+from fedcgd_flower.inner import check_inner
+from fedcgd_flower.keeper_openings import check_keepers, log_keepers
 from fedcgd_flower.layout import BatchNorm
+from fedcgd_flower.private_evaluation import PrivateEvaluation, check_evaluation
 from fedcgd_flower.replies import RejectionReason
 from fedcgd_flower.reporting import log_guarantee, log_inner, log_other_runs
 from fedcgd_flower.run_loop import EvaluateFn, OnRelease, RunLoop, RunResult
+from fedcgd_flower.run_settings import RunSettings
 from fedcgd_flower.training_rounds import TrainingRounds
 from fedcgd_flower.user_directory import Identity, UserDirectory
 
@@ -39,11 +40,14 @@ T = TypeVar("T")
 class _Setting(Generic[T]):
     """An attribute that stays as it was given: the rounds and the ledger have it as it was at first."""
 
+    def __init__(self, path: str) -> None:
+        self._read = attrgetter(f"_settings.{path}")
+
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, instance: object, owner: type | None = None) -> T:
-        return cast(T, getattr(instance, f"_{self._name}"))
+        return cast(T, self._read(instance))
 
     def __set__(self, instance: object, value: T) -> None:
         name = self._name
@@ -111,17 +115,17 @@ class CorrelatedNoise(Strategy):
     60
     """
 
-    inner = _Setting[Strategy]()
-    plan = _Setting[Plan]()
-    cohort_size = _Setting[int]()
-    expected_users = _Setting[int]()
-    min_answers = _Setting[int]()
-    trainable = _Setting[Collection[str] | None]()
-    batch_norm = _Setting[BatchNorm]()
-    adaptive_clipping = _Setting[AdaptiveClipping | None]()
-    evaluation = _Setting[PrivateEvaluation | None]()
-    forward_client_metrics = _Setting[bool]()
-    keepers = _Setting[Keepers | None]()
+    inner = _Setting[Strategy]("inner")
+    plan = _Setting[Plan]("plan")
+    cohort_size = _Setting[int]("cohort.size")
+    expected_users = _Setting[int]("cohort.expected_users")
+    min_answers = _Setting[int]("cohort.min_answers")
+    trainable = _Setting[Collection[str] | None]("trainable")
+    batch_norm = _Setting[BatchNorm]("batch_norm")
+    adaptive_clipping = _Setting[AdaptiveClipping | None]("adaptive_clipping")
+    evaluation = _Setting[PrivateEvaluation | None]("evaluation")
+    forward_client_metrics = _Setting[bool]("forward_client_metrics")
+    keepers = _Setting[Keepers | None]("keepers")
 
     def __init__(
         self,
@@ -146,7 +150,7 @@ class CorrelatedNoise(Strategy):
         on_release: OnRelease | None = None,
         keepers: Keepers | None = None,
     ) -> None:
-        self._inner = check_inner(inner, has_hook=on_release is not None)
+        check_inner(inner, has_hook=on_release is not None)
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a fedcgd Plan, for example Plan.calibrated(…); got {plan!r}")
         if not isinstance(key, NoiseKey):  # not shown: it may be a key
@@ -172,56 +176,30 @@ class CorrelatedNoise(Strategy):
             raise TypeError(f"on_release must be a function of one ReleaseEvent, got {on_release!r}")
         if evaluation is not None:
             check_evaluation(evaluation, plan, budget, forward_client_metrics)
-        if keepers is not None:
-            check_keepers(
-                keepers,
-                plan,
-                key,
-                evaluation=None if evaluation is None else evaluation.plan,
-                forward_client_metrics=forward_client_metrics,
-            )
-        self._keepers = keepers
-        self._plan = plan
-        self._cohort_size, self._cohort_source = cohort.size, cohort.source
-        self._min_answers = cohort.min_answers
-        self._expected_users = cohort.expected_users
-        self._trainable = trainable
-        self._batch_norm: BatchNorm = batch_norm
-        self._adaptive_clipping = adaptive_clipping
-        self._evaluation = evaluation
-        self._forward_client_metrics = forward_client_metrics
-        self.on_release = on_release
-        self._key = key
-        self._ledger_path = None if ledger is None else Path(ledger)
-        self._budget = budget
-        self._identity: Identity = identity
-        self._hosts = hosts
-        plans = [plan] if evaluation is None else [plan, evaluation.plan]
-        secret = any(p.participation.sampling != "none" for p in plans)
-        self._registered_only = secret and not trusted_nodes and not key.simulated
-        self._settings = inner_state.settings(inner)
-        self._selector = CohortSelector(
-            plan.participation,
-            cohort.size,
-            expected_users=cohort.expected_users,
-            expected_source=cohort.expected_source,
-            patience=patience,
-            budget=budget,
-        )
-        self._rounds = TrainingRounds(
-            inner,
-            plan,
+        self._settings = RunSettings(
+            inner=inner,
+            plan=plan,
             key=key,
-            cohort_size=cohort.size,
-            min_answers=cohort.min_answers,
-            selector=self._selector,
-            adaptive_clipping=adaptive_clipping,
+            ledger=None if ledger is None else Path(ledger),
+            cohort=cohort,
+            budget=budget,
+            identity=identity,
+            hosts=hosts,
+            trusted_nodes=trusted_nodes,
+            patience=patience,
             trainable=trainable,
             batch_norm=batch_norm,
+            adaptive_clipping=adaptive_clipping,
+            evaluation=evaluation,
+            forward_client_metrics=forward_client_metrics,
             keepers=keepers,
-            evaluation=None if keepers is None or evaluation is None else evaluation.sums(keepers, cohort.size),
-            patience=patience,
         )
+        if keepers is not None:
+            check_keepers(keepers, plan, key, self._settings.evaluation_plan, forward_client_metrics)
+        self.on_release = on_release
+        self._inner_settings = inner_state.settings(inner)
+        self._selector = CohortSelector(plan.participation, cohort, patience, budget)
+        self._rounds = TrainingRounds(self._settings, self._selector)
         self._evaluator: Evaluator | None = None
 
     def __enter__(self) -> Self:
@@ -235,28 +213,16 @@ class CorrelatedNoise(Strategy):
 
     def _open(self) -> None:
         """Open the ledger: from here on no other process can release anything for this run."""
-        if self._ledger_path is None and self.releases:
+        settings = self._settings
+        if settings.ledger is None and self.releases:
             raise ValueError(
                 f"{self.releases} rounds of this run are released, and their record was in memory; give a ledger file, or call "
                 "start inside `with strategy:`"
             )
-        # With another identity, people would get other ids, and turns beyond their k.
-        configuration: dict[str, Any] = {
-            "cohort_size": self.cohort_size,
-            "identity": self._identity,
-            "inner": self._settings,
-        }
-        if self.adaptive_clipping is not None:
-            configuration["adaptive_clipping"] = self.adaptive_clipping.to_description()
-        if self.evaluation is not None:  # so that later runs over the same people cannot leave it out
-            configuration[EVALUATION] = self.evaluation.to_description(self.cohort_size)
-        if self.forward_client_metrics:  # so that every statement about the run says so, and no resume switches it on
-            configuration[FORWARDED] = True
-        if self.keepers is not None:
-            configuration[KEEPERS] = keepers_description(self.keepers)
-        path = ":memory:" if self._ledger_path is None else self._ledger_path
-        if self._budget is not None:
-            admission = self._budget.admission(self.plan, key=self._key, ledger=path)
+        configuration = settings.configuration(self._inner_settings)
+        path = settings.ledger or MEMORY
+        if settings.budget is not None:
+            admission = settings.budget.admission(settings.plan, key=settings.key, ledger=path)
             self._selector.refused = admission.refused
             if admission.refused:
                 log(
@@ -265,27 +231,13 @@ class CorrelatedNoise(Strategy):
                     rounded_up(admission.cost),
                 )
             configuration |= admission.configuration
-        ledger = Ledger.open(path, plan=self.plan, configuration=configuration, key=self._key)
+        ledger = Ledger.open(path, plan=settings.plan, configuration=configuration, key=settings.key)
         try:
-            self._rounds.open(
-                ledger,
-                UserDirectory(self._identity, ledger.bind_users, self._hosts, self._registered_only),
-                self._ledger_path,
-            )
-            if self.evaluation is not None:
-                self._evaluator = Evaluator(
-                    self.evaluation,
-                    training=self.plan,
-                    cohort_size=self.cohort_size,
-                    key=self._key,
-                    path=self._ledger_path,
-                    training_stream=ledger.stream_id,
-                    begun=self.releases > 0,
-                    record_keys=record_keys_of(self.inner),
-                    keepers=self.keepers,
-                    openings=self._rounds.openings,
-                )
-            if not self.releases and self._budget is None:
+            directory = UserDirectory(settings.identity, ledger.bind_users, settings.hosts, settings.registered_only)
+            self._rounds.open(ledger, directory)
+            if settings.evaluation is not None:
+                self._evaluator = Evaluator(settings.evaluation, settings, self._rounds)
+            if not self.releases and settings.budget is None:
                 log_other_runs(ledger)
         except BaseException:
             self.close()
@@ -322,24 +274,10 @@ class CorrelatedNoise(Strategy):
 
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
-        log_guarantee(
-            self.plan,
-            released=self.releases,
-            cohort_size=self.cohort_size,
-            cohort_source=self._cohort_source,
-            adaptive_clipping=self.adaptive_clipping,
-            ledger=self._ledger_path,
-            evaluator=self._evaluator,
-            forward_client_metrics=self.forward_client_metrics,
-            users=max(self.expected_users, self.cohort_size),
-        )
+        log_guarantee(self._settings, released=self.releases, evaluator=self._evaluator)
         if self.keepers is not None:
-            log_keepers(self.keepers, self.plan, None if self.evaluation is None else self.evaluation.plan)
-        log_inner(
-            self.inner,
-            expected_users=self.expected_users,
-            evaluated=self.evaluation is not None or self.forward_client_metrics,
-        )
+            log_keepers(self.keepers, self.plan, self._settings.evaluation_plan)
+        log_inner(self._settings)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -443,15 +381,13 @@ class CorrelatedNoise(Strategy):
         try:
             loop = RunLoop(
                 strategy=self,
-                inner=self.inner,
-                plan=self.plan,
+                settings=self._settings,
                 rounds=self._rounds,
                 evaluator=self._evaluator,
-                recorded=self._ledger_path is not None,
                 grid=grid,
                 timeout=timeout,
-                train_config=train_config,
-                evaluate_config=evaluate_config,
+                train_config=ConfigRecord() if train_config is None else train_config,
+                evaluate_config=ConfigRecord() if evaluate_config is None else evaluate_config,
                 evaluate_fn=evaluate_fn,
                 on_release=self.on_release,
             )

@@ -6,27 +6,23 @@ strategy is put back to where it was at the last release.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from logging import INFO, WARNING
-from pathlib import Path
 from typing import cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
-from fedcgd.keepers import Agreement, Keepers, Sums, agree
+from fedcgd.keepers import Agreement, Keepers, agree
 from fedcgd.ledger import Ledger, Run, client_metrics
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.passes import aligned, passes
-from fedcgd.plan import Plan
 from fedcgd.release import RecordedReleases, lattice_of
 from fedcgd_flower import inner_state
-from fedcgd_flower.adaptive_clipping import AdaptiveClipping, Scale, next_norm
+from fedcgd_flower.adaptive_clipping import Scale, next_norm
 from fedcgd_flower.arrays import Outgoing
 from fedcgd_flower.cohort_selection import CohortSelector
 from fedcgd_flower.flower_private import log
@@ -35,10 +31,11 @@ from fedcgd_flower.inner_request import InnerRequest, inner_request
 from fedcgd_flower.keeper_messages import Masking
 from fedcgd_flower.keeper_openings import MaskedSum, OpeningFailedError, Openings, sum_of_masked_replies
 from fedcgd_flower.keeper_transport import transport_of
-from fedcgd_flower.layout import BatchNorm, Layout, flat_arrays, flatten, layout_of, unflatten
+from fedcgd_flower.layout import Layout, flat_arrays, flatten, layout_of, unflatten
 from fedcgd_flower.messages import KEEPERS, TrainTask, by_node, model_records, train_message
 from fedcgd_flower.replies import HINTS, RejectionReason, sum_of_replies
-from fedcgd_flower.reporting import RoundReport, guarantee_metrics
+from fedcgd_flower.round_report import RoundReport, guarantee_metrics
+from fedcgd_flower.run_settings import RunSettings
 from fedcgd_flower.user_directory import UserDirectory
 
 _KEPT = 2**30
@@ -72,50 +69,29 @@ class PendingRound:
 class TrainingRounds:
     """The rounds of `plan` around the strategy `inner`: each is configured and aggregated, or given up. `open` comes first."""
 
-    def __init__(
-        self,
-        inner: Strategy,
-        plan: Plan,
-        *,
-        key: NoiseKey,
-        cohort_size: int,
-        min_answers: int,
-        selector: CohortSelector,
-        adaptive_clipping: AdaptiveClipping | None,
-        trainable: Collection[str] | None,
-        batch_norm: BatchNorm,
-        keepers: Keepers | None,
-        evaluation: Sums | None,
-        patience: float,
-    ) -> None:
+    def __init__(self, settings: RunSettings, selector: CohortSelector) -> None:
+        plan, adaptive = settings.plan, settings.adaptive_clipping
         self.clip_norm = plan.clip_norm
         """The norm of the next round: the plan's, unless it adapts."""
         self.dropped: Counter[RejectionReason] = Counter()
         """Replies dropped so far, by cause, and users that nodes left out."""
         self.report = RoundReport(0, plan.participation.rounds)
         """What the last try came to, for the operator's log."""
-        self._inner = inner
-        self._plan = plan
-        self._key = key
-        self._cohort_size = cohort_size
-        self._min_answers = min_answers
-        self._selector = selector
-        self._adaptive_clipping = adaptive_clipping
-        self._trainable = trainable
-        self._batch_norm: BatchNorm = batch_norm
-        self._indicator_norm = 0.0
-        self._wire_plan = plan  # of what is summed and noised: with adaptive clipping, of vectors of norm at most 1
-        if adaptive_clipping is not None:
-            self._indicator_norm = adaptive_clipping.indicator_norm(plan.noise_multiplier, cohort_size)
-            self._wire_plan = replace(plan, clip_norm=1.0)
-        self._keepers = keepers
-        self._evaluation, self._patience = evaluation, patience
         self.openings: Openings | None = None
         """Where keepers make the noise, while there is a ledger."""
+        self._settings = settings
+        self._inner, self._plan, self._cohort_size = settings.inner, plan, settings.cohort.size
+        self._selector = selector
+        self._adaptive = adaptive
+        self._indicator_norm = 0.0
+        self._wire_plan = plan  # of what is summed and noised: with adaptive clipping, of vectors of norm at most 1
+        if adaptive is not None:
+            self._indicator_norm = adaptive.indicator_norm(plan.noise_multiplier, self._cohort_size)
+            self._wire_plan = replace(plan, clip_norm=1.0)
         self._opened: tuple[Ledger, UserDirectory] | None = None
         self._record: RecordedReleases | None = None
-        self._inner_texts = inner_state.texts(inner)
-        self._inner_state = inner_state.save(inner, self._inner_texts)
+        self._inner_texts = inner_state.texts(self._inner)
+        self._inner_state = inner_state.save(self._inner, self._inner_texts)
         self._config: inner_state.EditedConfig | None = None
         self._checked = self._texts_told = False
         self._begun = False
@@ -124,23 +100,30 @@ class TrainingRounds:
         self._memory = np.empty(0, np.int64)
         """Of a round's sum, and of what is made of it, kept for the next round: to get new memory takes longer than to add."""
 
-    def open(self, ledger: Ledger, directory: UserDirectory, path: Path | None) -> None:
-        """Go on where `ledger` stands, which is the file `path` if it is one, with the users of `directory`."""
+    def open(self, ledger: Ledger, directory: UserDirectory) -> None:
+        """Go on where `ledger` stands, with the users of `directory`."""
         self._opened = ledger, directory
-        if self._keepers is not None:
-            transport = transport_of(self._keepers, path, new=not ledger.openings())
-            agreed = partial(self._agreement, self._keepers, ledger.stream_id)
+        keepers, patience = self._settings.keepers, self._settings.patience
+        if keepers is not None:
+            transport = transport_of(keepers, self._settings.ledger, new=not ledger.openings())
+            agreed = partial(self._agreement, keepers, ledger.stream_id)
             self.openings = Openings(
-                self._keepers, transport, ledger, agreed, cohort_size=self._cohort_size, patience=self._patience
+                keepers, transport, ledger, agreed, cohort_size=self._cohort_size, patience=patience
             )
-        self._record = RecordedReleases(ledger, self._wire_plan, self._key)
+        self._record = RecordedReleases(ledger, self._wire_plan, self._settings.key)
         self.resume()
 
     def _agreement(self, keepers: Keepers, run: str, size: int) -> Agreement:
         """What all parties agree on, for a model of so many coordinates."""
-        size += self._adaptive_clipping is not None
-        users, evaluation = self._cohort_size, self._evaluation
-        return agree(self._wire_plan, size=size, keepers=keepers, run=run, users=users, evaluation=evaluation)
+        users, evaluation = self._cohort_size, self._settings.evaluation
+        return agree(
+            self._wire_plan,
+            size=size + (self._adaptive is not None),
+            keepers=keepers,
+            run=run,
+            users=users,
+            evaluation=None if evaluation is None else evaluation.sums(keepers, users),
+        )
 
     def close(self) -> None:
         """Close the ledger, if it is open."""
@@ -204,7 +187,7 @@ class TrainingRounds:
 
     def layout(self, arrays: ArrayRecord) -> Layout:
         """What of a model is trained."""
-        return layout_of(arrays, trainable=self._trainable, batch_norm=self._batch_norm)
+        return layout_of(arrays, trainable=self._settings.trainable, batch_norm=self._settings.batch_norm)
 
     def check_inner(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
         """Let the inner strategy configure the next round once, and forget it: what cannot be sent is refused before any work.
@@ -255,22 +238,22 @@ class TrainingRounds:
                 "a plan and a key of its own: fedcgd ledger compose says what both cost together"
             )
         layout = self.layout(arrays)
-        _ = self.ledger  # before anything else: it raises for a strategy that is not open
+        ledger = self.ledger  # before anything else: it raises for a strategy that is not open
         if not self._checked:
             self.check_inner(arrays, config)
-        chosen = self._select_cohort(round, grid)
-        if chosen is None:
-            return []
-        masking = self._masking(round, grid, layout.size)
+        chosen = self._selector.wait_for(round, grid, self.directory, ledger, self._settings.key)
+        if isinstance(chosen, str):
+            return self._skip(chosen, "too few users that may take part were reachable")
+        masking = None if self.openings is None else self.openings.masking(grid, layout.size)
         if isinstance(masking, str):
-            return []
+            return self._skip(masking, "too few keepers were reachable")
         outgoing = Outgoing((layout.size,), np.float32)
         flatten(arrays, layout, outgoing.array)
         records = model_records(outgoing, layout)
         unsaved = inner_state.digests_of_unsaved(self._inner)
         self._begun = True
         request, train_config = self._inner_request(arrays, layout, config)
-        adaptive = self._adaptive_clipping is not None
+        adaptive = self._adaptive is not None
         integer_grid = lattice_of(self._wire_plan, layout.size + adaptive)
         told = {} if masking is None else {KEEPERS: masking.record()}  # to nodes, of the keepers
         scale = Scale.fixed(self.clip_norm)
@@ -309,23 +292,11 @@ class TrainingRounds:
         self.report.asked, self.report.nodes = len(chosen), len(requests)
         return messages
 
-    def _select_cohort(self, round: int, grid: Grid) -> dict[str, int] | None:
-        """Users of the round and the node of each; None if too few are there."""
-        ledger = self.ledger
-        chosen = self._selector.wait_for(round, grid, self.directory, ledger, self._key)
-        if isinstance(chosen, str):
-            self.report.failure = chosen
-            ledger.skip(round, "too few users that may take part were reachable")
-            return None
-        return chosen
-
-    def _masking(self, round: int, grid: Grid, size: int) -> Masking | str | None:
-        """How the nodes of the round mask; None without keepers; the reason, which is recorded, if too few are there."""
-        found = None if self.openings is None else self.openings.masking(grid, size)
-        if isinstance(found, str):
-            self.report.failure = found
-            self.ledger.skip(round, "too few keepers were reachable")
-        return found
+    def _skip(self, reason: str, recorded: str) -> list[Message]:
+        """No messages: the round is not tried this time."""
+        self.report.failure = reason
+        self.ledger.skip(self.releases, recorded)
+        return []
 
     def aggregate(self, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The inner strategy's next model after the noised mean of the replies, and the ε spent; (None, None) without release."""
@@ -336,7 +307,7 @@ class TrainingRounds:
         matched = _matched(replies, pending.requests, answered)
         total: Integers | MaskedSum
         if pending.masking is None:
-            size = pending.layout.size + (self._adaptive_clipping is not None)
+            size = pending.layout.size + (self._adaptive is not None)
             memory = self._memory if len(self._memory) == size else np.empty(size, np.int64)
             self._memory = memory if memory.nbytes <= _KEPT else np.empty(0, np.int64)
             total, found = sum_of_replies(matched, size, memory)
@@ -347,8 +318,8 @@ class TrainingRounds:
         for position, result in zip(answered, found, strict=True):
             results[position] = result
         self._record_answers(pending, results)
-        if self.report.answered < self._min_answers:
-            self.abort_round(f"at least {self._min_answers} users must answer")
+        if self.report.answered < self._settings.cohort.min_answers:
+            self.abort_round(f"at least {self._settings.cohort.min_answers} users must answer")
             return None, None
         try:
             noised_sum = self._noised_sum(pending, total)
@@ -373,39 +344,33 @@ class TrainingRounds:
         """Record who answered and why others are lost, and tell the operator what to do about it, once."""
         report = self.report
         for (metadata, task), result in zip(pending.requests, results, strict=True):
-            cause: RejectionReason = "left out by its node"
-            answered = 0
-            if isinstance(result, int):
-                answered = result
-                self.dropped[cause] += len(task.users) - answered
-            else:
-                cause = result
-                self.dropped[cause] += 1
+            cause: RejectionReason = "left out by its node" if isinstance(result, int) else result
+            answered = result if isinstance(result, int) else 0
+            missing = len(task.users) - answered
+            self.dropped[cause] += missing if isinstance(result, int) else 1
             report.answered += answered
-            if answered < len(task.users):
-                report.lost[cause] += len(task.users) - answered
-                node_id = None if answered else metadata.dst_node_id
-                self._selector.record_dropouts(
-                    pending.round, task.users, node_id
-                )  # which of them, the node does not say
+            if missing:
+                report.lost[cause] += missing
+                node_id = (
+                    None if answered else metadata.dst_node_id
+                )  # which of its users are missing, a node does not say
+                self._selector.record_dropouts(pending.round, task.users, node_id)
         self.dropped += Counter()  # without zeros
         for lost in report.lost.keys() & HINTS.keys() - self._hinted:
             self._hinted.add(lost)
             log(WARNING, "fedcgd: %s: %s", lost, HINTS[lost])
 
     def _noised_sum(self, pending: PendingRound, total: Integers | MaskedSum) -> Integers:
-        """The sum of the updates with its noise, of which the nonce is on record, in the memory of `total`."""
+        """The sum of the updates with its noise, of which the nonce is on record; the server's is in the memory of `total`.
+
+        From the moment in which keepers are asked for theirs the round is released or spent.
+        """
         if isinstance(total, MaskedSum):
-            return self._opened_sum(pending, total)
+            assert self.openings is not None  # who masks has keepers
+            assert pending.masking is not None
+            return self.openings.opened(pending.grid, pending.masking, self.record, pending.attempt, total)
         self.record.add_noise(total, pending.attempt, pending.lattice)
         return total
-
-    def _opened_sum(self, pending: PendingRound, total: MaskedSum) -> Integers:
-        """As `_noised_sum`, by the keepers. From the moment in which they are asked the round is released or spent."""
-        openings, masking = self.openings, pending.masking
-        assert openings is not None  # who masks has keepers
-        assert masking is not None
-        return openings.opened(pending.grid, masking, self.record, pending.attempt, total)
 
     def _noised(self, pending: PendingRound, total: Integers) -> tuple[ArrayRecord, MetricRecord, float]:
         """The model plus the noised mean of the updates whose noised sum is `total`; what is told with it; the next clip norm.
@@ -414,9 +379,9 @@ class TrainingRounds:
         """
         metrics = guarantee_metrics(self._plan, released=pending.round + 1)
         next_clip_norm = self.clip_norm
-        if self._adaptive_clipping is not None:
+        if self._adaptive is not None:
             share = pending.scale.share(int(total[-1]), self._cohort_size)
-            next_clip_norm = next_norm(self.clip_norm, share, self._adaptive_clipping)
+            next_clip_norm = next_norm(self.clip_norm, share, self._adaptive)
             self.report.clipping = f"clip norm {self.clip_norm:.4g} → {next_clip_norm:.4g} (share within: {share:.2f})"
             metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": next_clip_norm})
         noised = total.view(np.float32)[: pending.layout.size]  # what is written lies before what is still to be read

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
+from flower_requests import NodeSum, read_train_reply
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedAvgM
@@ -36,7 +37,6 @@ from fedcgd_flower import (
 from fedcgd_flower.adaptive_clipping import Scale, next_norm
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import TrainTask, train_message
-from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.update import clipped_update
 
 SIZE = 5

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flower_requests import LAYOUT, TASK, request
+from flower_requests import LAYOUT, TASK, NodeSum, read_train_reply, request
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedcgd_flower.messages import (
@@ -15,7 +15,6 @@ from fedcgd_flower.messages import (
     users_query,
     users_reply,
 )
-from fedcgd_flower.replies import NodeSum, read_train_reply
 
 
 def test_request_carries_one_flat_array_and_the_task() -> None:

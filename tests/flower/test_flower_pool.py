@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from fake_grid import FakeGrid, FakeNode
+from flower_requests import NodeSum, read_train_reply
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
@@ -13,7 +14,6 @@ from fedcgd_flower import ClippedUpdateMod, clipped_update_mod, host_users, one_
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import TrainTask, train_message, users_query
 from fedcgd_flower.pool import LocalTask
-from fedcgd_flower.replies import NodeSum, read_train_reply
 from fedcgd_flower.send_and_receive import send_and_receive
 
 STEP = 2.0**-24

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flower_requests import ALONE, TASK, reply_with, request
+from flower_requests import ALONE, TASK, NodeSum, read_train_reply, reply_with, request
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedcgd.noise.quantisation import Lattice
 from fedcgd_flower.layout import Layout
 from fedcgd_flower.messages import ANOTHER_MODEL, TIED, train_reply
-from fedcgd_flower.replies import NodeSum, read_train_reply, sum_of_replies
+from fedcgd_flower.replies import sum_of_replies
 
 
 def test_honest_reply_is_read_as_sent() -> None:

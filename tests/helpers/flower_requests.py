@@ -1,16 +1,14 @@
 """A round's request, and replies to it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedcgd.noise.quantisation import Lattice
+from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd_flower.layout import Layout
-from fedcgd_flower.messages import (
-    TrainTask,
-    train_message,
-)
+from fedcgd_flower.messages import TrainTask, train_message
+from fedcgd_flower.replies import RejectionReason, sum_of_replies
 
 LAYOUT = Layout(("w", "b"), ((2, 2), (1,)), ("float32", "float32"))
 TASK = TrainTask(round=3, attempt=1, clip_norm=0.5, grid=Lattice(2.0**-20), users=("ann", "bob"), layout=LAYOUT)
@@ -29,3 +27,17 @@ def reply_with(update=None, *, task=None, arrays=None) -> Message:
         content["update"] = ArrayRecord({"flat": Array(update)})
     content["fedcgd"] = ConfigRecord({"round": 3, "attempt": 1, "answered": 1} | (task or {}))
     return Message(content, reply_to=request())
+
+
+@dataclass(frozen=True)
+class NodeSum:
+    """An accepted reply: the sum of the clipped updates of `answered` users, in steps."""
+
+    update: Integers
+    answered: int
+
+
+def read_train_reply(reply: Message | None, task: TrainTask) -> NodeSum | RejectionReason:
+    """What the server takes of one reply, or why it drops it."""
+    total, [result] = sum_of_replies([(reply, task)], task.size)
+    return NodeSum(total, result) if isinstance(result, int) else result
