@@ -54,13 +54,10 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
     rows = [
         ("created", str(run["created"])),
         ("released", f"{verification.released} of {verification.planned} rounds"),
-        ("whole run, as planned", str(verification.whole)),
-        *([("with its evaluations", str(both))] if (both := verification.with_evaluations) else []),
-        ("released so far", str(verification.guarantee or "nothing is released")),
+        *_promised(verification),
         ("mechanism", str(run["plan"]["mechanism"]["name"])),
-        *([("keepers", str(verification.keepers))] if verification.keepers else []),
         *([("not covered by ε", NOT_COVERED)] if verification.forwards_client_metrics else []),
-        ("key", f"fingerprint {run['key_fingerprint']}{_not_private(verification)}"),
+        ("key", f"fingerprint {run['key_fingerprint']}"),
         ("sealed", str(run["sealed"] or "no")),
         *(("adopted", text) for text in verification.adopted),
         ("attempts not released", str(sum(a["state"] != "released" for a in record["attempts"]))),
@@ -90,22 +87,8 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
     if json:
         print_json(verification.to_description())
     else:
-        console.print(f"whole run, as planned: {verification.whole}{_not_private(verification)}", soft_wrap=True)
-        if verification.with_evaluations is not None:
-            console.print(f"with its evaluations on users' data: {verification.with_evaluations}", soft_wrap=True)
-        console.print(f"released so far: {verification.guarantee or 'nothing is released'}", soft_wrap=True)
-        if verification.keepers is not None:
-            console.print(f"keepers: {verification.keepers}", soft_wrap=True)
-        if verification.identity is not None:
-            console.print(f"who a user is: {verification.identity}", soft_wrap=True)
-        if verification.budget is not None:
-            earlier = verification.budget["after"]
-            streams = f" (streams {', '.join(earlier)})" if earlier else ""
-            console.print(
-                f"joint budget: ε ≤ {verification.budget['epsilon']:g} at δ = {verification.budget['delta']:g} for each user, "
-                f"together with {len(earlier)} earlier runs{streams}; fedcgd ledger compose with their ledgers checks it",
-                soft_wrap=True,
-            )
+        for name, value in _promised(verification):
+            console.print(f"{name}: {value}", soft_wrap=True)
         if verification.forwards_client_metrics:
             note("Not private", NOT_COVERED)
         for text in verification.adopted:
@@ -234,8 +217,23 @@ def seal(
     )
 
 
-def _not_private(verification: ledger.Verification) -> str:
-    noiseless = f" — {NO_NOISE}" if verification.noiseless else ""
-    return noiseless + (
-        " — SIMULATION: the key comes from a seed, and nothing here is private" if verification.simulated else ""
-    )
+def _promised(verification: ledger.Verification) -> list[tuple[str, str]]:
+    """What the record promises: name and value of each part."""
+    whole, budget = str(verification.whole), verification.budget
+    if verification.noiseless:
+        whole += f" — {NO_NOISE}"
+    if verification.simulated:
+        whole += " — SIMULATION: the key comes from a seed, and nothing here is private"
+    found = [
+        ("whole run, as planned", whole),
+        ("with its evaluations on users' data", verification.with_evaluations),
+        ("released so far", verification.guarantee or "nothing is released"),
+        ("keepers", verification.keepers),
+        ("who a user is", verification.identity),
+    ]
+    if budget is not None:
+        streams = f" (streams {', '.join(budget['after'])})" if budget["after"] else ""
+        earlier = f"{so_many(len(budget['after']), 'earlier run', 'earlier runs')}{streams}"
+        said = f"ε ≤ {budget['epsilon']:g} at δ = {budget['delta']:g} for each user, together with {earlier}"
+        found.append(("joint budget", f"{said}; fedcgd ledger compose with their ledgers checks it"))
+    return [(name, str(value)) for name, value in found if value is not None]

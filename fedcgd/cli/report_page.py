@@ -93,7 +93,7 @@ def page(
         _section("ε and noise against rounds", _plots(plan, statement["rounds_released"])),
         *([_section("What was measured", body)] if (body := _measured(record, evaluation)) else []),
         _section("Who took part how often", _participations(record, plan)),
-        _section("Rounds and retries", _rounds(record, statement)),
+        _section("Rounds and retries", _rounds(record)),
         _section("Not covered by ε", list_html(NOT_COVERED)),
         _section("Settings and versions", _settings(record, statement)),
         _section("Check it yourself", _check(name)),
@@ -197,13 +197,16 @@ def _curves(rows: Sequence[tuple[int, dict[str, float]]], meaning: str) -> str:
         figure, axes = axes_of(2.2)
         axes.plot(*zip(*at, strict=True), color="#2257c9", marker="." if len(at) <= POINTS else None)
         axes.set(xlabel="release", ylabel=name)
-        axes.get_xaxis().get_major_locator().set_params(integer=True)
         (first, start), (last, end) = at[0], at[-1]
         label = f"Plot of {name} against releases, from {start:.4g} after {first} to {end:.4g} after {last}."
         drawn.append(figure_html(figure, label, f"{name}: {end:.4g} after release {last}."))
     cells = [(str(release), *(f"{values[n]:.6g}" if n in values else "–" for n in names)) for release, values in rows]
     table = grid_html(("release", *names), cells, numbers=range(len(names) + 1))
-    return f"<p>{escape(meaning)}</p>{''.join(drawn)}<details><summary>As a table</summary>{table}</details>"
+    return f"<p>{escape(meaning)}</p>{''.join(drawn)}" + _folded("As a table", table)
+
+
+def _folded(summary: str, body: str) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
 
 
 def _participations(record: dict[str, Any], plan: Plan) -> str:
@@ -220,69 +223,54 @@ def _participations(record: dict[str, Any], plan: Plan) -> str:
         axes.axvline(plan.participation.participations + 0.5, color="#c4500a", lw=1.2)
         text += f" The plan allows {plan.participation.participations} (orange)."
     axes.set(xlabel="rounds that a user was asked in", ylabel="users", xlim=(0, end + 1))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.get_major_locator().set_params(integer=True)
+    axes.yaxis.get_major_locator().set_params(integer=True)
     rows = [(str(times), str(users)) for times, users in sorted(histogram.items())]
     table = grid_html(("rounds", "users"), rows, numbers=(0, 1))
     drawn = figure_html(figure, f"Histogram: users by the number of rounds they were asked in. {text}", text)
-    return f"{drawn}<details><summary>As a table</summary>{table}</details>"
+    return drawn + _folded("As a table", table)
 
 
-def _rounds(record: dict[str, Any], statement: dict[str, Any]) -> str:
+def _rounds(record: dict[str, Any]) -> str:
     attempts, skips = record["attempts"], record["skips"]
     states = Counter(attempt["state"] for attempt in attempts)
     tries = Counter(attempt["round"] for attempt in attempts)
     retried = sum(number > 1 for number in tries.values())
     rows = [
-        ("rounds released", f"{statement['rounds_released']} of {statement['rounds_planned']}"),
         ("attempts", ", ".join(f"{number} {state}" for state, number in sorted(states.items())) or "none"),
         ("rounds tried more than once", str(retried)),
         ("rounds skipped for the time being", str(len(skips))),
-        (
-            "first and last",
-            f"{day(attempts[0]['planned'])} to {day(attempts[-1]['ended'] or attempts[-1]['planned'])}"
-            if attempts
-            else "–",
-        ),
     ]
+    if attempts:
+        first, last = attempts[0], attempts[-1]
+        rows.append(("first and last", f"{day(first['planned'])} to {day(last['ended'] or last['planned'])}"))
     reasons = Counter(skip["reason"] for skip in skips).most_common(20)
-    body = table_html(rows) + (
-        grid_html(("reason for skipping", "times"), [(why, str(n)) for why, n in reasons], numbers=(1,))
-        if reasons
-        else ""
-    )
+    body = table_html(rows)
+    if reasons:
+        body += grid_html(("reason for skipping", "times"), [(why, str(n)) for why, n in reasons], numbers=(1,))
     listed = [
         (str(a["round"]), str(a["attempt"]), a["state"], str(a["users"]), day(a["planned"]))
         for a in attempts[:SHOWN_ATTEMPTS]
     ]
-    note = (
-        ""
-        if len(attempts) <= SHOWN_ATTEMPTS
-        else f"<p>The first {SHOWN_ATTEMPTS}; <code>fedcgd ledger export</code> has all.</p>"
-    )
     table = grid_html(("round", "attempt", "state", "users asked", "begun"), listed, numbers=(0, 1, 3))
-    return body + f"<details><summary>Every attempt</summary>{note}<div class='wide'>{table}</div></details>"
+    if len(attempts) > SHOWN_ATTEMPTS:
+        table = f"<p>The first {SHOWN_ATTEMPTS}; <code>fedcgd ledger export</code> has all.</p>{table}"
+    return body + _folded("Every attempt", table)
 
 
 def _settings(record: dict[str, Any], statement: dict[str, Any]) -> str:
     run = record["run"]
     rows = [
-        ("begun", day(run["created"])),
         ("sealed", day(run["sealed"]) if run["sealed"] else "no: the run may go on, and its key may still exist"),
         *(("adopted", text) for text in record["verification"]["adopted"]),
         ("key", f"fingerprint {run['key_fingerprint']}" + (", SIMULATION" if run["simulated"] else "")),
         ("hash of plan and configuration", run["configuration_hash"]),
         ("report written with", ", ".join(f"{name} {number}" for name, number in statement["written_with"].items())),
     ]
-    settings = json_module.dumps(
-        {"plan": run["plan"], "configuration": run["configuration"]}, indent=2, ensure_ascii=False
-    )
-    return table_html(rows) + f"<pre>{escape(_shortened(settings))}</pre>"
-
-
-def _shortened(text: str) -> str:
-    """Without the middle of lines that nobody reads, such as the packed entries of a dense matrix."""
-    return "\n".join(line if len(line) <= 400 else f"{line[:200]} … {line[-100:]}" for line in text.splitlines())
+    settings = {"plan": run["plan"], "configuration": run["configuration"]}
+    lines = json_module.dumps(settings, indent=2, ensure_ascii=False).splitlines()
+    # Without the middle of lines that nobody reads, such as the packed entries of a dense matrix.
+    shown = "\n".join(line if len(line) <= 400 else f"{line[:200]} … {line[-100:]}" for line in lines)
+    return table_html(rows) + f"<pre>{escape(shown)}</pre>"
 
 
 def _check(name: str) -> str:
@@ -307,12 +295,10 @@ def _attacker(plan: Plan, progress: Progress) -> str:
     meaning = (
         f"Trade-off curve of the two errors; with both equal, the best attacker is right in {best.percent} % of cases."
     )
-    known = (
-        "" if best.gaussian_mu is None else f" It is that of the Gaussian mechanism with μ = {best.gaussian_mu:.4g}."
-    )
+    known = best.gaussian_mu and f" It is that of the Gaussian mechanism with μ = {best.gaussian_mu:.4g}."
     return (
         "<p>Anyone who sees all releases, and knows everything about all other users, may guess whether one user's updates were "
-        f"used. Fewer errors of one kind mean more of the other: no attacker is below the curve.{known} If a fair coin decided "
+        f"used. Fewer errors of one kind mean more of the other: no attacker is below the curve.{known or ''} If a fair coin decided "
         f"whether they were used, the best attacker is right in at most <strong>{best.percent} %</strong> of cases (orange: its "
         "two errors are equal there); a guess is right in 50 %.</p>"
         + figure_html(

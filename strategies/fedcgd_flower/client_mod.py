@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from logging import ERROR, WARNING
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +12,11 @@ from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import messages
 from fedcgd_flower.arrays import LazyArray, Outgoing
 from fedcgd_flower.evaluation_messages import answer, answers_task, bounds_of, is_private_evaluation
-from fedcgd_flower.flower_private import log, mods_after
+from fedcgd_flower.flower_private import mods_after
 from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, tied_arrays, unflatten
 from fedcgd_flower.messages import TrainTask
 from fedcgd_flower.node_replies import keeper_reply, sum_reply
+from fedcgd_flower.operators_log import log_error, log_warning
 from fedcgd_flower.update import Steps, write_clipped_update
 
 if TYPE_CHECKING:
@@ -141,18 +141,14 @@ def _write_update(reply: Message, model: Flat, task: TrainTask, out: Steps) -> i
     Raises _NoUpdateError if it has none. Why, in words that may name arrays, goes to the node's own log.
     """
     if lost := list(reply.content.config_records):
-        log(
-            WARNING,
-            "fedcgd: the train function also replied the records %s; nothing but the clipped update is sent",
-            lost,
-        )
+        log_warning(f"the train function also replied the records {lost}; nothing but the clipped update is sent")
     try:
         new = flat_arrays(_replied_model(reply), task.layout)
     except ValueError as error:
-        log(ERROR, "fedcgd: the train function did not reply the model that it was sent: %s", error)
+        log_error(f"the train function did not reply the model that it was sent: {error}")
         raise _NoUpdateError(messages.ANOTHER_MODEL) from None
     if tied := tied_arrays(new, model, task.layout):
-        log(ERROR, "fedcgd: the arrays %s are one tensor of the model; %s", list(tied), messages.TIED_WORDS)
+        log_error(f"the arrays {list(tied)} are one tensor of the model; {messages.TIED_WORDS}")
         raise _NoUpdateError(messages.TIED)
     checksum = write_clipped_update(
         out,
@@ -164,7 +160,7 @@ def _write_update(reply: Message, model: Flat, task: TrainTask, out: Steps) -> i
         indicator=task.indicator,
     )
     if checksum is None:
-        log(ERROR, "fedcgd: %s", messages.NOT_FINITE_WORDS)
+        log_error(messages.NOT_FINITE_WORDS)
         raise _NoUpdateError(messages.NOT_FINITE)
     return checksum
 

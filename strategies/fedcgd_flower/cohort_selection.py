@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from logging import INFO, WARNING
 
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -14,8 +13,9 @@ from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort, eligible
-from fedcgd_flower.flower_private import is_simulation, log
+from fedcgd_flower.flower_private import is_simulation
 from fedcgd_flower.inner import FLOWERS_DEFAULT, planned_cohort
+from fedcgd_flower.operators_log import log_info, log_warning
 from fedcgd_flower.user_directory import NodeIds, UserDirectory, balance_users, nodes_of_all
 
 EXPECTED_USERS = "expected_users"
@@ -84,7 +84,7 @@ class CohortSelector:
                 break
             if now >= told:  # at once, and then from time to time
                 waiting = self._waiting(round, len(nodes), directory)
-                log(INFO, "fedcgd: %s; waiting for up to %.0f s", waiting, deadline - now)
+                log_info(f"{waiting}; waiting for up to {deadline - now:.0f} s")
                 told = now + _TOLD_EVERY
             time.sleep(min(_POLL, self._patience))
         if not enough and len(nodes) >= self._cohort.expected_users:
@@ -124,14 +124,14 @@ class CohortSelector:
         )
 
     def _waiting(self, round: int, users: int, directory: UserDirectory) -> str:
-        if not round and users >= self._cohort.expected_users:
+        if round:
+            return f"{users} users are there, and round {round + 1} needs {self._cohort.size} who may take part"
+        if users >= self._cohort.expected_users:
             return f"{directory.silent} of {directory.connected} nodes have not said yet which users they host"
-        if not round and users < self._cohort.expected_users:
-            return (
-                f"{users} users are there, and {self._cohort.expected_users} are expected before the first round: with "
-                f"{self._cohort.size} a round, and a user's rounds at least {self._participation.min_separation} apart"
-            )
-        return f"{users} users are there, and round {round + 1} needs {self._cohort.size} who may take part"
+        return (
+            f"{users} users are there, and {self._cohort.expected_users} are expected before the first round: with "
+            f"{self._cohort.size} a round, and a user's rounds at least {self._participation.min_separation} apart"
+        )
 
     def _too_few_to_begin(self, users: int, missing: str) -> str:
         participation = self._participation
@@ -148,16 +148,12 @@ class CohortSelector:
         slow = f"if they are slow to say it, raise patience above {self._patience:.0f} s"
         refused = sum(directory.refused.values())
         parts = [
-            f"{directory.silent} nodes have not said which users they host (see above): {slow}"
-            if directory.silent
-            else "",
-            f"{directory.claimed_twice} users are claimed by two nodes and take part at neither"
-            if directory.claimed_twice
-            else "",
-            f"{refused} users were claimed by a node that may not speak for them" if refused else "",
-            f"{self.over_budget} more have no budget left after earlier runs" if self.over_budget else "",
+            (directory.silent, f"nodes have not said which users they host (see above): {slow}"),
+            (directory.claimed_twice, "users are claimed by two nodes and take part at neither"),
+            (refused, "users were claimed by a node that may not speak for them"),
+            (self.over_budget, "more have no budget left after earlier runs"),
         ]
-        return "; ".join(part for part in parts if part)
+        return "; ".join(f"{number} {what}" for number, what in parts if number)
 
     def _within_budget(self, nodes: Mapping[str, NodeIds]) -> Mapping[str, NodeIds]:
         """Those of the users that the joint budget admits. That depends on earlier ledgers alone, never on what is drawn."""
@@ -165,13 +161,10 @@ class CohortSelector:
         self.over_budget = len(refused)
         if refused and self._budget is not None and not self._told_budget:
             self._told_budget = True
-            log(
-                WARNING,
-                "fedcgd: %d users that are there are refused: the earlier runs they were in, and this plan, cost more than the "
-                "joint budget of ε = %g at δ = %g. Plan a smaller ε for this run, raise the budget, or find other users",
-                len(refused),
-                self._budget.epsilon,
-                self._budget.delta,
+            log_warning(
+                f"{len(refused)} users that are there are refused: the earlier runs they were in, and this plan, cost more "
+                f"than the joint budget of ε = {self._budget.epsilon:g} at δ = {self._budget.delta:g}. Plan a smaller ε for "
+                "this run, raise the budget, or find other users"
             )
         return {user: where for user, where in nodes.items() if user not in refused} if refused else nodes
 
@@ -267,10 +260,10 @@ def cohort_shortfall(
         for user in nodes
         if user in history.counts
     )
-    there = nodes_of_all(nodes)
+    free = len(nodes) - used_up - held_back
     parts = [
-        f"{len(nodes)} users are there at {len(there)} nodes and {len(nodes) - used_up - held_back} of them may "
-        f"take part, of {cohort_size} for a cohort",
+        f"{len(nodes)} users are there at {len(nodes_of_all(nodes))} nodes and {free} of them may take part, of {cohort_size} "
+        "for a cohort",
         f"{held_back} took part less than {b} rounds ago" if held_back else "",
         f"{used_up} have taken part {k} times, which is all they may" if used_up else "",
         missing,

@@ -7,7 +7,6 @@ planned cohort. Who did not answer counts as the middle of a metric's range.
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from logging import INFO, WARNING
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MetricRecord
@@ -22,12 +21,12 @@ from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.participation.cohorts import cohort
 from fedcgd.release import RecordedReleases, lattice_of
 from fedcgd_flower.evaluation_messages import answers_task, evaluate_message, scale_of
-from fedcgd_flower.flower_private import log
 from fedcgd_flower.inner import record_keys_of
 from fedcgd_flower.keeper_messages import Masking
 from fedcgd_flower.keeper_openings import MaskedSum, OpeningFailedError, keepers_description, sum_of_masked_replies
 from fedcgd_flower.layout import Flat, Layout
 from fedcgd_flower.messages import KEEPERS, TrainTask, by_node
+from fedcgd_flower.operators_log import log_info, log_warning
 from fedcgd_flower.private_evaluation import PrivateEvaluation
 from fedcgd_flower.replies import sum_of_replies
 from fedcgd_flower.run_settings import RunSettings
@@ -103,7 +102,7 @@ class Evaluator:
         """
         plan, round = self.evaluation.plan, self._record.count
         if round >= plan.participation.rounds:  # keepers can spend one that then is missing at the end
-            log(WARNING, "fedcgd: no evaluation: all %d that are planned are released or spent", round)
+            log_warning(f"no evaluation: all {round} that are planned are released or spent")
             return None
         choices = self._key.choices_of(self._ledger.stream_id)
         users = cohort(
@@ -138,7 +137,7 @@ class Evaluator:
             self._record.record(attempt, b"", metrics=measured)
         except OpeningFailedError as error:
             reason = f"{'it is spent' if self._record.is_opening else 'not opened'}: {error}"
-            log(WARNING, "fedcgd: no evaluation: %s", reason)
+            log_warning(f"no evaluation: {reason}")
             self._record.abandon(reason)
             return None
         except BaseException:
@@ -147,7 +146,7 @@ class Evaluator:
         return _public_metrics(measured)
 
     def _skip(self, reason: str) -> None:
-        log(WARNING, "fedcgd: no evaluation: %s", reason)
+        log_warning(f"no evaluation: {reason}")
         self._record.skip(reason)
 
     def _requests(
@@ -187,9 +186,9 @@ class Evaluator:
             total, found = sum_of_masked_replies(answers, masking)
         answered = sum(result for result in found if isinstance(result, int))
         asked = sum(len(task.users) for _, task in answers)
-        log(INFO, "fedcgd: evaluation: %d users asked at %d nodes, %d answered", asked, len(answers), answered)
+        log_info(f"evaluation: {asked} users asked at {len(answers)} nodes, {answered} answered")
         if causes := {result for result in found if not isinstance(result, int)}:
-            log(WARNING, "fedcgd: evaluation: %s: %s", ", ".join(sorted(causes)), _HINT)
+            log_warning(f"evaluation: {', '.join(sorted(causes))}: {_HINT}")
         if isinstance(total, MaskedSum):
             assert self._openings is not None  # who masks has keepers
             assert masking is not None

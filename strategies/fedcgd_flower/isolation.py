@@ -22,15 +22,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from logging import WARNING
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
-from fedcgd_flower.flower_private import log
 from fedcgd_flower.layout import Flat
+from fedcgd_flower.operators_log import log_warning
 
 T = TypeVar("T")
 
@@ -66,11 +65,11 @@ def run_isolated(
                     _seed(seed_of(user))
                     result = work(user, copy.deepcopy(config), copy.deepcopy(context))
             except _OutOfTimeError:
-                log(WARNING, "fedcgd: a user's local training took longer than %g s, and was ended", time_limit)
+                log_warning(f"a user's local training took longer than {time_limit:g} s, and was ended")
             except KeyboardInterrupt:  # the operator's
                 raise
             except BaseException as error:  # also what libraries cancel tasks with; its text may tell about the user
-                log(WARNING, "fedcgd: a user's local training or evaluation failed with %s", _what_and_where(error))
+                log_warning(f"a user's local training or evaluation failed with {_what_and_where(error)}")
             yield result
     finally:  # after the last: each user's own seed decides what it draws
         _put_back(generators)

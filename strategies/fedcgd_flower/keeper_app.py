@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Callable, Collection
-from logging import ERROR, WARNING
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,9 @@ from fedcgd.keepers import (
 )
 from fedcgd.keepers.wire import proof
 from fedcgd_flower import keeper_messages
-from fedcgd_flower.flower_private import log
 from fedcgd_flower.keeper_messages import Masking
 from fedcgd_flower.messages import KEEPERS, TrainTask, question_of
+from fedcgd_flower.operators_log import log_error, log_warning
 from fedcgd_flower.replies import bounded
 
 CONFIGURED = "keeper"
@@ -83,7 +82,7 @@ def _count(file: str, agreement: Agreement, task: TrainTask, users: Collection[s
         with NodeTurns.open(file) as turns:
             turns.count(agreement, task.round, task.attempt, users)
     except RefusedError as error:
-        log(ERROR, "fedcgd: %s", error)
+        log_error(str(error))
         raise ValueError(str(error)) from error
 
 
@@ -92,17 +91,11 @@ def _or_zeros(summed: Callable[[], NDArray[Any]], task: TrainTask) -> NDArray[np
         values = np.asarray(summed())
         if values.shape == (task.size,) and values.dtype.kind == "i":
             return values
-        log(
-            ERROR,
-            "fedcgd: the app's function gave %s of shape %s, not %d integers",
-            values.dtype,
-            values.shape,
-            task.size,
-        )
+        log_error(f"the app's function gave {values.dtype} of shape {values.shape}, not {task.size} integers")
     except Exception as error:
         where = "".join(traceback.format_tb(error.__traceback__))
-        log(ERROR, "fedcgd: the app's function failed with %s at\n%s", type(error).__name__, where)
-    log(WARNING, "fedcgd: this node adds zeros; under masks nobody can tell")
+        log_error(f"the app's function failed with {type(error).__name__} at\n{where}")
+    log_warning("this node adds zeros; under masks nobody can tell")
     return np.zeros(task.size, np.int64)
 
 
@@ -115,7 +108,7 @@ def _bounded(values: NDArray[np.signedinteger[Any]], task: TrainTask, users: int
     most = users * task.indicator
     if float(steps @ steps) <= (1 - ROUNDING / 2) * bound**2 and bool((np.abs(counted) <= most).all()):
         return values
-    log(WARNING, "fedcgd: the sum of %d users was longer than %d clip norms, and is scaled", users, users)
+    log_warning(f"the sum of {users} users was longer than {users} clip norms, and is scaled")
     return bounded(values, task, users)
 
 
@@ -138,5 +131,5 @@ def answer_question(message: Message, context: Context, keepers: Keepers | None)
     if not isinstance(answer, Refusal):
         return keeper_messages.opened_reply(message, answer)
     if answer.reason:
-        log(WARNING, "fedcgd: this keeper does not open the round: %s", answer.reason)
+        log_warning(f"this keeper does not open the round: {answer.reason}")
     return keeper_messages.refused_reply(message, answer)

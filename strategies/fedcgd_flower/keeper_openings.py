@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from logging import INFO, WARNING
+from logging import INFO
 from typing import Any, cast
 
 import numpy as np
@@ -33,6 +33,7 @@ from fedcgd_flower.flower_private import log
 from fedcgd_flower.keeper_messages import Masking, read_masked_reply
 from fedcgd_flower.keeper_transport import Transport
 from fedcgd_flower.messages import TrainTask
+from fedcgd_flower.operators_log import log_warning
 from fedcgd_flower.replies import RejectionReason, rejection_reason
 
 _TOO_LONG = 1e-9  # the chance that an honest sum is called too long
@@ -181,11 +182,9 @@ class Openings:
             bad |= {i for i in answer.unreadable if 0 <= i < len(summed.members)}
         if not bad:
             return summed
-        log(
-            WARNING,
-            "fedcgd: %d of %d nodes cannot be opened, because they see another keepers.toml, or cheat; they are left out",
-            len(bad),
-            len(summed.members),
+        log_warning(
+            f"{len(bad)} of {len(summed.members)} nodes cannot be opened, because they see another keepers.toml, or cheat; "
+            "they are left out"
         )
         self._check_always = True
         if len(bad) == len(summed.members):
@@ -288,19 +287,19 @@ def keepers_description(keepers: Keepers) -> dict[str, Any]:
 def log_keepers(keepers: Keepers, plan: Plan, evaluations: Plan | None) -> None:
     """Log who the keepers are and against whom which ε holds, and what they do not protect from."""
     names = ", ".join(f"{card.name} ({card.fingerprint})" for card in keepers.cards)
-    log(INFO, "\t├──> fedcgd: the noise comes from %d keepers: %s", len(keepers.cards), names)
+    log(INFO, f"\t├──> fedcgd: the noise comes from {len(keepers.cards)} keepers: {names}")
     for against in guarantees_by_collusion(
         plan.accountant, keepers.shares, noise_multiplier=plan.noise_multiplier, delta=plan.delta
     ):
         epsilon = "∞" if against.guarantee is None else rounded_up(against.epsilon)
         planned = " (the plan's)" if against.colluding == keepers.colluding else ""
-        log(INFO, "\t│\t├── against the server with %d of them: ε ≤ %s%s", against.colluding, epsilon, planned)
+        log(INFO, f"\t│\t├── against the server with {against.colluding} of them: ε ≤ {epsilon}{planned}")
     if evaluations is not None:
         both = with_evaluations_by_collusion(plan, evaluations, keepers.shares)
         told = [f"{'∞' if math.isinf(one) else rounded_up(one)} with {number}" for number, one in enumerate(both)]
-        log(INFO, "\t│\t├── training and evaluations together: ε ≤ %s of them", ", ".join(told))
+        log(INFO, f"\t│\t├── training and evaluations together: ε ≤ {', '.join(told)} of them")
+    who = "nodes" if keepers.are_services else "nodes and keepers"
     log(
         INFO,
-        "\t│\t└── this holds against who reads the server, not against who changes the app: Flower sends %s their code",
-        "nodes" if keepers.are_services else "nodes and keepers",
+        f"\t│\t└── this holds against who reads the server, not who changes the app: Flower sends {who} their code",
     )

@@ -5,7 +5,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from logging import INFO, WARNING
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -13,8 +12,8 @@ from flwr.serverapp import Grid
 from fedcgd.keepers import Agreement, Keeper, Keepers, Opening, Refusal, service
 from fedcgd.keepers.masks import Residues
 from fedcgd.keepers.wire import CHALLENGE, answer_from_bytes, proof_of, to_bytes
-from fedcgd_flower.flower_private import log
 from fedcgd_flower.keeper_messages import keeper_query, opening_request, read_identity, read_opened
+from fedcgd_flower.operators_log import log_info, log_warning
 from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push, send_and_receive
 
 _FIRST_WAIT = 0.02  # seconds between looks at who a keeper is: longer each time
@@ -58,7 +57,7 @@ class Transport(ABC):
             if not missing or now >= deadline:
                 return tuple(sorted(there))
             if now >= told:
-                log(INFO, "fedcgd: waiting for keepers %s, up to %.0f s", ", ".join(sorted(missing)), deadline - now)
+                log_info(f"waiting for keepers {', '.join(sorted(missing))}, up to {deadline - now:.0f} s")
                 told = now + _TOLD_EVERY
             time.sleep(min(wait, max(deadline - now, 0)))
             wait = min(1.5 * wait, 1.0)
@@ -215,7 +214,7 @@ class KeeperServices(Transport):
             except OSError as error:
                 trouble = str(error)
                 if trouble != self._troubles.get(name, ""):
-                    log(WARNING, "fedcgd: keeper %s is not reached at %s: %s", name, address, trouble)
+                    log_warning(f"keeper {name} is not reached at {address}: {trouble}")
             self._troubles[name] = trouble
             return answer
 

@@ -9,7 +9,6 @@ import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from logging import ERROR
 from typing import Literal, cast
 
 import numpy as np
@@ -18,8 +17,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageTy
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.numeric import as_positive
 from fedcgd_flower.arrays import Outgoing, array_of, view
-from fedcgd_flower.flower_private import log
 from fedcgd_flower.layout import Flat, Layout, PassthroughArray
+from fedcgd_flower.operators_log import log_error
 from fedcgd_flower.update import Steps
 
 MODEL = "model"
@@ -220,7 +219,7 @@ def failed_reply(request: Message, error: Exception) -> Message:
     Flower itself would send the text. Where it happened goes to the node's own log.
     """
     where = "".join(traceback.format_tb(error.__traceback__))
-    log(ERROR, "fedcgd: local training failed with %s at\n%s", type(error).__name__, where)
+    log_error(f"local training failed with {type(error).__name__} at\n{where}")
     return Message(Error(code=_FAILED, reason=LOCAL_FAILURE), reply_to=request)
 
 

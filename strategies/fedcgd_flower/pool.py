@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from logging import ERROR, WARNING
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,11 +12,11 @@ from flwr.clientapp import ClientApp
 from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd_flower import messages
 from fedcgd_flower.evaluation_messages import answer, answers_task, bounds_of
-from fedcgd_flower.flower_private import log
 from fedcgd_flower.isolation import TIME_LIMIT, run_isolated
 from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flat_arrays, tied_arrays, unflatten
 from fedcgd_flower.messages import TrainTask
 from fedcgd_flower.node_replies import keeper_reply, sum_reply
+from fedcgd_flower.operators_log import log_error, log_warning
 from fedcgd_flower.update import Steps, clipped_update
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
             model = unflatten(work.model, work.layout)
             trained = flat_arrays(local_training(model, user, config, context), work.layout)
             if tied := tied_arrays(trained, work.model, work.layout):
-                log(ERROR, "fedcgd: the arrays %s are one tensor of the model; %s", list(tied), messages.TIED_WORDS)
+                log_error(f"the arrays {list(tied)} are one tensor of the model; {messages.TIED_WORDS}")
                 raise ValueError(messages.TIED_WORDS)
             return np.concatenate(trained)
 
@@ -199,7 +198,7 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
                 continue
             update = work.clipped(trained)
             if update is None:
-                log(WARNING, "fedcgd: of a user, %s", messages.NOT_FINITE_WORDS)
+                log_warning(f"of a user, {messages.NOT_FINITE_WORDS}")
                 continue
             total += update
             answered += 1
@@ -219,5 +218,5 @@ def check_no_records(work: LocalTask) -> None:
             f"the server's strategy sends the records {list(work.records)} beside the model, and only the configuration reaches "
             "this training: put what it needs there, or write a ClippedSum of your own, which finds them in work.records"
         )
-        log(ERROR, "fedcgd: %s", words)
+        log_error(words)
         raise ValueError(words)

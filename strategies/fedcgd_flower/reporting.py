@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from logging import INFO, WARNING
+from logging import INFO
 
 from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
@@ -15,6 +15,7 @@ from fedcgd.plan import Plan
 from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.inner import FLOWERS_DEFAULT
+from fedcgd_flower.operators_log import log_info, log_warning
 from fedcgd_flower.run_settings import RunSettings
 
 
@@ -22,40 +23,28 @@ def log_guarantee(settings: RunSettings, *, released: int, evaluator: Evaluator 
     """Log what is promised of a run of which so many rounds are released, and under which assumptions."""
     plan, cohort, adaptive = settings.plan, settings.cohort, settings.adaptive_clipping
     if plan.noiseless:
-        log(
-            WARNING,
-            "fedcgd: %s. Clipping is as in the real run; give the plan a noise_multiplier for that",
-            NO_NOISE,
-        )
+        log_warning(f"{NO_NOISE}. Clipping is as in the real run; give the plan a noise_multiplier for that")
     if settings.forward_client_metrics:
-        log(
-            WARNING,
-            "fedcgd: metrics of clients are forwarded as they are (forward_client_metrics=True): they have no noise, "
-            "and no ε covers them. evaluation=PrivateEvaluation(…) gives private ones",
+        log_warning(
+            "metrics of clients are forwarded as they are (forward_client_metrics=True): they have no noise, and no ε covers "
+            "them. evaluation=PrivateEvaluation(…) gives private ones"
         )
     if large := large_delta(plan.delta, max(cohort.expected_users, cohort.size), "users"):
-        log(WARNING, "fedcgd: %s", large)
-    log(INFO, "\t├──> fedcgd: %s, σ = %.4g, clip norm %g", plan.mechanism, plan.noise_multiplier, plan.clip_norm)
+        log_warning(large)
+    log(INFO, f"\t├──> fedcgd: {plan.mechanism}, σ = {plan.noise_multiplier:.4g}, clip norm {plan.clip_norm:g}")
     if adaptive is not None:
-        log(
-            INFO,
-            "\t│\t├── the clip norm adapts to the %g quantile; that makes the noise on updates %.4g times as large",
-            adaptive.quantile,
-            1 / math.sqrt(1 - adaptive.indicator_norm(plan.noise_multiplier, cohort.size) ** 2),
-        )
-    log(INFO, "\t│\t├── %s; sampling: %s", plan.participation, plan.participation.sampling)
-    log(INFO, "\t│\t├── %d users a round (%s), and the mean is over so many", cohort.size, cohort.source)
+        louder = 1 / math.sqrt(1 - adaptive.indicator_norm(plan.noise_multiplier, cohort.size) ** 2)
+        log(INFO, f"\t│\t├── the clip norm adapts to the {adaptive.quantile:g} quantile: {louder:.4g} times the noise")
+    log(INFO, f"\t│\t├── {plan.participation}; sampling: {plan.participation.sampling}")
+    log(INFO, f"\t│\t├── {cohort.size} users a round ({cohort.source}), and the mean is over so many")
     log(INFO, "\t│\t├── each user counts once: numbers of examples per client are not used as weights")
-    log(INFO, "\t│\t├── the ledger: %s", settings.ledger.absolute() if settings.ledger else "in memory; not kept")
-    log(INFO, "\t│\t├── this run: %s", epsilon_text(plan, released))
-    log(
-        INFO,
-        "\t│\t└── ε so far, in the rounds below, holds if nobody looks at a released model to decide when the run ends",
-    )
+    log(INFO, f"\t│\t├── the ledger: {settings.ledger.absolute() if settings.ledger else 'in memory; not kept'}")
+    log(INFO, f"\t│\t├── this run: {epsilon_text(plan, released)}")
+    log(INFO, "\t│\t└── ε so far, below, holds if nobody looks at a released model to decide when the run ends")
     if evaluator is not None:
-        log(INFO, "\t├──> fedcgd: %s", evaluator.summary())
+        log(INFO, f"\t├──> fedcgd: {evaluator.summary()}")
         told = ", ".join(f"{name} ± {stddev:.2g}" for name, stddev in evaluator.noise.items())
-        log(INFO, "\t│\t└── %d users an evaluation; noise: %s", evaluator.cohort_size, told)
+        log(INFO, f"\t│\t└── {evaluator.cohort_size} users an evaluation; noise: {told}")
 
 
 def log_inner(settings: RunSettings) -> None:
@@ -65,24 +54,19 @@ def log_inner(settings: RunSettings) -> None:
     with _hidden(_NOT_USED):
         inner.summary()
     if not _is_flowers(getattr(inner, "train_metrics_aggr_fn", None)):
-        log(WARNING, "fedcgd: train_metrics_aggr_fn is not called: metrics of training stay on the nodes")
+        log_warning("train_metrics_aggr_fn is not called: metrics of training stay on the nodes")
     if type(inner).start is not Strategy.start:
-        log(WARNING, "fedcgd: %s.start is not called; on_release is, after each release", type(inner).__name__)
+        log_warning(f"{type(inner).__name__}.start is not called; on_release is, after each release")
     available = getattr(inner, "min_available_nodes", 0)
     if available > max(expected_users, FLOWERS_DEFAULT):
-        log(
-            WARNING,
-            "fedcgd: min_available_nodes = %d is not waited for, because expected_users = %d was given",
-            available,
-            expected_users,
+        log_warning(
+            f"min_available_nodes = {available} is not waited for, because expected_users = {expected_users} was given"
         )
     fraction = getattr(inner, "fraction_evaluate", 1.0)
     if fraction and settings.evaluation is None and not settings.forward_client_metrics:
-        log(
-            INFO,
-            "fedcgd: evaluation on clients (fraction_evaluate = %g) is left out, because ε does not cover it; "
-            "evaluation=PrivateEvaluation(…) measures with noise, and fraction_evaluate=0 says that none is wanted",
-            fraction,
+        log_info(
+            f"evaluation on clients (fraction_evaluate = {fraction:g}) is left out, because ε does not cover it; "
+            "evaluation=PrivateEvaluation(…) measures with noise, and fraction_evaluate=0 says that none is wanted"
         )
 
 
@@ -128,12 +112,10 @@ def log_other_runs(ledger: Ledger) -> None:
     """Say that people who were in earlier runs of the key pay for this one too."""
     others = ledger.other_runs()
     if others:
-        log(
-            WARNING,
-            "fedcgd: this key has released rounds of %d other runs, the last one's ledger is %s; for everybody in both, ε "
-            "composes: fedcgd ledger compose says to what, and budget=JointBudget(…) keeps people within one ε",
-            len(others),
-            others[-1].ledger,
+        log_warning(
+            f"this key has released rounds of {len(others)} other runs, the last one's ledger is {others[-1].ledger}; for "
+            "everybody in both, ε composes: fedcgd ledger compose says to what, and budget=JointBudget(…) keeps people within "
+            "one ε"
         )
 
 

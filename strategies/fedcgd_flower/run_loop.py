@@ -15,6 +15,7 @@ from fedcgd.ledger import client_metrics
 from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.flower_private import log
 from fedcgd_flower.layout import Layout, equal_arrays, flatten, unflatten
+from fedcgd_flower.operators_log import log_info, log_warning
 from fedcgd_flower.replies import HINTS, RejectionReason
 from fedcgd_flower.reporting import config_text, epsilon_text, metrics_text
 from fedcgd_flower.round_report import RoundReport
@@ -121,7 +122,7 @@ class RunLoop:
     def begin(self, initial_arrays: ArrayRecord) -> RunResult:
         """Where the run stands: the last model that was released, if the ledger has one, and the metrics of all releases."""
         inner, plan = self.settings.inner, self.settings.plan
-        log(INFO, "Starting %s around %s:", type(self.strategy).__name__, type(inner).__name__)
+        log(INFO, f"Starting {type(self.strategy).__name__} around {type(inner).__name__}:")
         run = self.rounds.resume()
         result = RunResult(initial_arrays, planned=plan.participation.rounds, released=self.rounds.releases)
         for kind, metrics in _kinds(result).items():
@@ -132,12 +133,11 @@ class RunLoop:
         layout = self.rounds.layout(initial_arrays)
         if not result.complete:
             self.rounds.check_inner(initial_arrays, self.train_config)
-            for pair in equal_arrays(initial_arrays, layout)[:1]:
-                log(
-                    WARNING,
-                    "fedcgd: the arrays %s and %s are equal. If they are one tensor of the model, it would be clipped and noised "
-                    "twice: begin with initial_arrays=arrays_of(model), which has it once. If one is a copy, all is well",
-                    *pair,
+            if pairs := equal_arrays(initial_arrays, layout):
+                one, other = pairs[0]
+                log_warning(
+                    f"the arrays {one} and {other} are equal. If they are one tensor of the model, it would be clipped and "
+                    "noised twice: begin with initial_arrays=arrays_of(model), which has it once. If one is a copy, all is well"
                 )
         if run.model is None:
             return result
@@ -149,14 +149,12 @@ class RunLoop:
             )
         model = np.frombuffer(run.model, np.float32)
         if result.complete:
-            log(
-                WARNING,
-                "fedcgd: all %d rounds of this run were released before: nothing is trained, and the result is its last model. "
-                "Another run has another ledger and another key",
-                result.planned,
+            log_warning(
+                f"all {result.planned} rounds of this run were released before: nothing is trained, and the result is its last "
+                "model. Another run has another ledger and another key"
             )
         else:
-            log(INFO, "fedcgd: going on after release %d of %d", run.round, result.planned)
+            log_info(f"going on after release {run.round} of {result.planned}")
         result.arrays = unflatten(model, layout)
         return result
 
@@ -166,19 +164,19 @@ class RunLoop:
         Raises IncompleteRunError if the run ends before its plan without being asked to.
         """
         started = time.monotonic()
-        log(INFO, "\t├── Rounds: %d planned, %d released", result.planned, result.released)
-        log(INFO, "\t├── ConfigRecord (train): %s", config_text(self.train_config))
-        log(INFO, "\t├── ConfigRecord (evaluate): %s", config_text(self.evaluate_config))
+        log(INFO, f"\t├── Rounds: {result.planned} planned, {result.released} released")
+        log(INFO, f"\t├── ConfigRecord (train): {config_text(self.train_config)}")
+        log(INFO, f"\t├── ConfigRecord (evaluate): {config_text(self.evaluate_config)}")
         self.strategy.summary()
         rounds = self.rounds
         rounds.report = RoundReport(rounds.releases - 1, result.planned)
         self._evaluate(result)
         if rounds.report.evaluated:
-            log(INFO, "Release %d: %s", rounds.releases, rounds.report.evaluated[0])
+            log(INFO, f"Release {rounds.releases}: {rounds.report.evaluated[0]}")
         self._evaluate_privately(result)  # if the server died before it could
         asked_for_less = num_rounds is not None and num_rounds < result.planned - result.released
         if num_rounds is not None and num_rounds > result.planned:
-            log(WARNING, "fedcgd: num_rounds is %d, and the plan ends after %d", num_rounds, result.planned)
+            log_warning(f"num_rounds is {num_rounds}, and the plan ends after {result.planned}")
         tries = failures = 0
         failure = ""
         most_tries = num_rounds if asked_for_less else None
@@ -195,7 +193,7 @@ class RunLoop:
                 rounds.abort_round("interrupted")
                 raise
             failures, failure = (0, failure) if released else (failures + 1, rounds.report.failure)
-            log(INFO if released and not rounds.report.noise_alone else WARNING, "%s", rounds.report)
+            log(INFO if released and not rounds.report.noise_alone else WARNING, str(rounds.report))
         if not result.complete:
             lost = rounds.report.lost if failures else Counter[RejectionReason]()
             reasons = [reason for reason, _ in lost.most_common()]
@@ -204,16 +202,13 @@ class RunLoop:
             result.advice = "; ".join(HINTS[reason] for reason in reasons if reason in HINTS)
         log(
             INFO,
-            "Finished in %.1f s with %d of %d rounds released",
-            time.monotonic() - started,
-            result.released,
-            result.planned,
+            f"Finished in {time.monotonic() - started:.1f} s with {result.released} of {result.planned} rounds released",
         )
-        log(INFO, "\t└── %s", epsilon_text(self.settings.plan, result.released))
+        log(INFO, f"\t└── {epsilon_text(self.settings.plan, result.released)}")
         if self.evaluator is not None:
-            log(INFO, "\t└── %s", self.evaluator.summary())
+            log(INFO, f"\t└── {self.evaluator.summary()}")
         if not result.complete:
-            log(WARNING, "fedcgd: the run ended before its plan: %s", result.stopped)
+            log_warning(f"the run ended before its plan: {result.stopped}")
             if not asked_for_less:
                 raise IncompleteRunError(result, recorded=self.settings.ledger is not None)
         return result

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from logging import INFO
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
@@ -22,10 +21,10 @@ from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
 from fedcgd_flower.cohort_selection import CohortSelector, cohort_settings
 from fedcgd_flower.evaluation import Evaluator
-from fedcgd_flower.flower_private import log
 from fedcgd_flower.inner import check_inner
 from fedcgd_flower.keeper_openings import check_keepers, log_keepers
 from fedcgd_flower.layout import BatchNorm
+from fedcgd_flower.operators_log import log_info
 from fedcgd_flower.private_evaluation import PrivateEvaluation, check_evaluation
 from fedcgd_flower.replies import RejectionReason
 from fedcgd_flower.reporting import log_guarantee, log_inner, log_other_runs
@@ -225,10 +224,8 @@ class CorrelatedNoise(Strategy):
             admission = settings.budget.admission(settings.plan, key=settings.key, ledger=path)
             self._selector.refused = admission.refused
             if admission.refused:
-                log(
-                    INFO,
-                    "fedcgd: at ε = %s for all runs together, some who are refused could take part",
-                    rounded_up(admission.cost),
+                log_info(
+                    f"at ε = {rounded_up(admission.cost)} for all runs together, some who are refused could take part"
                 )
             configuration |= admission.configuration
         ledger = Ledger.open(path, plan=settings.plan, configuration=configuration, key=settings.key)

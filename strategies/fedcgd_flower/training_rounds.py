@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from logging import INFO, WARNING
 from typing import cast
 
 import numpy as np
@@ -25,7 +24,6 @@ from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import Scale, next_norm
 from fedcgd_flower.arrays import Outgoing
 from fedcgd_flower.cohort_selection import CohortSelector
-from fedcgd_flower.flower_private import log
 from fedcgd_flower.inner import inner_step
 from fedcgd_flower.inner_request import InnerRequest, inner_request
 from fedcgd_flower.keeper_messages import Masking
@@ -33,6 +31,7 @@ from fedcgd_flower.keeper_openings import MaskedSum, OpeningFailedError, Opening
 from fedcgd_flower.keeper_transport import transport_of
 from fedcgd_flower.layout import Layout, flat_arrays, flatten, layout_of, unflatten
 from fedcgd_flower.messages import KEEPERS, TrainTask, by_node, model_records, train_message
+from fedcgd_flower.operators_log import log_info, log_warning
 from fedcgd_flower.replies import HINTS, RejectionReason, sum_of_replies
 from fedcgd_flower.round_report import RoundReport, guarantee_metrics
 from fedcgd_flower.run_settings import RunSettings
@@ -173,11 +172,9 @@ class TrainingRounds:
         texts = inner_state.restore(self._inner, self._inner_state, self._inner_texts)
         if texts and not self._texts_told:
             self._texts_told = True
-            log(
-                INFO,
-                "fedcgd: %s of %s: as this process set it, not as the run saved it; training never changed it",
-                ", ".join(texts),
-                type(self._inner).__name__,
+            log_info(
+                f"{', '.join(texts)} of {type(self._inner).__name__}: as this process set it, not as the run saved it; "
+                "training never changed it"
             )
         self._config = inner_state.saved_config(self._inner_state)
         told = self.ledger.metrics("train")
@@ -358,7 +355,7 @@ class TrainingRounds:
         self.dropped += Counter()  # without zeros
         for lost in report.lost.keys() & HINTS.keys() - self._hinted:
             self._hinted.add(lost)
-            log(WARNING, "fedcgd: %s: %s", lost, HINTS[lost])
+            log_warning(f"{lost}: {HINTS[lost]}")
 
     def _noised_sum(self, pending: PendingRound, total: Integers | MaskedSum) -> Integers:
         """The sum of the updates with its noise, of which the nonce is on record; the server's is in the memory of `total`.

@@ -11,14 +11,13 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
-from logging import WARNING
 from typing import Literal, Protocol
 
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
-from fedcgd_flower.flower_private import log
 from fedcgd_flower.messages import PROBLEMS, HostedUsers, read_users_reply, users_query
+from fedcgd_flower.operators_log import log_warning
 from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push
 
 NodeIds = tuple[int, ...]
@@ -52,6 +51,11 @@ class _UsersQuery:
     rest: float
     message_ids: list[str] = field(default_factory=list)
     told: bool = False
+
+    @property
+    def again(self) -> float:
+        """When the node is asked the next time."""
+        return self.asked + self.rest
 
 
 @dataclass
@@ -122,25 +126,17 @@ class UserDirectory:
                 "flwr supernode register KEY.pub --name NAME"
             )
             if not registered:
-                trust = (
-                    ""
-                    if self.identity == "authenticated"
-                    else " If every node that can connect is yours: trusted_nodes=True"
-                )
-                raise ValueError(words + trust)
+                declared = self.identity == "declared"
+                raise ValueError(words + " If every node that can connect is yours: trusted_nodes=True" * declared)
             self._say_once(f"{words}. They are left out")
         return registered
 
     def _ask(self, grid: Grid, names: Mapping[int, str]) -> None:
         """Ask the connected nodes that have not said yet which users they host, and take down what has been answered."""
         now = time.monotonic()
-        for node_id in self._questions.keys() - names.keys():
-            del self._questions[node_id]
-        due = [
-            node_id
-            for node_id in sorted(names.keys() - self._declared.keys())
-            if node_id not in self._questions or now >= self._questions[node_id].asked + self._questions[node_id].rest
-        ]
+        self._questions = {node_id: asked for node_id, asked in self._questions.items() if node_id in names}
+        silent = sorted(names.keys() - self._declared.keys())
+        due = [node_id for node_id in silent if node_id not in self._questions or now >= self._questions[node_id].again]
         queries = [users_query(node_id, self.message_type) for node_id in due]
         if queries:
             push(grid, queries)
@@ -159,12 +155,10 @@ class UserDirectory:
                 question.told = True
                 late.append(node_id)
         if late:
-            log(
-                WARNING,
-                "fedcgd: node %d%s did not answer within %.0f s; users of a node take part once it does",
-                late[0],
-                f" and {len(late) - 1} others" if late[1:] else "",
-                self.timeout,
+            others = f" and {len(late) - 1} others" if late[1:] else ""
+            within = f"{self.timeout:.0f} s"
+            log_warning(
+                f"node {late[0]}{others} did not answer within {within}; users of a node take part once it does"
             )
 
     def _read_answers(self, grid: Grid, names: Mapping[int, str]) -> bool:
@@ -186,15 +180,16 @@ class UserDirectory:
                 question.message_ids.remove(message_id)
                 if not question.told:
                     question.told = True
-                    why = (
-                        "does not say which users it hosts; its ClientApp needs clipped_update_mod as the first of its mods, or "
-                        "host_users(app, ...), and a function for "
-                        f"{self.message_type!r} messages. If it has them, its own log says what failed"
-                        if answer is None
-                        else f"cannot take part: {PROBLEMS[answer]}"
+                    log_warning(
+                        f"node {node_id} {'cannot take part: ' + PROBLEMS[answer] if answer else self._no_answer()}"
                     )
-                    log(WARNING, "fedcgd: node %d %s", node_id, why)
         return any(question.message_ids for question in self._questions.values())
+
+    def _no_answer(self) -> str:
+        return (
+            "does not say which users it hosts; its ClientApp needs clipped_update_mod as the first of its mods, or host_users("
+            f"app, ...), and a function for {self.message_type!r} messages. If it has them, its own log says what failed"
+        )
 
     def _record_hosted_users(self, node_id: int, names: Mapping[int, str], claimed: HostedUsers) -> None:
         name = names[node_id]
@@ -204,14 +199,9 @@ class UserDirectory:
         self._declared[node_id] = granted
         if len(granted.users) < len(claimed.users):
             self.refused[node_id] = len(claimed.users) - len(granted.users)
-            log(
-                WARNING,
-                "fedcgd: node %d (%s) claims %d users %s; they are not asked there",
-                node_id,
-                name or "not registered",
-                self.refused[node_id],
-                _SECOND_USER if claimed.single and name and self.hosts is None else "that belong to another node",
-            )
+            second = claimed.single and name and self.hosts is None
+            which = f"{self.refused[node_id]} users {_SECOND_USER if second else 'that belong to another node'}"
+            log_warning(f"node {node_id} ({name or 'not registered'}) claims {which}; they are not asked there")
 
     def _grant(self, claimed: HostedUsers, name: str) -> HostedUsers:
         """What a node with that registered name, or "", may speak for of what it claims."""
@@ -234,7 +224,7 @@ class UserDirectory:
     def _say_once(self, words: str) -> None:
         if words not in self._said:
             self._said.add(words)
-            log(WARNING, "fedcgd: %s", words)
+            log_warning(words)
 
 
 def _without(users: tuple[str, ...], others: AbstractSet[str]) -> tuple[str, ...]:
