@@ -1,5 +1,6 @@
 """What is promised to a user, with all that a reviewer needs to check it."""
 
+import math
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context
 from typing import Any
@@ -111,5 +112,7 @@ def check_noise_multiplier(noise_multiplier: float) -> float:
 
 def rounded_up(value: float, digits: int = 3) -> str:
     """`value` to so many significant digits, never less than `value` by more than rounding."""
+    if math.isinf(value):
+        return "∞"
     upwards = Context(prec=digits, rounding=ROUND_CEILING)
     return f"{float(upwards.create_decimal(value * (1 - 1e-9))):g}"

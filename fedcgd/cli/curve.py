@@ -26,7 +26,6 @@ from fedcgd.curvature.tail import PowerLaw
 from fedcgd.mechanisms import Mechanism
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of, write_mechanism
-from fedcgd.participation import Participation
 
 if TYPE_CHECKING:
     from fedcgd.curvature.public import Public
@@ -99,49 +98,38 @@ def curve_command(
         check_plot(plot)
         if sum(each is not None for each in (source, task, spectrum)) != 1:
             raise ValueError("say whose curvature: one of MODULE:FUNCTION, --task and --spectrum")
-        run = _run(mechanism, rounds, learning_rate, mechanism_file, when)
-        if spectrum is None:
-            found = (
-                _load(TASKS, task=task, model=model, public=public, examples=examples) if task else _load(str(source))
+        if mechanism is None and any(given is not None for given in (rounds, learning_rate, mechanism_file)):
+            raise ValueError(
+                "--rounds, --learning-rate and --mechanism-file are for a --mechanism to be fitted; give one"
             )
-            origin = {"task": task, "model": model, "public": public} if task else {"source": source}
-            settings = {"pretraining_epochs": pretraining_epochs, "pretraining_rate": pretraining_rate}
-            measured = _measure(
-                found, origin | settings, eigenvalues=eigenvalues, clip_norm=clip_norm, seed=seed, quiet=json
-            )
-        else:
+        participation = None
+        if mechanism is not None:
+            if rounds is None or learning_rate is None:
+                raise ValueError("noise is fitted to a run: give its --rounds and its --learning-rate")
+            participation = when.participation(rounds, MechanismSpec.parse(mechanism).bands)
+        if spectrum is not None:
             measured = Spectrum.load(spectrum)
+        else:
+            chosen = {"task": task, "model": model, "public": public}
+            examples_of = _load(TASKS, **chosen, examples=examples) if task else _load(str(source))
+            settings = {"pretraining_epochs": pretraining_epochs, "pretraining_rate": pretraining_rate}
+            origin = (chosen if task else {"source": source}) | settings
+            measured = _measure(
+                examples_of, origin, eigenvalues=eigenvalues, clip_norm=clip_norm, seed=seed, quiet=json
+            )
         if output is not None:
             measured.save(output)
         if plot is not None:
             draw(plot, measured)
         fitted = None
-        if run is not None:
-            assert mechanism is not None
-            assert learning_rate is not None
-            fitted = _fit(measured, mechanism, run, learning_rate, quiet=json)
+        if mechanism is not None and participation is not None and learning_rate is not None:
+            with status(json) as say:
+                say(f"fitting {mechanism}")
+                quadratic = Quadratic(measured, learning_rate)
+                fitted = catalogue.mechanism(mechanism, participation, curvature=quadratic)
             if mechanism_file is not None:
                 write_mechanism(fitted, mechanism_file)
     show(measured, output, fitted, mechanism_file, json=json)
-
-
-def _run(
-    mechanism: str | None,
-    rounds: int | None,
-    learning_rate: float | None,
-    mechanism_file: Path | None,
-    when: WhenOptions,
-) -> Participation | None:
-    """Who takes part in the run that noise is fitted for; None if none is to be fitted."""
-    if mechanism is None:
-        if rounds is not None or learning_rate is not None or mechanism_file is not None:
-            raise ValueError(
-                "--rounds, --learning-rate and --mechanism-file are for a --mechanism to be fitted; give one"
-            )
-        return None
-    if rounds is None or learning_rate is None:
-        raise ValueError("noise is fitted to a run: give its --rounds and its --learning-rate")
-    return when.participation(rounds, MechanismSpec.parse(mechanism).bands)
 
 
 def _measure(
@@ -171,15 +159,6 @@ def _measure(
         ).spectrum
 
 
-def _fit(
-    spectrum: Spectrum, spelling: str, participation: Participation, learning_rate: float, *, quiet: bool
-) -> Mechanism:
-    quadratic = Quadratic(spectrum, learning_rate)
-    with status(quiet) as say:
-        say(f"fitting {spelling}")
-        return catalogue.mechanism(spelling, participation, curvature=quadratic)
-
-
 def show(
     spectrum: Spectrum, output: Path | None, fitted: Mechanism | None, mechanism_file: Path | None, *, json: bool
 ) -> None:
@@ -187,10 +166,9 @@ def show(
     facts = spectrum.measured_on
     written = mechanism_file and str(mechanism_file)
     if json:
-        figures = {"dimension": spectrum.dimension, "effective_dimension": spectrum.effective_dimension}
-        sizes = {"largest": spectrum.largest, "trace": spectrum.trace, "measured_on": dict(facts)}
+        figures = {name: getattr(spectrum, name) for name in ("dimension", "effective_dimension", "largest", "trace")}
         files = {"file": output and str(output), "mechanism_file": written}
-        print_json(figures | sizes | files | {"mechanism": fitted and spelling_of(fitted)})
+        print_json(figures | {"measured_on": dict(facts)} | files | {"mechanism": fitted and spelling_of(fitted)})
         return
     tail, quadrature = facts.get("tail"), facts.get("quadrature")
     rows = [
@@ -210,9 +188,8 @@ def show(
     if output is not None:
         rows.append(("written to", str(output)))
     if fitted is not None:
-        rows.append(
-            ("fitted", spelling_of(fitted) + (f", written to {written}: --mechanism file:{written}" if written else ""))
-        )
+        where = f", written to {written}: --mechanism file:{written}" if written else ""
+        rows.append(("fitted", spelling_of(fitted) + where))
     console.print(key_value_table("Spectrum of the Hessian on public examples", rows))
 
 

@@ -298,9 +298,9 @@ def _attacker(plan: Plan, progress: Progress) -> str:
     known = best.gaussian_mu and f" It is that of the Gaussian mechanism with μ = {best.gaussian_mu:.4g}."
     return (
         "<p>Anyone who sees all releases, and knows everything about all other users, may guess whether one user's updates were "
-        f"used. Fewer errors of one kind mean more of the other: no attacker is below the curve.{known or ''} If a fair coin decided "
-        f"whether they were used, the best attacker is right in at most <strong>{best.percent} %</strong> of cases (orange: its "
-        "two errors are equal there); a guess is right in 50 %.</p>"
+        "used. Fewer errors of one kind mean more of the other: no attacker is below the curve."
+        f"{known or ''} If a fair coin decided whether they were used, the best attacker is right in at most <strong>"
+        f"{best.percent} %</strong> of cases (orange: its two errors are equal there); a guess is right in 50 %.</p>"
         + figure_html(
             figure, meaning, "The two errors of the best attackers (f-DP: Dong, Roth and Su, arXiv:1905.02383)."
         )

@@ -34,9 +34,9 @@ class RecordedKeepers:
     """ε of the planned run and its planned evaluations, in the order of `planned`; empty if there are no evaluations."""
 
     def __str__(self) -> str:
-        held = ", ".join(f"{found.colluding}: {_epsilon(found.epsilon)}" for found in self.planned)
+        held = ", ".join(f"{found.colluding}: {rounded_up(found.epsilon)}" for found in self.planned)
         if self.with_evaluations:
-            both = ", ".join(f"{number}: {_epsilon(epsilon)}" for number, epsilon in enumerate(self.with_evaluations))
+            both = ", ".join(f"{number}: {rounded_up(epsilon)}" for number, epsilon in enumerate(self.with_evaluations))
             held += f"; with its evaluations {both}"
         spent = f"; {self.spent} rounds are spent without a model" if self.spent else ""
         return (
@@ -54,7 +54,7 @@ class RecordedKeepers:
         epsilons = self.with_evaluations or tuple(found.epsilon for found in self.planned)
         beyond = range(self.colluding + 1, len(self.names))
         what = "ε of models and evaluations together" if self.with_evaluations else "ε"
-        more = ", ".join(f"with {number} of them {what} is at most {_epsilon(epsilons[number])}" for number in beyond)
+        more = ", ".join(f"with {number} of them {what} is at most {rounded_up(epsilons[number])}" for number in beyond)
         return (
             f"The noise was made by {len(self.names)} keepers ({', '.join(self.names)}), and the server saw noised sums only: "
             f"the same holds against the server's operator, together with any {self.colluding} of the keepers and all nodes but "
@@ -80,14 +80,15 @@ def keeper_facts(description: Mapping[str, Any] | None) -> list[tuple[str, str]]
     """Name and value of each figure of a description, as in a privacy statement; none for a run without keepers."""
     if description is None:
         return []
+    planned = [found["epsilon"] for found in description["planned"]]
     rows = [("keepers", f"{', '.join(description['names'])} (keepers.toml {description['digest'][:16]})")]
-    for found in description["planned"]:
-        epsilon = "∞" if found["epsilon"] is None else f"at most {rounded_up(found['epsilon'])}"
-        rows.append((f"ε against the server with {found['colluding']} keepers", epsilon))
-    for number, both in enumerate(description["with_evaluations"]):
-        epsilon = "∞" if both is None else f"at most {rounded_up(both)}"
-        rows.append((f"the same with its evaluations, {number} keepers", epsilon))
-    return rows + ([("rounds spent without a model", str(description["spent"]))] if description["spent"] else [])
+    for what, epsilons in (("ε", planned), ("ε with its evaluations", description["with_evaluations"])):
+        for number, epsilon in enumerate(epsilons):
+            bound = "∞" if epsilon is None else f"at most {rounded_up(epsilon)}"
+            rows.append((f"{what} against the server with {number} keepers", bound))
+    if description["spent"]:
+        rows.append(("rounds spent without a model", str(description["spent"])))
+    return rows
 
 
 def recorded_keepers(
@@ -142,7 +143,3 @@ def recorded_keepers(
         with_evaluations=() if evaluations is None else with_evaluations_by_collusion(plan, evaluations, shares),
     )
     return keepers, problems
-
-
-def _epsilon(epsilon: float) -> str:
-    return "∞" if math.isinf(epsilon) else rounded_up(epsilon)

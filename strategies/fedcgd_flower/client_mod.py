@@ -12,11 +12,10 @@ from fedcgd.noise.quantisation import Integers
 from fedcgd_flower import messages
 from fedcgd_flower.arrays import LazyArray, Outgoing
 from fedcgd_flower.evaluation_messages import answer, answers_task, bounds_of, is_private_evaluation
-from fedcgd_flower.flower_private import mods_after
+from fedcgd_flower.flower_private import log_error, log_warning, mods_after
 from fedcgd_flower.layout import Flat, cast_as_trained, flat_arrays, tied_arrays, unflatten
 from fedcgd_flower.messages import TrainTask
 from fedcgd_flower.node_replies import keeper_reply, sum_reply
-from fedcgd_flower.operators_log import log_error, log_warning
 from fedcgd_flower.update import Steps, write_clipped_update
 
 if TYPE_CHECKING:

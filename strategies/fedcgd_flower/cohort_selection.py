@@ -13,9 +13,8 @@ from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort, eligible
-from fedcgd_flower.flower_private import is_simulation
+from fedcgd_flower.flower_private import is_simulation, log_info, log_warning
 from fedcgd_flower.inner import FLOWERS_DEFAULT, planned_cohort
-from fedcgd_flower.operators_log import log_info, log_warning
 from fedcgd_flower.user_directory import NodeIds, UserDirectory, balance_users, nodes_of_all
 
 EXPECTED_USERS = "expected_users"

@@ -6,7 +6,9 @@ planned cohort. Who did not answer counts as the middle of a metric's range.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from logging import INFO
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MetricRecord
@@ -21,12 +23,12 @@ from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd.participation.cohorts import cohort
 from fedcgd.release import RecordedReleases, lattice_of
 from fedcgd_flower.evaluation_messages import answers_task, evaluate_message, scale_of
+from fedcgd_flower.flower_private import log, log_info, log_warning
 from fedcgd_flower.inner import record_keys_of
 from fedcgd_flower.keeper_messages import Masking
 from fedcgd_flower.keeper_openings import MaskedSum, OpeningFailedError, keepers_description, sum_of_masked_replies
 from fedcgd_flower.layout import Flat, Layout
 from fedcgd_flower.messages import KEEPERS, TrainTask, by_node
-from fedcgd_flower.operators_log import log_info, log_warning
 from fedcgd_flower.private_evaluation import PrivateEvaluation
 from fedcgd_flower.replies import sum_of_replies
 from fedcgd_flower.run_settings import RunSettings
@@ -43,10 +45,7 @@ class Evaluator:
     def __init__(self, evaluation: PrivateEvaluation, settings: RunSettings, rounds: TrainingRounds) -> None:
         self.evaluation = evaluation
         self.cohort_size = evaluation.cohort_size or settings.cohort.size
-        self.noise = evaluation.noise(self.cohort_size, settings.keepers)
-        """The largest standard deviation of the noise on each metric, in its own units."""
-        self._training = settings.plan
-        self._key = settings.key
+        self._settings = settings
         self._record_keys = record_keys_of(settings.inner)
         configuration = {EVALUATION_OF: rounds.ledger.stream_id, **evaluation.to_description(self.cohort_size)}
         if settings.keepers is not None:
@@ -58,9 +57,9 @@ class Evaluator:
                 "be repeated beyond their budget: put it back, or begin another run"
             )
         self._ledger = Ledger.open(
-            path or MEMORY, plan=evaluation.plan, configuration=configuration, key=self._key, purpose="evaluation"
+            path or MEMORY, plan=evaluation.plan, configuration=configuration, key=settings.key, purpose="evaluation"
         )
-        self._record = RecordedReleases(self._ledger, evaluation.plan, self._key)
+        self._record = RecordedReleases(self._ledger, evaluation.plan, settings.key)
         openings = rounds.openings
         self._openings = None if openings is None else openings.of_evaluations(self._ledger, self.cohort_size)
         self._lattice = lattice_of(evaluation.plan, len(evaluation.bounds))
@@ -72,14 +71,21 @@ class Evaluator:
     @cached_property
     def together(self) -> JointGuarantee:
         """ε of the planned training and the planned evaluations, for a user who is in both."""
-        return with_evaluations(self._training, self.evaluation.plan)
+        return with_evaluations(self._settings.plan, self.evaluation.plan)
 
     def summary(self) -> str:
         """What is promised: of the evaluations, and of training and evaluations together."""
         return (
             f"evaluations: {self.evaluation.plan.guarantee()}; training and evaluations together: {self.together}; "
-            f"samplings: {self._training.participation.sampling}, {self.evaluation.plan.participation.sampling}"
+            f"samplings: {self._settings.plan.participation.sampling}, {self.evaluation.plan.participation.sampling}"
         )
+
+    def log_guarantee(self) -> None:
+        """Log what is promised, and how large the noise on each metric is."""
+        log(INFO, f"\t├──> fedcgd: {self.summary()}")
+        noise = self.evaluation.noise(self.cohort_size, self._settings.keepers)
+        told = ", ".join(f"{name} ± {stddev:.2g}" for name, stddev in noise.items())
+        log(INFO, f"\t│\t└── {self.cohort_size} users an evaluation; noise: {told}")
 
     def released(self) -> dict[int, MetricRecord]:
         """Release of the training → what was measured of it."""
@@ -104,7 +110,7 @@ class Evaluator:
         if round >= plan.participation.rounds:  # keepers can spend one that then is missing at the end
             log_warning(f"no evaluation: all {round} that are planned are released or spent")
             return None
-        choices = self._key.choices_of(self._ledger.stream_id)
+        choices = self._settings.key.choices_of(self._ledger.stream_id)
         users = cohort(
             plan.participation,
             round,
@@ -123,12 +129,23 @@ class Evaluator:
         attempt = self._record.plan_round(users)
         try:
             lattice = self._lattice if masking is None else Lattice(masking.agreement.step)
-            asked = balance_users(users, nodes)
-            requests = self._requests(round, attempt, model, layout, config, lattice, asked, masking)
-            replies = send_and_receive(grid, [message for message, _ in requests], timeout)
-            total = self._noised_sum(
-                list(zip(replies, (task for _, task in requests), strict=True)), attempt, grid, masking
+            task = TrainTask(
+                round=round,
+                attempt=attempt,
+                clip_norm=1.0,
+                grid=lattice,
+                users=tuple(users),
+                layout=layout,
+                record_keys=self._record_keys,
             )
+            told = {} if masking is None else {KEEPERS: masking.record()}
+            requests, tasks = [], []
+            for node_id, hosted in by_node(balance_users(users, nodes)):
+                asked = replace(task, users=hosted)
+                requests.append(evaluate_message(node_id, model, config, asked, self.evaluation.bounds, told))
+                tasks.append(answers_task(asked, len(self.evaluation.bounds)))
+            replies = send_and_receive(grid, requests, timeout)
+            total = self._noised_sum(list(zip(replies, tasks, strict=True)), attempt, grid, masking)
             if total is None:
                 self._skip("no user answered")
                 return None
@@ -148,34 +165,6 @@ class Evaluator:
     def _skip(self, reason: str) -> None:
         log_warning(f"no evaluation: {reason}")
         self._record.skip(reason)
-
-    def _requests(
-        self,
-        round: int,
-        attempt: int,
-        model: Flat,
-        layout: Layout,
-        config: ConfigRecord,
-        lattice: Lattice,
-        users: Mapping[str, int],
-        masking: Masking | None,
-    ) -> list[tuple[Message, TrainTask]]:
-        """For each node the request, and the task that its answer is for."""
-        told = {} if masking is None else {KEEPERS: masking.record()}
-        requests = []
-        for node_id, hosted in by_node(users):
-            task = TrainTask(
-                round=round,
-                attempt=attempt,
-                clip_norm=1.0,
-                grid=lattice,
-                users=hosted,
-                layout=layout,
-                record_keys=self._record_keys,
-            )
-            message = evaluate_message(node_id, model, config, task, self.evaluation.bounds, told)
-            requests.append((message, answers_task(task, len(self.evaluation.bounds))))
-        return requests
 
     def _noised_sum(self, answers: _Answers, attempt: int, grid: Grid, masking: Masking | None) -> Integers | None:
         """Σ answers and noise, in steps; None if there is no answer, and whether there is one is no secret."""

@@ -5,17 +5,33 @@
 """
 
 from collections.abc import Iterator
+from logging import ERROR, INFO, WARNING
 from typing import Any
 
 from flwr.supercore import log
 
-__all__ = ["SIMULATION_GRID", "is_simulation", "log", "mods_after"]
+__all__ = ["SIMULATION_GRID", "is_simulation", "log", "log_error", "log_info", "log_warning", "mods_after"]
 
 SIMULATION_GRID = "InMemoryGrid"
 """The class of `flwr.superlink.grid` that a ServerApp is given in a simulation.
 
 By name: to import it, a node would load a server.
 """
+
+
+def log_info(text: str) -> None:
+    """Tell the operator, in Flower's own log."""
+    log(INFO, "fedcgd: %s", text)
+
+
+def log_warning(text: str) -> None:
+    """Tell the operator what needs a look."""
+    log(WARNING, "fedcgd: %s", text)
+
+
+def log_error(text: str) -> None:
+    """Tell the operator what has failed on this node."""
+    log(ERROR, "fedcgd: %s", text)
 
 
 def is_simulation(grid: object) -> bool:

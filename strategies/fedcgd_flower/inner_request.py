@@ -78,7 +78,11 @@ def inner_request(inner: Strategy, server_round: int, arrays: ArrayRecord, confi
         )
     first = messages[0]
     for other in messages[1:]:
-        _check_same(name, first, other)
+        if (difference := _difference(first, other)) is not None:
+            raise ValueError(
+                f"{name} {difference}: who is asked is drawn by the plan, by user and not by node, and every user of a round is "
+                "told the same"
+            )
     message_type = first.metadata.message_type
     if message_type.partition(".")[0] != MessageType.TRAIN:
         raise ValueError(f"{name} sends {message_type!r} messages to train with; they must be 'train' or 'train.NAME'")
@@ -116,48 +120,36 @@ def _model_key(name: str, content: RecordDict, arrays: ArrayRecord) -> str:
     )
 
 
-def _check_same(name: str, first: Message, other: Message) -> None:
-    """Raise ValueError, with the first difference, unless both messages tell their nodes the same."""
+def _difference(first: Message, other: Message) -> str | None:
+    """What one message tells its node that the other does not; None if they are the same."""
     if first.metadata.message_type != other.metadata.message_type:
-        raise ValueError(
-            f"{name} sends {first.metadata.message_type!r} to one node and {other.metadata.message_type!r} to another: {_SAME}"
-        )
+        return f"sends {first.metadata.message_type!r} to one node and {other.metadata.message_type!r} to another"
     if first.content is other.content:
-        return
+        return None
     if list(first.content) != list(other.content):
-        raise ValueError(
-            f"{name} sends the records {list(first.content)} to one node and {list(other.content)} to another: {_SAME}"
-        )
+        return f"sends the records {list(first.content)} to one node and {list(other.content)} to another"
     for key, record in first.content.items():
         theirs: Any = other.content[key]
         if isinstance(record, ArrayRecord):
             if not _same_arrays(record, theirs):
-                raise ValueError(f"{name} sends other arrays under {key!r} to one node than to another: {_SAME}")
+                return f"sends other arrays under {key!r} to one node than to another"
         elif dict(record) != dict(theirs):
             entry = next(k for k in [*record, *theirs] if k not in record or k not in theirs or record[k] != theirs[k])
-            raise ValueError(
-                f"{name} tells nodes different values of {entry!r} in {key!r} ({record.get(entry)!r} and {theirs.get(entry)!r}): "
-                f"{_SAME}"
-            )
-
-
-_SAME = "who is asked is drawn by the plan, by user and not by node, and every user of a round is told the same"
+            values = f"{record.get(entry)!r} and {theirs.get(entry)!r}"
+            return f"tells nodes different values of {entry!r} in {key!r} ({values})"
+    return None
 
 
 def _same_arrays(sent: Mapping[str, Array], given: Mapping[str, Array]) -> bool:
     if sent is given:
         return True
-    return list(sent) == list(given) and all(_same(array, given[name]) for name, array in sent.items())
+    if list(sent) != list(given):
+        return False
+    return all(array is given[name] or _form(array) == _form(given[name]) for name, array in sent.items())
 
 
-def _same(one: Array, other: Array) -> bool:
-    if one is other:
-        return True
-    return (one.dtype, tuple(one.shape), one.stype) == (
-        other.dtype,
-        tuple(other.shape),
-        other.stype,
-    ) and one.data == other.data
+def _form(array: Array) -> tuple[object, ...]:
+    return array.dtype, tuple(array.shape), array.stype, array.data
 
 
 def _named(keys: list[str]) -> str:

@@ -185,7 +185,7 @@ def _digest(value: object) -> str:
         return f"object {id(value)}"
 
 
-def _encode(value: object, arrays: _Arrays) -> Any:
+def _encode(value: Any, arrays: _Arrays) -> Any:
     """JSON-able `value`; its arrays go into `arrays`. Exact types only: a subclass may hold more than its base shows."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
@@ -197,21 +197,17 @@ def _encode(value: object, arrays: _Arrays) -> Any:
         arrays[f"array{len(arrays)}"] = array
         return {"array" if kind is np.ndarray else "number": f"array{len(arrays) - 1}"}
     if kind in (list, tuple):
-        assert isinstance(value, list | tuple)
         return {kind.__name__: [_encode(item, arrays) for item in value]}
     if kind is bytes:
-        assert isinstance(value, bytes)
         return {"bytes": value.hex()}
-    if kind in _RECORDS or kind is dict:
-        assert isinstance(value, dict | ArrayRecord | MetricRecord | ConfigRecord)
-        return {kind.__name__: [[_encode(k, arrays), _encode(v, arrays)] for k, v in value.items()]}
     if kind is Array:
-        assert isinstance(value, Array)
         return {"Array": _encode(value.numpy(), arrays)}
+    if kind in _MAPPINGS.values():
+        return {kind.__name__: [[_encode(k, arrays), _encode(v, arrays)] for k, v in value.items()]}
     raise _NotSavableError
 
 
-_RECORDS: dict[type, Any] = {ArrayRecord: ArrayRecord, MetricRecord: MetricRecord, ConfigRecord: ConfigRecord}
+_MAPPINGS: dict[str, Any] = {kind.__name__: kind for kind in (dict, ArrayRecord, MetricRecord, ConfigRecord)}
 
 
 def _decode(node: Any, arrays: Any) -> Any:
@@ -231,5 +227,4 @@ def _decode(node: Any, arrays: Any) -> Any:
             return bytes.fromhex(value)
         case "Array":
             return Array(_decode(value, arrays))
-    made = {_decode(k, arrays): _decode(v, arrays) for k, v in value}
-    return next((record(made) for record in _RECORDS if record.__name__ == kind), made)
+    return _MAPPINGS[kind]({_decode(k, arrays): _decode(v, arrays) for k, v in value})

@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
+from fedcgd_flower.flower_private import log_warning
 from fedcgd_flower.layout import Flat
-from fedcgd_flower.operators_log import log_warning
 
 T = TypeVar("T")
 

@@ -23,9 +23,9 @@ from fedcgd.keepers import (
 )
 from fedcgd.keepers.wire import proof
 from fedcgd_flower import keeper_messages
+from fedcgd_flower.flower_private import log_error, log_warning
 from fedcgd_flower.keeper_messages import Masking
 from fedcgd_flower.messages import KEEPERS, TrainTask, question_of
-from fedcgd_flower.operators_log import log_error, log_warning
 from fedcgd_flower.replies import bounded
 
 CONFIGURED = "keeper"

@@ -29,11 +29,10 @@ from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers
 from fedcgd.plan import Plan
 from fedcgd.release import RecordedReleases
-from fedcgd_flower.flower_private import log
+from fedcgd_flower.flower_private import log, log_warning
 from fedcgd_flower.keeper_messages import Masking, read_masked_reply
 from fedcgd_flower.keeper_transport import Transport
 from fedcgd_flower.messages import TrainTask
-from fedcgd_flower.operators_log import log_warning
 from fedcgd_flower.replies import RejectionReason, rejection_reason
 
 _TOO_LONG = 1e-9  # the chance that an honest sum is called too long
@@ -291,12 +290,14 @@ def log_keepers(keepers: Keepers, plan: Plan, evaluations: Plan | None) -> None:
     for against in guarantees_by_collusion(
         plan.accountant, keepers.shares, noise_multiplier=plan.noise_multiplier, delta=plan.delta
     ):
-        epsilon = "∞" if against.guarantee is None else rounded_up(against.epsilon)
         planned = " (the plan's)" if against.colluding == keepers.colluding else ""
-        log(INFO, f"\t│\t├── against the server with {against.colluding} of them: ε ≤ {epsilon}{planned}")
+        log(
+            INFO,
+            f"\t│\t├── against the server with {against.colluding} of them: ε ≤ {rounded_up(against.epsilon)}{planned}",
+        )
     if evaluations is not None:
         both = with_evaluations_by_collusion(plan, evaluations, keepers.shares)
-        told = [f"{'∞' if math.isinf(one) else rounded_up(one)} with {number}" for number, one in enumerate(both)]
+        told = [f"{rounded_up(one)} with {number}" for number, one in enumerate(both)]
         log(INFO, f"\t│\t├── training and evaluations together: ε ≤ {', '.join(told)} of them")
     who = "nodes" if keepers.are_services else "nodes and keepers"
     log(

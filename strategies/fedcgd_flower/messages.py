@@ -17,8 +17,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageTy
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.numeric import as_positive
 from fedcgd_flower.arrays import Outgoing, array_of, view
+from fedcgd_flower.flower_private import log_error
 from fedcgd_flower.layout import Flat, Layout, PassthroughArray
-from fedcgd_flower.operators_log import log_error
 from fedcgd_flower.update import Steps
 
 MODEL = "model"

@@ -12,11 +12,11 @@ from flwr.clientapp import ClientApp
 from fedcgd.noise.quantisation import Integers, Lattice
 from fedcgd_flower import messages
 from fedcgd_flower.evaluation_messages import answer, answers_task, bounds_of
+from fedcgd_flower.flower_private import log_error, log_warning
 from fedcgd_flower.isolation import TIME_LIMIT, run_isolated
 from fedcgd_flower.layout import Flat, Layout, cast_as_trained, flat_arrays, tied_arrays, unflatten
 from fedcgd_flower.messages import TrainTask
 from fedcgd_flower.node_replies import keeper_reply, sum_reply
-from fedcgd_flower.operators_log import log_error, log_warning
 from fedcgd_flower.update import Steps, clipped_update
 
 if TYPE_CHECKING:

@@ -2,8 +2,10 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from logging import INFO
 
 from flwr.app import ConfigRecord, MetricRecord
@@ -12,14 +14,13 @@ from flwr.serverapp.strategy import Strategy
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.ledger import Ledger
 from fedcgd.plan import Plan
-from fedcgd_flower.evaluation import Evaluator
-from fedcgd_flower.flower_private import log
+from fedcgd_flower.flower_private import log, log_info, log_warning
 from fedcgd_flower.inner import FLOWERS_DEFAULT
-from fedcgd_flower.operators_log import log_info, log_warning
+from fedcgd_flower.replies import RejectionReason
 from fedcgd_flower.run_settings import RunSettings
 
 
-def log_guarantee(settings: RunSettings, *, released: int, evaluator: Evaluator | None) -> None:
+def log_guarantee(settings: RunSettings, released: int) -> None:
     """Log what is promised of a run of which so many rounds are released, and under which assumptions."""
     plan, cohort, adaptive = settings.plan, settings.cohort, settings.adaptive_clipping
     if plan.noiseless:
@@ -41,10 +42,6 @@ def log_guarantee(settings: RunSettings, *, released: int, evaluator: Evaluator 
     log(INFO, f"\t│\t├── the ledger: {settings.ledger.absolute() if settings.ledger else 'in memory; not kept'}")
     log(INFO, f"\t│\t├── this run: {epsilon_text(plan, released)}")
     log(INFO, "\t│\t└── ε so far, below, holds if nobody looks at a released model to decide when the run ends")
-    if evaluator is not None:
-        log(INFO, f"\t├──> fedcgd: {evaluator.summary()}")
-        told = ", ".join(f"{name} ± {stddev:.2g}" for name, stddev in evaluator.noise.items())
-        log(INFO, f"\t│\t└── {evaluator.cohort_size} users an evaluation; noise: {told}")
 
 
 def log_inner(settings: RunSettings) -> None:
@@ -117,6 +114,59 @@ def log_other_runs(ledger: Ledger) -> None:
             "everybody in both, ε composes: fedcgd ledger compose says to what, and budget=JointBudget(…) keeps people within "
             "one ε"
         )
+
+
+def guarantee_metrics(plan: Plan, *, released: int) -> MetricRecord:
+    """What is told with a release: ε of the whole plan, and of the rounds `released` until then."""
+    guarantee = plan.quick_guarantee(released=released)
+    whole = plan.guarantee().epsilon
+    return MetricRecord(
+        {"epsilon": guarantee.epsilon, "epsilon-planned": whole, "delta": guarantee.delta, "releases": released}
+    )
+
+
+@dataclass
+class RoundReport:
+    """What happened to one try of a round."""
+
+    round: int
+    rounds: int
+    asked: int = 0
+    nodes: int = 0
+    answered: int = 0
+    lost: Counter[RejectionReason] = field(default_factory=Counter)
+    """Users who were asked and are not in the sum, by cause."""
+    failure: str = ""
+    """Why the round was not released; empty if it was."""
+    epsilon: float = 0.0
+    delta: float = 0.0
+    clipping: str = ""
+    """How the clip norm moved, if it adapts."""
+    evaluated: list[str] = field(default_factory=list)
+
+    @property
+    def noise_alone(self) -> bool:
+        """Whether a release has spent ε and learned nothing, because everybody who was asked failed."""
+        return bool(self.asked) and not self.answered and not self.failure
+
+    def __str__(self) -> str:
+        parts = []
+        if self.asked or not self.failure:
+            causes = ", ".join(f"{cause}: {count}" for cause, count in sorted(self.lost.items()))
+            parts.append(
+                f"{self.asked} users asked at {self.nodes} nodes, {self.answered} answered"
+                + (f" ({causes})" if causes else "")
+            )
+        if self.failure:
+            parts.append(f"not released: {self.failure}")
+        else:
+            spent = NO_NOISE if math.isinf(self.epsilon) else f"ε ≤ {self.epsilon:.4g} so far at δ = {self.delta:g}"
+            parts.append(spent)
+            if self.noise_alone:
+                parts.append("nobody answered: what is released is noise alone")
+            if self.clipping:
+                parts.append(self.clipping)
+        return f"[ROUND {self.round + 1}/{self.rounds}] " + " | ".join(parts + self.evaluated)
 
 
 def metrics_text(where: str, metrics: MetricRecord) -> str:

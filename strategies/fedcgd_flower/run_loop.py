@@ -13,12 +13,10 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedcgd.ledger import client_metrics
 from fedcgd_flower.evaluation import Evaluator
-from fedcgd_flower.flower_private import log
+from fedcgd_flower.flower_private import log, log_info, log_warning
 from fedcgd_flower.layout import Layout, equal_arrays, flatten, unflatten
-from fedcgd_flower.operators_log import log_info, log_warning
 from fedcgd_flower.replies import HINTS, RejectionReason
-from fedcgd_flower.reporting import config_text, epsilon_text, metrics_text
-from fedcgd_flower.round_report import RoundReport
+from fedcgd_flower.reporting import RoundReport, config_text, epsilon_text, metrics_text
 from fedcgd_flower.run_settings import RunSettings
 from fedcgd_flower.send_and_receive import receive, send_and_receive
 from fedcgd_flower.training_rounds import TrainingRounds

@@ -21,10 +21,10 @@ from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
 from fedcgd_flower.cohort_selection import CohortSelector, cohort_settings
 from fedcgd_flower.evaluation import Evaluator
+from fedcgd_flower.flower_private import log_info
 from fedcgd_flower.inner import check_inner
 from fedcgd_flower.keeper_openings import check_keepers, log_keepers
 from fedcgd_flower.layout import BatchNorm
-from fedcgd_flower.operators_log import log_info
 from fedcgd_flower.private_evaluation import PrivateEvaluation, check_evaluation
 from fedcgd_flower.replies import RejectionReason
 from fedcgd_flower.reporting import log_guarantee, log_inner, log_other_runs
@@ -271,7 +271,9 @@ class CorrelatedNoise(Strategy):
 
     def summary(self) -> None:
         """Log what is promised and under which assumptions."""
-        log_guarantee(self._settings, released=self.releases, evaluator=self._evaluator)
+        log_guarantee(self._settings, self.releases)
+        if self._evaluator is not None:
+            self._evaluator.log_guarantee()
         if self.keepers is not None:
             log_keepers(self.keepers, self.plan, self._settings.evaluation_plan)
         log_inner(self._settings)

@@ -17,13 +17,14 @@ from flwr.serverapp import Grid
 
 from fedcgd.keepers import Agreement, Keepers, agree
 from fedcgd.ledger import Ledger, Run, client_metrics
-from fedcgd.noise.quantisation import Integers, Lattice
+from fedcgd.noise.quantisation import Integers
 from fedcgd.passes import aligned, passes
 from fedcgd.release import RecordedReleases, lattice_of
 from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import Scale, next_norm
 from fedcgd_flower.arrays import Outgoing
 from fedcgd_flower.cohort_selection import CohortSelector
+from fedcgd_flower.flower_private import log_info, log_warning
 from fedcgd_flower.inner import inner_step
 from fedcgd_flower.inner_request import InnerRequest, inner_request
 from fedcgd_flower.keeper_messages import Masking
@@ -31,9 +32,8 @@ from fedcgd_flower.keeper_openings import MaskedSum, OpeningFailedError, Opening
 from fedcgd_flower.keeper_transport import transport_of
 from fedcgd_flower.layout import Layout, flat_arrays, flatten, layout_of, unflatten
 from fedcgd_flower.messages import KEEPERS, TrainTask, by_node, model_records, train_message
-from fedcgd_flower.operators_log import log_info, log_warning
 from fedcgd_flower.replies import HINTS, RejectionReason, sum_of_replies
-from fedcgd_flower.round_report import RoundReport, guarantee_metrics
+from fedcgd_flower.reporting import RoundReport, guarantee_metrics
 from fedcgd_flower.run_settings import RunSettings
 from fedcgd_flower.user_directory import UserDirectory
 
@@ -45,12 +45,10 @@ _KEPT = 2**30
 class PendingRound:
     """The round in flight: what was sent, and what each message asked for."""
 
-    round: int
-    attempt: int
+    task: TrainTask
+    """What all nodes are asked together."""
     model: tuple[Array, ...]
     """What is trained, before the round: as it was given, so that the messages may go when they are sent."""
-    layout: Layout
-    lattice: Lattice
     scale: Scale
     """How the sum is read."""
     requests: tuple[tuple[Metadata, TrainTask], ...]
@@ -251,34 +249,33 @@ class TrainingRounds:
         self._begun = True
         request, train_config = self._inner_request(arrays, layout, config)
         adaptive = self._adaptive is not None
-        integer_grid = lattice_of(self._wire_plan, layout.size + adaptive)
+        lattice = lattice_of(self._wire_plan, layout.size + adaptive)
         told = {} if masking is None else {KEEPERS: masking.record()}  # to nodes, of the keepers
         scale = Scale.fixed(self.clip_norm)
         if adaptive:
-            scale = Scale.of_round(self.clip_norm, self._indicator_norm, integer_grid)
-        attempt = self.record.plan_round(list(chosen))
+            scale = Scale.of_round(self.clip_norm, self._indicator_norm, lattice)
+        task = TrainTask(
+            round=round,
+            attempt=self.record.plan_round(list(chosen)),
+            clip_norm=scale.part,
+            grid=lattice,
+            users=tuple(chosen),
+            layout=layout,
+            update_scale=scale.update_scale,
+            indicator=scale.indicator,
+            record_keys=request.record_keys,
+        )
         messages, requests = [], []
         for node_id, users in by_node(chosen):
-            task = TrainTask(
-                round=round,
-                attempt=attempt,
-                clip_norm=scale.part,
-                grid=integer_grid,
-                users=users,
-                layout=layout,
-                update_scale=scale.update_scale,
-                indicator=scale.indicator,
-                record_keys=request.record_keys,
+            asked = replace(task, users=users)
+            message = train_message(
+                node_id, records, request.config, asked, request.message_type, request.records, told
             )
-            message = train_message(node_id, records, request.config, task, request.message_type, request.records, told)
             messages.append(message)
-            requests.append((message.metadata, task))
+            requests.append((message.metadata, asked))
         self._pending = PendingRound(
-            round=round,
-            attempt=attempt,
+            task=task,
             model=tuple(arrays[name] for name in layout.names),
-            layout=layout,
-            lattice=integer_grid,
             scale=scale,
             requests=tuple(requests),
             config=train_config,
@@ -304,7 +301,7 @@ class TrainingRounds:
         matched = _matched(replies, pending.requests, answered)
         total: Integers | MaskedSum
         if pending.masking is None:
-            size = pending.layout.size + (self._adaptive is not None)
+            size = pending.task.size
             memory = self._memory if len(self._memory) == size else np.empty(size, np.int64)
             self._memory = memory if memory.nbytes <= _KEPT else np.empty(0, np.int64)
             total, found = sum_of_replies(matched, size, memory)
@@ -324,7 +321,7 @@ class TrainingRounds:
             pending = self._pending = replace(pending, model=(), requests=())
             kept = noised_sum if noised_sum.nbytes <= _KEPT else None
             del total, noised_sum  # the inner strategy needs room
-            stepped = inner_step(self._inner, pending.round + 1, noised)
+            stepped = inner_step(self._inner, pending.task.round + 1, noised)
             del noised
             released = self._release(pending, stepped, kept, metrics, next_clip_norm)
         except OpeningFailedError as error:
@@ -351,7 +348,7 @@ class TrainingRounds:
                 node_id = (
                     None if answered else metadata.dst_node_id
                 )  # which of its users are missing, a node does not say
-                self._selector.record_dropouts(pending.round, task.users, node_id)
+                self._selector.record_dropouts(pending.task.round, task.users, node_id)
         self.dropped += Counter()  # without zeros
         for lost in report.lost.keys() & HINTS.keys() - self._hinted:
             self._hinted.add(lost)
@@ -365,8 +362,8 @@ class TrainingRounds:
         if isinstance(total, MaskedSum):
             assert self.openings is not None  # who masks has keepers
             assert pending.masking is not None
-            return self.openings.opened(pending.grid, pending.masking, self.record, pending.attempt, total)
-        self.record.add_noise(total, pending.attempt, pending.lattice)
+            return self.openings.opened(pending.grid, pending.masking, self.record, pending.task.attempt, total)
+        self.record.add_noise(total, pending.task.attempt, pending.task.grid)
         return total
 
     def _noised(self, pending: PendingRound, total: Integers) -> tuple[ArrayRecord, MetricRecord, float]:
@@ -374,21 +371,22 @@ class TrainingRounds:
 
         `total` holds nothing of use then: the model is made in its memory.
         """
-        metrics = guarantee_metrics(self._plan, released=pending.round + 1)
+        metrics = guarantee_metrics(self._plan, released=pending.task.round + 1)
         next_clip_norm = self.clip_norm
         if self._adaptive is not None:
             share = pending.scale.share(int(total[-1]), self._cohort_size)
             next_clip_norm = next_norm(self.clip_norm, share, self._adaptive)
             self.report.clipping = f"clip norm {self.clip_norm:.4g} → {next_clip_norm:.4g} (share within: {share:.2f})"
             metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": next_clip_norm})
-        noised = total.view(np.float32)[: pending.layout.size]  # what is written lies before what is still to be read
+        layout = pending.task.layout
+        noised = total.view(np.float32)[: layout.size]  # what is written lies before what is still to be read
+        step, unit = pending.task.grid.step, pending.scale.update_scale
         work, start = passes(len(noised)), 0
-        for part in flat_arrays(dict(zip(pending.layout.names, pending.model, strict=True)), pending.layout):
+        for part in flat_arrays(dict(zip(layout.names, pending.model, strict=True)), layout):
             here = slice(start, start + len(part))
-            step, unit = pending.lattice.step, pending.scale.update_scale
             work.mean(aligned(part), total[here], step, unit, self._cohort_size, noised[here])
             start = here.stop
-        return unflatten(noised, pending.layout, passthrough=False), metrics, next_clip_norm
+        return unflatten(noised, layout, passthrough=False), metrics, next_clip_norm
 
     def _release(
         self,
@@ -402,14 +400,14 @@ class TrainingRounds:
 
         `memory`, of the round's sum if that is still there, holds nothing of use any more.
         """
-        out = None if memory is None else memory.view(np.float32)[: pending.layout.size]
-        released = flatten(stepped, pending.layout, out)
+        out = None if memory is None else memory.view(np.float32)[: pending.task.layout.size]
+        released = flatten(stepped, pending.task.layout, out)
         inner_state.check_unchanged(self._inner, pending.unsaved)
         state = inner_state.save(self._inner, self._inner_texts, pending.config)
         # Durable first: what has left the process can then never be followed by another release under this noise.
-        self.record.record(pending.attempt, released.data, state, pending.layout.to_json(), metrics)
+        self.record.record(pending.task.attempt, released.data, state, pending.task.layout.to_json(), metrics)
         self._inner_state, self._config, self.clip_norm = state, pending.config, next_clip_norm
-        return unflatten(released, pending.layout, same=stepped)
+        return unflatten(released, pending.task.layout, same=stepped)
 
     def abort_round(self, reason: str) -> None:
         """Leave the round in flight unreleased: its noise is never used again, and the inner strategy has not seen it.

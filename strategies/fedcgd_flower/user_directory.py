@@ -16,8 +16,8 @@ from typing import Literal, Protocol
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
+from fedcgd_flower.flower_private import log_warning
 from fedcgd_flower.messages import PROBLEMS, HostedUsers, read_users_reply, users_query
-from fedcgd_flower.operators_log import log_warning
 from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push
 
 NodeIds = tuple[int, ...]
