@@ -203,25 +203,16 @@ class RunOptions(FitOptions):
         progress: Callable[[str], None] | None = None,
     ) -> Mechanism:
         """The mechanism; a number that is left open is chosen for the budget. Raises ValueError if there is none."""
-        workload = self.workload(participation.rounds)
+        fitted_to: dict[str, Any] = {
+            "error": error,
+            "workload": self.workload(participation.rounds),
+            "curvature": self.quadratic(),
+        }
         if epsilon is None or not self.spelling().is_open:
-            return mechanism(
-                self.mechanism,
-                participation,
-                error=error,
-                workload=workload,
-                curvature=self.quadratic(),
-                progress=_iterations(progress) if progress else None,
-            )
+            iterations = _iterations(progress) if progress else None
+            return mechanism(self.mechanism, participation, **fitted_to, progress=iterations)
         return select_mechanism(
-            self.mechanism,
-            participation,
-            epsilon=epsilon,
-            delta=delta,
-            error=error,
-            workload=workload,
-            curvature=self.quadratic(),
-            progress=progress,
+            self.mechanism, participation, epsilon=epsilon, delta=delta, **fitted_to, progress=progress
         )
 
 

@@ -98,8 +98,7 @@ def save_model(path: Path | str, target: Path, *, carried: Path | None = None) -
     arrays = released_model(path)
     if carried is not None:
         arrays = completed(arrays, carried)
-    if target.suffix not in (".npz", ".safetensors"):
-        raise ValueError(f"the model is written as .npz or .safetensors, got {target.name}")
+    _check_suffix(target)
     with whole(target) as part:
         if target.suffix == ".npz":
             np.savez(part, **arrays)  # type: ignore[arg-type]
@@ -108,9 +107,13 @@ def save_model(path: Path | str, target: Path, *, carried: Path | None = None) -
     return len(arrays)
 
 
-def _load(path: Path) -> dict[str, NDArray[Any]]:
+def _check_suffix(path: Path) -> None:
     if path.suffix not in (".npz", ".safetensors"):
-        raise ValueError(f"a model is read from .npz or .safetensors, got {path.name}")
+        raise ValueError(f"a model is a file .npz or .safetensors, got {path.name}")
+
+
+def _load(path: Path) -> dict[str, NDArray[Any]]:
+    _check_suffix(path)
     try:
         if path.suffix == ".safetensors":
             return dict(_safetensors().load_file(path))

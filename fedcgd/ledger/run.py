@@ -245,13 +245,12 @@ class Ledger(Closable):
         """What keepers were asked to open, round by round."""
         return openings.read(self._connection)
 
-    def spend(self, round: int, reason: str, metrics: Mapping[str, Any] | None = None) -> None:
+    def spend(self, round: int, reason: str) -> None:
         """The round that keepers were asked to open ends without a new model, and counts as released all the same.
 
         Args:
             round: the round in state "opening".
             reason: for the record.
-            metrics: of the round, as of a release.
 
         Raises:
             ValueError: if no such round is in flight, or another copy of the run has gone so far.
@@ -263,8 +262,6 @@ class Ledger(Closable):
                 )
             if self._path is not None:
                 model_file.discard(self._path, attempts.count_models(self._connection))
-            if metrics is not None:
-                self._write_metrics("train", round + 1, metrics)
             self._connection.execute("INSERT INTO skips (round, at, reason) VALUES (?, ?, ?)", (round, now(), reason))
 
     def _summed(self, round: int, attempt: int, state: str, nonce: bytes) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedcgd.keepers import Agreement, Keeper, Keepers, Opening, Refusal, service
@@ -115,7 +116,7 @@ class KeeperNodes(Transport):
         super().__init__(keepers)
         self._nodes: dict[str, int] = {}
         self._others: set[int] = set()
-        self._asked: dict[int, tuple[str, dict[str, bytes]]] = {}
+        self._asked: dict[int, tuple[Message, dict[str, bytes]]] = {}
 
     def _reachable(self, grid: Grid) -> Collection[str]:
         self._look(grid)
@@ -141,30 +142,24 @@ class KeeperNodes(Transport):
         if len(self._nodes) == len(self._keepers.cards):
             return
         known = self._others | set(self._nodes.values()) | self._asked.keys()
-        new = sorted(connected - known)
         queries = []
-        for node_id in new:
+        for node_id in sorted(connected - known):
             challenges = {card.name: os.urandom(32) for card in self._keepers.cards}
             sealed = {card.name: card.seal(challenges[card.name], CHALLENGE) for card in self._keepers.cards}
             queries.append(keeper_query(node_id, sealed))
-            self._asked[node_id] = ("", challenges)
+            self._asked[node_id] = queries[-1], challenges
         gone = {reply.metadata.src_node_id for reply in push(grid, queries)} if queries else set()
-        for node_id, query in zip(new, queries, strict=True):
-            self._asked[node_id] = (query.metadata.message_id, self._asked[node_id][1])
-        for node_id, (message_id, challenges) in list(self._asked.items()):
-            if node_id not in connected or node_id in gone:
-                del self._asked[node_id]
-                continue
+        self._asked = {node: asked for node, asked in self._asked.items() if node in connected and node not in gone}
+        for node_id, (query, challenges) in list(self._asked.items()):
+            name, proof = "", b""
             try:
-                reply = pull(grid, message_id)
+                reply = pull(grid, query.metadata.message_id)
+                if reply is None:
+                    continue
+                name, proof = read_identity(reply)
             except UnreadableReplyError:
-                reply = None
-                self._others.add(node_id)
-                del self._asked[node_id]
-            if reply is None:
-                continue
+                pass
             del self._asked[node_id]
-            name, proof = read_identity(reply)
             if name in challenges and proof == proof_of(challenges[name]):
                 self._nodes[name] = node_id
             else:

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedcgd.ledger import client_metrics
 from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.flower_private import log, log_info, log_warning
+from fedcgd_flower.inner_state import EditedConfig
 from fedcgd_flower.layout import Layout, equal_arrays, flatten, unflatten
 from fedcgd_flower.replies import HINTS, RejectionReason
 from fedcgd_flower.reporting import RoundReport, config_text, epsilon_text, metrics_text
@@ -233,12 +234,14 @@ class RunLoop:
 
     def _evaluate_on_clients(self, result: RunResult) -> None:
         """Have clients evaluate the last released model as the inner strategy does, if their metrics are forwarded."""
-        strategy, release = self.strategy, self.rounds.releases
-        given = self.evaluate_config
-        config = self.rounds.evaluation_config(given)
+        strategy, release, ledger = self.strategy, self.rounds.releases, self.rounds.ledger
+        given, saved = self.evaluate_config, ledger.metrics(client_metrics.CONFIG)
+        config = ConfigRecord(dict(given))
+        if saved:  # what the inner strategy has made of it so far
+            config = EditedConfig.from_description(saved[0]).for_next_round(given)
         messages = list(strategy.configure_evaluate(release, result.arrays, config, self.grid))
         if dict(config) != dict(given):
-            self.rounds.keep_evaluation_config(given, config)
+            ledger.record_metrics(client_metrics.CONFIG, 0, EditedConfig(given, config).to_description())
         if not messages:
             return
         replies = [reply for reply in send_and_receive(self.grid, messages, self.timeout) if reply is not None]

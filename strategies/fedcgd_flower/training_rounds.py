@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, Metric
 from flwr.serverapp import Grid
 
 from fedcgd.keepers import Agreement, Keepers, agree
-from fedcgd.ledger import Ledger, Run, client_metrics
+from fedcgd.ledger import Ledger, Run
 from fedcgd.noise.quantisation import Integers
 from fedcgd.passes import aligned, passes
 from fedcgd.release import RecordedReleases, lattice_of
@@ -206,17 +206,6 @@ class TrainingRounds:
         trained = ArrayRecord({name: arrays[name] for name in layout.names})
         request = inner_request(self._inner, self.releases + 1, trained, edited)
         return request, inner_state.EditedConfig(ConfigRecord(dict(given)), edited)
-
-    def evaluation_config(self, given: ConfigRecord) -> ConfigRecord:
-        """A copy of the configuration of the evaluation, `given`, or of what the inner strategy has made of it so far."""
-        saved = self.ledger.metrics(client_metrics.CONFIG)
-        config = inner_state.EditedConfig.from_description(saved[0]) if saved else None
-        return ConfigRecord(dict(given)) if config is None else config.for_next_round(given)
-
-    def keep_evaluation_config(self, given: ConfigRecord, edited: ConfigRecord) -> None:
-        """Put on record what the inner strategy has made of the configuration of the evaluation."""
-        config = inner_state.EditedConfig(given, edited)
-        self.ledger.record_metrics(client_metrics.CONFIG, 0, config.to_description())
 
     def configure(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """One message for each node that hosts a user of this round's cohort; none if the round is skipped.

@@ -7,11 +7,11 @@ so does that node's key. Only a *registered name* (`flwr supernode register KEY 
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
-from typing import Literal, Protocol
+from typing import Literal
 
 from flwr.app import MessageType
 from flwr.serverapp import Grid
@@ -24,15 +24,6 @@ NodeIds = tuple[int, ...]
 """Ids of nodes, in ascending order; one object for all users who are at the same nodes."""
 
 Identity = Literal["declared", "authenticated"]
-
-
-class BindUsers(Protocol):
-    """(users, name of a node or "") → those of the users that no other node speaks for; they are that name's from then on.
-
-    With `single`, none, if that name speaks for another user already: the node is one user.
-    """
-
-    def __call__(self, users: Collection[str], node: str, *, single: bool = False) -> AbstractSet[str]: ...
 
 
 _SECOND_USER = (
@@ -75,7 +66,8 @@ class UserDirectory:
     """
 
     identity: Identity
-    bind_users: BindUsers
+    bind_users: Callable[..., AbstractSet[str]]
+    """As `Ledger.bind_users`: those of the users that a node names and that no other node speaks for; from then on they are its."""
     hosts: Mapping[str, str] | None = None
     registered_only: bool = False
     timeout: float = 60.0
