@@ -63,10 +63,10 @@ def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 def _ask_for_large_pages(memory: NDArray[np.uint8]) -> None:
-    """Most of the time that it takes to write to new memory, zeros, Linux is asked for small pages: ask for large ones.
+    """Ask Linux for large pages: most of the time that writing to new memory takes is spent on getting small ones.
 
-    Only where they are at hand: putting one together first takes five times as long as the small pages do. So each is taken now,
-    and after one that took longer than they would, the rest is of small ones.
+    A large page saves time only if the kernel has one ready: putting it together first takes five times as long as small pages.
+    So each page is touched now, and after the first that took longer than small ones would, the rest is of small ones.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return

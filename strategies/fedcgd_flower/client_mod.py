@@ -147,7 +147,7 @@ def _write_update(reply: Message, model: Flat, task: TrainTask, out: Steps) -> i
         log_error(f"the train function did not reply the model that it was sent: {error}")
         raise _NoUpdateError(messages.ANOTHER_MODEL) from None
     if tied := tied_arrays(new, model, task.layout):
-        log_error(f"the arrays {list(tied)} are one tensor of the model; {messages.TIED_WORDS}")
+        log_error(f"no update is sent: the arrays {list(tied)} are one tensor of the model; {messages.TIED_WORDS}")
         raise _NoUpdateError(messages.TIED)
     checksum = write_clipped_update(
         out,
@@ -159,7 +159,7 @@ def _write_update(reply: Message, model: Flat, task: TrainTask, out: Steps) -> i
         indicator=task.indicator,
     )
     if checksum is None:
-        log_error(messages.NOT_FINITE_WORDS)
+        log_error(f"no update is sent: {messages.NOT_FINITE_WORDS}")
         raise _NoUpdateError(messages.NOT_FINITE)
     return checksum
 

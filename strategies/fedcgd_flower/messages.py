@@ -34,15 +34,14 @@ KEEPERS = "fedcgd-keepers"
 """The record that says which agreement and which keepers a round has; on a question to a keeper, also what is asked."""
 CHECKSUM = "checksum"
 NOT_FINITE_WORDS = (
-    "the trained model has numbers that are NaN or infinite, and no update is sent: lower the local learning rate, or look for "
-    "a loss that divides by zero or takes its logarithm, or for half precision that overflows"
+    "the trained model has numbers that are NaN or infinite: lower the local learning rate, or look for a loss that divides by "
+    "zero or takes its logarithm, or for half precision that overflows"
 )
-"""For a node's own log."""
 TIED_WORDS = (
-    "as two arrays they would be clipped and noised twice, and no update is sent. Let the server begin with "
-    "initial_arrays=arrays_of(model), and read the model with load_arrays(model, arrays)"
+    "as two arrays they would be clipped and noised twice. Begin with initial_arrays=arrays_of(model), which has it once, and "
+    "read the model with load_arrays(model, arrays) on server and nodes"
 )
-"""For a node's own log."""
+"""For the log of the node and for that of the server."""
 _FAILED = 2  # Flower's code for a ClientApp that raised
 
 # All that a failing node says.

@@ -188,7 +188,9 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
             model = unflatten(work.model, work.layout)
             trained = flat_arrays(local_training(model, user, config, context), work.layout)
             if tied := tied_arrays(trained, work.model, work.layout):
-                log_error(f"the arrays {list(tied)} are one tensor of the model; {messages.TIED_WORDS}")
+                log_error(
+                    f"no update is sent: the arrays {list(tied)} are one tensor of the model; {messages.TIED_WORDS}"
+                )
                 raise ValueError(messages.TIED_WORDS)
             return np.concatenate(trained)
 
@@ -198,7 +200,7 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
                 continue
             update = work.clipped(trained)
             if update is None:
-                log_warning(f"of a user, {messages.NOT_FINITE_WORDS}")
+                log_warning(f"of a user no update is sent: {messages.NOT_FINITE_WORDS}")
                 continue
             total += update
             answered += 1

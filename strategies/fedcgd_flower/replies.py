@@ -1,4 +1,4 @@
-"""What the server takes of the nodes' replies: their sum, within the norm that so many users can have.
+"""What the server accepts of the nodes' replies: their sum, within the norm that the clipped updates of so many users can have.
 
 Whatever does not look exactly like what was asked for is dropped, with a cause.
 """
@@ -58,11 +58,9 @@ def rejection_reason(error: Error) -> RejectionReason:
 
 
 HINTS: dict[RejectionReason, str] = {
-    "not finite": "the trained model has numbers that are NaN or infinite: lower the local learning rate, or look for a loss "
-    "that divides by zero or takes its logarithm, or for half precision that overflows",
+    "not finite": messages.NOT_FINITE_WORDS,
     "tied weights": "two names of state_dict() are one tensor of the model, as the embedding and the head of a language model "
-    "often are; as two they would be clipped and noised twice. Begin with initial_arrays=arrays_of(model), which has it once, "
-    "and read it with load_arrays(model, arrays) on server and nodes; a node's own log names them",
+    f"often are; {messages.TIED_WORDS}; a node's own log names them",
     "left out by its node": "a user's training raised, took too long, or ended with numbers that are not finite; a node's own "
     "log says which of these",
     "no answer": "the node was too slow (raise timeout=), or is gone",

@@ -17,7 +17,7 @@ NODE_LOST = 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.005, 1.0
 _LATE = 0.1
 _SHARE = 0.05
-"""Of a simulation's time that may go into looking: its replies lie in this process, so that there is nobody else to spare."""
+"""The part of a simulation's time that looking for replies may take. They are in this process: nobody else has to answer."""
 
 _SIMULATED_AT_ONCE = 64
 """Unanswered messages to simulated nodes: Flower's simulation goes through all of them for each node, many times a second, and

@@ -1,8 +1,8 @@
 """The rounds of a run, one try at a time: users are asked, the sum of their updates gets its noise, the inner strategy steps.
 
-What the promise rests on is the order. A user's turn is in the ledger before the user is asked, the nonce before noise of it is
-drawn, and the release before anybody sees it. Whatever fails between is given up: that noise is used no more, and the inner
-strategy is put back to where it was at the last release.
+The privacy promise rests on the order of the steps. A user's turn is in the ledger before the user is asked, the nonce before its
+noise is drawn, and the release before anybody sees it. If a step fails, the round is aborted: its noise is never used again, and
+the inner strategy gets back the state that it had at the last release.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ from fedcgd_flower.run_settings import RunSettings
 from fedcgd_flower.user_directory import UserDirectory
 
 _KEPT = 2**30
-"""Bytes of a sum whose memory the next round gets: new memory costs time. A larger one is free before the inner step."""
+"""Bytes: the memory of a smaller sum is kept for the next round, because new memory costs time. That of a larger one is freed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class TrainingRounds:
         self._pending: PendingRound | None = None
         self._hinted: set[RejectionReason] = set()
         self._memory = np.empty(0, np.int64)
-        """Of a round's sum, and of what is made of it, kept for the next round: to get new memory takes longer than to add."""
+        """Where a round's sum is made, and then the model. It is kept for the next round: new memory takes longer than adding."""
 
     def open(self, ledger: Ledger, directory: UserDirectory) -> None:
         """Go on where `ledger` stands, with the users of `directory`."""

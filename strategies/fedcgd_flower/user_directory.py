@@ -67,7 +67,7 @@ class UserDirectory:
 
     identity: Identity
     bind_users: Callable[..., AbstractSet[str]]
-    """As `Ledger.bind_users`: those of the users that a node names and no other node speaks for. From then on they are its own."""
+    """As `Ledger.bind_users`: those of the users a node names that no other node speaks for. From then on they are its own."""
     hosts: Mapping[str, str] | None = None
     registered_only: bool = False
     timeout: float = 60.0
