@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from fedcgd.files import sync_folder
-from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
+from fedcgd.ledger.transactions import Closable, make_tables, now, open_file, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
 
 FORMAT = 3
@@ -98,7 +97,6 @@ class Record(Closable):
         Raises:
             ValueError: if the file is no record, one of another version, or that of another key.
         """
-        new = path != MEMORY and not Path(path).exists()
 
         def prepare(connection: sqlite3.Connection) -> None:
             if make_tables(connection, _SCHEMA):
@@ -113,10 +111,7 @@ class Record(Closable):
                     "has a record of its own"
                 )
 
-        connection = open_file(path, "a keeper's record", prepare)
-        if new:
-            sync_folder(Path(path).resolve().parent)
-        return cls(connection)
+        return cls(open_file(path, "a keeper's record", prepare))
 
     def close(self) -> None:
         """Close the file; what is recorded stays."""

@@ -5,11 +5,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Self
 
-from fedcgd.files import sync_folder
 from fedcgd.keepers.agreement import Agreement
 from fedcgd.keepers.record import RefusedError
 from fedcgd.ledger.participation_counter import USERS, ParticipationCounter
-from fedcgd.ledger.transactions import MEMORY, Closable, make_tables, now, open_file, transaction
+from fedcgd.ledger.transactions import Closable, make_tables, now, open_file, transaction
 
 _FORMAT = 1
 
@@ -52,11 +51,7 @@ class NodeTurns(Closable):
         Raises:
             ValueError: if the file holds anything else.
         """
-        new = path != MEMORY and not Path(path).exists()
-        connection = open_file(path, "a node's count of turns", _prepare)
-        if new:
-            sync_folder(Path(path).resolve().parent)
-        return cls(connection)
+        return cls(open_file(path, "a node's count of turns", _prepare))
 
     def count(self, agreement: Agreement, round: int, attempt: int, users: Collection[str]) -> None:
         """Count a turn of each of `users`, once however often the round is tried; durable when this returns.

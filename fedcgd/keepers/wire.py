@@ -6,6 +6,7 @@ byte first, if the keeper opens the round.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, TypeGuard, cast, get_args
 
 import numpy as np
@@ -87,12 +88,19 @@ def answer_from_bytes(answer: bytes, agreement: Agreement) -> Residues | Refusal
         said = _object(line)
     except ValueError:
         return None
-    reason, unreadable = said.get("refused"), said.get("unreadable")
-    if isinstance(reason, str) and isinstance(unreadable, list):
-        return Refusal(reason[:500], tuple(i for i in unreadable if isinstance(i, int)))
+    if (refusal := refusal_of(said)) is not None:
+        return refusal
     if said or len(residues) != agreement.size * agreement.bits // 8:
         return None
     return np.frombuffer(residues, f"<u{agreement.bits // 8}").astype(f"u{agreement.bits // 8}", copy=False)
+
+
+def refusal_of(said: Mapping[str, Any]) -> Refusal | None:
+    """The refusal that an answer describes; None if it describes none."""
+    reason, unreadable = said.get("refused"), said.get("unreadable")
+    if not isinstance(reason, str) or not isinstance(unreadable, list):
+        return None
+    return Refusal(reason[:500], tuple(i for i in unreadable if isinstance(i, int)))
 
 
 def kind_of(said: object) -> Kind:

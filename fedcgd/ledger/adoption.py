@@ -51,19 +51,19 @@ def _adopt(path: Path, key: NoiseKey) -> int:
     if key.runs is None:
         raise ValueError("this key has no register: name one with runs= where the key is loaded")
     with reader(path) as connection:
-        names = "plan, configuration, key_fingerprint"
-        row = connection.execute(f"SELECT stream_id, sealed, {names} FROM run").fetchone()  # noqa: S608
+        stream_id, sealed, plan, configuration, fingerprint = connection.execute(
+            "SELECT stream_id, sealed, plan, configuration, key_fingerprint FROM run"
+        ).fetchone()
         nonces = nonces_of(connection)
-    stream_id, sealed, *stored = row
-    of_run = dict(zip(names.split(", "), stored, strict=True))
-    if of_run["key_fingerprint"] != key.fingerprint:
+    if fingerprint != key.fingerprint:
         raise ValueError(
-            f"{path} is of the key with fingerprint {of_run['key_fingerprint']}, and this one has {key.fingerprint}; give "
+            f"{path} is of the key with fingerprint {fingerprint}, and this one has {key.fingerprint}; give "
             "the key that the run began with"
         )
     if sealed is not None:
         raise ValueError(f"{path} was sealed on {sealed}: its run is over, and there is nothing to go on with")
     with closing(Registry(key.runs)) as registry, closing(connect(path)) as connection:
+        of_run = {"plan": plan, "configuration": configuration, "key_fingerprint": fingerprint}
         identity, name = settings.identity_hash(of_run), str(path.absolute())
         registry.check_unknown(stream_id, identity, name)
         with transaction(connection):  # first: what is adopted is on record

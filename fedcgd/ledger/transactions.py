@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from fedcgd.files import sync_folder
+
 MEMORY = ":memory:"
 
 
@@ -45,7 +47,10 @@ def open_file(path: Path | str, what: str, prepare: Callable[[sqlite3.Connection
     """
     if path != MEMORY:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
+        new = not Path(path).exists()
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        if new:
+            sync_folder(Path(path).resolve().parent)
     kind = _InMemory if path == MEMORY else sqlite3.Connection
     connection = sqlite3.connect(
         path, timeout=60.0, isolation_level=None, factory=kind, check_same_thread=path != MEMORY

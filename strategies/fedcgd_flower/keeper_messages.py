@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from fedcgd.keepers import Agreement, Keepers, Kind, Masked, Opening, Refusal
 from fedcgd.keepers.cards import SEALED_BYTES
 from fedcgd.keepers.masks import TICKET_BYTES, Residues
-from fedcgd.keepers.wire import kind_of
+from fedcgd.keepers.wire import kind_of, refusal_of
 from fedcgd_flower.arrays import array_of, view
 from fedcgd_flower.messages import FLAT, KEEPERS, TASK, UPDATE, TrainTask, has_keepers
 
@@ -182,11 +182,7 @@ def read_opened(reply: Message, agreement: Agreement) -> Residues | Refusal | No
     if reply.has_error():
         return None
     if has_keepers(reply):
-        said = reply.content.config_records[KEEPERS]
-        reason, unreadable = said.get("refused"), said.get("unreadable")
-        if not isinstance(reason, str) or not isinstance(unreadable, list):
-            return None
-        return Refusal(reason[:500], tuple(i for i in unreadable if isinstance(i, int)))
+        return refusal_of(reply.content.config_records[KEEPERS])
     if set(reply.content.array_records) != {UPDATE} or set(reply.content.array_records[UPDATE]) != {FLAT}:
         return None
     return _residues(reply.content.array_records[UPDATE], agreement)
