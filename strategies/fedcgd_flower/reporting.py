@@ -117,12 +117,9 @@ def log_other_runs(ledger: Ledger) -> None:
 
 
 def guarantee_metrics(plan: Plan, *, released: int) -> MetricRecord:
-    """What is told with a release: ε of the whole plan, and of the rounds `released` until then."""
-    guarantee = plan.quick_guarantee(released=released)
-    whole = plan.guarantee().epsilon
-    return MetricRecord(
-        {"epsilon": guarantee.epsilon, "epsilon-planned": whole, "delta": guarantee.delta, "releases": released}
-    )
+    """The metrics of a release: ε of the whole plan, and of the rounds `released` until then."""
+    epsilon, planned = plan.quick_guarantee(released=released).epsilon, plan.guarantee().epsilon
+    return MetricRecord({"epsilon": epsilon, "epsilon-planned": planned, "delta": plan.delta, "releases": released})
 
 
 @dataclass
@@ -153,10 +150,8 @@ class RoundReport:
         parts = []
         if self.asked or not self.failure:
             causes = ", ".join(f"{cause}: {count}" for cause, count in sorted(self.lost.items()))
-            parts.append(
-                f"{self.asked} users asked at {self.nodes} nodes, {self.answered} answered"
-                + (f" ({causes})" if causes else "")
-            )
+            asked = f"{self.asked} users asked at {self.nodes} nodes, {self.answered} answered"
+            parts.append(f"{asked} ({causes})" if causes else asked)
         if self.failure:
             parts.append(f"not released: {self.failure}")
         else:
@@ -177,8 +172,7 @@ def metrics_text(where: str, metrics: MetricRecord) -> str:
     return f"{where}: {', '.join(numbers)}"
 
 
-def config_text(config: ConfigRecord | None) -> str:
+def config_text(config: ConfigRecord) -> str:
     """A configuration as Flower logs it, without bytes."""
-    if not config:
-        return "(empty)"
-    return ", ".join(f"{name}: {'<bytes>' if isinstance(value, bytes) else value}" for name, value in config.items())
+    shown = (f"{name}: {'<bytes>' if isinstance(value, bytes) else value}" for name, value in config.items())
+    return ", ".join(shown) or "(empty)"
