@@ -141,11 +141,10 @@ class UserDirectory:
             time.sleep(wait)
             wait = min(1.5 * wait, 1.0)
         self._waited = self._waited or bool(names)
-        late = []
-        for node_id, question in self._questions.items():
-            if question.message_ids and not question.told and time.monotonic() >= question.asked + self.timeout:
-                question.told = True
-                late.append(node_id)
+        waiting = [node_id for node_id, asked in self._questions.items() if asked.message_ids and not asked.told]
+        late = [node_id for node_id in waiting if time.monotonic() >= self._questions[node_id].asked + self.timeout]
+        for node_id in late:
+            self._questions[node_id].told = True
         if late:
             others = f" and {len(late) - 1} others" if late[1:] else ""
             within = f"{self.timeout:.0f} s"
