@@ -19,7 +19,7 @@ from shared import record
 from typer.testing import CliRunner
 
 from fedcgd.cli import app
-from fedcgd.keepers import Keepers
+from fedcgd.keepers import Keepers, Refusal
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import Ledger, export, verify
 from fedcgd.ledger.openings import read as openings_of
@@ -35,6 +35,7 @@ from fedcgd_flower import (
     CorrelatedNoise,
     IncompleteRunError,
 )
+from fedcgd_flower.keeper_transport import Transport
 from fedcgd_flower.messages import question_of
 
 SIZE = 6
@@ -176,6 +177,23 @@ def fail_once(grid: FakeGrid, node_id: int, *, round: int) -> None:
 def _do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedcgd_flower.keeper_transport._ANSWER_WITHIN", 0.05)
     monkeypatch.setattr("fedcgd_flower.keeper_transport.time.sleep", lambda seconds: None)
+
+
+def test_a_keeper_without_an_answer_is_asked_again_and_no_other() -> None:
+    class Flaky(Transport):
+        asked: list[list[str]] = []
+
+        def _reachable(self, grid):
+            return ()
+
+        def _ask_once(self, grid, agreement, openings, check, within):
+            self.asked.append(sorted(openings))
+            return {name: Refusal("no") if name == "court" or len(self.asked) > 1 else None for name in openings}
+
+    flaky = Flaky(Keepers.simulation(1, 2, colluding=1))
+    answers = flaky.ask(None, None, dict.fromkeys(("court", "union")), check=False, patience=60.0)
+    assert answers == dict.fromkeys(("court", "union"), Refusal("no"))
+    assert flaky.asked == [["court", "union"], ["union"]]
 
 
 def test_a_round_whose_opening_failed_is_spent_and_the_next_cancels_what_was_released(real: RealKeepers) -> None:
