@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
+from flower_requests import TASK
 from flwr.app import Array, Message, RecordDict
 from flwr.clientapp import ClientApp
 from keeper_runs import PLAN, SIMULATED, RealKeepers, make, names, node, two_nodes
@@ -35,6 +36,7 @@ from fedcgd_flower import (
     CorrelatedNoise,
     IncompleteRunError,
 )
+from fedcgd_flower.keeper_app import _bounded
 from fedcgd_flower.keeper_transport import Transport
 from fedcgd_flower.messages import question_of
 
@@ -180,20 +182,27 @@ def _do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_keeper_without_an_answer_is_asked_again_and_no_other() -> None:
-    class Flaky(Transport):
-        asked: list[list[str]] = []
+    asked: list[list[str]] = []
 
+    class Flaky(Transport):
         def _reachable(self, grid):
             return ()
 
         def _ask_once(self, grid, agreement, openings, check, within):
-            self.asked.append(sorted(openings))
-            return {name: Refusal("no") if name == "court" or len(self.asked) > 1 else None for name in openings}
+            asked.append(sorted(openings))
+            return {name: Refusal("no") if name == "court" or len(asked) > 1 else None for name in openings}
 
     flaky = Flaky(Keepers.simulation(1, 2, colluding=1))
     answers = flaky.ask(None, None, dict.fromkeys(("court", "union")), check=False, patience=60.0)
     assert answers == dict.fromkeys(("court", "union"), Refusal("no"))
-    assert flaky.asked == [["court", "union"], ["union"]]
+    assert asked == [["court", "union"], ["union"]]
+
+
+def test_a_sum_that_is_too_long_is_scaled_before_it_is_masked() -> None:
+    long, short = np.full(TASK.size, 2**40), np.ones(TASK.size, np.int64)
+    norm = np.linalg.norm(TASK.grid.from_steps(_bounded(long, TASK, 1)))
+    assert 0.99 * TASK.clip_norm < norm <= TASK.clip_norm
+    assert np.array_equal(_bounded(short, TASK, 1), short)
 
 
 def test_a_round_whose_opening_failed_is_spent_and_the_next_cancels_what_was_released(real: RealKeepers) -> None:
