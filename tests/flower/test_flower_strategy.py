@@ -218,14 +218,15 @@ def test_a_nonce_is_bound_to_the_rounds_before(monkeypatch: pytest.MonkeyPatch) 
     assert bound == [[], [11], [11, 12]]
 
 
-def test_too_few_users_skips_the_round_without_spending_noise() -> None:
+def test_too_few_users_skips_the_round_without_spending_noise(tmp_path: Path) -> None:
     users = names(12)
     grid = FakeGrid({1: node(users[:3])})
-    strategy = make(expected_users=3)
+    strategy = make(expected_users=3, ledger=tmp_path / "run.db")
     initial = record(np.zeros(SIZE))
     assert strategy.start(grid, initial, num_rounds=2).arrays is initial
     assert strategy.releases == 0
     assert asked_users(grid) == []
+    assert [skip["round"] for skip in export(tmp_path / "run.db")["skips"]] == [0, 0]
     grid.nodes[2] = node(users[3:])
     strategy.start(grid, initial)
     assert strategy.releases == 6
