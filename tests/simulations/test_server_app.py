@@ -66,8 +66,8 @@ def test_fewer_releases_than_planned_are_a_failure_and_the_resumed_run_has_all_f
 
         def stalling(*args, **kwargs):
             strategy = real(*args, **kwargs)
-            choose = strategy._rounds._select_cohort
-            strategy._rounds._select_cohort = lambda round, grid: choose(round, grid) if next(releases) < 2 else None
+            wait_for = strategy._selector.wait_for
+            strategy._selector.wait_for = lambda *asked: wait_for(*asked) if next(releases) < 2 else "nobody is there"
             return strategy
 
         patched.setattr(server_app, "CorrelatedNoise", stalling)
