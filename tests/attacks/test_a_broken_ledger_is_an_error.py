@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from plans import make_plan
 from typer.testing import CliRunner
 
 from fedcgd.cli import app
@@ -12,15 +13,8 @@ from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
-PLAN = Plan(
-    mechanism=LambdaCGD(0.5),
-    participation=Participation(rounds=4, min_separation=1),
-    clip_norm=1.0,
-    noise_multiplier=2.0,
-    delta=1e-5,
-)
+PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=4, min_separation=1))
 
 
 @pytest.fixture

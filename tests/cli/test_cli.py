@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import figures, run
+from plans import make_plan
 
 from fedcgd.cli import COMMANDS, load
 from fedcgd.cli.printing import print_json
@@ -15,7 +16,6 @@ from fedcgd.ledger import Ledger
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 TABLE_4 = ["--rounds", "3900", "--participations", "10", "--separation", "390", "--epsilon", "8", "--delta", "1e-5"]
 
@@ -189,13 +189,7 @@ def test_every_command_explains_itself_with_an_example(command: str) -> None:
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
-    plan = Plan(
-        mechanism=LambdaCGD(0.5),
-        participation=Participation(rounds=4, min_separation=2),
-        clip_norm=1.0,
-        noise_multiplier=3.0,
-        delta=1e-5,
-    )
+    plan = make_plan(LambdaCGD(0.5), Participation(rounds=4, min_separation=2), noise_multiplier=3.0)
     path = tmp_path / "run.db"
     with Ledger.open(
         path, plan=plan, configuration={}, key=NoiseKey.from_file(tmp_path / "key", create=True)
@@ -273,10 +267,7 @@ def test_what_holds_with_a_probability_says_so() -> None:
 
 def test_names_with_brackets_are_names(tmp_path: Path) -> None:
     path = tmp_path / "run[bold].db"
-    plan = Plan(
-        mechanism=LambdaCGD(0.5), participation=Participation(rounds=4, min_separation=2), clip_norm=1.0,
-        noise_multiplier=2.0, delta=1e-5,
-    )  # fmt: skip
+    plan = make_plan(LambdaCGD(0.5), Participation(rounds=4, min_separation=2))
     Ledger.open(path, plan=plan, configuration={}, key=NoiseKey.generate()).close()
     result = run("ledger", "show", str(path))
     assert result.exit_code == 0, result.output

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plans import make_plan
 from scipy.stats import norm
 from typer.testing import CliRunner, Result
 
@@ -22,13 +23,7 @@ from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
 KEY = NoiseKey(bytes(range(32)))
-PLAN = Plan(
-    mechanism=LambdaCGD(0.5),
-    participation=Participation(rounds=8, min_separation=2, max_participations=3),
-    clip_norm=1.0,
-    noise_multiplier=2.0,
-    delta=1e-5,
-)
+PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=8, min_separation=2, max_participations=3))
 SCRIPT = "<script>alert('found')</script>"
 
 

@@ -15,6 +15,7 @@ from flower_requests import NodeSum, read_train_reply
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedAvgM
+from plans import make_plan
 from shared import record
 
 from fedcgd.ledger import Ledger, export, verify
@@ -77,13 +78,7 @@ def own_sum(updates: dict[str, np.ndarray]) -> FakeNode:
 
 
 def plan(*, rounds: int = 8, noise_multiplier: float = 1e-6, clip_norm: float = 1.0, mechanism=MECHANISM) -> Plan:
-    return Plan(
-        mechanism=mechanism,
-        participation=Participation(rounds=rounds),
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        delta=1e-5,
-    )
+    return make_plan(mechanism, Participation(rounds=rounds), clip_norm=clip_norm, noise_multiplier=noise_multiplier)
 
 
 def make(plan: Plan, users: int, clipping: AdaptiveClipping | None = COUNTED, inner=None, **options) -> CorrelatedNoise:

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from plans import make_plan
 from small_models import HEAVY, MODELS, inputs, small_transformers, tiny
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.plan import Plan
 from fedcgd_experiments.central import train_engine
 from fedcgd_experiments.point import CentralPoint
 from fedcgd_simulations.models.weights import RandomWeightsWarning
@@ -47,10 +47,7 @@ def test_two_rounds(task: str, model: str, mode: str, monkeypatch: pytest.Monkey
         task=task, model=model, mechanism="lambda-cgd:0.5", epsilon=1.0, steps=1, epochs=2, clip_norm=CLIP_NORM,
         learning_rate=RATE, seed=0,
     )  # fmt: skip
-    plan = Plan(
-        mechanism=LambdaCGD(0.5), participation=point.setup.participation(), clip_norm=CLIP_NORM,
-        noise_multiplier=1e-9, delta=1e-5,
-    )  # fmt: skip
+    plan = make_plan(LambdaCGD(0.5), point.setup.participation(), clip_norm=CLIP_NORM, noise_multiplier=1e-9)
     private = train_engine(point, made, examples, plan, physical_batch=3, grad_sample_mode=mode)
     start, expected = plain_loop(made, examples)
     assert np.linalg.norm(expected - start) > 1e-3

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from central_training import train_central
+from plans import make_plan
 
 from fedcgd.accounting import calibrate
 from fedcgd.clipping.flat_models import flatten
@@ -27,10 +28,12 @@ POINT = CentralPoint(
 
 def plan_of(point: CentralPoint, noise_multiplier: float = 3.0) -> Plan:
     participation = point.setup.participation()
-    return Plan(
-        mechanism=catalogue.mechanism(point.mechanism, participation), participation=participation,
-        clip_norm=point.clip_norm, noise_multiplier=noise_multiplier, delta=1e-5,
-    )  # fmt: skip
+    return make_plan(
+        catalogue.mechanism(point.mechanism, participation),
+        participation,
+        clip_norm=point.clip_norm,
+        noise_multiplier=noise_multiplier,
+    )
 
 
 def test_the_claim_of_a_setup_is_the_accountings() -> None:

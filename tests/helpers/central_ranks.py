@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
+from plans import make_plan
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_state_dict
@@ -143,9 +144,7 @@ def plan_of(job: Job) -> Plan:
         if job.sampling == "poisson"
         else Participation(rounds=rounds, min_separation=STEPS, sampling=job.sampling)
     )
-    return Plan(
-        mechanism=job.mechanism, participation=participation, clip_norm=0.5, noise_multiplier=job.sigma, delta=1e-2
-    )
+    return make_plan(job.mechanism, participation, clip_norm=0.5, noise_multiplier=job.sigma, delta=1e-2)
 
 
 def train(job: Job, rank: int) -> dict[str, Any]:

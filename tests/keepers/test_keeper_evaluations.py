@@ -13,10 +13,11 @@ from fake_grid import FakeGrid, FakeNode, Killed
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from keeper_runs import SIMULATED, RealKeepers, make, names, shifting
+from plans import make_plan
 from shared import record
 from typer.testing import CliRunner
 
-from fedcgd import DPSGD, Participation, Plan
+from fedcgd import DPSGD, Participation
 from fedcgd.cli import app as cli
 from fedcgd.keepers import EVALUATION, TRAINING, Keepers
 from fedcgd.keepers.record import read, record_file
@@ -52,13 +53,7 @@ def two_nodes(keepers: Keepers | None = SIMULATED, **options) -> FakeGrid:
 
 
 def evaluation(*, noise_multiplier: float = 0.05, rounds: int = 3, **options) -> PrivateEvaluation:
-    plan = Plan(
-        mechanism=DPSGD(),
-        participation=Participation(rounds=rounds),
-        clip_norm=1.0,
-        noise_multiplier=noise_multiplier,
-        delta=1e-5,
-    )
+    plan = make_plan(DPSGD(), Participation(rounds=rounds), noise_multiplier=noise_multiplier)
     return PrivateEvaluation(plan=plan, bounds=BOUNDS, every=2, **{"cohort_size": 12} | options)
 
 

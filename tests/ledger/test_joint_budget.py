@@ -17,6 +17,7 @@ from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from plans import make_plan
 from scipy import optimize, stats
 from typer.testing import CliRunner
 
@@ -31,9 +32,9 @@ from fedcgd_flower import CorrelatedNoise, IncompleteRunError, host_users, seque
 DELTA = 1e-5
 SILOS = Participation(rounds=4, min_separation=2)
 PLAN = Plan.calibrated(LambdaCGD(0.8), SILOS, clip_norm=0.5, epsilon=8, delta=DELTA)
-COINS = Plan(
-    mechanism=DPSGD(),
-    participation=Participation(rounds=20, sampling="poisson", sampling_rate=0.1),
+COINS = make_plan(
+    DPSGD(),
+    Participation(rounds=20, sampling="poisson", sampling_rate=0.1),
     clip_norm=0.5,
     noise_multiplier=1.5,
     delta=DELTA,
@@ -282,9 +283,9 @@ def test_a_chain_of_runs_names_all_before(tmp_path: Path) -> None:
 
 def test_simulations_of_one_seed_share_their_bins(tmp_path: Path) -> None:
     """Composed as if the rounds were known: a user who is in a bin once is in it again."""
-    bins = Plan(
-        mechanism=DPSGD(),
-        participation=Participation(rounds=8, min_separation=4, sampling="balls-in-bins"),
+    bins = make_plan(
+        DPSGD(),
+        Participation(rounds=8, min_separation=4, sampling="balls-in-bins"),
         clip_norm=0.5,
         noise_multiplier=1.0,
         delta=DELTA,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import make_plan
 
 from fedcgd.ledger import Ledger, attempts, export, participation_counter, seal, verify
 from fedcgd.ledger.store import connect, pack_ids, reader, unpack_ids
@@ -24,13 +25,7 @@ from fedcgd.participation.cohorts import History
 from fedcgd.plan import Plan
 
 KEY = NoiseKey(bytes(range(32)))
-PLAN = Plan(
-    mechanism=LambdaCGD(0.5),
-    participation=Participation(rounds=6, min_separation=2, max_participations=2),
-    clip_norm=1.0,
-    noise_multiplier=2.0,
-    delta=1e-5,
-)
+PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=6, min_separation=2, max_participations=2))
 SETTINGS = {"task": "digits", "lr": 0.5}
 
 

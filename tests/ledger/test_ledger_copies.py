@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plans import make_plan
 from scipy import optimize, stats
 from typer.testing import CliRunner
 
@@ -145,13 +146,7 @@ def test_a_budget_counts_both_copies(tmp_path: Path) -> None:
 
 def test_coins_are_the_same_in_both_copies(tmp_path: Path) -> None:
     """Whoever was drawn is drawn again: the copies are no independent runs, and count without sampling."""
-    coins = Plan(
-        mechanism=DPSGD(),
-        participation=Participation(rounds=6, sampling="poisson", sampling_rate=0.1),
-        clip_norm=1.0,
-        noise_multiplier=2.0,
-        delta=DELTA,
-    )
+    coins = make_plan(DPSGD(), Participation(rounds=6, sampling="poisson", sampling_rate=0.1), delta=DELTA)
     one, two = forked(tmp_path, plan=coins)
     # Six rounds and four more, each with μ = 1/2.
     assert joint([one, two], user="ann").worst.planned.epsilon == pytest.approx(
@@ -160,9 +155,7 @@ def test_coins_are_the_same_in_both_copies(tmp_path: Path) -> None:
 
 
 def test_each_copy_has_evaluations_of_its_own(tmp_path: Path) -> None:
-    plan = Plan(
-        mechanism=DPSGD(), participation=Participation(rounds=2), clip_norm=1.0, noise_multiplier=4.0, delta=DELTA
-    )
+    plan = make_plan(DPSGD(), Participation(rounds=2), noise_multiplier=4.0, delta=DELTA)
     options = {"configuration": {EVALUATION: {"plan": plan.to_description()}}}
     one, two = forked(tmp_path, **options)
     streams = set()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plans import make_plan
 from scipy import optimize, stats
 from typer.testing import CliRunner
 
@@ -70,13 +71,7 @@ def test_a_user_alone_and_another_delta(tmp_path: Path) -> None:
 
 def test_under_a_secret_sampling_everybody_counts(tmp_path: Path) -> None:
     """Who was never drawn is a user too: that it might have been is part of what ε says."""
-    sampled = Plan(
-        mechanism=DPSGD(),
-        participation=Participation(rounds=10, sampling="poisson", sampling_rate=0.1),
-        clip_norm=1.0,
-        noise_multiplier=2.0,
-        delta=1e-5,
-    )
+    sampled = make_plan(DPSGD(), Participation(rounds=10, sampling="poisson", sampling_rate=0.1))
     one, two = recorded(tmp_path / "A.db", ["ann"]), recorded(tmp_path / "B.db", ["bob"], sampled)
     found = joint([one, two])
     assert [(group.users, len(group.ledgers)) for group in found.groups] == [(1, 2), (1, 1)]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plans import make_plan
 from typer.testing import CliRunner
 
 from fedcgd.cli import app
@@ -21,19 +22,12 @@ from fedcgd.ledger import Ledger, export, model_file, released_model, seal, veri
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
 )  # from Python 3.12
 
-PLAN = Plan(
-    mechanism=LambdaCGD(0.5),
-    participation=Participation(rounds=500, min_separation=1),
-    clip_norm=1.0,
-    noise_multiplier=2.0,
-    delta=1e-5,
-)
+PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=500, min_separation=1))
 LAYOUT = '[["w"], [[100]], ["float32"]]'
 
 

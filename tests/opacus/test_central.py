@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from central_training import train_central
+from plans import make_plan
 from torch.nn import functional
 
 from fedcgd.clipping.flat_models import flatten
@@ -12,7 +13,6 @@ from fedcgd.mechanisms import BSR, DPSGD, BinaryTree, LambdaCGD, Normalized, inv
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_simulations.tasks import get_task
 
 KEY = bytes(range(32))
@@ -21,13 +21,7 @@ STEP = 2.0**-16  # the largest power of two with STEP · √650 ≤ CLIP / 1024
 
 
 def plan(mechanism):
-    return Plan(
-        mechanism=mechanism,
-        participation=Participation(rounds=ROUNDS, min_separation=5),
-        clip_norm=CLIP,
-        noise_multiplier=SIGMA,
-        delta=1e-5,
-    )
+    return make_plan(mechanism, Participation(rounds=ROUNDS, min_separation=5), clip_norm=CLIP, noise_multiplier=SIGMA)
 
 
 def batches():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from opacus import PrivacyEngine
 from opacus.utils.batch_memory_manager import BatchMemoryManager
+from plans import make_plan
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
@@ -23,7 +24,6 @@ from fedcgd.opacus.clipped_sum import MARGIN
 from fedcgd.opacus.plan_arguments import participation_of as planned
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
 KEY = NoiseKey.simulation(1)
@@ -47,12 +47,8 @@ def participation_of(sampling="none", *, steps=EXAMPLES // BATCH, epochs=EPOCHS,
 
 
 def plan_of(mechanism=MECHANISM, sampling="none", *, clip_norm=CLIP, sigma=SIGMA, participation=None, **shape):
-    return Plan(
-        mechanism=mechanism,
-        participation=participation or participation_of(sampling, **shape),
-        clip_norm=clip_norm,
-        noise_multiplier=sigma,
-        delta=1e-5,
+    return make_plan(
+        mechanism, participation or participation_of(sampling, **shape), clip_norm=clip_norm, noise_multiplier=sigma
     )
 
 

@@ -9,13 +9,13 @@ from central_training import train_central
 from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvgM
+from plans import make_plan
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import DPSGD, LambdaCGD, Normalized
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort
-from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_simulations.client_app import app as client_app
 from fedcgd_simulations.flower_runs import local_superlink, run_app
@@ -41,7 +41,7 @@ def federated(mechanism, participation) -> tuple[CorrelatedNoise, torch.Tensor, 
     grid = FakeGrid(
         {i + 1: FakeNode(client_app, {"partition-id": i, "num-partitions": 2}) for i in range(2)}, RUN_CONFIG
     )
-    plan = Plan(mechanism=mechanism, participation=participation, clip_norm=1.0, noise_multiplier=3.0, delta=1e-5)
+    plan = make_plan(mechanism, participation, noise_multiplier=3.0)
     strategy = CorrelatedNoise(FedAvgM(server_learning_rate=LEARNING_RATE), plan, cohort_size=COHORT, key=KEY)
     result = strategy.start(grid, ArrayRecord(model.state_dict()))
     batches: list[list[int]] = [[] for _ in range(ROUNDS)]
@@ -105,10 +105,7 @@ def test_flwr_run_on_ray_trains_the_same_model_as_central(tmp_path: Path) -> Non
         assert users is not None
         history = history.with_round(round, users)
         batches.append(np.array([int(user) for user in users]))
-    plan = Plan(
-        mechanism=LambdaCGD(0.8), participation=participation, clip_norm=1.0,
-        noise_multiplier=figures["noise_multiplier"], delta=1e-5,
-    )  # fmt: skip
+    plan = make_plan(LambdaCGD(0.8), participation, noise_multiplier=figures["noise_multiplier"])
     accuracies: list[float] = []
 
     def measure(round, model) -> None:
