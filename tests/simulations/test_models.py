@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from central_training import gradient_sum
+from opacus_gradients import gradient_sum
 from torch import Tensor, nn
 from torch.nn import functional
 
