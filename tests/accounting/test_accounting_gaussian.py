@@ -9,10 +9,9 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcgd import DPSGD, LambdaCGD, Participation
 from fedcgd.accounting import calibrate, compute_delta, compute_epsilon, gaussian
 from fedcgd.accounting.guarantee import rounded_up
-from fedcgd.mechanisms import DPSGD, LambdaCGD
-from fedcgd.participation import Participation
 
 DELTAS = (1e-300, 1e-100, 1e-10, 1e-5, 0.1, 0.5, 1 - 1e-9)
 

@@ -10,12 +10,10 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 from opacus.accountants.prv import PRVAccountant
 
+from fedcgd import BISR, BSR, DPSGD, BandedToeplitz, LambdaCGD, Normalized, Participation, error_norms
 from fedcgd.accounting import accountant, calibrate, compute_delta, compute_epsilon, gaussian
 from fedcgd.accounting import poisson as poisson_module
 from fedcgd.accounting.poisson import _once, column_norm, poisson_delta, poisson_epsilon, poisson_noise_multiplier
-from fedcgd.mechanisms import BISR, BSR, DPSGD, BandedToeplitz, LambdaCGD, Normalized
-from fedcgd.mechanisms.error import error_norms
-from fedcgd.participation import Participation
 
 
 def poisson(rounds: int, rate: float) -> Participation:

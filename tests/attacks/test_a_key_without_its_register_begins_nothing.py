@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fedcgd import DPSGD, NoiseKey, Participation, Plan
 from fedcgd.cli import app
 from fedcgd.ledger import Ledger, adopt, joint, seal, verify
 from fedcgd.ledger.evaluations import EVALUATION_OF
-from fedcgd.mechanisms import DPSGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=6), clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
 

@@ -13,12 +13,9 @@ import numpy as np
 import pytest
 from plans import make_plan
 
+from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import Ledger, verify
 from fedcgd.ledger.registry import Registry
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"

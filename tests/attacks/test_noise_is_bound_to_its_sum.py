@@ -21,12 +21,9 @@ from plans import make_plan
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.ledger import Ledger
-from fedcgd.mechanisms import LambdaCGD
+from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.participation import Participation
 from fedcgd.release import lattice_of
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 from fedcgd_flower import CorrelatedNoise, host_users, sequential_training

@@ -7,11 +7,9 @@ import pytest
 from plans import make_plan
 from typer.testing import CliRunner
 
+from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.cli import app
 from fedcgd.ledger import Ledger, export, seal
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
 
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=6, min_separation=1))
 

@@ -10,12 +10,9 @@ import pytest
 from command_line import figures, run
 from plans import make_plan
 
+from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
 from fedcgd.cli import COMMANDS, load
 from fedcgd.cli.printing import print_json
-from fedcgd.ledger import Ledger
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
 
 TABLE_4 = ["--rounds", "3900", "--participations", "10", "--separation", "390", "--epsilon", "8", "--delta", "1e-5"]
 

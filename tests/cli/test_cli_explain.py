@@ -6,10 +6,9 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
+from fedcgd import LambdaCGD, Participation
 from fedcgd.accounting.explain import explain
 from fedcgd.cli.explain import explain_command
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.participation import Participation
 
 app = typer.Typer()
 app.command()(explain_command)

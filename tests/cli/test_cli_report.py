@@ -13,14 +13,12 @@ from plans import make_plan
 from scipy.stats import norm
 from typer.testing import CliRunner, Result
 
+from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.accounting.attacker import attacker_accuracy
 from fedcgd.cli import app
 from fedcgd.ledger import Ledger, verify
 from fedcgd.ledger.statement import privacy_statement, sentence
 from fedcgd.mechanisms import LambdaCGD, matrix
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 KEY = NoiseKey(bytes(range(32)))
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=8, min_separation=2, max_participations=3))

@@ -7,9 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedcgd.accounting.selection import select_lambda
+from fedcgd import Participation, select_lambda
 from fedcgd.cli.select import select_lambda_command
-from fedcgd.participation import Participation
 
 app = typer.Typer()
 app.command()(select_lambda_command)

@@ -18,13 +18,10 @@ from flwr.serverapp.strategy import FedAvg, FedAvgM
 from plans import make_plan
 from shared import record
 
+from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import Ledger, export, verify
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
-from fedcgd.mechanisms import DPSGD, LambdaCGD
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_flower import (
     AdaptiveClipping,
     CorrelatedNoise,

@@ -7,15 +7,11 @@ import torch
 from oracles_softmax import train_softmax as by_hand
 from plans import make_plan
 
-from fedcgd.accounting import calibrate
+from fedcgd import LambdaCGD, NoiseKey, Participation, Plan, calibrate
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.batches import RoundBatches
 from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_experiments.central import CentralTrainer, check_steps, claim, train_engine
 from fedcgd_experiments.central_softmax import train_softmax
 from fedcgd_experiments.point import CentralPoint, Descent, descent

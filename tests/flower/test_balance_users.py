@@ -13,9 +13,7 @@ from flwr.clientapp import ClientApp
 from plans import make_plan
 from shared import record
 
-from fedcgd.mechanisms import DPSGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
+from fedcgd import DPSGD, NoiseKey, Participation
 from fedcgd_flower import IncompleteRunError, PrivateEvaluation, host_users, sequential_training
 from fedcgd_flower.messages import HostedUsers
 from fedcgd_flower.user_directory import balance_users, nodes_of_users

@@ -15,10 +15,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from plans import make_plan
 from torch import nn
 
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
+from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd_flower import ClippedUpdateMod, CorrelatedNoise, arrays_of, clipped_update_mod, load_arrays
 from fedcgd_flower.layout import Layout, cast_as_trained
 from fedcgd_flower.user_directory import UserDirectory

@@ -28,14 +28,11 @@ from flwr.serverapp.strategy import (
 )
 from shared import record
 
-from fedcgd.accounting import calibrate
+from fedcgd import NoiseKey, Participation, Plan, calibrate
 from fedcgd.ledger import Ledger, export
 from fedcgd.mechanisms import DPSGD, BandedToeplitz, LambdaCGD, Normalized, inverse_matrix
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import rounds_of
-from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, inner_state, sequential_training
 
 

@@ -21,17 +21,14 @@ from plans import make_plan
 from shared import record
 from typer.testing import CliRunner
 
+from fedcgd import BLT, DPSGD, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.accounting import PastRun, compose
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli import app as cli
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
-from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort
-from fedcgd.plan import Plan
 from fedcgd.release.noise_source import NoiseSource
 from fedcgd_flower import (
     AdaptiveClipping,

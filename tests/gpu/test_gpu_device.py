@@ -12,9 +12,8 @@ from plans import make_plan
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.mechanisms import BSR, LambdaCGD
+from fedcgd import BSR, LambdaCGD, NoiseKey, Participation
 from fedcgd.noise import NoiseStream, tensors
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.stream import key_words
 from fedcgd.noise.tensors import GpuKernels, TensorNormals, gpu_kernels, sum_digest
@@ -22,7 +21,6 @@ from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.gradient_forms import DenseGradients
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.row_passes import gpu_add_rows
-from fedcgd.participation import Participation
 from fedcgd.release.noise_source import LatticeNormals
 
 pytestmark = [

@@ -22,12 +22,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from fedcgd import NoiseKey
-from fedcgd.mechanisms import LambdaCGD, Mechanism
+from fedcgd import LambdaCGD, Mechanism, NoiseKey, Participation, Plan
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 EXAMPLES, STEPS, SIGMA = 48, 4, 0.7
 

@@ -5,11 +5,9 @@ from plans import make_plan
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
+from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.participation import Participation
 
 MODES = ["hooks", "functorch", "ew", "ghost"]
 

@@ -6,12 +6,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from shared import record
 
+from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.keepers import Keepers
-from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
 
 SIZE = 6

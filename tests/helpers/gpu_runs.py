@@ -9,10 +9,8 @@ from plans import make_plan
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.mechanisms import BSR
-from fedcgd.noise.keys import NoiseKey
+from fedcgd import BSR, NoiseKey, Participation
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.participation import Participation
 
 
 @contextmanager

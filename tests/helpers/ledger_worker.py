@@ -19,11 +19,8 @@ from pathlib import Path
 import numpy as np
 from plans import make_plan
 
-from fedcgd.ledger import Ledger
-from fedcgd.mechanisms import LambdaCGD
+from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
 from fedcgd.release import lattice_of
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource

@@ -1,8 +1,6 @@
 """A plan in one line: what most tests do not care about has a default."""
 
-from fedcgd.mechanisms import Mechanism
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
+from fedcgd import Mechanism, Participation, Plan
 
 
 def make_plan(

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcgd import accounting
-from fedcgd.accounting.selection import select_lambda
+from fedcgd import Participation, accounting, select_lambda, sensitivity
 from fedcgd.mechanisms import (
     BISR,
     BLT,
@@ -32,8 +31,6 @@ from fedcgd.mechanisms import (
     NuDPFTRL,
     SquareRootToeplitz,
 )
-from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.participation import Participation
 
 try:
     from fedcgd.accounting import compute_delta, compute_epsilon

@@ -38,11 +38,9 @@ from flwr.serverapp.strategy import FedAdam
 from flwr.supercore.task_identity import TaskIdentity
 from plans import make_plan
 
+from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.keepers import KeeperKey, Keepers
 from fedcgd.ledger import model_file
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
 from fedcgd_flower import CorrelatedNoise, PrivateEvaluation, host_users, sequential_training
 from fedcgd_flower.messages import KEEPERS, question_of
 

@@ -19,6 +19,7 @@ from keeper_runs import PLAN, SIMULATED, RealKeepers, make, names, node, two_nod
 from shared import record
 from typer.testing import CliRunner
 
+from fedcgd import BISR, BandInvMF, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.cli import app
 from fedcgd.keepers import Keepers, Refusal
 from fedcgd.keepers.record import read, record_file
@@ -26,10 +27,6 @@ from fedcgd.ledger import Ledger, export, verify
 from fedcgd.ledger.openings import read as openings_of
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
 from fedcgd.ledger.store import reader
-from fedcgd.mechanisms import BISR, BandInvMF, LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_flower import (
     AdaptiveClipping,
     ClippedUpdateMod,

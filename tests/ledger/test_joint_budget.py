@@ -21,12 +21,10 @@ from plans import make_plan
 from scipy import optimize, stats
 from typer.testing import CliRunner
 
+from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.cli import app
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, IncompleteRunError, host_users, sequential_training
 
 DELTA = 1e-5

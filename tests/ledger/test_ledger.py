@@ -15,14 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import make_plan
 
+from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import Ledger, attempts, export, participation_counter, seal, verify
 from fedcgd.ledger.store import connect, pack_ids, reader, unpack_ids
 from fedcgd.ledger.transactions import transaction
-from fedcgd.mechanisms import DPSGD, LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History
-from fedcgd.plan import Plan
 
 KEY = NoiseKey(bytes(range(32)))
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=6, min_separation=2, max_participations=2))

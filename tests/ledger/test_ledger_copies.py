@@ -11,6 +11,7 @@ from plans import make_plan
 from scipy import optimize, stats
 from typer.testing import CliRunner
 
+from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.accounting import PastRun, compose
 from fedcgd.cli import app
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
@@ -18,9 +19,6 @@ from fedcgd.ledger.evaluations import EVALUATION, EVALUATION_OF
 from fedcgd.ledger.recorded_run import branches
 from fedcgd.mechanisms import DPSGD, BinaryTree, LambdaCGD, Normalized, matrix
 from fedcgd.mechanisms.tail_sensitivity import tail_sensitivity
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 DELTA = 1e-5
 PLAN = Plan.calibrated(LambdaCGD(0.8), Participation(rounds=6, min_separation=2), clip_norm=1.0, epsilon=8, delta=DELTA)

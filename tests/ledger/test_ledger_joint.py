@@ -10,12 +10,10 @@ from plans import make_plan
 from scipy import optimize, stats
 from typer.testing import CliRunner
 
+from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.cli import app
 from fedcgd.ledger import Ledger, joint
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 KEY = NoiseKey(bytes(range(32)))
 PLAN = Plan.calibrated(

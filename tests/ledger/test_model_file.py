@@ -17,11 +17,9 @@ import pytest
 from plans import make_plan
 from typer.testing import CliRunner
 
+from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.cli import app
 from fedcgd.ledger import Ledger, export, model_file, released_model, seal, verify
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"

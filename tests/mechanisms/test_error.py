@@ -9,6 +9,7 @@ import shared
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import norm
 
+from fedcgd import Participation, error_norms, sensitivity
 from fedcgd.cli.options import participation_of
 from fedcgd.mechanisms import (
     BISR,
@@ -24,10 +25,7 @@ from fedcgd.mechanisms import (
     SquareRootToeplitz,
     matrix,
 )
-from fedcgd.mechanisms.error import error_norms
-from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
-from fedcgd.participation import Participation
 
 N = 24
 BAND = np.linspace(1, 0.1, 3) * (np.arange(N)[:, None] + np.arange(3) < N) * np.linspace(1, 2, N)[:, None]

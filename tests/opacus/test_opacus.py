@@ -13,17 +13,15 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
-from fedcgd.accounting import calibrate, compute_epsilon
+from fedcgd import NoiseKey, Participation, calibrate, compute_epsilon
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import MARGIN
 from fedcgd.opacus.plan_arguments import participation_of as planned
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.participation import Participation
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
 KEY = NoiseKey.simulation(1)

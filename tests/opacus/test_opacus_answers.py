@@ -15,8 +15,7 @@ from plans import make_plan
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan
-from fedcgd.accounting.selection import select_lambda
+from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan, select_lambda
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms.schedule import scheduled_workload
 from fedcgd.opacus import CorrelatedPrivacyEngine

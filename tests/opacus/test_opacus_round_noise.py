@@ -5,12 +5,10 @@ import torch
 from numpy_kernels import numpy_kernels
 from plans import make_plan
 
-from fedcgd.mechanisms import LambdaCGD
+from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.noise import tensors
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.tensors import sum_digest
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.participation import Participation
 
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=3))
 

@@ -5,15 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fedcgd.accounting import calibrate
+from fedcgd import Participation, Plan, calibrate, error_norms, select_lambda
 from fedcgd.accounting.balls_in_bins import accountant
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
-from fedcgd.accounting.selection import select_lambda
 from fedcgd.mechanisms import BISR, DPSGD, BandInvMF, LambdaCGD, Normalized
-from fedcgd.mechanisms.error import error_norms
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 MANY = Participation(rounds=60, min_separation=6)
 BUDGET = {"clip_norm": 1.0, "epsilon": 3.0, "delta": 1e-5}

@@ -8,13 +8,11 @@ import pytest
 import torch
 from plans import make_plan
 
+from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.ledger import Ledger, verify
 from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd.release import NoiseSource, RecordedReleases, array_noise, lattice_of
 from fedcgd.release import tensors as release_tensors
 from fedcgd.release.tensors import joint_nonce, tensor_noise

@@ -12,10 +12,8 @@ from oracles_softmax import train_softmax
 from plans import make_plan
 from sklearn.preprocessing import normalize
 
+from fedcgd import DPSGD, LambdaCGD, NoiseKey, Normalized, Participation
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.mechanisms import DPSGD, LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_simulations.client_app import app as client_app
