@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import sqlite3
 import stat
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sql import rows
 from typer.testing import CliRunner
 
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
@@ -176,5 +175,4 @@ def test_a_reviewer_is_told_of_a_ledger_that_others_can_read(folder: Path) -> No
     assert quiet.exit_code == told.exit_code == 0
     assert "others may read it" not in quiet.output
     assert "mode 0644: others may read it; run chmod 600" in " ".join(told.output.split())
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT count(*) FROM attempts").fetchone() == (2,)
+    assert rows(path, "SELECT count(*) FROM attempts") == [(2,)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import figures, run
 from plans import make_plan
+from sql import edit
 
 from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
 from fedcgd.cli import COMMANDS, load
@@ -209,11 +210,7 @@ def test_ledger_show_verify_export(recorded: Path) -> None:
 
 
 def test_ledger_verify_fails_on_a_forged_record(recorded: Path) -> None:
-    import sqlite3
-
-    with sqlite3.connect(recorded) as connection:
-        connection.execute("UPDATE users SET participations = 7")
-    connection.close()
+    edit(recorded, "UPDATE users SET participations = 7")
     result = run("ledger", "verify", str(recorded))
     assert result.exit_code == 1
     assert "Problem" in result.output

@@ -2,8 +2,6 @@
 
 import json
 import re
-import sqlite3
-from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 from plans import make_plan
 from scipy.stats import norm
+from sql import edit
 from typer.testing import CliRunner, Result
 
 from fedcgd import NoiseKey, Participation, Plan
@@ -170,9 +169,7 @@ def test_the_page_draws_the_curve_of_the_best_attackers(path, tmp_path):
 @pytest.mark.parametrize("name", ["report.html", "statement.md", "statement.json"])
 def test_a_run_whose_records_contradict_the_plan_is_promised_nothing(path, tmp_path, name):
     run(path)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE users SET participations = 1 WHERE id = 1")
-    connection.close()
+    edit(path, "UPDATE users SET participations = 1 WHERE id = 1")
     done = report(path, tmp_path / name)
     assert done.exit_code == 1
     text = (tmp_path / name).read_text()

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import make_plan
 from shared import record
+from sql import edit
 from typer.testing import CliRunner
 
 from fedcgd import BLT, DPSGD, LambdaCGD, NoiseKey, Participation, Plan
@@ -394,8 +395,7 @@ def test_evaluations_that_are_not_over_are_waited_for_and_sound(tmp_path: Path) 
     beside = path.with_name("run.db.evaluation")
     seal(beside, None)
     assert not later.admission(training(), key=NoiseKey.generate()).refused
-    with closing(sqlite3.connect(beside)) as connection, connection:
-        connection.execute("UPDATE users SET participations = 0")
+    edit(beside, "UPDATE users SET participations = 0")
     with pytest.raises(ValueError, match="contradicts itself"):
         later.admission(training(), key=NoiseKey.generate())
     result = CliRunner().invoke(cli, ["ledger", "compose", str(path)])

@@ -2,10 +2,8 @@
 
 import json
 import logging
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from flwr.app import Array, Message, RecordDict
 from flwr.clientapp import ClientApp
 from keeper_runs import PLAN, SIMULATED, RealKeepers, make, names, node, two_nodes
 from shared import record
+from sql import edit
 from typer.testing import CliRunner
 
 from fedcgd import BISR, BandInvMF, LambdaCGD, NoiseKey, Participation, Plan
@@ -423,8 +422,7 @@ def test_the_record_says_against_whom_epsilon_holds(real: RealKeepers) -> None:
 )
 def test_records_of_keepers_that_contradict_themselves_are_told(real: RealKeepers, change: str, problem: str) -> None:
     real.make().start(real.grid(), record(np.zeros(SIZE)), num_rounds=2)
-    with closing(sqlite3.connect(real.ledger)) as connection, connection:
-        connection.execute(change)
+    edit(real.ledger, change)
     assert any(problem in found for found in verify(real.ledger).problems)
 
 

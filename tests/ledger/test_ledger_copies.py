@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles_accounting import gaussian_epsilon
 from plans import make_plan
-from scipy import optimize, stats
+from scipy import optimize
 from typer.testing import CliRunner
 
 from fedcgd import NoiseKey, Participation, Plan
@@ -23,16 +24,6 @@ from fedcgd.mechanisms.tail_sensitivity import tail_sensitivity
 DELTA = 1e-5
 PLAN = Plan.calibrated(LambdaCGD(0.8), Participation(rounds=6, min_separation=2), clip_norm=1.0, epsilon=8, delta=DELTA)
 SHARED = 2
-
-
-def gaussian_epsilon(mu: float) -> float:
-    """The ε of N(μ, 1) against N(0, 1): Theorem 8 of Balle and Wang, "Improving the Gaussian Mechanism", 2018."""
-
-    def excess(epsilon: float) -> float:
-        low, high = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.logcdf(-mu / 2 - epsilon / mu)
-        return float(low - math.exp(epsilon + high) - DELTA)
-
-    return float(optimize.brentq(excess, 0, 100))
 
 
 def patterns(n: int, b: int, k: int) -> list[tuple[int, ...]]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracles_accounting import gaussian_epsilon
 from plans import make_plan
-from scipy import optimize, stats
 from typer.testing import CliRunner
 
 from fedcgd import NoiseKey, Participation, Plan
@@ -28,16 +28,6 @@ def recorded(path: Path, users: list[str], plan: Plan = PLAN, rounds: int = 1) -
             ledger.record_aggregated(round, attempt, round)
             ledger.record_released(round, attempt, b"")
     return path
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The ε of N(μ, 1) against N(0, 1): Theorem 8 of Balle and Wang, "Improving the Gaussian Mechanism", 2018."""
-
-    def excess(epsilon: float) -> float:
-        low, high = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.logcdf(-mu / 2 - epsilon / mu)
-        return low - math.exp(epsilon + high) - delta
-
-    return float(optimize.brentq(excess, 0, 100))
 
 
 def test_two_runs_at_8_are_12_26_together_for_who_is_in_both(tmp_path: Path) -> None:

@@ -3,11 +3,9 @@
 import os
 import shutil
 import signal
-import sqlite3
 import stat
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plans import make_plan
+from sql import edit
 from typer.testing import CliRunner
 
 from fedcgd import LambdaCGD, NoiseKey, Participation
@@ -329,9 +328,7 @@ def test_whoever_reads_while_the_run_goes_on_gets_a_whole_model(path: Path, monk
 
 def test_a_ledger_of_an_earlier_format_is_refused_in_words(path: Path) -> None:
     with_rounds(path, 1)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE run SET format = 2")
-        connection.execute("DROP TABLE latest")
+    edit(path, "UPDATE run SET format = 2", "DROP TABLE latest")
     with pytest.raises(ValueError, match="format 2, and this version of fedcgd reads format 3"):
         opened(path)
     with pytest.raises(ValueError, match="another version of fedcgd"):
