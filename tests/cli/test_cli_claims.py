@@ -108,7 +108,9 @@ B_MIN_SEP = ["--sampling", "b-min-sep"]
         ([*B_MIN_SEP, "--separation", "20", "--participations", "3"], "got 3: fewer, or a smaller --separation"),
         (["--separation", "7", "--sampling", "balls-in-bins"], "the 7 bins (--separation)"),
         (["--epsilon", "-1"], "--epsilon must be in"),
+        (["--epsilon", "0"], "--epsilon must be in"),
         (["--delta", "2"], "--delta must be in"),
+        (["--delta", "0"], "--delta must be in"),
         (["--rounds", "0"], "--rounds must be at least 1"),
     ],
 )  # fmt: skip

@@ -48,7 +48,3 @@ def test_bad_input_is_one_line_and_exit_code_2() -> None:
     result = invoke()
     assert result.exit_code == 2
     assert "give --epsilon or --noise-multiplier: one of the two" in result.stderr
-
-
-def test_help_has_an_example() -> None:
-    assert "Example: fedcgd explain" in invoke("--help").stdout

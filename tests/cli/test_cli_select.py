@@ -49,7 +49,3 @@ def test_bad_input_is_one_line_and_exit_code_2() -> None:
     assert "epsilon must be" in result.stderr
     assert "Traceback" not in result.output
     assert invoke("--objective", "loss").exit_code == 2
-
-
-def test_help_has_an_example() -> None:
-    assert "Example: fedcgd select-lambda" in invoke("--help").stdout

@@ -89,18 +89,8 @@ def test_the_default_mechanisms_are_of_the_table() -> None:
 
 def test_theory_lists_what_the_sampling_does_not_cover(path: Path) -> None:
     words = ["--mechanism", "dp-sgd", "--mechanism", "lambda-cgd:0.5", "--mechanism", "noise-curve:4"]
-    when = [
-        "--rounds",
-        "40",
-        "--sampling",
-        "cyclic-poisson",
-        "--participations",
-        "5",
-        "--epsilon",
-        "4",
-        "--delta",
-        "1e-5",
-    ]
+    budget = ["--epsilon", "4", "--delta", "1e-5"]
+    when = ["--rounds", "40", "--sampling", "cyclic-poisson", "--participations", "5", *budget]
     found = {row["label"]: row for row in figures("theory", "--spectrum", str(path), *words, *when)["mechanisms"]}
     assert "cyclic-poisson" in found["lambda-cgd:0.5"]["error"]
     assert found["noise-curve:4, fitted"]["loss"] > 0

@@ -320,20 +320,6 @@ def test_an_epoch_left_early_goes_on_where_it_stopped():
     assert torch.equal(flatten(model), run())
 
 
-def test_a_checkpoint_goes_on_in_the_right_round(tmp_path):
-    engine, _, private = make()
-    train(private, epochs=1)
-    engine.save_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
-    for noise in ("replay", "buffer"):
-        other, model, again = make(noise=noise)
-        other.load_checkpoint(path=tmp_path / "checkpoint", module=again[0], optimizer=again[1])
-        train(again, epochs=1)
-        assert torch.allclose(flatten(model), run(), atol=1e-6)
-    stranger, _, private = make(mechanism=DPSGD())
-    with pytest.raises(ValueError, match=r"another plan .*mechanism.name: lambda-cgd → dp-sgd"):
-        stranger.load_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
-
-
 @pytest.mark.parametrize("content", [{"weight": torch.zeros(2)}, nn.Linear(2, 2)])
 def test_a_file_that_is_no_checkpoint_is_named(content, tmp_path):
     torch.save(content, tmp_path / "model.pt")
@@ -482,23 +468,6 @@ def test_a_step_left_out_stops_the_loop(workers, physical):
 
     with pytest.raises(RuntimeError, match=r"take one optimizer step for each batch"):
         loop()
-
-
-def test_workers_may_prepare_batches_ahead():
-    model = nn.Linear(6, 3)
-    module, optimizer, loader = CorrelatedPrivacyEngine(KEY).make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-        data_loader=DataLoader(data(), batch_size=BATCH, num_workers=2),
-        plan=plan_of(),
-    )
-    everything = data().tensors[0]
-    for round, (inputs, targets) in enumerate(loader):
-        assert torch.equal(inputs, everything[loader.batch_sampler.batch(round)])
-        optimizer.zero_grad()
-        functional.cross_entropy(module(inputs), targets).backward()
-        optimizer.step()
-    assert loader.batch_sampler.tracker.released == 5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
