@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from oracles_gradients import clipped_sum
 from plans import make_plan
 from small_models import HEAVY, MODELS, inputs, small_transformers, tiny
 
@@ -22,12 +23,7 @@ def plain_loop(task, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
     trained = [p for p in model.parameters() if p.requires_grad]
     start = flatten(model).numpy().copy()
     for _ in range(2):
-        total = torch.zeros(len(start), dtype=torch.float64)
-        for x, y in zip(examples.inputs, examples.targets, strict=True):
-            model.zero_grad()
-            task.loss(model(x[None]), y[None]).sum().backward()
-            gradient = torch.cat([p.grad.reshape(-1) for p in trained]).double()
-            total += gradient * min(1.0, CLIP_NORM / float(gradient.norm()))
+        total = clipped_sum(model, zip(examples.inputs, examples.targets, strict=True), CLIP_NORM, task.loss)
         with torch.no_grad():
             for p, step in zip(trained, torch.split(total, [p.numel() for p in trained]), strict=True):
                 p -= (RATE / len(examples) * step).view_as(p)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from opacus import PrivacyEngine
 from opacus.utils.batch_memory_manager import BatchMemoryManager
+from oracles_gradients import clipped_sum
 from plans import make_plan
 from torch import nn
 from torch.nn import functional
@@ -115,13 +116,8 @@ def plain_loop(mechanism, batches, *, size=EXAMPLES):
     noise = inverse_matrix(mechanism, ROUNDS) @ z + smoothing / 2**31 / 256
     inputs, targets = data(size).tensors
     for t, batch in enumerate(batches):
-        total = torch.zeros_like(flat)
-        for i in batch:
-            model.zero_grad()
-            functional.cross_entropy(model(inputs[i : i + 1]), targets[i : i + 1]).backward()
-            gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
-            total += gradient * min(1.0, CLIP * (1 - MARGIN) / float(gradient.norm()))
-        flat = flat - RATE * (total + CLIP * SIGMA * torch.from_numpy(noise[t]).float()) / BATCH
+        total = clipped_sum(model, zip(inputs[batch], targets[batch], strict=True), CLIP * (1 - MARGIN))
+        flat = flat - RATE * (total + CLIP * SIGMA * torch.from_numpy(noise[t])).float() / BATCH
         nn.utils.vector_to_parameters(flat.clone(), model.parameters())
     return flat
 
