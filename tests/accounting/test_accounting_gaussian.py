@@ -65,23 +65,6 @@ def test_agrees_with_dp_accounting():
     assert gaussian.epsilon(sigma=2.0, delta=1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "rmse_factor", "printed"),
-    # Table 4 of arXiv:2601.22334, column "w/o Amp"; the factor is ‖A·C⁻¹‖_F/√n at n = 3900, computed from C⁻¹ in closed form.
-    [
-        (DPSGD(), 1950.5, 83.85),
-        (LambdaCGD(0.9), 1 + 0.01 * 3899 / 2, 19.72),
-        (LambdaCGD(0.95), 1 + 0.0025 * 3899 / 2, 14.74),
-    ],
-)
-def test_table_4_without_amplification(mechanism, rmse_factor, printed):
-    plan = Participation(rounds=3900, min_separation=390, max_participations=10)
-    found = calibrate(mechanism, plan, epsilon=8, delta=1e-5)
-    assert found.noise_multiplier * math.sqrt(rmse_factor) == pytest.approx(printed, rel=1e-3)
-    assert found.exact
-    assert found.failure_probability == 0
-
-
 def test_calibrate_epsilon_and_delta_are_inverse():
     plan = Participation(rounds=12, min_separation=4)
     sigma = calibrate(LambdaCGD(0.5), plan, epsilon=2, delta=1e-6).noise_multiplier

@@ -356,18 +356,6 @@ def test_who_was_drawn_is_asked_in_each_try_of_the_round_however_silent(sampling
     assert any(int(user[1:]) % 2 for user in asked[0])  # of the silent node
 
 
-@pytest.mark.parametrize("inner", [FedAvgM(server_learning_rate=0.5), FedAdam(eta=0.05)])
-def test_inner_strategies_see_the_noised_mean(inner) -> None:
-    strategy = make(inner, noise_multiplier=1e-6)
-    result = strategy.start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
-    mean = UPDATE[0]
-    if isinstance(inner, FedAdam):
-        step = 0.05 * np.sqrt(1 - 0.99**2) / (1 - 0.9**2) * (0.1 * mean) / (np.sqrt(0.01 * mean**2) + 1e-3)
-    else:
-        step = 0.5 * mean
-    np.testing.assert_allclose(result.arrays["w"].numpy(), np.full(SIZE, step), rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
