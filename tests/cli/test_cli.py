@@ -15,12 +15,9 @@ from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
 from fedcgd.cli import COMMANDS, load
 from fedcgd.cli.printing import print_json
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 TABLE_4 = ["--rounds", "3900", "--participations", "10", "--separation", "390", "--epsilon", "8", "--delta", "1e-5"]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
 
 
 # Table 4 of arXiv:2601.22334, column "ε = 8 (w/o Amp)"; the paper's σ is 0.03 % loose.

@@ -19,12 +19,9 @@ from fedcgd.curvature.spectrum import Spectrum
 from fedcgd.keepers import KeeperKey
 from fedcgd.keepers.service import KeeperService
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 BUDGET = ["--epsilon", "4", "--delta", "1e-5"]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
 
 
 def words_of(result: Result) -> str:

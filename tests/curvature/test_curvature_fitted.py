@@ -21,13 +21,10 @@ from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.banded import unit_columns
 from fedcgd.optimisation.catalogue import describe, from_description
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 SOME = Quadratic(Spectrum.of([1.0, 0.5, 0.2, 0.2, 0.05, 0.01]), 0.8)
 MANY = Participation(rounds=60, min_separation=12)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path))
 
 
 def error(mechanism: Mechanism, participation: Participation = MANY, quadratic: Quadratic = SOME) -> float:

@@ -39,13 +39,10 @@ from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.optimisation.series import quotient
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 CIFAR = Participation(rounds=3900, min_separation=390)  # Table 4 of arXiv:2601.22334: n = 3900, k = 10, b = 390
 SIGMA = 0.600228  # noise multiplier of sensitivity 1 at ε = 8, δ = 1e-5 (exact Gaussian mechanism; see test_accounting_gaussian)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path))
 
 
 def rmse(mechanism, participation=CIFAR) -> float:
