@@ -26,12 +26,7 @@ from fedcgd.ledger import Ledger, export, verify
 from fedcgd.ledger.openings import read as openings_of
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
 from fedcgd.ledger.store import reader
-from fedcgd_flower import (
-    AdaptiveClipping,
-    ClippedUpdateMod,
-    CorrelatedNoise,
-    IncompleteRunError,
-)
+from fedcgd_flower import AdaptiveClipping, ClippedUpdateMod, CorrelatedNoise, IncompleteRunError
 from fedcgd_flower.keeper_app import _bounded
 from fedcgd_flower.keeper_transport import Transport
 from fedcgd_flower.messages import question_of
