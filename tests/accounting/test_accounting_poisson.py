@@ -106,7 +106,7 @@ def test_everybody_always_is_the_gaussian_mechanism(sigma: float) -> None:
 
 def test_calibrated_noise_is_enough_and_hardly_more() -> None:
     participation = poisson(100, 0.05)
-    sigma = poisson_noise_multiplier(1.0, 1e-5, participation)
+    sigma = calibrate(DPSGD(), participation, epsilon=1.0, delta=1e-5).noise_multiplier
     assert poisson_delta(1.0, sigma, participation) <= 1e-5
     assert poisson_delta(1.0, sigma * (1 - 1e-4), participation) > 1e-5
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flower_runs import names
 from flwr.app import ConfigRecord, Message, RecordDict
-from keeper_runs import RealKeepers, names, node
+from keeper_runs import RealKeepers, node
 from oracles_accounting import worst_squared_mu
 from shared import record
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
 from flower_requests import TASK
+from flower_runs import PLAN, names
 from flwr.app import Array, Message, RecordDict
 from flwr.clientapp import ClientApp
-from keeper_runs import PLAN, SIMULATED, RealKeepers, make, names, node, two_nodes
+from keeper_runs import SIMULATED, RealKeepers, make, node, two_nodes
 from shared import record
 from sql import edit
 from typer.testing import CliRunner

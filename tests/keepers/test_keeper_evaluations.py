@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, Killed
+from flower_runs import names, shifting
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from keeper_runs import SIMULATED, RealKeepers, make, names, shifting
+from keeper_runs import SIMULATED, RealKeepers, make
 from plans import make_plan
 from shared import record
 from sql import edit, rows
