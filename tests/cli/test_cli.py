@@ -13,6 +13,7 @@ from sql import edit
 
 from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
 from fedcgd.cli import COMMANDS, load
+from fedcgd.cli.options import participation_of
 from fedcgd.cli.printing import print_json
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -256,18 +257,8 @@ def test_lambda_and_bands_left_out_are_chosen_for_the_budget() -> None:
 
 def test_bands_with_groups_of_their_own() -> None:
     """Under cyclic Poisson sampling p bands have p groups and q = p·k/n: p = 1 is DP-SGD with q = 1/4."""
-    words = [
-        "--rounds",
-        "16",
-        "--participations",
-        "4",
-        "--sampling",
-        "cyclic-poisson",
-        "--epsilon",
-        "2",
-        "--delta",
-        "1e-5",
-    ]
+    budget = ["--epsilon", "2", "--delta", "1e-5"]
+    words = ["--rounds", "16", "--participations", "4", "--sampling", "cyclic-poisson", *budget]
     errors = dict(figures("select-bands", "--mechanism", "bsr", *words)["errors"])
     assert list(errors) == [1, 2, 4]
     alone = figures("calibrate", "--mechanism", "bsr:4", *words)
@@ -275,3 +266,11 @@ def test_bands_with_groups_of_their_own() -> None:
     refused = run("select-bands", "--mechanism", "lambda-cgd", *words)
     assert refused.exit_code == 2
     assert "without their number" in refused.stderr
+
+
+def test_cyclic_poisson_sampling_keeps_the_expected_number_of_participations() -> None:
+    # Definition 2.1 of "Scaling up the banded matrix factorization mechanism" prints q = p²k/n. A user's group has its turn in
+    # n/p rounds, so that k expected participations need q = p·k/n.
+    plan = participation_of("cyclic-poisson", 4000, 1, 10, 16)
+    assert plan.sampling_rate == pytest.approx(16 * 10 / 4000)
+    assert plan.sampling_rate * plan.rounds / plan.min_separation == pytest.approx(10)
