@@ -17,13 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from fedcgd import DPSGD, LambdaCGD, Mechanism, Participation, error_norms
 from fedcgd.accounting import Guarantee, Method, accountant, calibrate
 from fedcgd.accounting.balls_in_bins.draws import Bins
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
-from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism
-from fedcgd.mechanisms.error import error_norms
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation
 
 EPSILONS = (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)
 DELTA = 1e-5

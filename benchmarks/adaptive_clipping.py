@@ -18,12 +18,10 @@ from flwr.serverapp.strategy import FedAvgM
 from flwr.supercore.task_identity import TaskIdentity
 from torch import from_numpy
 
+from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.clipping.per_sample_gradients import clipped_gradient_sum, example_loss
 from fedcgd.mechanisms import LambdaCGD, inverse_matrix
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Integers
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_flower import AdaptiveClipping, CorrelatedNoise, LocalTask, arrays_of, host_users, load_arrays
 from fedcgd_flower.pool import LocalEvaluation
 

@@ -23,11 +23,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from fedcgd.accounting import accountant, calibrate
+from fedcgd import Participation, accountant, calibrate, error_norms
 from fedcgd.mechanisms import BISR, BSR, DPSGD, LambdaCGD, Mechanism, Normalized
-from fedcgd.mechanisms.error import error_norms
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = Path(__file__).parent / "results" / "b_min_sep.jsonl"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcgd.accounting.selection import select_lambda
+from fedcgd import Participation, select_lambda
 from fedcgd.curvature import Spectrum, fitted
 from fedcgd.curvature.curves import private_loss
 from fedcgd.curvature.loss import final_loss, gradient_norm
@@ -50,7 +50,6 @@ from fedcgd.mechanisms import (
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
 RESULTS = Path(__file__).parent / "results"

@@ -37,8 +37,7 @@ from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from fedcgd import NoiseKey, Participation, Plan
-from fedcgd.mechanisms import LambdaCGD
+from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.release import NoiseSource
 

@@ -40,6 +40,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcgd import Participation, error_norms, sensitivity
 from fedcgd.mechanisms import (
     BISR,
     BLT,
@@ -54,12 +55,9 @@ from fedcgd.mechanisms import (
     NuDPFTRL,
     SquareRootToeplitz,
 )
-from fedcgd.mechanisms.error import error_norms
-from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.streaming import State, correlate, noise_mode
 from fedcgd.noise import NoiseStream, Term
 from fedcgd.noise.quantisation import Lattice, add_noise
-from fedcgd.participation import Participation
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:

@@ -11,12 +11,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from fedcgd.accounting import calibrate
+from fedcgd import Participation, calibrate, error_norms
 from fedcgd.mechanisms import Mechanism, Toeplitz
-from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.streaming import noise_mode
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation
 
 ROUNDS, EPOCHS, EPSILON, DELTA = 1000, 10, 8.0, 1e-5  # few enough rounds for `dense`
 PLAN = Participation(rounds=ROUNDS, min_separation=ROUNDS // EPOCHS, max_participations=EPOCHS)

@@ -27,15 +27,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from opacus.optimizers import DPOptimizer
 from torch import nn
 
-from fedcgd.mechanisms import LambdaCGD
+from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.compiled import kernels
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Lattice, add_noise
 from fedcgd.noise.tensors import TensorNormals, gpu_kernels, sum_digest
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 OURS = "two rounds and smoothing, on the grid"
 NORMAL = "torch.Tensor.normal_"

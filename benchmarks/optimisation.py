@@ -12,15 +12,11 @@ import time
 import numpy as np
 import torch
 
-from fedcgd.accounting import calibrate
-from fedcgd.mechanisms import Mechanism, Normalized
-from fedcgd.mechanisms.error import error_norms
-from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd import Mechanism, Normalized, Participation, calibrate, error_norms, sensitivity
 from fedcgd.mechanisms.toeplitz import root_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS
 from fedcgd.optimisation.banded import band_mf, error_and_gradient
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
-from fedcgd.participation import Participation
 
 CIFAR = Participation(rounds=3900, min_separation=390, max_participations=10)
 # The column "ε = 8 (w/o Amp)": "BandMF" is the banded Toeplitz; BandInvMF is printed under Theorem 1, valid or not.

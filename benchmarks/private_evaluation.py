@@ -13,10 +13,7 @@ from fake_grid import FakeGrid
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvgM
 
-from fedcgd.mechanisms import DPSGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
+from fedcgd import DPSGD, NoiseKey, Participation, Plan
 from fedcgd_flower import CorrelatedNoise, PrivateEvaluation, arrays_of, load_arrays
 from fedcgd_simulations.task import evaluate
 from fedcgd_simulations.tasks import get_task

@@ -32,17 +32,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcgd import passes
-from fedcgd.ledger import Ledger
-from fedcgd.mechanisms import LambdaCGD
+from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation, Plan, passes
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.compiled import kernels
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
 from fedcgd.passes import CHUNK
-from fedcgd.plan import Plan
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_flower.arrays import Outgoing, array_of

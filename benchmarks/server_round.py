@@ -39,10 +39,7 @@ from flwr.serverapp.strategy import (
 )
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
+from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_flower.messages import read_train_message, train_reply
 from fedcgd_flower.update import clipped_update

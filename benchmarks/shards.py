@@ -26,8 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd import NoiseKey, Participation, Plan
-from fedcgd.mechanisms import LambdaCGD
+from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.release import NoiseSource
 

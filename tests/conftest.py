@@ -1,6 +1,8 @@
 """Settings that every test needs."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 # One thread a process: the machine's cores are shared, and thread contention makes times jump.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,3 +34,18 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--foreign-warnings"):
         config.addinivalue_line("filterwarnings", "default")
         config.addinivalue_line("filterwarnings", "error:::fedcgd")
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that an earlier run has optimised is found."""
+    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path))
+
+
+@pytest.fixture
+def threads_as_they_were() -> Iterator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)

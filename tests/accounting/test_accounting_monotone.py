@@ -5,9 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from fedcgd.accounting import calibrate, compute_epsilon
-from fedcgd.mechanisms import BSR, DPSGD, BandInvMF, LambdaCGD, Normalized
-from fedcgd.participation import Participation
+from fedcgd import BSR, DPSGD, BandInvMF, LambdaCGD, Normalized, Participation, calibrate, compute_epsilon
 
 # The tolerance is that of the search for ε, or of draws.
 CASES = [

@@ -10,12 +10,10 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 from opacus.accountants.prv import PRVAccountant
 
+from fedcgd import BISR, BSR, DPSGD, BandedToeplitz, LambdaCGD, Normalized, Participation, error_norms
 from fedcgd.accounting import accountant, calibrate, compute_delta, compute_epsilon, gaussian
 from fedcgd.accounting import poisson as poisson_module
 from fedcgd.accounting.poisson import _once, column_norm, poisson_delta, poisson_epsilon, poisson_noise_multiplier
-from fedcgd.mechanisms import BISR, BSR, DPSGD, BandedToeplitz, LambdaCGD, Normalized
-from fedcgd.mechanisms.error import error_norms
-from fedcgd.participation import Participation
 
 
 def poisson(rounds: int, rate: float) -> Participation:
@@ -108,7 +106,7 @@ def test_everybody_always_is_the_gaussian_mechanism(sigma: float) -> None:
 
 def test_calibrated_noise_is_enough_and_hardly_more() -> None:
     participation = poisson(100, 0.05)
-    sigma = poisson_noise_multiplier(1.0, 1e-5, participation)
+    sigma = calibrate(DPSGD(), participation, epsilon=1.0, delta=1e-5).noise_multiplier
     assert poisson_delta(1.0, sigma, participation) <= 1e-5
     assert poisson_delta(1.0, sigma * (1 - 1e-4), participation) > 1e-5
 
@@ -136,15 +134,16 @@ def test_known_rounds_cost_what_a_gaussian_mechanism_does() -> None:
 
 def test_fewer_released_rounds_cost_less() -> None:
     participation = poisson(100, 0.05)
+    parts = (1, 10, 50, 100)
     spent = [
         compute_epsilon(DPSGD(), participation, noise_multiplier=1.0, delta=1e-5, released=released).epsilon
-        for released in (1, 10, 50, 100)
+        for released in parts
     ]
     assert spent == sorted(spent)
     assert spent[-1] == compute_epsilon(DPSGD(), participation, noise_multiplier=1.0, delta=1e-5).epsilon
-    assert compute_delta(DPSGD(), participation, noise_multiplier=1.0, epsilon=spent[-1]).delta == pytest.approx(
-        1e-5, rel=0.02
-    )
+    for epsilon, released in zip(spent, parts, strict=True):
+        back = compute_delta(DPSGD(), participation, noise_multiplier=1.0, epsilon=epsilon, released=released)
+        assert back.delta == pytest.approx(1e-5, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
+from fedcgd import BSR, DPSGD, LambdaCGD, Mechanism, Participation
 from fedcgd.accounting import accountant, answers, gaussian
-from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism
-from fedcgd.participation import Participation
 
 
 @pytest.fixture(autouse=True)

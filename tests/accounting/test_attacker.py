@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal, norm
 
-from fedcgd.accounting import accountant
+from fedcgd import DPSGD, LambdaCGD, Participation, Plan, accountant
 from fedcgd.accounting.attacker import attacker_accuracy
-from fedcgd.mechanisms import DPSGD, LambdaCGD
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 
 def accuracy(participation: Participation, sigma: float, mechanism=None, **options):

@@ -9,7 +9,7 @@ import pytest
 from oracles_b_min_sep import deltas, monte_carlo, patterns, ratio
 from scipy.stats import beta, norm
 
-from fedcgd.accounting import accountant, calibrate, compute_delta, compute_epsilon
+from fedcgd import Participation, accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.accountant import silent
 from fedcgd.accounting.b_min_sep import search
 from fedcgd.accounting.b_min_sep.add import _ROUNDING, AddDirection, LogRatios, draw_log_ratios
@@ -34,7 +34,6 @@ from fedcgd.mechanisms import (
     matrix,
 )
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation
 
 
 def b_min_sep(rounds: int, b: int, rate: float, **rest) -> Participation:

@@ -11,15 +11,10 @@ from command_line import run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.accounting import compute_epsilon
+from fedcgd import BSR, DPSGD, LambdaCGD, NoiseKey, Participation, Plan, compute_epsilon, select_lambda
 from fedcgd.accounting.explain import explain
-from fedcgd.accounting.selection import select_lambda
 from fedcgd.ledger.statement import _participation
-from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 WHEN = ["--rounds", "60", "--separation", "6", "--delta", "1e-4", "--sampling", "b-min-sep"]
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedcgd import Participation, Plan
 from fedcgd.accounting import Method, accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.accountant import Bound
 from fedcgd.accounting.balls_in_bins import monte_carlo
@@ -15,8 +16,6 @@ from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.confidence import stake, upper_bound
 from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.mechanisms import BISR, BSR, DPSGD, BandInvMF, LambdaCGD, Normalized, matrix
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 
 def bins(rounds: int, b: int) -> Participation:

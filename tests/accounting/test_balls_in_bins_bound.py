@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedcgd import BISR, BSR, DPSGD, LambdaCGD, Normalized, Participation
 from fedcgd.accounting import calibrate, compute_delta, compute_epsilon, gaussian
 from fedcgd.accounting.balls_in_bins.deterministic import METHOD
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
@@ -15,8 +16,6 @@ from fedcgd.accounting.balls_in_bins.markov_chain import (
     chain_bound,
     chains_of,
 )
-from fedcgd.mechanisms import BISR, BSR, DPSGD, LambdaCGD, Normalized
-from fedcgd.participation import Participation
 
 
 def bins(rounds: int, b: int) -> Participation:

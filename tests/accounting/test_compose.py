@@ -9,11 +9,10 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from scipy.special import ndtr
 
+from fedcgd import DPSGD, LambdaCGD, Participation
 from fedcgd.accounting import PastRun, calibrate, compose, compute_delta, compute_epsilon
 from fedcgd.accounting.poisson import PoissonAccountant
 from fedcgd.accounting.profile import pmf_of_profile
-from fedcgd.mechanisms import DPSGD, LambdaCGD
-from fedcgd.participation import Participation
 
 SILOS = Participation(rounds=12, min_separation=4)
 COINS = Participation(rounds=100, sampling="poisson", sampling_rate=0.05)

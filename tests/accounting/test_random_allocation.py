@@ -10,16 +10,13 @@ from scipy.stats import lognorm
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd import NoiseKey
+from fedcgd import BSR, DPSGD, LambdaCGD, Mechanism, NoiseKey, Normalized, Participation, Plan
 from fedcgd.accounting import accountant, gaussian
 from fedcgd.accounting.log_normal_means import log_normal_mean
 from fedcgd.accounting.random_allocation import _losses
 from fedcgd.accounting.tilted import Composition
-from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism, Normalized
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort, rounds_of
-from fedcgd.plan import Plan
 
 
 def epochs(number: int, rounds: int) -> Participation:

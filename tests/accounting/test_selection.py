@@ -7,11 +7,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from fedcgd import LambdaCGD, Participation, error_norms, select_lambda
 from fedcgd.accounting import selection
-from fedcgd.accounting.selection import select_lambda
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.mechanisms.error import error_norms
-from fedcgd.participation import Participation
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 SIGMA = 1.9938  # of the exact Gaussian mechanism at that budget; `delta_of_gaussian` confirms it below

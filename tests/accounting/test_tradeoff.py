@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fedcgd.accounting import compute_delta
+from fedcgd import DPSGD, LambdaCGD, Participation, compute_delta
 from fedcgd.accounting.tradeoff import TradeOff, gaussian_trade_off, profile_trade_off, trade_off
 from fedcgd.accounting.tradeoff_plot import plot_trade_off
-from fedcgd.mechanisms import DPSGD, LambdaCGD
-from fedcgd.participation import Participation
 
 ALPHAS = np.linspace(0, 1, 201)
 

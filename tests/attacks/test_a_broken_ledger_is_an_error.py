@@ -1,26 +1,16 @@
 """Invariant: of a ledger that is damaged or edited, `verify` says that; it neither proves anything nor falls over."""
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
+from plans import make_plan
+from sql import edit
 from typer.testing import CliRunner
 
+from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
 from fedcgd.cli import app
-from fedcgd.ledger import Ledger
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
-PLAN = Plan(
-    mechanism=LambdaCGD(0.5),
-    participation=Participation(rounds=4, min_separation=1),
-    clip_norm=1.0,
-    noise_multiplier=2.0,
-    delta=1e-5,
-)
+PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=4, min_separation=1))
 
 
 @pytest.fixture
@@ -32,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("edit", "words"),
+    ("statement", "words"),
     [
         ("UPDATE attempts SET users = x'00'", "a cohort on record cannot be read"),
         ("UPDATE run SET plan = '{}'", "this describes no plan"),
@@ -41,10 +31,9 @@ def path(tmp_path: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("command", ["verify", "show", "export", "compose"])
-def test_edited_records(path: Path, edit: str, words: str, command: str) -> None:
+def test_edited_records(path: Path, statement: str, words: str, command: str) -> None:
     """Exit code 2, not the 1 of a traceback, which is that of records that contradict each other."""
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(edit)
+    edit(path, statement)
     result = CliRunner().invoke(app, ["ledger", command, str(path)])
     assert result.exit_code == 2, result.output
     assert words in result.stderr

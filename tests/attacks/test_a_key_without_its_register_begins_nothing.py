@@ -2,22 +2,18 @@
 
 import json
 import shutil
-import sqlite3
 import stat
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sql import rows
 from typer.testing import CliRunner
 
+from fedcgd import DPSGD, NoiseKey, Participation, Plan
 from fedcgd.cli import app
 from fedcgd.ledger import Ledger, adopt, joint, seal, verify
 from fedcgd.ledger.evaluations import EVALUATION_OF
-from fedcgd.mechanisms import DPSGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=6), clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
 
@@ -179,5 +175,4 @@ def test_a_reviewer_is_told_of_a_ledger_that_others_can_read(folder: Path) -> No
     assert quiet.exit_code == told.exit_code == 0
     assert "others may read it" not in quiet.output
     assert "mode 0644: others may read it; run chmod 600" in " ".join(told.output.split())
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT count(*) FROM attempts").fetchone() == (2,)
+    assert rows(path, "SELECT count(*) FROM attempts") == [(2,)]

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flower_runs import names
 from flwr.app import ConfigRecord, Message, RecordDict
-from keeper_runs import RealKeepers, names, node
+from keeper_runs import RealKeepers, node
 from oracles_accounting import worst_squared_mu
 from shared import record
 
-from fedcgd import LambdaCGD, Participation
+from fedcgd import LambdaCGD, Participation, sensitivity
 from fedcgd.keepers import Keeper
 from fedcgd.keepers.record import read, record_file
 from fedcgd.ledger import verify
-from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd_flower import IncompleteRunError
 from fedcgd_flower.keeper_messages import Masking
 from fedcgd_flower.keeper_openings import Openings

@@ -11,25 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plans import make_plan
 
+from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import Ledger, verify
 from fedcgd.ledger.registry import Registry
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
 )  # from Python 3.12
 
-PLAN = Plan(
-    mechanism=LambdaCGD(0.5),
-    participation=Participation(rounds=6, min_separation=1),
-    clip_norm=1.0,
-    noise_multiplier=2.0,
-    delta=1e-5,
-)
+PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=6, min_separation=1))
 
 
 @pytest.fixture

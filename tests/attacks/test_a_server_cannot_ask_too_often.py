@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
+from flower_runs import KEY, names
 from flwr.app import Message
 from flwr.clientapp import ClientApp
-from keeper_runs import KEY, SIMULATED, make, names
+from keeper_runs import SIMULATED, make
 from shared import record
 
 from fedcgd_flower import ClippedUpdateMod, IncompleteRunError, host_users, sequential_training

@@ -14,12 +14,9 @@ from scipy.stats import beta
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.accounting import calibrate
+from fedcgd import NoiseKey, Participation, Plan, calibrate
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 TRIALS, EPSILON, DELTA, CLIP = 20_000, 2.0, 0.05, 0.5
 

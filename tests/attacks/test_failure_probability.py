@@ -2,13 +2,11 @@
 
 import pytest
 
-from fedcgd.accounting import calibrate
+from fedcgd import LambdaCGD, Participation, calibrate
 from fedcgd.accounting.balls_in_bins import monte_carlo
 from fedcgd.accounting.balls_in_bins.draws import Bins
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.accounting.explain import explain
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.participation import Participation
 
 BINS = Participation(rounds=12, min_separation=4, sampling="balls-in-bins")
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_grid import FakeGrid
+from flower_runs import KEY, names
 from flwr.app import Array, ArrayRecord, Message
 from flwr.clientapp import ClientApp
 from keeper_openings import agreement_of, opening_for
-from keeper_runs import KEY, SIMULATED, make, names, node
+from keeper_runs import SIMULATED, make, node
 from scipy import stats
 
 from fedcgd import LambdaCGD, Participation, Plan

@@ -17,16 +17,13 @@ from fake_grid import FakeGrid, FakeNode
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from plans import make_plan
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.ledger import Ledger
-from fedcgd.mechanisms import LambdaCGD
+from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd.release import lattice_of
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
@@ -37,13 +34,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 SIZE = 40
 KEY = NoiseKey(bytes(range(32)))
-PLAN = Plan(
-    mechanism=LambdaCGD(0.8),
-    participation=Participation(rounds=6, min_separation=1),
-    clip_norm=0.5,
-    noise_multiplier=2.0,
-    delta=1e-5,
-)
+PLAN = make_plan(LambdaCGD(0.8), Participation(rounds=6, min_separation=1), clip_norm=0.5)
 NOISE = PLAN.stddev
 
 

@@ -1,7 +1,6 @@
 """Invariant: whatever one node sends, withholds or refuses, the other nodes' rounds go on; an operator's Ctrl-C loses nothing."""
 
 import json
-import sqlite3
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
 from flower_runs import SIZE, make, names, node, two_nodes
 from shared import record
+from sql import rows
 
 from fedcgd.ledger import verify
 from fedcgd.participation import Participation
@@ -66,10 +66,7 @@ def test_a_lost_connection_is_not_taken_for_silent_nodes(tmp_path: Path) -> None
 
 
 def states(path: Path) -> list[str]:
-    connection = sqlite3.connect(path)
-    found = [state for (state,) in connection.execute("SELECT state FROM attempts ORDER BY id")]
-    connection.close()
-    return found
+    return [state for (state,) in rows(path, "SELECT state FROM attempts ORDER BY id")]
 
 
 def test_one_silent_user_costs_a_try_and_not_the_run() -> None:

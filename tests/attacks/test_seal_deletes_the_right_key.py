@@ -4,22 +4,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from plans import make_plan
 from typer.testing import CliRunner
 
+from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.cli import app
 from fedcgd.ledger import Ledger, export, seal
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
-PLAN = Plan(
-    mechanism=LambdaCGD(0.5),
-    participation=Participation(rounds=6, min_separation=1),
-    clip_norm=1.0,
-    noise_multiplier=2.0,
-    delta=1e-5,
-)
+PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=6, min_separation=1))
 
 
 def run(path: Path, key_file: Path, task: str = "one") -> None:

@@ -11,17 +11,7 @@ from fedcgd.noise.quantisation import Lattice
 from fedcgd.release import noise_source
 from fedcgd.release.noise_source import NoiseSource
 
-AUDIT = [
-    "audit",
-    "--rounds",
-    "12",
-    "--separation",
-    "4",
-    "--epsilon",
-    "2",
-    "--delta",
-    "1e-5",
-]
+AUDIT = ["audit", "--rounds", "12", "--separation", "4", "--epsilon", "2", "--delta", "1e-5"]
 PATHS = ["server", "opacus"]
 BUFFERED = "banded-toeplitz:3"  # its noise is combined in buffers, not replayed
 

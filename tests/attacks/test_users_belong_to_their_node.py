@@ -13,10 +13,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from shared import record
 
+from fedcgd import DPSGD, NoiseKey, Participation
 from fedcgd.ledger import verify
-from fedcgd.mechanisms import DPSGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
 from fedcgd_flower import IncompleteRunError, clipped_update_mod, host_users
 
 BINS = {

@@ -6,14 +6,12 @@ from itertools import count
 import numpy as np
 import pytest
 
+from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.audit.audit import audit_canaries, audit_mechanism, audit_plan, canary_scores
 from fedcgd.audit.coins import coin_sums
 from fedcgd.mechanisms import BSR, DPSGD, LambdaCGD, Mechanism, Normalized, inverse_matrix, matrix
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import rounds_of
-from fedcgd.plan import Plan
 from fedcgd.release import lattice_of
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 

@@ -7,11 +7,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from shared import record
 
+from fedcgd import DPSGD, LambdaCGD, Mechanism, NoiseKey, Normalized, Participation, Plan
 from fedcgd.audit.audit import AuditResult, audit_canaries, canary_scores, overused
-from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
 from fedcgd_flower.update import clipped_update
 

@@ -8,21 +8,17 @@ from pathlib import Path
 
 import pytest
 from command_line import figures, run
+from plans import make_plan
+from sql import edit
 
+from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
 from fedcgd.cli import COMMANDS, load
+from fedcgd.cli.options import participation_of
 from fedcgd.cli.printing import print_json
-from fedcgd.ledger import Ledger
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 TABLE_4 = ["--rounds", "3900", "--participations", "10", "--separation", "390", "--epsilon", "8", "--delta", "1e-5"]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
 
 
 # Table 4 of arXiv:2601.22334, column "ε = 8 (w/o Amp)"; the paper's σ is 0.03 % loose.
@@ -41,19 +37,7 @@ def test_calibrate_gives_the_papers_table(words, rmse: float) -> None:
     found = figures("calibrate", *words, *TABLE_4, "--sampling", "none")
     assert found["rmse"] == pytest.approx(rmse, rel=1e-3)
     assert found["mechanism"] == words[1].partition(":")[0]
-    keys = {
-        "noise_multiplier",
-        "sensitivity",
-        "rmse",
-        "max_se",
-        "epsilon",
-        "delta",
-        "sampling",
-        "method",
-        "mechanism",
-        "adjacency",
-    }
-    assert keys <= set(found)
+    assert {"noise_multiplier", "sensitivity", "method", "adjacency"} <= set(found)
     assert (found["epsilon"], found["delta"], found["sampling"]) == (8.0, 1e-5, "none")
     assert found["max_se"] >= found["rmse"]
 
@@ -78,14 +62,7 @@ def test_rounds_released_so_far_cost_less(command: tuple[str, ...]) -> None:
     name = command[0]
     words = [
         *command,
-        "--mechanism",
-        "lambda-cgd:0.5",
-        "--rounds",
-        "40",
-        "--separation",
-        "10",
-        "--noise-multiplier",
-        "3",
+        *["--mechanism", "lambda-cgd:0.5", "--rounds", "40", "--separation", "10", "--noise-multiplier", "3"],
     ]
     spent = [figures(*words, "--released", str(t))[name] for t in (0, 10, 40)]
     assert spent[0] < spent[1] < spent[2]
@@ -122,19 +99,8 @@ def test_compare_lists_best_first_and_says_why_a_row_is_missing() -> None:
 
 
 def test_compare_fails_if_no_mechanism_could_be_calibrated() -> None:
-    result = run(
-        "compare",
-        "--rounds",
-        "40",
-        "--separation",
-        "50",
-        "--epsilon",
-        "2",
-        "--delta",
-        "1e-5",
-        "--sampling",
-        "cyclic-poisson",
-    )
+    words = "--rounds 40 --separation 50 --epsilon 2 --delta 1e-5 --sampling cyclic-poisson"
+    result = run("compare", *words.split())
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.count("--sampling-rate") == 1
@@ -152,13 +118,6 @@ def test_compare_draws(tmp_path: Path) -> None:
         (("--mechanism", "lambda-cgd:1.0"), "[0, 1)"),
         (("--mechanism", "lambda-cgd:nan"), "[0, 1)"),
         (("--mechanism", "lambda-cgd:-0.1"), "[0, 1)"),
-        (("--mechanism", "lambda-cgd:0.9", "--epsilon", "0"), "epsilon must be"),
-        (("--mechanism", "lambda-cgd:0.9", "--epsilon", "-3"), "epsilon must be"),
-        (("--mechanism", "lambda-cgd:0.9", "--delta", "0"), "delta must be"),
-        (("--mechanism", "lambda-cgd:0.9", "--delta", "1"), "delta must be"),
-        (("--mechanism", "lambda-cgd:0.9", "--participations", "11"), "--participations must be between 1 and"),
-        (("--mechanism", "lambda-cgd:0.9", "--separation", "0"), "--separation must be between 1 and"),
-        (("--mechanism", "lambda-cgd:0.9", "--rounds", "0"), "rounds must be at least 1"),
         (("--mechanism", "adam"), "unknown mechanism"),
         (("--mechanism", "blt"), "blt needs d, the number of buffers: write blt:d"),
         (("--mechanism", "lambda-cgd", "--sampling", "poisson", "--separation", "1"), "no λ to select"),
@@ -180,22 +139,9 @@ def test_mistakes_are_explained_and_exit_with_2(words, says: str) -> None:
     assert not result.stdout
 
 
-@pytest.mark.parametrize("command", ["calibrate", "epsilon", "delta", "compare", "select-lambda", "explain", "audit"])
-def test_every_command_explains_itself_with_an_example(command: str) -> None:
-    result = run(command, "--help")
-    assert result.exit_code == 0
-    assert f"Example: fedcgd {command}" in result.output
-
-
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
-    plan = Plan(
-        mechanism=LambdaCGD(0.5),
-        participation=Participation(rounds=4, min_separation=2),
-        clip_norm=1.0,
-        noise_multiplier=3.0,
-        delta=1e-5,
-    )
+    plan = make_plan(LambdaCGD(0.5), Participation(rounds=4, min_separation=2), noise_multiplier=3.0)
     path = tmp_path / "run.db"
     with Ledger.open(
         path, plan=plan, configuration={}, key=NoiseKey.from_file(tmp_path / "key", create=True)
@@ -218,11 +164,7 @@ def test_ledger_show_verify_export(recorded: Path) -> None:
 
 
 def test_ledger_verify_fails_on_a_forged_record(recorded: Path) -> None:
-    import sqlite3
-
-    with sqlite3.connect(recorded) as connection:
-        connection.execute("UPDATE users SET participations = 7")
-    connection.close()
+    edit(recorded, "UPDATE users SET participations = 7")
     result = run("ledger", "verify", str(recorded))
     assert result.exit_code == 1
     assert "Problem" in result.output
@@ -273,10 +215,7 @@ def test_what_holds_with_a_probability_says_so() -> None:
 
 def test_names_with_brackets_are_names(tmp_path: Path) -> None:
     path = tmp_path / "run[bold].db"
-    plan = Plan(
-        mechanism=LambdaCGD(0.5), participation=Participation(rounds=4, min_separation=2), clip_norm=1.0,
-        noise_multiplier=2.0, delta=1e-5,
-    )  # fmt: skip
+    plan = make_plan(LambdaCGD(0.5), Participation(rounds=4, min_separation=2))
     Ledger.open(path, plan=plan, configuration={}, key=NoiseKey.generate()).close()
     result = run("ledger", "show", str(path))
     assert result.exit_code == 0, result.output
@@ -318,18 +257,8 @@ def test_lambda_and_bands_left_out_are_chosen_for_the_budget() -> None:
 
 def test_bands_with_groups_of_their_own() -> None:
     """Under cyclic Poisson sampling p bands have p groups and q = p·k/n: p = 1 is DP-SGD with q = 1/4."""
-    words = [
-        "--rounds",
-        "16",
-        "--participations",
-        "4",
-        "--sampling",
-        "cyclic-poisson",
-        "--epsilon",
-        "2",
-        "--delta",
-        "1e-5",
-    ]
+    budget = ["--epsilon", "2", "--delta", "1e-5"]
+    words = ["--rounds", "16", "--participations", "4", "--sampling", "cyclic-poisson", *budget]
     errors = dict(figures("select-bands", "--mechanism", "bsr", *words)["errors"])
     assert list(errors) == [1, 2, 4]
     alone = figures("calibrate", "--mechanism", "bsr:4", *words)
@@ -337,3 +266,11 @@ def test_bands_with_groups_of_their_own() -> None:
     refused = run("select-bands", "--mechanism", "lambda-cgd", *words)
     assert refused.exit_code == 2
     assert "without their number" in refused.stderr
+
+
+def test_cyclic_poisson_sampling_keeps_the_expected_number_of_participations() -> None:
+    # Definition 2.1 of "Scaling up the banded matrix factorization mechanism" prints q = p²k/n. A user's group has its turn in
+    # n/p rounds, so that k expected participations need q = p·k/n.
+    plan = participation_of("cyclic-poisson", 4000, 1, 10, 16)
+    assert plan.sampling_rate == pytest.approx(16 * 10 / 4000)
+    assert plan.sampling_rate * plan.rounds / plan.min_separation == pytest.approx(10)

@@ -109,7 +109,3 @@ def test_bad_input_is_one_line_and_exit_code_2(words: list[str], message: str) -
     result = invoke(words)
     assert result.exit_code == 2
     assert message in result.stderr
-
-
-def test_help_has_an_example() -> None:
-    assert "Example: fedcgd audit" in invoke(["--help"]).stdout

@@ -9,21 +9,19 @@ import pytest
 from command_line import figures, run
 from keeper_runs import RealKeepers
 from keeper_services import Services
+from plans import make_plan
 from shared import record
 from typer.testing import CliRunner, Result
 
-from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, Plan, accounting
+from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, accounting
 from fedcgd.cli import COMMANDS, app, budget, load
 from fedcgd.curvature.spectrum import Spectrum
 from fedcgd.keepers import KeeperKey
 from fedcgd.keepers.service import KeeperService
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 BUDGET = ["--epsilon", "4", "--delta", "1e-5"]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path / "cache"))
 
 
 def words_of(result: Result) -> str:
@@ -107,7 +105,9 @@ B_MIN_SEP = ["--sampling", "b-min-sep"]
         ([*B_MIN_SEP, "--separation", "20", "--participations", "3"], "got 3: fewer, or a smaller --separation"),
         (["--separation", "7", "--sampling", "balls-in-bins"], "the 7 bins (--separation)"),
         (["--epsilon", "-1"], "--epsilon must be in"),
+        (["--epsilon", "0"], "--epsilon must be in"),
         (["--delta", "2"], "--delta must be in"),
+        (["--delta", "0"], "--delta must be in"),
         (["--rounds", "0"], "--rounds must be at least 1"),
     ],
 )  # fmt: skip
@@ -192,13 +192,7 @@ def test_the_example_in_the_help_runs(
 
 def recorded_run(path: Path, key_file: Path) -> None:
     """A round with one user."""
-    plan = Plan(
-        mechanism=LambdaCGD(0.5),
-        participation=Participation(rounds=4, min_separation=2),
-        clip_norm=1.0,
-        noise_multiplier=3.0,
-        delta=1e-5,
-    )
+    plan = make_plan(LambdaCGD(0.5), Participation(rounds=4, min_separation=2), noise_multiplier=3.0)
     key = NoiseKey.from_file(key_file, create=True)
     layout = json.dumps([["weight"], [[3]], ["float32"]])
     with Ledger.open(path, plan=plan, configuration={}, key=key) as ledger:

@@ -7,13 +7,12 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from fedcgd import LambdaCGD, Participation
 from fedcgd.cli import app
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
-from fedcgd.mechanisms import LambdaCGD
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import read_mechanism, write_mechanism
-from fedcgd.participation import Participation
 
 MODULE = '''
 import torch

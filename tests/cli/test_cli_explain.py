@@ -6,10 +6,9 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
+from fedcgd import LambdaCGD, Participation
 from fedcgd.accounting.explain import explain
 from fedcgd.cli.explain import explain_command
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.participation import Participation
 
 app = typer.Typer()
 app.command()(explain_command)
@@ -49,7 +48,3 @@ def test_bad_input_is_one_line_and_exit_code_2() -> None:
     result = invoke()
     assert result.exit_code == 2
     assert "give --epsilon or --noise-multiplier: one of the two" in result.stderr
-
-
-def test_help_has_an_example() -> None:
-    assert "Example: fedcgd explain" in invoke("--help").stdout

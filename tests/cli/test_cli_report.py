@@ -2,33 +2,25 @@
 
 import json
 import re
-import sqlite3
-from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from plans import make_plan
 from scipy.stats import norm
+from sql import edit
 from typer.testing import CliRunner, Result
 
+from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.accounting.attacker import attacker_accuracy
 from fedcgd.cli import app
 from fedcgd.ledger import Ledger, verify
 from fedcgd.ledger.statement import privacy_statement, sentence
 from fedcgd.mechanisms import LambdaCGD, matrix
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 KEY = NoiseKey(bytes(range(32)))
-PLAN = Plan(
-    mechanism=LambdaCGD(0.5),
-    participation=Participation(rounds=8, min_separation=2, max_participations=3),
-    clip_norm=1.0,
-    noise_multiplier=2.0,
-    delta=1e-5,
-)
+PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=8, min_separation=2, max_participations=3))
 SCRIPT = "<script>alert('found')</script>"
 
 
@@ -177,9 +169,7 @@ def test_the_page_draws_the_curve_of_the_best_attackers(path, tmp_path):
 @pytest.mark.parametrize("name", ["report.html", "statement.md", "statement.json"])
 def test_a_run_whose_records_contradict_the_plan_is_promised_nothing(path, tmp_path, name):
     run(path)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE users SET participations = 1 WHERE id = 1")
-    connection.close()
+    edit(path, "UPDATE users SET participations = 1 WHERE id = 1")
     done = report(path, tmp_path / name)
     assert done.exit_code == 1
     text = (tmp_path / name).read_text()

@@ -7,9 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedcgd.accounting.selection import select_lambda
+from fedcgd import Participation, select_lambda
 from fedcgd.cli.select import select_lambda_command
-from fedcgd.participation import Participation
 
 app = typer.Typer()
 app.command()(select_lambda_command)
@@ -50,7 +49,3 @@ def test_bad_input_is_one_line_and_exit_code_2() -> None:
     assert "epsilon must be" in result.stderr
     assert "Traceback" not in result.output
     assert invoke("--objective", "loss").exit_code == 2
-
-
-def test_help_has_an_example() -> None:
-    assert "Example: fedcgd select-lambda" in invoke("--help").stdout

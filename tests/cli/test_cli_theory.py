@@ -5,15 +5,13 @@ from pathlib import Path
 import pytest
 from command_line import figures, run
 
-from fedcgd.accounting import calibrate
+from fedcgd import DPSGD, Participation, calibrate
 from fedcgd.cli import theory
 from fedcgd.curvature import Spectrum, fitted
 from fedcgd.curvature.loss import final_loss, gradient_norm
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import optimal_error, stationary_error
-from fedcgd.mechanisms import DPSGD
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation
 
 SPECTRUM = Spectrum.of([1.0, 0.5, 0.2, 0.2, 0.05, 0.0], measured_on={"model": "a toy"})
 QUADRATIC = Quadratic(SPECTRUM, 0.8)
@@ -91,18 +89,8 @@ def test_the_default_mechanisms_are_of_the_table() -> None:
 
 def test_theory_lists_what_the_sampling_does_not_cover(path: Path) -> None:
     words = ["--mechanism", "dp-sgd", "--mechanism", "lambda-cgd:0.5", "--mechanism", "noise-curve:4"]
-    when = [
-        "--rounds",
-        "40",
-        "--sampling",
-        "cyclic-poisson",
-        "--participations",
-        "5",
-        "--epsilon",
-        "4",
-        "--delta",
-        "1e-5",
-    ]
+    budget = ["--epsilon", "4", "--delta", "1e-5"]
+    when = ["--rounds", "40", "--sampling", "cyclic-poisson", "--participations", "5", *budget]
     found = {row["label"]: row for row in figures("theory", "--spectrum", str(path), *words, *when)["mechanisms"]}
     assert "cyclic-poisson" in found["lambda-cgd:0.5"]["error"]
     assert found["noise-curve:4, fitted"]["loss"] > 0

@@ -8,12 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 import fedcgd
+from fedcgd import LambdaCGD, Participation
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.cli import app, budget, usage
 from fedcgd.cli.printing import how_far
-from fedcgd.mechanisms import LambdaCGD
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation
 
 BUDGET = ["--epsilon", "1", "--delta", "1e-5"]
 

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from central_training import load_flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from opacus_gradients import load_flat
 from torch import nn
 
 from fedcgd.clipping import ROUNDING, clip, clip_factor

@@ -9,8 +9,7 @@ import oracles_curvature as oracle
 import pytest
 from oracles_problem_p1 import causal_factor, problem_p1
 
-from fedcgd.accounting import calibrate
-from fedcgd.accounting.selection import select_lambda
+from fedcgd import Participation, Plan, calibrate, select_lambda, sensitivity
 from fedcgd.curvature import Spectrum, fitted
 from fedcgd.curvature.factor import thin_factor
 from fedcgd.curvature.loss import final_loss
@@ -18,20 +17,14 @@ from fedcgd.curvature.noise_curve import BARRIER, noise_curve
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import best_lambda, best_nu, optimal_error
 from fedcgd.mechanisms import BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, NuDPFTRL, inverse_matrix, matrix
-from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.banded import unit_columns
 from fedcgd.optimisation.catalogue import describe, from_description
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 SOME = Quadratic(Spectrum.of([1.0, 0.5, 0.2, 0.2, 0.05, 0.01]), 0.8)
 MANY = Participation(rounds=60, min_separation=12)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path))
 
 
 def error(mechanism: Mechanism, participation: Participation = MANY, quadratic: Quadratic = SOME) -> float:

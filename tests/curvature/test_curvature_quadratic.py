@@ -8,15 +8,7 @@ import shared
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.loss import final_loss, gradient_norm, losses
 from fedcgd.curvature.quadratic import Quadratic
-from fedcgd.mechanisms import (
-    BISR,
-    BSR,
-    Dense,
-    LambdaCGD,
-    Normalized,
-    inverse_matrix,
-    matrix,
-)
+from fedcgd.mechanisms import BISR, BSR, Dense, LambdaCGD, Normalized, inverse_matrix, matrix
 from fedcgd.mechanisms.adjoint import transposed_inverse
 
 N = 45

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from oracles_gradients import clipped_sum
+from plans import make_plan
 from small_models import HEAVY, MODELS, inputs, small_transformers, tiny
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import LambdaCGD
-from fedcgd.plan import Plan
 from fedcgd_experiments.central import train_engine
 from fedcgd_experiments.point import CentralPoint
 from fedcgd_simulations.models.weights import RandomWeightsWarning
@@ -22,12 +23,7 @@ def plain_loop(task, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
     trained = [p for p in model.parameters() if p.requires_grad]
     start = flatten(model).numpy().copy()
     for _ in range(2):
-        total = torch.zeros(len(start), dtype=torch.float64)
-        for x, y in zip(examples.inputs, examples.targets, strict=True):
-            model.zero_grad()
-            task.loss(model(x[None]), y[None]).sum().backward()
-            gradient = torch.cat([p.grad.reshape(-1) for p in trained]).double()
-            total += gradient * min(1.0, CLIP_NORM / float(gradient.norm()))
+        total = clipped_sum(model, zip(examples.inputs, examples.targets, strict=True), CLIP_NORM, task.loss)
         with torch.no_grad():
             for p, step in zip(trained, torch.split(total, [p.numel() for p in trained]), strict=True):
                 p -= (RATE / len(examples) * step).view_as(p)
@@ -47,10 +43,7 @@ def test_two_rounds(task: str, model: str, mode: str, monkeypatch: pytest.Monkey
         task=task, model=model, mechanism="lambda-cgd:0.5", epsilon=1.0, steps=1, epochs=2, clip_norm=CLIP_NORM,
         learning_rate=RATE, seed=0,
     )  # fmt: skip
-    plan = Plan(
-        mechanism=LambdaCGD(0.5), participation=point.setup.participation(), clip_norm=CLIP_NORM,
-        noise_multiplier=1e-9, delta=1e-5,
-    )  # fmt: skip
+    plan = make_plan(LambdaCGD(0.5), point.setup.participation(), clip_norm=CLIP_NORM, noise_multiplier=1e-9)
     private = train_engine(point, made, examples, plan, physical_batch=3, grad_sample_mode=mode)
     start, expected = plain_loop(made, examples)
     assert np.linalg.norm(expected - start) > 1e-3

@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 
+from fedcgd import BISR, BLT, DPSGD, BandedToeplitz, BinaryTree, LambdaCGD, Normalized, NuDPFTRL, Participation
 from fedcgd.curvature import Spectrum, fitted
 from fedcgd.curvature.loss import final_loss, gradient_norm
 from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import stationary_loss
-from fedcgd.mechanisms import BISR, BLT, DPSGD, BandedToeplitz, BinaryTree, LambdaCGD, Normalized, NuDPFTRL
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.participation import Participation
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
 EIGENVALUES = np.array([1.0, 0.5, 0.15])

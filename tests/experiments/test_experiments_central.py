@@ -4,17 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from central_training import train_central
+from oracles_softmax import train_softmax as by_hand
+from plans import make_plan
 
-from fedcgd.accounting import calibrate
+from fedcgd import LambdaCGD, NoiseKey, Participation, Plan, calibrate
 from fedcgd.clipping.flat_models import flatten
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.batches import RoundBatches
 from fedcgd.opacus.release_tracker import ReleaseTracker
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_experiments.central import CentralTrainer, check_steps, claim, train_engine
 from fedcgd_experiments.central_softmax import train_softmax
 from fedcgd_experiments.point import CentralPoint, Descent, descent
@@ -27,10 +24,12 @@ POINT = CentralPoint(
 
 def plan_of(point: CentralPoint, noise_multiplier: float = 3.0) -> Plan:
     participation = point.setup.participation()
-    return Plan(
-        mechanism=catalogue.mechanism(point.mechanism, participation), participation=participation,
-        clip_norm=point.clip_norm, noise_multiplier=noise_multiplier, delta=1e-5,
-    )  # fmt: skip
+    return make_plan(
+        catalogue.mechanism(point.mechanism, participation),
+        participation,
+        clip_norm=point.clip_norm,
+        noise_multiplier=noise_multiplier,
+    )
 
 
 def test_the_claim_of_a_setup_is_the_accountings() -> None:
@@ -42,19 +41,18 @@ def test_the_claim_of_a_setup_is_the_accountings() -> None:
     }
 
 
-def test_a_point_trains_what_central_training_trains() -> None:
-    """The engine's batches, put through the other implementation of per-example gradients."""
+def test_a_point_trains_what_is_written_down_by_hand() -> None:
+    """The engine's batches, and gradients by hand."""
     task, key = get_task("digits"), NoiseKey.simulation(0)
     data, plan = task.load(), plan_of(POINT, 1e-9)
     batches = RoundBatches(plan.participation, 1260, 9, lambda: key.choices, ReleaseTracker(plan, "", 1 / 9))
-    expected = train_central(
-        task, data.train, plan, [batches.batch(t) for t in range(18)],
-        key=key.noise, learning_rate=2.0, planned_cohort=140, seed=0,
-    )  # fmt: skip
+    expected = by_hand(
+        plan, data.train, [batches.batch(t) for t in range(18)], key=key.noise, learning_rate=2.0, planned_cohort=140
+    )[-1]
     trained = flatten(train_engine(POINT, task, data.train, plan, physical_batch=50))
-    # Central training rounds each coordinate of each gradient to a grid of step 2^-15: 18 rounds · 140 examples · 2^-15 ·
+    # The federated lattice rounds each coordinate of each gradient to a grid of step 2^-15: 18 rounds · 140 examples · 2^-15 ·
     # 2/140 is 1.1e-3 at most.
-    assert torch.allclose(trained, flatten(expected), atol=1.1e-3)
+    assert torch.allclose(trained, torch.from_numpy(expected).float(), atol=1.1e-3)
     assert trained.abs().max() > 0.3
     noisy = flatten(train_engine(POINT, task, data.train, plan_of(POINT, 3.0), physical_batch=50))
     assert (noisy - trained).abs().max() > 0.05

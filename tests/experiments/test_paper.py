@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from cifar10_files import write_python
 from imdb_files import write_imdb
 from typer.testing import CliRunner
@@ -22,6 +21,8 @@ from fedcgd_experiments.results import Results
 from fedcgd_experiments.study import Log
 from fedcgd_simulations.tasks import get_task
 
+pytestmark = pytest.mark.usefixtures("threads_as_they_were")
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
@@ -29,13 +30,6 @@ def data(tmp_path: Path) -> Path:
     write_python(tmp_path / "data" / "cifar-10-batches-py")
     write_imdb(tmp_path / "data")
     return tmp_path / "data"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_a_study_is_run_and_gone_on_with(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedcgd.accounting.selection import select_lambda
-from fedcgd.mechanisms import DPSGD, LambdaCGD
-from fedcgd.mechanisms.error import error_norms
-from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd import DPSGD, LambdaCGD, Participation, error_norms, select_lambda, sensitivity
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation
 from fedcgd_experiments import paper_figures, paper_numbers
 from fedcgd_experiments.paper_figures import DRAWN
 from fedcgd_experiments.paper_numbers import (

@@ -1,14 +1,11 @@
 """A user of the simulation may be a person with many examples and local epochs; the released model moves as in a plain loop."""
 
-import json
-import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fake_grid import FakeGrid, FakeNode
-from flwr.app import Context, RecordDict
+from app_runs import DEFAULTS, released_by_the_app
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd_simulations import client_app, server_app
@@ -17,9 +14,6 @@ from fedcgd_simulations.settings import Settings
 from fedcgd_simulations.task import Data, Examples
 from fedcgd_simulations.tasks import get_task
 
-DEFAULTS = tomllib.loads((Path(__file__).parents[2] / "simulations" / "pyproject.toml").read_text())["tool"]["flwr"][
-    "app"
-]["config"]
 GENERATOR = torch.Generator().manual_seed(0)
 EXAMPLES = Examples(
     torch.randn(24, 64, generator=GENERATOR),
@@ -45,21 +39,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings) -> list[np.
     task = type(made)(made.name, lambda: Data(EXAMPLES, EXAMPLES, EXAMPLES), made.model, made.loss, made.metric)
     for module in (server_app, client_app):
         monkeypatch.setattr(module, "get_task", lambda name, **_: task)
-    released: list[np.ndarray] = []
-    load = server_app.load_arrays
-
-    def keep(model, arrays):
-        released.append(np.concatenate([array.numpy().ravel() for array in arrays.values()]))
-        load(model, arrays)
-
-    monkeypatch.setattr(server_app, "load_arrays", keep)
-    config = DEFAULTS | {"rounds": 1, "learning-rate": 1.0, "epsilon": 1e9, "clip-norm": CLIP} | settings
-    config["results"] = str(tmp_path / "result.json")
-    grid = FakeGrid(
-        {i: FakeNode(client_app.app, config={"partition-id": i, "num-partitions": 2}) for i in range(2)}, config
-    )
-    server_app.app(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
-    figures = json.loads((tmp_path / "result.json").read_text())
+    settings = {"rounds": 1, "learning-rate": 1.0, "epsilon": 1e9, "clip-norm": CLIP} | settings
+    released, figures = released_by_the_app(settings, tmp_path, monkeypatch)
     assert figures["users"] == settings["cohort"]
     return released
 

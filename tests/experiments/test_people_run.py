@@ -1,22 +1,21 @@
 """Runs in this process release the app's models, one by one and many at once."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from fake_grid import FakeGrid, FakeNode
-from flwr.app import Context, RecordDict
+from app_runs import released_by_the_app
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd_experiments import people, people_softmax
 from fedcgd_experiments.people import PeopleTrainer, run_people
-from fedcgd_experiments.people_point import PeoplePoint, app_defaults, prepared
+from fedcgd_experiments.people_point import PeoplePoint, prepared
 from fedcgd_experiments.people_softmax import train_people
-from fedcgd_simulations import client_app, server_app
+from fedcgd_simulations import client_app
 from fedcgd_simulations.flower_runs import local_superlink, run_app
+
+pytestmark = pytest.mark.usefixtures("threads_as_they_were")
 
 POINT = PeoplePoint(
     task="digits", users="dirichlet:0.5:60", cohort=12, participations=2, mechanism="lambda-cgd:0.8", epsilon=8.0,
@@ -24,13 +23,6 @@ POINT = PeoplePoint(
     split="test",
 )  # fmt: skip
 """In whole batches: orders of examples are drawn from the model's bits, and would differ if rounding did."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def models_together(points: list[PeoplePoint], monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
@@ -55,21 +47,8 @@ def model_of(point: PeoplePoint, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 
 
 def test_the_models_of_the_app(tmp_path, monkeypatch) -> None:
-    released: list[np.ndarray] = []
-    load = server_app.load_arrays
-
-    def keep(model, arrays) -> None:
-        released.append(np.concatenate([array.numpy().ravel() for array in arrays.values()]))
-        load(model, arrays)
-
-    monkeypatch.setattr(server_app, "load_arrays", keep)
     monkeypatch.setattr(client_app, "vectorises", lambda model: False)  # user by user, each apart, on two nodes
-    config = app_defaults() | POINT.run_config | {"results": str(tmp_path / "result.json")}
-    grid = FakeGrid(
-        {i: FakeNode(client_app.app, config={"partition-id": i, "num-partitions": 2}) for i in range(2)}, config
-    )
-    server_app.app(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
-    figures = json.loads((tmp_path / "result.json").read_text())
+    released, figures = released_by_the_app(POINT.run_config, tmp_path, monkeypatch)
     monkeypatch.undo()
     record = run_people(POINT)
     assert record["rounds"] == figures["releases"] == 10

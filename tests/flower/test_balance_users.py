@@ -10,12 +10,10 @@ import pytest
 from fake_grid import FakeGrid, FakeNode, is_training
 from flower_runs import SIZE, asked_users, make, names, two_nodes
 from flwr.clientapp import ClientApp
+from plans import make_plan
 from shared import record
 
-from fedcgd.mechanisms import DPSGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
+from fedcgd import DPSGD, NoiseKey, Participation
 from fedcgd_flower import IncompleteRunError, PrivateEvaluation, host_users, sequential_training
 from fedcgd_flower.messages import HostedUsers
 from fedcgd_flower.user_directory import balance_users, nodes_of_users
@@ -230,13 +228,7 @@ def test_who_is_drawn_and_away_is_not_asked_anywhere() -> None:
 def test_an_evaluation_is_spread_as_well() -> None:
     users = names(12)
     grid = FakeGrid({i: sharing(users) for i in (1, 2, 3)})
-    plan = Plan(
-        mechanism=DPSGD(),
-        participation=Participation(rounds=2, max_participations=1),
-        clip_norm=1.0,
-        noise_multiplier=1e-6,
-        delta=1e-5,
-    )
+    plan = make_plan(DPSGD(), Participation(rounds=2, max_participations=1), noise_multiplier=1e-6)
     evaluation = PrivateEvaluation(plan=plan, bounds={"eval_acc": 1.0}, every=3, cohort_size=6)
     strategy = make(evaluation=evaluation, key=NoiseKey.simulation(3))
     result = strategy.start(grid, record(np.zeros(SIZE)))

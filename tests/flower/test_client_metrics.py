@@ -11,13 +11,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from typer.testing import CliRunner
 
+from fedcgd import DPSGD, NoiseKey, Participation, Plan
 from fedcgd.cli import app
 from fedcgd.ledger import Ledger, verify
 from fedcgd.ledger.statement import privacy_statement
-from fedcgd.mechanisms import DPSGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
 
 PLAN = Plan.calibrated(DPSGD(), Participation(rounds=4, min_separation=1), clip_norm=0.5, epsilon=8, delta=1e-5)

@@ -12,12 +12,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, arrays_size_mod, fixedclipping_mod, message_size_mod
 from flwr.serverapp.strategy import FedAdam, FedAvg
+from plans import make_plan
 from torch import nn
 
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
+from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd_flower import ClippedUpdateMod, CorrelatedNoise, arrays_of, clipped_update_mod, load_arrays
 from fedcgd_flower.layout import Layout, cast_as_trained
 from fedcgd_flower.user_directory import UserDirectory
@@ -80,12 +78,8 @@ def nodes(app: ClientApp, count: int = 4) -> FakeGrid:
 
 
 def strategy(inner=None, *, rounds: int = 2, noise_multiplier: float = 1e-3, **options) -> CorrelatedNoise:
-    plan = Plan(
-        mechanism=LambdaCGD(0.5),
-        participation=Participation(rounds=rounds, min_separation=1),
-        clip_norm=0.5,
-        noise_multiplier=noise_multiplier,
-        delta=1e-5,
+    plan = make_plan(
+        LambdaCGD(0.5), Participation(rounds=rounds, min_separation=1), clip_norm=0.5, noise_multiplier=noise_multiplier
     )
     defaults = {"key": NoiseKey.simulation(1), "cohort_size": 4, "patience": 0.0, "min_answers": 4, "expected_users": 4}
     return CorrelatedNoise(inner or FedAvg(), plan, **defaults | options)

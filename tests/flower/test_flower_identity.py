@@ -10,11 +10,8 @@ from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
 
+from fedcgd import DPSGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import verify
-from fedcgd.mechanisms import DPSGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
 from fedcgd_flower.inner import scheduled
 from fedcgd_flower.inner_state import settings

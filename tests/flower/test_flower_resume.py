@@ -14,11 +14,10 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from shared import record
 
+from fedcgd import NoiseKey, Participation
 from fedcgd.ledger import Ledger, verify
 from fedcgd.mechanisms import BSR, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
 from fedcgd_flower import IncompleteRunError, run_loop, training_rounds
 
 ROUNDS = 6

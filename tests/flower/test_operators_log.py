@@ -13,9 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from shared import record
 
-from fedcgd.mechanisms import DPSGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
+from fedcgd import DPSGD, NoiseKey, Participation
 from fedcgd_flower import IncompleteRunError, clipped_update_mod
 
 

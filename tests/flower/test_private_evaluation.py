@@ -17,20 +17,19 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import make_plan
 from shared import record
+from sql import edit
 from typer.testing import CliRunner
 
+from fedcgd import BLT, DPSGD, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.accounting import PastRun, compose
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.cli import app as cli
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
-from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort
-from fedcgd.plan import Plan
 from fedcgd.release.noise_source import NoiseSource
 from fedcgd_flower import (
     AdaptiveClipping,
@@ -89,23 +88,15 @@ def names(count: int = USERS) -> list[str]:
 
 
 def training(rounds: int = ROUNDS) -> Plan:
-    return Plan(
-        mechanism=LambdaCGD(0.8),
-        participation=Participation(rounds=rounds),
-        clip_norm=1.0,
-        noise_multiplier=5.0,
-        delta=1e-5,
-    )
+    return make_plan(LambdaCGD(0.8), Participation(rounds=rounds), noise_multiplier=5.0)
 
 
 def evaluation(*, evaluations: int = 3, every: int = 2, noise_multiplier: float = 1e-6, bounds=None, **options):
     participation = {name: options.pop(name) for name in ("min_separation", "max_participations") if name in options}
-    plan = Plan(
-        mechanism=options.pop("mechanism", DPSGD()),
-        participation=Participation(rounds=evaluations, **participation),
-        clip_norm=1.0,
+    plan = make_plan(
+        options.pop("mechanism", DPSGD()),
+        Participation(rounds=evaluations, **participation),
         noise_multiplier=noise_multiplier,
-        delta=1e-5,
     )
     return PrivateEvaluation(plan=plan, bounds=bounds or BOUNDS, every=every, **options)
 
@@ -404,8 +395,7 @@ def test_evaluations_that_are_not_over_are_waited_for_and_sound(tmp_path: Path) 
     beside = path.with_name("run.db.evaluation")
     seal(beside, None)
     assert not later.admission(training(), key=NoiseKey.generate()).refused
-    with closing(sqlite3.connect(beside)) as connection, connection:
-        connection.execute("UPDATE users SET participations = 0")
+    edit(beside, "UPDATE users SET participations = 0")
     with pytest.raises(ValueError, match="contradicts itself"):
         later.admission(training(), key=NoiseKey.generate())
     result = CliRunner().invoke(cli, ["ledger", "compose", str(path)])
@@ -562,13 +552,7 @@ def test_the_two_ledgers_are_sealed_one_after_the_other(tmp_path: Path) -> None:
 )
 def test_rounds_and_evaluations_of_secret_samplings(sampling) -> None:
     """With an adaptive norm too: everything runs, and ε together is below that without amplification."""
-    plan = Plan(
-        mechanism=DPSGD(),
-        participation=Participation(rounds=6, **sampling),
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-        delta=1e-5,
-    )
+    plan = make_plan(DPSGD(), Participation(rounds=6, **sampling), noise_multiplier=1.0)
     strategy = CorrelatedNoise(
         FedAvg(),
         plan,

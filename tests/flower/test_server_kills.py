@@ -1,15 +1,14 @@
 """kill -9 at random moments of a federated run over sockets: afterwards everything is as if nothing had been killed."""
 
 import secrets
-import sqlite3
 from collections import defaultdict
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 import server_worker as worker
 from fake_grid import FakeGrid, FakeNode, is_training
 from server_kills import KilledRun, check_that_nothing_is_lost_and_nothing_happens_twice, run_with_kills
+from sql import rows
 
 from fedcgd.ledger import export, verify
 from fedcgd.noise.keys import NoiseKey
@@ -27,9 +26,8 @@ def run_without_kills(killed: KilledRun, folder: Path, monkeypatch: pytest.Monke
     (folder / "key").touch(mode=0o600)
     (folder / "key.runs").touch(mode=0o600)  # a register without runs: this copy of the key begins its own
     (folder / "key").write_bytes((killed.folder / "key").read_bytes())
-    with closing(sqlite3.connect(killed.folder / "ledger")) as connection, connection:
-        rows = connection.execute("SELECT nonce FROM attempts WHERE state = 'released' ORDER BY round").fetchall()
-    nonces = iter([int.from_bytes(nonce, "big") for (nonce,) in rows])
+    released = rows(killed.folder / "ledger", "SELECT nonce FROM attempts WHERE state = 'released' ORDER BY round")
+    nonces = iter([int.from_bytes(nonce, "big") for (nonce,) in released])
     models = []
     monkeypatch.setattr(secrets, "token_hex", lambda count: export(killed.folder / "ledger")["run"]["stream_id"])
     monkeypatch.setattr(NoiseKey, "nonce_of", lambda *_, **__: next(nonces))

@@ -8,12 +8,12 @@ import pytest
 import torch
 from clipped import add_clipped
 from gpu_runs import Reader, tf32, train
+from plans import make_plan
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.mechanisms import BSR, LambdaCGD
+from fedcgd import BSR, LambdaCGD, NoiseKey, Participation
 from fedcgd.noise import NoiseStream, tensors
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.noise.stream import key_words
 from fedcgd.noise.tensors import GpuKernels, TensorNormals, gpu_kernels, sum_digest
@@ -21,8 +21,6 @@ from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.gradient_forms import DenseGradients
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.row_passes import gpu_add_rows
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd.release.noise_source import LatticeNormals
 
 pytestmark = [
@@ -164,10 +162,12 @@ def test_no_example_exceeds_the_clip_norm(mode: str, monkeypatch: pytest.MonkeyP
 
 def private_run(model: nn.Module, batch: int, mode: str) -> tuple:
     data = TensorDataset(torch.randint(0, 20, (12, 5)), torch.randint(0, 3, (12,)))
-    plan = Plan(
-        mechanism=LambdaCGD(0.9), participation=Participation(rounds=24 // batch, min_separation=12 // batch),
-        clip_norm=0.01, noise_multiplier=1.0, delta=1e-5,
-    )  # fmt: skip
+    plan = make_plan(
+        LambdaCGD(0.9),
+        Participation(rounds=24 // batch, min_separation=12 // batch),
+        clip_norm=0.01,
+        noise_multiplier=1.0,
+    )
     module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(NoiseKey.generate()).make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
@@ -185,10 +185,7 @@ def test_deep_models_with_attention_are_not_taken_for_mixed() -> None:
     torch.manual_seed(0)
     model = vit("vit-b-16").to(CUDA)
     data = TensorDataset(torch.randn(16, 3, 32, 32), torch.randint(0, 2, (16,)))
-    plan = Plan(
-        mechanism=BSR(2), participation=Participation(rounds=2, min_separation=2), clip_norm=1.0, noise_multiplier=1.0,
-        delta=1e-5,
-    )  # fmt: skip
+    plan = make_plan(BSR(2), Participation(rounds=2, min_separation=2), noise_multiplier=1.0)
     module, optimizer, loader = CorrelatedPrivacyEngine(NoiseKey.generate()).make_private(
         module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), data_loader=DataLoader(data, batch_size=8),
         plan=plan,
@@ -214,10 +211,7 @@ def test_a_run_begun_on_a_gpu_goes_on_without_it(tmp_path) -> None:
         model = nn.Linear(6, 3).to(device)
         engine = CorrelatedPrivacyEngine(key)
         data = TensorDataset(torch.randn(12, 6, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 3)
-        plan = Plan(
-            mechanism=BSR(3), participation=Participation(rounds=6, min_separation=3), clip_norm=1.0, noise_multiplier=1.0,
-            delta=1e-5,
-        )  # fmt: skip
+        plan = make_plan(BSR(3), Participation(rounds=6, min_separation=3), noise_multiplier=1.0)
         module, optimizer, loader = engine.make_private(
             module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
             data_loader=DataLoader(data, batch_size=4), plan=plan,

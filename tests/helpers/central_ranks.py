@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
+from plans import make_plan
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_state_dict
@@ -21,12 +22,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from fedcgd import NoiseKey
-from fedcgd.mechanisms import LambdaCGD, Mechanism
+from fedcgd import LambdaCGD, Mechanism, NoiseKey, Participation, Plan
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 EXAMPLES, STEPS, SIGMA = 48, 4, 0.7
 
@@ -143,9 +141,7 @@ def plan_of(job: Job) -> Plan:
         if job.sampling == "poisson"
         else Participation(rounds=rounds, min_separation=STEPS, sampling=job.sampling)
     )
-    return Plan(
-        mechanism=job.mechanism, participation=participation, clip_norm=0.5, noise_multiplier=job.sigma, delta=1e-2
-    )
+    return make_plan(job.mechanism, participation, clip_norm=0.5, noise_multiplier=job.sigma, delta=1e-2)
 
 
 def train(job: Job, rank: int) -> dict[str, Any]:

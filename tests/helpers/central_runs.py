@@ -1,15 +1,13 @@
 """Small Opacus runs for tests: an engine with its plan, and the sums of its rounds as they meet their noise."""
 
 import torch
+from plans import make_plan
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
+from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 MODES = ["hooks", "functorch", "ew", "ghost"]
 
@@ -46,12 +44,11 @@ class Run:
         self.data = examples(size) if data is None else data
         self.model = nn.Linear(6, 3) if model is None else model
         self.steps = -(-len(self.data) // batch) // accumulation
-        self.plan = Plan(
-            mechanism=LambdaCGD(0.8),
-            participation=Participation(rounds=epochs * self.steps, min_separation=self.steps),
+        self.plan = make_plan(
+            LambdaCGD(0.8),
+            Participation(rounds=epochs * self.steps, min_separation=self.steps),
             clip_norm=clip_norm,
             noise_multiplier=noise_multiplier,
-            delta=1e-5,
         )
         self.base = torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad or everything], lr=rate)
         self.engine = CorrelatedPrivacyEngine(key or NoiseKey.simulation(1))

@@ -3,16 +3,12 @@
 import numpy as np
 from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import (
-    FedAvg,
-)
+from flwr.serverapp.strategy import FedAvg
 from shared import record
 
-from fedcgd.mechanisms import LambdaCGD
+from fedcgd import LambdaCGD, NoiseKey, Participation, Plan
+from fedcgd.keepers import Keepers
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
 
 SIZE = 6
@@ -37,9 +33,9 @@ def shifting(amount: float):
     return sequential_training(train)
 
 
-def node(users, amount: float = 1.0, **options) -> FakeNode:
+def node(users, amount: float = 1.0, *, keepers: Keepers | None = None, **options) -> FakeNode:
     app = ClientApp()
-    host_users(app, lambda context: list(users), shifting(amount))
+    host_users(app, lambda context: list(users), shifting(amount), keepers=keepers)
     return FakeNode(app, **options)
 
 

@@ -5,14 +5,12 @@ from contextlib import contextmanager
 
 import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
+from plans import make_plan
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd.mechanisms import BSR
-from fedcgd.noise.keys import NoiseKey
+from fedcgd import BSR, NoiseKey, Participation
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 
 @contextmanager
@@ -42,10 +40,7 @@ def train(device: str, mode: str, noise: str, epochs: int = 2) -> Tensor:
     torch.manual_seed(0)
     model = Reader().to(device)
     data = TensorDataset(torch.randint(0, 20, (12, 5)), torch.randint(0, 3, (12,)))
-    plan = Plan(
-        mechanism=BSR(3), participation=Participation(rounds=6, min_separation=3), clip_norm=0.5, noise_multiplier=1.0,
-        delta=1e-5,
-    )  # fmt: skip
+    plan = make_plan(BSR(3), Participation(rounds=6, min_separation=3), clip_norm=0.5, noise_multiplier=1.0)
     module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(NoiseKey.simulation(1)).make_private(
         module=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=0.01),

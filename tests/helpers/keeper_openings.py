@@ -1,18 +1,13 @@
 """Keepers in memory, what they agree on, and openings of a round."""
 
 import numpy as np
+from plans import make_plan
 
 from fedcgd import LambdaCGD, Participation, Plan
 from fedcgd.keepers import Agreement, Keeper, Keepers, Opening, agree
 
 SIZE = 300
-PLAN = Plan(
-    mechanism=LambdaCGD(0.9),
-    participation=Participation(rounds=12, min_separation=3),
-    clip_norm=1.0,
-    noise_multiplier=2.0,
-    delta=1e-5,
-)
+PLAN = make_plan(LambdaCGD(0.9), Participation(rounds=12, min_separation=3))
 
 
 def agreement_of(keepers: Keepers, plan: Plan = PLAN, *, run: str = "", size: int = SIZE) -> Agreement:

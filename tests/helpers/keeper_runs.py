@@ -3,50 +3,20 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
+import flower_runs
 from fake_grid import FakeGrid, FakeNode
-from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
-from shared import record
+from flower_runs import names
 
 from fedcgd.keepers import KeeperKey, Keepers
 from fedcgd.keepers.record import read, record_file
-from fedcgd.mechanisms import LambdaCGD
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
-from fedcgd_flower import (
-    CorrelatedNoise,
-    host_users,
-    sequential_training,
-)
+from fedcgd_flower import CorrelatedNoise
 
-KEY = NoiseKey.simulation(7)
 SIMULATED = Keepers.simulation(7, 3, colluding=1)
-PLAN = {
-    "mechanism": LambdaCGD(0.8),
-    "participation": Participation(rounds=6, min_separation=3),
-    "clip_norm": 0.5,
-    "noise_multiplier": 2.0,
-    "delta": 1e-5,
-}
-
-
-def shifting(amount: float):
-    def train(model, user, config, context):
-        return record(model["w"].numpy() + np.float32(amount))
-
-    return sequential_training(train)
-
-
-def names(count: int) -> list[str]:
-    return [f"u{i:03d}" for i in range(count)]
 
 
 def node(users, keepers: Keepers | None = SIMULATED, amount: float = 1.0, **options) -> FakeNode:
-    app = ClientApp()
-    host_users(app, lambda context: list(users), shifting(amount), keepers=keepers)
-    return FakeNode(app, **options)
+    return flower_runs.node(users, amount, keepers=keepers, **options)
 
 
 def two_nodes(keepers: Keepers | None = SIMULATED) -> FakeGrid:
@@ -54,9 +24,7 @@ def two_nodes(keepers: Keepers | None = SIMULATED) -> FakeGrid:
 
 
 def make(keepers: Keepers | None = SIMULATED, **options) -> CorrelatedNoise:
-    plan = {name: options.pop(name, default) for name, default in PLAN.items()}
-    settings = {"cohort_size": 4, "key": KEY, "patience": 0.0} | options
-    return CorrelatedNoise(FedAvg(), Plan(**plan), keepers=keepers, **settings)
+    return flower_runs.make(keepers=keepers, **options)
 
 
 class RealKeepers:

@@ -17,14 +17,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from plans import make_plan
 
-from fedcgd.ledger import Ledger
-from fedcgd.mechanisms import LambdaCGD
+from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import cohort
-from fedcgd.plan import Plan
 from fedcgd.release import lattice_of
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
@@ -32,12 +29,8 @@ SIZE = 40
 ROUNDS = 150
 COHORT = 8
 USERS = [f"user-{i}" for i in range(40)]
-PLAN = Plan(
-    mechanism=LambdaCGD(0.9),
-    participation=Participation(rounds=ROUNDS, min_separation=4, max_participations=35),
-    clip_norm=1.0,
-    noise_multiplier=3.0,
-    delta=1e-5,
+PLAN = make_plan(
+    LambdaCGD(0.9), Participation(rounds=ROUNDS, min_separation=4, max_participations=35), noise_multiplier=3.0
 )
 CONFIGURATION = {"task": "none"}
 

@@ -1,9 +1,11 @@
 """Slow, obvious reference values for the accounting, sharing nothing with the library."""
 
 import itertools
+import math
 
 import mpmath
 import numpy as np
+from scipy import optimize, stats
 
 
 def gaussian_log_delta(epsilon: float, sigma: float) -> float:
@@ -12,6 +14,16 @@ def gaussian_log_delta(epsilon: float, sigma: float) -> float:
         e, s = mpmath.mpf(epsilon), mpmath.mpf(sigma)
         phi = lambda x: mpmath.erfc(-x / mpmath.sqrt(2)) / 2  # noqa: E731
         return float(mpmath.log(phi(1 / (2 * s) - e * s) - mpmath.exp(e) * phi(-1 / (2 * s) - e * s)))
+
+
+def gaussian_epsilon(mu: float, delta: float = 1e-5) -> float:
+    """The ε of N(μ, 1) against N(0, 1): Theorem 8 of Balle and Wang, "Improving the Gaussian Mechanism", 2018."""
+
+    def excess(epsilon: float) -> float:
+        low, high = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.logcdf(-mu / 2 - epsilon / mu)
+        return float(low - math.exp(epsilon + high) - delta)
+
+    return float(optimize.brentq(excess, 0, 100))
 
 
 def worst_squared_mu(sigma: np.ndarray, participation, generator: np.random.Generator) -> float:

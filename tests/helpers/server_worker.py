@@ -36,13 +36,11 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam
 from flwr.supercore.task_identity import TaskIdentity
+from plans import make_plan
 
+from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.keepers import KeeperKey, Keepers
 from fedcgd.ledger import model_file
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, PrivateEvaluation, host_users, sequential_training
 from fedcgd_flower.messages import KEEPERS, question_of
 
@@ -211,13 +209,7 @@ class SocketGrid(Grid):
 
 def make_strategy(folder: Path, rounds: int) -> CorrelatedNoise:
     keepers = keepers_of(folder)
-    plan = Plan(
-        mechanism=LambdaCGD(0.9),
-        participation=Participation(rounds=rounds, min_separation=SEPARATION),
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-        delta=1e-5,
-    )
+    plan = make_plan(LambdaCGD(0.9), Participation(rounds=rounds, min_separation=SEPARATION), noise_multiplier=1.0)
     evaluation = PrivateEvaluation(plan=plan, bounds={"distance": 64.0}, every=3)
     return CorrelatedNoise(
         FedAdam(eta=0.05),

@@ -1,15 +1,14 @@
 """`fedcgd keeper`: keys and cards, what was opened, whether all were told the same, and the end."""
 
 import json
-import sqlite3
 import stat
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from keeper_runs import RealKeepers
 from shared import record
+from sql import edit
 from typer.testing import CliRunner, Result
 
 from fedcgd.cli import app
@@ -82,8 +81,7 @@ def test_records_that_agree_are_said_to(finished: RealKeepers) -> None:
     ],
 )
 def test_what_contradicts_is_named_and_the_exit_code_says_so(finished: RealKeepers, change: str, problem: str) -> None:
-    with closing(sqlite3.connect(f"{finished.files[1]}.record")) as connection, connection:
-        connection.execute(change)
+    edit(f"{finished.files[1]}.record", change)
     found = verify(finished, "--ledger", str(finished.ledger))
     assert found.exit_code == 1
     assert problem in " ".join(found.stdout.split())
@@ -91,8 +89,7 @@ def test_what_contradicts_is_named_and_the_exit_code_says_so(finished: RealKeepe
 
 
 def test_records_of_another_version_are_refused(finished: RealKeepers) -> None:
-    with closing(sqlite3.connect(f"{finished.files[0]}.record")) as connection, connection:
-        connection.execute("UPDATE run SET format = 4")
+    edit(f"{finished.files[0]}.record", "UPDATE run SET format = 4")
     with pytest.raises(ValueError, match="is a keeper's record in format 4, and this version of fedcgd reads format 3"):
         Keeper.open(finished.files[0], finished.keepers)
     newer = run("show", str(finished.files[0]))

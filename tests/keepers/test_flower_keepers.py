@@ -2,10 +2,8 @@
 
 import json
 import logging
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,12 +11,15 @@ import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
 from flower_requests import TASK
+from flower_runs import PLAN, names
 from flwr.app import Array, Message, RecordDict
 from flwr.clientapp import ClientApp
-from keeper_runs import PLAN, SIMULATED, RealKeepers, make, names, node, two_nodes
+from keeper_runs import SIMULATED, RealKeepers, make, node, two_nodes
 from shared import record
+from sql import edit
 from typer.testing import CliRunner
 
+from fedcgd import BISR, BandInvMF, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.cli import app
 from fedcgd.keepers import Keepers, Refusal
 from fedcgd.keepers.record import read, record_file
@@ -26,16 +27,7 @@ from fedcgd.ledger import Ledger, export, verify
 from fedcgd.ledger.openings import read as openings_of
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
 from fedcgd.ledger.store import reader
-from fedcgd.mechanisms import BISR, BandInvMF, LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
-from fedcgd_flower import (
-    AdaptiveClipping,
-    ClippedUpdateMod,
-    CorrelatedNoise,
-    IncompleteRunError,
-)
+from fedcgd_flower import AdaptiveClipping, ClippedUpdateMod, CorrelatedNoise, IncompleteRunError
 from fedcgd_flower.keeper_app import _bounded
 from fedcgd_flower.keeper_transport import Transport
 from fedcgd_flower.messages import question_of
@@ -426,8 +418,7 @@ def test_the_record_says_against_whom_epsilon_holds(real: RealKeepers) -> None:
 )
 def test_records_of_keepers_that_contradict_themselves_are_told(real: RealKeepers, change: str, problem: str) -> None:
     real.make().start(real.grid(), record(np.zeros(SIZE)), num_rounds=2)
-    with closing(sqlite3.connect(real.ledger)) as connection, connection:
-        connection.execute(change)
+    edit(real.ledger, change)
     assert any(problem in found for found in verify(real.ledger).problems)
 
 

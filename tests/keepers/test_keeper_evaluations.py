@@ -2,21 +2,22 @@
 
 import json
 import logging
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_grid import FakeGrid, FakeNode, Killed
+from flower_runs import names, shifting
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from keeper_runs import SIMULATED, RealKeepers, make, names, shifting
+from keeper_runs import SIMULATED, RealKeepers, make
+from plans import make_plan
 from shared import record
+from sql import edit, rows
 from typer.testing import CliRunner
 
-from fedcgd import DPSGD, Participation, Plan
+from fedcgd import DPSGD, Participation
 from fedcgd.cli import app as cli
 from fedcgd.keepers import EVALUATION, TRAINING, Keepers
 from fedcgd.keepers.record import read, record_file
@@ -52,13 +53,7 @@ def two_nodes(keepers: Keepers | None = SIMULATED, **options) -> FakeGrid:
 
 
 def evaluation(*, noise_multiplier: float = 0.05, rounds: int = 3, **options) -> PrivateEvaluation:
-    plan = Plan(
-        mechanism=DPSGD(),
-        participation=Participation(rounds=rounds),
-        clip_norm=1.0,
-        noise_multiplier=noise_multiplier,
-        delta=1e-5,
-    )
+    plan = make_plan(DPSGD(), Participation(rounds=rounds), noise_multiplier=noise_multiplier)
     return PrivateEvaluation(plan=plan, bounds=BOUNDS, every=2, **{"cohort_size": 12} | options)
 
 
@@ -217,8 +212,7 @@ def test_each_kind_has_its_rounds_at_the_keepers_and_in_a_ledger_of_its_own(real
     beside = real.ledger.with_name("run.db.evaluation")
     assert verify(real.ledger).problems == verify(beside).problems == ()
     assert verify(beside).keepers.names == verify(real.ledger).keepers.names
-    with closing(sqlite3.connect(beside)) as connection:
-        assert connection.execute("SELECT count(*) FROM openings").fetchone() == (3,)
+    assert rows(beside, "SELECT count(*) FROM openings") == [(3,)]
     records = [f"{path.stem}={record_file(path)}" for path in real.files]
     verified = CliRunner().invoke(cli, ["keeper", "verify", *records, "--ledger", str(real.ledger)])
     assert verified.exit_code == 0, verified.output
@@ -236,8 +230,7 @@ def test_each_kind_has_its_rounds_at_the_keepers_and_in_a_ledger_of_its_own(real
 )
 def test_records_of_evaluations_that_contradict_their_ledger_are_named(real: RealKeepers, change, problem) -> None:
     run(real.make(evaluation=evaluation()), real_grid(real))
-    with closing(sqlite3.connect(real.ledger.with_name("run.db.evaluation"))) as connection, connection:
-        connection.execute(change)
+    edit(real.ledger.with_name("run.db.evaluation"), change)
     records = [f"{path.stem}={record_file(path)}" for path in real.files]
     verified = CliRunner().invoke(cli, ["keeper", "verify", *records, "--ledger", str(real.ledger)])
     assert verified.exit_code == 1
@@ -246,8 +239,10 @@ def test_records_of_evaluations_that_contradict_their_ledger_are_named(real: Rea
 
 def test_a_keeper_that_was_told_of_other_evaluations_is_named(real: RealKeepers) -> None:
     run(real.make(evaluation=evaluation()), real_grid(real))
-    with closing(sqlite3.connect(record_file(real.files[1]))) as connection, connection:
-        connection.execute("UPDATE run SET agreement = json_set(agreement, '$.evaluation.plan.noise_multiplier', 0.5)")
+    edit(
+        record_file(real.files[1]),
+        "UPDATE run SET agreement = json_set(agreement, '$.evaluation.plan.noise_multiplier', 0.5)",
+    )
     records = [f"{path.stem}={record_file(path)}" for path in real.files]
     verified = CliRunner().invoke(cli, ["keeper", "verify", *records, "--ledger", str(real.ledger)])
     assert verified.exit_code == 1
@@ -325,8 +320,7 @@ def test_nodes_that_count_turns_count_those_of_evaluations(tmp_path: Path) -> No
     counted = {"turns": str(tmp_path / "turns.db")}
     grid = FakeGrid({1: hosting(names(12), SIMULATED, config=counted)})
     run(make(evaluation=evaluation()), grid)
-    with closing(sqlite3.connect(counted["turns"])) as connection:
-        turns = dict(connection.execute("SELECT user, participations FROM users"))
+    turns = dict(rows(counted["turns"], "SELECT user, participations FROM users"))
     assert {user: turns[f"evaluation {user}"] for user in names(12)} == dict.fromkeys(names(12), 3)
     asked = [m for m in grid.sent if m.metadata.message_type == "evaluate"]
     again = Message(asked[-1].content, dst_node_id=1, message_type="evaluate")

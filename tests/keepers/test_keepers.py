@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keeper_openings import PLAN, SIZE, agreement_of, opening_for, simulated, updates
+from plans import make_plan
 
-from fedcgd import BISR, BSR, DPSGD, LambdaCGD, NoiseKey, Normalized, Participation, Plan
+from fedcgd import BISR, BSR, DPSGD, LambdaCGD, NoiseKey, Normalized, Participation
 from fedcgd.keepers import Agreement, Card, Keeper, KeeperKey, Keepers, Opening, RefusedError, add, lifted, mask
 from fedcgd.keepers.keeper import UnreadableError, list_hash, share_terms
 from fedcgd.keepers.masks import add_masks, residues_of, subtract_masks
@@ -46,13 +47,7 @@ def opened_sum(keepers, agreement, members, values, *, round, attempt=0, present
 )
 def test_one_keeper_makes_the_release_of_today_bit_for_bit(mechanism) -> None:
     """K = 1, t = 0: the same numbers as the server's own noise of that key, which is only kept elsewhere."""
-    plan = Plan(
-        mechanism=mechanism,
-        participation=PLAN.participation,
-        clip_norm=1.0,
-        noise_multiplier=2.0,
-        delta=1e-5,
-    )
+    plan = make_plan(mechanism, PLAN.participation)
     keepers, members = simulated(1, 0)
     agreement = agreement_of(keepers, plan)
     grid = lattice_of(plan, SIZE)
@@ -170,13 +165,7 @@ def test_a_mask_is_chacha20_of_its_seed_and_does_not_depend_on_how_it_is_cut() -
 
 def test_residues_have_64_bits_where_32_would_wrap() -> None:
     keepers, members = simulated()
-    loud = Plan(
-        mechanism=LambdaCGD(0.9),
-        participation=PLAN.participation,
-        clip_norm=1.0,
-        noise_multiplier=50_000.0,
-        delta=1e-5,
-    )
+    loud = make_plan(LambdaCGD(0.9), PLAN.participation, noise_multiplier=50_000.0)
     agreement = agreement_of(keepers, loud)
     assert (agreement_of(keepers).bits, agreement.bits) == (32, 64)
     noise = opened_sum(keepers, agreement, members, updates(2), round=0) * agreement.step
@@ -289,13 +278,7 @@ def test_lists_are_the_same_to_all_keepers_that_open_the_same_nodes() -> None:
     ],
 )
 def test_plans_that_keepers_cannot_serve_are_refused(mechanism, sampling, noise, message) -> None:
-    plan = Plan(
-        mechanism=mechanism,
-        participation=Participation(rounds=12, min_separation=3, sampling=sampling),
-        clip_norm=1.0,
-        noise_multiplier=noise,
-        delta=1e-5,
-    )
+    plan = make_plan(mechanism, Participation(rounds=12, min_separation=3, sampling=sampling), noise_multiplier=noise)
     with pytest.raises(ValueError, match=message):
         agreement_of(Keepers.simulation(7, 3, colluding=1), plan)
 

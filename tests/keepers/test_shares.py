@@ -11,12 +11,7 @@ from oracles_accounting import worst_squared_mu
 from scipy import stats
 
 from fedcgd import BISR, DPSGD, BandInvMF, LambdaCGD, Normalized, Participation, Plan, SquareRootToeplitz
-from fedcgd.accounting.shares import (
-    NoiseShares,
-    check_rounding,
-    guarantees_by_collusion,
-    log_rounding_distance,
-)
+from fedcgd.accounting.shares import NoiseShares, check_rounding, guarantees_by_collusion, log_rounding_distance
 from fedcgd.keepers.keeper import share_terms
 from fedcgd.mechanisms.mechanism import inverse_matrix, matrix
 from fedcgd.mechanisms.sensitivity import sensitivity

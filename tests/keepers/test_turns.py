@@ -1,14 +1,13 @@
 """A node counts its users' turns itself, for one run, and the keepers' file limits what a run may cost."""
 
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from keeper_openings import PLAN, agreement_of
+from sql import edit
 
 from fedcgd import Participation
 from fedcgd.keepers import Keepers, NodeTurns, RefusedError
@@ -104,8 +103,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not a node's count of turns"):
         NodeTurns.open(tmp_path / "text")
     NodeTurns.open(tmp_path / "turns.db").close()
-    with closing(sqlite3.connect(tmp_path / "turns.db")) as connection, connection:
-        connection.execute("PRAGMA user_version = 0")  # of a version that did not tell kinds apart
+    edit(tmp_path / "turns.db", "PRAGMA user_version = 0")  # of a version that did not tell kinds apart
     with pytest.raises(ValueError, match="counted by another version of fedcgd"):
         NodeTurns.open(tmp_path / "turns.db")
 

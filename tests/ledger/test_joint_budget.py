@@ -4,9 +4,7 @@ import json
 import logging
 import math
 import re
-import sqlite3
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,37 +15,27 @@ from fake_grid import FakeGrid, FakeNode, is_training
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from scipy import optimize, stats
+from oracles_accounting import gaussian_epsilon
+from plans import make_plan
+from sql import edit, rows
 from typer.testing import CliRunner
 
+from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.cli import app
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_flower import CorrelatedNoise, IncompleteRunError, host_users, sequential_training
 
 DELTA = 1e-5
 SILOS = Participation(rounds=4, min_separation=2)
 PLAN = Plan.calibrated(LambdaCGD(0.8), SILOS, clip_norm=0.5, epsilon=8, delta=DELTA)
-COINS = Plan(
-    mechanism=DPSGD(),
-    participation=Participation(rounds=20, sampling="poisson", sampling_rate=0.1),
+COINS = make_plan(
+    DPSGD(),
+    Participation(rounds=20, sampling="poisson", sampling_rate=0.1),
     clip_norm=0.5,
     noise_multiplier=1.5,
     delta=DELTA,
 )
-
-
-def gaussian_epsilon(mu: float, delta: float = DELTA) -> float:
-    """The ε of N(μ, 1) against N(0, 1): Theorem 8 of Balle and Wang, "Improving the Gaussian Mechanism", 2018."""
-
-    def excess(epsilon: float) -> float:
-        low, high = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.logcdf(-mu / 2 - epsilon / mu)
-        return float(low - math.exp(epsilon + high) - delta)
-
-    return float(optimize.brentq(excess, 0, 100))
 
 
 def mu_of(plan: Plan) -> float:
@@ -194,8 +182,7 @@ def test_a_sampled_run_after_others_is_joint_with_those_it_admitted_alone(tmp_pa
 def test_the_new_ledger_says_what_was_counted(tmp_path: Path) -> None:
     one, two = recorded(tmp_path / "A.db", names(0, 8)), tmp_path / "B.db"
     run(two, names(8, 16), budget=budget(9.5, one))
-    with closing(sqlite3.connect(one)) as connection, connection:
-        (stream,) = connection.execute("SELECT stream_id FROM run").fetchone()
+    [(stream,)] = rows(one, "SELECT stream_id FROM run")
     kept = verify(two).budget
     assert kept == {"epsilon": 9.5, "delta": DELTA, "after": {stream: PLAN.to_description()}}
     said = CliRunner().invoke(app, ["ledger", "verify", str(two)])
@@ -248,11 +235,9 @@ def test_earlier_ledgers_that_cannot_count_are_refused_before_anything_is_done(t
     (tmp_path / "text.db").write_text("no ledger")
     old = tmp_path / "old.db"
     recorded(old, ["ann"])
-    with closing(sqlite3.connect(old)) as connection, connection:
-        connection.execute("UPDATE run SET format = 1")
+    edit(old, "UPDATE run SET format = 1")
     wrong = recorded(tmp_path / "W.db", ["ann"])
-    with closing(sqlite3.connect(wrong)) as connection, connection:
-        connection.execute("UPDATE users SET participations = 2")
+    edit(wrong, "UPDATE users SET participations = 2")
     own = tmp_path / "own.db"
     for after, words in (
         ([tmp_path / "none.db"], "there is no ledger at"),
@@ -282,9 +267,9 @@ def test_a_chain_of_runs_names_all_before(tmp_path: Path) -> None:
 
 def test_simulations_of_one_seed_share_their_bins(tmp_path: Path) -> None:
     """Composed as if the rounds were known: a user who is in a bin once is in it again."""
-    bins = Plan(
-        mechanism=DPSGD(),
-        participation=Participation(rounds=8, min_separation=4, sampling="balls-in-bins"),
+    bins = make_plan(
+        DPSGD(),
+        Participation(rounds=8, min_separation=4, sampling="balls-in-bins"),
         clip_norm=0.5,
         noise_multiplier=1.0,
         delta=DELTA,

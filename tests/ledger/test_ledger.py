@@ -13,24 +13,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import make_plan
+from sql import edit
 
+from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import Ledger, attempts, export, participation_counter, seal, verify
 from fedcgd.ledger.store import connect, pack_ids, reader, unpack_ids
 from fedcgd.ledger.transactions import transaction
-from fedcgd.mechanisms import DPSGD, LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History
-from fedcgd.plan import Plan
 
 KEY = NoiseKey(bytes(range(32)))
-PLAN = Plan(
-    mechanism=LambdaCGD(0.5),
-    participation=Participation(rounds=6, min_separation=2, max_participations=2),
-    clip_norm=1.0,
-    noise_multiplier=2.0,
-    delta=1e-5,
-)
+PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=6, min_separation=2, max_participations=2))
 SETTINGS = {"task": "digits", "lr": 0.5}
 
 
@@ -323,10 +316,7 @@ def test_a_user_stays_in_its_bin(path, sampling):
             ledger.plan_round(3, ["a"])
         release(ledger, 3, ["b"])
     assert verify(path).problems == ()
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE attempts SET users = (SELECT users FROM attempts WHERE round = 0) WHERE round = 3")
-    connection.commit()
-    connection.close()
+    edit(path, "UPDATE attempts SET users = (SELECT users FROM attempts WHERE round = 0) WHERE round = 3")
     assert any("another than its bin" in found for found in verify(path).problems)
 
 
@@ -365,10 +355,7 @@ def test_verify_sees_records_that_contradict_each_other(path, statement, problem
         for t, users in enumerate((["a", "b"], ["c"], ["a", "d"])):
             release(ledger, t, users)
     assert verify(path).problems == ()
-    connection = sqlite3.connect(path)
-    connection.execute(statement)
-    connection.commit()
-    connection.close()
+    edit(path, statement)
     assert any(problem in found for found in verify(path).problems), verify(path).problems
 
 
@@ -379,10 +366,7 @@ def test_verify_sees_more_rounds_than_the_plan_has(path):
     with opened(path) as ledger:
         for t in range(3):
             release(ledger, t, [str(t)])
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE run SET plan = ?", (json.dumps(short.to_description()),))
-    connection.commit()
-    connection.close()
+    edit(path, f"UPDATE run SET plan = '{json.dumps(short.to_description())}'")
     assert any("3 rounds are released, and 2 are accounted for" in problem for problem in verify(path).problems)
 
 
@@ -478,9 +462,7 @@ def test_cohorts_pack_and_unpack(ids):
 
 def test_sealing_leaves_a_foreign_database_as_it_is(tmp_path):
     foreign = tmp_path / "other.db"
-    connection = sqlite3.connect(foreign)
-    connection.execute("CREATE TABLE songs (title TEXT)")
-    connection.close()
+    edit(foreign, "CREATE TABLE songs (title TEXT)")
     before = foreign.read_bytes()
     with pytest.raises(ValueError, match="cannot be read as a ledger"):
         seal(foreign, None)

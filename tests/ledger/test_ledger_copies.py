@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from oracles_accounting import gaussian_epsilon
+from plans import make_plan
+from scipy import optimize
 from typer.testing import CliRunner
 
+from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.accounting import PastRun, compose
 from fedcgd.cli import app
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
@@ -17,23 +20,10 @@ from fedcgd.ledger.evaluations import EVALUATION, EVALUATION_OF
 from fedcgd.ledger.recorded_run import branches
 from fedcgd.mechanisms import DPSGD, BinaryTree, LambdaCGD, Normalized, matrix
 from fedcgd.mechanisms.tail_sensitivity import tail_sensitivity
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 DELTA = 1e-5
 PLAN = Plan.calibrated(LambdaCGD(0.8), Participation(rounds=6, min_separation=2), clip_norm=1.0, epsilon=8, delta=DELTA)
 SHARED = 2
-
-
-def gaussian_epsilon(mu: float) -> float:
-    """The ε of N(μ, 1) against N(0, 1): Theorem 8 of Balle and Wang, "Improving the Gaussian Mechanism", 2018."""
-
-    def excess(epsilon: float) -> float:
-        low, high = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.logcdf(-mu / 2 - epsilon / mu)
-        return float(low - math.exp(epsilon + high) - DELTA)
-
-    return float(optimize.brentq(excess, 0, 100))
 
 
 def patterns(n: int, b: int, k: int) -> list[tuple[int, ...]]:
@@ -145,13 +135,7 @@ def test_a_budget_counts_both_copies(tmp_path: Path) -> None:
 
 def test_coins_are_the_same_in_both_copies(tmp_path: Path) -> None:
     """Whoever was drawn is drawn again: the copies are no independent runs, and count without sampling."""
-    coins = Plan(
-        mechanism=DPSGD(),
-        participation=Participation(rounds=6, sampling="poisson", sampling_rate=0.1),
-        clip_norm=1.0,
-        noise_multiplier=2.0,
-        delta=DELTA,
-    )
+    coins = make_plan(DPSGD(), Participation(rounds=6, sampling="poisson", sampling_rate=0.1), delta=DELTA)
     one, two = forked(tmp_path, plan=coins)
     # Six rounds and four more, each with μ = 1/2.
     assert joint([one, two], user="ann").worst.planned.epsilon == pytest.approx(
@@ -160,9 +144,7 @@ def test_coins_are_the_same_in_both_copies(tmp_path: Path) -> None:
 
 
 def test_each_copy_has_evaluations_of_its_own(tmp_path: Path) -> None:
-    plan = Plan(
-        mechanism=DPSGD(), participation=Participation(rounds=2), clip_norm=1.0, noise_multiplier=4.0, delta=DELTA
-    )
+    plan = make_plan(DPSGD(), Participation(rounds=2), noise_multiplier=4.0, delta=DELTA)
     options = {"configuration": {EVALUATION: {"plan": plan.to_description()}}}
     one, two = forked(tmp_path, **options)
     streams = set()

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from oracles_accounting import gaussian_epsilon
+from plans import make_plan
 from typer.testing import CliRunner
 
+from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.cli import app
 from fedcgd.ledger import Ledger, joint
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 KEY = NoiseKey(bytes(range(32)))
 PLAN = Plan.calibrated(
@@ -29,16 +28,6 @@ def recorded(path: Path, users: list[str], plan: Plan = PLAN, rounds: int = 1) -
             ledger.record_aggregated(round, attempt, round)
             ledger.record_released(round, attempt, b"")
     return path
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The ε of N(μ, 1) against N(0, 1): Theorem 8 of Balle and Wang, "Improving the Gaussian Mechanism", 2018."""
-
-    def excess(epsilon: float) -> float:
-        low, high = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.logcdf(-mu / 2 - epsilon / mu)
-        return low - math.exp(epsilon + high) - delta
-
-    return float(optimize.brentq(excess, 0, 100))
 
 
 def test_two_runs_at_8_are_12_26_together_for_who_is_in_both(tmp_path: Path) -> None:
@@ -70,13 +59,7 @@ def test_a_user_alone_and_another_delta(tmp_path: Path) -> None:
 
 def test_under_a_secret_sampling_everybody_counts(tmp_path: Path) -> None:
     """Who was never drawn is a user too: that it might have been is part of what ε says."""
-    sampled = Plan(
-        mechanism=DPSGD(),
-        participation=Participation(rounds=10, sampling="poisson", sampling_rate=0.1),
-        clip_norm=1.0,
-        noise_multiplier=2.0,
-        delta=1e-5,
-    )
+    sampled = make_plan(DPSGD(), Participation(rounds=10, sampling="poisson", sampling_rate=0.1))
     one, two = recorded(tmp_path / "A.db", ["ann"]), recorded(tmp_path / "B.db", ["bob"], sampled)
     found = joint([one, two])
     assert [(group.users, len(group.ledgers)) for group in found.groups] == [(1, 2), (1, 1)]

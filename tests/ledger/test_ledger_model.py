@@ -8,12 +8,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
+from fedcgd import DPSGD, NoiseKey, Participation, Plan
 from fedcgd.cli import app
 from fedcgd.ledger import Ledger, released_model, seal
-from fedcgd.mechanisms import DPSGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=3), clip_norm=1.0, noise_multiplier=1.0, delta=1e-5)
 LAYOUT = json.dumps(

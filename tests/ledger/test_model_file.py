@@ -3,37 +3,28 @@
 import os
 import shutil
 import signal
-import sqlite3
 import stat
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+from plans import make_plan
+from sql import edit
 from typer.testing import CliRunner
 
+from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.cli import app
 from fedcgd.ledger import Ledger, export, model_file, released_model, seal, verify
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
 )  # from Python 3.12
 
-PLAN = Plan(
-    mechanism=LambdaCGD(0.5),
-    participation=Participation(rounds=500, min_separation=1),
-    clip_norm=1.0,
-    noise_multiplier=2.0,
-    delta=1e-5,
-)
+PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=500, min_separation=1))
 LAYOUT = '[["w"], [[100]], ["float32"]]'
 
 
@@ -337,9 +328,7 @@ def test_whoever_reads_while_the_run_goes_on_gets_a_whole_model(path: Path, monk
 
 def test_a_ledger_of_an_earlier_format_is_refused_in_words(path: Path) -> None:
     with_rounds(path, 1)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE run SET format = 2")
-        connection.execute("DROP TABLE latest")
+    edit(path, "UPDATE run SET format = 2", "DROP TABLE latest")
     with pytest.raises(ValueError, match="format 2, and this version of fedcgd reads format 3"):
         opened(path)
     with pytest.raises(ValueError, match="another version of fedcgd"):

@@ -9,7 +9,7 @@ import shared
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import norm
 
-from fedcgd.cli.options import participation_of
+from fedcgd import Participation, error_norms, sensitivity
 from fedcgd.mechanisms import (
     BISR,
     BSR,
@@ -24,10 +24,7 @@ from fedcgd.mechanisms import (
     SquareRootToeplitz,
     matrix,
 )
-from fedcgd.mechanisms.error import error_norms
-from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
-from fedcgd.participation import Participation
 
 N = 24
 BAND = np.linspace(1, 0.1, 3) * (np.arange(N)[:, None] + np.arange(3) < N) * np.linspace(1, 2, N)[:, None]
@@ -196,11 +193,3 @@ def test_the_tree_has_the_error_of_the_completed_estimate() -> None:
         assert error_norms(BinaryTree(), n).frobenius == pytest.approx(np.linalg.norm(b), rel=1e-10)
         found = sensitivity(BinaryTree(), Participation(rounds=n, min_separation=3, max_participations=3)).value
         assert found >= oracle.sensitivity(t, 3, 3) * (1 - 1e-12)
-
-
-def test_cyclic_poisson_sampling_keeps_the_expected_number_of_participations() -> None:
-    # Definition 2.1 of "Scaling up the banded matrix factorization mechanism" prints q = p²k/n. A user's group has its turn in
-    # n/p rounds, so that k expected participations need q = p·k/n.
-    plan = participation_of("cyclic-poisson", 4000, 1, 10, 16)
-    assert plan.sampling_rate == pytest.approx(16 * 10 / 4000)
-    assert plan.sampling_rate * plan.rounds / plan.min_separation == pytest.approx(10)

@@ -6,25 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from app_defaults import DEFAULTS
+from app_runs import DEFAULTS
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
-from fedcgd import NoiseKey
+from fedcgd import BISR, BLT, BandInvMF, Dense, LambdaCGD, Mechanism, NoiseKey, Normalized, Participation, Plan
 from fedcgd.cli import app as command_line
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.ledger import verify
-from fedcgd.mechanisms import BISR, BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, describe, read_mechanism, write_mechanism
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_experiments.central import claim, mechanism_of
 from fedcgd_experiments.point import Setup
 from fedcgd_simulations import server_app

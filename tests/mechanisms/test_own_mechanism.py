@@ -5,10 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fedcgd import LambdaCGD, Normalized, Participation, Plan
-from fedcgd.mechanisms import Mechanism
+from fedcgd import LambdaCGD, Mechanism, Normalized, Participation, Plan, sensitivity
 from fedcgd.mechanisms.own import check_own
-from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, reciprocal
 from fedcgd.optimisation.catalogue import describe
 

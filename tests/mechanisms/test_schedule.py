@@ -10,17 +10,14 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from scipy.optimize import approx_fprime
 from typer.testing import CliRunner
 
+from fedcgd import Participation, Plan, error_norms, sensitivity
 from fedcgd.accounting.selection import excess_share, select_lambda, select_mechanism
 from fedcgd.cli import app
 from fedcgd.mechanisms import LambdaCGD, Mechanism, inverse_matrix, matrix
-from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.schedule import rate_factors, scheduled_workload
-from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.scheduled import scheduled_error
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_flower import scheduled
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}

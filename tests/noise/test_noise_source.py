@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import shared
+from plans import make_plan
 
 from fedcgd.mechanisms import BLT, BSR, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd.release import lattice_of
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
@@ -139,13 +139,7 @@ def test_no_noise_after_the_last_round() -> None:
 
 def test_the_grid_holds_the_largest_row_of_the_noise():
     """Of one coordinate at clip norm 1 it holds 2³⁰; a row of C⁻¹ of λ = 0.9 sums up to 1.9."""
-    plan = Plan(
-        mechanism=LambdaCGD(0.9),
-        participation=Participation(rounds=4),
-        clip_norm=1.0,
-        noise_multiplier=0.6 * 2**30,
-        delta=1e-5,
-    )
+    plan = make_plan(LambdaCGD(0.9), Participation(rounds=4), noise_multiplier=0.6 * 2**30)
     with pytest.raises(ValueError, match="more than the lattice holds"):
         lattice_of(plan, 1)
     assert lattice_of(replace(plan, mechanism=LambdaCGD(0.0)), 1) == Lattice(2.0**-10)

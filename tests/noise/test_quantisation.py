@@ -8,12 +8,7 @@ from hypothesis.extra import numpy as arrays
 from scipy import stats
 
 from fedcgd.noise import NoiseStream, correlated_noise
-from fedcgd.noise.quantisation import (
-    DITHER,
-    Lattice,
-    add_noise,
-    add_values,
-)
+from fedcgd.noise.quantisation import DITHER, Lattice, add_noise, add_values
 
 STREAM = NoiseStream(bytes(range(32)))
 TERMS = [(1, 7, 1.0), (0, 3, -0.5)]

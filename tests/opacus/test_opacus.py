@@ -8,22 +8,21 @@ import pytest
 import torch
 from opacus import PrivacyEngine
 from opacus.utils.batch_memory_manager import BatchMemoryManager
+from oracles_gradients import clipped_sum
+from plans import make_plan
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
-from fedcgd.accounting import calibrate, compute_epsilon
+from fedcgd import NoiseKey, Participation, calibrate, compute_epsilon
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms import BLT, BSR, DPSGD, BinaryTree, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.opacus.clipped_sum import MARGIN
 from fedcgd.opacus.plan_arguments import participation_of as planned
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
 KEY = NoiseKey.simulation(1)
@@ -47,12 +46,8 @@ def participation_of(sampling="none", *, steps=EXAMPLES // BATCH, epochs=EPOCHS,
 
 
 def plan_of(mechanism=MECHANISM, sampling="none", *, clip_norm=CLIP, sigma=SIGMA, participation=None, **shape):
-    return Plan(
-        mechanism=mechanism,
-        participation=participation or participation_of(sampling, **shape),
-        clip_norm=clip_norm,
-        noise_multiplier=sigma,
-        delta=1e-5,
+    return make_plan(
+        mechanism, participation or participation_of(sampling, **shape), clip_norm=clip_norm, noise_multiplier=sigma
     )
 
 
@@ -121,13 +116,8 @@ def plain_loop(mechanism, batches, *, size=EXAMPLES):
     noise = inverse_matrix(mechanism, ROUNDS) @ z + smoothing / 2**31 / 256
     inputs, targets = data(size).tensors
     for t, batch in enumerate(batches):
-        total = torch.zeros_like(flat)
-        for i in batch:
-            model.zero_grad()
-            functional.cross_entropy(model(inputs[i : i + 1]), targets[i : i + 1]).backward()
-            gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
-            total += gradient * min(1.0, CLIP * (1 - MARGIN) / float(gradient.norm()))
-        flat = flat - RATE * (total + CLIP * SIGMA * torch.from_numpy(noise[t]).float()) / BATCH
+        total = clipped_sum(model, zip(inputs[batch], targets[batch], strict=True), CLIP * (1 - MARGIN))
+        flat = flat - RATE * (total + CLIP * SIGMA * torch.from_numpy(noise[t])).float() / BATCH
         nn.utils.vector_to_parameters(flat.clone(), model.parameters())
     return flat
 
@@ -326,20 +316,6 @@ def test_an_epoch_left_early_goes_on_where_it_stopped():
     assert torch.equal(flatten(model), run())
 
 
-def test_a_checkpoint_goes_on_in_the_right_round(tmp_path):
-    engine, _, private = make()
-    train(private, epochs=1)
-    engine.save_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
-    for noise in ("replay", "buffer"):
-        other, model, again = make(noise=noise)
-        other.load_checkpoint(path=tmp_path / "checkpoint", module=again[0], optimizer=again[1])
-        train(again, epochs=1)
-        assert torch.allclose(flatten(model), run(), atol=1e-6)
-    stranger, _, private = make(mechanism=DPSGD())
-    with pytest.raises(ValueError, match=r"another plan .*mechanism.name: lambda-cgd → dp-sgd"):
-        stranger.load_checkpoint(path=tmp_path / "checkpoint", module=private[0], optimizer=private[1])
-
-
 @pytest.mark.parametrize("content", [{"weight": torch.zeros(2)}, nn.Linear(2, 2)])
 def test_a_file_that_is_no_checkpoint_is_named(content, tmp_path):
     torch.save(content, tmp_path / "model.pt")
@@ -488,23 +464,6 @@ def test_a_step_left_out_stops_the_loop(workers, physical):
 
     with pytest.raises(RuntimeError, match=r"take one optimizer step for each batch"):
         loop()
-
-
-def test_workers_may_prepare_batches_ahead():
-    model = nn.Linear(6, 3)
-    module, optimizer, loader = CorrelatedPrivacyEngine(KEY).make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-        data_loader=DataLoader(data(), batch_size=BATCH, num_workers=2),
-        plan=plan_of(),
-    )
-    everything = data().tensors[0]
-    for round, (inputs, targets) in enumerate(loader):
-        assert torch.equal(inputs, everything[loader.batch_sampler.batch(round)])
-        optimizer.zero_grad()
-        functional.cross_entropy(module(inputs), targets).backward()
-        optimizer.step()
-    assert loader.batch_sampler.tracker.released == 5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from central_runs import Run
+from oracles_gradients import clipped_sum
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -65,14 +66,8 @@ def images(**options):
 def private_sum(monkeypatch, model, mode, inputs, clip_norm=0.2):
     """(the sum of the round, that of autograd example by example)."""
     targets = torch.arange(SIZE) % 3
-    alone = copy.deepcopy(model).double()
-    expected = 0
-    for i in range(SIZE):
-        alone.zero_grad()
-        one = inputs[i : i + 1]
-        functional.cross_entropy(alone(one.double() if one.is_floating_point() else one), targets[i : i + 1]).backward()
-        gradient = torch.cat([p.grad.reshape(-1) for p in alone.parameters()])
-        expected = expected + gradient * min(1.0, clip_norm / float(gradient.norm()))
+    precise = inputs.double() if inputs.is_floating_point() else inputs
+    expected = clipped_sum(copy.deepcopy(model).double(), zip(precise, targets, strict=True), clip_norm)
     data = TensorDataset(inputs, targets)
     run = Run(monkeypatch, data=data, batch=SIZE, epochs=1, model=model, mode=mode, clip_norm=clip_norm)
     run.train()

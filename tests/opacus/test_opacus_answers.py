@@ -11,11 +11,11 @@ import torch
 from opacus import PrivacyEngine
 from opacus.accountants import IAccountant, PRVAccountant, RDPAccountant
 from opacus.optimizers import DPOptimizer
+from plans import make_plan
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan
-from fedcgd.accounting.selection import select_lambda
+from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan, select_lambda
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.mechanisms.schedule import scheduled_workload
 from fedcgd.opacus import CorrelatedPrivacyEngine
@@ -160,7 +160,7 @@ def test_errors_have_the_types_and_words_of_opacus(broken: str) -> None:
 
 def test_a_plan_and_the_arguments_of_opacus_must_agree() -> None:
     participation = Participation(rounds=10, min_separation=5)
-    plan = Plan(mechanism=LambdaCGD(0.8), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+    plan = make_plan(LambdaCGD(0.8), participation)
     engine = CorrelatedPrivacyEngine(SIMULATION)
     private(engine, plan=plan, noise_multiplier=2.0)
     assert engine.accountant.plan is plan
@@ -180,9 +180,7 @@ def test_sigma_and_zeta_make_the_plan_that_says_the_same() -> None:
     engine = CorrelatedPrivacyEngine(SIMULATION)
     private(engine, noise_multiplier=2.0, **OURS | {"mechanism": "lambda-cgd:0.8", "epochs": 3}, poisson_sampling=False)
     participation = Participation(rounds=15, min_separation=5)
-    assert engine.accountant.plan == Plan(
-        mechanism=LambdaCGD(0.8), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5
-    )
+    assert engine.accountant.plan == make_plan(LambdaCGD(0.8), participation)
 
 
 def test_a_noise_generator_repeats_a_simulation_and_never_seeds_a_private_run() -> None:

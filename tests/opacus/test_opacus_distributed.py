@@ -17,8 +17,7 @@ from central_ranks import Job, network, plan_of, run_rank
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from fedcgd import NoiseKey
-from fedcgd.mechanisms import BLT, LambdaCGD
+from fedcgd import BLT, LambdaCGD, NoiseKey
 from fedcgd.opacus.ranks import Ranks, ranks_of
 from fedcgd.opacus.release_record import ReleaseRecord
 from fedcgd.opacus.round_noise import RoundNoise

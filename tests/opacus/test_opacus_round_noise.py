@@ -3,18 +3,14 @@
 import numpy as np
 import torch
 from numpy_kernels import numpy_kernels
+from plans import make_plan
 
-from fedcgd.mechanisms import LambdaCGD
+from fedcgd import LambdaCGD, NoiseKey, Participation
 from fedcgd.noise import tensors
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.tensors import sum_digest
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 
-PLAN = Plan(
-    mechanism=LambdaCGD(0.5), participation=Participation(rounds=3), clip_norm=1.0, noise_multiplier=2.0, delta=1e-5
-)
+PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=3))
 
 
 def noise_of(noise: RoundNoise, run: str) -> np.ndarray:

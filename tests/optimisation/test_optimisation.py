@@ -15,13 +15,12 @@ from scipy.optimize import approx_fprime
 import fedcgd.curvature.noise_curve as noise_curve_module
 import fedcgd.optimisation.banded as banded_module
 import fedcgd.optimisation.toeplitz as toeplitz_module
+from fedcgd import Participation, error_norms, sensitivity
 from fedcgd.curvature import Spectrum, fitted
 from fedcgd.curvature.factor import thin_factor
 from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import BISR, BSR, LambdaCGD, Normalized, Toeplitz, bandwidth, matrix
-from fedcgd.mechanisms.error import error_norms
-from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import Objective, Workload
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.banded import band_mf, dense, error_and_gradient
@@ -39,15 +38,11 @@ from fedcgd.optimisation.catalogue import (
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.optimisation.series import quotient
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
-from fedcgd.participation import Participation
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 CIFAR = Participation(rounds=3900, min_separation=390)  # Table 4 of arXiv:2601.22334: n = 3900, k = 10, b = 390
 SIGMA = 0.600228  # noise multiplier of sensitivity 1 at ε = 8, δ = 1e-5 (exact Gaussian mechanism; see test_accounting_gaussian)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path))
 
 
 def rmse(mechanism, participation=CIFAR) -> float:

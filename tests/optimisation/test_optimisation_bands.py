@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcgd.mechanisms import BISR, BSR, DPSGD, Mechanism
-from fedcgd.mechanisms.error import error_norms
+from fedcgd import BISR, BSR, DPSGD, Mechanism, error_norms
 from fedcgd.mechanisms.workload import Workload
 from fedcgd.optimisation.bands import BandChoice, best_bandwidth, cyclic_plan, power_bandwidths, rule_of_thumb
 

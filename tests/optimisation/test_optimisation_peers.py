@@ -7,13 +7,10 @@ times the sensitivity. An optimum that is no worse is accepted, a better one up 
 import numpy as np
 import pytest
 
-from fedcgd.mechanisms import Mechanism, Normalized
-from fedcgd.mechanisms.error import error_norms
-from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd import Mechanism, Normalized, Participation, error_norms, sensitivity
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation.banded import band_mf, dense
 from fedcgd.optimisation.toeplitz import Objective, banded_toeplitz, blt
-from fedcgd.participation import Participation
 
 
 def once(rounds: int) -> Participation:

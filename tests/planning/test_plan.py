@@ -1,27 +1,19 @@
 """Plans from a budget: the mechanism as a value, as a text, and with its number left open."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from fedcgd.accounting import calibrate
+from fedcgd import Participation, Plan, calibrate, error_norms, select_lambda
 from fedcgd.accounting.balls_in_bins import accountant
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
-from fedcgd.accounting.selection import select_lambda
 from fedcgd.mechanisms import BISR, DPSGD, BandInvMF, LambdaCGD, Normalized
-from fedcgd.mechanisms.error import error_norms
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 MANY = Participation(rounds=60, min_separation=6)
 BUDGET = {"clip_norm": 1.0, "epsilon": 3.0, "delta": 1e-5}
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDCGD_CACHE", str(tmp_path))
 
 
 @pytest.mark.parametrize(

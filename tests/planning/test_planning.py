@@ -12,13 +12,11 @@ from flwr.serverapp.strategy import FedAvgM
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
-from fedcgd.accounting import accountant, calibrate
+from fedcgd import Participation, Plan, accountant, calibrate
 from fedcgd.cli import app
 from fedcgd.curvature import Spectrum
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
 from fedcgd.optimisation import catalogue
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd.planning import LinearModel, Question, Recipe, as_python, as_run_config, plan_recipes, verdict
 from fedcgd.planning.landscape import DIRECTIONS, Landscape
 from fedcgd.planning.planner import PlannedRecipe, _steps

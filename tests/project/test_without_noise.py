@@ -12,6 +12,7 @@ import torch
 from fake_grid import FakeGrid, FakeNode
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from plans import make_plan
 from shared import record
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -25,13 +26,7 @@ from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd_flower import AdaptiveClipping, CorrelatedNoise, PrivateEvaluation, host_users, sequential_training
 
 KEY = NoiseKey(bytes(range(32)))
-NOISELESS = Plan(
-    mechanism=LambdaCGD(0.8),
-    participation=Participation(rounds=4, min_separation=2),
-    clip_norm=0.5,
-    noise_multiplier=0,
-    delta=1e-5,
-)
+NOISELESS = make_plan(LambdaCGD(0.8), Participation(rounds=4, min_separation=2), clip_norm=0.5, noise_multiplier=0)
 NOISY = replace(NOISELESS, noise_multiplier=2.0)
 SIZE = 6
 

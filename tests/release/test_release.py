@@ -6,14 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from plans import make_plan
 
+from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.ledger import Ledger, verify
 from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD, inverse_matrix
 from fedcgd.noise import NoiseStream
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd.release import NoiseSource, RecordedReleases, array_noise, lattice_of
 from fedcgd.release import tensors as release_tensors
 from fedcgd.release.tensors import joint_nonce, tensor_noise
@@ -21,13 +20,7 @@ from fedcgd.release.tensors import joint_nonce, tensor_noise
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS, SIZE = 4, 50
 KEY = NoiseKey(bytes(range(32)))
-PLAN = Plan(
-    mechanism=LambdaCGD(0.5),
-    participation=Participation(rounds=ROUNDS),
-    clip_norm=0.5,
-    noise_multiplier=3.0,
-    delta=1e-5,
-)
+PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=ROUNDS), clip_norm=0.5, noise_multiplier=3.0)
 
 
 def opened(path: Path, plan: Plan = PLAN) -> Ledger:
@@ -104,9 +97,7 @@ def test_arrays_and_tensors_have_the_same_noise() -> None:
     """Of a simulation, whose nonces are numbers of tries."""
     key, lattice = NoiseKey.simulation(3), lattice_of(PLAN, SIZE)
     for mechanism in (LambdaCGD(0.5), BLT((0.3,), (0.9,))):
-        plan = Plan(
-            mechanism=mechanism, participation=PLAN.participation, clip_norm=0.5, noise_multiplier=3.0, delta=1e-5
-        )
+        plan = make_plan(mechanism, PLAN.participation, clip_norm=0.5, noise_multiplier=3.0)
         one, other = array_noise(plan, key, "", lattice), tensor_noise(plan, key, "", lattice)
         nonces: list[int] = []
         for attempt in (2, 0, 1):
@@ -153,9 +144,7 @@ def test_only_this_package_makes_nonces_of_sums_and_records_them() -> None:
 @pytest.mark.parametrize("size", [1, 50, 123_457])
 def test_lattices_are_what_they_were(clip_norm: float, size: int) -> None:
     """The step is the largest power of two that moves an update by at most its part of the clip norm."""
-    plan = Plan(
-        mechanism=DPSGD(), participation=Participation(rounds=3), clip_norm=clip_norm, noise_multiplier=2.0, delta=1e-5
-    )
+    plan = make_plan(DPSGD(), Participation(rounds=3), clip_norm=clip_norm)
     for loss in (2.0**-10, 2.0**-17):
         step = lattice_of(plan, size, relative_loss=loss).step
         assert step * size**0.5 <= loss * clip_norm < 2 * step * size**0.5
@@ -169,13 +158,7 @@ def test_noise_that_the_lattice_does_not_hold_is_refused_by_its_largest_row(mech
 
     def plan(part: float) -> Plan:
         """σ's share of what may just be."""
-        return Plan(
-            mechanism=mechanism,
-            participation=Participation(rounds=6),
-            clip_norm=1.0,
-            noise_multiplier=part * 2.0**40 * step / growth,
-            delta=1e-5,
-        )
+        return make_plan(mechanism, Participation(rounds=6), noise_multiplier=part * 2.0**40 * step / growth)
 
     stddev = plan(0.99).stddev
     assert stddev == pytest.approx(0.99 * 2.0**40 * step / growth)

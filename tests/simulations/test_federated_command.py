@@ -1,14 +1,11 @@
 """The app, with the settings that the command `flower` prints, releases the models of the central run that they stand for."""
 
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from fake_grid import FakeGrid, FakeNode
-from flwr.app import Context, RecordDict
+from app_runs import released_by_the_app
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd.noise.keys import NoiseKey
@@ -18,12 +15,10 @@ from fedcgd_experiments import central as central_runs
 from fedcgd_experiments.central import CentralTrainer
 from fedcgd_experiments.flower_command import run_config
 from fedcgd_experiments.point import CentralPoint
-from fedcgd_simulations import client_app, server_app
 from fedcgd_simulations.tasks import get_task
 
-DEFAULTS = tomllib.loads((Path(__file__).parents[2] / "simulations" / "pyproject.toml").read_text())["tool"]["flwr"][
-    "app"
-]["config"]
+pytestmark = pytest.mark.usefixtures("threads_as_they_were")
+
 POINT = CentralPoint(
     task="digits", mechanism="lambda-cgd:0.8", epsilon=1.0, steps=21, epochs=1, clip_norm=0.5, learning_rate=1.5, seed=1000,
     split="test",
@@ -40,19 +35,7 @@ def apart(there: np.ndarray, here: np.ndarray, start: np.ndarray) -> float:
 
 def federated(config: dict, folder: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     """The last model of the app under `config`."""
-    released: list[np.ndarray] = []
-    load = server_app.load_arrays
-
-    def keep(model, arrays) -> None:
-        released.append(np.concatenate([array.numpy().ravel() for array in arrays.values()]))
-        load(model, arrays)
-
-    monkeypatch.setattr(server_app, "load_arrays", keep)
-    config = DEFAULTS | config | {"results": str(folder / "result.json")}
-    grid = FakeGrid(
-        {i: FakeNode(client_app.app, config={"partition-id": i, "num-partitions": 2}) for i in range(2)}, config
-    )
-    server_app.app(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
+    released, _ = released_by_the_app(config, folder, monkeypatch)
     return released[-1]
 
 
@@ -111,10 +94,3 @@ def test_with_poisson_sampling_only_the_draws_are_others(tmp_path, monkeypatch) 
 
 def test_the_folder_of_the_data_goes_along(tmp_path) -> None:
     assert run_config(POINT, users=1260, data_dir=str(tmp_path))["data-dir"] == str(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)

@@ -1,37 +1,19 @@
 """Every model of every task trains federated, by the app as it stands: its trained parameters move as in a plain loop."""
 
-import json
-import tomllib
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fake_grid import FakeGrid, FakeNode
-from flwr.app import Context, RecordDict
+from app_runs import released_by_the_app
+from oracles_gradients import clipped_sum
 from small_models import HEAVY, MODELS, USERS, inputs, small_transformers, tiny
 
 from fedcgd.clipping.flat_models import flatten
 from fedcgd_simulations import client_app, server_app
 from fedcgd_simulations.models.weights import RandomWeightsWarning
 from fedcgd_simulations.task import Data, Examples
-
-DEFAULTS = tomllib.loads((Path(__file__).parents[2] / "simulations" / "pyproject.toml").read_text())["tool"]["flwr"][
-    "app"
-]["config"]
-
-
-def one_step(task, examples: Examples, clip_norm: float) -> tuple[np.ndarray, np.ndarray]:
-    """(the model, the mean of the clipped steps of all examples), by one backward pass for each."""
-    model = task.model(0)
-    start, total = flatten(model).double().numpy(), np.zeros(flatten(model).shape)
-    for x, y in zip(examples.inputs, examples.targets, strict=True):
-        model.zero_grad()
-        task.loss(model(x[None]), y[None]).sum().backward()
-        gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.requires_grad]).double().numpy()
-        total -= gradient * min(1.0, clip_norm / np.linalg.norm(gradient))
-    return start, total / len(examples)
 
 
 @pytest.mark.parametrize(
@@ -45,26 +27,15 @@ def test_two_rounds(task: str, model: str, tmp_path: Path, monkeypatch: pytest.M
     for module in (server_app, client_app):
         monkeypatch.setattr(module, "get_task", made)
     client_app._material.cache_clear()
-    released = []
-
-    def keep(model, arrays):
-        released.append(arrays)
-        load(model, arrays)
-
-    load = server_app.load_arrays
-    monkeypatch.setattr(server_app, "load_arrays", keep)
-    config = DEFAULTS | {"task": task, "model": model, "cohort": USERS, "rounds": 2, "learning-rate": 1.0}
-    config |= {"epsilon": 1e9, "clip-norm": 0.5, "results": str(tmp_path / "result.json")}
-    grid = FakeGrid(
-        {i: FakeNode(client_app.app, config={"partition-id": i, "num-partitions": 2}) for i in range(2)}, config
-    )
-    server_app.app(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
-    assert json.loads((tmp_path / "result.json").read_text())["releases"] == 2
+    config = {"task": task, "model": model, "cohort": USERS, "rounds": 2, "learning-rate": 1.0, "epsilon": 1e9}
+    released, figures = released_by_the_app(config | {"clip-norm": 0.5}, tmp_path, monkeypatch)
+    assert figures["releases"] == 2
 
     reference = made(task, model=model)
-    start, step = one_step(reference, examples, 0.5)
-    trained = [name for name, p in reference.model(0).named_parameters() if p.requires_grad]
-    assert [list(arrays) for arrays in released] == [trained] * 3
-    first = np.concatenate([array.numpy().ravel() for array in released[1].values()])
+    first_model = reference.model(0)
+    total = clipped_sum(first_model, zip(examples.inputs, examples.targets, strict=True), 0.5, reference.loss)
+    start, step = flatten(first_model).numpy(), -total.numpy() / USERS
+    assert [model.shape for model in released] == [start.shape] * 3
+    first = released[1]
     assert np.linalg.norm(step) > 0
     np.testing.assert_allclose(first - start, step, atol=2e-4 + 1e-3 * np.abs(step).max())

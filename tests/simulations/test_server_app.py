@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from app_defaults import DEFAULTS
+from app_runs import DEFAULTS
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp

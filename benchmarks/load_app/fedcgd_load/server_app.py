@@ -14,11 +14,7 @@ from flwr.serverapp.strategy import FedAvgM
 
 import fedcgd_flower.cohort_selection as choice_module
 import fedcgd_flower.run_loop as run_module
-from fedcgd.ledger import Ledger
-from fedcgd.mechanisms import LambdaCGD
-from fedcgd.noise.keys import NoiseKey
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
+from fedcgd import LambdaCGD, Ledger, NoiseKey, Participation, Plan
 from fedcgd_flower import CorrelatedNoise
 from fedcgd_load.network import network
 

@@ -2,9 +2,9 @@
 
 import tomllib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from app_runs import DEFAULTS
 
 from fedcgd_experiments.flower_command import flower_command, run_config
 from fedcgd_experiments.point import CentralPoint
@@ -14,9 +14,6 @@ POINT = CentralPoint(
     task="digits", mechanism="lambda-cgd:0.7", epsilon=2.0, delta=1e-6, steps=21, epochs=4, clip_norm=0.5,
     learning_rate=3.0, seed=5,
 )  # fmt: skip
-DEFAULTS = tomllib.loads((Path(__file__).parents[2] / "simulations" / "pyproject.toml").read_text())["tool"]["flwr"][
-    "app"
-]["config"]
 
 POINTS = {
     "none": POINT,

@@ -15,15 +15,13 @@ from flower_requests import NodeSum, read_train_reply
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedAvgM
+from plans import make_plan
 from shared import record
 
+from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import Ledger, export, verify
 from fedcgd.ledger.statement import privacy_statement, statement_markdown
-from fedcgd.mechanisms import DPSGD, LambdaCGD
-from fedcgd.noise.keys import NoiseKey
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.participation import Participation
-from fedcgd.plan import Plan
 from fedcgd_flower import (
     AdaptiveClipping,
     CorrelatedNoise,
@@ -77,13 +75,7 @@ def own_sum(updates: dict[str, np.ndarray]) -> FakeNode:
 
 
 def plan(*, rounds: int = 8, noise_multiplier: float = 1e-6, clip_norm: float = 1.0, mechanism=MECHANISM) -> Plan:
-    return Plan(
-        mechanism=mechanism,
-        participation=Participation(rounds=rounds),
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        delta=1e-5,
-    )
+    return make_plan(mechanism, Participation(rounds=rounds), clip_norm=clip_norm, noise_multiplier=noise_multiplier)
 
 
 def make(plan: Plan, users: int, clipping: AdaptiveClipping | None = COUNTED, inner=None, **options) -> CorrelatedNoise:

@@ -5,10 +5,9 @@ from typing import get_args
 
 import pytest
 
-from fedcgd.accounting import calibrate, compute_epsilon
+from fedcgd import DPSGD, LambdaCGD, Normalized, calibrate, compute_epsilon
 from fedcgd.accounting import explain as explanations
 from fedcgd.accounting.explain import explain
-from fedcgd.mechanisms import DPSGD, LambdaCGD, Normalized
 from fedcgd.participation import Participation, Sampling
 
 EPOCHS = Participation(rounds=12, min_separation=4, max_participations=2)

@@ -2,19 +2,13 @@
 
 import platform
 import resource
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from fedcgd_simulations.process import settle
 
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("threads_as_they_were")
 
 
 def faults() -> int:
