@@ -2,6 +2,7 @@
 
     python -m fedcgd_experiments.planner_trial tune benchmarks/results/planner.jsonl [--only digits]
     python -m fedcgd_experiments.planner_trial judge benchmarks/results/planner.jsonl
+    python -m fedcgd_experiments.planner_trial rehearse benchmarks/results/planner.jsonl [--only digits+net]
     python -m fedcgd_experiments.planner_trial table benchmarks/results/planner.jsonl
     python -m fedcgd_experiments.planner_trial curve benchmarks/results/planner-digits.json
 
@@ -30,8 +31,10 @@ from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation, Sampling
 from fedcgd.planning import planner
 from fedcgd.planning.landscape import LinearModel
+from fedcgd.planning.proxy import ArrayProxy
 from fedcgd.planning.question import Question, SecretSampling
 from fedcgd.planning.recipe import Recipe
+from fedcgd.planning.rehearsal import rehearse
 from fedcgd.planning.theory import unit_progress
 from fedcgd_experiments.central_softmax import inverse_of
 from fedcgd_experiments.tables import markdown
@@ -316,9 +319,9 @@ SECRETS: dict[str, tuple[SecretSampling, ...]] = {"nothing": (), "poisson or bin
 TEST_SEEDS = range(1000, 1010)
 
 
-def judged(data: Set, recipe: Recipe, rate: float, epsilon: float) -> list[float]:
+def judged(data: Set, recipe: Recipe, rate: float, epsilon: float, seeds: Sequence[int] = TEST_SEEDS) -> list[float]:
     """Test accuracies with seeds that nothing was chosen by."""
-    return [round(float(train(data, [(recipe, rate)], epsilon, seed)[0, 1]), 4) for seed in TEST_SEEDS]
+    return [round(float(train(data, [(recipe, rate)], epsilon, seed)[0, 1]), 4) for seed in seeds]
 
 
 @app.command("judge")
@@ -362,6 +365,58 @@ def judge_command(out: Path, only: str | None = None) -> None:
             print(json.dumps({"set": name, "turns": turns, "epsilon": epsilon, "judged": found}), file=file, flush=True)
             means = {label: round(100 * float(np.mean(f["test"])), 1) for label, f in found.items()}
             print(name, turns, epsilon, means, flush=True)
+
+
+PROXIES = {
+    "digits+net": ("fashion+net", "tweets+net", "half"),
+    "odd+net": ("fashion+net", "tweets+net", "half"),
+    "fashion+net": ("digits+net", "tweets+net", "half"),
+    "five+net": ("digits+net", "fashion+net", "half"),
+}
+"""Sets that stand for another as if they were public; half is half of the set itself, the best that a proxy can be."""
+
+
+def proxy_of(name: str, data: Set) -> ArrayProxy:
+    """The examples to train and to validate of another set, or half of those to train of `data`."""
+    other = data if name == "half" else load(name)
+    parts = slice(len(data.x[0]) // 2) if name == "half" else slice(None)
+    inputs, labels = np.concatenate(other.x[:2]), np.concatenate(other.y[:2])
+    return ArrayProxy(inputs[parts, :-1], labels[parts], hidden=other.hidden)
+
+
+@app.command("rehearse")
+def rehearse_command(out: Path, only: str | None = None) -> None:
+    """Networks: what is best on a proxy, nothing secret, on the seeds that the plan of theory was tested with."""
+    for (turns, epsilon), name in product(CELLS, [only] if only else PROXIES):
+        done = judgements(read(out)).get((name, turns, epsilon), {})
+        seeds = TEST_SEEDS[: len(done.get(plan_label("nothing", sized=False), {"test": []})["test"])]
+        for proxy in PROXIES[name]:
+            if not seeds or proxy_label(proxy) in done:
+                continue
+            data, started = load(name), time.process_time()
+            question = Question(users=len(data.x[0]), epsilon=epsilon, delta=DELTA, turns=turns)
+            best = rehearse(question, proxy_of(proxy, data), public=True)[0]
+            seconds, rate = round(time.process_time() - started, 1), best.outcome.learning_rate
+            test = judged(data, best.recipe, rate, epsilon, seeds)
+            found = {"recipe": asdict(best.recipe), "rate": rate, "score": best.score, "seconds": seconds, "test": test}
+            record = {"set": name, "turns": turns, "epsilon": epsilon, "judged": {proxy_label(proxy): found}}
+            with out.open("a", encoding="utf-8") as file:
+                print(json.dumps(record), file=file)
+            print(name, turns, epsilon, proxy, f"{100 * np.mean(test):.1f}", flush=True)
+
+
+def relation(proxy: str, name: str) -> str:
+    """What a proxy is to a set."""
+    if proxy == "half":
+        return "half of the set itself"
+    kinds = {"tweets": "tweets", "five": "columns"}
+    kind, other = (kinds.get(one.partition("+")[0], "pictures") for one in (proxy, name))
+    return f"{kind} for {other}"
+
+
+def proxy_label(proxy: str) -> str:
+    """What the judgement of a rehearsed plan is called."""
+    return f"rehearsed on {proxy}"
 
 
 def behind(best: Sequence[float], plan: Sequence[float]) -> float:
@@ -434,16 +489,43 @@ def table_command(out: Path) -> None:
     )  # fmt: skip
     for (secret, label), sized in product(compared, (False, True)):
         for which, chosen in (("all", SETS), ("linear", [n for n in SETS if "+" not in n]), ("held out", HELD_OUT)):
-            lost = np.array([
+            lost = [
                 behind(each[label]["test"], each[plan_label(secret, sized=sized)]["test"])
                 for (name, *_), each in cells.items() if name in chosen
-            ])  # fmt: skip
-            if len(lost):
-                print(
-                    f"{plan_label(secret, sized=sized)}, behind {label}, {which} ({len(lost)}): mean {lost.mean():+.2f}, worst "
-                    f"{lost.max():+.1f}, best gain {-lost.min():.1f}; within 0.5: {np.mean(lost <= 0.5):.0%}, "
-                    f"within 1: {np.mean(lost <= 1):.0%}"
-                )
+            ]  # fmt: skip
+            if lost:
+                print(summary(f"{plan_label(secret, sized=sized)}, behind {label}, {which}", lost))
+    proxies = list(dict.fromkeys(proxy for each in PROXIES.values() for proxy in each))
+    baseline, plan = "anything, nothing secret", plan_label("nothing", sized=False)
+    rehearsed = {cell: each for cell, each in cells.items() if any(proxy_label(proxy) in each for proxy in proxies)}
+    labels = [baseline, plan, *map(proxy_label, proxies)]
+    lines = [
+        [
+            name,
+            str(turns),
+            f"{epsilon:g}",
+            *(f"{100 * np.mean(each[label]['test']):.1f}" if label in each else "–" for label in labels),
+        ]
+        for (name, turns, epsilon), each in rehearsed.items()
+    ]
+    print(markdown(["set", "turns", "ε", *labels], lines), end="")
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for (name, *_), each in rehearsed.items():
+        for proxy in PROXIES[name]:
+            lost = [behind(each[baseline]["test"], each[label]["test"]) for label in (proxy_label(proxy), plan)]
+            pairs.setdefault(relation(proxy, name), []).append((lost[0], lost[1]))
+    for title, both in pairs.items():
+        for who, lost in zip(("rehearsed", "theory"), zip(*both, strict=True), strict=True):
+            print(summary(f"{title}, {who}", lost))
+
+
+def summary(title: str, lost: Sequence[float]) -> str:
+    """How far behind in points, over all cells."""
+    points = np.array(lost)
+    return (
+        f"{title} ({len(points)}): mean {points.mean():+.2f}, worst {points.max():+.1f}, best gain {-points.min():.1f}; "
+        f"within 0.5: {np.mean(points <= 0.5):.0%}, within 1: {np.mean(points <= 1):.0%}"
+    )
 
 
 if __name__ == "__main__":
