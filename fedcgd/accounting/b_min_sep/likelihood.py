@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.b_min_sep.columns import Columns
-from fedcgd.accounting.b_min_sep.law import Law
+from fedcgd.accounting.b_min_sep.coins import Coins
+from fedcgd.accounting.secret_rounds.columns import Columns
+from fedcgd.accounting.secret_rounds.law import LARGEST
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-LARGEST = 1e300
 _GOAL = 2e-3  # for the distance of the two bounds on log S
 _COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _DEPTHS = (1.5, 3.0, 5.0)  # −log of the least of the points that are not 0, beside the largest
@@ -32,10 +32,10 @@ _TRIALS = 8  # draws that a grid is chosen by
 
 
 @dataclass(frozen=True, eq=False)
-class Likelihood:
+class BMinSepLikelihood:
     """S for one σ."""
 
-    law: Law
+    law: Coins
     chances: Vector
     """init, of the first rounds."""
     halves: Vector
@@ -46,9 +46,9 @@ class Likelihood:
     """About the distance of the two bounds on log S."""
 
     @staticmethod
-    def of(columns: Columns, law: Law, sigma: float) -> "Likelihood":
+    def of(columns: Columns, law: Coins, sigma: float) -> "BMinSepLikelihood":
         """Of `columns` with noise `sigma`."""
-        plain = Likelihood(law, law.first_chances()[: law.rounds], columns.squares / (2 * sigma**2), None)
+        plain = BMinSepLikelihood(law, law.first_chances()[: law.rounds], columns.squares / (2 * sigma**2), None)
         return _with_grid(plain, columns, sigma) if columns.amplitude else plain
 
     @property
@@ -119,7 +119,7 @@ class Grid:
     """The kind of each round."""
 
 
-def _with_grid(plain: Likelihood, columns: Columns, sigma: float) -> Likelihood:
+def _with_grid(plain: BMinSepLikelihood, columns: Columns, sigma: float) -> BMinSepLikelihood:
     """With about the fewest points whose bounds are near each other, as some draws of a user's rounds and the noise show."""
     generator = np.random.default_rng(0)
     law = plain.law
@@ -133,7 +133,7 @@ def _with_grid(plain: Likelihood, columns: Columns, sigma: float) -> Likelihood:
             roots = round(-math.log(columns.ratio) / log_step)
             step = columns.ratio ** (1 / roots) if roots else math.exp(-log_step)
             points = np.append(columns.largest_tail * step ** np.arange(count - 1), 0.0)
-            found = Likelihood(law, plain.chances, plain.halves, _grid(points, columns, law, sigma))
+            found = BMinSepLikelihood(law, plain.chances, plain.halves, _grid(points, columns, law, sigma))
             lower, upper = found.bounds(x)
             gap = float(np.mean(np.log(upper) - np.log(lower)))
             if best is None or gap < nearest:
@@ -144,7 +144,7 @@ def _with_grid(plain: Likelihood, columns: Columns, sigma: float) -> Likelihood:
     return best
 
 
-def _grid(points: Vector, columns: Columns, law: Law, sigma: float) -> Grid:
+def _grid(points: Vector, columns: Columns, law: Coins, sigma: float) -> Grid:
     ratio, b = columns.ratio, law.separation
     pulls = columns.tail_products / sigma**2  # D_t/σ²
     most = max(1, -(-law.rounds // b))  # rounds that are left to a user

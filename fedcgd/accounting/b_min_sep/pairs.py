@@ -14,8 +14,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.b_min_sep.columns import Columns
-from fedcgd.accounting.b_min_sep.law import Law
+from fedcgd.accounting.b_min_sep.coins import Coins
+from fedcgd.accounting.secret_rounds.columns import Columns
+from fedcgd.accounting.secret_rounds.law import Rounds
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _ENTRIES = 2**25  # of a table: 0.25 GiB
@@ -23,7 +24,6 @@ _FADED = 0.02  # part of a round that is too little to follow
 _LEVEL = 0.45  # from one level to the next
 
 Indices = NDArray[np.intp]
-Rounds = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class States:
     ratio: float
 
     @staticmethod
-    def of(columns: Columns, law: Law) -> "States":
+    def of(columns: Columns, law: Coins) -> "States":
         """Those that can be told apart in tables of a size that memory holds. Raises ValueError if not even the ages can."""
         n, b = law.rounds, law.separation
         if n * b > _ENTRIES:
@@ -114,7 +114,7 @@ class States:
 class PairChain:
     """The chain for one θ/σ²."""
 
-    law: Law
+    law: Coins
     states: States
     start: Vector
     """The probability of each state before round 0."""
@@ -132,7 +132,7 @@ class PairChain:
     """log E exp(θ·K̃). Infinite if it overflows."""
 
     @staticmethod
-    def of(columns: Columns, law: Law, scale: float) -> "PairChain":
+    def of(columns: Columns, law: Coins, scale: float) -> "PairChain":
         """For θ/σ² = `scale`. Raises ValueError if its tables would be too large."""
         states = States.of(columns, law)
         overlaps, together = states.overlaps(columns) * scale, columns.squares * scale
@@ -221,7 +221,7 @@ class _Meeting:
         return np.asarray(waiting[np.minimum(t + self.wait, last), self.other, self.free])
 
 
-def _backwards(gained: Matrix, together: Vector, law: Law, states: States) -> tuple[Vector, Vector, Vector]:
+def _backwards(gained: Matrix, together: Vector, law: Coins, states: States) -> tuple[Vector, Vector, Vector]:
     n, p, levels = law.rounds, law.rate, len(states.levels)
     later, taken, every = states.later, states.taken, np.arange(len(states.ages))
     free = np.flatnonzero(states.ages >= states.separation)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.b_min_sep.columns import Columns
-from fedcgd.accounting.b_min_sep.law import Law
-from fedcgd.accounting.b_min_sep.pairs import PairChain
+from fedcgd.accounting.secret_rounds.columns import Columns
+from fedcgd.accounting.secret_rounds.law import Law, Pairs
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 
@@ -26,12 +25,12 @@ class Tuples:
     columns: Columns
     sigma: float
     order: int
-    chain: PairChain
+    chain: Pairs
 
     @staticmethod
     def of(columns: Columns, law: Law, sigma: float, order: int) -> "Tuples":
         """Raises ValueError if the tables of the pairs would be too large."""
-        return Tuples(columns, sigma, order, PairChain.of(columns, law, (order - 1) / sigma**2))
+        return Tuples(columns, sigma, order, law.pairs(columns, (order - 1) / sigma**2))
 
     @property
     def log_total(self) -> float:

@@ -43,6 +43,11 @@ class Columns:
         """n."""
         return len(self.scales)
 
+    @property
+    def width(self) -> int:
+        """How many bands C has besides the tail."""
+        return len(self._band)
+
     @cached_property
     def entries(self) -> Vector:
         """Numbers that C follows from, the same however its unit is shared between column and scales."""
@@ -154,6 +159,11 @@ class BandedColumns(Columns):
     def of(band: Matrix) -> "BandedColumns":
         """C with these bands."""
         return BandedColumns(band.max(axis=0), 0.0, 0.0, np.ones(len(band)), True, band)
+
+    @property
+    def width(self) -> int:
+        """How many bands C has."""
+        return int(self.band.shape[1])
 
     @cached_property
     def entries(self) -> Vector:

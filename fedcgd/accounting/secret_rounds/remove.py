@@ -15,11 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcgd.accounting.b_min_sep.columns import Columns
-from fedcgd.accounting.b_min_sep.law import Law
-from fedcgd.accounting.b_min_sep.likelihood import Likelihood
-from fedcgd.accounting.b_min_sep.tuples import Tuples, largest_of_power
 from fedcgd.accounting.balls_in_bins.draws import Seed, run_in_blocks
+from fedcgd.accounting.secret_rounds.columns import Columns
+from fedcgd.accounting.secret_rounds.law import Law, Likelihood
+from fedcgd.accounting.secret_rounds.tuples import Tuples, largest_of_power
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _ORDERS = (2, 4, 6, 8, 10, 12, 16)
