@@ -253,7 +253,7 @@ def test_with_coins_less_noise_is_refuted_at_other_budgets(epsilon: float, delta
 
 
 def test_rounds_of_epochs_stand_and_less_noise_is_refuted() -> None:
-    """Random allocation with two bands, 4 epochs of 3 rounds. Of S all choices of rounds are alike: which they are it does not see."""
+    """Two bands, 4 epochs of 3 rounds. Of S all choices of rounds are alike: which they are it does not see."""
     participation = Participation(rounds=12, max_participations=4, sampling="random-allocation")
     plan = Plan.calibrated(BSR(2), participation, clip_norm=CLIP, epsilon=2.0, delta=0.1)
     sums = coin_sums(plan, count(), np.ones(50, dtype=bool), 0)

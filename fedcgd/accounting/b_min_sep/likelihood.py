@@ -80,12 +80,13 @@ class BMinSepLikelihood:
     def _values(self, weights: Matrix) -> Matrix:
         """F of the first rounds, shape (min(b, n), draws)."""
         n, b, rest = self.law.rounds, self.law.separation, 1 - self.law.rate
-        values = np.ones((n + b, weights.shape[1]))
+        ring, firsts = np.ones((b + 1, weights.shape[1])), len(self.chances)
         for t in range(n - 1, -1, -1):
-            np.multiply(values[t + 1], rest, out=values[t])
-            weights[t] *= values[t + b]
-            values[t] += weights[t]
-        return values[: len(self.chances)]
+            taken, now = weights[t], ring[t % (b + 1)]
+            taken *= ring[(t + b) % (b + 1)]
+            np.multiply(ring[(t + 1) % (b + 1)], rest, out=now)
+            now += taken
+        return ring[np.arange(firsts) % (b + 1)]
 
     def _grid_values(self, weights: Matrix, grid: "Grid", stay: Matrix, take: Matrix) -> Matrix:
         n, b = self.law.rounds, self.law.separation

@@ -20,6 +20,7 @@ from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized, Toeplitz, bandwi
 from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense
 
 _CHUNK = 256  # columns of a dense C at a time
+_NARROW = 16  # bands that are added one by one
 _BLOCK = 256  # rounds in one product with the band
 _LARGEST_AMPLITUDE = 1e4  # of c(0): A·λ^u is taken off the head again, which loses so many digits
 _NOTHING = 1e-300  # a coefficient that no double tells from none
@@ -124,8 +125,14 @@ class Columns:
         width, n = len(self._band), self.rounds
         if width == 0:
             return np.zeros_like(x)
-        if width == 1:
-            return np.asarray(x * self._band[0])
+        if width <= _NARROW:
+            result = np.asarray(x * self._band[0])
+            for lag, entry in enumerate(self._band[1:n], 1):
+                if transposed:
+                    result[:-lag] += entry * x[lag:]
+                else:
+                    result[lag:] += entry * x[:-lag]
+            return result
         result = np.empty_like(x)
         block = self._block  # of rows i … i + _BLOCK − 1, columns i − width + 1 …
         for start in range(0, n, _BLOCK):

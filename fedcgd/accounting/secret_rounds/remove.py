@@ -28,7 +28,7 @@ _ROUNDING = 1e-8  # double precision changes log S by less
 _ROUNDING_OF_SHARES = 1e-6  # and the probability to be accepted, relatively
 _REACH, _STEP = 6.0, 1.0  # of the integral
 _LEFT_OUT = 5e-9  # at least P(|t| > 6), t standard normal, and what tables of 53 bits may miss
-_NUMBERS = 2**19  # in one block of draws
+_NUMBERS = 2**21  # in one block of draws
 
 
 @dataclass(frozen=True, eq=False)
