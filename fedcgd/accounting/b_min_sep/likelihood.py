@@ -15,6 +15,7 @@ and 0.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +29,7 @@ from fedcgd.mechanisms.mechanism import Matrix, Vector
 _GOAL = 2e-3  # for the distance of the two bounds on log S
 _COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _DEPTHS = (1.5, 3.0, 5.0)  # −log of the least of the points that are not 0, beside the largest
+_AT_ONCE = 64  # rounds
 _TRIALS = 8  # draws that a grid is chosen by
 
 
@@ -61,45 +63,55 @@ class BMinSepLikelihood:
 
         What is beyond `LARGEST` or below 1/`LARGEST` is set to that: what δ is the mean of is 0 or 1 there, to every digit.
         """
-        weights = np.subtract(x, self.halves[:, None], dtype=float)
-        np.exp(np.minimum(weights, 700.0, out=weights), out=weights)
-        weights *= self.law.rate
         with np.errstate(over="ignore", invalid="ignore"):
             if self.grid is None:
-                found = self._total(self._values(weights), LARGEST)
+                found = self._total(self._values(x), LARGEST)
                 return found, found
-            upper = self._total(self._grid_values(weights, self.grid, self.grid.stay, self.grid.take), LARGEST)
-            lower = self._total(self._grid_values(weights, self.grid, self.grid.least_stay, self.grid.least_take), 0.0)
+            firsts = self._grid_values(x, self.grid)
+            lower, upper = self._total(firsts[0], 0.0), self._total(firsts[1], LARGEST)
         return np.minimum(lower, upper), upper
+
+    def _weights(self, x: Matrix) -> Iterator[tuple[int, Vector]]:
+        """t and p·exp(x_t − e_t), from the last round to the first, of a few rounds at a time, which the cache holds."""
+        n = self.law.rounds
+        for start in range((n - 1) // _AT_ONCE * _AT_ONCE, -1, -_AT_ONCE):
+            rounds = slice(start, min(start + _AT_ONCE, n))
+            weights = np.subtract(x[rounds], self.halves[rounds, None], dtype=float)
+            np.exp(np.minimum(weights, 700.0, out=weights), out=weights)
+            weights *= self.law.rate
+            yield from ((start + i, weights[i]) for i in range(len(weights) - 1, -1, -1))
 
     def _total(self, firsts: Matrix, unknown: float) -> Vector:
         """S, and `unknown` where numbers too large for a float left none."""
         total = self.chances @ firsts + max(0.0, 1 - self.chances.sum())  # the rest is never free to take part
         return np.asarray(np.clip(np.nan_to_num(total, nan=unknown), 1 / LARGEST, LARGEST))
 
-    def _values(self, weights: Matrix) -> Matrix:
+    def _values(self, x: Matrix) -> Matrix:
         """F of the first rounds, shape (min(b, n), draws)."""
-        n, b, rest = self.law.rounds, self.law.separation, 1 - self.law.rate
-        ring, firsts = np.ones((b + 1, weights.shape[1])), len(self.chances)
-        for t in range(n - 1, -1, -1):
-            taken, now = weights[t], ring[t % (b + 1)]
+        b, rest = self.law.separation, 1 - self.law.rate
+        ring = np.ones((b + 1, x.shape[1]))
+        for t, taken in self._weights(x):
+            now = ring[t % (b + 1)]
             taken *= ring[(t + b) % (b + 1)]
             np.multiply(ring[(t + 1) % (b + 1)], rest, out=now)
             now += taken
-        return ring[np.arange(firsts) % (b + 1)]
+        return ring[np.arange(len(self.chances)) % (b + 1)]
 
-    def _grid_values(self, weights: Matrix, grid: "Grid", stay: Matrix, take: Matrix) -> Matrix:
-        n, b = self.law.rounds, self.law.separation
-        ring = np.ones((b + 1, len(grid.points), weights.shape[1]))
-        firsts = np.ones((len(self.chances), weights.shape[1]))
-        for t in range(n - 1, -1, -1):
-            found = stay @ ring[(t + 1) % (b + 1)]
-            taken = take[grid.kinds[t]] @ ring[(t + b) % (b + 1)]
-            taken *= weights[t]
-            found += taken
-            ring[t % (b + 1)] = found
-            if t < len(firsts):
-                firsts[t] = found[-1]
+    def _grid_values(self, x: Matrix, grid: "Grid") -> Vector:
+        """The same from below and from above, shape (2, min(b, n), draws)."""
+        b = self.law.separation
+        ring = np.ones((b + 1, 2, len(grid.points), x.shape[1]))
+        firsts = np.ones((2, len(self.chances), x.shape[1]))
+        maps = ((grid.least_stay, grid.least_take), (grid.stay, grid.take))
+        for t, weight in self._weights(x):
+            for which, (stay, take) in enumerate(maps):
+                found = stay @ ring[(t + 1) % (b + 1), which]
+                taken = take[grid.kinds[t]] @ ring[(t + b) % (b + 1), which]
+                taken *= weight
+                found += taken
+                ring[t % (b + 1), which] = found
+            if t < firsts.shape[1]:
+                firsts[:, t] = ring[t % (b + 1), :, -1]
         return firsts
 
 

@@ -24,7 +24,7 @@ from fedcgd.accounting.secret_rounds.law import Likelihood
 from fedcgd.mechanisms.mechanism import Vector
 
 _ROUNDING = 1e-8  # double precision changes log S by less
-_NUMBERS = 2**21  # in one block of draws
+_NUMBERS = 2**20  # in one block of draws
 _LOW, _HIGH = (0.003, 0.01, 0.03, 0.1), (0.1, 0.2, 0.35, 0.5, 0.7)  # probabilities that u₁ and u₂ may have
 
 

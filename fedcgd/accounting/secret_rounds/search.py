@@ -31,10 +31,10 @@ LEAST_EPSILON = 1e-6
 
 _PILOT_REMOVE, _PILOT_ADD = 1000, 2**14  # draws of one step of the search
 _COARSE = 1 / 8  # times as many, while it is far from its goal
-_FINER = 8  # times as many, once, where the search ended, but not more than the confirmation draws
+_FINER = 16  # times as many, once, where the search ended, but not more than the confirmation draws
 _FEWEST, _MOST = 2**12, 2**20  # of a confirmation, removing
-_ADDED = (2**14, 2**16, 2**17, 2**18, 2**19)  # of a confirmation, adding
-_REMOVING, _ADDING = 5e7, 3.2e8  # numbers drawn for one direction of a confirmation, about, at most
+_ADDED = (2**14, 2**16, 2**17, 2**18, 2**19, 2**20)  # of a confirmation, adding
+_REMOVING, _ADDING = 2.5e8, 1.1e9  # numbers drawn for one direction of a confirmation, about, at most
 _PRECISION = 0.03  # of δ, that more draws should not be spent on
 _LARGEST_GAP = 1.0  # of the bounds on log S: beyond, draws would not show an amplification
 _TRIES = 8
@@ -94,7 +94,9 @@ class Point:
         if sampler is None:
             return None
         values, shares = sampler.draw(int(times * _PILOT_REMOVE), (seed, 0))
-        ratios = draw_log_ratios(columns, self.likelihood, self.sigma, int(times * _PILOT_ADD), (seed, 1))
+        ratios = draw_log_ratios(
+            columns, self.likelihood, self.sigma, int(min(times, _FINER / 2) * _PILOT_ADD), (seed, 1)
+        )
         return Pilot(self, sampler, values, shares, ratios, failure)
 
 
