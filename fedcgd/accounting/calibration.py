@@ -8,13 +8,13 @@ from fedcgd.accounting.balls_in_bins import BallsInBinsAccountant
 from fedcgd.accounting.gaussian import GaussianAccountant
 from fedcgd.accounting.guarantee import Guarantee
 from fedcgd.accounting.poisson import PoissonAccountant
-from fedcgd.accounting.random_allocation import RandomAllocationAccountant
-from fedcgd.mechanisms import Mechanism
+from fedcgd.accounting.random_allocation import BandsAccountant, OneBandAccountant
+from fedcgd.mechanisms import Mechanism, bandwidth
 from fedcgd.participation import Participation
 
 Method = Literal["monte-carlo", "deterministic"]
 """How Balls-in-Bins is bounded: by draws, in seconds, with a failure probability; or without any, in minutes, a little higher.
-The other samplings draw nothing either way. If none is asked for, it is the second where C = I, since there it is about as
+Other samplings ignore it. If none is asked for, it is the second where C = I, since there it is about as
 tight and as fast, and the first elsewhere."""
 
 
@@ -54,7 +54,8 @@ def accountant(mechanism: Mechanism, participation: Participation, method: Metho
         case "balls-in-bins":
             return BallsInBinsAccountant(mechanism, participation, method)
         case "random-allocation":
-            return RandomAllocationAccountant(mechanism, participation)
+            one = bandwidth(mechanism, participation.rounds) == 1
+            return OneBandAccountant(mechanism, participation) if one else BandsAccountant(mechanism, participation)
         case "b-min-sep":
             return BMinSepAccountant(mechanism, participation)
 

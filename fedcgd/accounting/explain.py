@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
 from fedcgd.accounting.guarantee import rounded_up
-from fedcgd.mechanisms import Mechanism, Normalized
+from fedcgd.mechanisms import Mechanism, Normalized, bandwidth
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.numeric import as_positive
 from fedcgd.optimisation.catalogue import describe
@@ -206,10 +206,12 @@ def _mechanism(mechanism: Mechanism, rounds: int) -> Step:
 def _sensitivity(mechanism: Mechanism, participation: Participation, guarantee: Guarantee) -> Step:
     if participation.sampling in ("poisson", "cyclic-poisson", "random-allocation"):
         reach = guarantee.sensitivity
+        bands = bandwidth(mechanism, participation.rounds) if participation.sampling == "random-allocation" else 1
         return Step(
             "sensitivity",
             f"One participation moves CX by at most {'‖C[:, t]‖' if reach is None else f'{reach:.6g}'}·ζ, the largest norm "
-            "of a column of C; how many there are enters below.",
+            "of a column of C; how many there are enters below"
+            + (", and how those of neighbouring epochs overlap." if bands > 1 else "."),
             reach,
         )
     found = sensitivity(mechanism, participation)
@@ -236,6 +238,6 @@ def _confidence(guarantee: Guarantee) -> Step:
         "confidence",
         f"The calculation draws random numbers, and they mislead it with probability at most {rounded_up(risk)} over their "
         f"seed; this is part of δ = {guarantee.delta:g}. The seed is a hash of the question, so that nobody chooses it"
-        + ("." if guarantee.sampling == "b-min-sep" else "; the deterministic method needs none."),
+        + ("; the deterministic method needs none." if guarantee.sampling == "balls-in-bins" else "."),
         1 - risk,
     )

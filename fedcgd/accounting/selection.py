@@ -170,7 +170,8 @@ def select_mechanism(
     """The mechanism that is spelled; a number that is left open is chosen for the participation and the budget.
 
     - `lambda-cgd`: λ by the rule `excess` of `select_lambda` for the `workload`, or for the `curvature` if there is one.
-    - A mechanism with bands: of p = 1, 2, 4, … and b (min_separation) the one of least error at (ε, δ), or of least loss.
+    - A mechanism with bands: of p = 1, 2, 4, … and b (min_separation, or the rounds of an epoch under random-allocation) the one
+      of least error at (ε, δ), or of least loss.
     - `nu-dp-ftrl`, where there is a curvature: ν for its loss.
 
     A function of public numbers alone: the choice costs no privacy.
@@ -205,7 +206,7 @@ def select_mechanism(
         return select_bands(
             asked,
             lambda _: participation,
-            participation.min_separation,
+            participation.spacing,
             epsilon=epsilon,
             delta=delta,
             error=error,

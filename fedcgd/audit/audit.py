@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedcgd.accounting import calibrate
 from fedcgd.audit.bounds import gaussian_bound, one_run_bound, threshold_bound
-from fedcgd.audit.coins import coin_scores, coin_sums
+from fedcgd.audit.coins import COINS, coin_scores, coin_sums
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -131,7 +131,8 @@ def audit_mechanism(
     if participation.sampling != "none":
         raise ValueError(
             f"the noise is audited for known participation, got sampling {participation.sampling}; give the same "
-            "rounds with sampling none, and the ε that σ gives there (audit_plan tosses the coins of b-min-sep)"
+            "rounds with sampling none, and the ε that σ gives there (audit_plan draws the rounds of b-min-sep and "
+            "random-allocation)"
         )
     _check_trials(trials)
     unit = calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=delta).noise_multiplier
@@ -175,14 +176,14 @@ def audit_plan(
 ) -> AuditResult:
     """Does the path by which a run of `plan` releases keep its ε, at the plan's δ, when users do their worst?
 
-    As `audit_mechanism`, which says what is tried. Under b-min-sep sampling a fair coin decides for each of the `trials` whether
-    there is a user. If so, it adds ζ in the rounds on which its coins fall, which are tossed as a run tosses them; and an
-    adversary who knows all but these coins judges by the likelihood ratio that ε is accounted by. Without groups of users
+    As `audit_mechanism`, which says what is tried. Under b-min-sep and random-allocation sampling a fair coin decides for each of
+    the `trials` whether there is a user. If so, it adds ζ in its rounds, which are drawn as a run draws them; and an adversary
+    who knows all but these rounds judges by the likelihood ratio that ε is accounted by. Without groups of users
     and normal scores this sees less: a tenth of σ at δ = 0.1 with 300,000 trials, and at δ = 1e-5 not that. So audit the
     noise too, without the sampling.
 
     Args:
-        plan: without a sampling, or with b-min-sep. For others, audit the ε that the same σ gives without it.
+        plan: without a sampling, or with b-min-sep or random-allocation. For others, audit the ε that σ gives without it.
         release: the path; `server_release` is that of a server.
         epsilon: the claimed ε.
         seed: of the simulated canaries; the result is repeatable.
@@ -200,7 +201,7 @@ def audit_plan(
     >>> audit_plan(plan, server_release(plan, seed=1), epsilon=4, seed=1, trials=2000).passed
     True
     """
-    if plan.participation.sampling == "b-min-sep":
+    if plan.participation.sampling in COINS:
         return _audit_coins(plan, release, epsilon=epsilon, seed=seed, trials=trials, confidence=confidence)
     return audit_mechanism(
         release, plan.mechanism, plan.participation, clip_norm=plan.clip_norm, epsilon=epsilon, delta=plan.delta,

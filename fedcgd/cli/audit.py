@@ -10,7 +10,9 @@ import typer
 
 from fedcgd.accounting import calibrate
 from fedcgd.accounting.guarantee import ADJACENCY, check_noise_multiplier
+from fedcgd.accounting.profile import without_sampling
 from fedcgd.audit.audit import AuditResult, Release, audit_canaries, audit_plan
+from fedcgd.audit.coins import COINS
 from fedcgd.audit.paths import audit_key, server_release
 from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption, RunOptions, takes
 from fedcgd.cli.printing import (
@@ -25,7 +27,6 @@ from fedcgd.cli.printing import (
 )
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.optimisation.catalogue import spelling_of
-from fedcgd.participation import Participation
 from fedcgd.plan import Plan
 
 EXIT_REFUTED = 1
@@ -64,7 +65,7 @@ def audit_command(
 
     The noise is added by the very code that a run uses, to worst-case users and to none, and their releases are told apart.
     Under a secret sampling the noise is audited against the ε that the same σ gives to an adversary who knows the rounds. Under
-    b-min-sep users whose coins are tossed as a run tosses them are told apart too, against ε itself.
+    b-min-sep and random-allocation users whose rounds are drawn as a run draws them are told apart too, against ε itself.
 
     Example: fedcgd audit --mechanism lambda-cgd:0.9 --rounds 100 --separation 20 --epsilon 2 --delta 1e-5
     """
@@ -90,7 +91,7 @@ def audit_command(
             )
             run_plan, claim, assumed = plan, epsilon, str(participation.sampling)
             if assumed != "none":
-                known = Participation(rounds=rounds, min_separation=participation.min_separation)
+                known = without_sampling(participation)
                 plan = replace(plan, participation=known)
                 claim = plan.guarantee().epsilon
                 assumed = f"none: what σ of ε = {epsilon:g} under {assumed} gives to who knows the rounds"
@@ -103,7 +104,7 @@ def audit_command(
             }
             figures = when(plan.participation) | {"sampling": assumed, "noise_multiplier": sigma}
             with status(json, "simulating"):
-                both = [(plan, claim)] + [(run_plan, epsilon)] * (participation.sampling == "b-min-sep")
+                both = [(plan, claim)] + [(run_plan, epsilon)] * (participation.sampling in COINS)
                 result, *others = [
                     audit_plan(
                         each, RELEASES[path](each, seed), epsilon=said, seed=seed, trials=trials, confidence=confidence

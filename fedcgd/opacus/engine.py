@@ -55,7 +55,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
 
     - none: a fixed split into batches, the same in each epoch; whoever knows it learns no more than ε allows.
     - balls-in-bins: each example in one secret random batch, the same in each epoch.
-    - random-allocation: each example in one secret random batch of each epoch, drawn anew; for DP-SGD.
+    - random-allocation: each example in one secret random batch of each epoch, drawn anew.
     - poisson: each example in each step with probability 1/len(data_loader).
     - cyclic-poisson: `min_separation` groups in turn, each of the group's examples with probability groups/len(data_loader).
 

@@ -232,6 +232,10 @@ def mechanism(
     BISR(bands=4)
     """
     asked = MechanismSpec.parse(spelling) if isinstance(spelling, str) else spelling
+    if (
+        participation.sampling == "random-allocation"
+    ):  # no optimiser knows of a sampling: as if turns were an epoch apart
+        participation = Participation(rounds=participation.rounds, min_separation=participation.spacing)
     row, optimise = asked.row, asked.row.optimise
     if asked.made is not None:
         bandwidth(asked.made, participation.rounds)  # refuses another number of rounds than a matrix was made for

@@ -175,6 +175,11 @@ class Participation:
         return released
 
     @property
+    def spacing(self) -> int:
+        """Rounds from one turn of a user to the next, about: n/k under `random-allocation`, where they may be nearer; else b."""
+        return self.rounds // self.participations if self.sampling == "random-allocation" else self.min_separation
+
+    @property
     def has_bins(self) -> bool:
         """Whether every user has one bin, or group, and takes part only in rounds of its number modulo b."""
         return self.sampling in ("balls-in-bins", "cyclic-poisson")

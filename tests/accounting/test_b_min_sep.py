@@ -11,15 +11,15 @@ from scipy.stats import beta, norm
 
 from fedcgd import Participation, accountant, calibrate, compute_delta, compute_epsilon
 from fedcgd.accounting.accountant import silent
-from fedcgd.accounting.b_min_sep import search
-from fedcgd.accounting.b_min_sep.add import _ROUNDING, AddDirection, LogRatios, draw_log_ratios
-from fedcgd.accounting.b_min_sep.columns import BandedColumns, Columns, columns_of
-from fedcgd.accounting.b_min_sep.law import Law
-from fedcgd.accounting.b_min_sep.likelihood import Likelihood
+from fedcgd.accounting.b_min_sep.law import BMinSepLaw
+from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
 from fedcgd.accounting.b_min_sep.pairs import PairChain
-from fedcgd.accounting.b_min_sep.remove import RemoveSampler
-from fedcgd.accounting.b_min_sep.tuples import Tuples, matchings
 from fedcgd.accounting.balls_in_bins.monte_carlo import failure_probability
+from fedcgd.accounting.secret_rounds import search
+from fedcgd.accounting.secret_rounds.add import _ROUNDING, AddDirection, LogRatios, draw_log_ratios
+from fedcgd.accounting.secret_rounds.columns import BandedColumns, Columns, columns_of
+from fedcgd.accounting.secret_rounds.remove import RemoveSampler
+from fedcgd.accounting.secret_rounds.tuples import Tuples, matchings
 from fedcgd.mechanisms import (
     BISR,
     BSR,
@@ -76,7 +76,7 @@ def dense(columns: Columns) -> np.ndarray:
 @pytest.mark.parametrize(("mechanism", "n", "b"), SMALL)
 def test_likelihood_ratio_by_enumeration(mechanism, n: int, b: int, warm: bool) -> None:
     """And columns are those of C, or none is smaller."""
-    columns, law = columns_of(mechanism, n, b, n), Law(n, b, 0.4, warm)
+    columns, law = columns_of(mechanism, n, b, n), BMinSepLaw(n, b, 0.4, warm)
     c = dense(columns)
     assert np.all(c >= matrix(mechanism, n) - 1e-12)
     if columns.exact:
@@ -85,7 +85,7 @@ def test_likelihood_ratio_by_enumeration(mechanism, n: int, b: int, warm: bool) 
     np.testing.assert_allclose(columns.adjoint(y), c.T @ y)
     np.testing.assert_allclose(columns.forward(y), c @ y)
     truth = ratio(c, patterns(n, b, 0.4, warm=warm), y, 1.3)
-    lower, upper = Likelihood.of(columns, law, 1.3).bounds(columns.adjoint(y) / 1.3**2)
+    lower, upper = BMinSepLikelihood.of(columns, law, 1.3).bounds(columns.adjoint(y) / 1.3**2)
     assert np.all(lower <= truth * (1 + 1e-12))
     assert np.all(truth <= upper * (1 + 1e-12))
     assert np.all(upper <= lower * 1.006)
@@ -119,10 +119,10 @@ def test_columns_dominate_and_products_keep_their_digits(mechanism, b: int) -> N
 def test_bounds_hold_where_numbers_overflow(lam: float, sigma: float) -> None:
     """Little noise and rounds close together: bounds may be far from each other, and S is between them."""
     n, b = 10, 1
-    columns, law = columns_of(LambdaCGD(lam), n, b, n), Law(n, b, 0.02, True)
+    columns, law = columns_of(LambdaCGD(lam), n, b, n), BMinSepLaw(n, b, 0.02, True)
     y = sigma * np.random.default_rng(6).standard_normal((n, 40))
     truth = ratio(dense(columns), patterns(n, b, 0.02, warm=True), y, sigma)
-    lower, upper = Likelihood.of(columns, law, sigma).bounds(columns.adjoint(y) / sigma**2)
+    lower, upper = BMinSepLikelihood.of(columns, law, sigma).bounds(columns.adjoint(y) / sigma**2)
     assert np.all(lower <= truth * (1 + 1e-12))
     assert np.all(truth <= upper * (1 + 1e-12))
 
@@ -131,7 +131,7 @@ def test_bounds_hold_where_numbers_overflow(lam: float, sigma: float) -> None:
 @pytest.mark.parametrize(("mechanism", "n", "b"), SMALL)
 def test_pairs_by_enumeration(mechanism, n: int, b: int, warm: bool) -> None:
     """Their weights add up, exactly where C is banded; and each pair is drawn as often as its weight says."""
-    columns, law, scale = columns_of(mechanism, n, b, n), Law(n, b, 0.4, warm), 0.7
+    columns, law, scale = columns_of(mechanism, n, b, n), BMinSepLaw(n, b, 0.4, warm), 0.7
     c, rounds = dense(columns), patterns(n, b, 0.4, warm=warm)
     weights = {
         (one, two): p * q * math.exp(scale * c[:, list(one)].sum(axis=1) @ c[:, list(two)].sum(axis=1))
@@ -173,7 +173,7 @@ def test_matchings_are_a_factorisation() -> None:
 def test_moments_by_enumeration(mechanism, order: int) -> None:
     """E[S^r] = N·E[accepted], and what is accepted has the mean that the tilted mixture has."""
     n, b, sigma = 3, 2, 2.5
-    columns, law = columns_of(mechanism, n, b, n), Law(n, b, 0.5, True)
+    columns, law = columns_of(mechanism, n, b, n), BMinSepLaw(n, b, 0.5, True)
     c = dense(columns)
     rounds = list(patterns(n, b, 0.5, warm=True).items())
     means = np.array([c[:, list(taken)].sum(axis=1) for taken, _ in rounds])
@@ -209,8 +209,8 @@ def test_small_cases_by_quadrature(mechanism, n: int, b: int, sigma: float, warm
     found = compute_delta(mechanism, b_min_sep(n, b, 0.3, warm_start=warm), noise_multiplier=sigma, epsilon=0.7)
     assert larger <= found.delta <= larger * 1.12
     assert found.failure_probability == 1e-12
-    columns, law = columns_of(mechanism, n, b, n), Law(n, b, 0.3, warm)
-    likelihood = Likelihood.of(columns, law, sigma)
+    columns, law = columns_of(mechanism, n, b, n), BMinSepLaw(n, b, 0.3, warm)
+    likelihood = BMinSepLikelihood.of(columns, law, sigma)
     sampler = RemoveSampler.of(columns, law, likelihood, sigma, 0.7)
     assert sampler is not None
     values, shares = sampler.draw(40_000, (1, 2))
@@ -279,8 +279,8 @@ def test_cutting_to_bands_would_be_too_little() -> None:
 
 def test_confidence_bounds_cover() -> None:
     """At a failure probability of 20 %, at most that many of 200 bounds on δ of adding are below the truth; all are near it."""
-    columns, law = columns_of(BSR(2), 12, 3, 12), Law(12, 3, 0.3, True)
-    likelihood = Likelihood.of(columns, law, 2.0)
+    columns, law = columns_of(BSR(2), 12, 3, 12), BMinSepLaw(12, 3, 0.3, True)
+    likelihood = BMinSepLikelihood.of(columns, law, 2.0)
     truth = -np.expm1(np.minimum(draw_log_ratios(columns, likelihood, 2.0, 2**19, (9, 9)).upper + 1.0, 0.0)).mean()
     pilot = draw_log_ratios(columns, likelihood, 2.0, 4096, (9, 0))
     for line in (True, False):
@@ -313,8 +313,8 @@ def test_adding_is_extrapolated_from_confidence_bounds_on_both_counts() -> None:
 
 def test_the_largest_value_between_two_bounds_counts() -> None:
     """g(S/a) rises up to S/a = r/(r − 1) and falls after it: what is between may be larger than at both bounds."""
-    columns, law = columns_of(BSR(2), 3, 2, 3), Law(3, 2, 0.3, True)
-    sampler = RemoveSampler.of(columns, law, Likelihood.of(columns, law, 1.5), 1.5, 0.7)
+    columns, law = columns_of(BSR(2), 3, 2, 3), BMinSepLaw(3, 2, 0.3, True)
+    sampler = RemoveSampler.of(columns, law, BMinSepLikelihood.of(columns, law, 1.5), 1.5, 0.7)
     assert sampler is not None
     r = sampler.tuples.order
     top = r / (r - 1)
@@ -336,7 +336,7 @@ def test_the_largest_value_between_two_bounds_counts() -> None:
 
 def test_confidence_bounds_on_removing_cover() -> None:
     """As above, beside δ by quadrature: the product of two confidence bounds, wrong with probability at most 20 %."""
-    columns, law = columns_of(BSR(2), 3, 2, 3), Law(3, 2, 0.3, True)
+    columns, law = columns_of(BSR(2), 3, 2, 3), BMinSepLaw(3, 2, 0.3, True)
     truth, _ = deltas(matrix(BSR(2), 3), patterns(3, 2, 0.3, warm=True), 1.5, 0.7, 161)
     pilot = search.Question(columns, law, 2.0).at(1.5, 0.7).pilot(1, 0.4)  # half of it is for adding
     assert pilot is not None
@@ -362,7 +362,7 @@ def test_a_confirmation_is_of_both_directions_and_of_draws_that_are_new(monkeypa
 
     monkeypatch.setattr(RemoveSampler, "draw", seen_removing)
     monkeypatch.setattr(search, "draw_log_ratios", seen_adding)
-    question = search.Question(columns_of(BSR(2), 6, 2, 6), Law(6, 2, 0.3, True), 2.0)
+    question = search.Question(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True), 2.0)
     pilot = question.at(2.0, 0.7).pilot(5, 1e-6)
     assert pilot is not None
     found = [pilot.confirm(math.inf, 5, attempt) for attempt in range(2)]
@@ -395,14 +395,14 @@ def test_all_tries_together_take_no_more_of_delta_than_is_said(monkeypatch: pyte
 def test_rounding_changes_log_s_by_less_than_is_added_for_it(lam: float, sigma: float) -> None:
     """Where log S is several hundred; beside sums in extended precision. Single precision of x alone is not enough."""
     n, b = 600, 20
-    columns, law = columns_of(LambdaCGD(lam), n, b, n), Law(n, b, 0.1, True)
+    columns, law = columns_of(LambdaCGD(lam), n, b, n), BMinSepLaw(n, b, 0.1, True)
     generator = np.random.default_rng(1)
     taken = generator.random((n, 8)) < 2 * law.expected_rate
     noise = generator.standard_normal((n, 8))
     x = columns.adjoint(columns.forward(taken.astype(float)) / sigma + noise) / sigma
     c = np.tril(lam ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)), dtype=np.longdouble))
     exact = c.T @ (c @ taken.astype(np.longdouble) / np.longdouble(sigma) + noise) / np.longdouble(sigma)
-    likelihood = Likelihood.of(columns, law, sigma)
+    likelihood = BMinSepLikelihood.of(columns, law, sigma)
     found, expected = (np.log(likelihood.bounds(np.array(each, dtype=float))[1]) for each in (x, exact))
     assert 100 < expected.max() < 690
     assert np.abs(found - expected).max() < _ROUNDING / 10
@@ -415,10 +415,10 @@ def test_the_noise_found_is_at_most_a_percent_above_what_plain_means_ask_for(eps
     """A mean of 16,000 bounded draws, others than the search's, has an error of .5 % of δ; a percent of σ is 10 to 20 %."""
     participation = b_min_sep(60, 6, 0.1)
     found = calibrate(BSR(4), participation, epsilon=epsilon, delta=delta).noise_multiplier
-    columns, law = columns_of(BSR(4), 60, 6, 60), Law(60, 6, 0.1, True)
+    columns, law = columns_of(BSR(4), 60, 6, 60), BMinSepLaw(60, 6, 0.1, True)
     for part, too_little in ((1.0, False), (0.99, True)):
         sigma = part * found
-        sampler = RemoveSampler.of(columns, law, Likelihood.of(columns, law, sigma), sigma, epsilon)
+        sampler = RemoveSampler.of(columns, law, BMinSepLikelihood.of(columns, law, sigma), sigma, epsilon)
         assert sampler is not None
         values, shares = sampler.draw(16_000, (7, 0))
         assert (math.exp(sampler.log_scale) * values.mean() * shares.mean() > 1.03 * delta) == too_little
@@ -482,11 +482,11 @@ def test_tables_that_no_memory_holds_are_refused() -> None:
 
 
 def test_seed_depends_on_the_question() -> None:
-    question = search.Question(columns_of(BSR(2), 8, 2, 8), Law(8, 2, 0.3, True), 1.0)
+    question = search.Question(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.3, True), 1.0)
     others = [
-        search.Question(columns_of(BSR(2), 8, 2, 8), Law(8, 2, 0.3, False), 1.0),
-        search.Question(columns_of(BSR(2), 8, 2, 8), Law(8, 2, 0.31, True), 1.0),
-        search.Question(columns_of(Normalized(BSR(2)), 8, 2, 8), Law(8, 2, 0.3, True), 1.0),
+        search.Question(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.3, False), 1.0),
+        search.Question(columns_of(BSR(2), 8, 2, 8), BMinSepLaw(8, 2, 0.31, True), 1.0),
+        search.Question(columns_of(Normalized(BSR(2)), 8, 2, 8), BMinSepLaw(8, 2, 0.3, True), 1.0),
     ]
     seeds = {question.seed("delta", 1.0, 2.0), question.seed("delta", 1.0, 2.1), question.seed("sigma", 1.0, 2.0)}
     assert len(seeds | {other.seed("delta", 1.0, 2.0) for other in others}) == 6

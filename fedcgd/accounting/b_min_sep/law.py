@@ -1,34 +1,23 @@
-"""The law of one user's rounds: a coin in each round in which at least b rounds have passed since the last one."""
+"""The law of random b-min-separation, as the accounting of secret rounds asks for it."""
 
-from dataclasses import dataclass
+from fedcgd.accounting.b_min_sep.coins import Coins
+from fedcgd.accounting.b_min_sep.likelihood import BMinSepLikelihood
+from fedcgd.accounting.b_min_sep.pairs import PairChain
+from fedcgd.accounting.secret_rounds.columns import Columns
 
-import numpy as np
 
-from fedcgd.mechanisms.mechanism import Vector
-
-
-@dataclass(frozen=True)
-class Law:
-    """A user who may take part does so with probability `rate`; then `separation` rounds pass until it may again.
-
-    With a warm start the first round in which it may is such that the expected cohort is the same in every round: 1, …,
-    b − 1 with probability r each, and else 0, for r = 1/(1/p + b − 1). With a cold start it is 0 for everybody.
-    """
-
-    rounds: int
-    separation: int
-    rate: float
-    warm: bool
+class BMinSepLaw(Coins):
+    """Coins, the ratio of densities that they make, and pairs of users who toss them."""
 
     @property
-    def expected_rate(self) -> float:
-        """r: the part of rounds in which a user takes part, in the long run."""
-        return 1 / (1 / self.rate + self.separation - 1)
+    def words(self) -> tuple[str, ...]:
+        """All that the law follows from, for a seed."""
+        return str(self.rounds), str(self.separation), float(self.rate).hex(), str(self.warm)
 
-    def first_chances(self) -> Vector:
-        """The probability that a user may take part first in round 0, 1, …, b − 1; shape (b,)."""
-        chances = np.zeros(self.separation)
-        if self.warm:
-            chances[1:] = self.expected_rate
-        chances[0] = 1 - chances.sum()
-        return chances
+    def likelihood(self, columns: Columns, sigma: float) -> BMinSepLikelihood:
+        """S of C = `columns` with noise `sigma`."""
+        return BMinSepLikelihood.of(columns, self, sigma)
+
+    def pairs(self, columns: Columns, scale: float) -> PairChain:
+        """Pairs for θ/σ² = `scale`. Raises ValueError if their tables would be too large."""
+        return PairChain.of(columns, self, scale)

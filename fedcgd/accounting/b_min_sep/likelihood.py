@@ -15,27 +15,29 @@ and 0.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.b_min_sep.columns import Columns
-from fedcgd.accounting.b_min_sep.law import Law
+from fedcgd.accounting.b_min_sep.coins import Coins
+from fedcgd.accounting.secret_rounds.columns import Columns
+from fedcgd.accounting.secret_rounds.law import LARGEST
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
-LARGEST = 1e300
 _GOAL = 2e-3  # for the distance of the two bounds on log S
 _COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _DEPTHS = (1.5, 3.0, 5.0)  # −log of the least of the points that are not 0, beside the largest
+_AT_ONCE = 64  # rounds
 _TRIALS = 8  # draws that a grid is chosen by
 
 
 @dataclass(frozen=True, eq=False)
-class Likelihood:
+class BMinSepLikelihood:
     """S for one σ."""
 
-    law: Law
+    law: Coins
     chances: Vector
     """init, of the first rounds."""
     halves: Vector
@@ -46,9 +48,9 @@ class Likelihood:
     """About the distance of the two bounds on log S."""
 
     @staticmethod
-    def of(columns: Columns, law: Law, sigma: float) -> "Likelihood":
+    def of(columns: Columns, law: Coins, sigma: float) -> "BMinSepLikelihood":
         """Of `columns` with noise `sigma`."""
-        plain = Likelihood(law, law.first_chances()[: law.rounds], columns.squares / (2 * sigma**2), None)
+        plain = BMinSepLikelihood(law, law.first_chances()[: law.rounds], columns.squares / (2 * sigma**2), None)
         return _with_grid(plain, columns, sigma) if columns.amplitude else plain
 
     @property
@@ -61,44 +63,55 @@ class Likelihood:
 
         What is beyond `LARGEST` or below 1/`LARGEST` is set to that: what δ is the mean of is 0 or 1 there, to every digit.
         """
-        weights = np.subtract(x, self.halves[:, None], dtype=float)
-        np.exp(np.minimum(weights, 700.0, out=weights), out=weights)
-        weights *= self.law.rate
         with np.errstate(over="ignore", invalid="ignore"):
             if self.grid is None:
-                found = self._total(self._values(weights), LARGEST)
+                found = self._total(self._values(x), LARGEST)
                 return found, found
-            upper = self._total(self._grid_values(weights, self.grid, self.grid.stay, self.grid.take), LARGEST)
-            lower = self._total(self._grid_values(weights, self.grid, self.grid.least_stay, self.grid.least_take), 0.0)
+            firsts = self._grid_values(x, self.grid)
+            lower, upper = self._total(firsts[0], 0.0), self._total(firsts[1], LARGEST)
         return np.minimum(lower, upper), upper
+
+    def _weights(self, x: Matrix) -> Iterator[tuple[int, Vector]]:
+        """t and p·exp(x_t − e_t), from the last round to the first, of a few rounds at a time, which the cache holds."""
+        n = self.law.rounds
+        for start in range((n - 1) // _AT_ONCE * _AT_ONCE, -1, -_AT_ONCE):
+            rounds = slice(start, min(start + _AT_ONCE, n))
+            weights = np.subtract(x[rounds], self.halves[rounds, None], dtype=float)
+            np.exp(np.minimum(weights, 700.0, out=weights), out=weights)
+            weights *= self.law.rate
+            yield from ((start + i, weights[i]) for i in range(len(weights) - 1, -1, -1))
 
     def _total(self, firsts: Matrix, unknown: float) -> Vector:
         """S, and `unknown` where numbers too large for a float left none."""
         total = self.chances @ firsts + max(0.0, 1 - self.chances.sum())  # the rest is never free to take part
         return np.asarray(np.clip(np.nan_to_num(total, nan=unknown), 1 / LARGEST, LARGEST))
 
-    def _values(self, weights: Matrix) -> Matrix:
+    def _values(self, x: Matrix) -> Matrix:
         """F of the first rounds, shape (min(b, n), draws)."""
-        n, b, rest = self.law.rounds, self.law.separation, 1 - self.law.rate
-        values = np.ones((n + b, weights.shape[1]))
-        for t in range(n - 1, -1, -1):
-            np.multiply(values[t + 1], rest, out=values[t])
-            weights[t] *= values[t + b]
-            values[t] += weights[t]
-        return values[: len(self.chances)]
+        b, rest = self.law.separation, 1 - self.law.rate
+        ring = np.ones((b + 1, x.shape[1]))
+        for t, taken in self._weights(x):
+            now = ring[t % (b + 1)]
+            taken *= ring[(t + b) % (b + 1)]
+            np.multiply(ring[(t + 1) % (b + 1)], rest, out=now)
+            now += taken
+        return ring[np.arange(len(self.chances)) % (b + 1)]
 
-    def _grid_values(self, weights: Matrix, grid: "Grid", stay: Matrix, take: Matrix) -> Matrix:
-        n, b = self.law.rounds, self.law.separation
-        ring = np.ones((b + 1, len(grid.points), weights.shape[1]))
-        firsts = np.ones((len(self.chances), weights.shape[1]))
-        for t in range(n - 1, -1, -1):
-            found = stay @ ring[(t + 1) % (b + 1)]
-            taken = take[grid.kinds[t]] @ ring[(t + b) % (b + 1)]
-            taken *= weights[t]
-            found += taken
-            ring[t % (b + 1)] = found
-            if t < len(firsts):
-                firsts[t] = found[-1]
+    def _grid_values(self, x: Matrix, grid: "Grid") -> Vector:
+        """The same from below and from above, shape (2, min(b, n), draws)."""
+        b = self.law.separation
+        ring = np.ones((b + 1, 2, len(grid.points), x.shape[1]))
+        firsts = np.ones((2, len(self.chances), x.shape[1]))
+        maps = ((grid.least_stay, grid.least_take), (grid.stay, grid.take))
+        for t, weight in self._weights(x):
+            for which, (stay, take) in enumerate(maps):
+                found = stay @ ring[(t + 1) % (b + 1), which]
+                taken = take[grid.kinds[t]] @ ring[(t + b) % (b + 1), which]
+                taken *= weight
+                found += taken
+                ring[t % (b + 1), which] = found
+            if t < firsts.shape[1]:
+                firsts[:, t] = ring[t % (b + 1), :, -1]
         return firsts
 
 
@@ -119,7 +132,7 @@ class Grid:
     """The kind of each round."""
 
 
-def _with_grid(plain: Likelihood, columns: Columns, sigma: float) -> Likelihood:
+def _with_grid(plain: BMinSepLikelihood, columns: Columns, sigma: float) -> BMinSepLikelihood:
     """With about the fewest points whose bounds are near each other, as some draws of a user's rounds and the noise show."""
     generator = np.random.default_rng(0)
     law = plain.law
@@ -133,7 +146,7 @@ def _with_grid(plain: Likelihood, columns: Columns, sigma: float) -> Likelihood:
             roots = round(-math.log(columns.ratio) / log_step)
             step = columns.ratio ** (1 / roots) if roots else math.exp(-log_step)
             points = np.append(columns.largest_tail * step ** np.arange(count - 1), 0.0)
-            found = Likelihood(law, plain.chances, plain.halves, _grid(points, columns, law, sigma))
+            found = BMinSepLikelihood(law, plain.chances, plain.halves, _grid(points, columns, law, sigma))
             lower, upper = found.bounds(x)
             gap = float(np.mean(np.log(upper) - np.log(lower)))
             if best is None or gap < nearest:
@@ -144,7 +157,7 @@ def _with_grid(plain: Likelihood, columns: Columns, sigma: float) -> Likelihood:
     return best
 
 
-def _grid(points: Vector, columns: Columns, law: Law, sigma: float) -> Grid:
+def _grid(points: Vector, columns: Columns, law: Coins, sigma: float) -> Grid:
     ratio, b = columns.ratio, law.separation
     pulls = columns.tail_products / sigma**2  # D_t/σ²
     most = max(1, -(-law.rounds // b))  # rounds that are left to a user

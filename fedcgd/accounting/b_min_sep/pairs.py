@@ -14,8 +14,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.b_min_sep.columns import Columns
-from fedcgd.accounting.b_min_sep.law import Law
+from fedcgd.accounting.b_min_sep.coins import Coins
+from fedcgd.accounting.secret_rounds.columns import Columns
+from fedcgd.accounting.secret_rounds.law import Rounds
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _ENTRIES = 2**25  # of a table: 0.25 GiB
@@ -23,7 +24,6 @@ _FADED = 0.02  # part of a round that is too little to follow
 _LEVEL = 0.45  # from one level to the next
 
 Indices = NDArray[np.intp]
-Rounds = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class States:
     ratio: float
 
     @staticmethod
-    def of(columns: Columns, law: Law) -> "States":
+    def of(columns: Columns, law: Coins) -> "States":
         """Those that can be told apart in tables of a size that memory holds. Raises ValueError if not even the ages can."""
         n, b = law.rounds, law.separation
         if n * b > _ENTRIES:
@@ -75,6 +75,10 @@ class States:
         """The state after a round without this user."""
         states = np.arange(self.limit * len(self.levels))
         return np.asarray(states + (self.ages < self.limit))
+
+    def passed(self, states: Indices, rounds: Indices) -> Indices:
+        """The states so many rounds later, without this user."""
+        return np.asarray(states + np.minimum(rounds, self.limit - self.ages[states]))
 
     @cached_property
     def taken(self) -> Indices:
@@ -114,7 +118,7 @@ class States:
 class PairChain:
     """The chain for one θ/σ²."""
 
-    law: Law
+    law: Coins
     states: States
     start: Vector
     """The probability of each state before round 0."""
@@ -132,7 +136,7 @@ class PairChain:
     """log E exp(θ·K̃). Infinite if it overflows."""
 
     @staticmethod
-    def of(columns: Columns, law: Law, scale: float) -> "PairChain":
+    def of(columns: Columns, law: Coins, scale: float) -> "PairChain":
         """For θ/σ² = `scale`. Raises ValueError if its tables would be too large."""
         states = States.of(columns, law)
         overlaps, together = states.overlaps(columns) * scale, columns.squares * scale
@@ -153,42 +157,73 @@ class PairChain:
         return PairChain(law, states, start, overlaps, together, waiting, after, both, log_total)
 
     def draw(self, generator: np.random.Generator, count: int) -> tuple[Rounds, Rounds, Vector]:
-        """`count` pairs: who takes part when, twice shape (n, count), and θ·K̃ of each."""
-        n, p, states = self.law.rounds, self.law.rate, self.states
-        later, taken, free_index = states.later, states.taken, states.free_index
+        """`count` pairs: who takes part when, twice shape (n, count), and θ·K̃ of each.
+
+        Each pair goes from one round in which one of the two takes part to the next.
+        """
+        n, states = self.law.rounds, self.states
         fresh = np.arange(len(states.levels)) * states.limit  # age 1 at each level
-        first, second = self._drawn_start(generator, count)
-        is_free = free_index >= 0
         rounds, drawn = np.zeros((2, n, count), dtype=bool), np.zeros(count)
-        for t in range(n):
-            active = np.flatnonzero(is_free[first] | is_free[second])
-            next_first, next_second = later[first], later[second]
-            if len(active):
-                one, two = first[active], second[active]
-                swap = ~is_free[two]
-                free, other = np.where(swap, one, two), np.where(swap, two, one)
-                either = is_free[other]
-                now, then = self.waiting[t], self.waiting[t + 1]
-                nobody = then[later[other], free_index[later[free]]] * np.where(either, (1 - p) ** 2, 1 - p)
-                u = generator.random(len(active)) * now[other, free_index[free]]
-                some = np.flatnonzero(u >= nobody)
-                if len(some):
-                    left = u[some] - nobody[some]
-                    can, a, c = either[some], other[some], free[some]
-                    gain = self.overlaps[t]
-                    alone = np.where(can, p * (1 - p), p) * np.exp(gain[a]) * self.after[t, taken[c], a]
-                    other_alone = np.where(can, p * (1 - p), 0.0) * np.exp(gain[c]) * self.after[t, taken[a], c]
-                    with_free = (left < alone) | (left >= alone + other_alone) | ~can
-                    with_other = can & (left >= alone)
-                    place, turned = active[some], swap[some]
-                    drawn[place] += with_free * gain[a] + with_other * gain[c]
-                    drawn[place] += (with_free & with_other) * self.together[t]
-                    is_in = np.where(turned, with_free, with_other), np.where(turned, with_other, with_free)
-                    rounds[0, t, place], rounds[1, t, place] = is_in
-                    next_first[place[is_in[0]]] = fresh[taken[first[place[is_in[0]]]]]
-                    next_second[place[is_in[1]]] = fresh[taken[second[place[is_in[1]]]]]
-            first, second = next_first, next_second
-        return rounds[0], rounds[1], drawn
+        first, second = self._drawn_start(generator, count)
+        t, place = np.zeros(count, dtype=np.intp), np.arange(count)
+        while True:
+            wait = np.maximum(0, states.separation - np.maximum(states.ages[first], states.ages[second]))
+            t, first, second = t + wait, states.passed(first, wait), states.passed(second, wait)
+            t, first, second, place = (each[t < n] for each in (t, first, second, place))
+            quiet = self._quiet(t, first, second, generator.random(len(t)))
+            t, first, second = t + quiet, states.passed(first, quiet), states.passed(second, quiet)
+            t, first, second, place = (each[t < n] for each in (t, first, second, place))
+            if not len(t):
+                return rounds[0], rounds[1], drawn
+            with_first, with_second, gained = self._taking_part(t, first, second, generator.random(len(t)))
+            rounds[0, t, place], rounds[1, t, place] = with_first, with_second
+            drawn[place] += gained
+            first, second = (
+                np.where(taking_part, fresh[states.taken[state]], states.later[state])
+                for taking_part, state in ((with_first, first), (with_second, second))
+            )
+            t = t + 1
+
+    def _quiet(self, t: Indices, first: Indices, second: Indices, u: Vector) -> Indices:
+        """How many rounds from t on nobody takes part, at least one of the two states free: n − t for all that are left.
+
+        While nobody does, states follow from each other. So that it lasts m rounds has as its probability a quotient of weights.
+        """
+        states, p = self.states, self.law.rate
+        bound = [np.maximum(0, states.separation - states.ages[state]) for state in (first, second)]
+
+        def weight(rounds: Indices) -> Vector:
+            free = sum(np.maximum(0, rounds - each) for each in bound)
+            one, two = states.passed(first, rounds), states.passed(second, rounds)
+            swap = states.free_index[two] < 0
+            other, index = np.where(swap, two, one), states.free_index[np.where(swap, one, two)]
+            return np.asarray((1 - p) ** free * self.waiting[t + rounds, other, index])
+
+        low, high = np.zeros_like(t), self.law.rounds - t + 1  # lasts so long, and not so long
+        limit = u * weight(low)
+        for _ in range(int(high.max(initial=1)).bit_length()):
+            middle = (low + high) // 2
+            lasts = (weight(middle) > limit) & (middle > low)
+            low, high = np.where(lasts, middle, low), np.where(lasts | (middle == low), high, middle)
+        return low
+
+    def _taking_part(self, t: Indices, first: Indices, second: Indices, u: Vector) -> tuple[Rounds, Rounds, Vector]:
+        """Who does in round t, if somebody does, and θ·K̃ of it; by the states before, of which at least one is free."""
+        p, taken = self.law.rate, self.states.taken
+        is_free = self.states.free_index >= 0
+        swap = ~is_free[second]
+        free, other = np.where(swap, first, second), np.where(swap, second, first)
+        either = is_free[other]
+        by_other, by_free = self.overlaps[t, other], self.overlaps[t, free]
+        alone = np.where(either, p * (1 - p), p) * np.exp(by_other) * self.after[t, taken[free], other]
+        other_alone = np.where(either, p * (1 - p), 0.0) * np.exp(by_free) * self.after[t, taken[other], free]
+        together = by_other + by_free + self.together[t]
+        pair = np.where(either, p * p, 0.0) * np.exp(together) * self.both[t, taken[free], taken[other]]
+        u = u * (alone + other_alone + pair)
+        with_free = (u < alone) | (u >= alone + other_alone)
+        with_other = either & (u >= alone)
+        gained = with_free * by_other + with_other * by_free + (with_free & with_other) * self.together[t]
+        return np.where(swap, with_free, with_other), np.where(swap, with_other, with_free), gained
 
     def _drawn_start(self, generator: np.random.Generator, count: int) -> tuple[Indices, Indices]:
         used = np.flatnonzero(self.start)
@@ -210,8 +245,7 @@ class _Meeting:
     @staticmethod
     def of(one: Indices, two: Indices, states: States) -> "_Meeting":
         wait = np.maximum(0, states.separation - np.maximum(states.ages[one], states.ages[two]))
-        one = one + np.minimum(wait, states.limit - states.ages[one])
-        two = two + np.minimum(wait, states.limit - states.ages[two])
+        one, two = states.passed(one, wait), states.passed(two, wait)
         swap = states.free_index[two] < 0
         return _Meeting(wait, np.where(swap, two, one), states.free_index[np.where(swap, one, two)])
 
@@ -221,7 +255,7 @@ class _Meeting:
         return np.asarray(waiting[np.minimum(t + self.wait, last), self.other, self.free])
 
 
-def _backwards(gained: Matrix, together: Vector, law: Law, states: States) -> tuple[Vector, Vector, Vector]:
+def _backwards(gained: Matrix, together: Vector, law: Coins, states: States) -> tuple[Vector, Vector, Vector]:
     n, p, levels = law.rounds, law.rate, len(states.levels)
     later, taken, every = states.later, states.taken, np.arange(len(states.ages))
     free = np.flatnonzero(states.ages >= states.separation)

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcgd.accounting.b_min_sep.columns import Columns
-from fedcgd.accounting.b_min_sep.law import Law
-from fedcgd.accounting.b_min_sep.likelihood import Likelihood
-from fedcgd.accounting.b_min_sep.tuples import Tuples, largest_of_power
 from fedcgd.accounting.balls_in_bins.draws import Seed, run_in_blocks
+from fedcgd.accounting.secret_rounds.columns import Columns
+from fedcgd.accounting.secret_rounds.law import Law, Likelihood
+from fedcgd.accounting.secret_rounds.tuples import Tuples, largest_of_power
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 _ORDERS = (2, 4, 6, 8, 10, 12, 16)
@@ -27,9 +26,10 @@ _TRIED = 400  # tuples for the choice of r
 _LEAST_ACCEPTED = 0.05
 _ROUNDING = 1e-8  # double precision changes log S by less
 _ROUNDING_OF_SHARES = 1e-6  # and the probability to be accepted, relatively
+_KEPT = 0.8  # the part of draws from which on the others are followed along
 _REACH, _STEP = 6.0, 1.0  # of the integral
 _LEFT_OUT = 5e-9  # at least P(|t| > 6), t standard normal, and what tables of 53 bits may miss
-_NUMBERS = 2**19  # in one block of draws
+_NUMBERS = 2**20  # in one block of draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ class RemoveSampler:
             start = _STEP * generator.random((means.shape[1],))
             return self._integrals(x, slope, start), shares
 
-        width = max(n, int(n * self.tuples.order / likely / 2))
+        width = max(n, int(n * self.tuples.order / likely / 6))
         blocks = run_in_blocks(block, count, max(1, width * 2**17 // _NUMBERS), seed)
         values = np.concatenate([values for values, _ in blocks])
         shares = np.concatenate([shares for _, shares in blocks])
@@ -105,12 +105,17 @@ class RemoveSampler:
 
     def _integrals(self, x: Matrix, slope: Matrix, start: Vector) -> Vector:
         """∫ φ(t)·g(S(x + t·slope)/a) dt, from above, as S grows with t."""
-        total = np.zeros(x.shape[1])
+        total, left = np.zeros(x.shape[1]), np.arange(x.shape[1])
         for t in _REACH - start - _STEP * np.arange(round(2 * _REACH / _STEP))[:, None]:
-            values = self._values(x + t * slope)
-            if not values.any():
+            at = slope * t[left]
+            at += x
+            values = self._values(at)
+            total[left] += _STEP * np.exp(-(t[left] ** 2) / 2) / math.sqrt(2 * math.pi) * values
+            some = values > 0  # it stays 0 where it is
+            if not some.any():
                 break
-            total += _STEP * np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi) * values
+            if some.mean() < _KEPT:
+                x, slope, left = x[:, some], slope[:, some], left[some]
         return total
 
     def _values(self, x: Matrix) -> Vector:

@@ -1,4 +1,4 @@
-"""σ, ε and δ of random b-min-separation: a few draws propose an answer, and fresh ones confirm it, or it is raised.
+"""σ, ε and δ under secret rounds: a few draws propose an answer, and fresh ones confirm it, or it is raised.
 
 All tries for one answer together are wrong with probability at most β = `failure_probability(δ)` over the seed, and β is part
 of δ: what is confirmed is δ − β. The seed is a hash of the question (columns, law, and two of ε, σ and δ), as for
@@ -15,14 +15,13 @@ import numpy as np
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Bound, Progress, silent
-from fedcgd.accounting.b_min_sep.add import AddDirection, LogRatios, draw_log_ratios
-from fedcgd.accounting.b_min_sep.columns import Columns
-from fedcgd.accounting.b_min_sep.law import Law
-from fedcgd.accounting.b_min_sep.likelihood import Likelihood
-from fedcgd.accounting.b_min_sep.remove import RemoveSampler
 from fedcgd.accounting.balls_in_bins.monte_carlo import failure_probability
 from fedcgd.accounting.confidence import radius, stake, upper_bound
 from fedcgd.accounting.guarantee import LEAST_DELTA
+from fedcgd.accounting.secret_rounds.add import AddDirection, LogRatios, draw_log_ratios
+from fedcgd.accounting.secret_rounds.columns import Columns
+from fedcgd.accounting.secret_rounds.law import Law, Likelihood
+from fedcgd.accounting.secret_rounds.remove import RemoveSampler
 from fedcgd.mechanisms.mechanism import Vector
 
 METHOD = (
@@ -32,10 +31,10 @@ LEAST_EPSILON = 1e-6
 
 _PILOT_REMOVE, _PILOT_ADD = 1000, 2**14  # draws of one step of the search
 _COARSE = 1 / 8  # times as many, while it is far from its goal
-_FINER = 8  # times as many, once, where the search ended, but not more than the confirmation draws
+_FINER = 16  # times as many, once, where the search ended, but not more than the confirmation draws
 _FEWEST, _MOST = 2**12, 2**20  # of a confirmation, removing
-_ADDED = (2**14, 2**16, 2**17, 2**18, 2**19)  # of a confirmation, adding
-_REMOVING, _ADDING = 5e7, 3.2e8  # numbers drawn for one direction of a confirmation, about, at most
+_ADDED = (2**14, 2**16, 2**17, 2**18, 2**19, 2**20)  # of a confirmation, adding
+_REMOVING, _ADDING = 2.5e8, 1.1e9  # numbers drawn for one direction of a confirmation, about, at most
 _PRECISION = 0.03  # of δ, that more draws should not be spent on
 _LARGEST_GAP = 1.0  # of the bounds on log S: beyond, draws would not show an amplification
 _TRIES = 8
@@ -64,9 +63,7 @@ class Question:
 
     def seed(self, asked: str, *numbers: float) -> int:
         """256 bits that follow from the question; of the columns six digits count, since processors may differ below."""
-        law = self.law
-        words = [asked, str(law.rounds), str(law.separation), float(law.rate).hex(), str(law.warm)]
-        digest = hashlib.sha256(" ".join([*words, *(float(x).hex() for x in numbers)]).encode())
+        digest = hashlib.sha256(" ".join([asked, *self.law.words, *(float(x).hex() for x in numbers)]).encode())
         digest.update(np.round(self.columns.entries * 1e6).astype("<i8").tobytes())
         return int.from_bytes(digest.digest(), "big")
 
@@ -82,7 +79,7 @@ class Point:
     @cached_property
     def likelihood(self) -> Likelihood:
         """S for this σ."""
-        return Likelihood.of(self.question.columns, self.question.law, self.sigma)
+        return self.question.law.likelihood(self.question.columns, self.sigma)
 
     def pilot(self, seed: int, failure: float, last: "Pilot | None" = None, *, times: float = 1) -> "Pilot | None":
         """What few draws, or `times` as many, say; None if numbers overflow (too little noise) or bounds on S say nothing.
@@ -97,7 +94,9 @@ class Point:
         if sampler is None:
             return None
         values, shares = sampler.draw(int(times * _PILOT_REMOVE), (seed, 0))
-        ratios = draw_log_ratios(columns, self.likelihood, self.sigma, int(times * _PILOT_ADD), (seed, 1))
+        ratios = draw_log_ratios(
+            columns, self.likelihood, self.sigma, int(min(times, _FINER / 2) * _PILOT_ADD), (seed, 1)
+        )
         return Pilot(self, sampler, values, shares, ratios, failure)
 
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import betainccinv, betaincinv, erfcx, ndtri
 
-from fedcgd.accounting.b_min_sep.columns import Columns
-from fedcgd.accounting.b_min_sep.likelihood import Likelihood
 from fedcgd.accounting.balls_in_bins.draws import Seed, run_in_blocks
 from fedcgd.accounting.confidence import radius, stake, upper_bound
+from fedcgd.accounting.secret_rounds.columns import Columns
+from fedcgd.accounting.secret_rounds.law import Likelihood
 from fedcgd.mechanisms.mechanism import Vector
 
 _ROUNDING = 1e-8  # double precision changes log S by less
-_NUMBERS = 2**19  # in one block of draws
+_NUMBERS = 2**20  # in one block of draws
 _LOW, _HIGH = (0.003, 0.01, 0.03, 0.1), (0.1, 0.2, 0.35, 0.5, 0.7)  # probabilities that u₁ and u₂ may have
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.sparse import csr_array, dia_array
 
@@ -20,6 +21,7 @@ from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized, Toeplitz, bandwi
 from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense
 
 _CHUNK = 256  # columns of a dense C at a time
+_NARROW = 32  # bands of a matrix that is kept sparse
 _BLOCK = 256  # rounds in one product with the band
 _LARGEST_AMPLITUDE = 1e4  # of c(0): A·λ^u is taken off the head again, which loses so many digits
 _NOTHING = 1e-300  # a coefficient that no double tells from none
@@ -42,6 +44,11 @@ class Columns:
     def rounds(self) -> int:
         """n."""
         return len(self.scales)
+
+    @property
+    def width(self) -> int:
+        """How many bands C has besides the tail."""
+        return len(self._band)
 
     @cached_property
     def entries(self) -> Vector:
@@ -94,6 +101,21 @@ class Columns:
                 result[t] += self.amplitude * total
         return result
 
+    def of_rounds(self, rounds: NDArray[np.bool_]) -> Matrix:
+        """C·1_P for users who take part in `rounds`, shape (n, m)."""
+        if self.amplitude:
+            return self.forward(rounds.astype(float))
+        result = np.zeros(rounds.shape)
+        t, user = np.nonzero(rounds)
+        for lag in range(self.width):
+            inside = t < self.rounds - lag
+            result[t[inside] + lag, user[inside]] += self._entries(lag)[t[inside]]
+        return result
+
+    def _entries(self, lag: int) -> Vector:
+        """C[t + lag, t] by t, where there is no tail."""
+        return np.asarray(self.scales * self._band[lag])
+
     def adjoint(self, y: Matrix) -> Matrix:
         """Cᵀ·y for y of shape (n, m)."""
         result = self._banded(y, transposed=True)
@@ -119,8 +141,8 @@ class Columns:
         width, n = len(self._band), self.rounds
         if width == 0:
             return np.zeros_like(x)
-        if width == 1:
-            return np.asarray(x * self._band[0])
+        if width <= _NARROW:
+            return np.asarray(self._matrices[transposed] @ x)
         result = np.empty_like(x)
         block = self._block  # of rows i … i + _BLOCK − 1, columns i − width + 1 …
         for start in range(0, n, _BLOCK):
@@ -134,6 +156,11 @@ class Columns:
                 first = max(0, start - width + 1)
                 result[start:end] = block[:rows, width - 1 - (start - first) : width - 1 + rows] @ x[first:end]
         return result
+
+    @cached_property
+    def _matrices(self) -> tuple[csr_array, csr_array]:
+        """The band as a matrix, and its transpose."""
+        return _sparse(np.tile(self._band, (self.rounds, 1)))
 
     @cached_property
     def _block(self) -> Matrix:
@@ -154,6 +181,11 @@ class BandedColumns(Columns):
     def of(band: Matrix) -> "BandedColumns":
         """C with these bands."""
         return BandedColumns(band.max(axis=0), 0.0, 0.0, np.ones(len(band)), True, band)
+
+    @property
+    def width(self) -> int:
+        """How many bands C has."""
+        return int(self.band.shape[1])
 
     @cached_property
     def entries(self) -> Vector:
@@ -177,6 +209,10 @@ class BandedColumns(Columns):
         """C·x for x of shape (n, m)."""
         return np.asarray(self._matrices[0] @ x)
 
+    def _entries(self, lag: int) -> Vector:
+        """C[t + lag, t] by t."""
+        return np.asarray(self.band[:, lag])
+
     def adjoint(self, y: Matrix) -> Matrix:
         """Cᵀ·y for y of shape (n, m)."""
         return np.asarray(self._matrices[1] @ y)
@@ -184,9 +220,14 @@ class BandedColumns(Columns):
     @cached_property
     def _matrices(self) -> tuple[csr_array, csr_array]:
         """C and its transpose."""
-        n, width = self.band.shape
-        c = dia_array((self.band.T, -np.arange(width)), shape=(n, n))
-        return c.tocsr(), c.T.tocsr()
+        return _sparse(self.band)
+
+
+def _sparse(band: Matrix) -> tuple[csr_array, csr_array]:
+    """The matrix with entries `band`[j, l] at (j + l, j), and its transpose."""
+    n, width = band.shape
+    c = dia_array((band.T, -np.arange(width)), shape=(n, n))
+    return c.tocsr(), c.T.tocsr()
 
 
 @lru_cache(maxsize=8)

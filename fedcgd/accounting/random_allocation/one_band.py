@@ -36,7 +36,7 @@ _TRIES = 40
 
 
 @dataclass(frozen=True)
-class RandomAllocationAccountant(Accountant):
+class OneBandAccountant(Accountant):
     """Runs in which each user takes part in one fresh, secret round of each epoch, of C with one band."""
 
     def check(self) -> None:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcgd.accounting.b_min_sep.columns import Columns
-from fedcgd.accounting.b_min_sep.law import Law
-from fedcgd.accounting.b_min_sep.pairs import PairChain
+from fedcgd.accounting.secret_rounds.columns import Columns
+from fedcgd.accounting.secret_rounds.law import Law, Pairs
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 
@@ -26,12 +25,12 @@ class Tuples:
     columns: Columns
     sigma: float
     order: int
-    chain: PairChain
+    chain: Pairs
 
     @staticmethod
     def of(columns: Columns, law: Law, sigma: float, order: int) -> "Tuples":
         """Raises ValueError if the tables of the pairs would be too large."""
-        return Tuples(columns, sigma, order, PairChain.of(columns, law, (order - 1) / sigma**2))
+        return Tuples(columns, sigma, order, law.pairs(columns, (order - 1) / sigma**2))
 
     @property
     def log_total(self) -> float:
@@ -42,7 +41,12 @@ class Tuples:
         """Σ_a C1_{P_a} of `count` tuples, shape (n, count), and the probability of each to be accepted."""
         r, n = self.order, self.columns.rounds
         one, two, more = self.chain.draw(generator, count * r // 2)
-        means = self.columns.forward(np.concatenate([one, two], axis=1).astype(float)).reshape(n, r, count)
+        if r == 2:  # one pair, one matching
+            first, second = self.columns.of_rounds(one), self.columns.of_rounds(two)
+            overlap = np.einsum("ij,ij->j", first, second) / self.sigma**2
+            first += second
+            return first, np.minimum(np.exp(overlap - more), 1.0)
+        means = self.columns.of_rounds(np.concatenate([one, two], axis=1)).reshape(n, r, count)
         flat = np.ascontiguousarray(means.transpose(2, 1, 0))
         overlaps = flat @ flat.transpose(0, 2, 1) / self.sigma**2
         # The pairs drawn are users a and a + r/2: matching 0. Another would be as likely, and the labels mean nothing else.

@@ -1,0 +1,44 @@
+"""The accountant of random allocation for C with several bands, of which rounds of neighbouring epochs may overlap."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fedcgd.accounting.accountant import Bound
+from fedcgd.accounting.poisson import WITHOUT_AMPLIFICATION
+from fedcgd.accounting.random_allocation.epochs import Overlaps
+from fedcgd.accounting.random_allocation.law import RandomAllocationLaw
+from fedcgd.accounting.secret_rounds import SecretRoundsAccountant
+from fedcgd.accounting.secret_rounds.columns import columns_of
+from fedcgd.accounting.secret_rounds.search import Question
+from fedcgd.mechanisms import Mechanism, bandwidth
+from fedcgd.participation import Participation
+
+
+@dataclass(frozen=True)
+class BandsAccountant(SecretRoundsAccountant):
+    """Runs in which each user takes part in one fresh, secret round of each epoch, of C ≥ 0 with at most as many bands as an
+    epoch has rounds.
+    """
+
+    def gaussian_mu(self, noise_multiplier: float, released: int) -> Bound:
+        reach = self._question(released).reach
+        return Bound(reach / noise_multiplier, WITHOUT_AMPLIFICATION, sensitivity=reach)
+
+    def _question(self, released: int) -> Question:
+        return _question(self.mechanism, self.participation, released)
+
+
+@lru_cache(maxsize=4)
+def _question(mechanism: Mechanism, participation: Participation, released: int) -> Question:
+    length = participation.rounds // participation.participations
+    bands = bandwidth(mechanism, participation.rounds)
+    if bands > length:
+        raise ValueError(
+            f"random-allocation sampling covers C with at most as many bands as an epoch has rounds, {length}, because only "
+            f"then do none but neighbouring epochs overlap; {mechanism.name} has {bands}. Use a mechanism with at most {length} "
+            "bands, or sampling none, balls-in-bins or b-min-sep"
+        )
+    columns = columns_of(mechanism, participation.rounds, length, released)
+    law = RandomAllocationLaw(released, length)
+    return Question(columns, law, math.sqrt(Overlaps.of(columns, law).most()))

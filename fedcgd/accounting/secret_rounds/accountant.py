@@ -1,0 +1,47 @@
+"""The accountant of secret rounds, whatever their law."""
+
+from abc import abstractmethod
+
+import numpy as np
+
+from fedcgd.accounting.accountant import Bound, Progress
+from fedcgd.accounting.profile import ProfileAccountant
+from fedcgd.accounting.secret_rounds import search
+from fedcgd.accounting.secret_rounds.search import Question
+from fedcgd.mechanisms.mechanism import Matrix, Vector
+
+
+class SecretRoundsAccountant(ProfileAccountant):
+    """Runs in which each user's rounds are drawn in secret, for C without negative entries. A subclass says how they are."""
+
+    def check(self) -> None:
+        self._question(self.participation.rounds)
+
+    def rough_noise_multiplier(self, *, epsilon: float, delta: float) -> float:
+        """σ that a few draws propose, the same random numbers for every mechanism, so that differences between them are seen."""
+        return search.propose(self._question(self.participation.rounds), epsilon=epsilon, delta=delta)
+
+    def log_ratio(self, sigma: float, seen: Matrix) -> Vector:
+        """log S, which tells best whether a user of the worst kind took part, up to a thousandth; shape (draws,).
+
+        Args:
+            sigma: the noise multiplier.
+            seen: C·x̂/ζ along the user's direction, shape (n, draws): C·1_P plus noise, or noise alone.
+        """
+        question = self._question(self.participation.rounds)
+        likelihood = question.at(sigma, 1.0).likelihood
+        return np.asarray(np.log(likelihood.bounds(question.columns.adjoint(seen) / sigma**2)[1]))
+
+    def _search_sigma(self, epsilon: float, delta: float, progress: Progress) -> Bound:
+        question = self._question(self.participation.rounds)
+        return search.calibrate(question, epsilon=epsilon, delta=delta, progress=progress)
+
+    def _search_epsilon(self, sigma: float, delta: float, released: int, progress: Progress) -> Bound:
+        return search.epsilon(self._question(released), sigma=sigma, delta=delta, progress=progress)
+
+    def _delta_at(self, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound:
+        return search.delta(self._question(released), sigma=sigma, epsilon=epsilon, progress=progress)
+
+    @abstractmethod
+    def _question(self, released: int) -> Question:
+        """What is asked about the first `released` rounds. Raises ValueError for C that is not accounted for."""
