@@ -1,16 +1,19 @@
 """A model in FSDP2's `fully_shard` beside the same in Opacus' wrapper: time and memory of each process, its noise, same bits.
 
-python benchmarks/shards.py [--ranks 1 2 3 4] [--steps 8]
+python benchmarks/shards.py [--ranks 1 2 3 4] [--steps 6]
 
 Eight layers of 1024 by 1024, ghost clipping, 48 examples a step in twelve parts, one thread in each process. Both models take
 their steps in turn in the same processes; times are the processor's, of all processes together, and the ratio is the median over
-the steps. Memory is what processes that train one of the models alone grow by. The table, with its machine, is in
+the steps; the share of FSDP2's own all-gathers of parameters is what they take of it. Memory is what processes that train one of the
+models alone grow by at most, as the C library keeps what is freed, and where it gives large blocks back at once
+(MALLOC_MMAP_THRESHOLD_), which shows what is in use. The table, with its machine, is in
 docs/guides/distributed.md.
 """
 
 import argparse
 import hashlib
 import multiprocessing
+import os
 import pickle
 import resource
 import statistics
@@ -33,6 +36,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.opacus.shards import _AllGather
 from fedcgd.release import NoiseSource
 
 WIDTH, LAYERS, BATCH, PARTS = 1024, 8, 48, 12
@@ -46,7 +50,9 @@ class Training:
     def __init__(self, kind: str, ranks: int, steps: int, folder: Path) -> None:
         generator = torch.Generator().manual_seed(1)
         size = BATCH * steps
-        data = TensorDataset(torch.randn(size, WIDTH, generator=generator), torch.randint(10, (size,), generator=generator))
+        data = TensorDataset(
+            torch.randn(size, WIDTH, generator=generator), torch.randint(10, (size,), generator=generator)
+        )
         torch.manual_seed(0)
         layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
         self.model: nn.Module = nn.Sequential(*layers, nn.Linear(WIDTH, 10))
@@ -100,22 +106,28 @@ def begin(rank: int, ranks: int, folder: Path) -> None:
 
 
 def times(rank: int, ranks: int, steps: int, folder: Path) -> Any:
-    """Of each kind: (seconds of each step, of the noise, the model)."""
+    """Of each kind: (seconds of each step, of FSDP2's all-gathers in each, of the noise, the model)."""
     begin(rank, ranks, folder)
-    noise = noise_times()
+    noise, gathers = times_of(NoiseSource, "add"), times_of(_AllGather, "__call__")
     trainings = {kind: Training(kind, ranks, steps, folder) for kind in (DDP, FSDP2)}
     seconds: dict[str, list[float]] = {kind: [] for kind in trainings}
     noises: dict[str, list[float]] = {kind: [] for kind in trainings}
+    gathered: dict[str, list[float]] = {kind: [] for kind in trainings}
     for _ in range(steps):
         for kind, training in trainings.items():
             dist.barrier()
             noise.clear()
+            gathers.clear()
             begun = time.process_time()
             next(training.steps)
             dist.barrier()
             seconds[kind].append(time.process_time() - begun)
             noises[kind].append(sum(noise))
-    return {kind: (seconds[kind][WARM:], statistics.median(noises[kind]), trainings[kind].digest()) for kind in trainings}
+            gathered[kind].append(sum(gathers))
+    return {
+        kind: (seconds[kind][WARM:], gathered[kind][WARM:], statistics.median(noises[kind]), training.digest())
+        for kind, training in trainings.items()
+    }
 
 
 def memory(rank: int, ranks: int, kind: str, folder: Path) -> Any:
@@ -128,17 +140,18 @@ def memory(rank: int, ranks: int, kind: str, folder: Path) -> Any:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
-def noise_times() -> list[float]:
-    """The seconds of the processor that each round's noise takes from now on."""
+def times_of(kind: Any, name: str) -> list[float]:
+    """The seconds of the processor that each call of a method takes from now on."""
     times: list[float] = []
-    add = NoiseSource.add
+    method = getattr(kind, name)
 
-    def timed(*arguments: Any) -> None:
+    def timed(*given: Any, **options: Any) -> Any:
         begun = time.process_time()
-        add(*arguments)
+        answer = method(*given, **options)
         times.append(time.process_time() - begun)
+        return answer
 
-    NoiseSource.add = timed  # type: ignore[method-assign]
+    setattr(kind, name, timed)
     return times
 
 
@@ -164,19 +177,32 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3, 4])
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=6)
     arguments = parser.parse_args()
-    print("ms of the processor: DDP     FSDP2  ratio   noise, a rank: DDP  FSDP2   MiB a rank: DDP  FSDP2   models")
+    print("          ms of the processor             noise, ms      MiB a rank:         given back at once:")
+    print("ranks   DDP  FSDP2 ratio gathers       DDP  FSDP2         DDP  FSDP2           DDP  FSDP2         models")
     for ranks in arguments.ranks:
         found = on_ranks(times, ranks, arguments.steps)
-        step = {kind: [sum(one) for one in zip(*(rank[kind][0] for rank in found), strict=True)] for kind in (DDP, FSDP2)}
+        step, gathers = (
+            {kind: [sum(one) for one in zip(*(rank[kind][i] for rank in found), strict=True)] for kind in (DDP, FSDP2)}
+            for i in (0, 1)
+        )
         ratio = statistics.median(ours / other for ours, other in zip(step[FSDP2], step[DDP], strict=True))
-        noise = [1000 * max(rank[kind][1] for rank in found) for kind in step]
-        grown = [max(on_ranks(memory, ranks, kind)) for kind in step]
-        models = "/".join(sorted({rank[kind][2] for rank in found for kind in step}))
-        ms = " ".join(f"{1000 * statistics.median(step[kind]):9.0f}" for kind in step)
-        columns = f"{noise[0]:19.1f} {noise[1]:6.1f} {grown[0]:16.0f} {grown[1]:6.0f}"
-        print(f"{ranks:2} processes {ms:>30} {ratio:6.2f} {columns}   {models}", flush=True)
+        columns = [1000 * statistics.median(step[kind]) for kind in step]
+        share = statistics.median(one / whole for one, whole in zip(gathers[FSDP2], step[FSDP2], strict=True))
+        noise = [1000 * max(rank[kind][2] for rank in found) for kind in step]
+        grown = []
+        for threshold in (None, 2**18):
+            if threshold is not None:
+                os.environ["MALLOC_MMAP_THRESHOLD_"] = str(threshold)
+            grown += [max(on_ranks(memory, ranks, kind)) for kind in step]
+        del os.environ["MALLOC_MMAP_THRESHOLD_"]
+        models = "/".join(sorted({rank[kind][3] for rank in found for kind in step}))
+        print(
+            f"{ranks:5} {columns[0]:5.0f} {columns[1]:6.0f} {ratio:5.2f} {share:7.2f} {noise[0]:9.1f} {noise[1]:6.1f} "
+            f"{grown[0]:11.0f} {grown[1]:6.0f} {grown[2]:13.0f} {grown[3]:6.0f}   {models:>12}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -94,7 +94,9 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             optimizer.register_step_pre_hook(self._only_after_a_release),
             *(
                 whole.register_post_accumulate_grad_hook(partial(forget, p))
-                for p, whole in zip(self._trained, self._trained if shards is None else shards.whole_parameters(), strict=True)
+                for p, whole in zip(
+                    self._trained, self._trained if shards is None else shards.whole_parameters(), strict=True
+                )
             ),
             *self._state.watch(),
         ]

@@ -79,7 +79,9 @@ class Shards:
         """
         octets = sum(octets_of(rows) for passes in (*kept, part) for one in passes for rows in one.rows)
         too_many = octets > sum(total.numel() * total.element_size() for total in totals)
-        if last or self._ranks.any_of(too_many, "say whether clipped gradients can be kept (nothing of the round is released)"):
+        if last or self._ranks.any_of(
+            too_many, "say whether clipped gradients can be kept (nothing of the round is released)"
+        ):
             self._add_up([*kept, part], totals, round_to_lattice)
             kept.clear()
         else:

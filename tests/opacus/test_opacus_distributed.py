@@ -5,6 +5,8 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import pickle
+import re
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -24,7 +26,7 @@ from fedcgd.opacus.release_record import ReleaseRecord
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.validation import example_digest
 
-DIED = 7
+DIED = -signal.SIGKILL
 RUN = {"run": "a", "plan": {}, "key": "k", "noise stream": "s"}
 
 
@@ -335,6 +337,61 @@ def test_a_run_of_shards_goes_on_with_the_same_bits_on_another_number_of_ranks(t
 def test_what_shards_cannot_do_is_said(options, message, train):
     answers = train(2, sharded=True, on_rank=-1, **({"mode": "ghost"} | options))
     assert all(message in answer for answer in answers), answers
+
+
+def test_ranks_that_are_killed_with_their_shards_release_nothing_without_a_record_and_no_noise_twice(train, tmp_path):
+    options = {"sharded": True, "mode": "ghost", "parts": 6}
+    models(train(2, epochs=1, **options))  # four rounds, in the checkpoint
+    layers = "(put the parameters of a layer together|say whether clipped gradients can be kept)"
+    kills = [
+        (3, 1, "dies before the record", layers, 1),
+        (2, 1, "dies in the backward pass", layers, 1),
+        (3, 0, "dies after the record", "hear from rank 0", 2),
+        (2, 1, "dies before the release", layers, 2),
+    ]
+    attempts, counts = [(i, 0) for i in range(4)], Counter(range(4))
+    for ranks, killed, trouble, wait, rounds in kills:
+        answers = train(ranks, died=killed, load=True, trouble=trouble, on_rank=killed, in_round=5, **options)
+        assert answers[killed] is None
+        for rank in set(range(ranks)) - {killed}:
+            assert re.search(
+                f"rank {rank} of {ranks} waited for the others to {wait}.* and one has ended", answers[rank]
+            )
+        attempts += [(round, counts[round]) for round in range(4, 4 + rounds)]
+        counts.update(range(4, 4 + rounds))
+        assert [(one["round"], one["attempt"]) for one in recorded(tmp_path)] == attempts
+
+    assert models(train(1, load=True, **options))
+    used = Counter((one["round"], one["nonce"]) for one in recorded(tmp_path))
+    assert set(used.values()) == {1}
+    assert [one["round"] for one in recorded(tmp_path)][-4:] == [4, 5, 6, 7]
+    released = {line for file in tmp_path.glob("released-*") for line in file.read_text().splitlines()}
+    assert released <= {f"{round} {nonce}" for round, nonce in used}
+    assert {int(line.split()[0]) for line in released} == set(range(8))
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "b-min-sep"])
+@pytest.mark.parametrize("mode", ["ghost", "hooks"])
+def test_ranks_without_an_example_have_the_bits_of_one_process(sampling, mode, train, tmp_path):
+    """Of batches of as many examples as ranks on average some leave ranks without any, and some are empty."""
+    for ranks in (2, 3, 4):
+        options = {
+            "sampling": sampling,
+            "mechanism": LambdaCGD(0.0),
+            "parts": ranks,
+            "examples": 4 * ranks,
+            "mode": mode,
+        }
+        alone = train(plain=True, folder=_new(tmp_path), **options)[0]
+        answers = train(ranks, folder=_new(tmp_path), sharded=True, **options)
+        assert models(answers) == [alone["model"]] * ranks
+
+
+def test_a_rank_that_leaves_out_an_empty_part_of_a_model_in_shards_is_told_what_to_do(train, tmp_path):
+    options = {"sampling": "poisson", "mechanism": LambdaCGD(0.0), "parts": 3, "examples": 12, "mode": "ghost"}
+    answers = train(3, sharded=True, trouble="leaves out empty parts", on_rank=2, timeout=10.0, **options)
+    assert "put a part without examples through a forward and a backward pass too" in answers[2]
+    assert all("and one has ended or did not come" in answer for answer in answers[:2]), answers
 
 
 class Noisy(Dataset):
