@@ -4,10 +4,9 @@ python benchmarks/shards.py [--ranks 1 2 3 4] [--steps 6]
 
 Eight layers of 1024 by 1024, ghost clipping, 48 examples a step in twelve parts, one thread in each process. Both models take
 their steps in turn in the same processes; times are the processor's, of all processes together, and the ratio is the median over
-the steps; the share of FSDP2's own all-gathers of parameters is what they take of it. Memory is what processes that train one of the
-models alone grow by at most, as the C library keeps what is freed, and where it gives large blocks back at once
-(MALLOC_MMAP_THRESHOLD_), which shows what is in use. The table, with its machine, is in
-docs/guides/distributed.md.
+the steps. "gathers" is the share of FSDP2's own all-gathers of parameters. Memory is what processes that train one of the models
+alone grow by at most, as the C library keeps what is freed, and where it gives large blocks back at once
+(MALLOC_MMAP_THRESHOLD_), which shows what is in use. The table, with its machine, is in docs/guides/distributed.md.
 """
 
 import argparse

@@ -156,7 +156,7 @@ def plan_of(job: Job) -> Plan:
 def train(job: Job, rank: int) -> dict[str, Any]:
     """Train for `job.epochs`; what the model and the run are afterwards."""
     warnings.simplefilter("ignore")
-    here = job.trouble if rank == job.on_rank else ""
+    here, all_over = (job.trouble if one else "" for one in (rank == job.on_rank, job.on_rank == -1))
     data: Any = examples(job.dtype, job.examples)
     if here == "order":
         data = Subset(data, list(reversed(range(EXAMPLES))))
@@ -179,7 +179,7 @@ def train(job: Job, rank: int) -> dict[str, Any]:
         model = DifferentiallyPrivateDistributedDataParallel(model)
     seed = 2 if here == "key" else 1
     key = NoiseKey.from_file(job.folder / "noise.key") if job.secret else NoiseKey.simulation(seed)
-    engine = CorrelatedPrivacyEngine(key, record=None if job.trouble == "no record" else job.folder / "releases")
+    engine = CorrelatedPrivacyEngine(key, record=None if "no record" in (here, all_over) else job.folder / "releases")
     rate = 0.3 if here != "rate" else 0.4
     # Of a round there are as many batches of the loader as `parts`; one part is one for each rank.
     plain_optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)

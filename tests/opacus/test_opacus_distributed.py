@@ -257,7 +257,7 @@ def test_each_rank_looks_for_leaks(train, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"trouble": "no record"}, "make the engine with record="),
+        ({"trouble": "no record", "on_rank": -1}, "make the engine with record="),
         ({"parts": 3}, "accumulation_steps must be 1 or a multiple of the 2 processes"),
     ],
 )
@@ -320,6 +320,12 @@ def test_a_run_of_shards_goes_on_with_the_same_bits_on_another_number_of_ranks(t
     assert models(train(3, load=True, **options)) == [whole] * 3
 
 
+def test_a_rank_that_cannot_begin_with_its_shards_is_heard_by_the_others(train):
+    answers = train(2, trouble="no record", sharded=True, mode="ghost", parts=2)
+    assert "make the engine with record=" in answers[1]
+    assert "rank 1 of 2 has failed" in answers[0]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -370,8 +376,7 @@ def test_ranks_that_are_killed_with_their_shards_release_nothing_without_a_recor
     assert {int(line.split()[0]) for line in released} == set(range(8))
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "b-min-sep"])
-@pytest.mark.parametrize("mode", ["ghost", "hooks"])
+@pytest.mark.parametrize(("sampling", "mode"), [("poisson", "ghost"), ("b-min-sep", "hooks")])
 def test_ranks_without_an_example_have_the_bits_of_one_process(sampling, mode, train, tmp_path):
     """Of batches of as many examples as ranks on average some leave ranks without any, and some are empty."""
     for ranks in (2, 3, 4):
