@@ -218,6 +218,8 @@ def train(job: Job, rank: int) -> dict[str, Any]:
                 continue
             loss(module(x), y).backward()
             optimizer.step()
+            if all_over == "overwrites inputs":
+                x.fill_(7.0)
             with (job.folder / f"released-{rank}").open("a") as file:  # stays where the process is killed
                 file.writelines(f"{round} {nonce:032x}\n" for round, nonce in enumerate(engine.accountant.nonces))
 

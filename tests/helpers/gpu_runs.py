@@ -70,7 +70,7 @@ def train(device: str, mode: str, noise: str, epochs: int = 2) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu()
 
 
-def train_in_a_group(device: str, wrapper: str, folder: Path) -> Tensor:
+def train_in_a_group(device: str, wrapper: str, folder: Path, mode: str = "ghost") -> Tensor:
     """A model that one process trains in `wrapper`: "" is none, "ddp" Opacus', and "fsdp2" torch's fully_shard."""
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 3)).to(device)
@@ -85,7 +85,7 @@ def train_in_a_group(device: str, wrapper: str, folder: Path) -> Tensor:
         mechanism=BSR(3), participation=Participation(rounds=6, min_separation=3), clip_norm=0.5, noise_multiplier=1.0,
         delta=1e-5,
     )  # fmt: skip
-    module, optimizer, loss, loader = CorrelatedPrivacyEngine(
+    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(
         NoiseKey.simulation(1), record=folder / f"releases of {wrapper or 'one process'}"
     ).make_private(
         module=model,
@@ -93,9 +93,10 @@ def train_in_a_group(device: str, wrapper: str, folder: Path) -> Tensor:
         data_loader=DataLoader(data, batch_size=4),
         accumulation_steps=2,
         plan=plan,
-        grad_sample_mode="ghost",
+        grad_sample_mode=mode,
         assume_independent="rows of linear layers",
     )
+    loss = criterion[0] if criterion else nn.CrossEntropyLoss()
     for _ in range(2):
         for x, y in loader:
             optimizer.zero_grad()

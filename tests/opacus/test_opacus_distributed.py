@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 import torch
 from central_ranks import Job, network, plan_of, run_rank
+from gpu_runs import train_in_a_group
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from fedcgd import NoiseKey
 from fedcgd.mechanisms import BLT, LambdaCGD
+from fedcgd.opacus import shards
 from fedcgd.opacus.ranks import Ranks, ranks_of
 from fedcgd.opacus.release_record import ReleaseRecord
 from fedcgd.opacus.round_noise import RoundNoise
@@ -287,7 +289,7 @@ def test_a_model_of_several_processes_needs_a_process_group(monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {"mode": "ghost", "model": "large"},
+        {"mode": "ghost", "model": "large", "trouble": "overwrites inputs", "on_rank": -1},
         {"mode": "hooks", "noise": "buffer", "mechanism": BLT((0.9, 0.5), (0.2, 0.1))},
         {"mode": "ghost", "sampling": "poisson", "mechanism": LambdaCGD(0.0), "parts": 12},
         {"mode": "ghost", "model": "tied", "evaluated": True},
@@ -304,6 +306,22 @@ def test_shards_of_a_model_are_trained_to_the_bits_of_one_process(options, train
         assert models(answers) == [train(plain=True, folder=_new(tmp_path), **options)[0]["model"]] * ranks
         sizes = [p.numel() for p in network(options.get("model", "linear")).parameters()]
         assert [sum(shards) for shards in zip(*(a["shards"] for a in answers), strict=True)] == sizes
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module", "ignore:Full backward hook", "ignore:.*is deprecated")
+@pytest.mark.parametrize(("mode", "a_step"), [("ghost", 1), ("hooks", 2)])
+def test_shards_are_added_up_once_a_step_if_what_is_kept_until_then_is_small(mode, a_step, monkeypatch, tmp_path):
+    calls = []
+    add_up = shards._add_up_shard
+    monkeypatch.setattr(shards, "_add_up_shard", lambda *given: calls.append(given) or add_up(*given))
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        found = [train_in_a_group("cpu", wrapper, tmp_path, mode) for wrapper in ("fsdp2", "ddp", "")]
+    finally:
+        torch.distributed.destroy_process_group()
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[2])
+    assert len(calls) == 4 * 6 * a_step  # parameters, steps
 
 
 def test_shards_computed_in_halves_give_the_same_bits_on_any_number_of_ranks(train, tmp_path):
