@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from torch.utils.hooks import RemovableHandle
 
 from fedcgd.opacus.autograd_check import AutogradCheck
-from fedcgd.opacus.clipped_sum import check_size, clip_factors
+from fedcgd.opacus.clipped_sum import Clipped, check_size, clip_factors
 from fedcgd.opacus.deferred import judge
 from fedcgd.opacus.gradient_forms import PerSampleGradients, check_passes, passes_of
 from fedcgd.opacus.interrupts import defer_sigint
@@ -20,7 +20,7 @@ from fedcgd.opacus.model_state import ModelState
 from fedcgd.opacus.ranks import Ranks
 from fedcgd.opacus.release_tracker import PendingStep, ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.opacus.shards import Clipped, Shards, local, reshard, set_gradient
+from fedcgd.opacus.shards import Shards, local, reshard, set_gradient
 
 
 class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]

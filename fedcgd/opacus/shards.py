@@ -12,7 +12,7 @@ Unclipped gradients are dropped where autograd makes them, and FSDP finds none t
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,21 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial, Shard
 
-from fedcgd.opacus.gradient_forms import PerSampleGradients, copy_of, octets_of
+from fedcgd.opacus.clipped_sum import Clipped
+from fedcgd.opacus.gradient_forms import copy_of, octets_of
 from fedcgd.opacus.ranks import Ranks
-
-
-class Clipped(NamedTuple):
-    """The gradients of the examples of one backward pass, and what clips them."""
-
-    rows: Sequence[PerSampleGradients]
-    """An entry for each trained parameter."""
-    factors: Tensor
-    usable: Tensor | None
-
-    def add_to(self, total: Tensor, parameter: int) -> None:
-        """Add the clipped sum of that parameter to `total`, flat, float64."""
-        self.rows[parameter].add_to(total, self.factors, self.usable)
 
 
 class Shards:
