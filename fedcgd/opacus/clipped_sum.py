@@ -23,6 +23,7 @@ norm. For m examples of length T the sum has k ≤ 4096 + m·T/4096 + m, and m·
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +36,19 @@ GRID_LOSS = 2.0**-17
 _MOST_EXAMPLES = 2**18
 _MOST_TERMS = 2**27
 _LEAST_FAST_NORM = 2.0**-30
+
+
+class Clipped(NamedTuple):
+    """The gradients of the examples of one backward pass, and what clips them (`clip_factors`)."""
+
+    rows: Sequence[PerSampleGradients]
+    """An entry for each trained parameter."""
+    factors: Tensor
+    usable: Tensor | None
+
+    def add_to(self, total: Tensor, parameter: int) -> None:
+        """Add the clipped sum of that parameter to `total`, flat, float64."""
+        self.rows[parameter].add_to(total, self.factors, self.usable)
 
 
 def clip_factors(rows: Sequence[PerSampleGradients], clip_norm: float) -> tuple[Tensor, Tensor, Tensor | None]:

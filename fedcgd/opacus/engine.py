@@ -492,7 +492,7 @@ def _shards_of(
             "batches of a model in fully_shard are not looked at for examples that meet: give the whole model and a batch to "
             "fedcgd.opacus.check_independence, in one process, before fully_shard, and say so in assume_independent="
         )
-    return Shards(module, [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad])
+    return Shards(module, [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad], ranks)
 
 
 def _check_options(rand_on_empty: bool, augmentation_multiplicity: int, assume_independent: str | None) -> None:

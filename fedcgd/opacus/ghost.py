@@ -10,6 +10,7 @@ Here both come from the same factors.
 
 from collections import ChainMap
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -54,6 +55,26 @@ def _grouping_pays(layer: nn.Conv2d, inputs: Tensor, backprops: Tensor) -> bool:
     )
 
 
+class _Samplers(ChainMap[Any, Any]):
+    """By the class of a layer what makes its gradients, and leaves them where Opacus would put a copy of them."""
+
+    def __getitem__(self, kind: Any) -> Callable[..., dict[nn.Parameter, Tensor]]:
+        return partial(_leave_rows, super().__getitem__(kind))
+
+
+def _leave_rows(
+    sampler: Callable[..., dict[nn.Parameter, Tensor]], layer: Any, activations: list[Tensor], backprops: Tensor
+) -> dict[nn.Parameter, Tensor]:
+    """What `sampler` returns, or nothing, if it is in place: Opacus adds what is returned to zeros, for layers used again."""
+    found = sampler(layer, activations, backprops)
+    if not _used_once(layer) or any(len(rows) != layer.max_batch_len for rows in found.values()):
+        return found
+    for parameter, rows in found.items():
+        if parameter.requires_grad:
+            parameter._current_grad_sample = rows.contiguous()  # type: ignore[attr-defined]
+    return {}
+
+
 class _SampleHooks:
     """Opacus' hooks, which leave `PerSampleGradients` in `grad_sample` for the layers whose gradients have a short form.
 
@@ -61,7 +82,7 @@ class _SampleHooks:
     again, and leave backward passes of a layer in eval mode alone.
     """
 
-    GRAD_SAMPLERS: ClassVar = ChainMap({nn.Conv2d: convolution}, GradSampleModule.GRAD_SAMPLERS)
+    GRAD_SAMPLERS: ClassVar = _Samplers({nn.Conv2d: convolution}, GradSampleModule.GRAD_SAMPLERS)
     factors: ClassVar[dict[type[nn.Module], Callable[..., "Factors"]]] = {}
     hooks_enabled: bool
     rearrange_grad_samples: Callable[..., tuple[list[Tensor], Tensor]]

@@ -4,7 +4,7 @@ Each form gives norms and a weighted sum in float64, as the proof in `fedcgd.opa
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -170,6 +170,21 @@ def norm(values: Tensor) -> Tensor:
     """Norms along the last dimension, float64."""
     norms: Tensor = torch.linalg.vector_norm(values.double(), dim=-1)
     return norms
+
+
+def copy_of(rows: Any) -> PerSampleGradients:
+    """`rows`, whom nobody else can change."""
+    copy: PerSampleGradients = replace(rows, **{name: value.clone() for name, value in _tensors_of(rows).items()})
+    return copy
+
+
+def octets_of(rows: Any) -> int:
+    """How much memory `rows` take."""
+    return sum(value.numel() * value.element_size() for value in _tensors_of(rows).values())
+
+
+def _tensors_of(rows: Any) -> dict[str, Tensor]:
+    return {name: value for name, value in vars(rows).items() if isinstance(value, Tensor)}
 
 
 def passes_of(parameter: Any) -> list[PerSampleGradients]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any
 from weakref import WeakMethod
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from torch.utils.hooks import RemovableHandle
 
 from fedcgd.opacus.autograd_check import AutogradCheck
-from fedcgd.opacus.clipped_sum import check_size, clip_factors
+from fedcgd.opacus.clipped_sum import Clipped, check_size, clip_factors
 from fedcgd.opacus.deferred import judge
 from fedcgd.opacus.gradient_forms import PerSampleGradients, check_passes, passes_of
 from fedcgd.opacus.interrupts import defer_sigint
@@ -20,7 +20,7 @@ from fedcgd.opacus.model_state import ModelState
 from fedcgd.opacus.ranks import Ranks
 from fedcgd.opacus.release_tracker import PendingStep, ReleaseTracker
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.opacus.shards import Shards, add_up_shard, local, reshard, set_gradient
+from fedcgd.opacus.shards import Shards, local, reshard, set_gradient
 
 
 class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
@@ -94,7 +94,9 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             optimizer.register_step_pre_hook(self._only_after_a_release),
             *(
                 whole.register_post_accumulate_grad_hook(partial(forget, p))
-                for p, whole in zip(self._trained, self._trained if shards is None else shards.whole, strict=True)
+                for p, whole in zip(
+                    self._trained, self._trained if shards is None else shards.whole_parameters(), strict=True
+                )
             ),
             *self._state.watch(),
         ]
@@ -189,23 +191,22 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         passes = self._take_passes(pending)
         totals = self._parts_of(self._sum_of(pending))
         scale = totals[0].new_zeros(())
-        clipped: list[tuple[list[PerSampleGradients], Tensor, Tensor | None]] = []
+        clipped: list[Clipped] = []
         for rows in zip(*passes, strict=True):
             averaged = check_passes(self._module, self._trained, rows, self._copies)
             pending.clipped += averaged[0].examples
             pending.length = max(pending.length, *(row.length for row in averaged))
             if pending.clipped <= pending.examples:  # else `complete` will raise
                 norms, factors, usable = clip_factors(averaged, self._tracker.plan.clip_norm)
-                clipped.append((averaged, factors, usable))
+                clipped.append(Clipped(averaged, factors, usable))
                 scale += norms.nan_to_num(0.0, 0.0).sum() / (max(len(norms), 1) if self.loss_reduction == "mean" else 1)
-        for i, (p, total) in enumerate(zip(self._trained, totals, strict=True)):
-            whole = total if self._shards is None else total.new_zeros(p.numel())
-            for averaged, factors, usable in clipped:
-                averaged[i].add_to(whole, factors, usable)
-            if self._shards is not None:
-                self._noise.round_to_lattice(whole)
-                with cast(Ranks, self._ranks).together("add up a parameter's sum (nothing of the round is released)"):
-                    total += add_up_shard(p, whole)
+        if self._shards is None:
+            for i, total in enumerate(totals):
+                for one in clipped:
+                    one.add_to(total, i)
+        else:
+            last = not pending.microbatches_left
+            self._shards.add(clipped, pending.kept, totals, self._noise.round_to_lattice, last=last)
         self._autograd.compare(passes, scale)
 
     def _release(self, step: PendingStep) -> None:
@@ -238,6 +239,12 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         half = any(getattr(p, "_forward_counter", 0) for p in self._trained)
         for p in self._trained:
             p.grad_sample = None
+        if self._shards is not None and not any(passes):
+            raise RuntimeError(
+                "there are no gradients of a part of the batch, and the processes of a model in fully_shard make each pass "
+                "together: put a part without examples through a forward and a backward pass too. "
+                + _why_there_are_none(self._module, half)
+            )
         if len({len(one) for one in passes}) > 1 or (not passes[0] and pending.clipped < pending.examples):
             raise RuntimeError(
                 "there are no gradients of examples for "
@@ -284,6 +291,8 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         pending = self._tracker.pending
         if any(passes_of(p) for p in self._trained):
             self._clip_and_sum(pending)
+        if self._shards is not None:
+            return  # which have rounded it
         part, pending.total = self._sum_of(pending), None
         self._noise.round_to_lattice(part)
         if pending.earlier is None:

@@ -103,6 +103,13 @@ class Ranks:
             )
         return int.from_bytes(told[1:], "big")
 
+    def any_of(self, here: bool, what: str) -> bool:
+        """Whether any rank says `here`; all say it together, to do `what`."""
+        said = torch.tensor([here], dtype=torch.uint8, device=self._device)
+        with self.together(what):
+            dist.all_reduce(said, dist.ReduceOp.MAX)
+        return bool(said)
+
     def add_up(self, steps: Tensor) -> None:
         """Make `steps`, whole numbers as float64, those of all ranks added up, on all ranks."""
         with self.together("add up the round's sum (it is on record, and is tried again under another nonce)"):

@@ -28,6 +28,8 @@ class PendingStep:
     """The sum of the clipped gradients of this part of the batch so far, flat, float64; None is zero."""
     earlier: Tensor | None = None
     """That of earlier parts, on the lattice; None is zero."""
+    kept: list[Any] = field(default_factory=list)
+    """Clipped gradients of parts that are in neither sum yet, of a model that is spread over the ranks."""
     whole: int = 0
     """How many examples were issued for the round to all processes."""
     skips: list[bool] = field(default_factory=list)

@@ -10,7 +10,7 @@ from fedcgd.opacus.clipped_sum import GRID_LOSS
 from fedcgd.opacus.ranks import Ranks
 from fedcgd.opacus.release_record import ReleaseRecord, run_of
 from fedcgd.plan import Plan
-from fedcgd.release import NoiseMode, RunNoise, lattice_of
+from fedcgd.release import NoiseMode, lattice_of
 from fedcgd.release.tensors import joint_nonce, tensor_noise
 
 
@@ -35,7 +35,8 @@ class RoundNoise:
         self.lattice = lattice_of(plan, size, relative_loss=GRID_LOSS)
         self._plan, self._key, self._size, self._mode = plan, key, size, mode
         self._record, self._ranks, self._pieces = record, ranks, pieces
-        self._run, self._noise = "", self._noise_of("")
+        self._run: str | None = None
+        self._begin("")
 
     def round_to_lattice(self, total: Tensor) -> None:
         """Make `total`, the sum of a part of a round, whole steps: such sums add up to the same bits in any order."""
@@ -46,11 +47,12 @@ class RoundNoise:
 
         `total` is float64, shape (size,). Returns the round's nonce. The noise is the same on every device.
         """
+        self._begin(run)
         round, kept = len(nonces), self._record
-        attempt = 0 if kept is None else kept.attempt(round, self._named(run))
+        attempt = 0 if kept is None else kept.attempt(round, self._named)
         record = None if kept is None else lambda nonce: kept.append(round, nonce, 1)
         total.div_(self.lattice.step).round_()
-        nonce = self._of_run(run).add(total, earlier=nonces, attempt=attempt, record=record)
+        nonce = self._noise.add(total, earlier=nonces, attempt=attempt, record=record)
         total.mul_(self.lattice.step)
         return nonce
 
@@ -84,7 +86,8 @@ class RoundNoise:
             return ranks.from_first(lambda: self._put_on_record(parts, run, nonces))
 
         total.div_(self.lattice.step).round_()
-        nonce = self._of_run(run).add(total, earlier=nonces, attempt=0, join=join)
+        self._begin(run)
+        nonce = self._noise.add(total, earlier=nonces, attempt=0, join=join)
         if self._pieces is None:
             ranks.add_up(total)
         total.mul_(self.lattice.step)
@@ -94,19 +97,15 @@ class RoundNoise:
         """The nonce of the round whose parts have the nonces `parts`; durable on the record of all ranks, which rank 0 keeps."""
         assert self._record is not None
         assert self._ranks is not None
-        attempt = self._record.attempt(len(nonces), self._named(run))
+        attempt = self._record.attempt(len(nonces), self._named)
         nonce = joint_nonce(self._key, run, parts, earlier=nonces, attempt=attempt)
         self._record.append(len(nonces), nonce, self._ranks.count)
         return nonce
 
-    def _named(self, run: str) -> dict[str, Any]:
-        return run_of(self._plan.to_description(), run, self._key.fingerprint)
-
-    def _of_run(self, run: str) -> RunNoise:
+    def _begin(self, run: str) -> None:
+        """Make the noise that of `run`, which a checkpoint may have changed."""
         if run != self._run:
-            self._run, self._noise = run, self._noise_of(run)
-        return self._noise
-
-    def _noise_of(self, run: str) -> RunNoise:
-        share = None if self._ranks is None or self._pieces is not None else self._ranks.share(self._size)
-        return tensor_noise(self._plan, self._key, run, self.lattice, self._mode, share, self._pieces)
+            share = None if self._ranks is None or self._pieces is not None else self._ranks.share(self._size)
+            self._noise = tensor_noise(self._plan, self._key, run, self.lattice, self._mode, share, self._pieces)
+            self._named = run_of(self._plan.to_description(), run, self._key.fingerprint)
+            self._run = run

@@ -4,44 +4,123 @@ FSDP puts a group of parameters together for its forward and backward pass: a la
 its shards. Each rank clips the examples of its part of the batch, and has all that their norms need. The clipped sum of a
 parameter is whole only until it is added up: a rank keeps the sums, the noise and the gradients of its own shards.
 
+A parameter's sum is added up once a step and not after each part of a batch, if the clipped gradients of the parts, as they are
+(factors, with ghost clipping), take no more memory than the sums of a rank's shards. They are copied until then: what was
+measured is what is added.
+
 Unclipped gradients are dropped where autograd makes them, and FSDP finds none to add up.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial, Shard
 
+from fedcgd.opacus.clipped_sum import Clipped
+from fedcgd.opacus.gradient_forms import copy_of, octets_of
+from fedcgd.opacus.ranks import Ranks
+
 
 class Shards:
-    """The shards on this rank of the `trained` parameters of `module`, and their whole counterparts."""
+    """The shards on this rank of the `trained` parameters of `module`, and their sums."""
 
-    def __init__(self, module: nn.Module, trained: Sequence[nn.Parameter]) -> None:
-        names = {id(p): name for name, p in module.named_parameters()}
-        for layer in _spread_layers(module):
-            layer.unshard()
-        whole = dict(module.named_parameters())
-        self.whole: list[nn.Parameter] = [whole[names[id(p)]] for p in trained]
-        reshard(module)
-        for p, together in zip(trained, self.whole, strict=True):
-            together.__dict__ = p.__dict__  # Opacus notes things in whichever of them it finds in a layer
+    def __init__(self, module: nn.Module, trained: Sequence[nn.Parameter], ranks: Ranks) -> None:
+        self._module, self._trained, self._ranks = module, trained, ranks
         self.pieces = _pieces(trained)
         """Of all trained parameters, flat, one after the other: which coordinates are here."""
+        for layer in _spread_layers(module):
+            layer.set_custom_all_gather(_AllGather(ranks))  # type: ignore[arg-type]
+
+    def whole_parameters(self) -> list[nn.Parameter]:
+        """What a layer has in the place of each of the trained ones during a pass. All ranks make them together."""
+        names = {id(p): name for name, p in self._module.named_parameters()}
+        for layer in _spread_layers(self._module):
+            layer.unshard()
+        named = dict(self._module.named_parameters())
+        whole = [named[names[id(p)]] for p in self._trained]
+        reshard(self._module)
+        for p, together in zip(self._trained, whole, strict=True):
+            together.__dict__ = p.__dict__  # Opacus notes things in whichever of them it finds in a layer
+        return whole
+
+    def add(
+        self,
+        part: list[Clipped],
+        kept: list[list[Clipped]],
+        totals: Sequence[Tensor],
+        round_to_lattice: Callable[[Tensor], None],
+        *,
+        last: bool,
+    ) -> None:
+        """Add the ranks' sums of `part` to `totals`, or keep it for later. All ranks do this together.
+
+        Args:
+            part: the passes of one part of a round's batch, which may be none here.
+            kept: those of earlier parts that are not in `totals`.
+            totals: of each trained parameter, the sum in this rank's shard, flat, float64; on the lattice.
+            round_to_lattice: what makes the sum of a part whole steps, in place.
+            last: nothing may be kept: the round has no other part.
+        """
+        octets = sum(octets_of(rows) for passes in (*kept, part) for one in passes for rows in one.rows)
+        too_many = octets > sum(total.numel() * total.element_size() for total in totals)
+        if last or self._ranks.any_of(
+            too_many, "say whether clipped gradients can be kept (nothing of the round is released)"
+        ):
+            self._add_up([*kept, part], totals, round_to_lattice)
+            kept.clear()
+        else:
+            kept.append([one._replace(rows=list(map(copy_of, one.rows))) for one in part])
+
+    def _add_up(
+        self, parts: list[list[Clipped]], totals: Sequence[Tensor], round_to_lattice: Callable[[Tensor], None]
+    ) -> None:
+        size = max(p.numel() for p in self._trained)
+        room = totals[0].new_empty(min(len(parts), 2), size)
+        for i, (p, total) in enumerate(zip(self._trained, totals, strict=True)):
+            whole = room[0, : p.numel()]
+            for n, part in enumerate(parts):
+                one = room[min(n, 1), : p.numel()].zero_()
+                for passes in part:
+                    passes.add_to(one, i)
+                round_to_lattice(one)
+                if n:
+                    whole += one
+            with self._ranks.together("add up a parameter's sum (nothing of the round is released)"):
+                total += _add_up_shard(p, whole)
+
+
+class _AllGather:
+    """torch's, for FSDP, with an error that says what was waited for."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> Any:
+        gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name until torch 2.13
+        with self._ranks.together("put the parameters of a layer together (nothing of the round is released)"):
+            return gather(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+def _add_up_shard(parameter: nn.Parameter, total: Tensor) -> Tensor:
+    """What the ranks' `total`, whole steps of the lattice, flat, for all of `parameter`, add up to in this rank's shard."""
+    shard = _tensor_of(parameter)
+    mine = DTensor.from_local(total.view(shard.shape), shard.device_mesh, [Partial()], run_check=False)
+    return local(mine.redistribute(placements=shard.placements)).reshape(-1)
 
 
 def reshard(module: nn.Module) -> None:
     """Put the shards in the places of whole parameters: after a forward pass without a backward one, some are whole."""
     for layer in _spread_layers(module):
         layer.reshard()
-
-
-def add_up_shard(parameter: nn.Parameter, total: Tensor) -> Tensor:
-    """What the ranks' `total`, whole steps of the lattice, flat, for all of `parameter`, add up to in this rank's shard."""
-    shard = _tensor_of(parameter)
-    mine = DTensor.from_local(total.view(shard.shape), shard.device_mesh, [Partial()], run_check=False)
-    return local(mine.redistribute(placements=shard.placements)).reshape(-1)
 
 
 def set_gradient(parameter: nn.Parameter, values: Tensor) -> None:

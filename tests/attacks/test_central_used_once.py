@@ -181,6 +181,7 @@ def test_an_example_of_several_rows_is_refused(monkeypatch):
 
 def test_a_failed_step_releases_nothing_and_the_round_can_be_tried_again(monkeypatch):
     run = Run(monkeypatch, key=NoiseKey.generate())
+    run.optimizer._noise._begin(run.optimizer._tracker.run)
     add, tried = run.optimizer._noise._noise._source.add, []
 
     def failing(total, nonces, stddev):
@@ -189,7 +190,6 @@ def test_a_failed_step_releases_nothing_and_the_round_can_be_tried_again(monkeyp
             raise MemoryError
         add(total, nonces, stddev)
 
-    run.optimizer._noise._noise_of = lambda _: run.optimizer._noise._noise
     run.optimizer._noise._noise._source.add = failing
     with pytest.raises(MemoryError):
         run.train()

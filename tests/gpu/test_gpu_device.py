@@ -3,11 +3,15 @@
 `benchmarks/gpu.sh` runs these where there is one.
 """
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from clipped import add_clipped
-from gpu_runs import Reader, tf32, train
+from gpu_runs import Reader, tf32, train, train_in_a_group
 from plans import make_plan
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -234,3 +238,19 @@ def test_a_run_begun_on_a_gpu_goes_on_without_it(tmp_path) -> None:
         epoch(*parts)
         results.append(torch.cat([p.detach().reshape(-1) for p in parts[0].parameters()]))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    torch.cuda.set_device(CUDA)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")  # FSDP2 warns of hooks, and each version of torch of others
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
+def test_a_process_in_a_group_of_nccl_trains_as_one_without(wrapper: str, group: None, tmp_path: Path) -> None:
+    found = train_in_a_group("cuda", wrapper, tmp_path)
+    assert torch.equal(found, train_in_a_group("cuda", "", tmp_path))
+    assert len((tmp_path / f"releases of {wrapper}").read_text().splitlines()) == 1 + 6

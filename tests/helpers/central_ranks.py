@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import time
 import warnings
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ class Job:
     epochs: int = 2
     planned_epochs: int = 2
     parts: int = 4
+    examples: int = EXAMPLES
     sampling: str = "none"
     mechanism: Mechanism = field(default_factory=lambda: LambdaCGD(0.8))
     mode: str = "hooks"
@@ -126,29 +128,32 @@ def network(kind: str) -> nn.Module:
     )
 
 
-def examples(dtype: torch.dtype) -> TensorDataset:
+def examples(dtype: torch.dtype, count: int = EXAMPLES) -> TensorDataset:
     """The same ones on each call."""
     generator = torch.Generator().manual_seed(5)
-    inputs = torch.randn(EXAMPLES, 6, generator=generator, dtype=torch.float64)
-    return TensorDataset(inputs.to(dtype), torch.randint(3, (EXAMPLES,), generator=generator))
+    inputs = torch.randn(count, 6, generator=generator, dtype=torch.float64)
+    return TensorDataset(inputs.to(dtype), torch.randint(3, (count,), generator=generator))
 
 
 def plan_of(job: Job) -> Plan:
     """The plan of the run."""
     rounds = STEPS * job.planned_epochs
-    participation = (
-        Participation(rounds=rounds, sampling="poisson", sampling_rate=1 / STEPS)
-        if job.sampling == "poisson"
-        else Participation(rounds=rounds, min_separation=STEPS, sampling=job.sampling)
-    )
+    if job.sampling == "poisson":
+        participation = Participation(rounds=rounds, sampling="poisson", sampling_rate=1 / STEPS)
+    elif job.sampling == "b-min-sep":
+        participation = Participation(
+            rounds=rounds, min_separation=2, sampling="b-min-sep", sampling_rate=1 / (STEPS - 1)
+        )
+    else:
+        participation = Participation(rounds=rounds, min_separation=STEPS, sampling=job.sampling)
     return make_plan(job.mechanism, participation, clip_norm=0.5, noise_multiplier=job.sigma, delta=1e-2)
 
 
 def train(job: Job, rank: int) -> dict[str, Any]:
     """Train for `job.epochs`; what the model and the run are afterwards."""
     warnings.simplefilter("ignore")
-    here = job.trouble if rank == job.on_rank else ""
-    data: Any = examples(job.dtype)
+    here, all_over = (job.trouble if one else "" for one in (rank == job.on_rank, job.on_rank == -1))
+    data: Any = examples(job.dtype, job.examples)
     if here == "order":
         data = Subset(data, list(reversed(range(EXAMPLES))))
     elif job.trouble == "order":
@@ -170,7 +175,7 @@ def train(job: Job, rank: int) -> dict[str, Any]:
         model = DifferentiallyPrivateDistributedDataParallel(model)
     seed = 2 if here == "key" else 1
     key = NoiseKey.from_file(job.folder / "noise.key") if job.secret else NoiseKey.simulation(seed)
-    engine = CorrelatedPrivacyEngine(key, record=None if job.trouble == "no record" else job.folder / "releases")
+    engine = CorrelatedPrivacyEngine(key, record=None if "no record" in (here, all_over) else job.folder / "releases")
     rate = 0.3 if here != "rate" else 0.4
     # Of a round there are as many batches of the loader as `parts`; one part is one for each rank.
     plain_optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
@@ -182,7 +187,7 @@ def train(job: Job, rank: int) -> dict[str, Any]:
     private = engine.make_private(
         module=model,
         optimizer=plain_optimizer,
-        data_loader=DataLoader(data, batch_size=EXAMPLES // STEPS // job.parts),
+        data_loader=DataLoader(data, batch_size=job.examples // STEPS // job.parts),
         plan=plan_of(job) if here != "plan" else replace(plan_of(job), noise_multiplier=0.8),
         noise=job.noise,
         grad_sample_mode=job.mode,
@@ -204,8 +209,15 @@ def train(job: Job, rank: int) -> dict[str, Any]:
                 x, y = x[:-1], y[:-1]
             answers(job, model)
             optimizer.zero_grad()
+            if here == "leaves out empty parts" and not len(x):
+                optimizer.step()
+                continue
             loss(module(x), y).backward()
             optimizer.step()
+            if all_over == "overwrites inputs":
+                x.fill_(7.0)
+            with (job.folder / f"released-{rank}").open("a") as file:  # stays where the process is killed
+                file.writelines(f"{round} {nonce:032x}\n" for round, nonce in enumerate(engine.accountant.nonces))
 
     while engine.accountant.released < STEPS * job.epochs:
         if job.most_rows is None:
@@ -264,23 +276,34 @@ def listen() -> list[tuple[bytes, bytes]]:
 
 def go_wrong(trouble: str, job: Job, engine: CorrelatedPrivacyEngine, model: nn.Module) -> None:
     """Prepare what goes wrong on this rank in the middle of a round."""
+
+    def die(*_: Any) -> None:
+        if engine.accountant.released == job.in_round:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     if trouble == "dies before the record":
         # Between forward pass and step: what a crash of the program, or of the machine, looks like to the others.
-        def die(*_: Any) -> None:
-            if engine.accountant.released == job.in_round:
-                os._exit(7)
-
         model.register_forward_hook(die)
+    elif trouble == "dies in the backward pass":
+        model[1].register_forward_hook(lambda _layer, _inputs, outputs: outputs.register_hook(die) and None)
     elif trouble == "dies after the record":
         put = RoundNoise._put_on_record
 
-        def put_and_die(noise: RoundNoise, parts: Any, run: str, nonces: Any) -> int:
-            if len(nonces) == job.in_round:
-                put(noise, parts, run, nonces)
-                os._exit(7)
-            return put(noise, parts, run, nonces)
+        def put_and_die(*given: Any) -> int:
+            nonce = put(*given)
+            die()
+            return nonce
 
         RoundNoise._put_on_record = put_and_die  # type: ignore[method-assign]
+    elif trouble == "dies before the release":
+        add = RoundNoise.add_together
+
+        def add_and_die(*given: Any, **options: Any) -> int:
+            nonce = add(*given, **options)
+            die()
+            return nonce
+
+        RoundNoise.add_together = add_and_die  # type: ignore[method-assign]
     elif trouble == "no disk":
 
         def full(*_: Any) -> None:

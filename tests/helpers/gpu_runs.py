@@ -2,11 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from plans import make_plan
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import BSR, NoiseKey, Participation
@@ -57,3 +63,39 @@ def train(device: str, mode: str, noise: str, epochs: int = 2) -> Tensor:
                 loss(module(tokens.to(device)), targets.to(device)).backward()
                 optimizer.step()
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu()
+
+
+def train_in_a_group(device: str, wrapper: str, folder: Path, mode: str = "ghost") -> Tensor:
+    """A model that one process trains in `wrapper`: "" is none, "ddp" Opacus', and "fsdp2" torch's fully_shard."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 3)).to(device)
+    if wrapper == "ddp":
+        model = DifferentiallyPrivateDistributedDataParallel(model)
+    elif wrapper == "fsdp2":
+        mesh = init_device_mesh(device, (dist.get_world_size(),))
+        for layer in (model[0], model[2], model):  # type: ignore[index]
+            fully_shard(layer, mesh=mesh)
+    data = TensorDataset(torch.randn(24, 6), torch.randint(0, 3, (24,)))
+    plan = Plan(
+        mechanism=BSR(3), participation=Participation(rounds=6, min_separation=3), clip_norm=0.5, noise_multiplier=1.0,
+        delta=1e-5,
+    )  # fmt: skip
+    module, optimizer, *criterion, loader = CorrelatedPrivacyEngine(
+        NoiseKey.simulation(1), record=folder / f"releases of {wrapper or 'one process'}"
+    ).make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5),
+        data_loader=DataLoader(data, batch_size=4),
+        accumulation_steps=2,
+        plan=plan,
+        grad_sample_mode=mode,
+        assume_independent="rows of linear layers",
+    )
+    loss = criterion[0] if criterion else nn.CrossEntropyLoss()
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss(module(x.to(device)), y.to(device)).backward()
+            optimizer.step()
+    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return torch.cat([p.detach().reshape(-1) for p in whole]).cpu()

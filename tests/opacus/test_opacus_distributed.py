@@ -5,6 +5,8 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import pickle
+import re
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,16 +16,18 @@ import numpy as np
 import pytest
 import torch
 from central_ranks import Job, network, plan_of, run_rank
+from gpu_runs import train_in_a_group
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from fedcgd import BLT, LambdaCGD, NoiseKey
+from fedcgd.opacus import shards
 from fedcgd.opacus.ranks import Ranks, ranks_of
 from fedcgd.opacus.release_record import ReleaseRecord
 from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.validation import example_digest
 
-DIED = 7
+DIED = -signal.SIGKILL
 RUN = {"run": "a", "plan": {}, "key": "k", "noise stream": "s"}
 
 
@@ -254,7 +258,7 @@ def test_each_rank_looks_for_leaks(train, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"trouble": "no record"}, "make the engine with record="),
+        ({"trouble": "no record", "on_rank": -1}, "make the engine with record="),
         ({"parts": 3}, "accumulation_steps must be 1 or a multiple of the 2 processes"),
     ],
 )
@@ -284,7 +288,7 @@ def test_a_model_of_several_processes_needs_a_process_group(monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {"mode": "ghost", "model": "large"},
+        {"mode": "ghost", "model": "large", "trouble": "overwrites inputs", "on_rank": -1},
         {"mode": "hooks", "noise": "buffer", "mechanism": BLT((0.9, 0.5), (0.2, 0.1))},
         {"mode": "ghost", "sampling": "poisson", "mechanism": LambdaCGD(0.0), "parts": 12},
         {"mode": "ghost", "model": "tied", "evaluated": True},
@@ -303,6 +307,22 @@ def test_shards_of_a_model_are_trained_to_the_bits_of_one_process(options, train
         assert [sum(shards) for shards in zip(*(a["shards"] for a in answers), strict=True)] == sizes
 
 
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module", "ignore:Full backward hook", "ignore:.*is deprecated")
+@pytest.mark.parametrize(("mode", "a_step"), [("ghost", 1), ("hooks", 2)])
+def test_shards_are_added_up_once_a_step_if_what_is_kept_until_then_is_small(mode, a_step, monkeypatch, tmp_path):
+    calls = []
+    add_up = shards._add_up_shard
+    monkeypatch.setattr(shards, "_add_up_shard", lambda *given: calls.append(given) or add_up(*given))
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        found = [train_in_a_group("cpu", wrapper, tmp_path, mode) for wrapper in ("fsdp2", "ddp", "")]
+    finally:
+        torch.distributed.destroy_process_group()
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[2])
+    assert len(calls) == 4 * 6 * a_step  # parameters, steps
+
+
 def test_shards_computed_in_halves_give_the_same_bits_on_any_number_of_ranks(train, tmp_path):
     options = {"sharded": True, "mode": "ghost", "parts": 6}
     one, two, three = (models(train(n, folder=_new(tmp_path), halves=True, **options)) for n in (1, 2, 3))
@@ -315,6 +335,12 @@ def test_a_run_of_shards_goes_on_with_the_same_bits_on_another_number_of_ranks(t
     whole = models(train(2, folder=_new(tmp_path), **options))[0]
     models(train(2, epochs=1, **options))
     assert models(train(3, load=True, **options)) == [whole] * 3
+
+
+def test_a_rank_that_cannot_begin_with_its_shards_is_heard_by_the_others(train):
+    answers = train(2, trouble="no record", sharded=True, mode="ghost", parts=2)
+    assert "make the engine with record=" in answers[1]
+    assert "rank 1 of 2 has failed" in answers[0]
 
 
 @pytest.mark.parametrize(
@@ -334,6 +360,60 @@ def test_a_run_of_shards_goes_on_with_the_same_bits_on_another_number_of_ranks(t
 def test_what_shards_cannot_do_is_said(options, message, train):
     answers = train(2, sharded=True, on_rank=-1, **({"mode": "ghost"} | options))
     assert all(message in answer for answer in answers), answers
+
+
+def test_ranks_that_are_killed_with_their_shards_release_nothing_without_a_record_and_no_noise_twice(train, tmp_path):
+    options = {"sharded": True, "mode": "ghost", "parts": 6}
+    models(train(2, epochs=1, **options))  # four rounds, in the checkpoint
+    layers = "(put the parameters of a layer together|say whether clipped gradients can be kept)"
+    kills = [
+        (3, 1, "dies before the record", layers, 1),
+        (2, 1, "dies in the backward pass", layers, 1),
+        (3, 0, "dies after the record", "hear from rank 0", 2),
+        (2, 1, "dies before the release", layers, 2),
+    ]
+    attempts, counts = [(i, 0) for i in range(4)], Counter(range(4))
+    for ranks, killed, trouble, wait, rounds in kills:
+        answers = train(ranks, died=killed, load=True, trouble=trouble, on_rank=killed, in_round=5, **options)
+        assert answers[killed] is None
+        for rank in set(range(ranks)) - {killed}:
+            assert re.search(
+                f"rank {rank} of {ranks} waited for the others to {wait}.* and one has ended", answers[rank]
+            )
+        attempts += [(round, counts[round]) for round in range(4, 4 + rounds)]
+        counts.update(range(4, 4 + rounds))
+        assert [(one["round"], one["attempt"]) for one in recorded(tmp_path)] == attempts
+
+    assert models(train(1, load=True, **options))
+    used = Counter((one["round"], one["nonce"]) for one in recorded(tmp_path))
+    assert set(used.values()) == {1}
+    assert [one["round"] for one in recorded(tmp_path)][-4:] == [4, 5, 6, 7]
+    released = {line for file in tmp_path.glob("released-*") for line in file.read_text().splitlines()}
+    assert released <= {f"{round} {nonce}" for round, nonce in used}
+    assert {int(line.split()[0]) for line in released} == set(range(8))
+
+
+@pytest.mark.parametrize(("sampling", "mode"), [("poisson", "ghost"), ("b-min-sep", "hooks")])
+def test_ranks_without_an_example_have_the_bits_of_one_process(sampling, mode, train, tmp_path):
+    """Of batches of as many examples as ranks on average some leave ranks without any, and some are empty."""
+    for ranks in (2, 3, 4):
+        options = {
+            "sampling": sampling,
+            "mechanism": LambdaCGD(0.0),
+            "parts": ranks,
+            "examples": 4 * ranks,
+            "mode": mode,
+        }
+        alone = train(plain=True, folder=_new(tmp_path), **options)[0]
+        answers = train(ranks, folder=_new(tmp_path), sharded=True, **options)
+        assert models(answers) == [alone["model"]] * ranks
+
+
+def test_a_rank_that_leaves_out_an_empty_part_of_a_model_in_shards_is_told_what_to_do(train, tmp_path):
+    options = {"sampling": "poisson", "mechanism": LambdaCGD(0.0), "parts": 3, "examples": 12, "mode": "ghost"}
+    answers = train(3, sharded=True, trouble="leaves out empty parts", on_rank=2, timeout=10.0, **options)
+    assert "put a part without examples through a forward and a backward pass too" in answers[2]
+    assert all("and one has ended or did not come" in answer for answer in answers[:2]), answers
 
 
 class Noisy(Dataset):
