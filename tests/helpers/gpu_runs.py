@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcgd import BSR, NoiseKey, Participation
+from fedcgd import BSR, NoiseKey, Participation, Plan
 from fedcgd.opacus import CorrelatedPrivacyEngine
 
 
