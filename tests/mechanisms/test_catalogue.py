@@ -32,7 +32,7 @@ class Echo(ToeplitzMechanism):
     def inverse_coefficients(self, rounds):
         return (-self.strength) ** np.arange(rounds)
 
-TABLE["echo"] = Row("echo", Echo, "a toy", Parameter("s", "how loud", float, lambda m: m.strength))
+TABLE["echo"] = Row("echo", Echo, "a toy", (Parameter("s", "how loud", float, lambda m: m.strength),))
 
 import json, sys
 from typer.testing import CliRunner
@@ -95,6 +95,6 @@ def test_the_docs_name_every_mechanism_as_it_is_spelled() -> None:
 def test_the_readme_counts_the_mechanisms_of_correlated_noise() -> None:
     readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
     correlated = len(TABLE) - len({"dp-sgd", "diagonal"} & TABLE.keys())  # these have independent noise
-    assert correlated == 12
+    assert correlated == 14
     assert f"| correlated noise | {correlated} mechanisms |" in readme
-    assert "Eleven other mechanisms of correlated noise" in readme
+    assert "Thirteen other mechanisms of correlated noise" in readme

@@ -127,7 +127,7 @@ def test_a_mechanism_has_one_spelling(text: str, expected: Mechanism) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sgd", "unknown mechanism 'sgd'; did you mean dp-sgd\\? The mechanisms are dp-sgd, lambda-cgd, bisr"),
+        ("sgd", "unknown mechanism 'sgd'; did you mean dp-sgd\\? The mechanisms are dp-sgd, lambda-cgd, lambda-mu, bisr"),
         ("", "unknown mechanism ''"),
         ("lambda-cgd", r"lambda-cgd needs λ, .* in \[0, 1\): write lambda-cgd:λ"),
         ("dp-sgd:0.5", "dp-sgd is written dp-sgd or dp-sgd:normalized, got 'dp-sgd:0.5'"),
