@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cached_property
 from itertools import count
-from math import expm1, inf, log, log1p, sqrt
+from math import ceil, expm1, log, log1p, sqrt
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -71,20 +71,20 @@ class Judge:
         """Number → error of `make(number)`, searched from `least` to 1 on the scale 1/(1 − number); `sampled` says which error.
 
         Under a sampling the error without it is searched first: amplification prefers smaller numbers, and twice the best one
-        leaves room for exceptions. What is impossible, as `make` says by ValueError, has an infinite error.
+        leaves room for exceptions.
         """
         # With one participation the best 1/(1 − λ) is near √n, with more it is smaller; 4n leaves room for any.
         ends = scale(least) + 0.0, log(4.0 * self.participation.rounds + 4.0)
         tries = count(1)
 
         def plain(value: float) -> float:
-            return _possible(make, value, self.plain_error)
+            return self.plain_error(make(value))
 
         def amplified(value: float) -> float:
             number = next(tries)
             if self.progress is not None:
                 self.progress(f"{symbol} = {value:.4f}, {number} of about {max(_CALIBRATIONS, number + 1)}")
-            return _possible(make, value, self.error)
+            return self.error(make(value))
 
         if not sampled:
             return _search(plain, *ends, _GRID, 1e-7)
@@ -112,20 +112,12 @@ def iterations(say: Callable[[str], None]) -> Callable[[int, float], None]:
     return lambda done, value: say(f"optimising, {done} iterations, log error {value:.5g}")
 
 
-def _possible(make: Callable[[float], Mechanism], value: float, error: Callable[[Mechanism], float]) -> float:
-    try:
-        made = make(value)
-    except ValueError:
-        return inf
-    return error(made)
-
-
 def _search(
     objective: Callable[[float], float], start: float, limit: float, grid: int, tolerance: float
 ) -> dict[float, float]:
     """Number → value: a grid of log(1/(1 − number)) over [start, limit], then a bounded search beside the best of it.
 
-    Where the objective is infinite there is no mechanism, and the search keeps away from it.
+    0 is in the grid, also where there are numbers below it.
     """
     curve: dict[float, float] = {}
 
@@ -135,12 +127,14 @@ def _search(
             curve[number] = objective(number)
         return curve[number]
 
-    scales = np.linspace(start, limit, grid)
+    scales = np.linspace(max(start, 0.0), limit, grid)
+    if start < 0:
+        negative = ceil(-start / (scales[1] - scales[0]))
+        scales = np.concatenate([np.linspace(start, 0.0, negative, endpoint=False), scales])
     values = [at(float(scale)) for scale in scales]
     least = int(np.argmin(values))
-    low, high = (end if 0 <= end < grid and values[end] < inf else least for end in (least - 1, least + 1))
-    if low < high:
-        minimize_scalar(at, bounds=(scales[low], scales[high]), method="bounded", options={"xatol": tolerance})
+    low, high = scales[max(least - 1, 0)], scales[min(least + 1, len(scales) - 1)]
+    minimize_scalar(at, bounds=(low, high), method="bounded", options={"xatol": tolerance})
     return curve
 
 

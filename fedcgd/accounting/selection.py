@@ -6,7 +6,7 @@ The rules for λ are the minimisers that Section 5 of arXiv:2601.22334 compares.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import expm1, log
+from math import expm1, inf, log
 from typing import Literal, get_args
 
 from fedcgd.accounting.search import Judge, best, iterations, scale
@@ -25,7 +25,8 @@ PRACTICAL_DIVISOR = 3.0
 """The best accuracy was seen at 1/(1 − λ) 2–4 times below the amplified-RMSE value (Section 5.1): take the middle. That is for a
 constant rate without momentum, where the noise of the last rounds, which nothing cancels any more, stays in the model."""
 
-_SWEEPS = 2  # of searches over one of several numbers
+_SWEEPS = 30  # at most, over several numbers, which is for those that depend on each other
+_SETTLED = 1e-4  # relative; a sweep that gains less is the last
 
 
 @dataclass(frozen=True)
@@ -215,19 +216,31 @@ def _chosen(asked: catalogue.MechanismSpec, judge: Judge) -> Mechanism:
 def _with_best_numbers(
     asked: catalogue.MechanismSpec, made: Callable[[catalogue.MechanismSpec], Mechanism], judge: Judge
 ) -> Mechanism:
-    """The numbers that are open, searched one at a time with the others held fast, from 0; twice if there are several."""
-    values = [*asked.values, *(max(0.0, parameter.least or 0.0) for parameter in asked.open)]
-    first, sweeps = len(asked.values), 1 if len(asked.open) == 1 else _SWEEPS
+    """The numbers that are open, searched one at a time with the others held fast.
+
+    Several are searched again and again without a sampling, which takes no calibration, and then once each under it.
+    """
+    values = [*asked.values, *(0.0 for _ in asked.open)]
 
     def with_value(at: int, value: float) -> Mechanism:
         return made(replace(asked, values=(*values[:at], value, *values[at + 1 :])))
 
-    for _ in range(sweeps):
-        for at, parameter in enumerate(asked.open, first):
-            curve = judge.curve(
-                partial(with_value, at), parameter.symbol, parameter.least or 0.0, sampled=judge.sampled
-            )
-            values[at] = best(curve)
+    def sweep(*, sampled: bool) -> float:
+        error = inf
+        for at, parameter in enumerate(asked.open, len(asked.values)):
+            assert parameter.least is not None
+            least = parameter.least(values)
+            curve = judge.curve(partial(with_value, at), parameter.symbol, least, sampled=sampled)
+            values[at], error = best(curve), min(curve.values())
+        return error
+
+    if len(asked.open) > 1:
+        error = inf
+        for _ in range(_SWEEPS):
+            before, error = error, sweep(sampled=False)
+            if error > before * (1 - _SETTLED):
+                break
+    sweep(sampled=judge.sampled)
     return made(replace(asked, values=tuple(values)))
 
 

@@ -241,7 +241,7 @@ def _gain(mechanism: Mechanism) -> Callable[[Vector], Vector]:
         case DPSGD():
             return np.ones_like
         case LambdaCGD(lam=lam):
-            return lambda w: 1 / ((1 - lam) ** 2 + 4 * lam * _sines(w))
+            return _geometric(lam)
         case NuDPFTRL(nu=nu):
             return lambda w: (nu**2 + 4 * (1 - nu) * _sines(w)) ** -0.5
         case SquareRootToeplitz():
@@ -251,13 +251,17 @@ def _gain(mechanism: Mechanism) -> Callable[[Vector], Vector]:
         case BandedToeplitzMechanism():
             return _polynomial(mechanism.band, +1)
         case LambdaMuCGD(lam=lam, mu=mu):
-            return lambda w: _gain(LambdaCGD(lam))(w) * _gain(LambdaCGD(mu))(w)
+            return lambda w: _geometric(lam)(w) * _geometric(mu)(w)
         case BandedInverseMechanism():
             return _polynomial(mechanism.inverse_band, -1)
     raise ValueError(
         f"{mechanism.name} has no stationary noise: its C is not one infinite series of coefficients, but made for a number of "
         "rounds; ask for the loss after that many"
     )
+
+
+def _geometric(ratio: float) -> Callable[[Vector], Vector]:
+    return lambda w: 1 / ((1 - ratio) ** 2 + 4 * ratio * _sines(w))
 
 
 def _polynomial(coefficients: Vector, power: int) -> Callable[[Vector], Vector]:

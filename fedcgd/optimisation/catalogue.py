@@ -6,7 +6,7 @@ Command line, run configurations, sweeps, ledgers and docs read this table. To a
 import base64
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from functools import partial
@@ -55,9 +55,9 @@ class Parameter:
     type: type[int] | type[float]
     of: Callable[[Any], float]
     """The number of a mechanism that is made already."""
-    least: float | None = None
-    """The least value that is tried where the number is left open, and searched for a run below 1. None for one that has to be
-    given, or has a rule of its own (the number of bands, λ of `lambda-cgd`, what a curvature gives)."""
+    least: Callable[[Sequence[float]], float] | None = None
+    """Of a number below 1 that may be left open, to be searched for a run: the least value that is tried, given all numbers in
+    order. None for one that has to be given, or has a rule of its own (bands, λ of `lambda-cgd`, what a curvature gives)."""
 
 
 def _bands(mechanism: BIFR | BISR | BSR | BandInvMF | BandedToeplitz | Dense) -> int:
@@ -70,10 +70,10 @@ LAMBDA = Parameter("λ", "the part of the last round's noise that is cancelled, 
 NU = Parameter("ν", "how fast old noise is forgotten, in [0, 1)", float, lambda m: m.nu)
 BANDS = Parameter("p", "the number of bands", int, _bands)
 BUFFERS = Parameter("d", "the number of buffers", int, lambda m: len(m.scales))
-GAMMA = Parameter("γ", "the power of 1 − x, in (0, 1]", float, lambda m: m.gamma, least=1e-3)
+GAMMA = Parameter("γ", "the power of 1 − x, in (0, 1]", float, lambda m: m.gamma, least=lambda _: 1e-3)
 TWO_LAMBDAS = (
-    Parameter("λ", "in [0, 1)", float, lambda m: m.lam, least=0.0),
-    Parameter("μ", "in [−λ, 1)", float, lambda m: m.mu, least=-1.0),
+    Parameter("λ", "in [0, 1)", float, lambda m: m.lam, least=lambda numbers: max(0.0, -numbers[1] / 0.99)),
+    Parameter("μ", "in [−λ, 1)", float, lambda m: m.mu, least=lambda numbers: -0.99 * numbers[0]),
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcgd.cli import app
-from fedcgd.mechanisms import BISR, BLT, DPSGD, BandInvMF, Normalized
+from fedcgd.mechanisms import BIFR, BISR, BLT, DPSGD, BandInvMF, LambdaMuCGD, Normalized
 from fedcgd.optimisation.catalogue import TABLE, spelling_of
 
 TOY = """
@@ -81,6 +81,8 @@ def test_help_lists_every_row() -> None:
         (Normalized(BISR(4)), "bisr:4:normalized"),
         (BandInvMF((1.0, -0.5, -0.1)), "band-inv-mf:3"),
         (BLT((0.1, 0.2), (0.5, 0.6)), "blt:2"),
+        (BIFR(3, 0.7), "bifr:3:0.7"),
+        (Normalized(LambdaMuCGD(0.8, -0.25)), "lambda-mu:0.8:-0.25:normalized"),
     ],
 )
 def test_a_value_knows_its_spelling(mechanism, text: str) -> None:
