@@ -12,7 +12,7 @@ from fedcgd.accounting.selection import select_bands, select_mechanism
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.loss import final_loss
 from fedcgd.curvature.quadratic import Quadratic
-from fedcgd.mechanisms import BIFR, BLT, BandedToeplitz, BandInvMF, LambdaCGD, LambdaMuCGD, Mechanism, Normalized
+from fedcgd.mechanisms import BIFR, BLT, BandedToeplitz, BandInvMF, LambdaMuCGD, Mechanism, Normalized
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.schedule import scheduled_workload
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -109,7 +109,7 @@ def test_impossible_numbers_beside_open_ones_are_refused(text: str, words: str) 
 class MadeUp:
     """σ that grows with all of C: the more is cancelled, the more it costs."""
 
-    power = 1.0
+    power = 0.7
     calls = 0
 
     def __init__(self, mechanism: Mechanism, participation: Participation) -> None:
@@ -139,10 +139,11 @@ def test_what_is_optimised_is_damped_for_the_sampling(text: str, participation, 
     found = select_mechanism(text, participation, progress=said.append, **BUDGET)
     assert made_up.calls <= 18
     assert any("ρ = " in line for line in said)
-    rhos = np.linspace(0, 1, 400)
-    errors = [amplified(damped(plain, rho)) for rho in rhos]
+    errors = [amplified(damped(plain, rho)) for rho in np.linspace(0, 1, 400)]
+    assert 20 < np.argmin(errors) < 380
     assert amplified(found) <= min(errors) * 1.005
-    assert amplified(found) < amplified(plain) * 0.95
+    assert amplified(found) < amplified(plain)
+    assert amplified(plain) > min(errors) * 1.01
     assert type(found) is type(plain)
 
 
@@ -191,7 +192,7 @@ def test_what_is_made_already_stays_as_it_is(made_up, tmp_path) -> None:
 
 def test_a_plan_is_accounted_for_with_the_damped_mechanism() -> None:
     """By the accounting itself: less error than undamped, and the plan written down holds the numbers that run."""
-    few = Participation(rounds=24, min_separation=8, sampling="balls-in-bins")
+    few = Participation(rounds=12, min_separation=3, sampling="balls-in-bins")
     budget = {"clip_norm": 1.0, "epsilon": 1.0, "delta": 1e-3}
     plan = Plan.calibrated("band-inv-mf:2", few, **budget)
     plain = catalogue.mechanism("band-inv-mf:2", few)
@@ -199,38 +200,30 @@ def test_a_plan_is_accounted_for_with_the_damped_mechanism() -> None:
     assert isinstance(plan.mechanism, BandInvMF)
     assert isinstance(plain, BandInvMF)
     assert 0 > plan.mechanism.values[1] > plain.values[1]
-    rmse, before = (error_norms(each.mechanism, 24).rmse(each.noise_multiplier) for each in (plan, undamped))
+    rmse, before = (error_norms(each.mechanism, 12).rmse(each.noise_multiplier) for each in (plan, undamped))
     assert rmse < before
     assert Plan.calibrated(plan.mechanism, few, **budget) == plan
     assert Plan.from_description(json.loads(json.dumps(plan.to_description()))) == plan
-    # λ-CGD is the same family: nothing is better than its best λ.
-    lams = np.linspace(0, 0.9, 10)
-    best = min(
-        error_norms(LambdaCGD(lam), 24).rmse(Plan.calibrated(LambdaCGD(lam), few, **budget).noise_multiplier)
-        for lam in lams
-    )
-    assert rmse <= best * 1.01
 
 
-WHEN = ["--rounds", "24", "--separation", "8", "--delta", "1e-3", "--sampling", "balls-in-bins"]
+WHEN = ["--rounds", "60", "--separation", "12", "--delta", "1e-5", "--sampling", "balls-in-bins"]
 
 
-def test_the_command_line_says_what_was_damped() -> None:
-    few = Participation(rounds=24, min_separation=8, sampling="balls-in-bins")
-    found = select_mechanism("band-inv-mf:2", few, epsilon=1.0, delta=1e-3)
-    plain = catalogue.mechanism("band-inv-mf:2", few)
+def test_the_command_line_says_what_was_damped(made_up) -> None:
+    found = select_mechanism("band-inv-mf:2", BINS, **BUDGET)
+    plain = catalogue.mechanism("band-inv-mf:2", BINS)
     assert isinstance(found, BandInvMF)
     assert isinstance(plain, BandInvMF)
     rho = found.values[1] / plain.values[1]
     assert 0.3 < rho < 0.99
-    words = run("explain", "--mechanism", "band-inv-mf:2", *WHEN, "--epsilon", "1").output
+    words = run("explain", "--mechanism", "band-inv-mf:2", *WHEN, "--epsilon", "2").output
     assert f"multiplied by ρ^t, ρ = {rho:.4g}: under this sampling" in " ".join(words.split())
     for options in (
         ["--mechanism", "band-inv-mf:2", "--noise-multiplier", "5"],
-        ["--mechanism", "bisr:2", "--epsilon", "1"],
+        ["--mechanism", "bisr:2", "--epsilon", "2"],
     ):
         assert "ρ" not in run("explain", *options, *WHEN).output
-    assert figures("calibrate", "--mechanism", "band-inv-mf:2", *WHEN, "--epsilon", "1")["parameters"] == {
+    assert figures("calibrate", "--mechanism", "band-inv-mf:2", *WHEN, "--epsilon", "2")["parameters"] == {
         "values": list(found.values)
     }
 
