@@ -25,11 +25,11 @@ LAMBDA = "lambda-cgd, λ of least RMSE"
 BINS = Participation(rounds=ROUNDS, min_separation=21, sampling="balls-in-bins")
 COINS = Participation.b_min_sep(ROUNDS, users=21, cohort_size=1)
 CELLS = [
-    *((BINS, epsilon, text) for epsilon in (1.0, 4.0, 8.0) for text in ("band-inv-mf:2", "blt:2", "bifr:3", LAMBDA)),
-    *((COINS, epsilon, text) for epsilon in (1.0, 4.0) for text in (LAMBDA, "blt:2", "banded-toeplitz:4")),
-    *((BINS, epsilon, text) for epsilon in (1.0, 4.0, 8.0) for text in ("bifr:4", "banded-toeplitz:4", "lambda-mu")),
-    *((BINS, 1.0, text) for text in ("bifr:8", "band-inv-mf:4", "blt:1", "banded-toeplitz:16")),
-    *((COINS, epsilon, text) for epsilon in (1.0, 4.0) for text in ("band-inv-mf:2", "bifr:3")),
+    *((BINS, epsilon, text) for epsilon in (1.0, 4.0, 8.0) for text in (LAMBDA, "band-inv-mf:2", "blt:2", "bifr:3")),
+    *((BINS, 1.0, text) for text in ("lambda-mu", "banded-toeplitz:4")),
+    *((COINS, 1.0, text) for text in ("blt:2", LAMBDA, "banded-toeplitz:4")),
+    *((BINS, epsilon, text) for epsilon in (4.0, 8.0) for text in ("lambda-mu", "banded-toeplitz:4")),
+    *((COINS, 4.0, text) for text in ("blt:2", LAMBDA, "banded-toeplitz:4")),
 ]
 
 

@@ -109,7 +109,7 @@ def test_impossible_numbers_beside_open_ones_are_refused(text: str, words: str) 
 class MadeUp:
     """σ that grows with all of C: the more is cancelled, the more it costs."""
 
-    power = 0.7
+    power = 0.85
     calls = 0
 
     def __init__(self, mechanism: Mechanism, participation: Participation) -> None:
@@ -140,10 +140,10 @@ def test_what_is_optimised_is_damped_for_the_sampling(text: str, participation, 
     assert made_up.calls <= 18
     assert any("ρ = " in line for line in said)
     errors = [amplified(damped(plain, rho)) for rho in np.linspace(0, 1, 400)]
-    assert 20 < np.argmin(errors) < 380
-    assert amplified(found) <= min(errors) * 1.005
+    assert 20 < np.argmin(errors) < 399
+    assert amplified(found) <= min(errors) * 1.002
     assert amplified(found) < amplified(plain)
-    assert amplified(plain) > min(errors) * 1.01
+    assert amplified(plain) > min(errors) * 1.004
     assert type(found) is type(plain)
 
 
