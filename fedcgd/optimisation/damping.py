@@ -40,8 +40,8 @@ def _damped(mechanism: Mechanism, rho: float) -> BLT | BandInvMF | BandedToeplit
 def damping(mechanism: Mechanism, undamped: Mechanism) -> float:
     """ρ with which `mechanism` was made of `undamped`; 1 for one that is not `damped`.
 
-    >>> damping(damped(BLT((0.4, 0.1), (0.9, 0.5)), 0.75), BLT((0.4, 0.1), (0.9, 0.5)))
-    0.75
+    >>> damping(damped(BLT((0.4, 0.1), (0.9, 0.5)), 0.5), BLT((0.4, 0.1), (0.9, 0.5)))
+    0.5
     """
     made, before = (each.mechanism if isinstance(each, Normalized) else each for each in (mechanism, undamped))
     if type(made) is not type(before) or not isinstance(before, DAMPED):
