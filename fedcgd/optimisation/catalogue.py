@@ -60,10 +60,10 @@ class Parameter:
     order. None for one that has to be given, or has a rule of its own (bands, λ of `lambda-cgd`, what a curvature gives)."""
 
 
-def _bands(mechanism: BIFR | BISR | BSR | BandInvMF | BandedToeplitz | Dense) -> int:
+def _bands(mechanism: Any) -> int:
     if isinstance(mechanism, Dense):
         return int(mechanism.band.shape[1])
-    return mechanism.bands if isinstance(mechanism, BIFR | BISR | BSR) else len(mechanism.values)
+    return len(mechanism.values) if isinstance(mechanism, BandInvMF | BandedToeplitz) else int(mechanism.bands)
 
 
 LAMBDA = Parameter("λ", "the part of the last round's noise that is cancelled, in [0, 1)", float, lambda m: m.lam)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from typer.testing import CliRunner
 
 from fedcgd.cli import app
 from fedcgd.mechanisms import BIFR, BISR, BLT, DPSGD, BandInvMF, LambdaMuCGD, Normalized
-from fedcgd.optimisation.catalogue import TABLE, spelling_of
+from fedcgd.mechanisms.toeplitz import BandedInverseMechanism, power_coefficients
+from fedcgd.optimisation.catalogue import BANDS, TABLE, Parameter, Row, spelling_of
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
 
 TOY = """
 from dataclasses import dataclass
@@ -72,6 +76,35 @@ def test_a_file_and_a_row_make_a_mechanism() -> None:
 def test_help_lists_every_row() -> None:
     shown = CliRunner().invoke(app, ["compare", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
     assert [row.name for row in TABLE.values() if f"{row.spelling} — {row.help}" not in shown] == []
+
+
+@dataclass(frozen=True)
+class Fading(BandedInverseMechanism):
+    """Two numbers, as CONTRIBUTING.md says how to add them."""
+
+    bands: int
+    fade: float
+
+    @property
+    def name(self) -> str:
+        return "fading"
+
+    @property
+    def inverse_band(self):
+        return power_coefficients(self.bands, 0.5, self.fade)
+
+
+def test_a_row_with_two_numbers_is_understood_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    fade = Parameter("ρ", "how much is kept, in (0, 1]", float, lambda m: m.fade, least=lambda numbers: 1e-3)
+    monkeypatch.setitem(TABLE, "fading", Row("fading", Fading, "a toy", (BANDS, fade)))
+    run = Participation(rounds=12, min_separation=4)
+    budget = {"clip_norm": 1.0, "epsilon": 2.0, "delta": 1e-5}
+    for text in ("fading:3:0.5", "fading:3", "fading", "fading:3:normalized"):
+        plan = Plan.calibrated(text, run, **budget)
+        assert Plan.from_description(json.loads(json.dumps(plan.to_description()))) == plan
+        assert spelling_of(plan.mechanism).startswith(text.removesuffix(":normalized"))
+        assert Plan.calibrated(spelling_of(plan.mechanism), run, **budget) == plan
+    assert Plan.calibrated("fading:3:0.5", run, **budget).mechanism == Fading(3, 0.5)
 
 
 @pytest.mark.parametrize(
