@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedcgd import Mechanism, Normalized, Participation, calibrate, error_norms, sensitivity
-from fedcgd.mechanisms.toeplitz import root_coefficients
+from fedcgd.mechanisms.toeplitz import power_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS
 from fedcgd.optimisation.banded import band_mf, error_and_gradient
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
@@ -83,7 +83,7 @@ def largest_toeplitz(rounds: int = 2**20, bands: int = 16) -> None:
 
 
 def largest_banded(rounds: int = 16384, bands: int = 16) -> None:
-    band = np.tile(root_coefficients(bands, -1), (rounds, 1))
+    band = np.tile(power_coefficients(bands, -0.5), (rounds, 1))
     band *= np.add.outer(np.arange(rounds), np.arange(bands)) < rounds
     band /= np.linalg.norm(band, axis=1, keepdims=True)
     begin = time.perf_counter(), time.process_time()

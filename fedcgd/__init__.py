@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedcgd.accounting.selection import select_lambda
     from fedcgd.ledger import JointBudget, Ledger
     from fedcgd.mechanisms import (
+        BIFR,
         BISR,
         BLT,
         BSR,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         Dense,
         Diagonal,
         LambdaCGD,
+        LambdaMuCGD,
         Mechanism,
         Normalized,
         NuDPFTRL,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BIFR",
     "BISR",
     "BLT",
     "BSR",
@@ -55,6 +58,7 @@ __all__ = [
     "Guarantee",
     "JointBudget",
     "LambdaCGD",
+    "LambdaMuCGD",
     "Ledger",
     "Mechanism",
     "NoiseKey",

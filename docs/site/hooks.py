@@ -87,7 +87,7 @@ def command_line() -> str:
     """The commands, their help as Typer has it, and the table of mechanisms that `--mechanism` names."""
     links = "".join(f"* [`fedcgd {name}`](#fedcgd-{name}): {text}\n" for name, (_, text) in COMMANDS.items())
     rows = "".join(f"| `{row.spelling}` | {row.help} | {_number(row)} |\n" for row in TABLE.values())
-    mechanisms = f"## Mechanisms\n\n| `--mechanism` | what it is | number |\n|---|---|---|\n{rows}\n"
+    mechanisms = f"## Mechanisms\n\n| `--mechanism` | what it is | numbers |\n|---|---|---|\n{rows}\n"
     pages = (
         get_docs_for_click(obj=command, ctx=Context(command, info_name=name), indent=1, name=name, call_prefix="fedcgd")
         for name, command in ((name, load(name)) for name in COMMANDS)
@@ -96,7 +96,7 @@ def command_line() -> str:
 
 
 def _number(row: Row) -> str:
-    return f"{row.parameter.symbol}: {row.parameter.meaning}" if row.parameter else "none"
+    return "; ".join(f"{each.symbol}: {each.meaning}" for each in row.parameters) or "none"
 
 
 def _with_links(page: str) -> str:

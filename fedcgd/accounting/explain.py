@@ -38,11 +38,13 @@ def explain(
     delta: float,
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
+    rho: float = 1.0,
 ) -> tuple[Step, ...]:
     """Every assumption and every number between the updates of one user and the ε of the run, in order.
 
-    Give `epsilon` (then σ is calibrated) or `noise_multiplier`, one of the two. Raises ValueError for both, neither, or a
-    configuration that is not accounted for.
+    Give `epsilon` (then σ is calibrated) or `noise_multiplier`, one of the two. `rho` below 1 says that the mechanism was damped
+    by so much for the sampling (`fedcgd.optimisation.damping`). Raises ValueError for both, neither, or a configuration that is
+    not accounted for.
     """
     clip_norm = as_positive("clip_norm", clip_norm)
     if epsilon is not None and noise_multiplier is None:
@@ -73,7 +75,7 @@ def explain(
         ),
         _participation(participation),
         Step("sampling", _SAMPLING[participation.sampling]),
-        _mechanism(mechanism, participation.rounds),
+        _mechanism(mechanism, participation.rounds, rho),
         _sensitivity(mechanism, participation, guarantee),
         Step(
             "noise",
@@ -189,7 +191,7 @@ _SAMPLING = {
 }
 
 
-def _mechanism(mechanism: Mechanism, rounds: int) -> Step:
+def _mechanism(mechanism: Mechanism, rounds: int, rho: float) -> Step:
     description = {name: value for name, value in describe(mechanism).items() if isinstance(value, str | int | float)}
     parameters = [f"{name} = {value}" for name, value in description.items() if name not in ("name", "normalize")]
     name = mechanism.name + (f" ({', '.join(parameters)})" if parameters else "")
@@ -199,7 +201,16 @@ def _mechanism(mechanism: Mechanism, rounds: int) -> Step:
         "mechanism",
         f"{name}{columns}: round t releases x̂_t = x_t + ζσ·(C⁻¹Z)_t, the sum of the clipped updates and up to {terms} "
         "of the noise vectors Z of this and earlier rounds. All releases together are a function of CX + ζσZ: as "
-        "private as that one Gaussian mechanism, also when updates depend on earlier releases.",
+        f"private as that one Gaussian mechanism, also when updates depend on earlier releases.{_damping(rho)}",
+    )
+
+
+def _damping(rho: float) -> str:
+    if rho == 1:
+        return ""
+    return (
+        f" C was optimised without a sampling, and its coefficients c_t are multiplied by ρ^t, ρ = {rho:.4g}: under this "
+        "sampling less correlation has less error. All that follows is about this C."
     )
 
 

@@ -1,24 +1,22 @@
-"""Which λ: the minimisers that Section 5 of arXiv:2601.22334 compares. None of them looks at data."""
+"""Which λ, and which other numbers of a mechanism: those of least error at a budget. No choice looks at data.
+
+The rules for λ are the minimisers that Section 5 of arXiv:2601.22334 compares.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import count
-from math import expm1, log, log1p, sqrt
+from functools import partial
+from math import expm1, inf, log
 from typing import Literal, get_args
 
-import numpy as np
-from scipy.optimize import minimize_scalar
-
-from fedcgd.accounting import accountant, calibrate
-from fedcgd.curvature.loss import final_loss
+from fedcgd.accounting.search import Judge, best, iterations, scale
 from fedcgd.curvature.quadratic import Quadratic
-from fedcgd.mechanisms import DPSGD, LambdaCGD, Mechanism, Normalized
-from fedcgd.mechanisms.error import error_norms
-from fedcgd.mechanisms.sensitivity import sensitivity
+from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.mechanisms.workload import Objective as ErrorKind
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.bands import BandChoice, best_bandwidth, power_bandwidths
+from fedcgd.optimisation.damping import DAMPED, damped
 from fedcgd.participation import Participation
 
 Objective = Literal["rmse", "max-se", "amplified-rmse", "practical", "excess", "curvature"]
@@ -27,10 +25,8 @@ PRACTICAL_DIVISOR = 3.0
 """The best accuracy was seen at 1/(1 − λ) 2–4 times below the amplified-RMSE value (Section 5.1): take the middle. That is for a
 constant rate without momentum, where the noise of the last rounds, which nothing cancels any more, stays in the model."""
 
-_GRID = 24  # λ values that the closed forms are tried at before the search
-_COARSE_GRID = 6  # when each value needs a calibration under the sampling
-_CALIBRATIONS = 12  # about, that a search under a sampling takes
-_TIE = 1e-12  # relative; rounding makes no λ better than 0
+_SWEEPS = 30  # at most, over several numbers, which is for those that depend on each other
+_SETTLED = 1e-4  # relative; a sweep that gains less is the last
 
 
 @dataclass(frozen=True)
@@ -115,43 +111,20 @@ def select_lambda(
             "the objective curvature is of descent at a constant rate without momentum: leave out the schedule and the momentum "
             f"({workload.momentum}), or take the objective excess"
         )
-    rounds = participation.rounds
-    unit = calibrate(DPSGD(), Participation(rounds=1), epsilon=epsilon, delta=delta).noise_multiplier
+    judge = Judge(
+        participation, epsilon, delta, "max-se" if objective == "max-se" else "rmse", workload, curvature, progress
+    )
 
-    def error(mechanism: Mechanism, sigma: float) -> float:
-        if curvature is not None:
-            return sqrt(final_loss(mechanism, rounds, curvature, stddev=sigma))
-        norms = error_norms(mechanism, rounds, workload)
-        return norms.max_se(sigma) if objective == "max-se" else norms.rmse(sigma)
+    def make(lam: float) -> Mechanism:
+        return _mechanism(lam, normalize)
 
-    def closed_form(lam: float) -> float:
-        mechanism = _mechanism(lam, normalize)
-        return error(mechanism, sensitivity(mechanism, participation).value * unit)
-
-    tries = count(1)
-
-    def amplified(lam: float) -> float:
-        number = next(tries)
-        if progress is not None:
-            progress(f"λ = {lam:.4f}, {number} of about {max(_CALIBRATIONS, number + 1)}")
-        mechanism = _mechanism(lam, normalize)
-        sigma = accountant(mechanism, participation).rough_noise_multiplier(epsilon=epsilon, delta=delta)
-        return error(mechanism, sigma)
-
-    # With one participation the best 1/(1 − λ) is near √n, with more it is smaller; 4n leaves room for any.
-    limit = log(4.0 * rounds + 4.0)
-    if objective in ("rmse", "max-se") or participation.sampling == "none":
-        curve = _search(closed_form, limit, _GRID, 1e-7)
-    else:
-        # Amplification prefers smaller λ than the RMSE without it; twice that one leaves room for exceptions.
-        plain = _search(closed_form, limit, _GRID, 1e-3)
-        curve = _search(amplified, min(limit, log(2.0) + _scale(_best(plain))), _COARSE_GRID, 0.1)
-    lam = _best(curve)
+    sampled = objective not in ("rmse", "max-se") and judge.sampled
+    curve = judge.curve(make, "λ", sampled=sampled)
+    lam = best(curve)
     if objective in ("practical", "excess"):
         share = excess_share(workload, normalize=normalize)
         lam = practical(lam) if objective == "practical" else share_of_excess(lam, share)
-        value = closed_form if participation.sampling == "none" else amplified
-        curve.setdefault(lam, value(lam))
+        curve.setdefault(lam, judge.error(make(lam)))
     lams = sorted(curve)
     return LambdaSelection(lam, objective, curve[lam], tuple(lams), tuple(curve[x] for x in lams))
 
@@ -172,12 +145,16 @@ def select_mechanism(
     - `lambda-cgd`: λ by the rule `excess` of `select_lambda` for the `workload`, or for the `curvature` if there is one.
     - A mechanism with bands: of p = 1, 2, 4, … and b (min_separation, or the rounds of an epoch under random-allocation) the one
       of least error at (ε, δ), or of least loss.
+    - γ of `bifr`, λ and μ of `lambda-mu`: those of least error, or of least loss, searched as λ is, one at a time.
     - `nu-dp-ftrl`, where there is a curvature: ν for its loss.
+
+    `blt`, `band-inv-mf` and `banded-toeplitz` are optimised without a sampling. Under Balls-in-Bins and b-min-sep they are then
+    damped, c_t becoming c_t·ρ^t (`fedcgd.optimisation.damping`), by the ρ of least error under it; ρ = 1 if none is better.
 
     A function of public numbers alone: the choice costs no privacy.
 
     Args:
-        spelling: a mechanism as on the command line, such as "bisr:16", or "bisr" to have the number chosen.
+        spelling: a mechanism as on the command line, such as "bifr:3:0.7", or "bifr:3" or "bifr" to have the rest chosen.
         participation: who takes part when, over how many rounds.
         epsilon: the budget ε of the whole run.
         delta: the budget δ of the whole run.
@@ -189,32 +166,89 @@ def select_mechanism(
     Raises:
         ValueError: for an unknown name, a number that is impossible or has no rule, and a budget that no σ reaches.
     """
-    asked = catalogue.MechanismSpec.parse(spelling)
+    judge = Judge(participation, epsilon, delta, error, workload, curvature, progress)
+    return _chosen(catalogue.MechanismSpec.parse(spelling), judge)
+
+
+def _chosen(asked: catalogue.MechanismSpec, judge: Judge) -> Mechanism:
+    """What is `asked` for, with the numbers that are left open."""
+    participation, workload, curvature = judge.participation, judge.workload, judge.curvature
     if asked.is_open and asked.row.cls is LambdaCGD:
         chosen = select_lambda(
             participation,
             objective="excess" if curvature is None else "curvature",
-            epsilon=epsilon,
-            delta=delta,
+            epsilon=judge.epsilon,
+            delta=judge.delta,
             normalize=asked.normalized,
             workload=workload,
             curvature=curvature,
-            progress=progress,
+            progress=judge.progress,
         )
         return _mechanism(chosen.lam, asked.normalized)
-    if asked.is_open and asked.row.parameter == catalogue.BANDS:
+    if asked.open[:1] == (catalogue.BANDS,):
         return select_bands(
             asked,
             lambda _: participation,
             participation.spacing,
-            epsilon=epsilon,
-            delta=delta,
-            error=error,
+            epsilon=judge.epsilon,
+            delta=judge.delta,
+            error=judge.kind,
             workload=workload,
             curvature=curvature,
-            progress=progress,
+            progress=judge.progress,
         ).mechanism
-    return catalogue.mechanism(asked, participation, error=error, workload=workload, curvature=curvature)
+
+    progress = iterations(judge.progress) if judge.progress else None
+
+    def made(spec: catalogue.MechanismSpec) -> Mechanism:
+        return catalogue.mechanism(
+            spec, participation, error=judge.kind, workload=workload, curvature=curvature, progress=progress
+        )
+
+    if asked.is_open and all(parameter.least is not None for parameter in asked.open):
+        return _with_best_numbers(asked, made, judge)
+    found = made(asked)
+    plain = found.mechanism if isinstance(found, Normalized) else found
+    if asked.made is None and judge.sampled and isinstance(plain, DAMPED):
+        return _damped_for_the_sampling(found, judge)
+    return found
+
+
+def _with_best_numbers(
+    asked: catalogue.MechanismSpec, made: Callable[[catalogue.MechanismSpec], Mechanism], judge: Judge
+) -> Mechanism:
+    """The numbers that are open, searched one at a time with the others held fast.
+
+    Several are searched again and again without a sampling, which takes no calibration, and then once each under it.
+    """
+    values = [*asked.values, *(0.0 for _ in asked.open)]
+
+    def with_value(at: int, value: float) -> Mechanism:
+        return made(replace(asked, values=(*values[:at], value, *values[at + 1 :])))
+
+    def sweep(*, sampled: bool) -> float:
+        error = inf
+        for at, parameter in enumerate(asked.open, len(asked.values)):
+            assert parameter.least is not None
+            least = parameter.least(values)
+            curve = judge.curve(partial(with_value, at), parameter.symbol, least, sampled=sampled)
+            values[at], error = best(curve), min(curve.values())
+        return error
+
+    if len(asked.open) > 1:
+        error = inf
+        for _ in range(_SWEEPS):
+            before, error = error, sweep(sampled=False)
+            if error > before * (1 - _SETTLED):
+                break
+    sweep(sampled=judge.sampled)
+    return made(replace(asked, values=tuple(values)))
+
+
+def _damped_for_the_sampling(found: Mechanism, judge: Judge) -> Mechanism:
+    """What was optimised without a sampling, damped by the ρ of least error under it, to 10 % on the scale 1/(1 − ρ)."""
+    curve = judge.curve(partial(damped, found), "ρ", sampled=True)
+    return damped(found, best(curve)) if min(curve.values()) < judge.error(found) else found
 
 
 def select_bands(
@@ -251,10 +285,9 @@ def select_bands(
     def candidate(p: int) -> tuple[Mechanism, float]:
         if progress is not None:
             progress(f"p = {p}, {numbers.index(p) + 1} of {len(numbers)}")
-        made = catalogue.mechanism(
-            replace(spelling, value=p), participation(p), error=error, workload=workload, curvature=curvature
-        )
-        return made, accountant(made, participation(p)).rough_noise_multiplier(epsilon=epsilon, delta=delta)
+        judge = Judge(participation(p), epsilon, delta, error, workload, curvature)
+        made = _chosen(replace(spelling, values=(p,)), judge)
+        return made, judge.sigma(made)
 
     rounds = participation(1).rounds
     return best_bandwidth(candidate, numbers, rounds=rounds, error=error, workload=workload, curvature=curvature)
@@ -266,7 +299,7 @@ def practical(lam: float) -> float:
     Args:
         lam: λ in [0, 1), that of least amplified RMSE.
     """
-    return -expm1(-max(0.0, _scale(lam) - log(PRACTICAL_DIVISOR)))
+    return -expm1(-max(0.0, scale(lam) - log(PRACTICAL_DIVISOR)))
 
 
 def share_of_excess(lam: float, share: float) -> float:
@@ -300,32 +333,3 @@ def excess_share(workload: Workload, *, normalize: bool = False) -> float:
 
 def _mechanism(lam: float, normalize: bool) -> Mechanism:
     return Normalized(LambdaCGD(lam)) if normalize else LambdaCGD(lam)
-
-
-def _scale(lam: float) -> float:
-    """log(1/(1 − λ)): the scale on which λ is searched."""
-    return -log1p(-lam)
-
-
-def _best(curve: dict[float, float]) -> float:
-    """The λ of the least value; the smallest among ties."""
-    least = min(curve.values())
-    return min(lam for lam, value in curve.items() if value <= least * (1 + _TIE))
-
-
-def _search(objective: Callable[[float], float], limit: float, grid: int, tolerance: float) -> dict[float, float]:
-    """λ → value: a grid of log(1/(1 − λ)) over [0, limit], then a bounded search between the neighbours of its best point."""
-    curve: dict[float, float] = {}
-
-    def at(scale: float) -> float:
-        lam = -expm1(-scale)
-        if lam not in curve:
-            curve[lam] = objective(lam)
-        return curve[lam]
-
-    scales = np.linspace(0.0, limit, grid)
-    values = [at(float(scale)) for scale in scales]
-    least = int(np.argmin(values))
-    low, high = scales[max(least - 1, 0)], scales[min(least + 1, grid - 1)]
-    minimize_scalar(at, bounds=(low, high), method="bounded", options={"xatol": tolerance})
-    return curve

@@ -58,7 +58,7 @@ def compare_command(
         list[str] | None,
         typer.Option(
             autocompletion=mechanism_names,
-            help="NAME, NAME:VALUE, and either with :normalized behind it; repeat it. Default: the rows of Table 4.",
+            help="NAME, NAME:VALUE, …, all also with :normalized behind it; repeat it. Default: the rows of Table 4.",
         ),
     ] = None,
     error: ErrorOption = "rmse",
@@ -69,7 +69,7 @@ def compare_command(
 ) -> None:
     """Compare mechanisms: σ, sensitivity and errors at one budget, best RMSE first; with --curvature, least loss first.
 
-    A mechanism that the sampling does not cover is listed with the reason. λ or p left out is chosen for the budget.
+    A mechanism that the sampling does not cover is listed with the reason. Numbers left out are chosen for the budget.
 
     Example: fedcgd compare --mechanism dp-sgd --mechanism bisr:16 --rounds 3900 --separation 390 --epsilon 8 --delta 1e-5
     """

@@ -50,6 +50,7 @@ def explain_command(
             delta=delta,
             epsilon=epsilon,
             noise_multiplier=noise_multiplier,
+            rho=run.damping(participation, chosen),
         )
         if plot is not None:
             sigma = next(step.value for step in steps if step.title == "noise")

@@ -12,13 +12,15 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from fedcgd.accounting.calibration import Method
+from fedcgd.accounting.search import iterations
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
 from fedcgd.mechanisms.workload import Objective, Workload
-from fedcgd.optimisation.catalogue import TABLE, MechanismSpec, mechanism
+from fedcgd.optimisation.catalogue import TABLE, MechanismSpec, mechanism, spelling_of
+from fedcgd.optimisation.damping import DAMPED, damping
 from fedcgd.participation import Participation, Sampling
 
 SPELLINGS = ", ".join(row.spelling for row in TABLE.values())
@@ -77,7 +79,7 @@ MechanismOption = Annotated[
         "--mechanism",
         autocompletion=mechanism_names,
         help=f"One of {SPELLINGS}; behind it :normalized gives C unit columns. Or file:PATH, as `fedcgd curve` writes. "
-        "Where there is a budget, λ and p may be left out: they are then chosen.",
+        "Where there is a budget, λ, p, γ and μ may be left out, from the right: they are then chosen.",
     ),
 ]
 
@@ -204,23 +206,33 @@ class RunOptions(FitOptions):
         error: Objective = "rmse",
         progress: Callable[[str], None] | None = None,
     ) -> Mechanism:
-        """The mechanism; a number that is left open is chosen for the budget. Raises ValueError if there is none."""
+        """The mechanism, chosen for the budget by `select_mechanism`; without a budget, as it is without a sampling.
+
+        Raises ValueError if there is none.
+        """
         fitted_to: dict[str, Any] = {
             "error": error,
             "workload": self.workload(participation.rounds),
             "curvature": self.quadratic(),
         }
-        if epsilon is None or not self.spelling().is_open:
-            iterations = _iterations(progress) if progress else None
-            return mechanism(self.mechanism, participation, **fitted_to, progress=iterations)
+        if epsilon is None:
+            said = iterations(progress) if progress else None
+            return mechanism(self.mechanism, participation, **fitted_to, progress=said)
         return select_mechanism(
             self.mechanism, participation, epsilon=epsilon, delta=delta, **fitted_to, progress=progress
         )
 
-
-def _iterations(say: Callable[[str], None]) -> Callable[[int, float], None]:
-    """What an optimisation calls, said in words."""
-    return lambda done, value: say(f"optimising, {done} iterations, log error {value:.5g}")
+    def damping(self, participation: Participation, chosen: Mechanism) -> float:
+        """ρ by which the `chosen` mechanism was damped for the sampling; 1 if it was not."""
+        if self.spelling().made is not None or not isinstance(getattr(chosen, "mechanism", chosen), DAMPED):
+            return 1.0
+        plain = mechanism(
+            spelling_of(chosen),
+            participation,
+            workload=self.workload(participation.rounds),
+            curvature=self.quadratic(),
+        )
+        return damping(chosen, plain)
 
 
 def takes(options: type) -> Callable[[Callable[..., None]], Callable[..., None]]:

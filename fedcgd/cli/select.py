@@ -1,6 +1,6 @@
 """`fedcgd select-lambda`: which λ. `fedcgd select-bands`: how many bands."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +29,7 @@ from fedcgd.cli.printing import (
     status,
 )
 from fedcgd.cli.printing import when as when_figures
-from fedcgd.optimisation.catalogue import BANDS, MechanismSpec
+from fedcgd.optimisation.catalogue import BANDS, MechanismSpec, spelling_of
 
 
 @takes(FitOptions)
@@ -94,7 +94,8 @@ def select_bands_command(
     epsilon: EpsilonOption,
     delta: DeltaOption,
     mechanism: Annotated[
-        str, typer.Option(help="A mechanism with bands, without their number: banded-toeplitz, bsr, bisr:normalized, …")
+        str,
+        typer.Option(help="A mechanism with bands, without numbers: banded-toeplitz, bsr, bifr, bisr:normalized, …"),
     ] = "banded-toeplitz",
     error: ErrorOption = "rmse",
     json: JsonOption = False,
@@ -108,7 +109,7 @@ def select_bands_command(
     """
     with explained_errors():
         asked, workload, curvature = MechanismSpec.parse(mechanism), when.workload(rounds), when.quadratic()
-        if asked.row.parameter != BANDS or asked.bands is not None:
+        if asked.open[:1] != (BANDS,):
             raise ValueError(
                 f"give a mechanism with bands, without their number, such as banded-toeplitz; got {mechanism!r}"
             )
@@ -133,13 +134,18 @@ def select_bands_command(
                 progress=say,
             )
     if json:
-        chosen = {"bands": found.bandwidth, "noise_multiplier": found.noise_multiplier, "errors": found.errors}
+        chosen = {
+            "bands": found.bandwidth,
+            "mechanism": spelling_of(found.mechanism),
+            "noise_multiplier": found.noise_multiplier,
+            "errors": found.errors,
+        }
         participation = when.participation(rounds, found.bandwidth)
         print_json(chosen | {"error": error} | when_figures(participation) | budget(epsilon, delta))
         return
     what = error if curvature is None else "loss"
     rows = [(f"p = {p}", f"{what} {number(value)}") for p, value in found.errors]
-    rows.append(("least", f"{replace(asked, value=found.bandwidth)}, σ = {number(found.noise_multiplier)}"))
+    rows.append(("least", f"{spelling_of(found.mechanism)}, σ = {number(found.noise_multiplier)}"))
     rows.append(("participation", str(when.participation(rounds, found.bandwidth))))
     rows.append(("budget", f"ε = {epsilon:g} at δ = {delta:g}; {ADJACENCY}; sampling: {when.sampling}"))
     console.print(key_value_table(f"{mechanism}, {rounds} rounds", rows))

@@ -135,15 +135,17 @@ def _rows(run: RunOptions, rounds: int, quadratic: Quadratic, epsilon: float, de
         except ValueError as reason:
             found.append({"label": label, "fitted": fitted, "error": str(reason)})
             continue
-        value = None if spelling.row.parameter is None else spelling.row.parameter.of(getattr(made, "mechanism", made))
-        if spelling.is_open and spelling.row.parameter is not None and value is not None:
-            label += f" → {spelling.row.parameter.symbol} = {value:.4g}"
+        numbers = {
+            each.symbol: value for each, value in zip(spelling.row.parameters, spelling.row.numbers(made), strict=True)
+        }
+        if spelling.is_open:
+            label += " → " + ", ".join(f"{each.symbol} = {numbers[each.symbol]:.4g}" for each in spelling.open)
         found.append(
             {
                 "label": label,
                 "fitted": fitted,
                 "mechanism": made.name,
-                "parameter": value,
+                "numbers": numbers,
                 "noise_multiplier": sigma,
                 "loss": final_loss(made, rounds, quadratic, stddev=sigma),
                 "gradient_norm": gradient_norm(made, rounds, quadratic, stddev=sigma),
@@ -158,7 +160,7 @@ def _variants(spelling: MechanismSpec) -> list[bool]:
     row = spelling.row
     if spelling.made is not None or row.fit is None or (row.finds_number and not spelling.is_open):
         return [False]
-    return [False, True] if row.optimise is not None or row.parameter == LAMBDA else [True]
+    return [False, True] if row.optimise is not None or row.parameters == (LAMBDA,) else [True]
 
 
 def _stationary(mechanism: Mechanism, quadratic: Quadratic, epsilon: float, delta: float) -> float | None:

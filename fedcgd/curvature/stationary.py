@@ -15,20 +15,9 @@ from scipy.optimize import minimize_scalar
 from scipy.special import ellipk
 
 from fedcgd.curvature.quadratic import Quadratic
-from fedcgd.mechanisms import (
-    BISR,
-    BLT,
-    BSR,
-    DPSGD,
-    BandedToeplitz,
-    BandInvMF,
-    LambdaCGD,
-    Mechanism,
-    NuDPFTRL,
-    SquareRootToeplitz,
-)
+from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD, LambdaMuCGD, Mechanism, NuDPFTRL, SquareRootToeplitz
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.mechanisms.toeplitz import root_coefficients
+from fedcgd.mechanisms.toeplitz import BandedInverseMechanism, BandedToeplitzMechanism
 
 _OCTAVES = 60  # panels halve towards 0 and π this often, so that a peak of any width there is resolved
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
@@ -252,25 +241,27 @@ def _gain(mechanism: Mechanism) -> Callable[[Vector], Vector]:
         case DPSGD():
             return np.ones_like
         case LambdaCGD(lam=lam):
-            return lambda w: 1 / ((1 - lam) ** 2 + 4 * lam * _sines(w))
+            return _geometric(lam)
         case NuDPFTRL(nu=nu):
             return lambda w: (nu**2 + 4 * (1 - nu) * _sines(w)) ** -0.5
         case SquareRootToeplitz():
             return lambda w: (4 * _sines(w)) ** -0.5
         case BLT(scales=scales, decays=decays):
             return lambda w: _exponentials(np.array(scales), np.array(decays), w)
-        case BSR(bands=bands):
-            return _polynomial(root_coefficients(bands, -1), +1)
-        case BandedToeplitz(values=values):
-            return _polynomial(np.array(values), +1)
-        case BISR(bands=bands):
-            return _polynomial(root_coefficients(bands, +1), -1)
-        case BandInvMF(values=values):
-            return _polynomial(np.array(values), -1)
+        case BandedToeplitzMechanism():
+            return _polynomial(mechanism.band, +1)
+        case LambdaMuCGD(lam=lam, mu=mu):
+            return lambda w: _geometric(lam)(w) * _geometric(mu)(w)
+        case BandedInverseMechanism():
+            return _polynomial(mechanism.inverse_band, -1)
     raise ValueError(
         f"{mechanism.name} has no stationary noise: its C is not one infinite series of coefficients, but made for a number of "
         "rounds; ask for the loss after that many"
     )
+
+
+def _geometric(ratio: float) -> Callable[[Vector], Vector]:
+    return lambda w: 1 / ((1 - ratio) ** 2 + 4 * ratio * _sines(w))
 
 
 def _polynomial(coefficients: Vector, power: int) -> Callable[[Vector], Vector]:
@@ -287,10 +278,10 @@ def _exponentials(scales: Vector, decays: Vector, frequencies: Vector) -> Vector
 def _length(mechanism: Mechanism) -> int:
     """How many coefficients the gain is a polynomial of, whose ripples panels have to resolve; 1 for those without ripples."""
     match mechanism:
-        case BSR(bands=bands) | BISR(bands=bands):
-            return bands
-        case BandedToeplitz(values=values) | BandInvMF(values=values):
-            return len(values)
+        case BandedToeplitzMechanism():
+            return len(mechanism.band)
+        case BandedInverseMechanism():
+            return len(mechanism.inverse_band)
     return 1
 
 

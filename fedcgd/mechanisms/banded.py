@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.mechanisms.toeplitz import BandedToeplitzMechanism, ToeplitzMechanism, checked_values, reciprocal
+from fedcgd.mechanisms.toeplitz import BandedInverseMechanism, BandedToeplitzMechanism, checked_values
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class BandedToeplitz(BandedToeplitzMechanism):
 
 
 @dataclass(frozen=True)
-class BandInvMF(ToeplitzMechanism):
+class BandInvMF(BandedInverseMechanism):
     """C⁻¹ with the given first p coefficients.
 
     Kalinin, McKenna, Upadhyay and Lampert, "Back to Square Roots: An Optimal Bound on the Matrix Factorization Error for
@@ -69,8 +69,7 @@ class BandInvMF(ToeplitzMechanism):
     def name(self) -> str:
         return "band-inv-mf"
 
-    def coefficients(self, rounds: int) -> Vector:
-        return reciprocal(np.array(self.values), rounds)
-
-    def inverse_coefficients(self, rounds: int) -> Vector:
-        return np.array(self.values[:rounds])
+    @property
+    def inverse_band(self) -> Vector:
+        """The coefficients, shape (p,)."""
+        return np.array(self.values)

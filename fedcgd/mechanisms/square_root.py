@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import (
+    BandedInverseMechanism,
     BandedToeplitzMechanism,
     ToeplitzMechanism,
     checked_bandwidth,
-    reciprocal,
-    root_coefficients,
+    power_coefficients,
 )
 from fedcgd.numeric import as_float
 
@@ -30,10 +28,10 @@ class SquareRootToeplitz(ToeplitzMechanism):
         return "toeplitz"
 
     def coefficients(self, rounds: int) -> Vector:
-        return root_coefficients(rounds, -1)
+        return power_coefficients(rounds, -0.5)
 
     def inverse_coefficients(self, rounds: int) -> Vector:
-        return root_coefficients(rounds, +1)
+        return power_coefficients(rounds, 0.5)
 
 
 @dataclass(frozen=True)
@@ -67,10 +65,10 @@ class NuDPFTRL(ToeplitzMechanism):
         return "nu-dp-ftrl"
 
     def coefficients(self, rounds: int) -> Vector:
-        return root_coefficients(rounds, -1, 1 - self.nu)
+        return power_coefficients(rounds, -0.5, 1 - self.nu)
 
     def inverse_coefficients(self, rounds: int) -> Vector:
-        return root_coefficients(rounds, +1, 1 - self.nu)
+        return power_coefficients(rounds, 0.5, 1 - self.nu)
 
 
 @dataclass(frozen=True)
@@ -102,12 +100,12 @@ class BSR(BandedToeplitzMechanism):
     @property
     def band(self) -> Vector:
         """c_0 … c_{p−1}, shape (p,)."""
-        return root_coefficients(self.bands, -1)
+        return power_coefficients(self.bands, -0.5)
 
 
 @dataclass(frozen=True)
-class BISR(ToeplitzMechanism):
-    """C⁻¹ = the first `bands` coefficients of (1 − x)^(1/2).
+class BISR(BandedInverseMechanism):
+    """C⁻¹ = the first `bands` coefficients of (1 − x)^(1/2): γ-BIFR with γ = 1/2.
 
     Kalinin, McKenna, Upadhyay and Lampert, "Back to Square Roots: An Optimal Bound on the Matrix Factorization Error for
     Multi-Epoch Differentially Private SGD", 2025, arXiv:2505.12128.
@@ -131,8 +129,7 @@ class BISR(ToeplitzMechanism):
     def name(self) -> str:
         return "bisr"
 
-    def coefficients(self, rounds: int) -> Vector:
-        return reciprocal(root_coefficients(self.bands, +1), rounds)
-
-    def inverse_coefficients(self, rounds: int) -> Vector:
-        return np.array(root_coefficients(self.bands, +1)[:rounds])
+    @property
+    def inverse_band(self) -> Vector:
+        """The coefficients, shape (p,)."""
+        return power_coefficients(self.bands, 0.5)

@@ -65,6 +65,21 @@ class BandedToeplitzMechanism(ToeplitzMechanism):
         return banded_next(self.band[: round + 1], z, buffers, self.num_buffers(rounds))
 
 
+class BandedInverseMechanism(ToeplitzMechanism):
+    """C⁻¹ has the coefficients `inverse_band` and no others: a replay makes as many noise vectors as there are of them."""
+
+    @property
+    @abstractmethod
+    def inverse_band(self) -> Vector:
+        """The first column of C⁻¹ up to its last entry that is not zero, shape (p,)."""
+
+    def coefficients(self, rounds: int) -> Vector:
+        return reciprocal(self.inverse_band, rounds)
+
+    def inverse_coefficients(self, rounds: int) -> Vector:
+        return np.array(self.inverse_band[:rounds])
+
+
 @lru_cache(maxsize=4)  # every round of a run asks for the same
 def _inverse(mechanism: Toeplitz, rounds: int) -> Vector:
     """The first column of C⁻¹ for n = `rounds`, on which C may depend; read-only."""
@@ -87,13 +102,13 @@ def reciprocal(series: Vector, rounds: int) -> Vector:
     return inverse
 
 
-def root_coefficients(rounds: int, sign: int, decay: float = 1.0) -> Vector:
-    """The first `rounds` coefficients of (1 − decay·x)^(sign/2), sign = ±1.
+def power_coefficients(rounds: int, power: float, decay: float = 1.0) -> Vector:
+    """The first `rounds` coefficients of (1 − decay·x)^power.
 
-    For sign −1 they are binom(2t, t)/4^t·decay^t ~ decay^t/√(πt); for sign +1, −decay^t·t^(−3/2)/(2√π) for large t.
+    For power −1/2 they are binom(2t, t)/4^t·decay^t ~ decay^t/√(πt); for +1/2, −decay^t·t^(−3/2)/(2√π) for large t.
     """
     t = np.arange(1, rounds)
-    return np.concatenate([[1.0], np.cumprod((t - 1 - sign / 2) / t * decay)])
+    return np.concatenate([[1.0], np.cumprod((t - 1 - power) / t * decay)])
 
 
 def banded_next(entries: Vector, z: Any, buffers: tuple[Any, ...], num_buffers: int) -> tuple[Any, tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from scipy.linalg import solve_banded
 from fedcgd.mechanisms import Dense
 from fedcgd.mechanisms.dense import transposed_bands
 from fedcgd.mechanisms.mechanism import Matrix, Vector
-from fedcgd.mechanisms.toeplitz import root_coefficients
+from fedcgd.mechanisms.toeplitz import power_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
 from fedcgd.optimisation.lbfgs import minimise
@@ -98,7 +98,7 @@ def unit_columns(name: str, rounds: int, bandwidth: int) -> tuple[Callable[[Vect
 
         return unit, back
 
-    return band, np.tile(np.concatenate([[0.0], root_coefficients(p, -1)[1:]]), (n, 1)).reshape(-1)
+    return band, np.tile(np.concatenate([[0.0], power_coefficients(p, -0.5)[1:]]), (n, 1)).reshape(-1)
 
 
 def _optimise(name: str, p: int, n: int, workload: Workload, progress: Progress | None) -> Dense:

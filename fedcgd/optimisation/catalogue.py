@@ -1,4 +1,4 @@
-"""The table of mechanisms, and their one spelling: `NAME`, `NAME:VALUE`, either with `:normalized` behind it, or `file:PATH`.
+"""The table of mechanisms, and their one spelling: `NAME`, `NAME:VALUE`, …, all also with `:normalized`, or `file:PATH`.
 
 Command line, run configurations, sweeps, ledgers and docs read this table. To add a mechanism, write its class and add its row.
 """
@@ -6,7 +6,7 @@ Command line, run configurations, sweeps, ledgers and docs read this table. To a
 import base64
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from functools import partial
@@ -20,6 +20,7 @@ from fedcgd.cache import keep, kept
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.files import whole
 from fedcgd.mechanisms import (
+    BIFR,
     BISR,
     BLT,
     BSR,
@@ -30,6 +31,7 @@ from fedcgd.mechanisms import (
     Dense,
     Diagonal,
     LambdaCGD,
+    LambdaMuCGD,
     Mechanism,
     Normalized,
     NuDPFTRL,
@@ -46,53 +48,66 @@ _FORMAT = 5  # raise it when an optimiser changes, so that older results are fou
 
 @dataclass(frozen=True)
 class Parameter:
-    """The number that a mechanism takes: its `symbol`, what it is, and its type."""
+    """A number that a mechanism takes: its `symbol`, what it is, and its type."""
 
     symbol: str
     meaning: str
     type: type[int] | type[float]
     of: Callable[[Any], float]
     """The number of a mechanism that is made already."""
+    least: Callable[[Sequence[float]], float] | None = None
+    """Of a number below 1 that may be left open, to be searched for a run: the least value that is tried, given all numbers in
+    order. None for one that has to be given, or has a rule of its own (bands, λ of `lambda-cgd`, what a curvature gives)."""
 
 
-def _bands(mechanism: BISR | BSR | BandInvMF | BandedToeplitz | Dense) -> int:
+def _bands(mechanism: Any) -> int:
     if isinstance(mechanism, Dense):
         return int(mechanism.band.shape[1])
-    return mechanism.bands if isinstance(mechanism, BISR | BSR) else len(mechanism.values)
+    return len(mechanism.values) if isinstance(mechanism, BandInvMF | BandedToeplitz) else int(mechanism.bands)
 
 
 LAMBDA = Parameter("λ", "the part of the last round's noise that is cancelled, in [0, 1)", float, lambda m: m.lam)
 NU = Parameter("ν", "how fast old noise is forgotten, in [0, 1)", float, lambda m: m.nu)
 BANDS = Parameter("p", "the number of bands", int, _bands)
 BUFFERS = Parameter("d", "the number of buffers", int, lambda m: len(m.scales))
+GAMMA = Parameter("γ", "the power of 1 − x, in (0, 1]", float, lambda m: m.gamma, least=lambda _: 1e-3)
+TWO_LAMBDAS = (
+    Parameter("λ", "in [0, 1)", float, lambda m: m.lam, least=lambda numbers: max(0.0, -numbers[1] / 0.99)),
+    Parameter("μ", "in [−λ, 1)", float, lambda m: m.mu, least=lambda numbers: -0.99 * numbers[0]),
+)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A mechanism of the table: its name, its class, a line of help, and the number it takes, if any.
+    """A mechanism of the table: its name, its class, a line of help, and the numbers it takes, in the order of its spelling.
 
-    Without `optimise` the number makes the mechanism: `cls(0.9)`. With it, the mechanism is found for a run:
-    `optimise(number, participation, error=…, workload=…, progress=…)`, without the number if there is none. Where a curvature is
-    known the mechanism is found for it by `fit(number, participation, quadratic=…, progress=…)`, with `normalized=True` for the
-    best of those whose normalised form is used; a number that is no count (λ, ν) is what is found then, if it is left open.
+    Without `optimise` the numbers make the mechanism: `cls(0.9)`, `cls(3, 0.7)`. With it, the mechanism is found for a run:
+    `optimise(*numbers, participation, error=…, workload=…, progress=…)`. Where a curvature is known the mechanism is found for it
+    by `fit(*numbers, participation, quadratic=…, progress=…)`, with `normalized=True` for the best of those whose normalised form
+    is used; one number alone that is no count (λ, ν) is what is found then, if it is left open.
     """
 
     name: str
     cls: type
     help: str
-    parameter: Parameter | None = None
+    parameters: tuple[Parameter, ...] = ()
     optimise: Callable[..., Mechanism] | None = None
     fit: Callable[..., Mechanism] | None = None
 
     @property
     def finds_number(self) -> bool:
         """Whether `fit` finds the number."""
-        return self.fit is not None and self.parameter is not None and self.parameter.type is float
+        return self.fit is not None and [parameter.type for parameter in self.parameters] == [float]
 
     @property
     def spelling(self) -> str:
-        """How it is written: `blt:d`."""
-        return f"{self.name}:{self.parameter.symbol}" if self.parameter else self.name
+        """How it is written: `blt:d`, `bifr:p:γ`."""
+        return ":".join([self.name, *(parameter.symbol for parameter in self.parameters)])
+
+    def numbers(self, mechanism: Mechanism) -> tuple[float, ...]:
+        """The numbers of a `mechanism` of this row, with unit columns or without, in the order of its spelling."""
+        plain = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
+        return tuple(parameter.of(plain) for parameter in self.parameters)
 
 
 def _later(module: str, function: str) -> Callable[..., Mechanism]:
@@ -118,19 +133,22 @@ TABLE: dict[str, Row] = {
     row.name: row
     for row in (
         Row("dp-sgd", DPSGD, "independent noise"),
-        Row("lambda-cgd", LambdaCGD, "cancels the part λ of the noise of the round before", LAMBDA,
+        Row("lambda-cgd", LambdaCGD, "cancels the part λ of the noise of the round before", (LAMBDA,),
             fit=_later(_FITTED, "lambda_cgd")),
-        Row("bisr", BISR, "the inverse square root, cut to p bands", BANDS),
-        Row("band-inv-mf", BandInvMF, "an inverse of p bands, optimised", BANDS, *_both("band_inv_mf")),
-        Row("bsr", BSR, "the square root, cut to p bands", BANDS),
-        Row("band-mf", Dense, "p bands, every entry optimised", BANDS, _later(_BANDED, "band_mf")),
-        Row("noise-curve", Dense, "p bands, every entry fitted to a curvature", BANDS, fit=_later(_NOISE_CURVE, "noise_curve")),
-        Row("banded-toeplitz", BandedToeplitz, "p constant bands, optimised", BANDS, *_both("banded_toeplitz")),
-        Row("blt", BLT, "a sum of d exponentials, optimised; keeps d buffers", BUFFERS, *_both("blt")),
+        Row("lambda-mu", LambdaMuCGD, "λ-CGD twice: cancels parts of the noise of two rounds before", TWO_LAMBDAS),
+        Row("bisr", BISR, "the inverse square root, cut to p bands", (BANDS,)),
+        Row("bifr", BIFR, "the inverse power γ, cut to p bands", (BANDS, GAMMA)),
+        Row("band-inv-mf", BandInvMF, "an inverse of p bands, optimised", (BANDS,), *_both("band_inv_mf")),
+        Row("bsr", BSR, "the square root, cut to p bands", (BANDS,)),
+        Row("band-mf", Dense, "p bands, every entry optimised", (BANDS,), _later(_BANDED, "band_mf")),
+        Row("noise-curve", Dense, "p bands, every entry fitted to a curvature", (BANDS,),
+            fit=_later(_NOISE_CURVE, "noise_curve")),
+        Row("banded-toeplitz", BandedToeplitz, "p constant bands, optimised", (BANDS,), *_both("banded_toeplitz")),
+        Row("blt", BLT, "a sum of d exponentials, optimised; keeps d buffers", (BUFFERS,), *_both("blt")),
         Row("toeplitz", SquareRootToeplitz, "the square root of the prefix sum"),
-        Row("nu-dp-ftrl", NuDPFTRL, "the square root, damped by ν", NU, fit=_later(_FITTED, "nu_dp_ftrl")),
+        Row("nu-dp-ftrl", NuDPFTRL, "the square root, damped by ν", (NU,), fit=_later(_FITTED, "nu_dp_ftrl")),
         Row("tree", BinaryTree, "binary-tree aggregation"),
-        Row("dense", Dense, "all entries optimised, for at most 2048 rounds", None, _later(_BANDED, "dense")),
+        Row("dense", Dense, "all entries optimised, for at most 2048 rounds", (), _later(_BANDED, "dense")),
         Row("diagonal", Diagonal, "independent noise that falls from round to round"),
     )
 }  # fmt: skip
@@ -141,25 +159,26 @@ _FILE = "file"
 
 @dataclass(frozen=True)
 class MechanismSpec:
-    """What a text asks for: a row of the table, the number it takes (None if that is left open), and unit columns or not.
+    """What a text asks for: a row of the table, the first of its numbers (the rest is left open), and unit columns or not.
 
     Of a mechanism that was read from a file `path` is where, and `made` what: the rest says the same about it.
     """
 
     row: Row
-    value: float | None = None
+    values: tuple[float, ...] = ()
     normalized: bool = False
     path: str | None = None
     made: Mechanism | None = None
 
     @staticmethod
     def parse(text: str) -> "MechanismSpec":
-        """The meaning of `NAME`, `NAME:VALUE`, `NAME:normalized`, `NAME:VALUE:normalized` or `file:PATH`.
+        """The meaning of `NAME`, `NAME:VALUE` or `NAME:VALUE:VALUE`, all also with `:normalized` behind it, or of `file:PATH`.
 
+        Numbers are left open from the right: `bifr:3` leaves γ open, and `bifr` both p and γ.
         Raises ValueError for another text, and for a file that holds no mechanism.
 
-        >>> MechanismSpec.parse("lambda-cgd:0.9").value
-        0.9
+        >>> MechanismSpec.parse("bifr:3:0.7").values
+        (3, 0.7)
         """
         name, *parts = text.split(":")
         if name == _FILE:
@@ -167,39 +186,47 @@ class MechanismSpec:
         row = row_of(name)
         normalized = parts[-1:] == [_NORMALIZED]
         values = parts[: len(parts) - normalized]
-        if not values:
-            return MechanismSpec(row, None, normalized)
-        if row.parameter is None or len(values) > 1:
+        if len(values) > len(row.parameters):
             raise ValueError(f"{name} is written {row.spelling} or {row.spelling}:{_NORMALIZED}, got {text!r}")
-        try:
-            return MechanismSpec(row, row.parameter.type(values[0]), normalized)
-        except ValueError:
-            what = "a whole number" if row.parameter.type is int else "a number"
-            raise ValueError(f"{row.parameter.symbol} of {name} must be {what}, got {text!r}") from None
+        numbers = (_number(*pair, row, text) for pair in zip(row.parameters, values, strict=False))
+        return MechanismSpec(row, tuple(numbers), normalized)
 
     def __str__(self) -> str:
         if self.path is not None:
             return f"{_FILE}:{self.path}"
-        value = "" if self.value is None else f":{self.value}"
-        return f"{self.row.name}{value}{f':{_NORMALIZED}' if self.normalized else ''}"
+        return ":".join([self.row.name, *map(str, self.values), *([_NORMALIZED] if self.normalized else [])])
 
     @property
     def bands(self) -> int | None:
-        """The number of bands, where that is what the mechanism takes and it is given."""
-        return int(self.value) if self.row.parameter == BANDS and self.value is not None else None
+        """The number of bands, where that is what the mechanism takes first and it is given."""
+        return int(self.values[0]) if self.row.parameters[:1] == (BANDS,) and self.values else None
+
+    @property
+    def open(self) -> tuple[Parameter, ...]:
+        """The numbers that the mechanism takes and that are not given."""
+        return self.row.parameters[len(self.values) :] if self.made is None else ()
 
     @property
     def is_open(self) -> bool:
         """Whether the mechanism takes a number that is not given."""
-        return self.made is None and self.row.parameter is not None and self.value is None
+        return bool(self.open)
+
+
+def _number(parameter: Parameter, text: str, row: Row, spelling: str) -> float:
+    """The number that `text` is. Raises ValueError if it is none of the parameter's type."""
+    try:
+        return parameter.type(text)
+    except ValueError:
+        what = "a whole number" if parameter.type is int else "a number"
+        more = "" if len(row.parameters) == 1 else f"; write {row.spelling}, and leave numbers out from the right"
+        raise ValueError(f"{parameter.symbol} of {row.name} must be {what}, got {spelling!r}{more}") from None
 
 
 def _from_file(path: str) -> MechanismSpec:
     made = read_mechanism(path)
     plain = made.mechanism if isinstance(made, Normalized) else made
     row = row_of(plain.name)
-    value = None if row.parameter is None else row.parameter.of(plain)
-    return MechanismSpec(row, value, plain is not made, path, made)
+    return MechanismSpec(row, row.numbers(plain), plain is not made, path, made)
 
 
 def row_of(name: str) -> Row:
@@ -242,20 +269,19 @@ def mechanism(
         return asked.made
     if asked.normalized and row.cls is Dense:
         raise _no_normalisation(row.name)
-    fit = row.fit if curvature is not None and (asked.value is None or not row.finds_number) else None
+    fit = row.fit if curvature is not None and (asked.is_open or not row.finds_number) else None
     if asked.is_open and not (fit and row.finds_number):
-        assert row.parameter is not None
-        raise ValueError(f"{row.name} needs {row.parameter.symbol}, {row.parameter.meaning}: write {row.spelling}")
+        missing = ", and ".join(f"{parameter.symbol}, {parameter.meaning}" for parameter in asked.open)
+        raise ValueError(f"{row.name} needs {missing}: write {row.spelling}")
     if row.fit and not fit and not optimise and not row.finds_number:
         raise ValueError(
             f"{row.name} is fitted to a curvature, and none is given: give a spectrum and a learning rate (--curvature and "
             "--learning-rate), or file:PATH of one that was fitted"
         )
-    values = [] if asked.value is None else [asked.value]
     request: dict[str, Any] = {
         "format": _FORMAT,
         "name": row.name,
-        "parameter": asked.value,
+        "values": asked.values,
         "participation": (participation.rounds, participation.min_separation, participation.participations),
     }
     if fit and curvature is not None:
@@ -268,13 +294,13 @@ def mechanism(
         options: dict[str, Any] = {"normalized": True} if asked.normalized else {}
         request |= options
         make: Callable[[], Mechanism] = partial(
-            fit, *values, participation, quadratic=curvature, progress=progress, **options
+            fit, *asked.values, participation, quadratic=curvature, progress=progress, **options
         )
     elif optimise:
         request["error"], request["workload"] = error, asdict(workload)
-        make = partial(optimise, *values, participation, error=error, workload=workload, progress=progress)
+        make = partial(optimise, *asked.values, participation, error=error, workload=workload, progress=progress)
     else:
-        made: Mechanism = row.cls(*values)
+        made: Mechanism = row.cls(*asked.values)
         return _normalized(made) if asked.normalized else made
     description = kept(request)
     if description is None:
@@ -293,7 +319,7 @@ def spelling_of(mechanism: Mechanism) -> str:
     if isinstance(mechanism, Normalized):
         return f"{spelling_of(mechanism.mechanism)}:{_NORMALIZED}"
     row = row_of(mechanism.name)
-    return row.name if row.parameter is None else f"{row.name}:{row.parameter.of(mechanism)}"
+    return str(MechanismSpec(row, row.numbers(mechanism)))
 
 
 def describe(mechanism: Mechanism) -> dict[str, Any]:

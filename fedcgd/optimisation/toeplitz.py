@@ -12,7 +12,7 @@ from scipy.special import expit, log_softmax, logit, logsumexp
 
 from fedcgd.mechanisms import BLT, BandedToeplitz, BandInvMF
 from fedcgd.mechanisms.mechanism import Vector
-from fedcgd.mechanisms.toeplitz import root_coefficients
+from fedcgd.mechanisms.toeplitz import power_coefficients
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
 from fedcgd.optimisation.lbfgs import minimise
@@ -102,7 +102,7 @@ def least_band_inv_mf(
         value, by_c, by_inverse = private_error(c, np.pad(w, (0, n - p)))
         return value, (by_inverse[:p] + back(by_c)[0])[1:]
 
-    starts = [root_coefficients(p, +1, 1 - damping)[1:] for damping in _DAMPINGS]
+    starts = [power_coefficients(p, 0.5, 1 - damping)[1:] for damping in _DAMPINGS]
     start = min(starts, key=lambda free: objective(free)[0])
     free, _ = minimise(objective, start, progress=progress)
     return BandInvMF((1.0, *free.tolist()))

@@ -7,8 +7,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from fedcgd import LambdaCGD, Participation, error_norms, select_lambda
-from fedcgd.accounting import selection
+from fedcgd import LambdaCGD, Participation, calibrate, error_norms, select_lambda
+from fedcgd.accounting import search
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 SIGMA = 1.9938  # of the exact Gaussian mechanism at that budget; `delta_of_gaussian` confirms it below
@@ -166,7 +166,7 @@ def test_amplified_search_finds_the_minimum_of_the_calibrated_error(monkeypatch:
         def rough_noise_multiplier(self, **_) -> float:
             return (1 / (1 - self.lam)) ** 0.7
 
-    monkeypatch.setattr(selection, "accountant", MadeUp)
+    monkeypatch.setattr(search, "accountant", MadeUp)
     participation = Participation(rounds=400, min_separation=40, sampling="balls-in-bins")
     found = select_lambda(participation, objective="amplified-rmse", progress=calls.append, **BUDGET)
     scales = np.geomspace(1, 100, 5000)
@@ -183,7 +183,7 @@ def test_amplified_minimum_under_balls_in_bins_is_the_best_of_a_grid_and_below_t
     participation = Participation(rounds=60, min_separation=20, sampling="balls-in-bins")
     found = select_lambda(participation, objective="amplified-rmse", epsilon=4.0, delta=1e-5)
     for lam in (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95):
-        sigma = selection.calibrate(LambdaCGD(lam), participation, epsilon=4.0, delta=1e-5).noise_multiplier
+        sigma = calibrate(LambdaCGD(lam), participation, epsilon=4.0, delta=1e-5).noise_multiplier
         assert found.value <= error_norms(LambdaCGD(lam), 60).rmse(sigma) * 1.01
     plain = select_lambda(participation, objective="rmse", epsilon=4.0, delta=1e-5)
     assert found.value <= plain.value * 1.01

@@ -209,7 +209,7 @@ def recorded_run(path: Path, key_file: Path) -> None:
         ("fedcgd ledger ver", {"verify"}),
         ("fedcgd calibrate --sampling-r", {"--sampling-rate"}),
         ("fedcgd calibrate --sampling cyc", {"cyclic-poisson"}),
-        ("fedcgd compare --mechanism lam", {"lambda-cgd"}),
+        ("fedcgd compare --mechanism lam", {"lambda-cgd", "lambda-mu"}),
     ],
 )
 def test_the_shell_completes_what_is_typed(typed: str, offered: set[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def test_theory_shows_each_mechanism_as_it_is_and_fitted(path: Path) -> None:
     lam = fitted.lambda_cgd(MANY, quadratic=QUADRATIC)
     sigma = calibrate(lam, MANY, epsilon=4, delta=1e-5).noise_multiplier
     row = rows["lambda-cgd, fitted"]
-    assert row["parameter"] == pytest.approx(lam.lam, abs=1e-3)
+    assert row["numbers"]["λ"] == pytest.approx(lam.lam, abs=1e-3)
     assert row["loss"] == pytest.approx(final_loss(lam, 40, QUADRATIC, stddev=sigma), rel=1e-5)
     assert row["gradient_norm"] == pytest.approx(gradient_norm(lam, 40, QUADRATIC, stddev=sigma), rel=1e-3)
     assert rows["dp-sgd"]["stationary"] == pytest.approx(SIGMA**2 * stationary_error(DPSGD(), QUADRATIC))

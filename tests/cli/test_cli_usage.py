@@ -146,7 +146,7 @@ def test_another_mechanism_with_a_lambda_does_not_become_lambda_cgd(monkeypatch)
         def name(self) -> str:
             return "other"
 
-    row = catalogue.Row("other", Other, "another mechanism", catalogue.LAMBDA)
+    row = catalogue.Row("other", Other, "another mechanism", (catalogue.LAMBDA,))
     monkeypatch.setitem(catalogue.TABLE, "other", row)
     with pytest.raises(ValueError, match="other needs λ"):
         select_mechanism("other", Participation(rounds=20, min_separation=5), epsilon=1.0, delta=1e-5)

@@ -87,8 +87,8 @@ def test_no_mechanism_beats_independent_noise_in_full_batches() -> None:
     assert max_se_in_full_batches(np.eye(n)) == pytest.approx(n)
     once = Participation(rounds=n, max_participations=1)  # what the optimised ones are optimised for
     for row in catalogue.TABLE.values():
-        size = {"bands": 3, "buffers": 2}.get(row.parameter.meaning.split()[-1], 0.6) if row.parameter else None
-        spelling = row.name if size is None else f"{row.name}:{size}"
+        sizes = {catalogue.BANDS: 3, catalogue.BUFFERS: 2}
+        spelling = ":".join([row.name, *(str(sizes.get(parameter, 0.6)) for parameter in row.parameters)])
         if row.name == "noise-curve":  # is fitted to a curvature
             continue
         c = catalogue.mechanism(spelling, once).columns(n, np.arange(n))

@@ -2,8 +2,10 @@
 
 import numpy as np
 import oracles_mechanisms as oracle
+from scipy.special import binom
 
 from fedcgd.mechanisms import (
+    BIFR,
     BISR,
     BLT,
     BSR,
@@ -14,6 +16,7 @@ from fedcgd.mechanisms import (
     Dense,
     Diagonal,
     LambdaCGD,
+    LambdaMuCGD,
     Normalized,
     NuDPFTRL,
     SquareRootToeplitz,
@@ -30,12 +33,28 @@ def inverse(c):
     return np.linalg.inv(oracle.toeplitz(c, N))
 
 
+def cut_power(gamma, bands):
+    """The first coefficients of (1 − x)^γ, each a binomial coefficient with its sign."""
+    return [(-1) ** t * binom(gamma, t) for t in range(bands)]
+
+
 INVERSE_ROOT = inverse(ROOT)[:, 0]
 BLT_SERIES = [1.0, *(0.3 * 0.95**t + 0.1 * 0.6**t for t in range(N - 1))]
 TABLE = [
     (DPSGD(), np.eye(N)),
     (LambdaCGD(0.7), oracle.toeplitz(0.7 ** np.arange(N), N)),
     (LambdaCGD(0.0), np.eye(N)),
+    (LambdaMuCGD(0.7, 0.0), oracle.toeplitz(0.7 ** np.arange(N), N)),
+    (LambdaMuCGD(0.8, 0.3), oracle.toeplitz(0.8 ** np.arange(N), N) @ oracle.toeplitz(0.3 ** np.arange(N), N)),
+    (LambdaMuCGD(0.6, 0.6), oracle.toeplitz([(t + 1) * 0.6**t for t in range(N)], N)),
+    (LambdaMuCGD(0.8, -0.3), oracle.toeplitz([(0.8**t - (-0.3) ** t) / 1.1 for t in range(1, N + 1)], N)),
+    (LambdaMuCGD(0.5, -0.5), oracle.toeplitz([0.5**t * (t % 2 == 0) for t in range(N)], N)),
+    (BIFR(1, 0.7), np.eye(N)),
+    (BIFR(2, 0.7), oracle.toeplitz(0.7 ** np.arange(N), N)),
+    (BIFR(4, 0.7), inverse(cut_power(0.7, 4))),
+    (BIFR(4, 0.5), inverse(INVERSE_ROOT[:4])),
+    (BIFR(6, 1.0), np.tri(N)),
+    (BIFR(40, 0.3), oracle.toeplitz([(-1) ** t * binom(-0.3, t) for t in range(N)], N)),
     (BISR(1), np.eye(N)),
     (BISR(4), inverse(INVERSE_ROOT[:4])),
     (BISR(40), oracle.toeplitz(ROOT, N)),

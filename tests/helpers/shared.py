@@ -4,6 +4,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from fedcgd.mechanisms import (
+    BIFR,
     BISR,
     BLT,
     BSR,
@@ -13,6 +14,7 @@ from fedcgd.mechanisms import (
     BinaryTree,
     Diagonal,
     LambdaCGD,
+    LambdaMuCGD,
     Mechanism,
     Normalized,
     NuDPFTRL,
@@ -23,6 +25,8 @@ MECHANISMS: dict[str, Mechanism] = {
     "dp-sgd": DPSGD(),
     "lambda-cgd": LambdaCGD(0.7),
     "bisr": BISR(4),
+    "bifr": BIFR(3, 0.7),
+    "lambda-mu": LambdaMuCGD(0.8, -0.3),
     "bsr": BSR(4),
     "blt": BLT((0.3, 0.1), (0.95, 0.6)),
     "tree": BinaryTree(),

@@ -19,6 +19,7 @@ from fedcgd.curvature import Spectrum
 from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.ledger import verify
+from fedcgd.mechanisms import BIFR, BISR, BLT, BandInvMF, Dense, LambdaCGD, LambdaMuCGD, Mechanism, Normalized
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, describe, read_mechanism, write_mechanism
@@ -35,6 +36,8 @@ MADE = [
     BLT((0.3, 0.1), (0.95, 0.6)),
     Normalized(BISR(2)),
     LambdaCGD(1 / 3),
+    BIFR(3, 0.7),
+    Normalized(LambdaMuCGD(0.8, -0.3)),
 ]
 
 

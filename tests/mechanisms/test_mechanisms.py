@@ -9,6 +9,7 @@ import pytest
 from mechanism_table import DENSE, MECHANISMS, TABLE, N
 
 from fedcgd.mechanisms import (
+    BIFR,
     BISR,
     BLT,
     BSR,
@@ -19,6 +20,7 @@ from fedcgd.mechanisms import (
     Dense,
     Diagonal,
     LambdaCGD,
+    LambdaMuCGD,
     Mechanism,
     Normalized,
     NuDPFTRL,
@@ -113,6 +115,9 @@ SPELLED = [
     ("lambda-cgd:0.9:normalized", Normalized(LambdaCGD(0.9))),
     ("toeplitz:normalized", Normalized(SquareRootToeplitz())),
     ("bsr:4:normalized", Normalized(BSR(4))),
+    ("bifr:3:0.7", BIFR(3, 0.7)),
+    ("bifr:3:0.7:normalized", Normalized(BIFR(3, 0.7))),
+    ("lambda-mu:0.8:-0.3", LambdaMuCGD(0.8, -0.3)),
 ]
 
 
@@ -125,14 +130,49 @@ def test_a_mechanism_has_one_spelling(text: str, expected: Mechanism) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "values", "symbols", "bands"),
+    [
+        ("bifr", (), ["p", "γ"], None),
+        ("bifr:3", (3,), ["γ"], 3),
+        ("bifr:3:normalized", (3,), ["γ"], 3),
+        ("bifr:3:0.7", (3, 0.7), [], 3),
+        ("lambda-mu", (), ["λ", "μ"], None),
+        ("lambda-mu:0.8", (0.8,), ["μ"], None),
+        ("blt", (), ["d"], None),
+        ("blt:2", (2,), [], None),
+        ("dp-sgd", (), [], None),
+    ],
+)
+def test_numbers_are_left_open_from_the_right(text: str, values, symbols, bands) -> None:
+    asked = MechanismSpec.parse(text)
+    assert (asked.values, [parameter.symbol for parameter in asked.open], asked.bands) == (values, symbols, bands)
+    assert asked.is_open == bool(symbols)
+    assert str(asked) == text
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sgd", "unknown mechanism 'sgd'; did you mean dp-sgd\\? The mechanisms are dp-sgd, lambda-cgd, bisr"),
+        (
+            "sgd",
+            "unknown mechanism 'sgd'; did you mean dp-sgd\\? The mechanisms are dp-sgd, lambda-cgd, lambda-mu, bisr",
+        ),
         ("", "unknown mechanism ''"),
         ("lambda-cgd", r"lambda-cgd needs λ, .* in \[0, 1\): write lambda-cgd:λ"),
         ("dp-sgd:0.5", "dp-sgd is written dp-sgd or dp-sgd:normalized, got 'dp-sgd:0.5'"),
         ("bisr:4:5", "bisr is written bisr:p or bisr:p:normalized, got 'bisr:4:5'"),
         ("bisr:normalized:4", "bisr is written bisr:p"),
+        ("bifr:3:0.7:1", "bifr is written bifr:p:γ or bifr:p:γ:normalized, got 'bifr:3:0.7:1'"),
+        (
+            "bifr::0.7",
+            "p of bifr must be a whole number, got 'bifr::0.7'; write bifr:p:γ, and leave numbers out from the right",
+        ),
+        ("bifr:3:normalized:0.7", "γ of bifr must be a number, got|bifr is written"),
+        ("bifr:3", r"bifr needs γ, the power of 1 − x, in \(0, 1\]: write bifr:p:γ"),
+        ("bifr:normalized", "bifr needs p, the number of bands, and γ, .*: write bifr:p:γ"),
+        ("bifr:3:2", r"gamma must be in \(0, 1\], got 2.0"),
+        ("lambda-mu:0.8", r"lambda-mu needs μ, in \[−λ, 1\): write lambda-mu:λ:μ"),
+        ("lambda-mu:0.8:x", "μ of lambda-mu must be a number, got 'lambda-mu:0.8:x'"),
         ("bisr:", "p of bisr must be a whole number, got 'bisr:'"),
         ("bisr:p=4", "p of bisr must be a whole number, got 'bisr:p=4'"),
         ("bisr:2.5", "p of bisr must be a whole number, got 'bisr:2.5'"),

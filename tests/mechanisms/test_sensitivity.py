@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcgd.mechanisms import (
+    BIFR,
     BISR,
     BLT,
     BSR,
@@ -19,6 +20,7 @@ from fedcgd.mechanisms import (
     Dense,
     Diagonal,
     LambdaCGD,
+    LambdaMuCGD,
     Normalized,
     NuDPFTRL,
     SquareRootToeplitz,
@@ -37,6 +39,12 @@ MONOTONE = [
     NuDPFTRL(0.1),
     BSR(3),
     BISR(4),
+    BIFR(4, 0.7),
+    BIFR(3, 0.2),
+    BIFR(5, 1.0),
+    LambdaMuCGD(0.6, 0.3),
+    LambdaMuCGD(0.8, -0.3),
+    LambdaMuCGD(0.9, 0.7),  # rises at first
     BLT((0.3, 0.2), (0.9, 0.5)),
 ]
 OTHERS = [
@@ -50,6 +58,11 @@ OTHERS = [
     Normalized(SquareRootToeplitz()),
     Normalized(BSR(3)),
     Normalized(BISR(3)),
+    LambdaMuCGD(0.5, -0.5),
+    LambdaMuCGD(0.7, -0.6),
+    Normalized(BIFR(4, 0.7)),
+    Normalized(LambdaMuCGD(0.9, 0.7)),
+    Normalized(LambdaMuCGD(0.8, -0.3)),
     Normalized(BandedToeplitz((1.0, -0.5, 0.3, 0.4))),
     BinaryTree(),
     Diagonal(),

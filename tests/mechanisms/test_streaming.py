@@ -9,6 +9,7 @@ import torch
 from mechanism_table import MECHANISMS, N
 
 from fedcgd.mechanisms import (
+    BIFR,
     BISR,
     BLT,
     BSR,
@@ -19,6 +20,7 @@ from fedcgd.mechanisms import (
     Dense,
     Diagonal,
     LambdaCGD,
+    LambdaMuCGD,
     Normalized,
     SquareRootToeplitz,
     matrix,
@@ -80,6 +82,10 @@ def test_many_rounds_stay_accurate() -> None:
         (LambdaCGD(0.9), 1, 2, "replay"),
         (Normalized(LambdaCGD(0.9)), 1, 2, "replay"),
         (BISR(16), 15, 16, "replay"),
+        (BIFR(3, 0.7), 2, 3, "replay"),
+        (BIFR(16, 1.0), 1, 2, "replay"),
+        (LambdaMuCGD(0.8, 0.3), 2, 3, "replay"),
+        (LambdaMuCGD(0.8, 0.0), 1, 2, "replay"),
         (BandInvMF((1.0, -0.5, -0.1, -0.1)), 3, 4, "replay"),
         (Diagonal(), 0, 1, "replay"),
         (BSR(16), 15, 1000, "buffer"),

@@ -3,14 +3,18 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from fedcgd.cli import app
-from fedcgd.mechanisms import BISR, BLT, DPSGD, BandInvMF, Normalized
-from fedcgd.optimisation.catalogue import TABLE, spelling_of
+from fedcgd.mechanisms import BIFR, BISR, BLT, DPSGD, BandInvMF, LambdaMuCGD, Normalized
+from fedcgd.mechanisms.toeplitz import BandedInverseMechanism, power_coefficients
+from fedcgd.optimisation.catalogue import BANDS, TABLE, Parameter, Row, spelling_of
+from fedcgd.participation import Participation
+from fedcgd.plan import Plan
 
 TOY = """
 from dataclasses import dataclass
@@ -32,7 +36,7 @@ class Echo(ToeplitzMechanism):
     def inverse_coefficients(self, rounds):
         return (-self.strength) ** np.arange(rounds)
 
-TABLE["echo"] = Row("echo", Echo, "a toy", Parameter("s", "how loud", float, lambda m: m.strength))
+TABLE["echo"] = Row("echo", Echo, "a toy", (Parameter("s", "how loud", float, lambda m: m.strength),))
 
 import json, sys
 from typer.testing import CliRunner
@@ -74,6 +78,35 @@ def test_help_lists_every_row() -> None:
     assert [row.name for row in TABLE.values() if f"{row.spelling} — {row.help}" not in shown] == []
 
 
+@dataclass(frozen=True)
+class Fading(BandedInverseMechanism):
+    """Two numbers, as CONTRIBUTING.md says how to add them."""
+
+    bands: int
+    fade: float
+
+    @property
+    def name(self) -> str:
+        return "fading"
+
+    @property
+    def inverse_band(self):
+        return power_coefficients(self.bands, 0.5, self.fade)
+
+
+def test_a_row_with_two_numbers_is_understood_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    fade = Parameter("ρ", "how much is kept, in (0, 1]", float, lambda m: m.fade, least=lambda numbers: 1e-3)
+    monkeypatch.setitem(TABLE, "fading", Row("fading", Fading, "a toy", (BANDS, fade)))
+    run = Participation(rounds=12, min_separation=4)
+    budget = {"clip_norm": 1.0, "epsilon": 2.0, "delta": 1e-5}
+    for text in ("fading:3:0.5", "fading:3", "fading", "fading:3:normalized"):
+        plan = Plan.calibrated(text, run, **budget)
+        assert Plan.from_description(json.loads(json.dumps(plan.to_description()))) == plan
+        assert spelling_of(plan.mechanism).startswith(text.removesuffix(":normalized"))
+        assert Plan.calibrated(spelling_of(plan.mechanism), run, **budget) == plan
+    assert Plan.calibrated("fading:3:0.5", run, **budget).mechanism == Fading(3, 0.5)
+
+
 @pytest.mark.parametrize(
     ("mechanism", "text"),
     [
@@ -81,6 +114,8 @@ def test_help_lists_every_row() -> None:
         (Normalized(BISR(4)), "bisr:4:normalized"),
         (BandInvMF((1.0, -0.5, -0.1)), "band-inv-mf:3"),
         (BLT((0.1, 0.2), (0.5, 0.6)), "blt:2"),
+        (BIFR(3, 0.7), "bifr:3:0.7"),
+        (Normalized(LambdaMuCGD(0.8, -0.25)), "lambda-mu:0.8:-0.25:normalized"),
     ],
 )
 def test_a_value_knows_its_spelling(mechanism, text: str) -> None:
@@ -95,6 +130,6 @@ def test_the_docs_name_every_mechanism_as_it_is_spelled() -> None:
 def test_the_readme_counts_the_mechanisms_of_correlated_noise() -> None:
     readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
     correlated = len(TABLE) - len({"dp-sgd", "diagonal"} & TABLE.keys())  # these have independent noise
-    assert correlated == 12
+    assert correlated == 14
     assert f"| correlated noise | {correlated} mechanisms |" in readme
-    assert "Eleven other mechanisms of correlated noise" in readme
+    assert "Thirteen other mechanisms of correlated noise" in readme

@@ -27,8 +27,6 @@ from fedcgd.optimisation.banded import band_mf, dense, error_and_gradient
 from fedcgd.optimisation.catalogue import (
     BANDS,
     BUFFERS,
-    LAMBDA,
-    NU,
     TABLE,
     MechanismSpec,
     Row,
@@ -334,13 +332,13 @@ def test_requests_that_make_no_sense(text: str, options, words: str) -> None:
         catalogue.mechanism(text, Participation(rounds=64, min_separation=8), **options)
 
 
-VALUES = {LAMBDA: 0.5, NU: 0.1, BUFFERS: 2, BANDS: 3, None: None}
+VALUES = {BUFFERS: 2, BANDS: 3}  # any other number is 0.5
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.name)
 def test_every_mechanism_can_be_made_described_and_normalised_where_it_makes_sense(row: Row) -> None:
     many = Participation(rounds=16, min_separation=4)
-    spelling = MechanismSpec(row, VALUES[row.parameter])
+    spelling = MechanismSpec(row, tuple(VALUES.get(parameter, 0.5) for parameter in row.parameters))
     curvature = Quadratic(Spectrum.of([1.0, 0.1]), 0.5) if row.name == "noise-curve" else None
     made = catalogue.mechanism(spelling, many, curvature=curvature)
     assert made.name == row.name
