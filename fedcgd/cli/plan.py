@@ -1,8 +1,10 @@
 """`fedcgd plan`: whole recipes, best first."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +17,18 @@ from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption
 from fedcgd.cli.printing import budget, check_plot, console, drawn, explained_errors, print_json, status
 from fedcgd.curvature import Spectrum
 from fedcgd.numeric import as_positive
-from fedcgd.planning import LinearModel, PlannedRecipe, Question, as_python, as_run_config, plan_recipes, verdict
+from fedcgd.planning import (
+    LinearModel,
+    PlannedRecipe,
+    Question,
+    RehearsedRecipe,
+    as_python,
+    as_run_config,
+    plan_recipes,
+    rehearse,
+    verdict,
+)
+from fedcgd.planning.rehearsal import Train
 
 _TURNS = (1, 2, 5, 10, 20, 50, 100)  # of the picture
 
@@ -63,6 +76,21 @@ def plan_command(
     uncentred: Annotated[
         bool, typer.Option("--uncentred", help="Those inputs have a mean far from zero, as raw pixels have.")
     ] = False,
+    proxy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="What trains a *public* task like the private one: recipes and rates are tried on it, and its scores rank them.",
+        ),
+    ] = None,
+    proxy_is_public: Annotated[
+        bool, typer.Option("--proxy-is-public", help="Says that nobody's private data are in --proxy.")
+    ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Of --proxy: a JSONL file of what was tried, from which the next command goes on."),
+    ] = None,
+    processes: Annotated[int, typer.Option(help="Of --proxy: how many trainings run at once.")] = 1,
     plot: Annotated[
         Path | None,
         typer.Option(help="Also draw the expected loss against turns, a curve for each kind, into this PNG or SVG."),
@@ -85,8 +113,13 @@ def plan_command(
             spectrum=_public(spectrum, sure=spectrum_is_public),
             model=_linear(classes, features, uncentred),
         )  # fmt: skip
+        train = None if proxy is None else _proxy(proxy, sure=proxy_is_public)
         with status(json) as say:
-            ranked = plan_recipes(question, progress=say)
+            ranked: Sequence[PlannedRecipe] = (
+                plan_recipes(question, progress=say)
+                if train is None
+                else rehearse(question, train, public=True, record=record, processes=processes, progress=say)
+            )
             if plot is not None:
                 draw(plot, _frontier(question, say))
     if json:
@@ -110,12 +143,31 @@ def _public(path: Path | None, *, sure: bool) -> Spectrum | None:
     """The spectrum in `path`, if it is said to be public."""
     if path is None:
         return None
+    _check_public(str(path), "--spectrum-is-public", sure)
+    return Spectrum.load(path)
+
+
+def _proxy(name: str, *, sure: bool) -> Train:
+    """The function `module:name`, if it is said to train on public data; modules are found from the working folder too."""
+    _check_public(name, "--proxy-is-public", sure)
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    example = f"--proxy is MODULE:NAME, as my_proxy:train for `def train(rehearsal)` in my_proxy.py, got {name}"
+    try:
+        found: Train | None = getattr(import_module(module), attribute, None)
+    except (ModuleNotFoundError, ValueError) as error:
+        raise ValueError(f"{example}: {error}") from error
+    if found is None or not callable(found):
+        raise ValueError(f"{example}: no function {attribute!r} is in it")
+    return found
+
+
+def _check_public(what: str, option: str, sure: bool) -> None:
     if not sure:
         raise ValueError(
-            f"{path} decides how private data are trained on, so it must not come from them: tuning on private data costs "
-            "privacy that ε would not count. If it is of public data, say so with --spectrum-is-public; else leave it out"
+            f"{what} decides how private data are trained on, so it must not come from them: tuning on private data costs "
+            f"privacy that ε would not count. If it is of public data, say so with {option}; else leave it out"
         )
-    return Spectrum.load(path)
 
 
 def figures(planned: PlannedRecipe, question: Question, clip_norm: float) -> dict[str, Any]:
@@ -132,12 +184,17 @@ def figures(planned: PlannedRecipe, question: Question, clip_norm: float) -> dic
         "progress": planned.outcome.progress,
         "noise": planned.outcome.noise,
         "loss": planned.outcome.loss,
+        **(
+            {"score": planned.score, "score_error": planned.error, "rehearsals": planned.rehearsals}
+            if isinstance(planned, RehearsedRecipe)
+            else {}
+        ),
         "python": as_python(planned, question, clip_norm=clip_norm),
         "run_config": as_run_config(planned, question, clip_norm=clip_norm),
     }
 
 
-def show(ranked: list[PlannedRecipe], question: Question, clip_norm: float) -> None:
+def show(ranked: Sequence[PlannedRecipe], question: Question, clip_norm: float) -> None:
     """The recipes as a table, and the best one as Python and as a run configuration."""
     secret = " or ".join(question.secret) or "nothing"
     console.print(
@@ -145,27 +202,37 @@ def show(ranked: list[PlannedRecipe], question: Question, clip_norm: float) -> N
         f"kept secret: {secret}; at most {question.turns} turns",
         highlight=False,
     )
+    rehearsed = any(isinstance(one, RehearsedRecipe) for one in ranked)
+    what = "score: the proxy's, mean of so many rehearsals" if rehearsed else "noise: of one weight of the last model"
     table = Table(
-        caption="loss: the part of what can be won that theory expects to be left. noise: of one weight of the last model. "
+        caption=f"loss: the part of what can be won that theory expects to be left. {what}. "
         "rate: the first learning rate; then its schedule and the momentum",
         caption_justify="left",
         box=SIMPLE_HEAD,
         padding=0,  # so that a name fits into 80 columns unbroken
         pad_edge=False,
     )
-    for column in ("recipe", "cohort", "rounds", "turns", "rate", "", "σ", "noise", "loss"):
+    last = ("loss", "score") if rehearsed else ("noise", "loss")
+    for column in ("recipe", "cohort", "rounds", "turns", "rate", "", "σ", *last):
         table.add_column(column, justify="left" if column in ("recipe", "") else "right", overflow="fold")
     for one in ranked:
         recipe = one.recipe
         sampled = "" if recipe.sampling == "none" else f", {recipe.sampling}"
         schedule = "const" if recipe.schedule == "constant" else recipe.schedule
+        loss = f"{one.outcome.loss:.3f}"
         table.add_row(
             f"{recipe.mechanism}{sampled}", str(recipe.cohort), str(recipe.rounds), str(recipe.turns),
             f"{one.outcome.learning_rate / clip_norm:.3g}", f"{schedule}, {recipe.momentum:g}",
-            f"{one.noise_multiplier:.4g}", f"{one.outcome.noise * clip_norm:.3g}", f"{one.outcome.loss:.3f}",
+            f"{one.noise_multiplier:.4g}",
+            *(
+                (loss, f"{one.score:.3g} ({one.rehearsals})")
+                if isinstance(one, RehearsedRecipe)
+                else (f"{one.outcome.noise * clip_norm:.3g}", loss)
+            ),
         )  # fmt: skip
     console.print(table)
-    console.print(verdict(ranked), soft_wrap=True, highlight=False)
+    if not rehearsed:
+        console.print(verdict(ranked), soft_wrap=True, highlight=False)
     for title, text in (
         ("The first as Python:", as_python(ranked[0], question, clip_norm=clip_norm)),
         (

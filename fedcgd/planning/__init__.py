@@ -2,19 +2,25 @@
 
 from fedcgd.planning.landscape import LinearModel
 from fedcgd.planning.planner import PlannedRecipe, plan_recipes, verdict
+from fedcgd.planning.proxy import ArrayProxy
 from fedcgd.planning.question import Question
 from fedcgd.planning.recipe import Recipe
+from fedcgd.planning.rehearsal import Rehearsal, RehearsedRecipe, rehearse
 from fedcgd.planning.render import as_python, as_run_config
 from fedcgd.planning.theory import Outcome
 
 __all__ = [
+    "ArrayProxy",
     "LinearModel",
     "Outcome",
     "PlannedRecipe",
     "Question",
     "Recipe",
+    "Rehearsal",
+    "RehearsedRecipe",
     "as_python",
     "as_run_config",
     "plan_recipes",
+    "rehearse",
     "verdict",
 ]

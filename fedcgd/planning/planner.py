@@ -1,7 +1,7 @@
 """The best recipe at an ε: every kind of private training at its best way to descend, ranked by the loss that theory expects."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
@@ -31,6 +31,8 @@ _MOST_BANDS = 32
 _MOST_ROUNDS = 4000  # of what theory answers in seconds
 _FEW = 2  # set-ups that a dear mechanism is tried at
 _WORSE = 1.05  # smaller cohorts than two of this loss in a row, relative to the best, are not tried
+
+_NEARLY = 1.2  # of the least loss: what theory may be wrong about
 
 LEVEL = 0.02
 """Recipes whose losses differ by no more than this part are as good: theory is not better than that."""
@@ -82,6 +84,32 @@ def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> 
     Raises:
         ValueError: if nothing is possible within the limits, or no noise keeps the budget.
     """
+    found = _tried(question, progress)
+    kinds = {one.kind: [other for other in found if other.kind == one.kind] for one in found}
+    return sorted((_simplest(same) for same in kinds.values()), key=lambda one: one.outcome.loss)
+
+
+def shortlist(question: Question, count: int, *, progress: Progress = lambda _: None) -> list[PlannedRecipe]:
+    """What theory holds for nearly as good as the best, each kind in each of the ways to descend once, least loss first.
+
+    Args:
+        question: who, how private, and what is possible.
+        count: the most recipes.
+        progress: hears what comes next.
+
+    Raises:
+        ValueError: as `plan_recipes`.
+    """
+    found = _tried(question, progress)
+    groups: dict[tuple[str, str, float], list[PlannedRecipe]] = {}
+    for one in found:
+        groups.setdefault((one.kind, one.recipe.schedule, one.recipe.momentum), []).append(one)
+    ranked = sorted((_simplest(same) for same in groups.values()), key=lambda one: one.outcome.loss)
+    return [one for one in ranked if one.outcome.loss <= _NEARLY * ranked[0].outcome.loss][:count]
+
+
+def _tried(question: Question, progress: Progress) -> list[PlannedRecipe]:
+    """All that is tried, in no order."""
     landscape = question.landscape
     found: list[PlannedRecipe] = []
     least, worse = math.inf, 0
@@ -108,11 +136,10 @@ def plan_recipes(question: Question, *, progress: Progress = lambda _: None) -> 
         recipes = [replace(recipe, sampling=sampling) for recipe in known]
         if recipes:
             found.append(_sampled(question, recipes, landscape, progress))
-    kinds = {one.kind: [other for other in found if other.kind == one.kind] for one in found}
-    return sorted((_simplest(same) for same in kinds.values()), key=lambda one: one.outcome.loss)
+    return found
 
 
-def verdict(ranked: list[PlannedRecipe]) -> str:
+def verdict(ranked: Sequence[PlannedRecipe]) -> str:
     """Whether correlated noise is worth it here, in a sentence.
 
     Args:

@@ -49,9 +49,32 @@ def expected_outcome(recipe: Recipe, mechanism: Mechanism, noise_multiplier: flo
     """
     unit = unit_progress(recipe)
     rates = tuple(2.0 ** (_FIRST + step / 2) / unit for step in range(_RATES))
-    losses, noises = _losses(recipe, mechanism, noise_multiplier, landscape, rates)
+    return _best_of(recipe, mechanism, noise_multiplier, landscape, rates)
+
+
+def outcome_at(
+    recipe: Recipe, mechanism: Mechanism, noise_multiplier: float, landscape: Landscape, learning_rate: float
+) -> Outcome:
+    """What a recipe is expected to end with at a learning rate that was chosen otherwise.
+
+    Args:
+        recipe: who takes part when, and how the model is moved.
+        mechanism: C, for `recipe.rounds` rounds.
+        noise_multiplier: σ.
+        landscape: what is descended on.
+        learning_rate: the first one, for updates clipped to norm 1.
+    """
+    return _best_of(recipe, mechanism, noise_multiplier, landscape, (learning_rate,))
+
+
+def _best_of(
+    recipe: Recipe, mechanism: Mechanism, sigma: float, landscape: Landscape, rates: tuple[float, ...]
+) -> Outcome:
+    losses, noises = _losses(recipe, mechanism, sigma, landscape, rates)
     best = int(np.argmin(losses))
-    return Outcome(rates[best], rates[best] * unit, math.sqrt(float(noises[best])), float(losses[best]))
+    return Outcome(
+        rates[best], rates[best] * unit_progress(recipe), math.sqrt(float(noises[best])), float(losses[best])
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -2,6 +2,7 @@
 
     python -m fedcgd_experiments.planner_trial tune benchmarks/results/planner.jsonl [--only digits]
     python -m fedcgd_experiments.planner_trial judge benchmarks/results/planner.jsonl
+    python -m fedcgd_experiments.planner_trial rehearse benchmarks/results/planner.jsonl [--only digits+net]
     python -m fedcgd_experiments.planner_trial table benchmarks/results/planner.jsonl
     python -m fedcgd_experiments.planner_trial curve benchmarks/results/planner-digits.json
 
@@ -30,8 +31,10 @@ from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation, Sampling
 from fedcgd.planning import planner
 from fedcgd.planning.landscape import LinearModel
+from fedcgd.planning.proxy import ArrayProxy
 from fedcgd.planning.question import Question, SecretSampling
 from fedcgd.planning.recipe import Recipe
+from fedcgd.planning.rehearsal import rehearse
 from fedcgd.planning.theory import unit_progress
 from fedcgd_experiments.central_softmax import inverse_of
 from fedcgd_experiments.tables import markdown
@@ -316,9 +319,9 @@ SECRETS: dict[str, tuple[SecretSampling, ...]] = {"nothing": (), "poisson or bin
 TEST_SEEDS = range(1000, 1010)
 
 
-def judged(data: Set, recipe: Recipe, rate: float, epsilon: float) -> list[float]:
+def judged(data: Set, recipe: Recipe, rate: float, epsilon: float, seeds: Sequence[int] = TEST_SEEDS) -> list[float]:
     """Test accuracies with seeds that nothing was chosen by."""
-    return [round(float(train(data, [(recipe, rate)], epsilon, seed)[0, 1]), 4) for seed in TEST_SEEDS]
+    return [round(float(train(data, [(recipe, rate)], epsilon, seed)[0, 1]), 4) for seed in seeds]
 
 
 @app.command("judge")
@@ -362,6 +365,49 @@ def judge_command(out: Path, only: str | None = None) -> None:
             print(json.dumps({"set": name, "turns": turns, "epsilon": epsilon, "judged": found}), file=file, flush=True)
             means = {label: round(100 * float(np.mean(f["test"])), 1) for label, f in found.items()}
             print(name, turns, epsilon, means, flush=True)
+
+
+PROXIES = {
+    "digits+net": ("fashion+net", "tweets+net", "half"),
+    "odd+net": ("fashion+net", "tweets+net", "half"),
+    "fashion+net": ("digits+net", "tweets+net", "half"),
+    "five+net": ("digits+net", "fashion+net", "half"),
+}
+"""Sets that stand for another as if they were public; half is half of the set itself, the best that a proxy can be."""
+
+
+def proxy_of(name: str, data: Set) -> ArrayProxy:
+    """The examples to train and to validate of another set, or half of those to train of `data`."""
+    other = data if name == "half" else load(name)
+    parts = slice(len(data.x[0]) // 2) if name == "half" else slice(None)
+    inputs, labels = np.concatenate(other.x[:2]), np.concatenate(other.y[:2])
+    return ArrayProxy(inputs[parts, :-1], labels[parts], hidden=other.hidden)
+
+
+@app.command("rehearse")
+def rehearse_command(out: Path, only: str | None = None) -> None:
+    """Networks: what is best on a proxy, nothing secret, on the seeds that the plan of theory was tested with."""
+    for (turns, epsilon), name in product(CELLS, [only] if only else PROXIES):
+        done = judgements(read(out)).get((name, turns, epsilon), {})
+        seeds = TEST_SEEDS[: len(done.get(plan_label("nothing", sized=False), {"test": []})["test"])]
+        for proxy in PROXIES[name]:
+            if not seeds or proxy_label(proxy) in done:
+                continue
+            data, started = load(name), time.process_time()
+            question = Question(users=len(data.x[0]), epsilon=epsilon, delta=DELTA, turns=turns)
+            best = rehearse(question, proxy_of(proxy, data), public=True)[0]
+            seconds, rate = round(time.process_time() - started, 1), best.outcome.learning_rate
+            test = judged(data, best.recipe, rate, epsilon, seeds)
+            found = {"recipe": asdict(best.recipe), "rate": rate, "score": best.score, "seconds": seconds, "test": test}
+            record = {"set": name, "turns": turns, "epsilon": epsilon, "judged": {proxy_label(proxy): found}}
+            with out.open("a", encoding="utf-8") as file:
+                print(json.dumps(record), file=file)
+            print(name, turns, epsilon, proxy, f"{100 * np.mean(test):.1f}", flush=True)
+
+
+def proxy_label(proxy: str) -> str:
+    """What the judgement of a rehearsed plan is called."""
+    return f"rehearsed on {proxy}"
 
 
 def behind(best: Sequence[float], plan: Sequence[float]) -> float:
