@@ -1,15 +1,12 @@
 """`fedcgd curve`: from a model and public examples to its spectrum, and to noise that is fitted to it."""
 
-import sys
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 
-from fedcgd.cli.options import JsonOption, WhenOptions, takes
+from fedcgd.cli.options import JsonOption, WhenOptions, function_named, takes
 from fedcgd.cli.printing import (
     check_plot,
     console,
@@ -211,19 +208,12 @@ def draw(path: Path, spectrum: Spectrum) -> None:
 def _load(source: str, **options: Any) -> "Public":
     from fedcgd.curvature.public import Public
 
-    module_name, _, name = source.partition(":")
-    if not module_name or not name:
-        raise ValueError(f"a function is written MODULE:FUNCTION, got {source!r}")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does: the user's module lies where the command is called
-    try:
-        function: Callable[..., Any] = getattr(import_module(module_name), name)
-    except ModuleNotFoundError as error:
-        hint = " it is in the repository's folder simulations, which must be in PYTHONPATH" if source == TASKS else ""
-        raise ValueError(f"there is no module {error.name} for {source};{hint or ' see PYTHONPATH'}") from error
-    except AttributeError as error:
-        raise ValueError(f"{module_name} has no {name!r}") from error
-    found = function(**options)
+    hint = (
+        "it is in the repository's folder simulations, which must be in PYTHONPATH"
+        if source == TASKS
+        else "see PYTHONPATH"
+    )
+    found = function_named(source, hint)(**options)
     if not isinstance(found, Public):
         raise ValueError(  # noqa: TRY004 — what is typed on the command line is a value
             f"{source} returned a {type(found).__name__}, not a fedcgd.curvature.public.Public"

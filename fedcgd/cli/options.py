@@ -1,9 +1,11 @@
 """The options that commands share, and what they mean together."""
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
 from fractions import Fraction
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -304,3 +306,30 @@ def participation_of(
     return Participation(
         rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=groups * participations / rounds
     )
+
+
+def function_named(source: str, hint: str = "see PYTHONPATH") -> Callable[..., Any]:
+    """The function MODULE:FUNCTION; the module may lie where the command is called.
+
+    Args:
+        source: its name.
+        hint: what to do if there is no such module.
+
+    Raises:
+        ValueError: for another form, and if it is not there.
+    """
+    module_name, _, name = source.partition(":")
+    if not module_name or not name:
+        raise ValueError(f"a function is written MODULE:FUNCTION, got {source!r}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does
+    try:
+        found = getattr(import_module(module_name), name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"there is no module {error.name} for {source}; {hint}") from error
+    except AttributeError as error:
+        raise ValueError(f"{module_name} has no {name!r}") from error
+    if not callable(found):
+        raise ValueError(f"{source} is of type {type(found).__name__}, not a function")  # noqa: TRY004 — a value, on the command line
+    function: Callable[..., Any] = found
+    return function

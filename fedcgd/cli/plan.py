@@ -1,10 +1,8 @@
 """`fedcgd plan`: whole recipes, best first."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedcgd.accounting.guarantee import ADJACENCY
-from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption
+from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption, function_named
 from fedcgd.cli.printing import budget, check_plot, console, drawn, explained_errors, print_json, status
 from fedcgd.curvature import Spectrum
 from fedcgd.numeric import as_positive
@@ -79,8 +77,9 @@ def plan_command(
     proxy: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:NAME",
-            help="What trains a *public* task like the private one: recipes and rates are tried on it, and its scores rank them.",
+            metavar="MODULE:FUNCTION",
+            help="Trains a *public* task like the private one: recipes and rates are tried on it, and its scores rank them. The "
+            "module is looked for in this folder too.",
         ),
     ] = None,
     proxy_is_public: Annotated[
@@ -148,17 +147,9 @@ def _public(path: Path | None, *, sure: bool) -> Spectrum | None:
 
 
 def _proxy(name: str, *, sure: bool) -> Train:
-    """The function `module:name`, if it is said to train on public data; modules are found from the working folder too."""
+    """What is called so, if it is said to train on public data."""
     _check_public(name, "--proxy-is-public", sure)
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    example = f"--proxy is MODULE:NAME, as my_proxy:train for `def train(rehearsal)` in my_proxy.py, got {name}"
-    try:
-        found: Train | None = getattr(import_module(module), attribute, None)
-    except (ModuleNotFoundError, ValueError) as error:
-        raise ValueError(f"{example}: {error}") from error
-    if found is None or not callable(found):
-        raise ValueError(f"{example}: no function {attribute!r} is in it")
+    found: Train = function_named(name)
     return found
 
 

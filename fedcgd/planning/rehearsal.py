@@ -27,8 +27,6 @@ Rows = NDArray[np.intp]
 
 RATES = tuple(3.0 ** (power / 2) for power in (-2, -1, 0, 1, 2))
 """Parts of the planned learning rate that are tried."""
-_SHARES = (0.25, 0.5)  # of the examples, in the first levels; then all of them, with more and more seeds
-_MOST_SEEDS = 7
 
 
 @dataclass(frozen=True)
@@ -110,6 +108,7 @@ def rehearse(
     *,
     public: bool,
     recipes: int = 6,
+    repeats: int = 1,
     record: Path | None = None,
     processes: int = 1,
     progress: Progress = lambda _: None,
@@ -128,6 +127,7 @@ def rehearse(
         train: trains the public proxy as a `Rehearsal` says, mostly by its `descend`, and returns a score; more is better.
         public: True says that nobody's private data are in the proxy.
         recipes: how many of theory's recipes are tried at most.
+        repeats: how many seeds a candidate gets in the first three levels; more where scores of one candidate differ much.
         record: a JSONL file of what was tried, made if it is missing: what is in it is not tried again. One file for one proxy.
         processes: how many rehearsals run at once. `train` must then be importable: no lambda.
         progress: hears how far it is, and about how much time is left.
@@ -144,21 +144,21 @@ def rehearse(
             "privacy that ε would not count. If nobody's private data are in it, say so with public=True; else take what "
             "plan_recipes says"
         )
-    for name, value in (("recipes", recipes), ("processes", processes)):
+    for name, value in (("recipes", recipes), ("repeats", repeats), ("processes", processes)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     planned = shortlist(question, recipes, progress=progress)
     candidates = [_at(one, part * one.outcome.learning_rate, question) for one in planned for part in RATES]
-    levels = list(_levels(len(candidates)))
-    work = sum(left * share * len(seeds) for left, share, seeds in levels)
+    levels = list(_levels(len(candidates), repeats))
+    work = round(4 * sum(left * share * len(seeds) for left, share, seeds in levels))
     alive, found = list(range(len(candidates))), dict[int, list[float]]()
-    with _Stage(train, record, processes, progress, work) as stage:
+    with _Runner(train, record, processes, progress, work) as runner:
         for left, share, seeds in levels:
             alive = alive[:left]
-            scores = stage.scores([Rehearsal(candidates[i], seed, share) for i in alive for seed in seeds])
+            scores = runner.scores([Rehearsal(candidates[i], seed, share) for i in alive for seed in seeds])
             rows = np.reshape(scores, (len(alive), len(seeds)))
             if share < 1:
-                latest = dict(zip(alive, rows[:, 0], strict=True))
+                latest = dict(zip(alive, rows.mean(axis=1).tolist(), strict=True))
             else:
                 for i, row in zip(alive, rows, strict=True):
                     found.setdefault(i, []).extend(row.tolist())
@@ -185,32 +185,30 @@ def _rehearsed(planned: PlannedRecipe, scores: Sequence[float]) -> RehearsedReci
     return RehearsedRecipe(**parts, score=mean, error=error, rehearsals=count)
 
 
-def _levels(candidates: int) -> Iterator[tuple[int, float, range]]:
+def _levels(candidates: int, repeats: int) -> Iterator[tuple[int, float, range]]:
     """(how many candidates are left, part of the examples, seeds) of each level, each of about the same work."""
-    left, seeds = candidates, range(1)
-    for share in _SHARES:
+    left, first, second, third = (
+        candidates,
+        range(repeats),
+        range(repeats, 3 * repeats),
+        range(3 * repeats, 7 * repeats),
+    )
+    for share, seeds in ((0.25, first), (0.5, first), (1.0, first), (1.0, second), (1.0, third)):
         yield left, share, seeds
-        left = _half(left)
-    while seeds.stop <= _MOST_SEEDS:
-        yield left, 1.0, seeds
-        left, seeds = _half(left), range(seeds.stop, 2 * seeds.stop + 1)
+        left = max(2, math.ceil(left / 2))
 
 
-def _half(count: int) -> int:
-    return max(2, math.ceil(count / 2))
-
-
-class _Stage:
+class _Runner:
     """Where rehearsals happen: in this process or in several, with a record of what was tried."""
 
-    def __init__(self, train: Train, record: Path | None, processes: int, progress: Progress, work: float) -> None:
+    def __init__(self, train: Train, record: Path | None, processes: int, progress: Progress, work: int) -> None:
         self._train, self._record, self._progress = train, record, progress
         self._known = _read(record) if record is not None else {}
-        self._left, self._done, self._begun = work, 0.0, time.monotonic()
+        self._left, self._done, self._begun = work, 0, time.monotonic()
         spawn = multiprocessing.get_context("spawn")  # threads, of torch for example, do not survive a fork
         self._pool = ProcessPoolExecutor(processes, mp_context=spawn) if processes > 1 else None
 
-    def __enter__(self) -> "_Stage":
+    def __enter__(self) -> "_Runner":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -219,13 +217,14 @@ class _Stage:
 
     def scores(self, rehearsals: Sequence[Rehearsal]) -> list[float]:
         """The score of each, from the record or by training; −∞ for what is not finite."""
-        todo = [one for one in rehearsals if _identity(one) not in self._known]
-        self._left -= sum(one.share for one in rehearsals if one not in todo)
+        known = [_identity(one) in self._known for one in rehearsals]
+        todo = [one for one, there in zip(rehearsals, known, strict=True) if not there]
+        self._left -= sum(map(_work, rehearsals)) - sum(map(_work, todo))
         self._say()
         trained = (map if self._pool is None else self._pool.map)(self._train, todo)
         for one, score in zip(todo, trained, strict=True):
             self._keep(one, float(score))
-            self._left, self._done = self._left - one.share, self._done + one.share
+            self._left, self._done = self._left - _work(one), self._done + _work(one)
             self._say()
         return [self._known[_identity(one)] for one in rehearsals]
 
@@ -245,6 +244,11 @@ class _Stage:
         seconds = (time.monotonic() - self._begun) * self._left / self._done if self._done else math.nan
         left = "" if math.isnan(seconds) else f", about {_duration(seconds)} left"
         self._progress(f"{part:.0%} of the rehearsals{left}")
+
+
+def _work(rehearsal: Rehearsal) -> int:
+    """Quarters of the examples."""
+    return round(4 * rehearsal.share)
 
 
 def _duration(seconds: float) -> str:

@@ -405,6 +405,15 @@ def rehearse_command(out: Path, only: str | None = None) -> None:
             print(name, turns, epsilon, proxy, f"{100 * np.mean(test):.1f}", flush=True)
 
 
+def relation(proxy: str, name: str) -> str:
+    """What a proxy is to a set."""
+    if proxy == "half":
+        return "half of the set itself"
+    kinds = {"tweets": "tweets", "five": "columns"}
+    kind, other = (kinds.get(one.partition("+")[0], "pictures") for one in (proxy, name))
+    return f"{kind} for {other}"
+
+
 def proxy_label(proxy: str) -> str:
     """What the judgement of a rehearsed plan is called."""
     return f"rehearsed on {proxy}"
@@ -480,16 +489,43 @@ def table_command(out: Path) -> None:
     )  # fmt: skip
     for (secret, label), sized in product(compared, (False, True)):
         for which, chosen in (("all", SETS), ("linear", [n for n in SETS if "+" not in n]), ("held out", HELD_OUT)):
-            lost = np.array([
+            lost = [
                 behind(each[label]["test"], each[plan_label(secret, sized=sized)]["test"])
                 for (name, *_), each in cells.items() if name in chosen
-            ])  # fmt: skip
-            if len(lost):
-                print(
-                    f"{plan_label(secret, sized=sized)}, behind {label}, {which} ({len(lost)}): mean {lost.mean():+.2f}, worst "
-                    f"{lost.max():+.1f}, best gain {-lost.min():.1f}; within 0.5: {np.mean(lost <= 0.5):.0%}, "
-                    f"within 1: {np.mean(lost <= 1):.0%}"
-                )
+            ]  # fmt: skip
+            if lost:
+                print(summary(f"{plan_label(secret, sized=sized)}, behind {label}, {which}", lost))
+    proxies = list(dict.fromkeys(proxy for each in PROXIES.values() for proxy in each))
+    baseline, plan = "anything, nothing secret", plan_label("nothing", sized=False)
+    rehearsed = {cell: each for cell, each in cells.items() if any(proxy_label(proxy) in each for proxy in proxies)}
+    labels = [baseline, plan, *map(proxy_label, proxies)]
+    lines = [
+        [
+            name,
+            str(turns),
+            f"{epsilon:g}",
+            *(f"{100 * np.mean(each[label]['test']):.1f}" if label in each else "–" for label in labels),
+        ]
+        for (name, turns, epsilon), each in rehearsed.items()
+    ]
+    print(markdown(["set", "turns", "ε", *labels], lines), end="")
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for (name, *_), each in rehearsed.items():
+        for proxy in PROXIES[name]:
+            lost = [behind(each[baseline]["test"], each[label]["test"]) for label in (proxy_label(proxy), plan)]
+            pairs.setdefault(relation(proxy, name), []).append((lost[0], lost[1]))
+    for title, both in pairs.items():
+        for who, lost in zip(("rehearsed", "theory"), zip(*both, strict=True), strict=True):
+            print(summary(f"{title}, {who}", lost))
+
+
+def summary(title: str, lost: Sequence[float]) -> str:
+    """How far behind in points, over all cells."""
+    points = np.array(lost)
+    return (
+        f"{title} ({len(points)}): mean {points.mean():+.2f}, worst {points.max():+.1f}, best gain {-points.min():.1f}; "
+        f"within 0.5: {np.mean(points <= 0.5):.0%}, within 1: {np.mean(points <= 1):.0%}"
+    )
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def test_the_shortlist_is_what_is_nearly_as_good_each_way_once() -> None:
 
 
 def test_levels_halve_the_candidates_and_cost_the_same() -> None:
-    assert list(_levels(30)) == [
+    assert list(_levels(30, 1)) == [
         (30, 0.25, range(1)), (15, 0.5, range(1)), (8, 1.0, range(1)), (4, 1.0, range(1, 3)), (2, 1.0, range(3, 7))
     ]  # fmt: skip
 
@@ -270,10 +270,15 @@ def test_the_command_line_takes_a_function_by_its_name(tmp_path: Path, monkeypat
     assert refused.exit_code == 2
     assert "must not come from them" in refused.stderr
     assert "--proxy-is-public" in refused.stderr
-    for name in ("a_public_proxy", "a_public_proxy:none", "nowhere:train", ":train", "a_public_proxy:number"):
+    for name, says in (
+        ("a_public_proxy", "is written MODULE:FUNCTION"),
+        ("a_public_proxy:none", "has no 'none'"),
+        ("nowhere:train", "there is no module nowhere"),
+        ("a_public_proxy:number", "is of type int, not a function"),
+    ):
         wrong = CliRunner().invoke(app, [*ASK, "--proxy", name, "--proxy-is-public"])
         assert wrong.exit_code == 2, wrong.output
-        assert "--proxy is MODULE:NAME" in wrong.stderr
+        assert says in wrong.stderr
     taken = CliRunner().invoke(app, [*words, "--proxy-is-public", "--record", "tried.jsonl", "--json"])
     assert taken.exit_code == 0, taken.output
     first = json.loads(taken.stdout)["recipes"][0]
