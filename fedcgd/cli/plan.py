@@ -89,6 +89,7 @@ def plan_command(
         Path | None,
         typer.Option(help="Of --proxy: a JSONL file of what was tried, from which the next command goes on."),
     ] = None,
+    repeats: Annotated[int, typer.Option(help="Of --proxy: seeds of each training; more for small proxies.")] = 1,
     processes: Annotated[int, typer.Option(help="Of --proxy: how many trainings run at once.")] = 1,
     plot: Annotated[
         Path | None,
@@ -117,7 +118,9 @@ def plan_command(
             ranked: Sequence[PlannedRecipe] = (
                 plan_recipes(question, progress=say)
                 if train is None
-                else rehearse(question, train, public=True, record=record, processes=processes, progress=say)
+                else rehearse(
+                    question, train, public=True, repeats=repeats, record=record, processes=processes, progress=say
+                )
             )
             if plot is not None:
                 draw(plot, _frontier(question, say))
