@@ -13,13 +13,25 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
-from fedcgd import BISR, BLT, BandInvMF, Dense, LambdaCGD, Mechanism, NoiseKey, Normalized, Participation, Plan
+from fedcgd import (
+    BIFR,
+    BISR,
+    BLT,
+    BandInvMF,
+    Dense,
+    LambdaCGD,
+    LambdaMuCGD,
+    Mechanism,
+    NoiseKey,
+    Normalized,
+    Participation,
+    Plan,
+)
 from fedcgd.cli import app as command_line
 from fedcgd.curvature import Spectrum
 from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.ledger import verify
-from fedcgd.mechanisms import BIFR, BISR, BLT, BandInvMF, Dense, LambdaCGD, LambdaMuCGD, Mechanism, Normalized
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, describe, read_mechanism, write_mechanism
