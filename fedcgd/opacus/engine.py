@@ -243,6 +243,8 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         run = "" if key.simulated else f"{named:032x}"
         tracker = ReleaseTracker(plan, run, 1 / steps, key.fingerprint, assume_independent)
 
+        if self._tracker is not None:
+            self._tracker.end()  # of another model, perhaps: its releases would be on nobody's account
         _end_earlier_runs(inner)
         wrapped = with_sample_gradients(
             module, grad_sample_mode, batch_first=batch_first, loss_reduction=loss_reduction, wrap_model=wrap_model
