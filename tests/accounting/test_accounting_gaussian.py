@@ -97,7 +97,7 @@ def test_epsilon_grows_with_the_rounds_released():
         (123456.2, 6, "123457"),
         (0.1 + 0.2, 3, "0.3"),  # above 0.3 by rounding alone
         (0.0, 3, "0"),
-        (math.inf, 3, "inf"),
+        (math.inf, 3, "∞"),
     ],
 )
 def test_what_is_printed_is_the_next_number_above(value, digits, text):
