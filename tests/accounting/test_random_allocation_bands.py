@@ -17,6 +17,7 @@ from fedcgd.accounting.random_allocation.law import RandomAllocationLaw
 from fedcgd.accounting.secret_rounds import search
 from fedcgd.accounting.secret_rounds.columns import Columns, columns_of
 from fedcgd.accounting.secret_rounds.law import LARGEST
+from fedcgd.accounting.secret_rounds.remove import RemoveSampler
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.ledger.statement import _participation
 from fedcgd.mechanisms import (
@@ -187,6 +188,16 @@ def test_confidence_bounds_on_removing_cover() -> None:
     assert below <= 0.2 * 200 + 3 * math.sqrt(0.16 * 200)
     assert np.median(bounds) < 1.2 * truth
     assert sum(bound < 1.05 * truth for bound in bounds) > below
+
+
+def test_an_order_of_moments_is_found_from_wherever_the_search_for_it_begins() -> None:
+    """BSR 4, 600 rounds: here a bound by moments of order 10 to 16 is above 1, and one of order 2 near δ."""
+    columns, law = columns_of(BSR(4), 600, 50, 600), RandomAllocationLaw(600, 50)
+    sigma = 0.98 * float(np.linalg.norm(columns.column))
+    for near in (2, 10, 16):
+        sampler = RemoveSampler.of(columns, law, law.likelihood(columns, sigma), sigma, 4.0, near)
+        assert sampler is not None
+        assert sampler.log_scale + math.log(sampler.accepted) < -2.0
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class RemoveSampler:
     ) -> "RemoveSampler | None":
         """With the r that needs the fewest draws, about, sought from `near`; None if the noise is so small that all overflow."""
         tried: dict[int, tuple[float, Tuples, float]] = {}
-        at = _ORDERS.index(near)
+        at, again = _ORDERS.index(near), near != _ORDERS[0]
         while True:
             around = [i for i in (at, at - 1, at + 1) if 0 <= i < len(_ORDERS)]
             for i in around:
@@ -57,7 +57,11 @@ class RemoveSampler:
             best = min(around, key=lambda i: tried[i][0])
             if not math.isfinite(tried[best][0]) and at > 0:
                 best = at - 1
-            if best == at:
+            if (
+                best == at and tried[at][0] > 0 and again
+            ):  # a bound on δ above 1: the best of those near, and none of use
+                best, again = 0, False
+            elif best == at:
                 break
             at = best
         cost, tuples, accepted = tried[at]
