@@ -111,6 +111,8 @@ def test_levels_halve_the_candidates_and_cost_the_same() -> None:
     assert list(_levels(30, 1)) == [
         (30, 0.25, range(1)), (15, 0.5, range(1)), (8, 1.0, range(1)), (4, 1.0, range(1, 3)), (2, 1.0, range(3, 7))
     ]  # fmt: skip
+    for repeats in (1, 4):
+        assert [left * share * len(seeds) for left, share, seeds in _levels(32, repeats)] == [8 * repeats] * 5
 
 
 class Peak:
@@ -145,6 +147,15 @@ def test_the_best_candidate_is_found(place: int, part: float) -> None:
     assert budget == [best.noise_multiplier]
     assert said[-1].startswith("100%")
     assert any("left" in text for text in said)
+
+
+def test_repeats_are_more_seeds() -> None:
+    peak = Peak(QUESTION, 0, RATES[1])
+    best = rehearse(QUESTION, peak, public=True, recipes=1, repeats=2)[0]
+    assert best.rehearsals == 14
+    assert {one.seed for one in peak.asked} == set(range(14))
+    with pytest.raises(ValueError, match="repeats must be at least 1, got 0"):
+        rehearse(QUESTION, peak, public=True, repeats=0)
 
 
 def test_what_diverges_is_never_first() -> None:
