@@ -19,7 +19,7 @@ from fedcgd.planning import ArrayProxy, Question, Recipe, Rehearsal, RehearsedRe
 from fedcgd.planning.landscape import Landscape
 from fedcgd.planning.planner import PlannedRecipe, shortlist
 from fedcgd.planning.proxy import _clipped_mean
-from fedcgd.planning.rehearsal import RATES, _levels
+from fedcgd.planning.rehearsal import RATES, _identity, _levels
 from fedcgd.planning.theory import outcome_at
 
 QUESTION = Question(users=600, epsilon=1.0, delta=1e-5, turns=2, max_rounds=10)
@@ -103,6 +103,10 @@ def test_the_shortlist_is_what_is_nearly_as_good_each_way_once() -> None:
     assert [one.outcome.loss for one in found] == sorted(one.outcome.loss for one in found)
     assert found[0].outcome.loss == pytest.approx(plan_recipes(QUESTION)[0].outcome.loss, rel=0.02)
     assert found[-1].outcome.loss <= 1.2 * found[0].outcome.loss
+    long = replace(QUESTION, turns=20, epsilon=4.0, max_rounds=None, max_cohort=100)  # in which DP-SGD is far behind
+    best, last = (plan_recipes(long)[place].outcome.loss for place in (0, -1))
+    assert last > 1.3 * best
+    assert max(one.outcome.loss for one in shortlist(long, 100)) <= 1.2 * best
     ways = [(one.kind, one.recipe.schedule, one.recipe.momentum) for one in found]
     assert len(set(ways)) == len(ways) == 4
 
@@ -193,6 +197,21 @@ def test_what_is_on_record_is_not_tried_again(tmp_path: Path) -> None:
     other = Peak(replace(QUESTION, epsilon=2.0), 1, RATES[3])
     rehearse(replace(QUESTION, epsilon=2.0), other, public=True, record=record)
     assert len(other.asked) >= 30  # another σ is another rehearsal
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Rehearsal(PLANNED, seed=2),
+        Rehearsal(PLANNED, seed=1, share=0.5),
+        Rehearsal(replace(PLANNED, noise_multiplier=31.0), seed=1),
+        Rehearsal(replace(PLANNED, recipe=replace(RECIPE, momentum=0.0)), seed=1),
+        Rehearsal(replace(PLANNED, outcome=replace(PLANNED.outcome, learning_rate=0.4)), seed=1),
+    ],
+)
+def test_another_rehearsal_has_another_name_on_record(other: Rehearsal) -> None:
+    assert _identity(Rehearsal(PLANNED, seed=1)) == _identity(Rehearsal(PLANNED, seed=1))
+    assert _identity(Rehearsal(PLANNED, seed=1)) != _identity(other)
 
 
 def test_a_proxy_is_not_called_public_silently() -> None:
