@@ -107,5 +107,6 @@ class RoundNoise:
         if run != self._run:
             share = None if self._ranks is None or self._pieces is not None else self._ranks.share(self._size)
             self._noise = tensor_noise(self._plan, self._key, run, self.lattice, self._mode, share, self._pieces)
-            self._named = run_of(self._plan.to_description(), run, self._key.fingerprint)
+            if self._record is not None:  # which a mechanism that is not of the table cannot be named on
+                self._named = run_of(self._plan.to_description(), run, self._key.fingerprint)
             self._run = run
