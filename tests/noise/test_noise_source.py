@@ -101,11 +101,13 @@ def test_another_process_goes_on_from_the_nonces_alone() -> None:
 
 
 def test_the_mechanism_chooses_what_is_less_work() -> None:
-    modes = {type(m).__name__: source(m).mode for m in list(shared.MECHANISMS.values())[:6]}
+    modes = {type(m).__name__: source(m).mode for m in list(shared.MECHANISMS.values())[:8]}
     assert modes == {
         "DPSGD": "replay",
         "LambdaCGD": "replay",
         "BISR": "replay",
+        "BIFR": "replay",
+        "LambdaMuCGD": "replay",
         "BSR": "buffer",
         "BLT": "buffer",
         "BinaryTree": "buffer",
