@@ -43,13 +43,13 @@ def export(path: Path | str) -> dict[str, Any]:
             connection.execute("SELECT participations, count(*) FROM users GROUP BY participations ORDER BY 1")
         )
         metrics = _rows(connection, "SELECT kind, release, data FROM metrics ORDER BY kind, release")
-        measured = [{"kind": row["kind"], "release": row["release"]} | json.loads(row["data"]) for row in metrics]
+        told = [(row["kind"], {"release": row["release"]} | json.loads(row["data"])) for row in metrics]
     return {
         "run": run,
         "verification": verify(path).to_description(),
         "attempts": attempts,
-        "releases": [{n: v for n, v in row.items() if n != "kind"} for row in measured if row["kind"] == "train"],
-        "measured": [row for row in measured if row["kind"] not in ("train", client_metrics.CONFIG)],
+        "releases": [values for kind, values in told if kind == "train"],
+        "measured": [{"kind": kind} | values for kind, values in told if kind not in ("train", client_metrics.CONFIG)],
         "skips": skips,
         "users_by_participations": histogram,
     }

@@ -50,15 +50,16 @@ def test_what_was_measured_is_there_when_the_run_goes_on(path):
         ledger.record_metrics("evaluate", 1, {"accuracy": 0.25})
         ledger.record_metrics("train", 1, {"epsilon": 1.0})
         ledger.record_metrics("evaluate", 2, {"accuracy": 0.75})
+        ledger.record_metrics("train", 2, {"kind": 3.0})  # a metric may be called anything
     with opened(path) as ledger:
         assert list(ledger.metrics("evaluate").items()) == [
             (1, {"accuracy": 0.25}),
             (2, {"accuracy": 0.75}),
         ]  # in order
-        assert ledger.metrics("train") == {1: {"epsilon": 1.0}}
+        assert ledger.metrics("train") == {1: {"epsilon": 1.0}, 2: {"kind": 3.0}}
         assert ledger.metrics("other") == {}
     exported = export(path)
-    assert exported["releases"] == [{"release": 1, "epsilon": 1.0}]
+    assert exported["releases"] == [{"release": 1, "epsilon": 1.0}, {"release": 2, "kind": 3.0}]
     assert exported["measured"] == [
         {"kind": "evaluate", "release": release, "accuracy": accuracy} for release, accuracy in ((1, 0.25), (2, 0.75))
     ]
