@@ -113,6 +113,10 @@ def plan_command(
             spectrum=_public(spectrum, sure=spectrum_is_public),
             model=_linear(classes, features, uncentred),
         )  # fmt: skip
+        if proxy is None and (record is not None or repeats != 1 or processes != 1):
+            raise ValueError(
+                "--record, --repeats and --processes are of rehearsals on a proxy: give --proxy, or leave them out"
+            )
         train = None if proxy is None else _proxy(proxy, sure=proxy_is_public)
         with status(json) as say:
             ranked: Sequence[PlannedRecipe] = (

@@ -300,6 +300,9 @@ def test_the_command_line_takes_a_function_by_its_name(tmp_path: Path, monkeypat
     assert refused.exit_code == 2
     assert "must not come from them" in refused.stderr
     assert "--proxy-is-public" in refused.stderr
+    alone = CliRunner().invoke(app, [*ASK, "--record", "tried.jsonl"])
+    assert alone.exit_code == 2
+    assert "give --proxy, or leave them out" in alone.stderr
     for name, says in (
         ("a_public_proxy", "is written MODULE:FUNCTION"),
         ("a_public_proxy:none", "has no 'none'"),
