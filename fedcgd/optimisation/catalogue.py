@@ -259,9 +259,8 @@ def mechanism(
     BISR(bands=4)
     """
     asked = MechanismSpec.parse(spelling) if isinstance(spelling, str) else spelling
-    if (
-        participation.sampling == "random-allocation"
-    ):  # no optimiser knows of a sampling: as if turns were an epoch apart
+    if participation.sampling == "random-allocation":
+        # No optimiser knows of a sampling: as if turns were an epoch apart.
         participation = Participation(rounds=participation.rounds, min_separation=participation.spacing)
     row, optimise = asked.row, asked.row.optimise
     if asked.made is not None:

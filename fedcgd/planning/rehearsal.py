@@ -187,14 +187,9 @@ def _rehearsed(planned: PlannedRecipe, scores: Sequence[float]) -> RehearsedReci
 
 def _levels(candidates: int, repeats: int) -> Iterator[tuple[int, float, range]]:
     """(how many candidates are left, part of the examples, seeds) of each level, each of about the same work."""
-    left, first, second, third = (
-        candidates,
-        range(repeats),
-        range(repeats, 3 * repeats),
-        range(3 * repeats, 7 * repeats),
-    )
-    for share, seeds in ((0.25, first), (0.5, first), (1.0, first), (1.0, second), (1.0, third)):
-        yield left, share, seeds
+    left = candidates
+    for share, first, last in ((0.25, 0, 1), (0.5, 0, 1), (1.0, 0, 1), (1.0, 1, 3), (1.0, 3, 7)):
+        yield left, share, range(first * repeats, last * repeats)
         left = max(2, math.ceil(left / 2))
 
 

@@ -153,7 +153,7 @@ class _UnverifiedUpdate:
             self._sum += self._passes.add(self.update[model:end], total[model:end], lanes)
 
     def is_changed(self) -> bool:
-        """Whether the numbers are not those whose sum, messages.modulo 2⁶⁴, the node sent along."""
+        """Whether the numbers are not those whose sum, modulo 2⁶⁴, the node sent along."""
         return self._claimed is not None and self._claimed != messages.modulo(self._sum)
 
     def is_within(self) -> bool:

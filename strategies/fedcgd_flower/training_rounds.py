@@ -334,9 +334,8 @@ class TrainingRounds:
             report.answered += answered
             if missing:
                 report.lost[cause] += missing
-                node_id = (
-                    None if answered else metadata.dst_node_id
-                )  # which of its users are missing, a node does not say
+                # Which of its users are missing, a node does not say.
+                node_id = None if answered else metadata.dst_node_id
                 self._selector.record_dropouts(pending.task.round, task.users, node_id)
         self.dropped += Counter()  # without zeros
         for lost in report.lost.keys() & HINTS.keys() - self._hinted:

@@ -31,7 +31,7 @@ class BandsAccountant(SecretRoundsAccountant):
 
 @lru_cache(maxsize=4)
 def _question(mechanism: Mechanism, participation: Participation, released: int) -> Question:
-    length = participation.rounds // participation.participations
+    length = participation.spacing
     bands = bandwidth(mechanism, participation.rounds)
     if bands > length:
         raise ValueError(

@@ -57,9 +57,8 @@ class RemoveSampler:
             best = min(around, key=lambda i: tried[i][0])
             if not math.isfinite(tried[best][0]) and at > 0:
                 best = at - 1
-            if (
-                best == at and tried[at][0] > 0 and again
-            ):  # a bound on δ above 1: the best of those near, and none of use
+            if best == at and again and tried[at][0] > 0:
+                # The best of those near bounds δ by more than 1, which is of no use: once more from r = 2.
                 best, again = 0, False
             elif best == at:
                 break
