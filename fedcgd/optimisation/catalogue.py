@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcgd.blas import one_thread
 from fedcgd.cache import keep, kept
 from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.files import whole
@@ -303,7 +304,8 @@ def mechanism(
         return _normalized(made) if asked.normalized else made
     description = kept(request)
     if description is None:
-        description = describe(make())
+        with one_thread():
+            description = describe(make())
         keep(request, description)
     found = from_description(description)
     return _normalized(found) if asked.normalized else found

@@ -16,6 +16,7 @@ PACKAGES = {
 # Each module may import from its own row and from the rows above it.
 LAYERS: list[set[str]] = [
     {
+        "fedcgd.blas",
         "fedcgd.cache",
         "fedcgd.machine_code",
         "fedcgd.files",

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import log_ndtr
-from threadpoolctl import threadpool_limits
 
+from fedcgd.blas import one_thread
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 Single = NDArray[np.float32]
@@ -97,7 +97,7 @@ def run_in_blocks(draw: Callable[[np.random.Generator, int], Drawn], count: int,
     sizes = [min(size, count - start) for start in range(0, count, size)]
     seeds = np.random.SeedSequence(seed).spawn(len(sizes))
     # Threads that BLAS starts inside ours wait for each other: up to six times as slow where others use the processor too.
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(min(len(sizes), len(os.sched_getaffinity(0)))) as pool:
+    with one_thread(), ThreadPoolExecutor(min(len(sizes), len(os.sched_getaffinity(0)))) as pool:
         blocks = pool.map(
             lambda pair: draw(np.random.Generator(np.random.SFC64(pair[0])), pair[1]), zip(seeds, sizes, strict=True)
         )

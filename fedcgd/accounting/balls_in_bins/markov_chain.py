@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtr
-from threadpoolctl import threadpool_limits
 
+from fedcgd.blas import one_thread
 from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 
@@ -144,7 +144,7 @@ def chain_bound(
             values = kernel @ values + (worth[j] * edge)[:, None]
         return float(np.interp(0.0, sums, values[0]))
 
-    with threadpool_limits(1, "blas"):  # the products are small: a second thread of BLAS only costs time
+    with one_thread():
         total = _over_factor(given, shared, half, own, ignore, fineness.factor_step, adding)
     return min(1.0, total * (1 + 1e-9))
 
