@@ -21,11 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from fedcgd import Participation, select_lambda
-from fedcgd.curvature import Spectrum, fitted
+from fedcgd.curvature import fitted
 from fedcgd.curvature.curves import private_loss
-from fedcgd.curvature.loss import final_loss, gradient_norm
 from fedcgd.curvature.noise_curve import noise_curve
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import (
     best_lambda,
     best_nu,
@@ -50,6 +48,8 @@ from fedcgd.mechanisms import (
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.optimisation import catalogue
+from fedcgd.quadratic import Quadratic, Spectrum
+from fedcgd.quadratic.loss import final_loss, gradient_norm
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
 RESULTS = Path(__file__).parent / "results"

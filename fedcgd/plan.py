@@ -6,13 +6,13 @@ from typing import Any
 from fedcgd.accounting import Accountant, Guarantee, accountant, calibrate
 from fedcgd.accounting.guarantee import check_delta, check_noise_multiplier
 from fedcgd.accounting.selection import select_mechanism
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.own import check_own
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.numeric import as_float, as_positive
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
+from fedcgd.quadratic import Quadratic
 
 
 @dataclass(frozen=True, kw_only=True)

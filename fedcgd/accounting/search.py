@@ -9,13 +9,13 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from fedcgd.accounting.calibration import accountant, calibrate
-from fedcgd.curvature.loss import final_loss
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import DPSGD, Mechanism
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import Objective, Workload
 from fedcgd.participation import Participation
+from fedcgd.quadratic import Quadratic
+from fedcgd.quadratic.loss import final_loss
 
 _GRID = 24  # numbers that the closed forms are tried at before the search
 _COARSE_GRID = 6  # when each needs a calibration under the sampling

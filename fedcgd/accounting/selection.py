@@ -10,7 +10,6 @@ from math import expm1, inf, log
 from typing import Literal, get_args
 
 from fedcgd.accounting.search import Judge, best, iterations, scale
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.mechanisms.workload import Objective as ErrorKind
@@ -18,6 +17,7 @@ from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.bands import BandChoice, best_bandwidth, power_bandwidths
 from fedcgd.optimisation.damping import DAMPED, damped
 from fedcgd.participation import Participation
+from fedcgd.quadratic import Quadratic
 
 Objective = Literal["rmse", "max-se", "amplified-rmse", "practical", "excess", "curvature"]
 
@@ -72,7 +72,7 @@ def select_lambda(
       share grows with momentum, and is all of it for a schedule, because both weigh the last rounds less, and for unit columns,
       because they have less noise there (`excess_share`).
     - `curvature`: the root of the loss that noise of σ, calibrated under the sampling, adds on a quadratic with this `curvature`
-      (`fedcgd.curvature.loss.final_loss`). It must come from public data.
+      (`fedcgd.quadratic.loss.final_loss`). It must come from public data.
 
     Args:
         participation: who takes part when, over how many rounds.

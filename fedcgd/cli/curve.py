@@ -17,12 +17,11 @@ from fedcgd.cli.printing import (
     print_json,
     status,
 )
-from fedcgd.curvature import Spectrum
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.tail import PowerLaw
 from fedcgd.mechanisms import Mechanism
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of, write_mechanism
+from fedcgd.quadratic import Quadratic, Spectrum
 
 if TYPE_CHECKING:
     from fedcgd.curvature.public import Public

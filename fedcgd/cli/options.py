@@ -14,14 +14,13 @@ import typer
 from fedcgd.accounting.calibration import Method
 from fedcgd.accounting.search import iterations
 from fedcgd.accounting.selection import select_mechanism
-from fedcgd.curvature import Spectrum
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.schedule import Schedule, scheduled_workload
 from fedcgd.mechanisms.workload import Objective, Workload
 from fedcgd.optimisation.catalogue import TABLE, MechanismSpec, mechanism, spelling_of
 from fedcgd.optimisation.damping import DAMPED, damping
 from fedcgd.participation import Participation, Sampling
+from fedcgd.quadratic import Quadratic, Spectrum
 
 SPELLINGS = ", ".join(row.spelling for row in TABLE.values())
 

@@ -13,7 +13,6 @@ from rich.table import Table
 from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption, function_named
 from fedcgd.cli.printing import budget, check_plot, console, drawn, explained_errors, print_json, status
-from fedcgd.curvature import Spectrum
 from fedcgd.numeric import as_positive
 from fedcgd.planning import (
     LinearModel,
@@ -27,6 +26,7 @@ from fedcgd.planning import (
     verdict,
 )
 from fedcgd.planning.rehearsal import Train
+from fedcgd.quadratic import Spectrum
 
 _TURNS = (1, 2, 5, 10, 20, 50, 100)  # of the picture
 

@@ -19,14 +19,14 @@ from rich.table import Table
 from fedcgd.accounting import Guarantee
 from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.usage import file_error
-from fedcgd.curvature.loss import final_loss
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
 from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
+from fedcgd.quadratic import Quadratic
+from fedcgd.quadratic.loss import final_loss
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

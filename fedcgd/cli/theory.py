@@ -34,15 +34,15 @@ from fedcgd.cli.printing import (
     progress,
 )
 from fedcgd.cli.printing import when as when_figures
-from fedcgd.curvature import Spectrum, curves
+from fedcgd.curvature import curves
 from fedcgd.curvature.curves import Curve
-from fedcgd.curvature.loss import final_loss, gradient_norm
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import bounds, optimal_error, stationary_error
 from fedcgd.mechanisms import DPSGD
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.optimisation.catalogue import LAMBDA, MechanismSpec
 from fedcgd.participation import Participation
+from fedcgd.quadratic import Quadratic, Spectrum
+from fedcgd.quadratic.loss import final_loss, gradient_norm
 
 _HEADINGS = {"noise_multiplier": "σ", "loss": "loss", "gradient_norm": "gradient norm", "stationary": "stationary"}
 _CURVES = ("dp-sgd", "toeplitz", "bisr:4", "lambda-cgd", "nu-dp-ftrl", "blt:2")

@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedcgd.curvature.loss import final_loss
-from fedcgd.curvature.quadratic import Quadratic
-from fedcgd.curvature.spectrum import Spectrum
 from fedcgd.mechanisms import Mechanism, NuDPFTRL
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.optimisation import catalogue
 from fedcgd.participation import Participation
+from fedcgd.quadratic import Quadratic, Spectrum
+from fedcgd.quadratic.loss import final_loss
 
 Step = Callable[[str], None]
 

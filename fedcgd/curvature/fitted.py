@@ -11,9 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from fedcgd.curvature.factor import thin_factor
-from fedcgd.curvature.loss import final_loss
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import BLT, BandedToeplitz, BandInvMF, LambdaCGD, Normalized, NuDPFTRL
 from fedcgd.mechanisms.mechanism import Matrix, Toeplitz, Vector
 from fedcgd.mechanisms.sensitivity import sensitivity
@@ -27,6 +24,9 @@ from fedcgd.optimisation.toeplitz import (
     log_sensitivity_by_lags,
 )
 from fedcgd.participation import Participation
+from fedcgd.quadratic import Quadratic
+from fedcgd.quadratic.factor import thin_factor
+from fedcgd.quadratic.loss import final_loss
 
 _GRID = 24
 OneNumber = TypeVar("OneNumber", LambdaCGD, NuDPFTRL)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedcgd.curvature.hessian import Hessian
 from fedcgd.curvature.lanczos import Density, density, largest_eigenpairs
-from fedcgd.curvature.spectrum import Spectrum
 from fedcgd.curvature.tail import PowerLaw, blocks, fit_power_law
+from fedcgd.quadratic import Spectrum
 
 SMALLEST = 1e-6  # eigenvalues below are as good as none in any run: they move nothing in 1e5 steps
 

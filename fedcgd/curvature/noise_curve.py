@@ -6,8 +6,6 @@ Problem P1 of Gu et al., "Correlating Cross-Iteration Noise for DP-SGD using Mod
 import numpy as np
 from scipy.linalg import solve_banded
 
-from fedcgd.curvature.factor import thin_factor
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import Dense
 from fedcgd.mechanisms.dense import solve_transposed
 from fedcgd.mechanisms.mechanism import Matrix, Vector
@@ -15,6 +13,8 @@ from fedcgd.optimisation import Progress
 from fedcgd.optimisation.banded import check_bandwidth, unit_columns
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.participation import Participation
+from fedcgd.quadratic import Quadratic
+from fedcgd.quadratic.factor import thin_factor
 
 BARRIER = 1.0
 """Weight of −log det(CᵀC)/n beside the loss, over that of the start.

@@ -14,10 +14,10 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import ellipk
 
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import BLT, DPSGD, LambdaCGD, LambdaMuCGD, Mechanism, NuDPFTRL, SquareRootToeplitz
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.mechanisms.toeplitz import BandedInverseMechanism, BandedToeplitzMechanism
+from fedcgd.quadratic import Quadratic
 
 _OCTAVES = 60  # panels halve towards 0 and π this often, so that a peak of any width there is resolved
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)

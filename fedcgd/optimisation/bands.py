@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fedcgd.curvature.loss import final_loss
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.mechanism import Mechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.numeric import as_positive
 from fedcgd.participation import Participation
+from fedcgd.quadratic import Quadratic
+from fedcgd.quadratic.loss import final_loss
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ import numpy as np
 
 from fedcgd.blas import one_thread
 from fedcgd.cache import keep, kept
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.files import whole
 from fedcgd.mechanisms import (
     BIFR,
@@ -43,6 +42,7 @@ from fedcgd.mechanisms.mechanism import bandwidth
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
 from fedcgd.participation import Participation
+from fedcgd.quadratic import Quadratic
 
 _FORMAT = 5  # raise it when an optimiser changes, so that older results are found no more
 

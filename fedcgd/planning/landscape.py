@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcgd.curvature.spectrum import Spectrum
 from fedcgd.mechanisms.mechanism import Vector
+from fedcgd.quadratic import Spectrum
 
 DIRECTIONS = 600
 LARGEST = 0.22

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from fedcgd.accounting.guarantee import check_delta, check_epsilon
-from fedcgd.curvature.spectrum import Spectrum
 from fedcgd.planning.landscape import Landscape, LinearModel
+from fedcgd.quadratic import Spectrum
 
 SecretSampling = Literal["poisson", "balls-in-bins", "b-min-sep"]
 """A sampling that amplifies, if nobody learns who was drawn."""

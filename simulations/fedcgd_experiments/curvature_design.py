@@ -12,11 +12,10 @@ import numpy as np
 import typer
 
 from fedcgd.accounting.selection import select_lambda
-from fedcgd.curvature import Spectrum
 from fedcgd.curvature.fitted import lambda_cgd
 from fedcgd.curvature.noise_curve import BARRIER, noise_curve
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.optimisation.catalogue import MechanismSpec, write_mechanism
+from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd_experiments.point import TEST_SEEDS, CentralPoint, Setup
 from fedcgd_experiments.study import Study, Values
 from fedcgd_simulations.task import Data, Task

@@ -9,9 +9,6 @@ from command_line import figures, run
 
 from fedcgd.accounting import search
 from fedcgd.accounting.selection import select_bands, select_mechanism
-from fedcgd.curvature import Spectrum
-from fedcgd.curvature.loss import final_loss
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import BIFR, BLT, BandedToeplitz, BandInvMF, LambdaMuCGD, Mechanism, Normalized
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.schedule import scheduled_workload
@@ -22,6 +19,8 @@ from fedcgd.optimisation.catalogue import MechanismSpec, spelling_of, write_mech
 from fedcgd.optimisation.damping import damped
 from fedcgd.participation import Participation
 from fedcgd.plan import Plan
+from fedcgd.quadratic import Quadratic, Spectrum
+from fedcgd.quadratic.loss import final_loss
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 KNOWN = Participation(rounds=60, min_separation=12)

@@ -15,9 +15,9 @@ from typer.testing import CliRunner, Result
 
 from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, accounting
 from fedcgd.cli import COMMANDS, app, budget, load
-from fedcgd.curvature.spectrum import Spectrum
 from fedcgd.keepers import KeeperKey
 from fedcgd.keepers.service import KeeperService
+from fedcgd.quadratic import Spectrum
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

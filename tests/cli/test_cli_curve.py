@@ -9,10 +9,9 @@ from typer.testing import CliRunner
 
 from fedcgd import LambdaCGD, Participation
 from fedcgd.cli import app
-from fedcgd.curvature import Spectrum
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import read_mechanism, write_mechanism
+from fedcgd.quadratic import Quadratic, Spectrum
 
 MODULE = '''
 import torch

@@ -7,11 +7,11 @@ from command_line import figures, run
 
 from fedcgd import DPSGD, Participation, calibrate
 from fedcgd.cli import theory
-from fedcgd.curvature import Spectrum, fitted
-from fedcgd.curvature.loss import final_loss, gradient_norm
-from fedcgd.curvature.quadratic import Quadratic
+from fedcgd.curvature import fitted
 from fedcgd.curvature.stationary import optimal_error, stationary_error
 from fedcgd.optimisation import catalogue
+from fedcgd.quadratic import Quadratic, Spectrum
+from fedcgd.quadratic.loss import final_loss, gradient_norm
 
 SPECTRUM = Spectrum.of([1.0, 0.5, 0.2, 0.2, 0.05, 0.0], measured_on={"model": "a toy"})
 QUADRATIC = Quadratic(SPECTRUM, 0.8)

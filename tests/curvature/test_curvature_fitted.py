@@ -10,16 +10,16 @@ import pytest
 from oracles_problem_p1 import causal_factor, problem_p1
 
 from fedcgd import Participation, Plan, calibrate, select_lambda, sensitivity
-from fedcgd.curvature import Spectrum, fitted
-from fedcgd.curvature.factor import thin_factor
-from fedcgd.curvature.loss import final_loss
+from fedcgd.curvature import fitted
 from fedcgd.curvature.noise_curve import BARRIER, noise_curve
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import best_lambda, best_nu, optimal_error
 from fedcgd.mechanisms import BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, NuDPFTRL, inverse_matrix, matrix
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.banded import unit_columns
 from fedcgd.optimisation.catalogue import describe, from_description
+from fedcgd.quadratic import Quadratic, Spectrum
+from fedcgd.quadratic.factor import thin_factor
+from fedcgd.quadratic.loss import final_loss
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

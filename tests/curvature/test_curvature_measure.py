@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedcgd.curvature import Spectrum
 from fedcgd.curvature.dominance import CurvatureWarning, Reference, dominance
 from fedcgd.curvature.hessian import Hessian, clip_factors
 from fedcgd.curvature.lanczos import density, largest_eigenpairs
 from fedcgd.curvature.measure import measure_spectrum
 from fedcgd.curvature.public import Public, pretrained
 from fedcgd.curvature.tail import PowerLaw, blocks, fit_power_law
+from fedcgd.quadratic import Spectrum
 from fedcgd_simulations.models.lstm import lstm
 from fedcgd_simulations.models.small_cnn import tanh_cnn
 

@@ -7,9 +7,6 @@ import oracles_curvature as oracle
 import pytest
 from scipy.special import ellipk
 
-from fedcgd.curvature import Spectrum
-from fedcgd.curvature.loss import final_loss
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import (
     best_lambda,
     best_nu,
@@ -33,6 +30,8 @@ from fedcgd.mechanisms import (
     NuDPFTRL,
     SquareRootToeplitz,
 )
+from fedcgd.quadratic import Quadratic, Spectrum
+from fedcgd.quadratic.loss import final_loss
 
 WIDE = [1.0, 0.4, 0.1, 0.1, 0.02]
 RATE = 0.5

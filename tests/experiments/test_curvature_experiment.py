@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedcgd.curvature import Spectrum
 from fedcgd.curvature.noise_curve import noise_curve
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import LambdaCGD
 from fedcgd.optimisation.catalogue import MechanismSpec, read_mechanism
+from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd_experiments.curvature import app
 from fedcgd_experiments.curvature_design import (
     ARMS,

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from fedcgd import BISR, BLT, DPSGD, BandedToeplitz, BinaryTree, LambdaCGD, Normalized, NuDPFTRL, Participation
-from fedcgd.curvature import Spectrum, fitted
-from fedcgd.curvature.loss import final_loss, gradient_norm
+from fedcgd.curvature import fitted
 from fedcgd.curvature.noise_curve import noise_curve
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import stationary_loss
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
+from fedcgd.quadratic import Quadratic, Spectrum
+from fedcgd.quadratic.loss import final_loss, gradient_norm
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
 
 EIGENVALUES = np.array([1.0, 0.5, 0.15])

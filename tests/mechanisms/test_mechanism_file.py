@@ -28,13 +28,12 @@ from fedcgd import (
     Plan,
 )
 from fedcgd.cli import app as command_line
-from fedcgd.curvature import Spectrum
 from fedcgd.curvature.noise_curve import noise_curve
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.ledger import verify
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, describe, read_mechanism, write_mechanism
+from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd_experiments.central import claim, mechanism_of
 from fedcgd_experiments.point import Setup
 from fedcgd_simulations import server_app

@@ -141,8 +141,7 @@ def test_unit_columns_take_the_whole_of_it_and_leave_less_in_the_last_model() ->
 
 
 def test_a_curvature_knows_no_schedule() -> None:
-    from fedcgd.curvature import Spectrum
-    from fedcgd.curvature.quadratic import Quadratic
+    from fedcgd.quadratic import Quadratic, Spectrum
 
     with pytest.raises(ValueError, match="constant rate without momentum"):
         select_lambda(

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcgd.accounting import calibrate, compute_epsilon
-from fedcgd.curvature import Spectrum
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.curvature.stationary import stationary_error, stationary_sensitivity
 from fedcgd.mechanisms import BIFR, BISR, DPSGD, BandInvMF, LambdaCGD, LambdaMuCGD, Normalized
 from fedcgd.mechanisms.error import error_norms
 from fedcgd.mechanisms.sensitivity import sensitivity
 from fedcgd.participation import Participation
+from fedcgd.quadratic import Quadratic, Spectrum
 
 TABLE_4 = Participation(rounds=3900, min_separation=390)
 

@@ -16,10 +16,8 @@ import fedcgd.curvature.noise_curve as noise_curve_module
 import fedcgd.optimisation.banded as banded_module
 import fedcgd.optimisation.toeplitz as toeplitz_module
 from fedcgd import Participation, error_norms, sensitivity
-from fedcgd.curvature import Spectrum, fitted
-from fedcgd.curvature.factor import thin_factor
+from fedcgd.curvature import fitted
 from fedcgd.curvature.noise_curve import noise_curve
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import BISR, BSR, LambdaCGD, Normalized, Toeplitz, bandwidth, matrix
 from fedcgd.mechanisms.workload import Objective, Workload
 from fedcgd.optimisation import catalogue
@@ -36,6 +34,8 @@ from fedcgd.optimisation.catalogue import (
 from fedcgd.optimisation.lbfgs import minimise
 from fedcgd.optimisation.series import quotient
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
+from fedcgd.quadratic import Quadratic, Spectrum
+from fedcgd.quadratic.factor import thin_factor
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

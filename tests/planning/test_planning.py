@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from fedcgd import Participation, Plan, accountant, calibrate
 from fedcgd.cli import app
-from fedcgd.curvature import Spectrum
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
 from fedcgd.optimisation import catalogue
 from fedcgd.planning import LinearModel, Question, Recipe, as_python, as_run_config, plan_recipes, verdict
 from fedcgd.planning.landscape import DIRECTIONS, Landscape
 from fedcgd.planning.planner import PlannedRecipe, _steps
 from fedcgd.planning.theory import Outcome, expected_outcome, unit_progress
+from fedcgd.quadratic import Spectrum
 from fedcgd_flower import scheduled
 
 QUESTION = Question(users=600, epsilon=1.0, delta=1e-5, turns=4)

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from fedcgd import DPSGD, Ledger, NoiseKey, Participation, Plan
 from fedcgd.cli import app
-from fedcgd.curvature.spectrum import Spectrum
 from fedcgd.files import sync_folder, whole
 from fedcgd.optimisation.catalogue import write_mechanism
+from fedcgd.quadratic import Spectrum
 
 PLAN = Plan(mechanism=DPSGD(), participation=Participation(rounds=2), clip_norm=1.0, noise_multiplier=4.0, delta=1e-5)
 

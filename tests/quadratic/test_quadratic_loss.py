@@ -5,11 +5,10 @@ import oracles_curvature as oracle
 import pytest
 import shared
 
-from fedcgd.curvature import Spectrum
-from fedcgd.curvature.loss import final_loss, gradient_norm, losses
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms import BISR, BSR, Dense, LambdaCGD, Normalized, inverse_matrix, matrix
 from fedcgd.mechanisms.adjoint import transposed_inverse
+from fedcgd.quadratic import Quadratic, Spectrum
+from fedcgd.quadratic.loss import final_loss, gradient_norm, losses
 
 N = 45
 EIGENVALUES = [1.9, 1.0, 1.0, 0.3, 0.05, 0.0]

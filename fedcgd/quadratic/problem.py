@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from fedcgd.curvature.spectrum import Spectrum
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.numeric import as_float
+from fedcgd.quadratic.spectrum import Spectrum
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.mechanism import Matrix, Vector
+from fedcgd.quadratic.problem import Quadratic
 
 _TOLERANCE = 1e-13  # of the largest diagonal entry: what a column may still hold when it is left out
 _CHUNK_ENTRIES = 2**21

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcgd.curvature import Spectrum
+from fedcgd.quadratic import Spectrum
 
 
 def test_equal_eigenvalues_are_counted_and_negative_ones_are_zero() -> None:

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedcgd.curvature.factor import thin_factor
-from fedcgd.curvature.quadratic import Quadratic
 from fedcgd.mechanisms.adjoint import transposed_inverse
 from fedcgd.mechanisms.mechanism import Matrix, Mechanism, Toeplitz, Vector
 from fedcgd.mechanisms.streaming import inverse_rows
+from fedcgd.quadratic.factor import thin_factor
+from fedcgd.quadratic.problem import Quadratic
 
 _CHUNK_ENTRIES = 2**20  # of an array with a column for each eigenvalue: 8 MiB
 
