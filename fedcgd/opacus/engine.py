@@ -23,6 +23,7 @@ from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.attachments import attach, detach_earlier_runs
 from fedcgd.opacus.batches import RoundBatches, loader_over, split_in_order
+from fedcgd.opacus.example_rows import LABELS_VARY, ExampleRows
 from fedcgd.opacus.first_batches import FirstBatches
 from fedcgd.opacus.ghost import GhostLoss, GhostModule, with_sample_gradients
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
@@ -36,7 +37,6 @@ from fedcgd.opacus.validation import (
     check_fits,
     check_loader,
     check_module,
-    example_digest,
     refuse_schedulers,
 )
 from fedcgd.participation import Participation, Sampling
@@ -220,6 +220,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             pieces = None if shards is None else shards.pieces
             noise_of_rounds = RoundNoise(plan, key, size, noise, record=self._record, ranks=ranks, pieces=pieces)
             secret = hashlib.sha256(b"fedcgd comparisons" + key.choices).digest()
+            rows = ExampleRows(data_loader.dataset, secret)
+            if rows.labels_vary:
+                warnings.warn(LABELS_VARY, stacklevel=2)
             if ranks is not None:
                 facts = {
                     "the plan": plan.to_description(),
@@ -234,14 +237,14 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                         loss_reduction,
                         augmentation_multiplicity,
                     ),
-                    "the data set, or the order of its examples": example_digest(data_loader.dataset, secret),
+                    "the data set, or the order of its examples": rows.digest(),
                 }
         named = secrets.randbits(128)
         if ranks is not None:
             ranks.agree(facts)
             named = ranks.from_first(lambda: named)
         run = "" if key.simulated else f"{named:032x}"
-        tracker = ReleaseTracker(plan, run, 1 / steps, key.fingerprint, assume_independent)
+        tracker = ReleaseTracker(plan, run, 1 / steps, key.fingerprint, assume_independent, rows)
 
         if self._tracker is not None:
             self._tracker.end()  # of another model, perhaps: its releases would be on nobody's account

@@ -1,5 +1,6 @@
 """The releases of a run: which rounds were released, and what may still happen to the one that is under way."""
 
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -7,8 +8,10 @@ from opacus.accountants import IAccountant
 from torch import Tensor
 
 from fedcgd.noise import STREAM
+from fedcgd.opacus.example_rows import ExampleRows
 from fedcgd.plan import Plan, differences
 
+_SAME_EXAMPLES = "Index i must be the same example all run long, for ε counts its turns by the index"
 _AGAIN = "enter the loop over the loader again: the round starts afresh, with the same batch"
 
 
@@ -84,7 +87,13 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
     """
 
     def __init__(
-        self, plan: Plan, run: str, sample_rate: float, fingerprint: str = "", assumed_independent: str | None = None
+        self,
+        plan: Plan,
+        run: str,
+        sample_rate: float,
+        fingerprint: str = "",
+        assumed_independent: str | None = None,
+        rows: ExampleRows | None = None,
     ) -> None:
         """The tracker of a run that has released nothing.
 
@@ -94,6 +103,7 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
             sample_rate: the part of the examples that a round takes on average.
             fingerprint: the key's, for checkpoints.
             assumed_independent: why the author takes examples for independent, whatever a check finds; on record.
+            rows: some of the examples, by which it is seen whether they are still those that have these indices.
         """
         self.plan = plan
         self.fingerprint = fingerprint
@@ -103,6 +113,8 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         self.nonces: list[int] = []
         """Of each released round: which of its noises was used."""
         self.assumed_independent = assumed_independent
+        self._rows = rows
+        self._first_rows = None if rows is None else rows.record("")
         self._pending: PendingStep | None = None
         self._ended = False
         self.loop = 0
@@ -132,8 +144,17 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         raise RuntimeError("rounds are counted when the private optimizer releases them, and in no other way")
 
     def enter(self) -> int:
-        """A number for a loop over the loader that begins now; older loops end. Raises RuntimeError after the last round."""
+        """A number for a loop over the loader that begins now; older loops end.
+
+        Raises:
+            RuntimeError: after the last round, and if the data set gives an index to another example than before.
+        """
         self.check_not_finished()
+        if self._rows is not None and (moved := self._rows.moved(self._first_rows or {}, "")):
+            raise RuntimeError(
+                f"the data set is not as it was when the run began: {moved}. {_SAME_EXAMPLES}; what transforms an example at "
+                "random may do so with the generators of torch, NumPy or Python, or with one of its own"
+            )
         self.loop += 1
         return self.loop
 
@@ -259,14 +280,16 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         state["history"], state["mechanism"] = self.history, self.mechanism()
         if self.assumed_independent is not None:
             state["assumed independent"] = self.assumed_independent
+        if self._rows is not None:
+            state["examples"] = self._rows.record(self.run)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`; the round under way starts afresh.
 
         Raises:
-            ValueError: if it is another plan's or key's, or if this object has released rounds that the state does not know:
-                they would be released twice.
+            ValueError: if it is another plan's or key's, if its run had other examples under the same indices, or if this object
+                has released rounds that the state does not know: they would be released twice.
         """
         if "plan" not in state:
             raise ValueError("the checkpoint is not of a fedcgd engine: it has no plan, and nobody knows its noise")
@@ -295,7 +318,32 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
                 f"this engine has released {len(self.nonces)} rounds, and the checkpoint goes back behind them: training on from "
                 "there would release rounds twice, and ε counts them once"
             )
+        self._check_examples(state.get("examples"), run)
         self.abandon()
         self.loop += 1
         self.run, self.nonces = run, nonces
         self.assumed_independent = self.assumed_independent or state.get("assumed independent")
+
+    def _check_examples(self, record: dict[str, Any] | None, run: str) -> None:
+        """Raise ValueError if the examples in the `record` of `run` are others here; warn if that cannot be told."""
+        if self._rows is None:
+            return
+        if record is None:
+            warnings.warn(
+                "the checkpoint is of a version that noted no examples, so that whether this data set has its rows in that order "
+                f"cannot be told. {_SAME_EXAMPLES}: see to it yourself",
+                stacklevel=3,
+            )
+            return
+        if moved := self._rows.moved(record, run):
+            raise ValueError(
+                f"the data set is not the one that the checkpoint's run began with: {moved}. {_SAME_EXAMPLES}; in another order "
+                "each person would have a second person's turns as well. Make the data set as it was, with its rows in the same "
+                "order (sort files and keys by name, shuffle by a fixed seed, same transformations)"
+            )
+        if self._rows.uncompared(record):
+            warnings.warn(
+                "some values of the examples are others each time they are read, or of an unknown kind, and only the rest "
+                f"was compared with the run's. {_SAME_EXAMPLES}: see to it that the data set has its rows in the same order",
+                stacklevel=3,
+            )
