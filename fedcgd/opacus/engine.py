@@ -78,7 +78,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         accountant: as in Opacus, and without effect: ε is always found by the accountant of the plan.
         secure_mode: with True a simulation key and a `noise_generator` are refused. Noise is cryptographic and on a grid in any
             case, on every device.
-        record: a file that has each release, durably, before there is noise of it. Several processes need one; rank 0 keeps it.
+        record: a file that has each release, durably, before there is noise of it, so that a run that goes on from a checkpoint
+            knows of rounds that were released after it. Without one that is a warning; several processes need one, which rank
+            0 keeps.
 
     Raises:
         TypeError: for what is no NoiseKey.
@@ -244,7 +246,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             ranks.agree(facts)
             named = ranks.from_first(lambda: named)
         run = "" if key.simulated else f"{named:032x}"
-        tracker = ReleaseTracker(plan, run, 1 / steps, key.fingerprint, assume_independent, rows)
+        tracker = ReleaseTracker(
+            plan, run, 1 / steps, key.fingerprint, assume_independent, rows, self._record is not None
+        )
 
         if self._tracker is not None:
             self._tracker.end()  # of another model, perhaps: its releases would be on nobody's account
@@ -362,6 +366,10 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
 
     def get_epsilon(self, delta: float) -> float:
         """An upper bound on ε of the rounds so far; adjacency: zero out one example. 0 before the first.
+
+        Of a run that ends here it is true only if the decision to end it depended on no model that it released. If it did
+        (early stopping by public examples), the ε of the whole plan holds. What was decided by private examples without noise,
+        as training losses and private validation are, no ε covers. `accountant.plan.guarantee(released=n)` prints the condition.
 
         Args:
             delta: δ.

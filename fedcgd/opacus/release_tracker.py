@@ -12,6 +12,11 @@ from fedcgd.opacus.example_rows import ExampleRows
 from fedcgd.plan import Plan, differences
 
 _SAME_EXAMPLES = "Index i must be the same example all run long, for ε counts its turns by the index"
+_NO_RECORD = (
+    "nothing says whether rounds after the {rounds} of this checkpoint were released by a process that has ended since: there "
+    "is no record=. They would be released again, with fresh noise, and ε counts them once, which is true if nobody has seen a "
+    "model of theirs. CorrelatedPrivacyEngine(key, record=path) notes each release durably, and then says how many there were"
+)
 _AGAIN = "enter the loop over the loader again: the round starts afresh, with the same batch"
 
 
@@ -94,6 +99,7 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         fingerprint: str = "",
         assumed_independent: str | None = None,
         rows: ExampleRows | None = None,
+        recorded: bool = False,
     ) -> None:
         """The tracker of a run that has released nothing.
 
@@ -104,6 +110,7 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
             fingerprint: the key's, for checkpoints.
             assumed_independent: why the author takes examples for independent, whatever a check finds; on record.
             rows: some of the examples, by which it is seen whether they are still those that have these indices.
+            recorded: whether each release is on a durable record, which tells of those that are in no checkpoint.
         """
         self.plan = plan
         self.fingerprint = fingerprint
@@ -114,6 +121,7 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         """Of each released round: which of its noises was used."""
         self.assumed_independent = assumed_independent
         self._rows = rows
+        self._recorded = recorded
         self._first_rows = None if rows is None else rows.record("")
         self._pending: PendingStep | None = None
         self._ended = False
@@ -264,8 +272,9 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
     def get_epsilon(self, delta: float, *, alphas: Any = None, eps_error: Any = None, delta_error: Any = None) -> float:
         """An upper bound on ε of the rounds so far; adjacency is zero out one example.
 
-        Their number must not depend on what they released. Under Balls-in-Bins this takes seconds, each time. Opacus' `alphas`
-        (orders to search) and errors (how coarse an answer may be) change nothing: there is no order, and the bound holds.
+        Their number must not depend on what they released: else the ε of the whole plan holds. Under Balls-in-Bins this takes
+        seconds, each time. Opacus' `alphas` (orders to search) and errors (how coarse an answer may be) change nothing: there is
+        no order, and the bound holds.
         """
         if self.released == 0:
             return 0.0
@@ -319,6 +328,8 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
                 "there would release rounds twice, and ε counts them once"
             )
         self._check_examples(state.get("examples"), run)
+        if run != self.run and not self._recorded and len(nonces) < plan["participation"]["rounds"]:
+            warnings.warn(_NO_RECORD.format(rounds=len(nonces)), stacklevel=2)
         self.abandon()
         self.loop += 1
         self.run, self.nonces = run, nonces

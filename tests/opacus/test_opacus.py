@@ -326,6 +326,7 @@ def test_a_file_that_is_no_checkpoint_is_named(content, tmp_path):
     assert torch.equal(flatten(model), before)
 
 
+@pytest.mark.filterwarnings("ignore:nothing says whether rounds")  # there is no record
 @pytest.mark.parametrize("noise", ["replay", "buffer"])
 def test_a_checkpoint_of_a_secret_key_goes_on_with_the_noise_of_its_record(noise, tmp_path):
     """Examples that are not finite add nothing, so that the model moves by the noise alone: by rows of C⁻¹Z of one run."""
@@ -419,6 +420,7 @@ def test_an_engine_makes_one_run():
         again()
 
 
+@pytest.mark.filterwarnings("ignore:nothing says whether rounds")  # there is no record
 def test_a_checkpoint_loaded_twice_goes_on_with_fresh_noise_in_the_same_run(tmp_path):
     key = NoiseKey.generate()
     engine, private, _ = first_steps(key)
