@@ -116,6 +116,12 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         self._record = None if record is None else ReleaseRecord(record)
         self._tracker: ReleaseTracker | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "an engine cannot be copied or pickled: two copies would release the same rounds, and its key would be written, too. "
+            "Make another engine with the key for another run; save_checkpoint keeps where a run stands"
+        )
+
     @property
     def accountant(self) -> ReleaseTracker | NullAccountant:
         """The rounds of the run, where Opacus has its accountant; before `make_private`, of none."""

@@ -129,6 +129,13 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         """The number of the loop over the loader that began last: only it is given batches."""
         self.listener: StepListener | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a private run cannot be copied or pickled, nor its loader, its accountant and its optimizer: two copies would "
+            "release the round under way twice. Copy the module alone; for another run make another engine; save_checkpoint "
+            "keeps where a run stands"
+        )
+
     @property
     def released(self) -> int:
         """How many rounds have been released."""
