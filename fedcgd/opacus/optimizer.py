@@ -67,7 +67,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             shards: of a model whose parameters are spread over the ranks.
         """
         self._tracker, self._noise, self._module, self._ranks, self._shards = tracker, noise, module, ranks, shards
-        self._released = False
+        self._released, self._expected_batch_size = False, expected_batch_size
         plan = tracker.plan
         super().__init__(
             optimizer,
@@ -128,6 +128,20 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             raise ValueError(
                 f"noise_multiplier cannot be changed from {self.noise_multiplier} to {value}: noise is correlated across rounds, "
                 "and ε is accounted for one multiplier. Leave the scheduler out; for another one make a plan and another engine"
+            )
+
+    @property
+    def expected_batch_size(self) -> float:
+        """How many examples a round has on average, by which a sum is divided with the loss_reduction "mean". It cannot be set."""
+        return self._expected_batch_size
+
+    @expected_batch_size.setter
+    def expected_batch_size(self, value: float) -> None:
+        if value != self.expected_batch_size:
+            raise ValueError(
+                f"expected_batch_size cannot be changed from {self.expected_batch_size} to {value}: it is the number of examples, "
+                "by the steps of an epoch, which are public. For other steps change the learning rate; for other batches make "
+                "another loader and another engine"
             )
 
     def signal_skip_step(self, do_skip: bool = True) -> None:

@@ -556,6 +556,10 @@ def test_mechanisms_with_buffers_train_as_the_plain_loop(mechanism):
         ({"noise": "cache"}, "mode must be replay, buffer or cpu-buffer, got 'cache'"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"groups": 2}, "groups goes with cyclic-poisson"),
+        (
+            {"sampling": "b-min-sep"},
+            r"b, the rounds of rest .* and p, .*\(rounds=\d+, min_separation=3, sampling='b-min-sep', sampling_rate=1/3\)",
+        ),
         ({"sampling": "cyclic-poisson", "groups": 6}, "between 1 and the 5 steps of an epoch, got 6"),
         ({"sampling": "none", "poisson_sampling": True}, "contradicts sampling 'none'"),
         ({"sampling": "shuffle"}, "no other sampling is accounted for"),
