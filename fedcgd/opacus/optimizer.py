@@ -132,14 +132,14 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
 
     @property
     def expected_batch_size(self) -> float:
-        """How many examples a round has on average, by which a sum is divided with the loss_reduction "mean". It cannot be set."""
+        """How many examples a round has on average, which divides sums with the loss_reduction "mean". It cannot be set."""
         return self._expected_batch_size
 
     @expected_batch_size.setter
     def expected_batch_size(self, value: float) -> None:
         if value != self.expected_batch_size:
             raise ValueError(
-                f"expected_batch_size cannot be changed from {self.expected_batch_size} to {value}: it is the number of examples, "
+                f"expected_batch_size cannot be changed from {self.expected_batch_size} to {value}: it is the number of examples "
                 "by the steps of an epoch, which are public. For other steps change the learning rate; for other batches make "
                 "another loader and another engine"
             )
