@@ -10,17 +10,16 @@ from fedcgd.opacus.probing import tensors_of
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def refuse_outside_parameters(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def refuse_outside_parameters(_called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A forward pre-hook, with keywords, of a private model: raises RuntimeError if its inputs lead back to others' parameters.
 
     A backward pass would leave there the sum of the examples' gradients, unclipped and without noise. What is no `nn.Parameter`
-    (an input that is attacked) may need gradients.
+    (an input that is attacked) may need gradients, and so may parameters that are private, of this model or of another one.
     """
     if not torch.is_grad_enabled():
         return
-    own = {id(p) for p in called.parameters()}
     for leaf in _leaves([t for t in tensors_of((args, kwargs)) if t.requires_grad]):
-        if isinstance(leaf, nn.Parameter) and id(leaf) not in own and not hasattr(leaf, "grad_sample"):
+        if isinstance(leaf, nn.Parameter) and not hasattr(leaf, "grad_sample"):
             raise RuntimeError(
                 f"the input of the private module is made with a parameter outside of it, of shape {tuple(leaf.shape)}, and it "
                 "needs gradients: these would be plain sums over the batch, not clipped and without noise. Put all that is "

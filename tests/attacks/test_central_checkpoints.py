@@ -198,6 +198,19 @@ def test_who_knows_all_releases_is_not_warned(record, simulated, tmp_path):
         go_on(tmp_path, key, record)
 
 
+def test_a_run_that_is_complete_is_loaded_without_a_warning(tmp_path):
+    key = NoiseKey.generate()
+    engine, module, optimizer, loader = engines(tmp_path, key, None, epochs=1)
+    for inputs, labels in loader:
+        nn.functional.cross_entropy(module(inputs), labels).backward()
+        optimizer.step()
+    engine.save_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
+    again, module, optimizer, _ = engines(tmp_path, key, None, epochs=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.load_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
+
+
 def test_an_engine_that_goes_back_to_its_own_last_checkpoint_is_not_warned(tmp_path):
     engine, module, optimizer, _ = engines(tmp_path, NoiseKey.generate(), None)
     engine.save_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)

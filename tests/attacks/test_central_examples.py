@@ -59,6 +59,16 @@ def test_a_run_does_not_go_on_with_one_person_less(tmp_path, monkeypatch):
         going_on(monkeypatch, tmp_path, SOME, in_order(SOME, torch.arange(11)))
 
 
+def test_two_indices_of_a_part_that_changed_places_are_seen_wherever_they_are():
+    data = examples(400)
+    record = ExampleRows(Subset(data, range(400)), b"s").record("r")
+    first, second = [i for i in range(400) if str(i) not in record["rows"]][:2]
+    order = list(range(400))
+    order[first], order[second] = second, first
+    assert "indices of its parts" in ExampleRows(Subset(data, order), b"s").moved(record, "r")
+    assert not ExampleRows(Subset(data, range(400)), b"s").moved(record, "r")
+
+
 class Augmented(Dataset):
     """`data` with inputs that are moved at random, by `draw()`."""
 
@@ -200,6 +210,8 @@ def test_a_few_rows_are_read_and_no_more(monkeypatch):
     ("value", "other", "known"),
     [
         (torch.zeros(3), torch.tensor([0.0, -0.0, 0.0]), True),
+        (torch.zeros(2, 3), torch.zeros(3, 2), True),
+        (np.zeros(2, np.int32), np.zeros(1, np.int64), True),
         (torch.eye(3).to_sparse(), torch.zeros(3, 3).to_sparse(), True),
         ([1, 2, [3]], [1, 2, [4]], True),
         (np.array(["a", None], dtype=object), np.array(["b", None], dtype=object), True),

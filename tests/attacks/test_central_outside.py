@@ -39,6 +39,35 @@ def test_trained_parts_before_the_private_module_are_refused(before, mode, monke
     assert run.released == 0
 
 
+class Prompted(nn.Module):
+    """Takes what is added to its inputs as a second one."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, inputs, prompt):
+        return self.out(inputs + prompt)
+
+
+def test_a_trained_parameter_that_is_itself_an_input_is_refused(monkeypatch):
+    run = Run(monkeypatch, model=Prompted())
+    inputs = next(iter(run.loader))[0]
+    with pytest.raises(RuntimeError, match="a parameter outside of it"):
+        run.module(inputs, PROMPT)
+    with pytest.raises(RuntimeError, match="a parameter outside of it"):
+        run.module(inputs, prompt=PROMPT)
+
+
+def test_another_private_module_may_stand_before_it(monkeypatch):
+    before, run = Run(monkeypatch, model=nn.Linear(6, 6)), Run(monkeypatch)
+    for (inputs, labels), _ in zip(run.loader, before.loader, strict=True):
+        run.loss(run.module(before.module(inputs)), labels).backward()
+        run.optimizer.step()
+        before.optimizer.step()
+    assert (run.released, before.released) == (3, 3)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by the compiler
 @pytest.mark.parametrize("compiled", [False, True])
 def test_they_are_refused_in_later_steps_too(compiled, monkeypatch):
