@@ -66,7 +66,7 @@ class Keeping(nn.Module):
         self.register_buffer("buffer", torch.zeros(6), persistent=False)
         self.list, self.dict, self.queue, self.set, self.number, self.tensor = [], {}, deque(), set(), 0.0, None
         self.array, self.object, self.later = np.zeros(6), type("Box", (), {})(), None
-        self.fixed, self.rate = torch.arange(3), 0.5
+        self.fixed, self.rate, self.tied = torch.arange(3), 0.5, [self.out.weight]  # which steps move
 
     def forward(self, inputs):
         self.calls += 1
