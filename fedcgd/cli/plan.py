@@ -21,6 +21,7 @@ from fedcgd.planning import (
     RehearsedRecipe,
     as_python,
     as_run_config,
+    is_hopeless,
     plan_recipes,
     rehearse,
     verdict,
@@ -130,7 +131,9 @@ def plan_command(
                 draw(plot, _frontier(question, say))
     if json:
         print_json(
-            budget(epsilon, delta) | {"users": users, "recipes": [figures(one, question, clip_norm) for one in ranked]}
+            budget(epsilon, delta)
+            | ({} if train is not None else {"verdict": verdict(ranked)})
+            | {"users": users, "recipes": [figures(one, question, clip_norm) for one in ranked]}
         )
     else:
         show(ranked, question, clip_norm)
@@ -231,6 +234,9 @@ def show(ranked: Sequence[PlannedRecipe], question: Question, clip_norm: float) 
     console.print(table)
     if not rehearsed:
         console.print(verdict(ranked), soft_wrap=True, highlight=False)
+        if is_hopeless(ranked):
+            console.print("So none is recommended, and none is printed as a program. --json has them all.")
+            return
     for title, text in (
         ("The first as Python:", as_python(ranked[0], question, clip_norm=clip_norm)),
         (

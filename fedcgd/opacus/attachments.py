@@ -10,6 +10,9 @@ from torch.utils.hooks import RemovableHandle
 
 from fedcgd.opacus.release_tracker import ReleaseTracker
 
+MADE_BY_OPACUS = frozenset({"autograd_grad_sample_hooks", "activations", "max_batch_len", "ft_compute_sample_grad"})
+"""Attributes that it gives to layers."""
+
 
 @dataclass
 class _Attachment:
@@ -50,7 +53,7 @@ def remove_sample_hooks(module: nn.Module) -> None:
         kept: dict[str, Any] = vars(layer)
         for handle in kept.pop("autograd_grad_sample_hooks", []):
             handle.remove()
-        for name in ("activations", "max_batch_len", "ft_compute_sample_grad"):
+        for name in MADE_BY_OPACUS:
             kept.pop(name, None)
     for p in module.parameters():
         for name in OPACUS_PARAM_MONKEYPATCH_ATTRS:

@@ -23,6 +23,7 @@ from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.attachments import attach, detach_earlier_runs
 from fedcgd.opacus.batches import RoundBatches, loader_over, split_in_order
+from fedcgd.opacus.example_rows import LABELS_VARY, ExampleRows
 from fedcgd.opacus.first_batches import FirstBatches
 from fedcgd.opacus.ghost import GhostLoss, GhostModule, with_sample_gradients
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
@@ -36,7 +37,6 @@ from fedcgd.opacus.validation import (
     check_fits,
     check_loader,
     check_module,
-    example_digest,
     refuse_schedulers,
 )
 from fedcgd.participation import Participation, Sampling
@@ -78,7 +78,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         accountant: as in Opacus, and without effect: ε is always found by the accountant of the plan.
         secure_mode: with True a simulation key and a `noise_generator` are refused. Noise is cryptographic and on a grid in any
             case, on every device.
-        record: a file that has each release, durably, before there is noise of it. Several processes need one; rank 0 keeps it.
+        record: a file that has each release, durably, before there is noise of it, so that a run that goes on from a checkpoint
+            knows of rounds that were released after it. Without one that is a warning; several processes need one, which rank
+            0 keeps.
 
     Raises:
         TypeError: for what is no NoiseKey.
@@ -113,6 +115,12 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         self._key = key
         self._record = None if record is None else ReleaseRecord(record)
         self._tracker: ReleaseTracker | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "an engine cannot be copied or pickled: two copies would release the same rounds, and its key would be written, too. "
+            "Make another engine with the key for another run; save_checkpoint keeps where a run stands"
+        )
 
     @property
     def accountant(self) -> ReleaseTracker | NullAccountant:
@@ -220,6 +228,9 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             pieces = None if shards is None else shards.pieces
             noise_of_rounds = RoundNoise(plan, key, size, noise, record=self._record, ranks=ranks, pieces=pieces)
             secret = hashlib.sha256(b"fedcgd comparisons" + key.choices).digest()
+            rows = ExampleRows(data_loader.dataset, secret)
+            if rows.labels_vary:
+                warnings.warn(LABELS_VARY, stacklevel=2)
             if ranks is not None:
                 facts = {
                     "the plan": plan.to_description(),
@@ -234,14 +245,16 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
                         loss_reduction,
                         augmentation_multiplicity,
                     ),
-                    "the data set, or the order of its examples": example_digest(data_loader.dataset, secret),
+                    "the data set, or the order of its examples": rows.digest(),
                 }
         named = secrets.randbits(128)
         if ranks is not None:
             ranks.agree(facts)
             named = ranks.from_first(lambda: named)
         run = "" if key.simulated else f"{named:032x}"
-        tracker = ReleaseTracker(plan, run, 1 / steps, key.fingerprint, assume_independent)
+        tracker = ReleaseTracker(
+            plan, run, 1 / steps, key.fingerprint, assume_independent, rows, self._record is not None
+        )
 
         if self._tracker is not None:
             self._tracker.end()  # of another model, perhaps: its releases would be on nobody's account
@@ -359,6 +372,10 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
 
     def get_epsilon(self, delta: float) -> float:
         """An upper bound on ε of the rounds so far; adjacency: zero out one example. 0 before the first.
+
+        Of a run that ends here it is true only if the decision to end it depended on no model that it released. If it did
+        (early stopping by public examples), the ε of the whole plan holds. What was decided by private examples without noise,
+        as training losses and private validation are, no ε covers. `accountant.plan.guarantee(released=n)` prints the condition.
 
         Args:
             delta: δ.

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 from fedcgd.opacus.batches import RoundLoader
 from fedcgd.opacus.collation import PROBED, as_called, check_collation
 from fedcgd.opacus.independence import RECURRENT, BatchLook
+from fedcgd.opacus.outside_parameters import refuse_outside_parameters
 from fedcgd.opacus.probing import CrossExampleLeakError, same_random_numbers, tensors_of
 from fedcgd.opacus.release_tracker import ReleaseTracker
 
@@ -46,6 +47,7 @@ class FirstBatches:
     def watch(self, called: nn.Module) -> list[Any]:
         """Look when `called` (the module, or a wrapper around it) is called, until the handles are removed."""
         return [
+            called.register_forward_pre_hook(refuse_outside_parameters, with_kwargs=True),
             called.register_forward_pre_hook(self._before, with_kwargs=True),
             *(
                 layer.register_forward_pre_hook(_refuse_reordered)

@@ -2,8 +2,8 @@
 
 A forward pass can write what it sees into a parameter or a buffer in ways that torch does not count (`tensor.data`, `.numpy()`).
 So values are compared, by digests: those of trained parameters and of small state at each release, a larger frozen part in turn,
-32 MiB a step, and all of it whenever the model is saved. What is not saved with the model is not looked at; of what is spread
-over ranks, each looks at its part.
+32 MiB a step, and all of it whenever the model is saved. What is not in the state dict is looked at when the model is pickled or
+copied as a whole; of what is spread over ranks, each looks at its part.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fedcgd.opacus.beside_state import BesideState
 from fedcgd.opacus.deferred import Finding
 from fedcgd.opacus.digests import Digests, blocks_of
 from fedcgd.opacus.shards import local
@@ -56,6 +57,7 @@ class ModelState:
         """(name, first block), in the order in which they are looked at."""
         self._turn = 0
         self._active = True
+        self._beside = BesideState(module)
         self.accept(self._values())
 
     def watch(self) -> list[RemovableHandle]:
@@ -164,6 +166,7 @@ class ModelState:
         """
         if self._active:
             self.check_values(self._values())
+            self._beside.check()
         return {"_active": False}
 
     def _moving(self, values: Values) -> dict[str, Tensor]:

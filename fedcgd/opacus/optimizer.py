@@ -67,7 +67,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             shards: of a model whose parameters are spread over the ranks.
         """
         self._tracker, self._noise, self._module, self._ranks, self._shards = tracker, noise, module, ranks, shards
-        self._released = False
+        self._released, self._expected_batch_size = False, expected_batch_size
         plan = tracker.plan
         super().__init__(
             optimizer,
@@ -86,8 +86,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         """One for all rounds, where the parameters are: a fresh one costs as much as the additions to it."""
         self._earlier = self._sum
         """Another one, for rounds whose batches come in parts."""
-        self._rows: int | None = None
-        """With expanded weights: of how many rows the forward passes since the last step were."""
+        self._rows = _SameRows()
         # Weakly: Python does not find a circle through a tensor's hooks, and would keep the model for ever.
         forget = partial(_forget_raw_gradient, WeakMethod(self._autograd.keep))
         self.handles: list[RemovableHandle] = [
@@ -102,7 +101,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         ]
         """Of all that is attached to the model and to the wrapped optimizer."""
         if expanded is not None:
-            self.handles.append(expanded.register_forward_pre_hook(self._check_rows, with_kwargs=True))
+            self.handles.append(expanded.register_forward_pre_hook(self._rows.check, with_kwargs=True))
         tracker.listener = self
 
     @property
@@ -129,6 +128,20 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             raise ValueError(
                 f"noise_multiplier cannot be changed from {self.noise_multiplier} to {value}: noise is correlated across rounds, "
                 "and ε is accounted for one multiplier. Leave the scheduler out; for another one make a plan and another engine"
+            )
+
+    @property
+    def expected_batch_size(self) -> float:
+        """How many examples a round has on average, which divides sums with the loss_reduction "mean". It cannot be set."""
+        return self._expected_batch_size
+
+    @expected_batch_size.setter
+    def expected_batch_size(self, value: float) -> None:
+        if value != self.expected_batch_size:
+            raise ValueError(
+                f"expected_batch_size cannot be changed from {self.expected_batch_size} to {value}: it is the number of examples "
+                "by the steps of an epoch, which are public. For other steps change the learning rate; for other batches make "
+                "another loader and another engine"
             )
 
     def signal_skip_step(self, do_skip: bool = True) -> None:
@@ -234,7 +247,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
 
     def _take_passes(self, pending: PendingStep) -> list[list[PerSampleGradients]]:
         """For each trained parameter its per-sample gradients, one entry for each backward pass. They are forgotten with this."""
-        self._rows = None
+        self._rows.count = None
         passes = [passes_of(p) for p in self._trained]
         half = any(getattr(p, "_forward_counter", 0) for p in self._trained)
         for p in self._trained:
@@ -271,7 +284,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     def on_batch(self) -> None:
         """Remove what an interrupted forward or backward pass has left in the module, as if it had never begun."""
         self._autograd.begin()
-        self._rows = None
+        self._rows.count = None
         for module in self._module.modules():
             for name in ("activations", "max_batch_len"):
                 if name in module.__dict__:
@@ -309,21 +322,8 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
             "the private optimizer cannot be copied or pickled: two copies would release the round under way twice. Use the "
-            "engine's save_checkpoint, or state_dict"
+            "engine's save_checkpoint, or state_dict; copy the module alone, and make another engine for another run"
         )
-
-    def _check_rows(self, _module: nn.Module, inputs: tuple[Any, ...], by_keyword: dict[str, Any]) -> None:
-        """A pre-hook for modules with expanded weights, which add all gradients since the last step up: raises for another
-        number of rows, which would be added to rows of other examples (one row to all)."""
-        if not torch.is_grad_enabled():
-            return
-        rows = next(len(t) for t in (*inputs, *by_keyword.values()) if isinstance(t, Tensor))
-        if self._rows not in (None, rows):
-            raise RuntimeError(
-                f"a forward pass of {rows} rows after one of {self._rows} since the last step: grad_sample_mode 'ew' adds up the "
-                "gradients of all of them, row by row. Use grad_sample_mode 'hooks', or rows of the same examples in each pass"
-            )
-        self._rows = rows
 
     def _grouped(self) -> list[Any]:
         return [p for group in self.original_optimizer.param_groups for p in group["params"]]
@@ -355,6 +355,24 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
                 "cut to the clip norm, and its search for overflows sees none of them. Use autocast with bfloat16, which needs "
                 "no GradScaler, and loss.backward() and optimizer.step() as usual"
             )
+
+
+class _SameRows:
+    """With expanded weights: of how many rows the forward passes since the last step were, which add all their gradients up."""
+
+    count: int | None = None
+
+    def check(self, _module: nn.Module, inputs: tuple[Any, ...], by_keyword: dict[str, Any]) -> None:
+        """A pre-hook: raises for another number of rows, which would be added to rows of other examples (one row to all)."""
+        if not torch.is_grad_enabled():
+            return
+        rows = next(len(t) for t in (*inputs, *by_keyword.values()) if isinstance(t, Tensor))
+        if self.count not in (None, rows):
+            raise RuntimeError(
+                f"a forward pass of {rows} rows after one of {self.count} since the last step: grad_sample_mode 'ew' adds up the "
+                "gradients of all of them, row by row. Use grad_sample_mode 'hooks', or rows of the same examples in each pass"
+            )
+        self.count = rows
 
 
 def _why_there_are_none(module: nn.Module, half: bool) -> str:

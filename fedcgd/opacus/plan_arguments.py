@@ -158,9 +158,12 @@ def participation_of(steps: int, epochs: int, sampling: Sampling, groups: int | 
         raise ValueError(f"groups goes with cyclic-poisson sampling, got groups={groups} and sampling {sampling!r}")
     rounds = epochs * steps
     if sampling == "b-min-sep":
+        b = max(1, steps * 2 // 3)
         raise ValueError(
-            "sampling 'b-min-sep' needs a plan=, which says how many rounds apart: Participation(rounds=epochs * steps, "
-            "min_separation=b, sampling='b-min-sep', sampling_rate=1 / (steps - b + 1))"
+            "sampling 'b-min-sep' needs a plan=, which says b, the rounds of rest (min_separation), and p, the probability after "
+            f"that (sampling_rate). With {steps} steps an epoch p = 1/({steps} − b + 1) for any b up to {steps}, two thirds "
+            f"of which is good: Plan.calibrated(mechanism, Participation(rounds={rounds}, min_separation={b}, "
+            f"sampling='b-min-sep', sampling_rate=1/{steps - b + 1}), clip_norm=…, epsilon=…, delta=…)"
         )
     if sampling == "random-allocation":
         return Participation(rounds=rounds, max_participations=epochs, sampling=sampling)

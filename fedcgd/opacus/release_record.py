@@ -48,6 +48,13 @@ class ReleaseRecord:
                     "seen a model of theirs",
                     stacklevel=2,
                 )
+            if missing := round - sum(1 for one in self._attempts if one < round):
+                warnings.warn(
+                    f"{self._path} lacks {missing} of the {round} rounds that this run goes on from: it was begun later, or "
+                    "lost, and whether rounds after these were released before is not known. ε counts each once, which is true "
+                    "if nobody has seen a model of a round that is released again",
+                    stacklevel=2,
+                )
         if run != self._run:
             raise ValueError(
                 f"{self._path} is the record of another run: load that run's checkpoint (load_checkpoint), or name a new file"

@@ -1,5 +1,6 @@
 """The releases of a run: which rounds were released, and what may still happen to the one that is under way."""
 
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -7,8 +8,15 @@ from opacus.accountants import IAccountant
 from torch import Tensor
 
 from fedcgd.noise import STREAM
+from fedcgd.opacus.example_rows import ExampleRows
 from fedcgd.plan import Plan, differences
 
+_SAME_EXAMPLES = "Index i must be the same example all run long, for ε counts its turns by the index"
+_NO_RECORD = (
+    "nothing says whether rounds after the {rounds} of this checkpoint were released by a process that has ended since: there "
+    "is no record=. They would be released again, with fresh noise, and ε counts them once, which is true if nobody has seen a "
+    "model of theirs. CorrelatedPrivacyEngine(key, record=path) notes each release durably, and then says how many there were"
+)
 _AGAIN = "enter the loop over the loader again: the round starts afresh, with the same batch"
 
 
@@ -84,7 +92,14 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
     """
 
     def __init__(
-        self, plan: Plan, run: str, sample_rate: float, fingerprint: str = "", assumed_independent: str | None = None
+        self,
+        plan: Plan,
+        run: str,
+        sample_rate: float,
+        fingerprint: str = "",
+        assumed_independent: str | None = None,
+        rows: ExampleRows | None = None,
+        recorded: bool = False,
     ) -> None:
         """The tracker of a run that has released nothing.
 
@@ -94,6 +109,8 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
             sample_rate: the part of the examples that a round takes on average.
             fingerprint: the key's, for checkpoints.
             assumed_independent: why the author takes examples for independent, whatever a check finds; on record.
+            rows: some of the examples, by which it is seen whether they are still those that have these indices.
+            recorded: whether each release is on a durable record, which tells of those that are in no checkpoint.
         """
         self.plan = plan
         self.fingerprint = fingerprint
@@ -103,11 +120,21 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         self.nonces: list[int] = []
         """Of each released round: which of its noises was used."""
         self.assumed_independent = assumed_independent
+        self._rows = rows
+        self._recorded = recorded
+        self._first_rows = None if rows is None else rows.record("")
         self._pending: PendingStep | None = None
         self._ended = False
         self.loop = 0
         """The number of the loop over the loader that began last: only it is given batches."""
         self.listener: StepListener | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a private run cannot be copied or pickled, nor its loader, its accountant and its optimizer: two copies would "
+            "release the round under way twice. Copy the module alone; for another run make another engine; save_checkpoint "
+            "keeps where a run stands"
+        )
 
     @property
     def released(self) -> int:
@@ -132,8 +159,17 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         raise RuntimeError("rounds are counted when the private optimizer releases them, and in no other way")
 
     def enter(self) -> int:
-        """A number for a loop over the loader that begins now; older loops end. Raises RuntimeError after the last round."""
+        """A number for a loop over the loader that begins now; older loops end.
+
+        Raises:
+            RuntimeError: after the last round, and if the data set gives an index to another example than before.
+        """
         self.check_not_finished()
+        if self._rows is not None and (moved := self._rows.moved(self._first_rows or {}, "")):
+            raise RuntimeError(
+                f"the data set is not as it was when the run began: {moved}. {_SAME_EXAMPLES}; what transforms an example at "
+                "random may do so with the generators of torch, NumPy or Python, or with one of its own"
+            )
         self.loop += 1
         return self.loop
 
@@ -243,8 +279,9 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
     def get_epsilon(self, delta: float, *, alphas: Any = None, eps_error: Any = None, delta_error: Any = None) -> float:
         """An upper bound on ε of the rounds so far; adjacency is zero out one example.
 
-        Their number must not depend on what they released. Under Balls-in-Bins this takes seconds, each time. Opacus' `alphas`
-        (orders to search) and errors (how coarse an answer may be) change nothing: there is no order, and the bound holds.
+        Their number must not depend on what they released: else the ε of the whole plan holds. Under Balls-in-Bins this takes
+        seconds, each time. Opacus' `alphas` (orders to search) and errors (how coarse an answer may be) change nothing: there is
+        no order, and the bound holds.
         """
         if self.released == 0:
             return 0.0
@@ -259,14 +296,16 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         state["history"], state["mechanism"] = self.history, self.mechanism()
         if self.assumed_independent is not None:
             state["assumed independent"] = self.assumed_independent
+        if self._rows is not None:
+            state["examples"] = self._rows.record(self.run)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`; the round under way starts afresh.
 
         Raises:
-            ValueError: if it is another plan's or key's, or if this object has released rounds that the state does not know:
-                they would be released twice.
+            ValueError: if it is another plan's or key's, if its run had other examples under the same indices, or if this object
+                has released rounds that the state does not know: they would be released twice.
         """
         if "plan" not in state:
             raise ValueError("the checkpoint is not of a fedcgd engine: it has no plan, and nobody knows its noise")
@@ -295,7 +334,34 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
                 f"this engine has released {len(self.nonces)} rounds, and the checkpoint goes back behind them: training on from "
                 "there would release rounds twice, and ε counts them once"
             )
+        self._check_examples(state.get("examples"), run)
+        if run != self.run and not self._recorded and len(nonces) < plan["participation"]["rounds"]:
+            warnings.warn(_NO_RECORD.format(rounds=len(nonces)), stacklevel=2)
         self.abandon()
         self.loop += 1
         self.run, self.nonces = run, nonces
         self.assumed_independent = self.assumed_independent or state.get("assumed independent")
+
+    def _check_examples(self, record: dict[str, Any] | None, run: str) -> None:
+        """Raise ValueError if the examples in the `record` of `run` are others here; warn if that cannot be told."""
+        if self._rows is None:
+            return
+        if record is None:
+            warnings.warn(
+                "the checkpoint is of a version that noted no examples, so that whether this data set has its rows in that order "
+                f"cannot be told. {_SAME_EXAMPLES}: see to it yourself",
+                stacklevel=3,
+            )
+            return
+        if moved := self._rows.moved(record, run):
+            raise ValueError(
+                f"the data set is not the one that the checkpoint's run began with: {moved}. {_SAME_EXAMPLES}; in another order "
+                "each person would have a second person's turns as well. Make the data set as it was, with its rows in the same "
+                "order (sort files and keys by name, shuffle by a fixed seed, same transformations)"
+            )
+        if self._rows.uncompared(record):
+            warnings.warn(
+                "some values of the examples are others each time they are read, or of an unknown kind, and only the rest "
+                f"was compared with the run's. {_SAME_EXAMPLES}: see to it that the data set has its rows in the same order",
+                stacklevel=3,
+            )

@@ -1,18 +1,12 @@
 """What the Opacus engine refuses before any work: loaders, models and optimizers whose releases no plan would cover."""
 
-import hashlib
 import math
-import random
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
-from torch import Tensor, nn, optim
+from torch import nn, optim
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_flatten
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -25,12 +19,12 @@ from torch.utils.data import (
 
 from fedcgd.clipping.per_sample_gradients import refuse_batch_statistics
 from fedcgd.opacus.batches import RoundLoader
-from fedcgd.opacus.probing import bytes_of, same_random_numbers
+from fedcgd.opacus.example_rows import origins_of, values_of
+from fedcgd.opacus.probing import same_random_numbers
 from fedcgd.opacus.shards import layer_type
 from fedcgd.participation import Participation
 
 _DISTRIBUTED = (nn.parallel.DistributedDataParallel, nn.DataParallel, DifferentiallyPrivateDistributedDataParallel)
-_COMPARED = 16  # examples, between processes
 
 
 def check_loader(data_loader: DataLoader[Any], accumulation_steps: int) -> tuple[int, int]:
@@ -77,19 +71,9 @@ def _repeated(dataset: Any) -> list[int]:
     """Which examples of `dataset` are one example of the data sets that it was made from, again."""
     if not isinstance(dataset, Subset | ConcatDataset):
         return []
-    origins = _origins(dataset)
+    origins = origins_of(dataset)
     last = {origin: i for i, origin in enumerate(origins)}
     return [i for i, origin in enumerate(origins) if last[origin] != i]  # the earlier ones
-
-
-def _origins(dataset: Any) -> list[tuple[int, int]]:
-    """For each example: (which data set without parts, its index there)."""
-    if isinstance(dataset, ConcatDataset):
-        return [origin for part in dataset.datasets for origin in _origins(part)]
-    if isinstance(dataset, Subset):
-        whole = _origins(dataset.dataset)
-        return [whole[int(i)] for i in dataset.indices]
-    return [(id(dataset), i) for i in range(len(dataset))]
 
 
 def _period(dataset: Any) -> int:
@@ -104,46 +88,10 @@ def _period(dataset: Any) -> int:
             continue
         places = sorted({0, 1, length // 3, length - 1})
         with same_random_numbers(()):
-            first, later = ([_values(dataset[i + shift]) for i in places] for shift in (0, length))
+            first, later = ([values_of(dataset[i + shift]) for i in places] for shift in (0, length))
         if first == later and len(set(first)) == len(places):
             return length
     return 0
-
-
-def _values(example: Any) -> tuple[Any, ...]:
-    """What an example holds, comparable."""
-    leaves, _ = tree_flatten(dict(example) if isinstance(example, Mapping) else example)
-    return tuple(
-        (tuple(leaf.shape), bytes_of(leaf) if isinstance(leaf, Tensor) else leaf.tobytes())
-        if isinstance(leaf, Tensor | np.ndarray)
-        else repr(leaf)
-        for leaf in leaves
-    )
-
-
-def example_digest(dataset: Any, secret: bytes) -> bytes:
-    """What tells `dataset` from another one, or from its own examples in another order: its indices, and some of its examples.
-
-    An example that is another one when it is read again (a random transformation with a generator of its own) says nothing.
-    """
-    size = len(dataset)
-    drawn = np.frombuffer(hashlib.shake_256(secret).digest(8 * _COMPARED), "<u8") % size
-    places = sorted({0, size - 1, *map(int, drawn)})
-    told = hashlib.sha256(secret + repr(size).encode())
-    if isinstance(dataset, Subset | ConcatDataset):
-        told.update(repr([i for _, i in _origins(dataset)]).encode())
-    with same_random_numbers(()):
-        for i in places:
-            first, again = (_values(_seeded(dataset, i)) for _ in range(2))
-            told.update(repr(first if first == again else "random").encode())
-    return told.digest()
-
-
-def _seeded(dataset: Any, i: int) -> Any:
-    torch.default_generator.manual_seed(i)
-    np.random.seed(i % 2**32)
-    random.seed(i)
-    return dataset[i]
 
 
 def check_fits(participation: Participation, steps: int) -> None:

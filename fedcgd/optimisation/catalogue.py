@@ -184,7 +184,7 @@ class MechanismSpec:
         name, *parts = text.split(":")
         if name == _FILE:
             return _from_file(text.partition(":")[2])
-        row = row_of(name)
+        row = row_of(name, parts)
         normalized = parts[-1:] == [_NORMALIZED]
         values = parts[: len(parts) - normalized]
         if len(values) > len(row.parameters):
@@ -230,11 +230,11 @@ def _from_file(path: str) -> MechanismSpec:
     return MechanismSpec(row, row.numbers(plain), plain is not made, path, made)
 
 
-def row_of(name: str) -> Row:
-    """The row of a mechanism. Raises ValueError for an unknown name."""
+def row_of(name: str, parts: Sequence[str] = ()) -> Row:
+    """The row of a mechanism, which is spelled with `parts` behind it. Raises ValueError for an unknown name."""
     if name not in TABLE:
-        close = get_close_matches(name, TABLE, n=1)
-        hint = f"did you mean {close[0]}? T" if close else "t"
+        close = get_close_matches(name.lower().replace("_", "-"), TABLE, n=1)
+        hint = f"did you mean {':'.join([close[0], *parts])}? T" if close else "t"
         raise ValueError(f"unknown mechanism {name!r}; {hint}he mechanisms are {', '.join(TABLE)}, and {_FILE}:PATH")
     return TABLE[name]
 

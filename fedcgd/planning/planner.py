@@ -34,6 +34,8 @@ _WORSE = 1.05  # smaller cohorts than two of this loss in a row, relative to the
 
 _NEARLY = 1.2  # of the least loss: what theory may be wrong about
 
+_NEXT_TO_NOTHING = 0.97  # of the loss that can be won is left
+
 LEVEL = 0.02
 """Recipes whose losses differ by no more than this part are as good: theory is not better than that."""
 
@@ -139,16 +141,31 @@ def _tried(question: Question, progress: Progress) -> list[PlannedRecipe]:
     return found
 
 
+def is_hopeless(ranked: Sequence[PlannedRecipe]) -> bool:
+    """Whether theory expects even the best recipe to win next to nothing.
+
+    Args:
+        ranked: what `plan_recipes` returned.
+    """
+    return ranked[0].outcome.loss >= _NEXT_TO_NOTHING
+
+
 def verdict(ranked: Sequence[PlannedRecipe]) -> str:
     """Whether correlated noise is worth it here, in a sentence.
 
     Args:
         ranked: what `plan_recipes` returned.
     """
-    if ranked[0].outcome.loss >= 1:
+    if is_hopeless(ranked):
+        left = ranked[0].outcome.loss
+        expected = (
+            f"to end with more loss than it began with ({left:.3g} times as much, at best)"
+            if left >= 1
+            else f"to leave at least {left:.1%} of the loss that can be won"
+        )
         return (
-            f"Nothing is learned at this budget: theory expects every recipe to end with more loss than it began with "
-            f"({ranked[0].outcome.loss:.3g} times as much, at best). What helps: more users, a larger ε, or a smaller model."
+            f"Nothing useful is to be expected at this budget: theory expects every recipe {expected}. What helps: more users, a "
+            "larger ε, or a smaller model."
         )
     correlated = next((one for one in ranked if one.correlated), None)
     plain = next((one for one in ranked if not one.correlated), None)

@@ -1,13 +1,18 @@
 """A checkpoint is data: loading it runs no code, goes on in the right round, and never goes back behind a release."""
 
+import gc
 import pickle
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from central_runs import Run
+from central_runs import Run, examples
+from torch import nn
+from torch.utils.data import DataLoader
 
 from fedcgd.noise.keys import NoiseKey
+from fedcgd.opacus import CorrelatedPrivacyEngine
 
 
 class Evil:
@@ -82,6 +87,7 @@ def test_loading_in_the_middle_of_a_round_starts_it_afresh(tmp_path, monkeypatch
     assert max(run.norms()) <= 4.0
 
 
+@pytest.mark.filterwarnings("ignore:nothing says whether rounds")  # there is no record
 def test_the_batches_after_loading_are_those_of_the_checkpoints_run(tmp_path, monkeypatch):
     """Also where the loader has drawn those of its own run before: an example in two splits takes part too often."""
     key = NoiseKey.generate()
@@ -121,3 +127,93 @@ def test_a_checkpoint_whose_noise_this_version_does_not_make_is_refused(tmp_path
     torch.save(content, tmp_path / "old")
     with pytest.raises(ValueError, match="noise is of the stream aes-256-ctr, and this version makes chacha20"):
         run.engine.load_checkpoint(path=tmp_path / "old", module=run.module, optimizer=run.optimizer)
+
+
+def engines(folder, key, record, epochs=2):
+    """An engine for 3 rounds an epoch, its module, its optimizer and its loader."""
+    model = nn.Linear(6, 3)
+    engine = CorrelatedPrivacyEngine(key, record=None if record is None else folder / record)
+    private = engine.make_private_with_epsilon(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=DataLoader(examples(12), batch_size=4),
+        mechanism="lambda-cgd:0.8", sampling="none", target_epsilon=4.0, target_delta=1e-5, epochs=epochs, max_grad_norm=1.0,
+    )  # fmt: skip
+    return engine, *private
+
+
+def train_and_die(folder, key, *, record, saved_after):
+    """Four rounds; of those after `saved_after` no checkpoint knows. The record is closed in the end."""
+    release_four(folder, key, record, saved_after)
+    gc.collect()
+
+
+def release_four(folder, key, record, saved_after):
+    engine, module, optimizer, loader = engines(folder, key, record)
+    for epoch in range(2):
+        for number, (inputs, labels) in enumerate(loader, start=3 * epoch):
+            if number == saved_after:
+                engine.save_checkpoint(path=folder / "c", module=module, optimizer=optimizer)
+            if number == 4:
+                return
+            nn.functional.cross_entropy(module(inputs), labels).backward()
+            optimizer.step()
+
+
+def go_on(folder, key, record):
+    engine, module, optimizer, loader = engines(folder, key, record)
+    engine.load_checkpoint(path=folder / "c", module=module, optimizer=optimizer)
+    inputs, labels = next(iter(loader))
+    nn.functional.cross_entropy(module(inputs), labels).backward()
+    optimizer.step()
+
+
+def test_rounds_that_may_have_been_released_before_are_a_warning(tmp_path):
+    key = NoiseKey.generate()
+    train_and_die(tmp_path, key, record=None, saved_after=2)
+    with pytest.warns(UserWarning, match=r"after the 2 of this checkpoint.*no record="):
+        go_on(tmp_path, key, None)
+
+
+def test_with_a_record_it_is_known_how_many_there_were(tmp_path):
+    key = NoiseKey.generate()
+    train_and_die(tmp_path, key, record="releases", saved_after=2)
+    with pytest.warns(UserWarning, match="2 rounds after the 2 that this run goes on from") as told:
+        go_on(tmp_path, key, "releases")
+    assert len(told) == 1
+
+
+def test_a_record_that_began_after_the_run_says_what_it_lacks(tmp_path):
+    key = NoiseKey.generate()
+    train_and_die(tmp_path, key, record=None, saved_after=2)
+    with pytest.warns(UserWarning, match="lacks 2 of the 2 rounds"):
+        go_on(tmp_path, key, "begun now")
+
+
+@pytest.mark.parametrize(("record", "simulated"), [("releases", False), (None, True)])
+def test_who_knows_all_releases_is_not_warned(record, simulated, tmp_path):
+    """By a record, or because a simulation is nobody's data."""
+    key = NoiseKey.simulation(1) if simulated else NoiseKey.generate()
+    train_and_die(tmp_path, key, record=record, saved_after=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        go_on(tmp_path, key, record)
+
+
+def test_a_run_that_is_complete_is_loaded_without_a_warning(tmp_path):
+    key = NoiseKey.generate()
+    engine, module, optimizer, loader = engines(tmp_path, key, None, epochs=1)
+    for inputs, labels in loader:
+        nn.functional.cross_entropy(module(inputs), labels).backward()
+        optimizer.step()
+    engine.save_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
+    again, module, optimizer, _ = engines(tmp_path, key, None, epochs=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.load_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
+
+
+def test_an_engine_that_goes_back_to_its_own_last_checkpoint_is_not_warned(tmp_path):
+    engine, module, optimizer, _ = engines(tmp_path, NoiseKey.generate(), None)
+    engine.save_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.load_checkpoint(path=tmp_path / "c", module=module, optimizer=optimizer)

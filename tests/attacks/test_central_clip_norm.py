@@ -47,4 +47,7 @@ def test_assignments_are_refused(monkeypatch):
         run.optimizer.max_grad_norm = 50.0
     with pytest.raises(ValueError, match=r"noise_multiplier cannot be changed from 1\.0 to 0"):
         run.optimizer.noise_multiplier = 0
+    with pytest.raises(ValueError, match=r"expected_batch_size cannot be changed from 4\.0 to 3"):
+        run.optimizer.expected_batch_size = 3  # as many as a batch has: a number of the data
     assert (run.optimizer.max_grad_norm, run.optimizer.noise_multiplier) == (1.0, 1.0)
+    assert run.optimizer.expected_batch_size == 4

@@ -323,8 +323,8 @@ class Sometimes(Centred):
 
 def test_later_batches_are_looked_at_too(monkeypatch):
     data = TensorDataset(torch.randn(40, 6), torch.arange(40) % 3)
+    data.tensors[0][Run(monkeypatch, data=data, batch=4, epochs=1).loader.batch_sampler.batch(9)] += 2e3
     run = Run(monkeypatch, data=data, batch=4, epochs=1, model=Sometimes())
-    data.tensors[0][run.loader.batch_sampler.batch(9)] += 2e3
     with pytest.raises(RuntimeError, match="examples influence each other"):
         run.train()
     assert run.released == 9

@@ -35,7 +35,7 @@ def test_the_version() -> None:
     [
         (["calibrat"], "there is no command calibrat; did you mean calibrate?"),
         (["xyzzy"], "there is no command xyzzy; the commands are plan, calibrate, epsilon"),
-        (["calibrate", "--mechanism", "lamda-cgd:0.9", "--rounds", "10", *BUDGET], "did you mean lambda-cgd?"),
+        (["calibrate", "--mechanism", "lamda-cgd:0.9", "--rounds", "10", *BUDGET], "did you mean lambda-cgd:0.9?"),
         (["epsilon", "--sigma", "3"], "there is no option --sigma; it is called --noise-multiplier here"),
         (["calibrate", "--roundz", "3"], "there is no option --roundz; did you mean --rounds?"),
         (["calibrate", "--lam", "0.9"], "it is called --mechanism lambda-cgd:λ here"),

@@ -326,6 +326,7 @@ def test_a_file_that_is_no_checkpoint_is_named(content, tmp_path):
     assert torch.equal(flatten(model), before)
 
 
+@pytest.mark.filterwarnings("ignore:nothing says whether rounds")  # there is no record
 @pytest.mark.parametrize("noise", ["replay", "buffer"])
 def test_a_checkpoint_of_a_secret_key_goes_on_with_the_noise_of_its_record(noise, tmp_path):
     """Examples that are not finite add nothing, so that the model moves by the noise alone: by rows of C⁻¹Z of one run."""
@@ -419,6 +420,7 @@ def test_an_engine_makes_one_run():
         again()
 
 
+@pytest.mark.filterwarnings("ignore:nothing says whether rounds")  # there is no record
 def test_a_checkpoint_loaded_twice_goes_on_with_fresh_noise_in_the_same_run(tmp_path):
     key = NoiseKey.generate()
     engine, private, _ = first_steps(key)
@@ -554,6 +556,10 @@ def test_mechanisms_with_buffers_train_as_the_plain_loop(mechanism):
         ({"noise": "cache"}, "mode must be replay, buffer or cpu-buffer, got 'cache'"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"groups": 2}, "groups goes with cyclic-poisson"),
+        (
+            {"sampling": "b-min-sep"},
+            r"b, the rounds of rest .* and p, .*\(rounds=\d+, min_separation=3, sampling='b-min-sep', sampling_rate=1/3\)",
+        ),
         ({"sampling": "cyclic-poisson", "groups": 6}, "between 1 and the 5 steps of an epoch, got 6"),
         ({"sampling": "none", "poisson_sampling": True}, "contradicts sampling 'none'"),
         ({"sampling": "shuffle"}, "no other sampling is accounted for"),

@@ -344,6 +344,7 @@ def test_a_layer_that_sees_fewer_rows_is_named():
         optimizer.step()
 
 
+@pytest.mark.filterwarnings("ignore:nothing says whether rounds")  # there is no record
 def test_a_checkpoint_does_not_go_on_under_another_key(tmp_path):
     plan = Plan.calibrated(
         LambdaCGD(0.5), Participation(rounds=10, min_separation=5), clip_norm=1.0, epsilon=4, delta=1e-5

@@ -22,10 +22,10 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from fedcgd import BLT, LambdaCGD, NoiseKey
 from fedcgd.opacus import shards
+from fedcgd.opacus.example_rows import ExampleRows
 from fedcgd.opacus.ranks import Ranks, ranks_of
 from fedcgd.opacus.release_record import ReleaseRecord
 from fedcgd.opacus.round_noise import RoundNoise
-from fedcgd.opacus.validation import example_digest
 
 DIED = -signal.SIGKILL
 RUN = {"run": "a", "plan": {}, "key": "k", "noise stream": "s"}
@@ -426,18 +426,22 @@ class Noisy(Dataset):
         return (torch.rand(2, generator=torch.Generator().manual_seed(time.monotonic_ns() % 2**31)), i)
 
 
+def digest_of(dataset):
+    return ExampleRows(dataset, b"s").digest()
+
+
 def test_data_sets_are_told_apart_by_examples_and_order():
     data = TensorDataset(torch.arange(100))
     other = TensorDataset(torch.arange(100).flip(0))
-    assert example_digest(data, b"s") == example_digest(TensorDataset(torch.arange(100)), b"s")
-    assert example_digest(data, b"s") != example_digest(other, b"s")
-    assert example_digest(data, b"s") != example_digest(TensorDataset(torch.arange(101)), b"s")
+    assert digest_of(data) == digest_of(TensorDataset(torch.arange(100)))
+    assert digest_of(data) != digest_of(other)
+    assert digest_of(data) != digest_of(TensorDataset(torch.arange(101)))
     parts = [Subset(data, order) for order in ([2, 1, 0, *range(3, 100)], [1, 2, 0, *range(3, 100)])]
-    assert example_digest(parts[0], b"s") != example_digest(parts[1], b"s")
-    assert example_digest(ConcatDataset(parts), b"s") != example_digest(ConcatDataset(parts[::-1]), b"s")
-    assert example_digest(Noisy(), b"s") == example_digest(Noisy(), b"s")
+    assert digest_of(parts[0]) != digest_of(parts[1])
+    assert digest_of(ConcatDataset(parts)) != digest_of(ConcatDataset(parts[::-1]))
+    assert digest_of(Noisy()) == digest_of(Noisy())
     state = torch.get_rng_state()
-    example_digest(data, b"s")
+    digest_of(data)
     assert torch.equal(state, torch.get_rng_state())
 
 

@@ -16,7 +16,7 @@ from fedcgd import Participation, Plan, accountant, calibrate
 from fedcgd.cli import app
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
 from fedcgd.optimisation import catalogue
-from fedcgd.planning import LinearModel, Question, Recipe, as_python, as_run_config, plan_recipes, verdict
+from fedcgd.planning import LinearModel, Question, Recipe, as_python, as_run_config, is_hopeless, plan_recipes, verdict
 from fedcgd.planning.landscape import DIRECTIONS, Landscape
 from fedcgd.planning.planner import PlannedRecipe, _steps
 from fedcgd.planning.theory import Outcome, expected_outcome, unit_progress
@@ -228,8 +228,15 @@ def test_it_says_when_correlation_brings_nothing_and_when_it_does(ranked) -> Non
     assert "is as good" in verdict([level, plain])
     assert "is better" in verdict([plain, replace(better, outcome=replace(better.outcome, loss=0.6))])
     assert verdict([plain]).startswith("There is nothing to correlate")
-    hopeless = replace(plain, outcome=replace(plain.outcome, loss=150.0))
-    assert verdict([hopeless]).startswith("Nothing is learned at this budget")
+    for loss, words in (
+        (150.0, r"more loss than it began with \(150 times as much"),
+        (0.975, "at least 97.5% of the loss"),
+    ):
+        hopeless = replace(plain, outcome=replace(plain.outcome, loss=loss))
+        assert is_hopeless([hopeless])
+        said = f"Nothing useful is to be expected at this budget: .*{words}.* more users, a larger ε"
+        assert re.match(said, verdict([hopeless]))
+    assert not is_hopeless([replace(plain, outcome=replace(plain.outcome, loss=0.96))])
     small = plan_recipes(Question(users=600, epsilon=1.0, delta=1e-5, turns=4, max_cohort=30))
     assert verdict(small).startswith("Correlated noise helps")
 
@@ -300,6 +307,19 @@ def test_impossible_questions_are_refused(change, words: str) -> None:
 
 
 ASK = ["plan", "--users", "600", "--epsilon", "1", "--delta", "1e-5", "--turns", "4", "--max-cohort", "300"]
+
+
+def test_at_a_hopeless_budget_no_program_is_printed() -> None:
+    words = ["plan", "--users", "60", "--epsilon", "0.05", "--delta", "1e-5", "--turns", "2"]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "Nothing useful is to be expected at this budget" in result.output
+    assert "none is recommended" in result.output
+    assert "Plan.calibrated(" not in result.output
+    assert "--run-config" not in result.output
+    told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert told["verdict"].startswith("Nothing useful is to be expected")
+    assert told["recipes"]
 
 
 def test_the_command_prints_a_table_python_and_a_run_configuration() -> None:
