@@ -86,7 +86,7 @@ def page(
     """The whole page: HTML that needs no other file and no network; `evaluation` is the record of the private evaluation."""
     plan = Plan.from_description(statement["plan"])
     sections = (
-        _promise(statement),
+        _promise(statement, record["verification"]),
         _section("The claim", table_html(facts(statement))),
         _section("Why, and under which assumptions", _reasoning(statement)),
         *([_section("How well an attacker can tell", _attacker(plan, progress))] if statement["attacker"] else []),
@@ -112,10 +112,11 @@ def _section(title: str, body: str) -> str:
     return f"<section><h2>{escape(title)}</h2>\n{body}\n</section>"
 
 
-def _promise(statement: dict[str, Any]) -> str:
+def _promise(statement: dict[str, Any], verification: dict[str, Any]) -> str:
     whole, so_far = statement["whole_run"], statement["so_far"]
     promised = statement["sound"] and not statement["simulated"] and not statement["noiseless"]
     verdict = "Verified: the records agree with each other and with the plan." if promised else statement["statement"]
+    notes = [*verification["notes"], *filter(None, [verification["delta_note"]])]
     boxes = [("ε of the whole run", f"≤ {rounded_up(whole['epsilon'])}"), ("δ", f"{whole['delta']:g}")]
     if (both := statement["with_evaluations"]) is not None:
         boxes.insert(1, ("ε with its evaluations", f"≤ {rounded_up(both['epsilon'])}"))
@@ -125,6 +126,7 @@ def _promise(statement: dict[str, Any]) -> str:
     return (
         _verdict(verdict, "good" if promised else "bad")
         + (list_html(statement["problems"]) if statement["problems"] else "")
+        + (list_html(notes) if notes else "")
         + (_verdict(client_metrics.NOT_COVERED, "bad") if statement["forwards_client_metrics"] else "")
         + (f"<p class='promise'>{escape(statement['statement'])}</p>" if promised else "")
         + f"<div class='figures'>{figures}</div>"

@@ -111,6 +111,20 @@ def read(ledger: Path, latest: Latest) -> tuple[bytes, bytes]:
     )
 
 
+def compared(ledger: Path, latest: Latest) -> str | None:
+    """ "missing" or "changed", if the file is not the one that the ledger speaks of; None if it is. It is read in stretches."""
+    if not latest.model_bytes + latest.state_bytes:
+        return None
+    checksum = size = 0
+    try:
+        with latest.file(ledger).open("rb") as file:
+            while chunk := file.read(_AT_ONCE):
+                checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
+    except FileNotFoundError:
+        return "missing"
+    return None if (size, checksum) == (latest.model_bytes + latest.state_bytes, latest.checksum) else "changed"
+
+
 def discard(ledger: Path, round: int) -> None:
     """Remove what a release of `round` that did not happen may have left: it is no part of what ε is for."""
     file_of(ledger, round).unlink(missing_ok=True)

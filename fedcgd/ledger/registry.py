@@ -3,11 +3,12 @@
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedcgd.files import check_private
+from fedcgd.ledger.store import reader
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.numeric import so_many
@@ -32,13 +33,42 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class RegisteredRun:
-    """A run that a key has begun: which ledger it was last seen in, and how many rounds it had released."""
+    """A run that a key has begun: which ledger it was last seen in, and how many rounds it had released, the last as `nonce`."""
 
     stream_id: str
+    settings: str
     ledger: str
     begun: str
     released: int
+    nonce: bytes | None
     sealed: str | None
+
+
+_COLUMNS = "stream_id, settings, ledger, begun, released, nonce, sealed"
+
+
+def read_register(path: Path) -> list[RegisteredRun]:
+    """The runs in the register at `path`, which is only read. Raises ValueError if it is none."""
+    if not path.is_file():
+        raise ValueError(f"there is no register of a key's runs at {path}")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0)) as connection:
+            if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'runs'").fetchone():
+                return []  # made with its key, before the first run
+            return [RegisteredRun(*row) for row in connection.execute(f"SELECT {_COLUMNS} FROM runs ORDER BY begun")]  # noqa: S608
+    except sqlite3.DatabaseError as error:
+        raise ValueError(f"{path} cannot be read as the register of a key's runs: {error}") from error
+
+
+def register_beside(ledger: Path) -> Path | None:
+    """The register in the ledger's folder (noise.key.runs) that knows of its run; None if there is none."""
+    with reader(ledger) as connection:
+        (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
+    for path in sorted(ledger.resolve().parent.glob("*.runs")):
+        with suppress(ValueError):
+            if any(run.stream_id == stream_id for run in read_register(path)):
+                return path
+    return None
 
 
 class Registry:
@@ -188,7 +218,7 @@ class Registry:
 
     def _runs(self, condition: str, value: str) -> list[RegisteredRun]:
         rows = self._connection.execute(
-            f"SELECT stream_id, ledger, begun, released, sealed FROM runs WHERE {condition} ORDER BY begun",  # noqa: S608
+            f"SELECT {_COLUMNS} FROM runs WHERE {condition} ORDER BY begun",  # noqa: S608
             (value,),
         )
         return [RegisteredRun(*row) for row in rows]

@@ -1,6 +1,5 @@
 """Who is asked in a round: waits until enough users are there who may take part, or says why there are not."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -223,8 +222,7 @@ def users_needed(participation: Participation, cohort_size: int) -> int:
     """The fewest users that all rounds can be done with, a full cohort each; 1 with a sampling, where cohorts vary."""
     if participation.sampling != "none":
         return 1
-    n, k, b = participation.rounds, participation.participations, participation.min_separation
-    return max(cohort_size * min(b, n), math.ceil(cohort_size * n / k))
+    return participation.users_for(cohort_size)
 
 
 def can_replace(
