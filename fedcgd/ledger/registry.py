@@ -195,8 +195,8 @@ class Registry:
         return next(iter(self._runs("stream_id = ?", stream_id)), None)
 
     def others(self, stream_id: str) -> list[RegisteredRun]:
-        """The other runs of the key that have released something and are not sealed, as far as this file knows."""
-        return self._runs("stream_id != ? AND released > 0 AND sealed IS NULL", stream_id)
+        """The other runs that have released something, as far as this file knows: of this key, or of one that was here before."""
+        return self._runs("stream_id != ? AND released > 0", stream_id)
 
     def _check_not_begun_again(self, settings: str, ledger: str) -> None:
         for run in self._runs("settings = ?", settings):

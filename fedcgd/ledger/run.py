@@ -157,7 +157,10 @@ class Ledger(Closable):
             self._registry.close()
 
     def other_runs(self) -> list[RegisteredRun]:
-        """The other runs of the key that have released rounds and are not sealed, by when they began; as far as it remembers."""
+        """The other runs that have released rounds, sealed ones and those of earlier keys too, by when they began.
+
+        As far as the key's register remembers them: it stays when a key is deleted, and a key made in its place goes on with it.
+        """
         return [] if self._registry is None else self._registry.others(self.stream_id)
 
     def resume(self) -> Run:

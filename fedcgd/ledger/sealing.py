@@ -59,6 +59,8 @@ def _check_key(key_file: Path, fingerprint: str, stream_id: str) -> None:
 def _check_not_needed(registry: Registry, stream_id: str, key_file: Path) -> None:
     """Raise ValueError if another run of the key may go on. One that was sealed without its key file says so in its ledger."""
     for run in registry.others(stream_id):
+        if run.sealed is not None:
+            continue
         with suppress(ValueError), reader(run.ledger) as connection:
             stored, sealed = connection.execute("SELECT stream_id, sealed FROM run").fetchone()
             if stored == run.stream_id and sealed is not None:

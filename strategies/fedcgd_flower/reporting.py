@@ -13,9 +13,11 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.ledger import Ledger
+from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 from fedcgd_flower.flower_private import log, log_info, log_warning
-from fedcgd_flower.inner import FLOWERS_DEFAULT
+from fedcgd_flower.inner import FLOWERS_DEFAULT, own_aggregation
+from fedcgd_flower.layout import LEAST_VARIANCE
 from fedcgd_flower.replies import RejectionReason
 from fedcgd_flower.run_settings import RunSettings
 
@@ -54,6 +56,12 @@ def log_inner(settings: RunSettings) -> None:
         log_warning("train_metrics_aggr_fn is not called: metrics of training stay on the nodes")
     if type(inner).start is not Strategy.start:
         log_warning(f"{type(inner).__name__}.start is not called; on_release is, after each release")
+    if (kind := own_aggregation(inner)) is not None:
+        log_warning(
+            f"{kind}.aggregate_train is its own, and sees a round's noised sum before the round is on record. If the server "
+            "stops there, the round is repeated under other noise: what aggregate_train keeps of it (a model that it saves, "
+            "sends or logs) is not covered by ε. Keep models in on_release, which is called with releases only"
+        )
     available = getattr(inner, "min_available_nodes", 0)
     if available > max(expected_users, FLOWERS_DEFAULT):
         log_warning(
@@ -106,14 +114,22 @@ def epsilon_text(plan: Plan, released: int) -> str:
 
 
 def log_other_runs(ledger: Ledger) -> None:
-    """Say that people who were in earlier runs of the key pay for this one too."""
+    """Say that people who were in earlier runs of the key, or of earlier keys of its register, pay for this one too."""
     others = ledger.other_runs()
-    if others:
-        log_warning(
-            f"this key has released rounds of {len(others)} other runs, the last one's ledger is {others[-1].ledger}; for "
-            "everybody in both, ε composes: fedcgd ledger compose says to what, and budget=JointBudget(…) keeps people within "
-            "one ε"
-        )
+    if not others:
+        return
+    named = [
+        f"{run.ledger} ({so_many(run.released, 'round', 'rounds')}{', sealed' * bool(run.sealed)})" for run in others
+    ]
+    more = f", and {len(named) - _NAMED} before" if len(named) > _NAMED else ""
+    log_warning(
+        f"{so_many(len(others), 'earlier run has', 'earlier runs have')} released rounds by the register of this key: "
+        f"{', '.join(named[-_NAMED:])}{more}. For everybody in one of them and in this run, ε composes: fedcgd ledger compose "
+        "with their ledgers and this one's says to what, and budget=JointBudget(…, after=[…]) keeps people within one ε"
+    )
+
+
+_NAMED = 5  # earlier runs that are named
 
 
 def guarantee_metrics(plan: Plan, *, released: int) -> MetricRecord:
@@ -139,6 +155,8 @@ class RoundReport:
     delta: float = 0.0
     clipping: str = ""
     """How the clip norm moved, if it adapts."""
+    raised: int = 0
+    """Running variances of BatchNorm that noise made too small, and that were raised."""
     evaluated: list[str] = field(default_factory=list)
 
     @property
@@ -161,6 +179,10 @@ class RoundReport:
                 parts.append("nobody answered: what is released is noise alone")
             if self.clipping:
                 parts.append(self.clipping)
+            if self.raised:
+                parts.append(
+                    f"{so_many(self.raised, 'running variance', 'running variances')} raised to {LEAST_VARIANCE:g}"
+                )
         return f"[ROUND {self.round + 1}/{self.rounds}] " + " | ".join(parts + self.evaluated)
 
 
