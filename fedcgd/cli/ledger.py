@@ -54,7 +54,7 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
     run = record["run"]
     rows = [
         ("created", str(run["created"])),
-        ("released", f"{verification.released} of {verification.planned} rounds"),
+        ("released", f"{verification.released} of {so_many(verification.planned, 'round', 'rounds')}"),
         *_promised(verification),
         ("mechanism", str(run["plan"]["mechanism"]["name"])),
         *([("not covered by ε", NOT_COVERED)] if verification.forwards_client_metrics else []),
@@ -198,10 +198,10 @@ def model(
     with explained_errors():
         count = ledger.save_model(path, target, carried=carried)
     console.print(
-        f"{count} arrays are in {target}, those that were not trained as they are in {carried}"
+        f"{so_many(count, 'array is', 'arrays are')} in {target}, those that were not trained as they are in {carried}"
         if carried
-        else f"{count} trained arrays are in {target}. Arrays that were not trained (counters, frozen layers, fixed statistics) "
-        "are not in a ledger; --carried takes them from the model that the run began with",
+        else f"{so_many(count, 'trained array is', 'trained arrays are')} in {target}. Arrays that were not trained (counters, "
+        "frozen layers, fixed statistics) are not in a ledger; --carried takes them from the model that the run began with",
         soft_wrap=True,
     )
 

@@ -26,6 +26,7 @@ from fedcgd.ledger import client_metrics
 from fedcgd.ledger.evaluations import evaluation_ledger
 from fedcgd.ledger.statement import facts, privacy_statement, statement_markdown
 from fedcgd.mechanisms import inverse_matrix
+from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 
 FORMATS = (".html", ".md", ".json")
@@ -218,7 +219,8 @@ def _participations(record: dict[str, Any], plan: Plan) -> str:
     most = max(histogram)
     figure, axes = axes_of(3.0)
     axes.bar(list(histogram), list(histogram.values()), color="#2257c9", width=0.7)
-    text = f"{sum(histogram.values())} users were asked at least once; one user at most {most} times."
+    asked, at_most = so_many(sum(histogram.values()), "user was", "users were"), so_many(most, "time", "times")
+    text = f"{asked} asked at least once; one user at most {at_most}."
     end = most
     if plan.participation.sampling_rate is None:
         end = max(most, plan.participation.participations)

@@ -179,9 +179,10 @@ class Registry:
         with transaction(self._connection):
             found = self._connection.execute("SELECT released FROM runs WHERE stream_id = ?", (stream_id,)).fetchone()
             if found is None or found[0] != released + len(latest) - 1:
+                went = "begun again" if found is None else f"released {so_many(found[0], 'round', 'rounds')}"
                 raise ValueError(
                     f"round {released + len(latest) - 1} is not released: another copy of this run, with another ledger, has "
-                    f"{'begun again' if found is None else f'released {found[0]} rounds'}. {_REMEDY}"
+                    f"{went}. {_REMEDY}"
                 )
             yield
             self._write(stream_id, released + len(latest), latest)

@@ -224,9 +224,8 @@ def _participation(participation: dict[str, Any]) -> str:
     rounds, separation, most = (participation[name] for name in ("rounds", "min_separation", "max_participations"))
     if participation["sampling"] == "random-allocation":
         return f"in one round of each of {most} epochs, drawn anew"
-    return (
-        f"in at most {-(-rounds // separation) if most is None else most} rounds, any two at least {separation} apart"
-    )
+    turns = so_many(-(-rounds // separation) if most is None else most, "round", "rounds")
+    return f"in at most {turns}, any two at least {separation} apart"
 
 
 def _mechanism(mechanism: dict[str, Any]) -> str:

@@ -39,7 +39,10 @@ def log_guarantee(settings: RunSettings, released: int) -> None:
         louder = 1 / math.sqrt(1 - adaptive.indicator_norm(plan.noise_multiplier, cohort.size) ** 2)
         log(INFO, f"\t│\t├── the clip norm adapts to the {adaptive.quantile:g} quantile: {louder:.4g} times the noise")
     log(INFO, f"\t│\t├── {plan.participation}; sampling: {plan.participation.sampling}")
-    log(INFO, f"\t│\t├── {cohort.size} users a round ({cohort.source}), and the mean is over so many")
+    log(
+        INFO,
+        f"\t│\t├── {so_many(cohort.size, 'user', 'users')} a round ({cohort.source}), and the mean is over so many",
+    )
     log(INFO, "\t│\t├── each user counts once: numbers of examples per client are not used as weights")
     log(INFO, f"\t│\t├── the ledger: {settings.ledger.absolute() if settings.ledger else 'in memory; not kept'}")
     log(INFO, f"\t│\t├── this run: {epsilon_text(plan, released)}")
@@ -108,8 +111,8 @@ def epsilon_text(plan: Plan, released: int) -> str:
         return f"nothing is released; the planned run: {whole}"
     so_far = plan.quick_guarantee(released=released)
     return (
-        f"the planned run: {whole}; for the {released} rounds released, ε ≤ {so_far.epsilon:.4g}, provided that nobody looked at "
-        "a released model to decide that the run ends here"
+        f"the planned run: {whole}; for the {so_many(released, 'round', 'rounds')} released, ε ≤ {so_far.epsilon:.4g}, provided "
+        "that nobody looked at a released model to decide that the run ends here"
     )
 
 
@@ -168,7 +171,8 @@ class RoundReport:
         parts = []
         if self.asked or not self.failure:
             causes = ", ".join(f"{cause}: {count}" for cause, count in sorted(self.lost.items()))
-            asked = f"{self.asked} users asked at {self.nodes} nodes, {self.answered} answered"
+            where = f"{so_many(self.asked, 'user', 'users')} asked at {so_many(self.nodes, 'node', 'nodes')}"
+            asked = f"{where}, {self.answered} answered"
             parts.append(f"{asked} ({causes})" if causes else asked)
         if self.failure:
             parts.append(f"not released: {self.failure}")

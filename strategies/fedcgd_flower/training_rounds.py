@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from fedcgd.keepers import Agreement, Keepers, agree
 from fedcgd.ledger import Ledger, Run
 from fedcgd.noise.quantisation import Integers
+from fedcgd.numeric import so_many
 from fedcgd.passes import aligned, passes
 from fedcgd.release import RecordedReleases, lattice_of
 from fedcgd_flower import inner_state
@@ -314,7 +315,7 @@ class TrainingRounds:
             results[position] = result
         self._record_answers(pending, results)
         if self.report.answered < self._settings.cohort.min_answers:
-            self.abort_round(f"at least {self._settings.cohort.min_answers} users must answer")
+            self.abort_round(f"at least {so_many(self._settings.cohort.min_answers, 'user', 'users')} must answer")
             return None, None
         try:
             noised_sum = self._noised_sum(pending, total)

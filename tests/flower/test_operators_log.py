@@ -94,8 +94,8 @@ def test_too_few_users_says_who_is_there_and_what_keeps_the_others(caplog: pytes
         make(participation=participation, expected_users=9).start(grid, record(np.zeros(SIZE)))
     skipped = [line for line in lines(caplog) if "[ROUND 3/6]" in line]
     assert skipped[0] == (
-        "[ROUND 3/6] not released: 9 users are there at 1 nodes and 1 of them may take part, of 4 for a cohort; "
-        "8 have taken part 1 times, which is all they may"
+        "[ROUND 3/6] not released: 9 users are there at 1 node and 1 of them may take part, of 4 for a cohort; "
+        "8 have taken part 1 time, which is all they may"
     )
     caplog.clear()
     participation = Participation(rounds=6, min_separation=3)
@@ -152,8 +152,8 @@ def test_updates_that_are_never_finite_end_the_run_with_advice_about_that(
     with pytest.raises(IncompleteRunError) as stopped:
         make(ledger=tmp_path / "run.db").start(grid, record(np.zeros(SIZE)))
     words = str(stopped.value)
-    assert "not released: at least 1 users must answer (not finite)" in words
-    assert "What helps: the trained model has numbers that are NaN or infinite: lower the local learning rate" in words
+    assert "not released: at least 1 user must answer (not finite)" in words
+    assert "What helps: the trained model has numbers that are NaN, infinite or beyond what float32 holds" in words
     assert words.index("What helps") < words.index("Then start again with the same ledger")
     local = [entry for entry in caplog.records if "no update is sent" in entry.getMessage()]
     assert len(local) == 40  # ten tries, four nodes
