@@ -77,8 +77,10 @@ def write(ledger: Path | None, round: int, model: memoryview, state: memoryview,
                 file.flush()
                 os.fsync(file.fileno())
             sync_folder(path.parent)
-        except BaseException:
+        except BaseException as error:
             path.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename is None:  # a write does not know what it writes to
+                raise OSError(error.errno, error.strerror, str(path)) from error
             raise
     return Latest(round, len(model), len(state), checksum, layout)
 

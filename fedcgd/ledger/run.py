@@ -15,7 +15,7 @@ from fedcgd.files import check_private
 from fedcgd.ledger import attempts, model_file, openings, settings
 from fedcgd.ledger.openings import RecordedOpening
 from fedcgd.ledger.participation_counter import ParticipationCounter
-from fedcgd.ledger.registry import RegisteredRun, Registry
+from fedcgd.ledger.registry import RegisteredRun, Registry, read_register
 from fedcgd.ledger.store import checkpoint, connect
 from fedcgd.ledger.transactions import MEMORY, Closable, now, transaction
 from fedcgd.noise.keys import NoiseKey
@@ -106,8 +106,19 @@ class Ledger(Closable):
         Raises:
             ValueError: if the ledger is sealed, or is that of another plan, configuration, key or definition of the noise; if
                 others may read it; and if it has released rounds that the key's register does not know of
-                (`fedcgd.ledger.adopt` says that they are the latest).
+                (`fedcgd.ledger.adopt` says that they are the latest). A key file that was made just now, for this run, is
+                deleted then.
         """
+        try:
+            opened = cls._open(path, plan, configuration, key, purpose)
+        except ValueError:
+            _discard_unused(key)
+            raise
+        key.keep_file()
+        return opened
+
+    @classmethod
+    def _open(cls, path: Path | str, plan: Plan, configuration: Mapping[str, Any], key: NoiseKey, purpose: str) -> Self:
         wanted = settings.settings_of(plan, configuration, key)
         identity = settings.identity_hash(wanted)
         file = None if path == MEMORY else Path(path).resolve()  # links may change while the run goes on
@@ -401,3 +412,14 @@ class Ledger(Closable):
                     "another process has opened this ledger since; this one must not release anything any more"
                 )
             yield
+
+
+def _discard_unused(key: NoiseKey) -> None:
+    """Delete the file of a key that was made for a run which is refused, so that nobody takes it for that run's.
+
+    Not if the register has a run that began since: another process may have found the file.
+    """
+    if key.made is None or key.runs is None:
+        return
+    if not key.runs.exists() or all(run.begun < key.made for run in read_register(key.runs)):
+        key.discard_file()

@@ -104,6 +104,18 @@ def test_too_few_users_says_who_is_there_and_what_keeps_the_others(caplog: pytes
     assert "1 of them may take part, of 4 for a cohort; 8 took part less than 3 rounds ago" in caplog.text
 
 
+def test_what_is_waited_for_is_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    """ "0 of 2 nodes have not said yet which users they host", where a third user was missing."""
+    grid = FakeGrid({1: node(["ann"]), 2: node(["ben"])})
+    participation = Participation(rounds=2)
+    with pytest.raises(IncompleteRunError):
+        make(participation=participation, cohort_size=3, expected_users=2, patience=0.1).start(
+            grid, record(np.zeros(SIZE))
+        )
+    assert "0 of 2 nodes" not in caplog.text
+    assert "2 users are there, and round 1 needs 3 who may take part; waiting for up to" in caplog.text
+
+
 def test_the_log_does_not_claim_what_is_not_done(caplog: pytest.LogCaptureFixture) -> None:
     """It said "Fraction: train (0.50) | evaluate ( 0.50)", minimums of nodes and weights, none of which decides anything here."""
     inner = FedAvg(fraction_train=0.5, fraction_evaluate=0.5, min_train_nodes=3)
