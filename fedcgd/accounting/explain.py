@@ -17,6 +17,7 @@ NOT_COVERED = (
     "The server's operator, and whoever had the key before it was deleted: they can remove the noise.",
     "A node that hosts many users and clips falsely, or answers in their name.",
     "Copies of the run's ledger that were restored or run side by side.",
+    "What a program kept of a round's noised sum that was not released (`fedcgd ledger verify` counts such sums).",
 )
 """What no ε says anything about, a sentence each."""
 

@@ -24,6 +24,7 @@ from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, 
 from fedcgd.files import whole
 from fedcgd.ledger import client_metrics
 from fedcgd.ledger.evaluations import evaluation_ledger
+from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.statement import facts, privacy_statement, statement_markdown
 from fedcgd.mechanisms import inverse_matrix
 from fedcgd.numeric import so_many
@@ -46,8 +47,9 @@ def report_command(
 ) -> None:
     """Write what a run promises, and why: a page for a reviewer, or the privacy statement that goes with its model.
 
-    All of it comes from the ledger alone. Exit code 1 if the records contradict each other. The HTML page has counts of users and
-    rounds, which are not differentially private; the statement has none of them.
+    All of it comes from the ledger; the register of its key, if it lies beside it, is compared. Exit code 1 if the records
+    contradict each other. The HTML page has counts of users and rounds, which are not differentially private; the statement has none
+    of them.
 
     Example: fedcgd report run.db -o report.html
     """
@@ -56,12 +58,13 @@ def report_command(
             raise ValueError(f"--output must end in {', '.join(FORMATS)}, got {output}")
         if output.resolve() == path.resolve():
             raise ValueError(f"--output is the ledger itself, {output}")
-        statement = privacy_statement(path, progress=progress)
+        register = register_beside(path)
+        statement = privacy_statement(path, register=register, progress=progress)
         match output.suffix:
             case ".html":
                 beside = evaluation_ledger(path)
                 evaluation = ledger.export(beside) if beside.exists() else None
-                text = page(path.name, statement, ledger.export(path), evaluation, progress=progress)
+                text = page(path.name, statement, ledger.export(path, register=register), evaluation, progress=progress)
             case ".md":
                 text = statement_markdown(statement)
             case _:

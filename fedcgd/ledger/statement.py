@@ -22,7 +22,9 @@ from fedcgd.plan import Plan
 LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography", "dp-accounting")
 
 
-def privacy_statement(path: Path | str, *, progress: Progress = silent) -> dict[str, Any]:
+def privacy_statement(
+    path: Path | str, *, register: Path | str | None = None, progress: Progress = silent
+) -> dict[str, Any]:
     """What the run recorded at `path` promises to each of its users, as JSON-able values; ValueError if there is no ledger.
 
     `attacker` says how often the best attacker is right about one user (None where nothing is promised). `whole_run` is the
@@ -30,10 +32,10 @@ def privacy_statement(path: Path | str, *, progress: Progress = silent) -> dict[
     if it has none), `so_far` for the rounds released: it holds under its `condition` only.
     `notes` say what contradicts nothing and has to be known: noised sums that were no release, a δ that is large for the users.
     `sound` says whether the records agree with each other and with the plan, `private` whether that holds and everything that the
-    run tells is covered. Nothing in it depends on who the users are or how
-    many took part, so it may be published with the model. ValueError also for the ledger of a run's evaluations.
+    run tells is covered. Nothing in it depends on who the users are or how many took part, so it may be published with the model.
+    `register` is as in `verify`. ValueError also for the ledger of a run's evaluations.
     """
-    record, verification = export(path), verify(path)
+    record, verification = export(path), verify(path, register=register)
     if EVALUATION_OF in record["run"]["configuration"]:
         raise ValueError(
             f"{path} records the evaluations of a run only: a statement is made from the ledger of that run"

@@ -147,6 +147,8 @@ def test_an_older_copy_is_told_by_the_register_beside_it_which_is_found(tmp_path
     assert (fine.exit_code, "compared with the register" in fine.output) == (0, True), fine.output
     old = CliRunner().invoke(app, ["ledger", "verify", str(tmp_path / "old.db")])
     assert (old.exit_code, "the key has released 1 round of this run" in old.output) == (1, True), old.output
+    report = CliRunner().invoke(app, ["report", str(tmp_path / "old.db"), "-o", str(tmp_path / "old.md")])
+    assert (report.exit_code, "the key has released 1 round" in (tmp_path / "old.md").read_text("utf-8")) == (1, True)
     (tmp_path / "noise.key.runs").unlink()
     alone = CliRunner().invoke(app, ["ledger", "verify", str(path)])
     assert (alone.exit_code, "an older copy of this ledger would look the same" in alone.output) == (0, True)
