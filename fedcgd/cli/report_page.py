@@ -48,8 +48,8 @@ def report_command(
     """Write what a run promises, and why: a page for a reviewer, or the privacy statement that goes with its model.
 
     All of it comes from the ledger; the register of its key, if it lies beside it, is compared. Exit code 1 if the records
-    contradict each other. The HTML page has counts of users and rounds, which are not differentially private; the statement has none
-    of them.
+    contradict each other. The HTML page has counts of users and rounds, which are not differentially private; the statement has
+    none of them.
 
     Example: fedcgd report run.db -o report.html
     """

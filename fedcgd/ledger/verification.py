@@ -246,8 +246,8 @@ _WORDS = {
     "declared": (
         'whoever a node says (identity "declared"): each name that a node gives is a user. A node that is registered at the '
         "SuperLink keeps the users that it named first, and one with clipped_update_mod stays one user, all run long. What pools "
-        "of many users and unregistered nodes say is believed, also if they come back and name others. A person with two names "
-        "counts as two users, each with this ε"
+        "of many users, and nodes that are not registered, say is believed, also if they come back and name others. A person "
+        "with two names counts as two users, each with this ε"
     ),
     "authenticated": (
         'a node that is registered at the SuperLink (identity "authenticated"), by its name there. A person who registers two '
