@@ -20,7 +20,7 @@ from fedcgd.accounting.calibration import Method, accountant
 from fedcgd.accounting.guarantee import ADJACENCY, check_delta, check_noise_multiplier, rounded_up
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.tail_sensitivity import tail_sensitivity
-from fedcgd.numeric import as_float
+from fedcgd.numeric import as_float, so_many
 from fedcgd.participation import Participation
 
 JOINT_CONDITION = "true only if which runs there were, and how long they were, did not depend on a released model"
@@ -119,8 +119,9 @@ class JointGuarantee:
         terms = [self.adjacency, self.method]
         if self.failure_probability:
             terms.append(f"δ includes {rounded_up(self.failure_probability)} for draws that mislead")
+        covered = f"{so_many(self.released, 'round', 'rounds')} of {so_many(self.runs, 'run', 'runs')}"
         return (
-            f"ε ≤ {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta, 6)} for {self.released} rounds of {self.runs} run(s) "
+            f"ε ≤ {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta, 6)} for {covered} "
             f"together, {self.condition} ({'; '.join(terms)})"
         )
 

@@ -17,6 +17,7 @@ NOT_COVERED = (
     "The server's operator, and whoever had the key before it was deleted: they can remove the noise.",
     "A node that hosts many users and clips falsely, or answers in their name.",
     "Copies of the run's ledger that were restored or run side by side.",
+    "What a program kept of a round's noised sum that was not released (`fedcgd ledger verify` counts such sums).",
 )
 """What no ε says anything about, a sentence each."""
 
@@ -80,8 +81,8 @@ def explain(
         Step(
             "noise",
             f"σ = {rounded_up(guarantee.noise_multiplier, 6)} (it includes the sensitivity): Z has independent coordinates of "
-            f"standard deviation ζσ = {rounded_up(clip_norm * guarantee.noise_multiplier, 6)}, in the units of the update. It "
-            "comes from a secret key by a cryptographic generator: whoever has the key can remove it.",
+            f"standard deviation 1, and ζσZ of {rounded_up(clip_norm * guarantee.noise_multiplier, 6)}, in units of the update. "
+            "Z comes from a secret key by a cryptographic generator: whoever has the key can remove the noise.",
             guarantee.noise_multiplier,
         ),
         Step(
@@ -92,9 +93,9 @@ def explain(
         _confidence(guarantee),
         Step(
             "guarantee",
-            f"Everything that the run releases is ({rounded_up(guarantee.epsilon, 6)}, {delta:g})-differentially private for "
-            "each user. An adversary sees every released model, knows all other users' data, and chooses updates and "
-            "models adaptively.",
+            f"All models that the run releases, together, are ({rounded_up(guarantee.epsilon, 6)}, {delta:g})-differentially "
+            "private for each user. An adversary sees every released model, not the key, knows all other users' data, and "
+            "chooses updates and models adaptively.",
             guarantee.epsilon,
         ),
         Step("not covered", f"None of these is in ε. {' '.join(NOT_COVERED)}"),
@@ -226,11 +227,9 @@ def _sensitivity(mechanism: Mechanism, participation: Participation, guarantee: 
             reach,
         )
     found = sensitivity(mechanism, participation)
-    last = f" … {found.pattern[-1]}" if len(found.pattern) > 6 else ""
-    rounds = ", ".join(str(t) for t in found.pattern[: 4 if last else None]) + last
     statement = (
-        f"One user moves CX by at most {found.value:.6g}·ζ in Frobenius norm ({found.method}; "
-        f"{'exact' if found.exact else 'an upper bound'}), when it takes part in rounds {rounds} (counted from 0)."
+        f"One user moves CX by at most {found.value:.6g}·ζ in Frobenius norm. Worst case: {_rounds(found.pattern)} "
+        f"({'exact' if found.exact else 'an upper bound'}; {found.method})."
     )
     if participation.sampling == "balls-in-bins":
         statement += " This is for an adversary who knows the bin; the method below profits from the bin being secret."
@@ -239,6 +238,19 @@ def _sensitivity(mechanism: Mechanism, participation: Participation, guarantee: 
             " This is for an adversary who knows the coins; the method below profits from the coins being secret."
         )
     return Step("sensitivity", statement, found.value)
+
+
+def _rounds(pattern: tuple[int, ...]) -> str:
+    """Rounds, which are counted from 0, as people count them: "rounds 1 and 5"."""
+    numbers = [str(t + 1) for t in pattern]
+    if len(numbers) == 1:
+        return f"round {numbers[0]}"
+    if len(numbers) > _NAMED:
+        return f"rounds {', '.join(numbers[:4])}, … and {numbers[-1]}"
+    return f"rounds {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+_NAMED = 6  # rounds that are all named
 
 
 def _confidence(guarantee: Guarantee) -> Step:

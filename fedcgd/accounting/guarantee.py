@@ -100,6 +100,19 @@ def large_delta(delta: float, number: int, who: str) -> str | None:
     )
 
 
+def exposed_users(delta: float, users: int) -> str | None:
+    """What to say of a `delta` that allows to publish a tenth of a user, or more, of so many; None if it is smaller."""
+    if delta * users < _EXPOSED:
+        return None
+    return (
+        f"δ times the number of users is {rounded_up(delta * users)} ({rounded_up(delta, 6)} · {users}): a mechanism that keeps "
+        "this ε and δ may publish the data of so many of them, on average, as they are; plan with a δ far below 1 / users"
+    )
+
+
+_EXPOSED = 0.1  # users
+
+
 def check_noise_multiplier(noise_multiplier: float) -> float:
     """σ as a float. Raises ValueError unless σ is positive and finite; TypeError for what is no number."""
     noise_multiplier = as_float("noise_multiplier", noise_multiplier)

@@ -24,6 +24,7 @@ from fedcgd.cli.printing import (
 from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.files import check_private
 from fedcgd.ledger.client_metrics import NOT_COVERED
+from fedcgd.ledger.registry import register_beside
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.numeric import so_many
 
@@ -53,7 +54,7 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
     run = record["run"]
     rows = [
         ("created", str(run["created"])),
-        ("released", f"{verification.released} of {verification.planned} rounds"),
+        ("released", f"{verification.released} of {so_many(verification.planned, 'round', 'rounds')}"),
         *_promised(verification),
         ("mechanism", str(run["plan"]["mechanism"]["name"])),
         *([("not covered by ε", NOT_COVERED)] if verification.forwards_client_metrics else []),
@@ -73,13 +74,26 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
 
 
 @command()
-def verify(path: LedgerArgument, json: JsonOption = False) -> None:
-    """Derive ε again from the records alone; exit code 1 if they contradict each other or the plan.
+def verify(
+    path: LedgerArgument,
+    register: Annotated[
+        Path | None,
+        typer.Option(
+            help="The register of the key's runs (noise.key.runs). Default: one beside the ledger that knows the run."
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Derive ε again from the records alone; exit code 1 if they contradict each other, the plan or the register of the key.
+
+    Without the register an older copy of the ledger looks like a shorter run. What a careful forger can do all the same, the
+    page for reviewers says.
 
     Example: fedcgd ledger verify run.db && echo sound
     """
     with explained_errors(), status(json):
-        verification = ledger.verify(path)
+        register = register or register_beside(path)
+        verification = ledger.verify(path, register=register)
     try:
         check_private(path, "the ledger, which says who took part when,")
     except ValueError as error:  # it may be a copy that was given to a reviewer
@@ -93,10 +107,22 @@ def verify(path: LedgerArgument, json: JsonOption = False) -> None:
             note("Not private", NOT_COVERED)
         for text in verification.adopted:
             note("Adopted", text, "yellow")
+        for text in (*verification.notes, *filter(None, [verification.delta_note])):
+            note("Note", text, "yellow")
+        if register is None:
+            note(
+                "Note",
+                "compared with no register of the key's runs: an older copy of this ledger would look the same. The operator has "
+                "it beside the key (noise.key.runs): --register FILE",
+                "yellow",
+            )
+        else:
+            console.print(f"compared with the register {register}", soft_wrap=True, markup=False)
         for problem in verification.problems:
             note("Problem", problem)
         if not verification.problems:
-            console.print(f"{verification.released} releases, and no contradiction in the records")
+            releases = so_many(verification.released, "release", "releases")
+            console.print(f"{releases}, and no contradiction in the records")
     if verification.problems:
         raise typer.Exit(EXIT_PROBLEMS)
 
@@ -172,10 +198,10 @@ def model(
     with explained_errors():
         count = ledger.save_model(path, target, carried=carried)
     console.print(
-        f"{count} arrays are in {target}, those that were not trained as they are in {carried}"
+        f"{so_many(count, 'array is', 'arrays are')} in {target}, those that were not trained as they are in {carried}"
         if carried
-        else f"{count} trained arrays are in {target}. Arrays that were not trained (counters, frozen layers, fixed statistics) "
-        "are not in a ledger; --carried takes them from the model that the run began with",
+        else f"{so_many(count, 'trained array is', 'trained arrays are')} in {target}. Arrays that were not trained (counters, "
+        "frozen layers, fixed statistics) are not in a ledger; --carried takes them from the model that the run began with",
         soft_wrap=True,
     )
 

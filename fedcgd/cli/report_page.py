@@ -24,8 +24,10 @@ from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, 
 from fedcgd.files import whole
 from fedcgd.ledger import client_metrics
 from fedcgd.ledger.evaluations import evaluation_ledger
+from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.statement import facts, privacy_statement, statement_markdown
 from fedcgd.mechanisms import inverse_matrix
+from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 
 FORMATS = (".html", ".md", ".json")
@@ -45,8 +47,9 @@ def report_command(
 ) -> None:
     """Write what a run promises, and why: a page for a reviewer, or the privacy statement that goes with its model.
 
-    All of it comes from the ledger alone. Exit code 1 if the records contradict each other. The HTML page has counts of users and
-    rounds, which are not differentially private; the statement has none of them.
+    All of it comes from the ledger; the register of its key, if it lies beside it, is compared. Exit code 1 if the records
+    contradict each other. The HTML page has counts of users and rounds, which are not differentially private; the statement has
+    none of them.
 
     Example: fedcgd report run.db -o report.html
     """
@@ -55,12 +58,13 @@ def report_command(
             raise ValueError(f"--output must end in {', '.join(FORMATS)}, got {output}")
         if output.resolve() == path.resolve():
             raise ValueError(f"--output is the ledger itself, {output}")
-        statement = privacy_statement(path, progress=progress)
+        register = register_beside(path)
+        statement = privacy_statement(path, register=register, progress=progress)
         match output.suffix:
             case ".html":
                 beside = evaluation_ledger(path)
                 evaluation = ledger.export(beside) if beside.exists() else None
-                text = page(path.name, statement, ledger.export(path), evaluation, progress=progress)
+                text = page(path.name, statement, ledger.export(path, register=register), evaluation, progress=progress)
             case ".md":
                 text = statement_markdown(statement)
             case _:
@@ -86,7 +90,7 @@ def page(
     """The whole page: HTML that needs no other file and no network; `evaluation` is the record of the private evaluation."""
     plan = Plan.from_description(statement["plan"])
     sections = (
-        _promise(statement),
+        _promise(statement, record["verification"]),
         _section("The claim", table_html(facts(statement))),
         _section("Why, and under which assumptions", _reasoning(statement)),
         *([_section("How well an attacker can tell", _attacker(plan, progress))] if statement["attacker"] else []),
@@ -112,10 +116,11 @@ def _section(title: str, body: str) -> str:
     return f"<section><h2>{escape(title)}</h2>\n{body}\n</section>"
 
 
-def _promise(statement: dict[str, Any]) -> str:
+def _promise(statement: dict[str, Any], verification: dict[str, Any]) -> str:
     whole, so_far = statement["whole_run"], statement["so_far"]
     promised = statement["sound"] and not statement["simulated"] and not statement["noiseless"]
     verdict = "Verified: the records agree with each other and with the plan." if promised else statement["statement"]
+    notes = [*verification["notes"], *filter(None, [verification["delta_note"]])]
     boxes = [("ε of the whole run", f"≤ {rounded_up(whole['epsilon'])}"), ("δ", f"{whole['delta']:g}")]
     if (both := statement["with_evaluations"]) is not None:
         boxes.insert(1, ("ε with its evaluations", f"≤ {rounded_up(both['epsilon'])}"))
@@ -125,6 +130,7 @@ def _promise(statement: dict[str, Any]) -> str:
     return (
         _verdict(verdict, "good" if promised else "bad")
         + (list_html(statement["problems"]) if statement["problems"] else "")
+        + (list_html(notes) if notes else "")
         + (_verdict(client_metrics.NOT_COVERED, "bad") if statement["forwards_client_metrics"] else "")
         + (f"<p class='promise'>{escape(statement['statement'])}</p>" if promised else "")
         + f"<div class='figures'>{figures}</div>"
@@ -216,7 +222,8 @@ def _participations(record: dict[str, Any], plan: Plan) -> str:
     most = max(histogram)
     figure, axes = axes_of(3.0)
     axes.bar(list(histogram), list(histogram.values()), color="#2257c9", width=0.7)
-    text = f"{sum(histogram.values())} users were asked at least once; one user at most {most} times."
+    asked, at_most = so_many(sum(histogram.values()), "user was", "users were"), so_many(most, "time", "times")
+    text = f"{asked} asked at least once; one user at most {at_most}."
     end = most
     if plan.participation.sampling_rate is None:
         end = max(most, plan.participation.participations)

@@ -10,11 +10,12 @@ from fedcgd.ledger.store import reader, unpack_ids
 from fedcgd.ledger.verification import verify
 
 
-def export(path: Path | str) -> dict[str, Any]:
+def export(path: Path | str, *, register: Path | str | None = None) -> dict[str, Any]:
     """The records of a run without user ids and models. Cohort sizes, and metrics of nodes, are not differentially private.
 
     Args:
         path: the ledger.
+        register: as in `verify`.
 
     Returns:
         JSON-able values: under `run` its settings, under `verification` what `verify` says, under `attempts` every attempt with
@@ -46,7 +47,7 @@ def export(path: Path | str) -> dict[str, Any]:
         told = [(row["kind"], {"release": row["release"]} | json.loads(row["data"])) for row in metrics]
     return {
         "run": run,
-        "verification": verify(path).to_description(),
+        "verification": verify(path, register=register).to_description(),
         "attempts": attempts,
         "releases": [values for kind, values in told if kind == "train"],
         "measured": [{"kind": kind} | values for kind, values in told if kind not in ("train", client_metrics.CONFIG)],

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcgd.files import whole
-from fedcgd.ledger import model_file
+from fedcgd.ledger import attempts, model_file
 from fedcgd.ledger.store import reader
+from fedcgd.numeric import so_many
 
 
 def released_model(path: Path | str) -> dict[str, NDArray[Any]]:
@@ -50,8 +51,14 @@ def _last(path: Path) -> tuple[bytes, str]:
     while True:
         with reader(path) as connection:
             before, said = said, model_file.described(connection)
+            models = attempts.count_models(connection)
         if said is None:
             raise ValueError(f"{path} has released no model yet")
+        if said.round != models - 1:
+            raise ValueError(
+                f"{path} contradicts itself: its last model is number {said.round + 1}, and "
+                f"{so_many(models, 'model is', 'models are')} released; fedcgd ledger verify says what else"
+            )
         try:
             return model_file.read(path, said)[0], said.layout
         except ValueError:

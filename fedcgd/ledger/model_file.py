@@ -77,8 +77,10 @@ def write(ledger: Path | None, round: int, model: memoryview, state: memoryview,
                 file.flush()
                 os.fsync(file.fileno())
             sync_folder(path.parent)
-        except BaseException:
+        except BaseException as error:
             path.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename is None:  # a write does not know what it writes to
+                raise OSError(error.errno, error.strerror, str(path)) from error
             raise
     return Latest(round, len(model), len(state), checksum, layout)
 
@@ -109,6 +111,20 @@ def read(ledger: Path, latest: Latest) -> tuple[bytes, bytes]:
         "belongs to that ledger (copy both together, while nothing is released). If it is lost, the run is over: what it "
         "released stays released, and verify, show and report need the ledger alone. Begin another run with a new key"
     )
+
+
+def compared(ledger: Path, latest: Latest) -> str | None:
+    """ "missing" or "changed", if the file is not the one that the ledger speaks of; None if it is. It is read in stretches."""
+    if not latest.model_bytes + latest.state_bytes:
+        return None
+    checksum = size = 0
+    try:
+        with latest.file(ledger).open("rb") as file:
+            while chunk := file.read(_AT_ONCE):
+                checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
+    except FileNotFoundError:
+        return "missing"
+    return None if (size, checksum) == (latest.model_bytes + latest.state_bytes, latest.checksum) else "changed"
 
 
 def discard(ledger: Path, round: int) -> None:

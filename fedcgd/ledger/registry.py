@@ -3,11 +3,12 @@
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedcgd.files import check_private
+from fedcgd.ledger.store import reader
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.nonce import NONCE_BYTES
 from fedcgd.numeric import so_many
@@ -32,13 +33,42 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class RegisteredRun:
-    """A run that a key has begun: which ledger it was last seen in, and how many rounds it had released."""
+    """A run that a key has begun: which ledger it was last seen in, and how many rounds it had released, the last as `nonce`."""
 
     stream_id: str
+    settings: str
     ledger: str
     begun: str
     released: int
+    nonce: bytes | None
     sealed: str | None
+
+
+_COLUMNS = "stream_id, settings, ledger, begun, released, nonce, sealed"
+
+
+def read_register(path: Path) -> list[RegisteredRun]:
+    """The runs in the register at `path`, which is only read. Raises ValueError if it is none."""
+    if not path.is_file():
+        raise ValueError(f"there is no register of a key's runs at {path}")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0)) as connection:
+            if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'runs'").fetchone():
+                return []  # made with its key, before the first run
+            return [RegisteredRun(*row) for row in connection.execute(f"SELECT {_COLUMNS} FROM runs ORDER BY begun")]  # noqa: S608
+    except sqlite3.DatabaseError as error:
+        raise ValueError(f"{path} cannot be read as the register of a key's runs: {error}") from error
+
+
+def register_beside(ledger: Path) -> Path | None:
+    """The register in the ledger's folder (noise.key.runs) that knows of its run; None if there is none."""
+    with reader(ledger) as connection:
+        (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
+    for path in sorted(ledger.resolve().parent.glob("*.runs")):
+        with suppress(ValueError):
+            if any(run.stream_id == stream_id for run in read_register(path)):
+                return path
+    return None
 
 
 class Registry:
@@ -149,9 +179,10 @@ class Registry:
         with transaction(self._connection):
             found = self._connection.execute("SELECT released FROM runs WHERE stream_id = ?", (stream_id,)).fetchone()
             if found is None or found[0] != released + len(latest) - 1:
+                went = "begun again" if found is None else f"released {so_many(found[0], 'round', 'rounds')}"
                 raise ValueError(
                     f"round {released + len(latest) - 1} is not released: another copy of this run, with another ledger, has "
-                    f"{'begun again' if found is None else f'released {found[0]} rounds'}. {_REMEDY}"
+                    f"{went}. {_REMEDY}"
                 )
             yield
             self._write(stream_id, released + len(latest), latest)
@@ -165,8 +196,8 @@ class Registry:
         return next(iter(self._runs("stream_id = ?", stream_id)), None)
 
     def others(self, stream_id: str) -> list[RegisteredRun]:
-        """The other runs of the key that have released something and are not sealed, as far as this file knows."""
-        return self._runs("stream_id != ? AND released > 0 AND sealed IS NULL", stream_id)
+        """The other runs that have released something, as far as this file knows: of this key, or of one that was here before."""
+        return self._runs("stream_id != ? AND released > 0", stream_id)
 
     def _check_not_begun_again(self, settings: str, ledger: str) -> None:
         for run in self._runs("settings = ?", settings):
@@ -188,7 +219,7 @@ class Registry:
 
     def _runs(self, condition: str, value: str) -> list[RegisteredRun]:
         rows = self._connection.execute(
-            f"SELECT stream_id, ledger, begun, released, sealed FROM runs WHERE {condition} ORDER BY begun",  # noqa: S608
+            f"SELECT {_COLUMNS} FROM runs WHERE {condition} ORDER BY begun",  # noqa: S608
             (value,),
         )
         return [RegisteredRun(*row) for row in rows]

@@ -15,7 +15,7 @@ from fedcgd.files import check_private
 from fedcgd.ledger import attempts, model_file, openings, settings
 from fedcgd.ledger.openings import RecordedOpening
 from fedcgd.ledger.participation_counter import ParticipationCounter
-from fedcgd.ledger.registry import RegisteredRun, Registry
+from fedcgd.ledger.registry import RegisteredRun, Registry, read_register
 from fedcgd.ledger.store import checkpoint, connect
 from fedcgd.ledger.transactions import MEMORY, Closable, now, transaction
 from fedcgd.noise.keys import NoiseKey
@@ -106,8 +106,19 @@ class Ledger(Closable):
         Raises:
             ValueError: if the ledger is sealed, or is that of another plan, configuration, key or definition of the noise; if
                 others may read it; and if it has released rounds that the key's register does not know of
-                (`fedcgd.ledger.adopt` says that they are the latest).
+                (`fedcgd.ledger.adopt` says that they are the latest). A key file that was made just now, for this run, is
+                deleted then.
         """
+        try:
+            opened = cls._open(path, plan, configuration, key, purpose)
+        except ValueError:
+            _discard_unused(key)
+            raise
+        key.keep_file()
+        return opened
+
+    @classmethod
+    def _open(cls, path: Path | str, plan: Plan, configuration: Mapping[str, Any], key: NoiseKey, purpose: str) -> Self:
         wanted = settings.settings_of(plan, configuration, key)
         identity = settings.identity_hash(wanted)
         file = None if path == MEMORY else Path(path).resolve()  # links may change while the run goes on
@@ -157,7 +168,10 @@ class Ledger(Closable):
             self._registry.close()
 
     def other_runs(self) -> list[RegisteredRun]:
-        """The other runs of the key that have released rounds and are not sealed, by when they began; as far as it remembers."""
+        """The other runs that have released rounds, sealed ones and those of earlier keys too, by when they began.
+
+        As far as the key's register remembers them: it stays when a key is deleted, and a key made in its place goes on with it.
+        """
         return [] if self._registry is None else self._registry.others(self.stream_id)
 
     def resume(self) -> Run:
@@ -398,3 +412,14 @@ class Ledger(Closable):
                     "another process has opened this ledger since; this one must not release anything any more"
                 )
             yield
+
+
+def _discard_unused(key: NoiseKey) -> None:
+    """Delete the file of a key that was made for a run which is refused, so that nobody takes it for that run's.
+
+    Not if the register has a run that began since: another process may have found the file.
+    """
+    if key.made is None or key.runs is None:
+        return
+    if not key.runs.exists() or all(run.begun < key.made for run in read_register(key.runs)):
+        key.discard_file()

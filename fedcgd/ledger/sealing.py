@@ -8,6 +8,7 @@ from fedcgd.ledger.registry import Registry
 from fedcgd.ledger.store import checkpoint, connect, reader
 from fedcgd.ledger.transactions import now, transaction
 from fedcgd.noise.keys import NoiseKey, delete_key_file, runs_file
+from fedcgd.numeric import so_many
 
 
 def seal(path: Path | str, key_file: Path | None) -> None:
@@ -59,13 +60,16 @@ def _check_key(key_file: Path, fingerprint: str, stream_id: str) -> None:
 def _check_not_needed(registry: Registry, stream_id: str, key_file: Path) -> None:
     """Raise ValueError if another run of the key may go on. One that was sealed without its key file says so in its ledger."""
     for run in registry.others(stream_id):
+        if run.sealed is not None:
+            continue
         with suppress(ValueError), reader(run.ledger) as connection:
             stored, sealed = connection.execute("SELECT stream_id, sealed FROM run").fetchone()
             if stored == run.stream_id and sealed is not None:
                 registry.seal(run.stream_id, sealed)
                 continue
+        released = so_many(run.released, "round", "rounds")
         raise ValueError(
-            f"{key_file} is also the key of the run in {run.ledger} ({run.released} rounds released, not sealed): nothing is "
+            f"{key_file} is also the key of the run in {run.ledger} ({released} released, not sealed): nothing is "
             f"sealed or deleted. Seal that run first with `fedcgd ledger seal {run.ledger}`, then this one with the key file; if "
             "that ledger is lost, seal this run without --key-file and delete the key yourself"
         )

@@ -10,7 +10,7 @@ from fedcgd.accounting import Guarantee, JointGuarantee
 from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
-from fedcgd.accounting.guarantee import rounded_up
+from fedcgd.accounting.guarantee import exposed_users, rounded_up
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.evaluations import EVALUATION_OF
 from fedcgd.ledger.export import export
@@ -22,17 +22,20 @@ from fedcgd.plan import Plan
 LIBRARIES = ("fedcgd", "numpy", "scipy", "torch", "cryptography", "dp-accounting")
 
 
-def privacy_statement(path: Path | str, *, progress: Progress = silent) -> dict[str, Any]:
+def privacy_statement(
+    path: Path | str, *, register: Path | str | None = None, progress: Progress = silent
+) -> dict[str, Any]:
     """What the run recorded at `path` promises to each of its users, as JSON-able values; ValueError if there is no ledger.
 
     `attacker` says how often the best attacker is right about one user (None where nothing is promised). `whole_run` is the
     guarantee for all planned rounds, `with_evaluations` for those and all private evaluations of the run (None
     if it has none), `so_far` for the rounds released: it holds under its `condition` only.
+    `notes` say what contradicts nothing and has to be known: noised sums that were no release, a δ that is large for the users.
     `sound` says whether the records agree with each other and with the plan, `private` whether that holds and everything that the
-    run tells is covered. Nothing in it depends on who the users are or how
-    many took part, so it may be published with the model. ValueError also for the ledger of a run's evaluations.
+    run tells is covered. Nothing in it depends on who the users are or how many took part, so it may be published with the model.
+    `register` is as in `verify`. ValueError also for the ledger of a run's evaluations.
     """
-    record, verification = export(path), verify(path)
+    record, verification = export(path), verify(path, register=register)
     if EVALUATION_OF in record["run"]["configuration"]:
         raise ValueError(
             f"{path} records the evaluations of a run only: a statement is made from the ledger of that run"
@@ -43,6 +46,7 @@ def privacy_statement(path: Path | str, *, progress: Progress = silent) -> dict[
     attacker = None  # where nothing is promised
     if not (plan.noiseless or verification.simulated or verification.problems):
         attacker = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier, progress=progress)
+    large = exposed_users(plan.delta, verification.least_users)  # as planned: how many there were is not for the public
     adaptive = record["run"]["configuration"].get("adaptive_clipping")
     if plan.noiseless:
         reasoning = [{"title": "no noise", "statement": f"{_WITHOUT_NOISE} There is nothing to derive."}]
@@ -69,6 +73,7 @@ def privacy_statement(path: Path | str, *, progress: Progress = silent) -> dict[
         "noiseless": verification.noiseless,
         "sound": not verification.problems,
         "problems": list(verification.problems),
+        "notes": [*verification.notes, *([] if large is None else [large])],
         "rounds_planned": verification.planned,
         "rounds_released": verification.released,
         "whole_run": whole.to_description(),
@@ -129,8 +134,8 @@ def sentence(
     )
     return (
         f"All models that this run releases, together, are ({rounded_up(whole.epsilon)}, {rounded_up(whole.delta, 6)})-"
-        f"differentially private for every user (adjacency: {whole.adjacency}): anyone who sees all of them, and knows "
-        "everything about all other users, is right about whether one user's updates were used, or were replaced by zeros, "
+        f"differentially private for every user (adjacency: {whole.adjacency}): anyone without the key who sees all of them, and "
+        "knows everything about all other users, is right about whether one user's updates were used, or were replaced by zeros, "
         f"{_how_often(attacker)}.{of_both or ''}"
     )
 
@@ -138,7 +143,7 @@ def sentence(
 def _how_often(attacker: AttackerAccuracy) -> str:
     mu = "" if attacker.gaussian_mu is None else rounded_up(attacker.gaussian_mu, 4)
     known = mu and f" (all releases together are at most a Gaussian mechanism with μ = {mu})"
-    return f"in at most {attacker.percent} % of cases{known}, where a coin is right in 50 %"
+    return f"in at most {attacker.percent} % of cases{known}, if both were equally likely beforehand; a coin is right in 50 %"
 
 
 def statement_markdown(statement: dict[str, Any]) -> str:
@@ -148,6 +153,8 @@ def statement_markdown(statement: dict[str, Any]) -> str:
         lines.append(f"| {name} | {value} |")
     for problem in statement["problems"]:
         lines += ["", f"**Problem**: {problem}."]
+    for text in statement["notes"]:
+        lines += ["", f"**Note**: {text}."]
     lines += ["", "## Why, and under which assumptions", ""]
     lines += [
         f"{count}. **{step['title']}**. {step['statement']}" for count, step in enumerate(statement["reasoning"], 1)
@@ -219,9 +226,8 @@ def _participation(participation: dict[str, Any]) -> str:
     rounds, separation, most = (participation[name] for name in ("rounds", "min_separation", "max_participations"))
     if participation["sampling"] == "random-allocation":
         return f"in one round of each of {most} epochs, drawn anew"
-    return (
-        f"in at most {-(-rounds // separation) if most is None else most} rounds, any two at least {separation} apart"
-    )
+    turns = so_many(-(-rounds // separation) if most is None else most, "round", "rounds")
+    return f"in at most {turns}, any two at least {separation} apart"
 
 
 def _mechanism(mechanism: dict[str, Any]) -> str:

@@ -85,15 +85,40 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """All of the block or nothing of it; on the disk when the block is left.
 
     A COMMIT that fails (full disk, input or output error) is undone too, so that no later read sees what is not on the disk.
-    A connection on which even that fails is closed.
+    A connection on which even that fails is closed. Raises sqlite3.OperationalError, with the file and what to do, if the disk is
+    full or the file cannot be written.
     """
-    connection.execute("BEGIN IMMEDIATE")
     try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        _undo(connection)
-        raise
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            connection.execute("COMMIT")
+        except BaseException:
+            _undo(connection)
+            raise
+    except sqlite3.OperationalError as error:
+        advice = next((what for word, what in _ADVICE.items() if word in str(error)), None)
+        if advice is None:
+            raise
+        raise sqlite3.OperationalError(f"{_name(connection)}: {error}; {advice}") from error
+
+
+_ON_RECORD = "what was recorded before stays, and a run goes on from its last release when it is started again"
+_ADVICE = {
+    "full": f"make room on that disk; {_ON_RECORD}",
+    "disk I/O error": f"look at that disk; {_ON_RECORD}",
+    "readonly": "this process needs to write to it, and to the folder that it is in",
+    "locked": "another process writes to it, and has for a minute; end that one, or wait for it",
+}
+"""A word of SQLite's message → what to do."""
+
+
+def _name(connection: sqlite3.Connection) -> str:
+    try:
+        rows = connection.execute("PRAGMA database_list").fetchall()
+    except sqlite3.Error:  # it is closed, because not even an undo worked
+        rows = []
+    return next((file for _, schema, file in rows if schema == "main" and file), "the record")
 
 
 def _undo(connection: sqlite3.Connection) -> None:

@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from fedcgd.accounting import Guarantee, JointGuarantee
+from fedcgd.accounting import ADJACENCY, Guarantee, JointGuarantee
+from fedcgd.accounting.guarantee import exposed_users, rounded_up
+from fedcgd.ledger import model_file
 from fedcgd.ledger.adoption import adoptions
 from fedcgd.ledger.client_metrics import forwards_client_metrics
-from fedcgd.ledger.evaluations import evaluation_plan, with_evaluations
+from fedcgd.ledger.consistency import disorder, register_problems, table_problems
+from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_plan, with_evaluations
 from fedcgd.ledger.recorded_keepers import RecordedKeepers, recorded_keepers
 from fedcgd.ledger.recorded_run import BUDGET
 from fedcgd.ledger.store import reader, sha256, unpack_ids
+from fedcgd.ledger.unreleased import epsilon_if_kept, unreleased_sums
 from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 
@@ -40,6 +44,9 @@ class Verification:
         adopted: when its operator declared it the latest ledger of the run, because the key's register was lost
             (`fedcgd.ledger.adopt`).
         keepers: who made the noise, where the server did not, and against whom ε holds.
+        notes: what contradicts nothing, and a reviewer has to know or ask about.
+        users: how many were asked, answered or not.
+        least_users: how many the plan and the planned size of a cohort need, or expect; 0 where that is not on record.
     """
 
     released: int
@@ -54,6 +61,14 @@ class Verification:
     forwards_client_metrics: bool = False
     adopted: tuple[str, ...] = ()
     keepers: RecordedKeepers | None = None
+    notes: tuple[str, ...] = ()
+    users: int = 0
+    least_users: int = 0
+
+    @property
+    def delta_note(self) -> str | None:
+        """What to say of a δ that is large for the users on record and planned; None if it is not."""
+        return exposed_users(self.whole.delta, max(self.users, self.least_users))
 
     @property
     def noiseless(self) -> bool:
@@ -67,25 +82,29 @@ class Verification:
             **vars(self),
             **{name: part and part.to_description() for name, part in parts.items()},
             "noiseless": self.noiseless,
+            "delta_note": self.delta_note,
         }
 
 
-def verify(path: Path | str) -> Verification:
+def verify(path: Path | str, *, register: Path | str | None = None) -> Verification:
     """The ε of a recorded run, derived again from the records alone.
 
     Checks that plan and configuration are those that were hashed, that rounds were released in order and once each, that no
     noise was used twice, and from the cohorts that were asked, also those of abandoned attempts, that no user exceeds
-    the participation that ε relies on, and that the users' counters, which the scheduler goes by, say the same.
+    the participation that ε relies on, and that the users' counters, which the scheduler goes by, say the same; and that
+    attempts, skips, metrics, the last model and its file, and the register if there is one, agree about what was released.
 
     Args:
         path: the ledger.
+        register: the register of its key's runs (noise.key.runs), which knows of releases that an older copy of the ledger lacks.
 
     Returns:
         What is promised, and under `problems` whatever contradicts it.
 
     Raises:
-        ValueError: if there is no ledger.
+        ValueError: if there is no ledger, or no register where one is named.
     """
+    path = Path(path)
     with reader(path) as connection:
         text, configuration, hashed, simulated = connection.execute(
             "SELECT plan, configuration, configuration_hash, simulated FROM run"
@@ -119,11 +138,18 @@ def verify(path: Path | str) -> Verification:
                 so_many(without, "released round has", "released rounds have") + " no nonce, and so no noise"
             )
         problems += _participation_problems(connection, plan)
+        problems += table_problems(connection)
+        if register is not None:
+            problems += register_problems(connection, Path(register))
         settings = json.loads(configuration)
+        (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
+        latest = model_file.described(connection)
+        notes = _notes(connection, plan, evaluations=EVALUATION_OF in settings)
         adopted = adoptions(connection)
         forwards = forwards_client_metrics(connection, settings)
         keepers, of_keepers = recorded_keepers(connection, settings, plan)
         problems += of_keepers
+    damaged, missing = _of_model_file(path, latest)
     evaluations = evaluation_plan(settings)
     within = min(released, plan.participation.rounds)
     return Verification(
@@ -132,14 +158,54 @@ def verify(path: Path | str) -> Verification:
         whole=plan.guarantee(),
         guarantee=plan.guarantee(released=within) if within else None,
         simulated=bool(simulated),
-        problems=tuple(problems),
+        problems=(*problems, *damaged),
         budget=settings.get(BUDGET),
         identity=identity_of(settings),
         with_evaluations=None if evaluations is None else with_evaluations(plan, evaluations),
         forwards_client_metrics=forwards,
         adopted=adopted,
         keepers=keepers,
+        notes=(*notes, *missing),
+        users=users,
+        least_users=plan.participation.users_for(settings.get("cohort_size", 0)),
     )
+
+
+def _notes(connection: sqlite3.Connection, plan: Plan, *, evaluations: bool) -> list[str]:
+    notes = []
+    rounds = () if evaluations else unreleased_sums(connection)  # those of an evaluation nobody sees
+    if rounds:
+        sums = so_many(len(rounds), "noised sum", "noised sums")
+        which = f"{', '.join(map(str, rounds[:_NAMED]))}{', …' * (len(rounds) > _NAMED)}"
+        notes.append(
+            f"{sums} may have reached the inner strategy and {'is' if len(rounds) == 1 else 'are'} no release (of round {which}, "
+            "counted from 0): if what it saw there was kept, ε of the whole run is at most "
+            f"{rounded_up(epsilon_if_kept(plan, rounds))} at δ = {rounded_up(plan.delta, 6)} ({ADJACENCY}; secret rounds count "
+            f"as known; exact Gaussian mechanism), and not {rounded_up(plan.guarantee().epsilon)}"
+        )
+    if earlier := disorder(connection):
+        notes.append(
+            f"{so_many(earlier, 'time', 'times')} on record are before one that they must follow: the server's clock was set "
+            "back, or the record was changed"
+        )
+    return notes
+
+
+_NAMED = 5  # rounds that a note names
+
+
+def _of_model_file(path: Path, latest: model_file.Latest | None) -> tuple[list[str], list[str]]:
+    """(Problem, note) about the file of the last model."""
+    found = None if latest is None else model_file.compared(path, latest)
+    if latest is None or found is None:
+        return [], []
+    with reader(path) as connection:
+        if model_file.described(connection) != latest:
+            return [], []  # the run went on meanwhile
+    name = latest.file(path).name
+    if found == "missing":
+        return [], [f"the last model, {name}, is not beside the ledger, and was not compared"]
+    return [f"{name} is not the model that was released last: it was changed, or is of another round or run"], []
 
 
 def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[str]:
@@ -178,13 +244,14 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
 
 _WORDS = {
     "declared": (
-        "declared: a user is an id that a node names. A registered node speaks for the users that it named first, and one with "
-        "clipped_update_mod for a single one, all run long; a pool is believed, and so is a node that is not registered, also "
-        "when it comes back and names somebody else. Whoever is named by two ids counts as two users, each with this ε"
+        'whoever a node says (identity "declared"): each name that a node gives is a user. A node that is registered at the '
+        "SuperLink keeps the users that it named first, and one with clipped_update_mod stays one user, all run long. What pools "
+        "of many users, and nodes that are not registered, say is believed, also if they come back and name others. A person "
+        "with two names counts as two users, each with this ε"
     ),
     "authenticated": (
-        "authenticated: a user is a node, by the name under which it is registered at the SuperLink. Whoever registers two keys "
-        "counts as two users, each with this ε"
+        'a node that is registered at the SuperLink (identity "authenticated"), by its name there. A person who registers two '
+        "keys counts as two users, each with this ε"
     ),
 }
 

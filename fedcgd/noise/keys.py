@@ -4,6 +4,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,7 +38,7 @@ class NoiseKey:
     NoiseKey(simulation, fingerprint 82a16206cc07a2b1)
     """
 
-    __slots__ = ("_has_register", "_root", "_runs", "_simulated")
+    __slots__ = ("_has_register", "_made", "_root", "_runs", "_simulated")
 
     def __init__(self, root: bytes, *, runs: Path | None = None) -> None:
         if len(root) != _BYTES:
@@ -45,6 +46,7 @@ class NoiseKey:
         self._root = bytes(root)
         self._runs = runs
         self._has_register = False
+        self._made: tuple[Path, str] | None = None  # the file that was made for it, and when
         self._simulated = False
 
     @staticmethod
@@ -79,8 +81,10 @@ class NoiseKey:
         """
         path = Path(path)
         runs = runs_file(path) if runs is None else runs
+        made = None
         if create and not path.exists():
-            _create(path, runs)
+            if _create(path, runs):
+                made = path, datetime.now(UTC).isoformat(timespec="milliseconds")
         elif not path.exists():
             raise FileNotFoundError(f"there is no key file {path}; create=True makes one, for a run that has not begun")
         with path.open(encoding="ascii", errors="replace") as file:
@@ -88,6 +92,7 @@ class NoiseKey:
             text = file.read()
         key = NoiseKey(_from_hex(text, f"key file {path}"), runs=runs)
         key._has_register = _WITH_REGISTER in text
+        key._made = made
         return key
 
     @staticmethod
@@ -129,6 +134,21 @@ class NoiseKey:
                 "a run went on, or whether a run is begun again. Put it back from where the key came from. If it is lost, go on "
                 "with the latest ledger of a run after fedcgd ledger adopt, and take a new key for a new run"
             )
+
+    @property
+    def made(self) -> str | None:
+        """When the key's file was made for this very object, if no run was begun with it yet (ISO 8601, UTC)."""
+        return None if self._made is None else self._made[1]
+
+    def keep_file(self) -> None:
+        """The key has a run: from here on its file stays, whatever is refused."""
+        self._made = None
+
+    def discard_file(self) -> None:
+        """Delete the file that was made for this very object: what it was made for is refused, and it has no run."""
+        if self._made is not None:
+            delete_key_file(self._made[0])
+            self._made = None
 
     @property
     def simulated(self) -> bool:
@@ -227,8 +247,8 @@ def delete_key_file(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def _create(path: Path, runs: Path) -> None:
-    """Make a key file in one step: whoever looks sees no file or a whole one, and of two makers the first wins.
+def _create(path: Path, runs: Path) -> bool:
+    """Make a key file in one step: whoever looks sees no file or a whole one, and of two makers the first wins, who gets True.
 
     Its register is made before it, empty: then a key without one is a key whose register was lost, or that was copied alone.
     """
@@ -247,10 +267,11 @@ def _create(path: Path, runs: Path) -> None:
         try:
             path.hardlink_to(part)
         except FileExistsError:
-            return
+            return False
     finally:
         part.unlink()
     sync_folder(path.parent)
+    return True
 
 
 def _from_hex(text: str, source: str) -> bytes:

@@ -202,6 +202,17 @@ class Participation:
                 assert q is not None
                 return 1 / (1 / q + b - 1)
 
+    def users_for(self, cohort_size: int) -> int:
+        """The fewest users that all rounds can be done with, `cohort_size` in each; with a sampling, how many give such cohorts.
+
+        Args:
+            cohort_size: the users of a round; with a sampling, as many as are expected.
+        """
+        if self.expected_rate is not None:
+            return round(cohort_size / self.expected_rate)
+        n, k, b = self.rounds, self.participations, self.min_separation
+        return max(cohort_size * min(b, n), math.ceil(cohort_size * n / k))
+
     @property
     def participations(self) -> int:
         """k: the most rounds that one user takes part in (n for Poisson sampling, where nothing bounds it)."""

@@ -44,7 +44,9 @@ class ClippedUpdateMod:
     the model under "arrays" and the configuration under "config", or under the names that the inner strategy gives them, and
     replies as for FedAvg. Nothing but the clipped update of the arrays that the server trains is sent, rounded to the server's
     grid: no metrics, no error text, no counters. Of an evaluate function's metrics, those that the server's `PrivateEvaluation`
-    bounds are sent, for its noised sum. Messages of other kinds pass.
+    bounds are sent, for its noised sum. Messages of other kinds (`@app.query`, evaluations of another sort) pass, and so do
+    their replies: CorrelatedNoise sends none, but for evaluations where client metrics are forwarded. With `keepers` they are
+    refused.
 
     The node is one user. This must be the first of the mods: what a mod before it changes is refused by the server, and Flower's
     own privacy mods are refused after it.
@@ -78,6 +80,7 @@ class ClippedUpdateMod:
             messages.check_masked(message, self.keepers)
             return _evaluate(message, context, call_next, self.keepers, self.user(context) or _THIS)
         if kind != MessageType.TRAIN:
+            messages.check_masked(message, self.keepers)
             return call_next(message, context)
         if (answered := keeper_reply(message, context, self.keepers)) is not None:
             return answered

@@ -1,6 +1,5 @@
 """Who is asked in a round: waits until enough users are there who may take part, or says why there are not."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -11,6 +10,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcgd.ledger import JointBudget, Ledger
 from fedcgd.noise.keys import NoiseKey
+from fedcgd.numeric import so_many
 from fedcgd.participation import Participation
 from fedcgd.participation.cohorts import History, cohort, eligible
 from fedcgd_flower.flower_private import is_simulation, log_info, log_warning
@@ -116,29 +116,31 @@ class CohortSelector:
 
     def _nodes_left_out(self, users: int, directory: UserDirectory) -> str:
         return (
-            f"{directory.silent} of {directory.connected} nodes have not said which users they host after {self._patience:.0f} "
-            f"s, and everybody there would be left out of the run ({users} users are there). The warnings above, and the log of "
-            "such a node, say why: often the app's code is not where the node runs. To begin without them, say how many users "
+            f"{_silent(directory)} not said which users they host after {self._patience:.0f} s, and everybody there would be "
+            f"left out of the run ({so_many(users, 'user is', 'users are')} there). The warnings above, and the log of such a "
+            "node, say why: often the app's code is not where the node runs. To begin without them, say how many users "
             f"are enough: expected_users={users}"
         )
 
     def _waiting(self, round: int, users: int, directory: UserDirectory) -> str:
-        if round:
-            return f"{users} users are there, and round {round + 1} needs {self._cohort.size} who may take part"
-        if users >= self._cohort.expected_users:
-            return f"{directory.silent} of {directory.connected} nodes have not said yet which users they host"
+        there = so_many(users, "user is", "users are") + " there"
+        if not round and users >= self._cohort.expected_users and directory.silent:
+            return f"{_silent(directory)} not said yet which users they host"
+        if round or users >= self._cohort.expected_users:
+            return f"{there}, and round {round + 1} needs {self._cohort.size} who may take part"
         return (
-            f"{users} users are there, and {self._cohort.expected_users} are expected before the first round: with "
+            f"{there}, and {self._cohort.expected_users} are expected before the first round: with "
             f"{self._cohort.size} a round, and a user's rounds at least {self._participation.min_separation} apart"
         )
 
     def _too_few_to_begin(self, users: int, missing: str) -> str:
-        participation = self._participation
+        participation, size = self._participation, self._cohort.size
+        turns = so_many(participation.participations, "time", "times")
         return (
-            f"{users} users are there after {self._patience:.0f} s, and {self._cohort.expected_users} are expected "
-            f"({self._cohort.expected_source}){missing and '; '}{missing}. With {self._cohort.size} users a round, each at most "
-            f"{participation.participations} times and {participation.min_separation} rounds apart, the {participation.rounds} "
-            f"rounds need {users_needed(participation, self._cohort.size)} users: lower cohort_size or the plan's "
+            f"{so_many(users, 'user is', 'users are')} there after {self._patience:.0f} s, and {self._cohort.expected_users} are "
+            f"expected ({self._cohort.expected_source}){missing and '; '}{missing}. With {so_many(size, 'user', 'users')} a "
+            f"round, each at most {turns} and {participation.min_separation} rounds apart, the {participation.rounds} "
+            f"rounds need {users_needed(participation, size)} users: lower cohort_size or the plan's "
             "min_separation, or say expected_users to begin with fewer, if others join later"
         )
 
@@ -147,12 +149,12 @@ class CohortSelector:
         slow = f"if they are slow to say it, raise patience above {self._patience:.0f} s"
         refused = sum(directory.refused.values())
         parts = [
-            (directory.silent, f"nodes have not said which users they host (see above): {slow}"),
-            (directory.claimed_twice, "users are claimed by two nodes and take part at neither"),
-            (refused, "users were claimed by a node that may not speak for them"),
-            (self.over_budget, "more have no budget left after earlier runs"),
+            (directory.silent, "node has", "nodes have", f"not said which users they host (see above): {slow}"),
+            (directory.claimed_twice, "user is", "users are", "claimed by two nodes and take part at neither"),
+            (refused, "user was", "users were", "claimed by a node that may not speak for them"),
+            (self.over_budget, "more has", "more have", "no budget left after earlier runs"),
         ]
-        return "; ".join(f"{number} {what}" for number, what in parts if number)
+        return "; ".join(f"{so_many(number, one, many)} {what}" for number, one, many, what in parts if number)
 
     def _within_budget(self, nodes: Mapping[str, NodeIds]) -> Mapping[str, NodeIds]:
         """Those of the users that the joint budget admits. That depends on earlier ledgers alone, never on what is drawn."""
@@ -161,11 +163,15 @@ class CohortSelector:
         if refused and self._budget is not None and not self._told_budget:
             self._told_budget = True
             log_warning(
-                f"{len(refused)} users that are there are refused: the earlier runs they were in, and this plan, cost more "
-                f"than the joint budget of ε = {self._budget.epsilon:g} at δ = {self._budget.delta:g}. Plan a smaller ε for "
-                "this run, raise the budget, or find other users"
+                f"{so_many(len(refused), 'user that is there is', 'users that are there are')} refused: the earlier runs they "
+                f"were in, and this plan, cost more than the joint budget of ε = {self._budget.epsilon:g} at δ = "
+                f"{self._budget.delta:g}. Plan a smaller ε for this run, raise the budget, or find other users"
             )
         return {user: where for user, where in nodes.items() if user not in refused} if refused else nodes
+
+
+def _silent(directory: UserDirectory) -> str:
+    return f"{directory.silent} of {so_many(directory.connected, 'node has', 'nodes have')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +229,7 @@ def users_needed(participation: Participation, cohort_size: int) -> int:
     """The fewest users that all rounds can be done with, a full cohort each; 1 with a sampling, where cohorts vary."""
     if participation.sampling != "none":
         return 1
-    n, k, b = participation.rounds, participation.participations, participation.min_separation
-    return max(cohort_size * min(b, n), math.ceil(cohort_size * n / k))
+    return participation.users_for(cohort_size)
 
 
 def can_replace(
@@ -260,11 +265,14 @@ def cohort_shortfall(
         if user in history.counts
     )
     free = len(nodes) - used_up - held_back
+    at_nodes = so_many(len(nodes_of_all(nodes)), "node", "nodes")
     parts = [
-        f"{len(nodes)} users are there at {len(nodes_of_all(nodes))} nodes and {free} of them may take part, of {cohort_size} "
-        "for a cohort",
+        f"{so_many(len(nodes), 'user is', 'users are')} there at {at_nodes} and {free} of "
+        f"them may take part, of {cohort_size} for a cohort",
         f"{held_back} took part less than {b} rounds ago" if held_back else "",
-        f"{used_up} have taken part {k} times, which is all they may" if used_up else "",
+        f"{so_many(used_up, 'has', 'have')} taken part {so_many(k, 'time', 'times')}, which is all they may"
+        if used_up
+        else "",
         missing,
     ]
     return "; ".join(part for part in parts if part)

@@ -20,6 +20,7 @@ from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_ledger, with_eva
 from fedcgd.ledger.openings import KEEPERS as WHO_KEEPS
 from fedcgd.ledger.transactions import MEMORY
 from fedcgd.noise.quantisation import Integers, Lattice
+from fedcgd.numeric import so_many
 from fedcgd.participation.cohorts import cohort
 from fedcgd.release import RecordedReleases, lattice_of
 from fedcgd_flower.evaluation_messages import answers_task, evaluate_message, scale_of
@@ -85,7 +86,7 @@ class Evaluator:
         log(INFO, f"\t├──> fedcgd: {self.summary()}")
         noise = self.evaluation.noise(self.cohort_size, self._settings.keepers)
         told = ", ".join(f"{name} ± {stddev:.2g}" for name, stddev in noise.items())
-        log(INFO, f"\t│\t└── {self.cohort_size} users an evaluation; noise: {told}")
+        log(INFO, f"\t│\t└── {so_many(self.cohort_size, 'user', 'users')} an evaluation; noise: {told}")
 
     def released(self) -> dict[int, MetricRecord]:
         """Release of the training → what was measured of it."""
@@ -175,7 +176,8 @@ class Evaluator:
             total, found = sum_of_masked_replies(answers, masking)
         answered = sum(result for result in found if isinstance(result, int))
         asked = sum(len(task.users) for _, task in answers)
-        log_info(f"evaluation: {asked} users asked at {len(answers)} nodes, {answered} answered")
+        where = f"{so_many(asked, 'user', 'users')} asked at {so_many(len(answers), 'node', 'nodes')}"
+        log_info(f"evaluation: {where}, {answered} answered")
         if causes := {result for result in found if not isinstance(result, int)}:
             log_warning(f"evaluation: {', '.join(sorted(causes))}: {_HINT}")
         if isinstance(total, MaskedSum):

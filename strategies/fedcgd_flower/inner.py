@@ -68,23 +68,31 @@ def check_inner(inner: object, *, has_hook: bool = False) -> Strategy:
     return inner
 
 
+def own_aggregation(inner: Strategy) -> str | None:
+    """The class that overrides `aggregate_train` of Flower's strategies; None if none does, or only one of fedcgd."""
+    for kind in type(inner).__mro__:
+        if "aggregate_train" in vars(kind) and not kind.__module__.startswith("fedcgd_flower."):
+            return None if kind.__module__.startswith("flwr.") else kind.__name__
+    return None
+
+
 def planned_cohort(inner: Strategy, expected_users: int | None) -> tuple[int, str]:
     """(users of a round, where that number comes from), by what the inner strategy says; ValueError if it does not say.
 
-    As in Flower, max(⌊fraction_train · users⌋, min_train_nodes), if the number of users is given. If it is not,
-    `min_train_nodes`, where that was set and `fraction_train` was not.
+    `min_train_nodes`, where that was set and `fraction_train` was not, whoever is expected. Else, if the number of users is
+    given, as in Flower max(⌊fraction_train · users⌋, min_train_nodes).
     """
     least = getattr(inner, "min_train_nodes", None)
     fraction = getattr(inner, "fraction_train", None)
     if least is not None and fraction is not None:
+        if fraction == 1.0 and least > FLOWERS_DEFAULT:
+            return least, f"min_train_nodes = {least}"
         if expected_users is not None:
             size = max(int(fraction * expected_users), least)
             return (
                 size,
                 f"max(⌊fraction_train · expected_users⌋, min_train_nodes) = max(⌊{fraction:g} · {expected_users}⌋, {least})",
             )
-        if fraction == 1.0 and least > FLOWERS_DEFAULT:
-            return least, f"min_train_nodes = {least}"
         if fraction == 1.0:
             raise ValueError(
                 f"how many users a round? min_train_nodes = {least} of {type(inner).__name__} may be Flower's default, and not "

@@ -70,6 +70,8 @@ def read_masked_reply(reply: Message, task: TrainTask, masking: Masking) -> Mask
     if set(content.array_records) != {UPDATE} or set(content.array_records[UPDATE]) != {FLAT}:
         return "wrong arrays"
     description = content.config_records[TASK]
+    if set(content) != {TASK, UPDATE} or not set(description) <= _SAID_WITH_RESIDUES:
+        return "changed after clipping"  # nobody asked for more, and nobody reads it
     if (description.get("round"), description.get("attempt")) != (task.round, task.attempt):
         return "wrong round"
     ticket, sealed = description.get("ticket"), description.get("sealed")
@@ -82,6 +84,9 @@ def read_masked_reply(reply: Message, task: TrainTask, masking: Masking) -> Mask
         return "wrong shape or dtype"
     parts = [sealed[start : start + SEALED_BYTES] for start in range(0, len(sealed), SEALED_BYTES)]
     return Masked(residues, ticket, dict(zip(masking.present, parts, strict=True)))
+
+
+_SAID_WITH_RESIDUES = {"round", "attempt", "ticket", "sealed"}
 
 
 def _residues(arrays: ArrayRecord, agreement: Agreement) -> Residues | None:

@@ -20,6 +20,10 @@ BatchNorm = Literal["refuse", "private", "fixed"]
 
 _PREFIX = 64  # numbers that are compared first: two arrays hardly ever begin alike
 _STATISTICS = ("running_mean", "running_var")
+_VARIANCE = "running_var"
+LEAST_VARIANCE = 0.01
+"""Noise does not bring a running variance below this. A layer divides by its root: what it gives is then at most 10 times what it
+is for the variance 1 that torch begins with. With a variance of 0 it would be 316 times (torch adds 10⁻⁵)."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,36 @@ def _is_statistic(name: str) -> bool:
     return name.rpartition(".")[2] in _STATISTICS
 
 
+@dataclass(frozen=True)
+class VarianceFloor:
+    """The least values that the next release of one running variance may have, and where it begins in the flat vector."""
+
+    start: int
+    values: Flat
+
+
+def variance_floors(arrays: Mapping[str, Array], layout: Layout) -> tuple[VarianceFloor, ...]:
+    """Of each running variance that is trained: `LEAST_VARIANCE`, or what it is now if that is less, as of a pretrained model."""
+    floors, start = [], 0
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        if name.rpartition(".")[2] == _VARIANCE:
+            now = view(arrays[name]).ravel().astype(np.float32)
+            least = np.where(now > 0, np.minimum(now, LEAST_VARIANCE), LEAST_VARIANCE).astype(np.float32)
+            floors.append(VarianceFloor(start, least))
+        start += math.prod(shape)
+    return tuple(floors)
+
+
+def raise_variances(flat: Flat, floors: Sequence[VarianceFloor]) -> int:
+    """How many running variances of a flat model were below their floor; they are on it then."""
+    raised = 0
+    for floor in floors:
+        part = flat[floor.start : floor.start + len(floor.values)]
+        raised += int(np.count_nonzero(part < floor.values))
+        np.maximum(part, floor.values, out=part)
+    return raised
+
+
 def flatten(arrays: Mapping[str, Array], layout: Layout, out: Flat | None = None) -> Flat:
     """The trained entries of `arrays` in the order of `layout`, shape (layout.size,), float32. Other arrays are left out.
 
@@ -199,7 +233,7 @@ def unflatten(
         if same is not None and is_float32(same[name]) and dtype == "float32" and not _is_statistic(name):
             arrays.append((name, copy(same[name])))  # the bytes are the same ones
             continue
-        if name.rpartition(".")[2] == "running_var":
+        if name.rpartition(".")[2] == _VARIANCE:
             value = np.maximum(value, 0)
         arrays.append((name, array(value.astype(dtype, copy=False))))
     for part in layout.passthrough if passthrough else ():

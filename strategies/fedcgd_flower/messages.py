@@ -33,9 +33,11 @@ TASK = "fedcgd"
 KEEPERS = "fedcgd-keepers"
 """The record that says which agreement and which keepers a round has; on a question to a keeper, also what is asked."""
 CHECKSUM = "checksum"
+SAID_WITH_AN_UPDATE = {"round", "attempt", "answered", CHECKSUM}
+"""What a node says beside an update."""
 NOT_FINITE_WORDS = (
-    "the trained model has numbers that are NaN or infinite: lower the local learning rate, or look for a loss that divides by "
-    "zero or takes its logarithm, or for half precision that overflows"
+    "the trained model has numbers that are NaN, infinite or beyond what float32 holds (3.4·10³⁸): lower the local learning "
+    "rate, or look for a loss that divides by zero or takes its logarithm, or for half precision that overflows"
 )
 TIED_WORDS = (
     "as two arrays they would be clipped and noised twice. Begin with initial_arrays=arrays_of(model), which has it once, and "

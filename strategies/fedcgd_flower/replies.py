@@ -65,6 +65,8 @@ HINTS: dict[RejectionReason, str] = {
     "log says which of these",
     "no answer": "the node was too slow (raise timeout=), or is gone",
     "client error": "a ClientApp raised outside of fedcgd's code; clipped_update_mod must be the first of its mods",
+    "changed after clipping": "what fedcgd sent was changed, or something was added to it, before it left the node: take the "
+    "mods that stand before clipped_update_mod out of its ClientApp, or put them after it; what they added was not read",
     "without fedcgd's mod": "a ClientApp replied by itself; it needs clipped_update_mod as the first of its mods, or host_users",
     "error in local training": "a node's own log says where its training failed",
     "wrong arrays": "a train function must reply the whole model that it was sent, with the same names and shapes; a node's own "
@@ -183,6 +185,8 @@ def _received(reply: Message | None, task: TrainTask) -> _UnverifiedUpdate | Rej
         return "without fedcgd's mod"
     if not isinstance(arrays, ArrayRecord) or sum(isinstance(record, ArrayRecord) for record in content.values()) > 1:
         return "wrong arrays"
+    if set(content) != {messages.TASK, messages.UPDATE} or not set(description) <= messages.SAID_WITH_AN_UPDATE:
+        return "changed after clipping"  # nobody asked for more, and nobody reads it
     if (description.get("round"), description.get("attempt")) != (task.round, task.attempt):
         return "wrong round"
     answered = description.get("answered")

@@ -13,9 +13,11 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.ledger import Ledger
+from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 from fedcgd_flower.flower_private import log, log_info, log_warning
-from fedcgd_flower.inner import FLOWERS_DEFAULT
+from fedcgd_flower.inner import FLOWERS_DEFAULT, own_aggregation
+from fedcgd_flower.layout import LEAST_VARIANCE
 from fedcgd_flower.replies import RejectionReason
 from fedcgd_flower.run_settings import RunSettings
 
@@ -37,7 +39,10 @@ def log_guarantee(settings: RunSettings, released: int) -> None:
         louder = 1 / math.sqrt(1 - adaptive.indicator_norm(plan.noise_multiplier, cohort.size) ** 2)
         log(INFO, f"\t│\t├── the clip norm adapts to the {adaptive.quantile:g} quantile: {louder:.4g} times the noise")
     log(INFO, f"\t│\t├── {plan.participation}; sampling: {plan.participation.sampling}")
-    log(INFO, f"\t│\t├── {cohort.size} users a round ({cohort.source}), and the mean is over so many")
+    log(
+        INFO,
+        f"\t│\t├── {so_many(cohort.size, 'user', 'users')} a round ({cohort.source}), and the mean is over so many",
+    )
     log(INFO, "\t│\t├── each user counts once: numbers of examples per client are not used as weights")
     log(INFO, f"\t│\t├── the ledger: {settings.ledger.absolute() if settings.ledger else 'in memory; not kept'}")
     log(INFO, f"\t│\t├── this run: {epsilon_text(plan, released)}")
@@ -54,6 +59,12 @@ def log_inner(settings: RunSettings) -> None:
         log_warning("train_metrics_aggr_fn is not called: metrics of training stay on the nodes")
     if type(inner).start is not Strategy.start:
         log_warning(f"{type(inner).__name__}.start is not called; on_release is, after each release")
+    if (kind := own_aggregation(inner)) is not None:
+        log_warning(
+            f"{kind}.aggregate_train is its own, and sees a round's noised sum before the round is on record. If the server "
+            "stops there, the round is repeated under other noise: what aggregate_train keeps of it (a model that it saves, "
+            "sends or logs) is not covered by ε. Keep models in on_release, which is called with releases only"
+        )
     available = getattr(inner, "min_available_nodes", 0)
     if available > max(expected_users, FLOWERS_DEFAULT):
         log_warning(
@@ -100,20 +111,28 @@ def epsilon_text(plan: Plan, released: int) -> str:
         return f"nothing is released; the planned run: {whole}"
     so_far = plan.quick_guarantee(released=released)
     return (
-        f"the planned run: {whole}; for the {released} rounds released, ε ≤ {so_far.epsilon:.4g}, provided that nobody looked at "
-        "a released model to decide that the run ends here"
+        f"the planned run: {whole}; for the {so_many(released, 'round', 'rounds')} released, ε ≤ {so_far.epsilon:.4g}, provided "
+        "that nobody looked at a released model to decide that the run ends here"
     )
 
 
 def log_other_runs(ledger: Ledger) -> None:
-    """Say that people who were in earlier runs of the key pay for this one too."""
+    """Say that people who were in earlier runs of the key, or of earlier keys of its register, pay for this one too."""
     others = ledger.other_runs()
-    if others:
-        log_warning(
-            f"this key has released rounds of {len(others)} other runs, the last one's ledger is {others[-1].ledger}; for "
-            "everybody in both, ε composes: fedcgd ledger compose says to what, and budget=JointBudget(…) keeps people within "
-            "one ε"
-        )
+    if not others:
+        return
+    named = [
+        f"{run.ledger} ({so_many(run.released, 'round', 'rounds')}{', sealed' * bool(run.sealed)})" for run in others
+    ]
+    more = f", and {len(named) - _NAMED} before" if len(named) > _NAMED else ""
+    log_warning(
+        f"{so_many(len(others), 'earlier run has', 'earlier runs have')} released rounds by the register of this key: "
+        f"{', '.join(named[-_NAMED:])}{more}. For everybody in one of them and in this run, ε composes: fedcgd ledger compose "
+        "with their ledgers and this one's says to what, and budget=JointBudget(…, after=[…]) keeps people within one ε"
+    )
+
+
+_NAMED = 5  # earlier runs that are named
 
 
 def guarantee_metrics(plan: Plan, *, released: int) -> MetricRecord:
@@ -139,6 +158,8 @@ class RoundReport:
     delta: float = 0.0
     clipping: str = ""
     """How the clip norm moved, if it adapts."""
+    raised: int = 0
+    """Running variances of BatchNorm that noise made too small, and that were raised."""
     evaluated: list[str] = field(default_factory=list)
 
     @property
@@ -150,7 +171,8 @@ class RoundReport:
         parts = []
         if self.asked or not self.failure:
             causes = ", ".join(f"{cause}: {count}" for cause, count in sorted(self.lost.items()))
-            asked = f"{self.asked} users asked at {self.nodes} nodes, {self.answered} answered"
+            where = f"{so_many(self.asked, 'user', 'users')} asked at {so_many(self.nodes, 'node', 'nodes')}"
+            asked = f"{where}, {self.answered} answered"
             parts.append(f"{asked} ({causes})" if causes else asked)
         if self.failure:
             parts.append(f"not released: {self.failure}")
@@ -161,6 +183,10 @@ class RoundReport:
                 parts.append("nobody answered: what is released is noise alone")
             if self.clipping:
                 parts.append(self.clipping)
+            if self.raised:
+                parts.append(
+                    f"{so_many(self.raised, 'running variance', 'running variances')} raised to {LEAST_VARIANCE:g}"
+                )
         return f"[ROUND {self.round + 1}/{self.rounds}] " + " | ".join(parts + self.evaluated)
 
 

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedcgd.ledger import client_metrics
+from fedcgd.numeric import so_many
 from fedcgd_flower.evaluation import Evaluator
 from fedcgd_flower.flower_private import log, log_info, log_warning
 from fedcgd_flower.inner_state import EditedConfig
@@ -79,7 +80,9 @@ class RunResult(Result):
 
     def __repr__(self) -> str:
         stopped = f" ({self.stopped})" if self.stopped else ""
-        return f"Released: {self.released} of {self.planned} rounds{stopped}\n\n{super().__repr__()}"
+        return (
+            f"Released: {self.released} of {so_many(self.planned, 'round', 'rounds')}{stopped}\n\n{super().__repr__()}"
+        )
 
 
 class IncompleteRunError(RuntimeError):
@@ -197,12 +200,12 @@ class RunLoop:
             lost = rounds.report.lost if failures else Counter[RejectionReason]()
             reasons = [reason for reason, _ in lost.most_common()]
             why = f"; not released: {failure}" if failure else ", as asked for"
-            result.stopped = f"after {tries} tries{why}" + (f" ({', '.join(reasons)})" if reasons else "")
+            result.stopped = f"after {so_many(tries, 'try', 'tries')}{why}" + (
+                f" ({', '.join(reasons)})" if reasons else ""
+            )
             result.advice = "; ".join(HINTS[reason] for reason in reasons if reason in HINTS)
-        log(
-            INFO,
-            f"Finished in {time.monotonic() - started:.1f} s with {result.released} of {result.planned} rounds released",
-        )
+        done = f"{result.released} of {so_many(result.planned, 'round', 'rounds')} released"
+        log(INFO, f"Finished in {time.monotonic() - started:.1f} s with {done}")
         log(INFO, f"\t└── {epsilon_text(self.settings.plan, result.released)}")
         if self.evaluator is not None:
             log(INFO, f"\t└── {self.evaluator.summary()}")

@@ -72,7 +72,8 @@ class CorrelatedNoise(Strategy):
         key: all noise and all secret choices come from it. `NoiseKey.simulation(seed)` makes runs repeatable and not private.
         ledger: the file that records the run, and from which the same run goes on after a crash; in memory by default.
         cohort_size: the users asked in a round, and the divisor of the mean however many answer. By default what the inner
-            strategy says: `min_train_nodes`, or with `expected_users` also `fraction_train`. With a sampling (Balls-in-Bins,
+            strategy says: `min_train_nodes`, or where that is Flower's 2 or `fraction_train` was set, max(⌊fraction_train ·
+            expected_users⌋, min_train_nodes). With a sampling (Balls-in-Bins,
             Poisson) it is only the divisor: the expected number of users a round.
         budget: what this run and earlier ones may cost each user together; users who have too little left are not asked.
         identity: "declared" (a node names its users, and ε is for each id that is named) or "authenticated" (a node is one user,

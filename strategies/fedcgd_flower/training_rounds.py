@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from fedcgd.keepers import Agreement, Keepers, agree
 from fedcgd.ledger import Ledger, Run
 from fedcgd.noise.quantisation import Integers
+from fedcgd.numeric import so_many
 from fedcgd.passes import aligned, passes
 from fedcgd.release import RecordedReleases, lattice_of
 from fedcgd_flower import inner_state
@@ -30,7 +31,16 @@ from fedcgd_flower.inner_request import InnerRequest, inner_request
 from fedcgd_flower.keeper_messages import Masking
 from fedcgd_flower.keeper_openings import MaskedSum, OpeningFailedError, Openings, sum_of_masked_replies
 from fedcgd_flower.keeper_transport import transport_of
-from fedcgd_flower.layout import Layout, flat_arrays, flatten, layout_of, unflatten
+from fedcgd_flower.layout import (
+    Layout,
+    VarianceFloor,
+    flat_arrays,
+    flatten,
+    layout_of,
+    raise_variances,
+    unflatten,
+    variance_floors,
+)
 from fedcgd_flower.messages import KEEPERS, TrainTask, by_node, model_records, train_message
 from fedcgd_flower.replies import HINTS, RejectionReason, sum_of_replies
 from fedcgd_flower.reporting import RoundReport, guarantee_metrics
@@ -61,6 +71,8 @@ class PendingRound:
     """Where its nodes, and keepers, are."""
     masking: Masking | None
     """Where keepers make the noise: which, and for what."""
+    floors: tuple[VarianceFloor, ...]
+    """Below which noise brings no running variance of BatchNorm."""
 
 
 class TrainingRounds:
@@ -271,6 +283,7 @@ class TrainingRounds:
             unsaved=unsaved,
             grid=grid,
             masking=masking,
+            floors=variance_floors(arrays, layout),
         )
         self.report.asked, self.report.nodes = len(chosen), len(requests)
         return messages
@@ -302,7 +315,7 @@ class TrainingRounds:
             results[position] = result
         self._record_answers(pending, results)
         if self.report.answered < self._settings.cohort.min_answers:
-            self.abort_round(f"at least {self._settings.cohort.min_answers} users must answer")
+            self.abort_round(f"at least {so_many(self._settings.cohort.min_answers, 'user', 'users')} must answer")
             return None, None
         try:
             noised_sum = self._noised_sum(pending, total)
@@ -390,6 +403,7 @@ class TrainingRounds:
         """
         out = None if memory is None else memory.view(np.float32)[: pending.task.layout.size]
         released = flatten(stepped, pending.task.layout, out)
+        self.report.raised = raise_variances(released, pending.floors)  # of what is released already: it costs nothing
         inner_state.check_unchanged(self._inner, pending.unsaved)
         state = inner_state.save(self._inner, self._inner_texts, pending.config)
         # Durable first: what has left the process can then never be followed by another release under this noise.

@@ -16,6 +16,7 @@ from typing import Literal
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
+from fedcgd.numeric import so_many
 from fedcgd_flower.flower_private import log_warning
 from fedcgd_flower.messages import PROBLEMS, HostedUsers, read_users_reply, users_query
 from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push
@@ -27,7 +28,7 @@ Identity = Literal["declared", "authenticated"]
 
 
 _SECOND_USER = (
-    "that belong to another node, or are a second user of a node that is one user (clipped_update_mod): give it the user-id that "
+    "of another node, or a second user of a node that is one user (clipped_update_mod): give it the user-id that "
     "it had at first in this run, or register the other user's node under a name of its own"
 )
 
@@ -105,15 +106,18 @@ class UserDirectory:
         nodes, claimed_twice = nodes_of_users(hosted)
         self.claimed_twice = len(claimed_twice)
         if claimed_twice:
-            self._say_once(f"{len(claimed_twice)} users are claimed by two nodes and do not take part")
+            self._say_once(
+                so_many(len(claimed_twice), "user is", "users are") + " claimed by two nodes and take no part"
+            )
         return nodes
 
     def _registered(self, names: Mapping[int, str]) -> dict[int, str]:
         """The nodes that have a name. Raises ValueError if there are nodes and none of them has."""
         registered = {node_id: name for node_id, name in names.items() if name}
         if len(registered) < len(names):
+            of_all = f"{len(names) - len(registered)} of {so_many(len(names), 'node is', 'nodes are')}"
             words = (
-                f"{len(names) - len(registered)} of {len(names)} nodes are not registered by name, and nothing else tells who "
+                f"{of_all} not registered by name, and nothing else tells who "
                 "a node is when it comes back. Register each, at a SuperLink with --enable-supernode-auth: "
                 "flwr supernode register KEY.pub --name NAME"
             )
@@ -146,7 +150,7 @@ class UserDirectory:
         for node_id in late:
             self._questions[node_id].told = True
         if late:
-            others = f" and {len(late) - 1} others" if late[1:] else ""
+            others = f" and {so_many(len(late) - 1, 'other', 'others')}" if late[1:] else ""
             within = f"{self.timeout:.0f} s"
             log_warning(
                 f"node {late[0]}{others} did not answer within {within}; users of a node take part once it does"
@@ -191,8 +195,9 @@ class UserDirectory:
         if len(granted.users) < len(claimed.users):
             self.refused[node_id] = len(claimed.users) - len(granted.users)
             second = claimed.single and name and self.hosts is None
-            which = f"{self.refused[node_id]} users {_SECOND_USER if second else 'that belong to another node'}"
-            log_warning(f"node {node_id} ({name or 'not registered'}) claims {which}; they are not asked there")
+            users = so_many(self.refused[node_id], "user", "users")
+            which = f"{users} {_SECOND_USER if second else 'of another node'}"
+            log_warning(f"node {node_id} ({name or 'not registered'}) claims {which}, and they are not asked there")
 
     def _grant(self, claimed: HostedUsers, name: str) -> HostedUsers:
         """What a node with that registered name, or "", may speak for of what it claims."""

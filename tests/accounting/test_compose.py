@@ -34,7 +34,7 @@ def test_two_runs_of_epsilon_8_are_12_point_26_together() -> None:
     assert oracles.gaussian_log_delta(joint.epsilon, unit) == pytest.approx(math.log(1e-5), abs=1e-7)
     assert joint.exact
     assert joint.failure_probability == 0
-    assert str(joint).startswith("ε ≤ 12.3 at δ = 1e-05 for 24 rounds of 2 run(s) together, true only if which runs")
+    assert str(joint).startswith("ε ≤ 12.3 at δ = 1e-05 for 24 rounds of 2 runs together, true only if which runs")
 
 
 def test_one_run_alone_is_what_it_was_and_parts_cost_less() -> None:

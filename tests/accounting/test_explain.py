@@ -35,12 +35,11 @@ def test_numbers_are_those_of_the_accounting() -> None:
     expected = compute_epsilon(LambdaCGD(0.5), EPOCHS, noise_multiplier=3.0, delta=1e-5)
     assert steps["guarantee"].value == expected.epsilon
     assert steps["noise"].value == 3.0
-    assert "ζσ = 1.5" in steps["noise"].statement
+    assert "standard deviation 1, and ζσZ of 1.5," in steps["noise"].statement
     # Columns 0 and 4: (0.5^0 … 0.5^11) and the same four rows later.
     total = [0.5**i + (0.5 ** (i - 4) if i >= 4 else 0) for i in range(12)]
     assert steps["sensitivity"].value == pytest.approx(sum(x * x for x in total) ** 0.5)
-    assert "rounds 0, 4 (counted from 0)" in steps["sensitivity"].statement
-    assert "; exact)" in steps["sensitivity"].statement
+    assert "Worst case: rounds 1 and 5 (exact; leftmost" in steps["sensitivity"].statement
     assert steps["participation"].value == 2
     assert steps["clipping"].value == 0.5
 
@@ -67,7 +66,7 @@ def test_the_risk_of_a_random_method_is_said(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_long_patterns_are_shortened() -> None:
     steps = by_title(DPSGD(), Participation(rounds=50), noise_multiplier=9.0)
-    assert "rounds 0, 1, 2, 3 … 49 (counted" in steps["sensitivity"].statement
+    assert "Worst case: rounds 1, 2, 3, 4, … and 50 (exact" in steps["sensitivity"].statement
 
 
 def test_the_mechanism_is_named_with_its_numbers() -> None:

@@ -25,7 +25,7 @@ def test_a_run_that_releases_nothing_raises() -> None:
         )
     result = stopped.value.result
     assert (result.released, result.planned, result.complete) == (0, 6, False)
-    assert "3 users are there at 1 nodes" in result.stopped
+    assert "3 users are there at 1 node" in result.stopped
     assert "0 of 6 rounds" in repr(result)
 
 
@@ -74,7 +74,7 @@ def test_nodes_without_users_are_named_as_the_reason() -> None:
     grid = FakeGrid({1: FakeNode(ClientApp()), 2: node(names(3))})
     with pytest.raises(
         ValueError,
-        match=r"3 users are there after 0 s, and 12 are expected \(what the plan cannot do without\); 1 nodes have not said",
+        match=r"3 users are there after 0 s, and 12 are expected \(what the plan cannot do without\); 1 node has not said",
     ):
         make().start(grid, record(np.zeros(SIZE)))
     with pytest.raises(ValueError, match="if they are slow to say it, raise patience above 0 s"):

@@ -40,7 +40,7 @@ def test_a_key_that_another_run_needs_is_kept(tmp_path: Path) -> None:
     key_file = tmp_path / "noise.key"
     run(tmp_path / "one.db", key_file, "one")
     run(tmp_path / "two.db", key_file, "two")
-    with pytest.raises(ValueError, match=r"also the key of the run in .*two.db \(1 rounds released, not sealed\)"):
+    with pytest.raises(ValueError, match=r"also the key of the run in .*two.db \(1 round released, not sealed\)"):
         seal(tmp_path / "one.db", key_file)
     assert key_file.exists()
     assert export(tmp_path / "one.db")["run"]["sealed"] is None

@@ -97,7 +97,7 @@ def test_a_restarted_silo_is_not_another_user(tmp_path: Path) -> None:
     registered = FakeGrid({1: silo(b"1", name="silo0"), 2: silo(b"2", name="silo1")})
     make(**options).start(registered, record(np.zeros(SIZE)), num_rounds=1)
     again = FakeGrid({7: silo(b"1", name="silo0"), 8: silo(b"2", name="silo1")})
-    with pytest.raises(IncompleteRunError, match="2 have taken part 1 times, which is all they may"):
+    with pytest.raises(IncompleteRunError, match="2 have taken part 1 time, which is all they may"):
         make(**options).start(again, record(np.zeros(SIZE)))
     checked = verify(tmp_path / "run.db")
     assert (checked.released, checked.problems) == (1, ())

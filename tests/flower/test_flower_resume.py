@@ -173,7 +173,7 @@ def test_a_user_that_comes_back_under_a_new_node_id_keeps_its_participations(tmp
     strategy = make(ledger=tmp_path / "run.db", **options)
     strategy.start(grid, record(np.zeros(SIZE)), num_rounds=1)
     grid.nodes = {77: grid.nodes[1]}
-    with pytest.raises(IncompleteRunError, match="4 have taken part 1 times, which is all they may"):
+    with pytest.raises(IncompleteRunError, match="4 have taken part 1 time, which is all they may"):
         strategy.start(grid, record(np.zeros(SIZE)), num_rounds=3)
     assert strategy.releases == 1  # everybody has taken part once, which is all they may
 

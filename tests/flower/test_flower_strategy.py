@@ -411,6 +411,7 @@ def _raise(error: Exception):
         (FedAvg(fraction_train=0.1, min_train_nodes=60), {"expected_users": 1000}, 100),
         (FedAvg(fraction_train=0.1, min_train_nodes=60), {"expected_users": 100}, 60),
         (FedAvg(), {"expected_users": 7}, 7),
+        (FedAvg(min_train_nodes=3), {"expected_users": 4}, 3),  # who is waited for does not change who is asked
     ],
 )
 def test_the_cohort_is_what_the_inner_strategy_says(inner, options, cohort: int) -> None:

@@ -10,11 +10,12 @@ from fake_grid import FakeGrid, FakeNode, is_training
 from flower_runs import SIZE, make, names, node, two_nodes
 from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, FedAvgM
 from shared import record
 
 from fedcgd import DPSGD, NoiseKey, Participation
-from fedcgd_flower import IncompleteRunError, clipped_update_mod
+from fedcgd.ledger import seal
+from fedcgd_flower import IncompleteRunError, clipped_update_mod, scheduled
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -93,14 +94,26 @@ def test_too_few_users_says_who_is_there_and_what_keeps_the_others(caplog: pytes
         make(participation=participation, expected_users=9).start(grid, record(np.zeros(SIZE)))
     skipped = [line for line in lines(caplog) if "[ROUND 3/6]" in line]
     assert skipped[0] == (
-        "[ROUND 3/6] not released: 9 users are there at 1 nodes and 1 of them may take part, of 4 for a cohort; "
-        "8 have taken part 1 times, which is all they may"
+        "[ROUND 3/6] not released: 9 users are there at 1 node and 1 of them may take part, of 4 for a cohort; "
+        "8 have taken part 1 time, which is all they may"
     )
     caplog.clear()
     participation = Participation(rounds=6, min_separation=3)
     with pytest.raises(IncompleteRunError):
         make(participation=participation, expected_users=9).start(grid, record(np.zeros(SIZE)))
     assert "1 of them may take part, of 4 for a cohort; 8 took part less than 3 rounds ago" in caplog.text
+
+
+def test_what_is_waited_for_is_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    """ "0 of 2 nodes have not said yet which users they host", where a third user was missing."""
+    grid = FakeGrid({1: node(["ann"]), 2: node(["ben"])})
+    participation = Participation(rounds=2)
+    with pytest.raises(IncompleteRunError):
+        make(participation=participation, cohort_size=3, expected_users=2, patience=0.1).start(
+            grid, record(np.zeros(SIZE))
+        )
+    assert "0 of 2 nodes" not in caplog.text
+    assert "2 users are there, and round 1 needs 3 who may take part; waiting for up to" in caplog.text
 
 
 def test_the_log_does_not_claim_what_is_not_done(caplog: pytest.LogCaptureFixture) -> None:
@@ -151,8 +164,8 @@ def test_updates_that_are_never_finite_end_the_run_with_advice_about_that(
     with pytest.raises(IncompleteRunError) as stopped:
         make(ledger=tmp_path / "run.db").start(grid, record(np.zeros(SIZE)))
     words = str(stopped.value)
-    assert "not released: at least 1 users must answer (not finite)" in words
-    assert "What helps: the trained model has numbers that are NaN or infinite: lower the local learning rate" in words
+    assert "not released: at least 1 user must answer (not finite)" in words
+    assert "What helps: the trained model has numbers that are NaN, infinite or beyond what float32 holds" in words
     assert words.index("What helps") < words.index("Then start again with the same ledger")
     local = [entry for entry in caplog.records if "no update is sent" in entry.getMessage()]
     assert len(local) == 40  # ten tries, four nodes
@@ -204,14 +217,52 @@ def test_an_aggregation_of_metrics_that_is_not_called_is_said(caplog: pytest.Log
 def test_a_key_with_other_runs_is_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
     for name, clip_norm in (("first", 0.5), ("first", 0.5), ("second", 0.25)):
-        assert "other runs" not in caplog.text
+        assert "earlier run has" not in caplog.text
         make(key=key, ledger=tmp_path / f"{name}.db", clip_norm=clip_norm).start(
             two_nodes(), record(np.zeros(SIZE)), num_rounds=1
         )
-    [told] = [line for line in lines(caplog) if "other runs" in line]
-    assert str(tmp_path / "first.db") in told
+    [told] = [line for line in lines(caplog) if "1 earlier run has released rounds" in line]
+    assert f"{tmp_path / 'first.db'} (2 rounds)" in told
     assert key.runs is not None
     assert key.noise_of("").hex() not in caplog.text
+
+
+def test_a_new_key_in_the_place_of_a_deleted_one_knows_the_earlier_runs(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Sealing deletes the key and leaves its register: the next run over the same people began without a word."""
+    for name in ("first", "second"):
+        key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+        make(key=key, ledger=tmp_path / f"{name}.db").start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+        if name == "first":
+            assert "fedcgd ledger compose" not in caplog.text
+            seal(tmp_path / "first.db", tmp_path / "noise.key")
+    [told] = [line for line in lines(caplog) if "fedcgd ledger compose" in line]
+    assert (
+        f"1 earlier run has released rounds by the register of this key: {tmp_path / 'first.db'} (1 round, sealed)"
+        in told
+    )
+
+
+def test_a_strategy_that_sees_sums_before_they_are_on_record_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    class Saves(FedAvgM):
+        def aggregate_train(self, server_round, replies):
+            return super().aggregate_train(server_round, replies)
+
+    class Indirectly(Saves):
+        pass
+
+    for inner, warned in (
+        (FedAvg(), 0),
+        (scheduled(FedAvgM, "linear", rounds=6)(), 0),
+        (Saves(), 1),
+        (Indirectly(), 1),
+        (scheduled(Saves, "linear", rounds=6)(), 1),
+    ):
+        caplog.clear()
+        make(inner).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
+        assert caplog.text.count("Saves.aggregate_train is its own") == warned
+        assert caplog.text.count("Keep models in on_release") == warned
 
 
 @pytest.mark.parametrize("wrong", ["4", 1.5, -1])

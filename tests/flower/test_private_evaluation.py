@@ -334,7 +334,7 @@ def test_epsilon_of_both_together_is_told(tmp_path: Path, caplog: pytest.LogCapt
     commands = (["ledger", "show"], ["ledger", "verify"], ["ledger", "compose"])
     for command in commands:
         said = CliRunner().invoke(cli, [*command, str(path)]).stdout
-        assert f"ε ≤ {rounded_up(expected)} at δ = 1e-05 for 9 rounds of 2 run(s) together" in " ".join(
+        assert f"ε ≤ {rounded_up(expected)} at δ = 1e-05 for 9 rounds of 2 runs together" in " ".join(
             said.replace("│", " ").split()
         )
     found = json.loads(CliRunner().invoke(cli, ["ledger", "verify", str(path), "--json"]).stdout)

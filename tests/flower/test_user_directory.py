@@ -63,7 +63,7 @@ def test_users_claimed_twice_take_no_part_and_that_is_said_once(caplog: pytest.L
     directory = make_directory()
     for _ in range(3):
         assert alone(directory.refresh(grid)) == {"ann": 1, "cat": 2}
-    assert caplog.text.count("1 users are claimed by two nodes") == 1
+    assert caplog.text.count("1 user is claimed by two nodes") == 1
 
 
 def test_authenticated_nodes_are_one_user_each_by_registered_name(caplog: pytest.LogCaptureFixture) -> None:
@@ -82,7 +82,7 @@ def test_authenticated_nodes_are_one_user_each_by_registered_name(caplog: pytest
     assert alone(directory.refresh(grid)) == {"u1": 1}
     assert not grid.sent
     assert caplog.text.count("2 of 5 nodes are not registered by name") == 1
-    with pytest.raises(ValueError, match=r"1 of 1 nodes are not registered by name.*flwr supernode register"):
+    with pytest.raises(ValueError, match=r"1 of 1 node is not registered by name.*flwr supernode register"):
         make_directory("authenticated").refresh(FakeGrid({2: grid.nodes[2]}))
 
 
@@ -96,7 +96,7 @@ def test_a_user_belongs_to_the_registered_node_that_named_it_first(caplog: pytes
     directory = make_directory(pins=pins)  # after a restart of the server
     for _ in range(3):
         assert alone(directory.refresh(grid)) == {"cat": 2}
-    assert caplog.text.count("claims 1 users that belong to another node") == 2  # once for each node
+    assert caplog.text.count("claims 1 user of another node") == 2  # once for each node
     grid.nodes[77] = pool("ann", "bob", name="silo0")  # back under another node id
     assert alone(directory.refresh(grid)) == {"ann": 77, "bob": 77, "cat": 2}
 
@@ -128,7 +128,7 @@ def test_without_registration_a_secret_sampling_asks_nobody() -> None:
     grid = FakeGrid({1: pool("ann"), 2: pool("bob", name="silo0")})
     assert alone(make_directory(registered_only=True).refresh(grid)) == {"bob": 2}
     del grid.nodes[2]
-    with pytest.raises(ValueError, match=r"1 of 1 nodes are not registered by name.*trusted_nodes=True"):
+    with pytest.raises(ValueError, match=r"1 of 1 node is not registered by name.*trusted_nodes=True"):
         make_directory(registered_only=True).refresh(grid)
     assert alone(make_directory(registered_only=True).refresh(FakeGrid({}))) == {}
 
@@ -232,7 +232,7 @@ def test_a_user_is_shared_only_if_both_nodes_say_so(says_so: int, caplog: pytest
     grid = FakeGrid({i: pool("ann", f"user {i}", shared=i == says_so) for i in (1, 2)})
     grid.nodes[3] = pool("ann", shared=True)
     assert alone(make_directory().refresh(grid)) == {"user 1": 1, "user 2": 2}
-    assert "1 users are claimed by two nodes" in caplog.text
+    assert "1 user is claimed by two nodes" in caplog.text
 
 
 def test_an_answer_that_is_not_exactly_shared_is_not() -> None:
@@ -248,7 +248,7 @@ def test_registered_nodes_share_nothing(caplog: pytest.LogCaptureFixture) -> Non
     """The same id at two silos may be two people, of whom one would have had the other's turns."""
     silos = {1: pool("ann", "bob", shared=True, name="silo0"), 2: pool("ann", "cat", shared=True, name="silo1")}
     assert alone(make_directory().refresh(FakeGrid(silos))) == {"ann": 1, "bob": 1, "cat": 2}
-    assert "claims 1 users that belong to another node" in caplog.text
+    assert "claims 1 user of another node" in caplog.text
     assert alone(make_directory(hosts={"ann": "silo1"}).refresh(FakeGrid(silos))) == {"ann": 2}
     silos[3] = pool("cat", "dan", shared=True, name="silo1")  # there twice
     assert alone(make_directory().refresh(FakeGrid(silos))) == {"ann": 1, "bob": 1, "dan": 3}

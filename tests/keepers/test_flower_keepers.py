@@ -12,7 +12,7 @@ import pytest
 from fake_grid import FakeGrid, FakeNode, Killed, is_training
 from flower_requests import TASK
 from flower_runs import PLAN, names
-from flwr.app import Array, Message, RecordDict
+from flwr.app import Array, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from keeper_runs import SIMULATED, RealKeepers, make, node, two_nodes
 from shared import record
@@ -137,6 +137,20 @@ def test_the_mod_masks_too(real: RealKeepers) -> None:
     np.testing.assert_allclose(found[-1], 6 * 0.5 / np.sqrt(SIZE), atol=0.1)
     replies = [m for m in grid.sent if is_training(m)]
     assert replies
+
+
+@pytest.mark.parametrize("kind", ["query", "evaluate"])
+def test_a_node_with_keepers_answers_the_server_nothing_in_the_clear(real: RealKeepers, kind: str) -> None:
+    app = ClientApp(mods=[ClippedUpdateMod(keepers=real.keepers)])
+
+    @app.query()
+    @app.evaluate()
+    def tell(message: Message, context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"age": 81})}), reply_to=message)
+
+    [reply] = FakeGrid({1: FakeNode(app)}).send_and_receive([Message(RecordDict(), dst_node_id=1, message_type=kind)])
+    assert reply.has_error()
+    assert "the server asks for what it could read alone" in reply.error.reason
 
 
 def test_adaptive_clipping_goes_on_after_a_spent_round(real: RealKeepers) -> None:
@@ -404,16 +418,16 @@ def test_the_record_says_against_whom_epsilon_holds(real: RealKeepers) -> None:
         output = CliRunner().invoke(app, ["ledger", command, str(real.ledger)])
         assert output.exit_code == 0, output.output
         # A table's cell goes on in the next line, at a word that depends on the width that the process first saw.
-        assert "1 rounds are spent without a model" in " ".join(output.output.replace("│", " ").split())
+        assert "1 round is spent without a model" in " ".join(output.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ("DELETE FROM openings WHERE round = 1", "1 rounds were released without the keepers' opening on record"),
-        ("UPDATE openings SET keepers = '[\"k0\"]' WHERE round = 0", "1 rounds have other keepers than the run"),
+        ("DELETE FROM openings WHERE round = 1", "1 round was released without the keepers' opening on record"),
+        ("UPDATE openings SET keepers = '[\"k0\"]' WHERE round = 0", "1 round has other keepers than the run"),
         ('UPDATE openings SET keepers = \'["k0", "k1", "x"]\'', "2 rounds have other keepers than the run"),
-        ("UPDATE openings SET list_hash = zeroblob(32) WHERE round = 0", "1 rounds were released without"),
+        ("UPDATE openings SET list_hash = zeroblob(32) WHERE round = 0", "1 round was released without"),
     ],
 )
 def test_records_of_keepers_that_contradict_themselves_are_told(real: RealKeepers, change: str, problem: str) -> None:

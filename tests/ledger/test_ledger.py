@@ -609,3 +609,64 @@ def test_a_key_tells_which_other_runs_it_has_begun(tmp_path):
     with Ledger.open(tmp_path / "second.db", plan=PLAN, configuration={"other": 1}, key=key) as second:
         [other] = second.other_runs()
     assert (other.ledger, other.released) == (str(tmp_path / "first.db"), 1)
+
+
+@pytest.mark.parametrize("why", ["its run is sealed", "its key was lost"])
+def test_a_start_that_is_refused_leaves_no_new_key(path, tmp_path, why):
+    """The same command again, after `seal` or with the key missing, made a key that belongs to nothing."""
+    with opened(path, key=NoiseKey.from_file(tmp_path / "key", create=True)) as ledger:
+        release(ledger, 0, ["a"])
+    if why == "its run is sealed":
+        seal(path, tmp_path / "key")
+    else:
+        (tmp_path / "key").unlink()
+    with pytest.raises(ValueError, match=r"was sealed on|is the ledger of another run: its key fingerprint"):
+        opened(path, key=NoiseKey.from_file(tmp_path / "key", create=True))
+    assert not (tmp_path / "key").exists()
+    assert (tmp_path / "key.runs").exists()
+    again = NoiseKey.from_file(tmp_path / "key", create=True)  # a run of its own begins as ever
+    opened(tmp_path / "other.db", key=again).close()
+    with pytest.raises(ValueError, match=r"another run|was sealed on"):
+        opened(path, configuration={"other": 1}, key=again)
+    assert (tmp_path / "key").exists()
+
+
+def test_a_new_key_that_another_process_found_stays(path, tmp_path):
+    opened(path).close()
+    mine, theirs = (NoiseKey.from_file(tmp_path / "key", create=True) for _ in range(2))
+    opened(tmp_path / "theirs.db", key=theirs).close()
+    with pytest.raises(ValueError, match="another run"):
+        opened(path, key=mine)
+    assert (tmp_path / "key").exists()
+
+
+def test_a_key_file_that_was_there_stays(path, tmp_path):
+    opened(path).close()
+    NoiseKey.from_file(tmp_path / "key", create=True)
+    with pytest.raises(ValueError, match="another run"):
+        opened(path, key=NoiseKey.from_file(tmp_path / "key", create=True))
+    assert (tmp_path / "key").exists()
+
+
+def test_a_full_disk_is_told_with_the_file_and_the_remedy(path):
+    with opened(path) as ledger:
+        (pages,) = ledger._connection.execute("PRAGMA page_count").fetchone()
+        ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
+        users = [f"{i} {'u' * 500}" for i in range(500)]
+        with pytest.raises(
+            sqlite3.OperationalError, match="full; make room on that disk; what was recorded before stays"
+        ) as full:
+            ledger.plan_round(0, users)
+        assert str(path) in str(full.value)
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_told_with_its_file(path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with opened(path) as ledger:
+        attempt = ledger.plan_round(0, ["a"])
+        ledger.record_aggregated(0, attempt, 5)
+        monkeypatch.setattr("fedcgd.ledger.model_file.os.fsync", full)
+        with pytest.raises(OSError, match=r"No space left on device: .*run.ledger-model-0"):
+            ledger.record_released(0, attempt, b"model")

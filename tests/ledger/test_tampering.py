@@ -1,0 +1,286 @@
+"""Each way to change a record is found by `verify`, in the ledger, its model file or the register, or is on the page's list."""
+
+import re
+import shutil
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from plans import make_plan
+from sql import edit, rows
+from typer.testing import CliRunner
+
+from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan
+from fedcgd.accounting import gaussian
+from fedcgd.cli import app
+from fedcgd.ledger import Ledger, released_model, seal, verify
+from fedcgd.ledger.statement import privacy_statement, statement_markdown
+from fedcgd.ledger.unreleased import epsilon_if_kept, row_reach
+from fedcgd.mechanisms import BISR, Dense, Normalized, matrix
+
+PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=5))
+LAYOUT = '[["w"], [[2]], ["float32"]]'
+
+
+def finished(path: Path, key: NoiseKey, plan: Plan = PLAN) -> None:
+    """Five rounds, of which the third is tried twice; one skip, and metrics as the Flower strategy has them."""
+    with Ledger.open(path, plan=plan, configuration={"cohort_size": 2}, key=key) as ledger:
+        ledger.skip(0, "too few users")
+        for t in range(plan.participation.rounds):
+            for lost in [True] * (t == 2) + [False]:
+                attempt = ledger.plan_round(t, ["ann", "ben"])
+                total = np.full(3, attempt)
+                nonce = key.nonce_of(ledger.stream_id, total, earlier=ledger.resume().nonces, attempt=attempt)
+                if lost:
+                    ledger.skip(t, "nobody answered")
+                    continue
+                ledger.record_aggregated(t, attempt, nonce)
+                metrics = {"epsilon": 1.0, "delta": 1e-5, "releases": t + 1}
+                ledger.record_released(t, attempt, np.full(2, t, np.float32), b"state", LAYOUT, metrics)
+                ledger.record_metrics("evaluate", t + 1, {"accuracy": 0.5})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    finished(tmp_path / "run.db", NoiseKey.from_file(tmp_path / "noise.key", create=True))
+    return tmp_path / "run.db"
+
+
+BAND = np.triu(np.random.default_rng(1).normal(size=(5, 5))[:, ::-1])[:, ::-1]  # neither monotone nor Toeplitz
+BAND[:, 0] = 3
+LATER = "2027-01-01T00:00:00.000+00:00"
+
+CONTRADICTIONS = {
+    # The releases after the first are called abandoned: ε looks smaller.
+    "UPDATE attempts SET state = 'abandoned' WHERE round >= 1": "before which another one is not released",
+    "UPDATE attempts SET state = 'abandoned' WHERE round = 4": "the last model on record is number 5, and 4 models are released",
+    "DELETE FROM attempts WHERE state = 'released' AND round = 1": "attempts are missing, or numbered anew",
+    "DELETE FROM attempts WHERE state = 'abandoned'": "attempts are missing, or numbered anew",
+    "UPDATE attempts SET attempt = 7 WHERE state = 'abandoned'": "attempts are missing, or numbered anew",
+    "UPDATE attempts SET state = 'planned' WHERE round = 4": "does not belong to the state on record",
+    "UPDATE attempts SET aggregated = NULL WHERE round = 3": "does not belong to the state on record",
+    "UPDATE attempts SET ended = NULL WHERE round = 3": "1 attempt was still in flight when another began",
+    "UPDATE attempts SET nonce = randomblob(16) WHERE state = 'abandoned'": "does not belong to the state on record",
+    "UPDATE latest SET round = 3": "the last model on record is number 4, and 5 models are released",
+    "DELETE FROM latest": "the last model on record is none, and 5 models are released",
+    "UPDATE latest SET checksum = 1": "run.db-model-0 is not the model that was released last",
+    "INSERT INTO metrics VALUES ('evaluate', 6, '{}')": "1 metric is of a release that is not on record",
+    "INSERT INTO metrics VALUES ('train', 0, '{}')": "1 metric of training belong to a round that gave no model",
+    "UPDATE metrics SET data = replace(data, '\"releases\": 5', '\"releases\": 4')": "count other releases than their own",
+    "DELETE FROM skips WHERE id = 1": "skips are missing, or out of order",
+    "INSERT INTO skips (round, at, reason) VALUES (1, '2027-01-01T00:00:00.000+00:00', 'made up')": "out of order",
+    f"INSERT INTO skips (round, at, reason) VALUES (9, '{LATER}', 'made up')": "a round is skipped whose turn never came",
+    "DELETE FROM users WHERE user = 'ann'": "their numbers have gaps",
+    "UPDATE attempts SET state = 'spent' WHERE round = 4": "1 round is spent that no keepers were asked to open",
+    "INSERT INTO openings VALUES (2, 0, zeroblob(32), '[]')": "keepers were asked to open 1 round that count",
+    "UPDATE run SET sealed = 'yes'": "1 time on record cannot be read",
+    "UPDATE run SET created = 'once'": "1 time on record cannot be read",
+    "UPDATE run SET stream_id = 'mine'": "its stream is that of a simulation or made up",
+    "UPDATE run SET key_fingerprint = 'mine'": "the key's fingerprint is none",
+}
+
+
+@pytest.mark.parametrize(("statement", "problem"), CONTRADICTIONS.items())
+def test_what_contradicts_the_rest_of_the_ledger(path: Path, statement: str, problem: str) -> None:
+    assert (verify(path).problems, verify(path).notes) == ((), ())
+    edit(path, statement)
+    assert any(problem in found for found in verify(path).problems), verify(path).problems
+    assert CliRunner().invoke(app, ["ledger", "verify", str(path)]).exit_code == 1
+
+
+def test_an_attempt_in_flight_is_none_of_a_sealed_run(path: Path) -> None:
+    with_one = path.with_name("other.db")
+    with Ledger.open(with_one, plan=PLAN, configuration={}, key=NoiseKey.generate()) as ledger:
+        ledger.plan_round(0, ["ann"])
+    edit(with_one, f"UPDATE run SET sealed = '{LATER}'")
+    assert verify(with_one).problems == ("the run is sealed, and an attempt is in flight",)
+
+
+def test_a_simulation_cannot_be_called_private(tmp_path: Path) -> None:
+    finished(tmp_path / "run.db", NoiseKey.simulation(1))
+    assert verify(tmp_path / "run.db").problems == ()
+    edit(tmp_path / "run.db", "UPDATE run SET simulated = 0")
+    assert any("simulation or made up" in found for found in verify(tmp_path / "run.db").problems)
+
+
+KNOWN_TO_THE_REGISTER = {
+    "UPDATE run SET key_fingerprint = '0123456789abcdef'": "plan, configuration or key are not those",
+    "UPDATE run SET stream_id = '00000000000000000000000000000000'": "does not know of this run",
+    "UPDATE attempts SET nonce = randomblob(16) WHERE round = 4": "round 4 was released under another nonce",
+    # Everything about the last release is taken out: a shorter run, to which nothing in the ledger objects.
+    "shorter": "the key has released 5 rounds of this run",
+}
+SHORTER = (
+    "DELETE FROM attempts WHERE round = 4",
+    "DELETE FROM metrics WHERE release = 5",
+    "UPDATE latest SET round = 3, checksum = ?",
+    "UPDATE users SET participations = 4, last_round = 3",
+)
+
+
+@pytest.mark.parametrize(("statement", "problem"), KNOWN_TO_THE_REGISTER.items())
+def test_what_contradicts_the_register_alone(path: Path, statement: str, problem: str) -> None:
+    register = path.with_name("noise.key.runs")
+    assert verify(path, register=register).problems == ()
+    if statement == "shorter":
+        shutil.copy(path.with_name("run.db-model-1"), path.with_name("run.db-model-0"))  # whatever is there
+        path.with_name("run.db-model-1").unlink()
+        edit(path, *(one for one in SHORTER if "?" not in one), "UPDATE latest SET round = 3")
+    else:
+        edit(path, statement)
+    assert verify(path).problems == ()
+    assert any(problem in found for found in verify(path, register=register).problems)
+    shown = CliRunner().invoke(app, ["ledger", "verify", str(path), "--register", str(register)])
+    assert (shown.exit_code, problem in shown.output) == (1, True)
+
+
+def test_an_older_copy_is_told_by_the_register_beside_it_which_is_found(tmp_path: Path) -> None:
+    key, path, plan = NoiseKey.from_file(tmp_path / "noise.key", create=True), tmp_path / "run.db", PLAN
+    with Ledger.open(path, plan=plan, configuration={}, key=key) as ledger:
+        ledger.record_aggregated(0, ledger.plan_round(0, ["ann"]), 1)
+    shutil.copy(path, tmp_path / "old.db")
+    with Ledger.open(path, plan=plan, configuration={}, key=key) as ledger:
+        ledger.record_aggregated(0, ledger.plan_round(0, ["ann"]), 2)
+        ledger.record_released(0, 1, b"")
+    fine = CliRunner().invoke(app, ["ledger", "verify", str(path)])
+    assert (fine.exit_code, "compared with the register" in fine.output) == (0, True), fine.output
+    old = CliRunner().invoke(app, ["ledger", "verify", str(tmp_path / "old.db")])
+    assert (old.exit_code, "the key has released 1 round of this run" in old.output) == (1, True), old.output
+    report = CliRunner().invoke(app, ["report", str(tmp_path / "old.db"), "-o", str(tmp_path / "old.md")])
+    assert (report.exit_code, "the key has released 1 round" in (tmp_path / "old.md").read_text("utf-8")) == (1, True)
+    (tmp_path / "noise.key.runs").unlink()
+    alone = CliRunner().invoke(app, ["ledger", "verify", str(path)])
+    assert (alone.exit_code, "an older copy of this ledger would look the same" in alone.output) == (0, True)
+    missing = CliRunner().invoke(app, ["ledger", "verify", str(path), "--register", str(tmp_path / "noise.key.runs")])
+    assert (missing.exit_code, "there is no register" in missing.stderr) == (2, True)
+
+
+def test_a_copy_from_before_the_seal_is_told_by_the_register(path: Path) -> None:
+    shutil.copy(path, path.with_name("old.db"))
+    seal(path, path.with_name("noise.key"))
+    register = path.with_name("noise.key.runs")
+    assert verify(path, register=register).problems == ()
+    assert any(
+        "this ledger is not: it is an older copy" in p
+        for p in verify(path.with_name("old.db"), register=register).problems
+    )
+
+
+def test_a_crash_between_ledger_and_register_is_no_contradiction(path: Path) -> None:
+    register = path.with_name("noise.key.runs")
+    before = rows(path, "SELECT nonce FROM attempts WHERE round = 3")[0][0].hex()
+    edit(register, f"UPDATE runs SET released = 4, nonce = x'{before}'")
+    assert verify(path, register=register).problems == ()
+    edit(register, "UPDATE runs SET released = 3")
+    assert any("older copy of the register" in found for found in verify(path, register=register).problems)
+
+
+def test_times_out_of_order_and_a_missing_model_are_told(path: Path) -> None:
+    edit(path, f"UPDATE attempts SET planned = '{LATER}' WHERE round = 1")
+    path.with_name("run.db-model-0").unlink()
+    found = verify(path)
+    assert found.problems == ()
+    assert found.notes[0].startswith("1 time on record are before one that they must follow")
+    assert found.notes[1] == "the last model, run.db-model-0, is not beside the ledger, and was not compared"
+    shown = CliRunner().invoke(app, ["ledger", "verify", str(path)])
+    assert (shown.exit_code, "Note: 1 time" in shown.output) == (0, True)
+
+
+def test_the_model_of_a_release_that_was_taken_out_is_not_exported(path: Path) -> None:
+    assert released_model(path)["w"].tolist() == [4, 4]
+    edit(path, "UPDATE attempts SET state = 'abandoned' WHERE round >= 1")
+    with pytest.raises(ValueError, match="its last model is number 5, and 1 model is released"):
+        released_model(path)
+
+
+UNSEEN = {
+    "UPDATE users SET user = 'eve' WHERE user = 'ann'": "a user's name",
+    "UPDATE attempts SET nonce = randomblob(16) WHERE round = 1": "a nonce before the last",
+    "UPDATE metrics SET data = '{\"accuracy\": 0.99}' WHERE kind = 'evaluate'": "metrics",
+    f"UPDATE run SET sealed = '{LATER}'": "that the run was sealed",
+}
+
+
+@pytest.mark.parametrize(("statement", "listed"), UNSEEN.items())
+def test_what_verify_cannot_see_is_on_the_page(path: Path, statement: str, listed: str) -> None:
+    """If one of these is found some day, the page for reviewers may say less."""
+    edit(path, statement)
+    assert verify(path, register=path.with_name("noise.key.runs")).problems == ()
+    page = (Path(__file__).parents[2] / "docs/tutorials/reviewing.md").read_text(encoding="utf-8")
+    unseen = page.partition("## What verify cannot see")[2].partition("\n## ")[0]
+    assert listed in re.sub(r"\s+", " ", unseen)
+
+
+@pytest.mark.parametrize(
+    "mechanism", [DPSGD(), LambdaCGD(0.6), BISR(3), Normalized(LambdaCGD(0.6)), Dense("dense", BAND)]
+)
+@pytest.mark.parametrize(("k", "b"), [(5, 1), (2, 2), (2, 3), (1, 5)])
+def test_a_kept_sum_is_a_row_more(mechanism, k: int, b: int) -> None:
+    """Oracle: the matrix written out, a row and a column more for each copy, and all patterns with all signs."""
+    n, kept = 5, (2, 2, 4)
+    participation = Participation(rounds=n, min_separation=b, max_participations=k)
+    plan = make_plan(mechanism, participation)
+    C = matrix(mechanism, n)
+    worst = 0.0
+    patterns = [p for size in range(1, k + 1) for p in combinations(range(n), size) if min(np.diff(p), default=b) >= b]
+    for pattern in patterns:
+        for signs in np.ndindex(*[2] * len(pattern)):
+            x = np.zeros(n)
+            x[list(pattern)] = 1 - 2 * np.array(signs)
+            for own in np.ndindex(2, 2, 2):  # the sign of the user's update in each copy: it may be another one
+                copies = [C[t, :t] @ x[:t] + C[t, t] * abs(x[t]) * (1 - 2 * s) for t, s in zip(kept, own, strict=True)]
+                worst = max(worst, float(np.sum((C @ x) ** 2) + np.sum(np.square(copies))))
+    true = gaussian.epsilon(sigma=plan.noise_multiplier / np.sqrt(worst), delta=plan.delta)
+    bound = epsilon_if_kept(plan, kept)
+    assert true <= bound
+    if isinstance(mechanism, DPSGD | LambdaCGD) and b == 1:  # one pattern is the worst for all rows
+        assert bound == pytest.approx(true, rel=1e-6)
+    assert row_reach(mechanism, participation, 0) == pytest.approx(abs(C[0, 0]))
+
+
+def test_sums_that_were_no_release_are_told_with_an_epsilon(tmp_path: Path) -> None:
+    """The server is killed while the inner strategy has the noised sum: ε of five rounds, of which one was made twice."""
+    plan = Plan.calibrated(DPSGD(), Participation(rounds=5), clip_norm=1.0, epsilon=8, delta=1e-3)
+    key = NoiseKey.generate()
+    with Ledger.open(tmp_path / "run.db", plan=plan, configuration={}, key=key) as ledger:
+        ledger.record_aggregated(0, ledger.plan_round(0, ["ann"]), 5)
+    assert "1 noised sum may have reached the inner strategy" in verify(tmp_path / "run.db").notes[0]
+    with Ledger.open(tmp_path / "run.db", plan=plan, configuration={}, key=key) as ledger:
+        ledger.record_aggregated(0, ledger.plan_round(0, ["ann"]), 6)
+        ledger.record_released(0, 1, b"")
+    found = verify(tmp_path / "run.db")
+    six = Plan(
+        mechanism=DPSGD(),
+        participation=Participation(rounds=6),
+        clip_norm=1.0,
+        noise_multiplier=plan.noise_multiplier,
+        delta=1e-3,
+    )
+    assert epsilon_if_kept(plan, [0]) == pytest.approx(six.guarantee().epsilon)
+    assert found.problems == ()
+    [note] = found.notes
+    assert "(of round 0, counted from 0)" in note
+    assert f"at most {six.guarantee().epsilon:.2f}"[:12] in note
+    statement = privacy_statement(tmp_path / "run.db")
+    assert statement["notes"] == [note]
+    assert f"**Note**: {note}." in statement_markdown(statement)
+    CliRunner().invoke(app, ["report", str(tmp_path / "run.db"), "-o", str(tmp_path / "report.html")])
+    assert "may have reached the inner strategy" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_large_delta_is_told_wherever_the_run_is(tmp_path: Path) -> None:
+    plan = make_plan(DPSGD(), Participation(rounds=2), delta=0.04)
+    finished(tmp_path / "run.db", NoiseKey.generate(), plan)
+    words = "δ times the number of users is 0.08 (0.04 · 2)"
+    assert verify(tmp_path / "run.db").delta_note is None
+    edit(tmp_path / "run.db", "INSERT INTO users VALUES (3, 'eve', 0, -1)")
+    assert "δ times the number of users is 0.12 (0.04 · 3)" in str(verify(tmp_path / "run.db").delta_note)
+    assert privacy_statement(tmp_path / "run.db")["notes"] == []  # how many there were is not for the public
+    plan = make_plan(DPSGD(), Participation(rounds=2), delta=0.3)
+    finished(tmp_path / "large.db", NoiseKey.generate(), plan)
+    words = "δ times the number of users is 0.6 (0.3 · 2)"
+    assert words in CliRunner().invoke(app, ["ledger", "verify", str(tmp_path / "large.db")]).output
+    assert words in statement_markdown(privacy_statement(tmp_path / "large.db"))
+    CliRunner().invoke(app, ["report", str(tmp_path / "large.db"), "-o", str(tmp_path / "report.html")])
+    assert words in (tmp_path / "report.html").read_text(encoding="utf-8")
