@@ -2,8 +2,8 @@
 
 from fedcgd.participation import Participation
 
-ROUNDS, STEPS = 12, 3
-"""Each is of so many rounds, and fits a data loader with so many steps an epoch."""
+ROUNDS = 12
+"""Of each."""
 
 SAMPLINGS: dict[str, tuple[Participation, list[str]]] = {
     "none": (Participation(rounds=12, min_separation=3), ["--separation", "3"]),

@@ -10,7 +10,7 @@ import torch
 from app_runs import DEFAULTS
 from command_line import figures
 from flower_runs import KEY, SIZE, asked_users, make, names, two_nodes
-from sampling_table import ROUNDS, SAMPLINGS, STEPS
+from sampling_table import ROUNDS, SAMPLINGS
 from shared import record
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -113,9 +113,10 @@ def test_batches_of_opacus_are_what_is_promised(sampling: str) -> None:
         )
         return [list(map(str, loader.batch_sampler.batch(t))) for t in range(ROUNDS)]
 
-    check_turns(participation, batches(STEPS))
+    steps = round(1 / (participation.expected_rate or 1 / participation.min_separation))
+    check_turns(participation, batches(steps))
     with pytest.raises(ValueError, match="the plan"):
-        batches(STEPS - 1)
+        batches(steps - 1)
 
 
 @each_sampling
