@@ -61,13 +61,15 @@ def test_the_table_has_each_sampling() -> None:
 
 
 @each_sampling
-def test_a_round_has_as_many_users_as_are_expected(sampling: str) -> None:
+def test_the_key_draws_as_many_users_as_are_expected(sampling: str) -> None:
     participation, _ = SAMPLINGS[sampling]
+    runs = [cohorts_of(participation, bytes([seed]) * 32) for seed in range(100)]
+    assert len({str(run) for run in runs}) == len(runs)
     rate = participation.expected_rate
     assert (rate is None) == (sampling == "none")
     if rate is not None:
-        cohorts = [users for seed in range(100) for users in cohorts_of(participation, bytes([seed]) * 32)]
-        assert np.mean([len(users) for users in cohorts]) == pytest.approx(rate * len(USERS), rel=0.05)
+        sizes = [len(users) for run in runs for users in run]
+        assert np.mean(sizes) == pytest.approx(rate * len(USERS), rel=0.05)
 
 
 @each_sampling
