@@ -255,8 +255,8 @@ def _gain(mechanism: Mechanism) -> Callable[[Vector], Vector]:
         case BandedInverseMechanism():
             return _polynomial(mechanism.inverse_band, -1)
     raise ValueError(
-        f"{mechanism.name} has no stationary noise: its C is not one infinite series of coefficients, but made for a number of "
-        "rounds; ask for the loss after that many"
+        f"{mechanism.name} has no stationary noise: its C is made for a number of rounds, or is a series whose |C(e^{{iω}})|² is "
+        "not known here; ask for the loss after a number of rounds"
     )
 
 

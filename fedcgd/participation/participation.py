@@ -182,7 +182,11 @@ class Participation:
     @property
     def has_bins(self) -> bool:
         """Whether every user has one bin, or group, and takes part only in rounds of its number modulo b."""
-        return self.sampling in ("balls-in-bins", "cyclic-poisson")
+        match self.sampling:
+            case "balls-in-bins" | "cyclic-poisson":
+                return True
+            case "none" | "poisson" | "b-min-sep" | "random-allocation":
+                return False
 
     @property
     def expected_rate(self) -> float | None:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 
 from flwr.serverapp import Grid
@@ -59,38 +59,49 @@ class CohortSelector:
 
         Raises ValueError if fewer users than expected are there before the first round, or nodes whose users nobody knows.
         """
-        began = time.monotonic()
-        deadline, told = began + self._patience, began
+        tell_at = time.monotonic()
+        deadline = tell_at + self._patience
         self._forget_before(round)
-        participation, choices_key = self._participation, key.choices_of(ledger.stream_id)
-        sampled = participation.sampling != "none"  # then who takes part is drawn, and stays as it was drawn
+        choices_key = key.choices_of(ledger.stream_id)
         while True:
             nodes = self._within_budget(directory.refresh(grid))
             history = ledger.history(list(nodes))
-            enough = round > 0 or (
-                len(nodes) >= self._cohort.expected_users and not self._nodes_missing(directory, grid)
-            )
-            # Whoever was asked twice in this very round, in vain, is replaced if others can be spared.
-            silent = {user for user, times in self._silent.items() if times >= _PATIENCE_WITH_USERS}
-            choices = [nodes.keys()] if sampled else [nodes.keys() - silent, nodes.keys()]
-            for available in choices if enough else []:
-                users = cohort(participation, round, available, history, cohort_size=self._cohort.size, key=choices_key)
-                if users is not None and (
-                    len(available) == len(nodes) or can_replace(participation, round, users, nodes, history)
-                ):
-                    return balance_users(users, nodes, avoid=self._doubtful(nodes))
-            if (now := time.monotonic()) >= deadline:
+            may_begin = round > 0 or self._may_begin(len(nodes), directory, grid)
+            users = self._drawn(round, nodes, history, choices_key) if may_begin else None
+            if users is not None:
+                return balance_users(users, nodes, avoid=self._doubtful(nodes))
+            now = time.monotonic()
+            if now >= deadline:
                 break
-            if now >= told:  # at once, and then from time to time
+            if now >= tell_at:  # at once, and then from time to time
                 waiting = self._waiting(round, len(nodes), directory)
                 log_info(f"{waiting}; waiting for up to {deadline - now:.0f} s")
-                told = now + _TOLD_EVERY
+                tell_at = now + _TOLD_EVERY
             time.sleep(min(_POLL, self._patience))
-        if not enough and len(nodes) >= self._cohort.expected_users:
-            raise ValueError(self._nodes_left_out(len(nodes), directory))
-        if not enough:
-            raise ValueError(self._too_few_to_begin(len(nodes), self._missing(directory)))
-        return cohort_shortfall(participation, round, self._cohort.size, nodes, history, self._missing(directory))
+        if not may_begin:
+            raise ValueError(self._cannot_begin(len(nodes), directory))
+        return cohort_shortfall(self._participation, round, self._cohort.size, nodes, history, self._missing(directory))
+
+    def _may_begin(self, users: int, directory: UserDirectory, grid: Grid) -> bool:
+        """Whether the first round need not wait for more users."""
+        return users >= self._cohort.expected_users and not self._nodes_missing(directory, grid)
+
+    def _drawn(self, round: int, nodes: Mapping[str, NodeIds], history: History, key: bytes) -> list[str] | None:
+        """The round's cohort of the users that are there; None if too few may take part.
+
+        Without a sampling whoever was asked often enough in this very round, in vain, is replaced if others can be spared. With
+        one who takes part stays as it was drawn.
+        """
+
+        def draw(available: Set[str]) -> list[str] | None:
+            return cohort(self._participation, round, available, history, cohort_size=self._cohort.size, key=key)
+
+        silent = {user for user, times in self._silent.items() if times >= _PATIENCE_WITH_USERS} & nodes.keys()
+        if silent and self._participation.sampling == "none":
+            others = draw(nodes.keys() - silent)
+            if others is not None and can_replace(self._participation, round, others, nodes, history):
+                return others
+        return draw(nodes.keys())
 
     def _forget_before(self, round: int) -> None:
         if round != self._silent_in:
@@ -113,6 +124,11 @@ class CohortSelector:
         if not silent or self._cohort.expected_source == EXPECTED_USERS:
             return False
         return is_simulation(grid) or silent > 1 or 2 * silent >= directory.connected
+
+    def _cannot_begin(self, users: int, directory: UserDirectory) -> str:
+        if users >= self._cohort.expected_users:
+            return self._nodes_left_out(users, directory)
+        return self._too_few_to_begin(users, self._missing(directory))
 
     def _nodes_left_out(self, users: int, directory: UserDirectory) -> str:
         return (

@@ -1,6 +1,7 @@
 """Send messages and gather the replies, each matched to the message it answers."""
 
 import gc
+import math
 import time
 from collections.abc import Iterator, Sequence
 
@@ -41,52 +42,86 @@ def receive(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator
     message that was sent.
     Raises ValueError if the SuperLink refuses a message to a node that is there.
     """
-    simulated = is_simulation(grid)
-    most = _SIMULATED_AT_ONCE if simulated else len(messages)
-    unsent = list(messages)
+    exchange = _Exchange(grid, messages, timeout)
     del messages
-    waiting: set[str] = set()
-    deadline: float | None = None
-
-    def has_room() -> bool:
-        return bool(unsent) and 2 * len(waiting) <= most
-
     while True:
-        if has_room():
-            some, unsent = unsent[: most - len(waiting)], unsent[most - len(waiting) :]
-            gone = push(grid, some)
-            waiting |= {message.metadata.message_id for message in some}
-            if _mebibytes(some[0]) > _LARGE:
-                some.clear()
-                gc.collect()  # Flower's records are in cycles, which would hold what was sent
-            waiting -= {reply.metadata.reply_to_message_id for reply in gone}
-            sent = time.monotonic()
-            deadline = sent + timeout if deadline is None else deadline
-            yield from gone
-        looking = 0.0  # seconds, without those that go into what becomes of the replies
-        for message_id in sorted(waiting):
-            looked = time.monotonic()
-            try:
-                found = [reply] if (reply := pull(grid, message_id)) is not None else []
-            except UnreadableReplyError:
-                found = []
-                waiting.discard(message_id)
-            reply = None
-            looking += time.monotonic() - looked
-            if found:
-                waiting.discard(message_id)
-                yield found.pop()
+        if exchange.has_room:
+            yield from exchange.send()
+        yield from exchange.look()
         now = time.monotonic()
-        if deadline is None or now >= deadline or not (waiting or unsent):
-            break
-        if has_room():
-            continue
-        wait = _LATE * (now - sent)
-        if simulated:
-            wait = min(wait, looking / _SHARE)
+        if exchange.is_over or now >= exchange.deadline:
+            return
+        if not exchange.has_room:
+            time.sleep(min(exchange.pause(now), exchange.deadline - now))
+
+
+class _Exchange:
+    """Messages that are not sent yet, and those that are not answered yet."""
+
+    def __init__(self, grid: Grid, messages: Sequence[Message], timeout: float) -> None:
+        self.deadline = math.inf
+        """`timeout` seconds after the first messages were sent."""
+        self._grid = grid
+        self._timeout = timeout
+        self._simulated = is_simulation(grid)
+        self._most = _SIMULATED_AT_ONCE if self._simulated else len(messages)
+        self._unsent = list(messages)
+        self._waiting: set[str] = set()
+        self._sent = 0.0  # when messages were sent last
+        self._looking = 0.0  # seconds of the last look, without those that go into what becomes of the replies
+
+    @property
+    def is_over(self) -> bool:
+        return not (self._unsent or self._waiting)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it is worth it to send more."""
+        return bool(self._unsent) and 2 * len(self._waiting) <= self._most
+
+    def send(self) -> list[Message]:
+        """Send as many as there is room for; the result is an error reply for each whose node is gone."""
+        room = self._most - len(self._waiting)
+        some, self._unsent = self._unsent[:room], self._unsent[room:]
+        gone = push(self._grid, some)
+        self._waiting |= {message.metadata.message_id for message in some}
+        self._waiting -= {reply.metadata.reply_to_message_id for reply in gone}
+        if _mebibytes(some[0]) > _LARGE:
+            some.clear()
+            gc.collect()  # Flower's records are in cycles, which would hold what was sent
+        self._sent = time.monotonic()
+        self.deadline = min(self.deadline, self._sent + self._timeout)
+        return gone
+
+    def look(self) -> Iterator[Message]:
+        """The replies that are there, each fetched when the one before is done with."""
+        self._looking = 0.0
+        for message_id in sorted(self._waiting):
+            began = time.monotonic()
+            found = self._fetch(message_id)
+            self._looking += time.monotonic() - began
+            if found:
+                yield found.pop()
+
+    def _fetch(self, message_id: str) -> list[Message]:
+        """The reply to one message, in a list that can be emptied: what is popped is held by whoever takes it alone."""
+        try:
+            reply = pull(self._grid, message_id)
+        except UnreadableReplyError:
+            self._waiting.discard(message_id)
+            return []
+        if reply is None:
+            return []
+        self._waiting.discard(message_id)
+        return [reply]
+
+    def pause(self, now: float) -> float:
+        """How many seconds to wait before the next look."""
+        wait = _LATE * (now - self._sent)
+        if self._simulated:
+            wait = min(wait, self._looking / _SHARE)
         wait = min(max(wait, _FIRST_WAIT), _LONGEST_WAIT)
-        # Looking at many messages takes the SuperLink's time: at most half of it.
-        time.sleep(min(max(wait, looking), max(deadline - now, 0)))
+        return max(wait, self._looking)  # looking at many messages takes the SuperLink's time: at most half of it
 
 
 class UnreadableReplyError(Exception):

@@ -299,27 +299,16 @@ class TrainingRounds:
         pending = self._pending
         if pending is None:
             return None, None
-        answered: list[int] = []
-        matched = _matched(replies, pending.requests, answered)
-        total: Integers | MaskedSum
-        if pending.masking is None:
-            size = pending.task.size
-            memory = self._memory if len(self._memory) == size else np.empty(size, np.int64)
-            self._memory = memory if memory.nbytes <= _KEPT else np.empty(0, np.int64)
-            total, found = sum_of_replies(matched, size, memory)
-            del memory
-        else:
-            total, found = sum_of_masked_replies(matched, pending.masking)
-        results: list[int | RejectionReason] = ["no answer"] * len(pending.requests)
-        for position, result in zip(answered, found, strict=True):
-            results[position] = result
+        total, results = self._sum_of(replies, pending)
         self._record_answers(pending, results)
         if self.report.answered < self._settings.cohort.min_answers:
             self.abort_round(f"at least {so_many(self._settings.cohort.min_answers, 'user', 'users')} must answer")
             return None, None
         try:
             noised_sum = self._noised_sum(pending, total)
-            noised, metrics, next_clip_norm = self._noised(pending, noised_sum)
+            metrics = guarantee_metrics(self._plan, released=pending.task.round + 1)
+            next_clip_norm = self._next_clip_norm(pending, noised_sum, metrics)
+            noised = self._noised_model(pending, noised_sum)
             pending = self._pending = replace(pending, model=(), requests=())
             kept = noised_sum if noised_sum.nbytes <= _KEPT else None
             del total, noised_sum  # the inner strategy needs room
@@ -335,6 +324,28 @@ class TrainingRounds:
         self._begun, self._pending = False, None
         self.report.epsilon, self.report.delta = cast(float, metrics["epsilon"]), self._plan.delta
         return released, metrics
+
+    def _sum_of(
+        self, replies: Iterable[Message], pending: PendingRound
+    ) -> tuple[Integers | MaskedSum, list[int | RejectionReason]]:
+        """The sum of the updates, and of each request how many users are in it, or why none is."""
+        answered: list[int] = []
+        matched = _matched(replies, pending.requests, answered)
+        total: Integers | MaskedSum
+        if pending.masking is None:
+            total, found = sum_of_replies(matched, pending.task.size, self._memory_of(pending.task.size))
+        else:
+            total, found = sum_of_masked_replies(matched, pending.masking)
+        results: list[int | RejectionReason] = ["no answer"] * len(pending.requests)
+        for position, result in zip(answered, found, strict=True):
+            results[position] = result
+        return total, results
+
+    def _memory_of(self, size: int) -> Integers:
+        """Room for a sum of `size` coordinates: that of the last round, where it was kept."""
+        memory = self._memory if len(self._memory) == size else np.empty(size, np.int64)
+        self._memory = memory if memory.nbytes <= _KEPT else np.empty(0, np.int64)
+        return memory
 
     def _record_answers(self, pending: PendingRound, results: Sequence[int | RejectionReason]) -> None:
         """Record who answered and why others are lost, and tell the operator what to do about it, once."""
@@ -367,18 +378,21 @@ class TrainingRounds:
         self.record.add_noise(total, pending.task.attempt, pending.task.grid)
         return total
 
-    def _noised(self, pending: PendingRound, total: Integers) -> tuple[ArrayRecord, MetricRecord, float]:
-        """The model plus the noised mean of the updates whose noised sum is `total`; what is told with it; the next clip norm.
+    def _next_clip_norm(self, pending: PendingRound, total: Integers, metrics: MetricRecord) -> float:
+        """The clip norm of the next round; where it adapts, `metrics` and the operator are told how, and of what share."""
+        if self._adaptive is None:
+            return self.clip_norm
+        share = pending.scale.share(int(total[-1]), self._cohort_size)
+        following = next_norm(self.clip_norm, share, self._adaptive)
+        self.report.clipping = f"clip norm {self.clip_norm:.4g} → {following:.4g} (share within: {share:.2f})"
+        metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": following})
+        return following
+
+    def _noised_model(self, pending: PendingRound, total: Integers) -> ArrayRecord:
+        """The model plus the noised mean of the updates whose noised sum is `total`.
 
         `total` holds nothing of use then: the model is made in its memory.
         """
-        metrics = guarantee_metrics(self._plan, released=pending.task.round + 1)
-        next_clip_norm = self.clip_norm
-        if self._adaptive is not None:
-            share = pending.scale.share(int(total[-1]), self._cohort_size)
-            next_clip_norm = next_norm(self.clip_norm, share, self._adaptive)
-            self.report.clipping = f"clip norm {self.clip_norm:.4g} → {next_clip_norm:.4g} (share within: {share:.2f})"
-            metrics.update({"clip-norm": self.clip_norm, "share-within-norm": share, "next-clip-norm": next_clip_norm})
         layout = pending.task.layout
         noised = total.view(np.float32)[: layout.size]  # what is written lies before what is still to be read
         step, unit = pending.task.grid.step, pending.scale.update_scale
@@ -387,7 +401,7 @@ class TrainingRounds:
             here = slice(start, start + len(part))
             work.mean(aligned(part), total[here], step, unit, self._cohort_size, noised[here])
             start = here.stop
-        return unflatten(noised, layout, passthrough=False), metrics, next_clip_norm
+        return unflatten(noised, layout, passthrough=False)
 
     def _release(
         self,

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import oracles_curvature as oracle
 import pytest
+import shared
 from scipy.special import ellipk
 
 from fedcgd.curvature.stationary import (
@@ -30,6 +31,7 @@ from fedcgd.mechanisms import (
     NuDPFTRL,
     SquareRootToeplitz,
 )
+from fedcgd.mechanisms.toeplitz import ToeplitzMechanism
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss
 
@@ -155,6 +157,14 @@ def test_undamped_cancelling_has_no_end() -> None:
 def test_what_is_made_for_some_rounds_has_no_stationary_loss(mechanism) -> None:
     with pytest.raises(ValueError, match="no stationary noise"):
         stationary_loss(mechanism, mean_estimation(0.1))
+
+
+@pytest.mark.parametrize("name", [name for name, m in shared.MECHANISMS.items() if isinstance(m, ToeplitzMechanism)])
+def test_every_series_has_its_gain(name: str) -> None:
+    """∫|C|² is Σc², whose tail after 4096 coefficients is below rounding but for `toeplitz`."""
+    mechanism = shared.MECHANISMS[name]
+    expected = math.inf if name == "toeplitz" else np.linalg.norm(mechanism.coefficients(4096))
+    assert stationary_sensitivity(mechanism) == pytest.approx(expected, rel=1e-9)
 
 
 def test_what_cannot_be_answered_is_refused() -> None:

@@ -23,13 +23,15 @@ def models(task: str) -> list[str]:
 
 MODELS = [(task, model) for task in NAMES for model in models(task)]
 HEAVY = {"wideresnet-40"}
-FEATURES = {"imdb": 4096, "tweets": 2048}
-PIXELS = {
+SHAPES = {
     "digits": (64,),
     "fashion-mnist": (1, 28, 28),
     "fashion-mnist-6000": (1, 28, 28),
     "cifar10": (3, 32, 32),
+    "imdb": (4096,),
+    "tweets": (2048,),
 }
+"""Of an example of each task, for models that take plain numbers."""
 
 
 def inputs(task: str, model: str) -> torch.Tensor:
@@ -40,8 +42,10 @@ def inputs(task: str, model: str) -> torch.Tensor:
         states = torch.randn(USERS, 5, 16, generator=generator)
         states[0, 3:] = 0
         return states
-    shape = PIXELS.get(task) or (384 if model == "minilm" else FEATURES[task],)
-    return torch.randn(USERS, *shape, generator=generator)
+    if model == "minilm":
+        return torch.randn(USERS, 384, generator=generator)
+    assert task in SHAPES, f"add the shape of an example of {task} to SHAPES in tests/helpers/small_models.py"
+    return torch.randn(USERS, *SHAPES[task], generator=generator)
 
 
 def small_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,20 @@
 """One table of mechanisms: a row is all that a new one needs, and every place that names mechanisms reads it."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import shared
+from mechanism_table import MECHANISMS
 from typer.testing import CliRunner
 
+import fedcgd
 from fedcgd.cli import app
-from fedcgd.mechanisms import BIFR, BISR, BLT, DPSGD, BandInvMF, LambdaMuCGD, Normalized
+from fedcgd.mechanisms import BIFR, BISR, BLT, DPSGD, BandInvMF, Dense, LambdaMuCGD, Normalized
 from fedcgd.mechanisms.toeplitz import BandedInverseMechanism, power_coefficients
 from fedcgd.optimisation.catalogue import BANDS, TABLE, Parameter, Row, spelling_of
 from fedcgd.participation import Participation
@@ -130,6 +134,12 @@ def test_the_docs_name_every_mechanism_as_it_is_spelled() -> None:
 def test_the_readme_counts_the_mechanisms_of_correlated_noise() -> None:
     readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
     correlated = len(TABLE) - len({"dp-sgd", "diagonal"} & TABLE.keys())  # these have independent noise
-    assert correlated == 14
-    assert f"| correlated noise | {correlated} mechanisms |" in readme
-    assert "Thirteen other mechanisms of correlated noise" in readme
+    assert re.findall(r"\| correlated noise \| (\d+) mechanisms \|", readme) == [str(correlated)]
+
+
+def test_every_row_is_in_the_tables_that_tests_of_all_mechanisms_take() -> None:
+    classes = {row.cls for row in TABLE.values()}
+    by_definition, of_any_length = ({type(m) for m in found} for found in (MECHANISMS, shared.MECHANISMS.values()))
+    assert classes - by_definition == set(), "add them to TABLE in tests/helpers/mechanism_table.py"
+    assert classes - of_any_length == {Dense}, "add them to MECHANISMS in tests/helpers/shared.py"
+    assert {cls.__name__ for cls in classes} <= set(fedcgd.__all__), "export them from fedcgd/__init__.py"

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,11 @@ def test_an_unknown_task_or_model_is_refused_with_the_names():
     with pytest.raises(ValueError, match="unknown model 'resnet' for task 'digits'; its models are softmax"):
         get_task("digits", model="resnet")
     assert {"digits", "fashion-mnist"} <= set(NAMES)
+
+
+def test_the_docs_name_every_task():
+    page = (Path(__file__).parents[2] / "docs" / "simulations.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"`{name}`" not in page] == []
 
 
 def test_digits():

@@ -1,0 +1,147 @@
+"""Each sampling from the promise to the ledger, a node, a batch of Opacus and the words about it: one row of a table."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from app_runs import DEFAULTS
+from command_line import figures
+from flower_runs import KEY, SIZE, asked_users, make, names, two_nodes
+from sampling_table import ROUNDS, SAMPLINGS
+from shared import record
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedcgd import DPSGD, Ledger, NoiseKey, Participation, Plan, compute_epsilon
+from fedcgd.ledger import export, verify
+from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.participation import Sampling
+from fedcgd.participation.cohorts import History, cohort
+from fedcgd_simulations.settings import Settings
+
+USERS, COHORT = names(24), 8
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+each_sampling = pytest.mark.parametrize("sampling", SAMPLINGS)
+
+
+def plan_of(participation: Participation) -> Plan:
+    return Plan(mechanism=DPSGD(), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-2)
+
+
+def cohorts_of(participation: Participation, key: bytes) -> list[list[str]]:
+    """Those of a run in which everybody is always there."""
+    history, cohorts = History(), []
+    for t in range(ROUNDS):
+        users = cohort(participation, t, USERS, history, cohort_size=COHORT, key=key)
+        assert users is not None
+        cohorts.append(users)
+        history = history.with_round(t, users)
+        assert users == cohort(
+            participation, t, USERS, history, cohort_size=COHORT, key=key
+        )  # a round that is tried again
+    return cohorts
+
+
+def check_turns(participation: Participation, cohorts: list[list[str]]) -> None:
+    """Nobody exceeds what is promised, and somebody takes part."""
+    assert any(cohorts)
+    for user in {user for users in cohorts for user in users}:
+        rounds = [t for t, users in enumerate(cohorts) if user in users]
+        assert len(rounds) <= participation.participations
+        assert all(later - earlier >= participation.min_separation for earlier, later in pairwise(rounds))
+
+
+def test_the_table_has_each_sampling() -> None:
+    assert SAMPLINGS.keys() == set(get_args(Sampling)), "add a row to tests/helpers/sampling_table.py"
+    assert [name for name, (participation, _) in SAMPLINGS.items() if participation.sampling != name] == []
+
+
+@each_sampling
+def test_the_key_draws_as_many_users_as_are_expected(sampling: str) -> None:
+    participation, _ = SAMPLINGS[sampling]
+    runs = [cohorts_of(participation, bytes([seed]) * 32) for seed in range(100)]
+    assert len({str(run) for run in runs}) == len(runs)
+    rate = participation.expected_rate
+    assert (rate is None) == (sampling == "none")
+    if rate is not None:
+        sizes = [len(users) for run in runs for users in run]
+        assert np.mean(sizes) == pytest.approx(rate * len(USERS), rel=0.05)
+
+
+@each_sampling
+def test_the_ledger_counts_what_is_drawn(sampling: str, tmp_path: Path) -> None:
+    participation, _ = SAMPLINGS[sampling]
+    key = NoiseKey.simulation(1)
+    with Ledger.open(tmp_path / "run.db", plan=plan_of(participation), configuration={}, key=key) as ledger:
+        cohorts = cohorts_of(participation, key.choices_of(ledger.stream_id))
+        check_turns(participation, cohorts)
+        for t, users in enumerate(cohorts):
+            attempt = ledger.plan_round(t, users)
+            ledger.record_aggregated(t, attempt, nonce=t + 1)
+            ledger.record_released(t, attempt, b"model")
+        assert ledger.history(USERS).counts == {
+            user: turns for user in USERS if (turns := sum(user in users for users in cohorts))
+        }
+    assert verify(tmp_path / "run.db").problems == ()
+
+
+@each_sampling
+def test_nodes_are_asked_for_whoever_is_drawn(sampling: str, tmp_path: Path) -> None:
+    participation, _ = SAMPLINGS[sampling]
+    grid = two_nodes(len(USERS))
+    path = tmp_path / "run.db"
+    strategy = make(mechanism=DPSGD(), participation=participation, delta=1e-2, cohort_size=COHORT, ledger=path)
+    strategy.start(grid, record(np.zeros(SIZE)))
+    expected = cohorts_of(participation, KEY.choices_of(export(path)["run"]["stream_id"]))
+    assert asked_users(grid) == [users for users in expected if users]
+
+
+@each_sampling
+def test_batches_of_opacus_are_what_is_promised(sampling: str) -> None:
+    participation, _ = SAMPLINGS[sampling]
+    model = nn.Linear(2, 2)
+    data = TensorDataset(torch.zeros(24, 2), torch.zeros(24, dtype=torch.long))
+
+    def batches(steps: int) -> list[list[str]]:
+        *_, loader = CorrelatedPrivacyEngine(KEY).make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+            data_loader=DataLoader(data, batch_size=24 // steps),
+            plan=plan_of(participation),
+        )
+        return [list(map(str, loader.batch_sampler.batch(t))) for t in range(ROUNDS)]
+
+    steps = round(1 / (participation.expected_rate or 1 / participation.min_separation))
+    check_turns(participation, batches(steps))
+    with pytest.raises(ValueError, match="the plan"):
+        batches(steps - 1)
+
+
+@each_sampling
+def test_the_command_line_asks_for_it(sampling: str) -> None:
+    participation, words = SAMPLINGS[sampling]
+    found = figures(
+        *["epsilon", "--mechanism", "dp-sgd", "--rounds", str(ROUNDS), "--sampling", sampling, *words],
+        *["--noise-multiplier", "2", "--delta", "1e-2"],
+    )
+    expected = compute_epsilon(DPSGD(), participation, noise_multiplier=2.0, delta=1e-2)
+    assert (found["sampling"], found["epsilon"]) == (sampling, expected.epsilon)
+    known = Participation(rounds=ROUNDS, min_separation=participation.min_separation)
+    assert found["epsilon"] <= compute_epsilon(DPSGD(), known, noise_multiplier=2.0, delta=1e-2).epsilon
+
+
+@each_sampling
+def test_the_simulations_plan_it(sampling: str) -> None:
+    found = Settings.read(DEFAULTS | {"sampling": sampling, "mechanism": "dp-sgd"}).participation(1260)
+    assert found.sampling == sampling
+    assert found.expected_rate is None or found.expected_rate == pytest.approx(DEFAULTS["cohort"] / 1260)
+
+
+@pytest.mark.parametrize("page", ["accounting.md", "simulations.md", "central.md"])
+def test_the_docs_name_it(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert [name for name in SAMPLINGS if f"`{name}`" not in text and f'"{name}"' not in text] == []
