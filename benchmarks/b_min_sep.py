@@ -194,8 +194,8 @@ def samplings(rows: list[Row], size: Size) -> str:
                 row = _row(rows, size, sampling, epsilon, name)
                 lam = f", λ = {row['best'].split()[1]}" if row and name == BEST else ""
                 seconds = f"; {row['seconds']:.0f} s" if row and row["seconds"] >= 1 else ""
-                cells.append(f"{row['rmse']:.2f} ({row['per_column']:.3f}{lam}{seconds})" if row else "")
-            if any(cells):
+                cells.append(f"{row['rmse']:.2f} ({row['per_column']:.3f}{lam}{seconds})" if row else "not run")
+            if set(cells) != {"not run"}:  # what a sampling does not cover has no row
                 lines.append(f"| {sampling} | {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

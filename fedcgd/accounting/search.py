@@ -43,7 +43,7 @@ class Judge:
     @property
     def sampled(self) -> bool:
         """Whether chance amplifies privacy by a part that depends on C, and errors need a calibration."""
-        return self.participation.sampling in ("balls-in-bins", "b-min-sep")
+        return self.participation.sampling in ("balls-in-bins", "random-allocation", "b-min-sep")
 
     def sigma(self, mechanism: Mechanism) -> float:
         """About σ under the sampling."""

@@ -148,8 +148,9 @@ def select_mechanism(
     - γ of `bifr`, λ and μ of `lambda-mu`: those of least error, or of least loss, searched as λ is, one at a time.
     - `nu-dp-ftrl`, where there is a curvature: ν for its loss.
 
-    `blt`, `band-inv-mf` and `banded-toeplitz` are optimised without a sampling. Under Balls-in-Bins and b-min-sep they are then
-    damped, c_t becoming c_t·ρ^t (`fedcgd.optimisation.damping`), by the ρ of least error under it; ρ = 1 if none is better.
+    `blt`, `band-inv-mf` and `banded-toeplitz` are optimised without a sampling. Where the secret rounds amplify by a part that
+    depends on C (Balls-in-Bins, random allocation, b-min-sep) they are then damped, c_t becoming c_t·ρ^t
+    (`fedcgd.optimisation.damping`), by the ρ of least error under the sampling; ρ = 1 if none is better.
 
     A function of public numbers alone: the choice costs no privacy.
 

@@ -26,6 +26,7 @@ BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 KNOWN = Participation(rounds=60, min_separation=12)
 BINS = replace(KNOWN, sampling="balls-in-bins")
 COINS = Participation(rounds=60, min_separation=8, sampling="b-min-sep", sampling_rate=0.2)
+EPOCHS = Participation(rounds=60, max_participations=5, sampling="random-allocation")
 OPTIMISED = ("blt:2", "band-inv-mf:3", "banded-toeplitz:4", "banded-toeplitz:4:normalized")
 
 
@@ -130,7 +131,7 @@ def amplified(mechanism: Mechanism, workload=PREFIX_SUMS) -> float:
     return error_norms(mechanism, 60, workload).rmse(MadeUp(mechanism, BINS).rough_noise_multiplier())
 
 
-@pytest.mark.parametrize("participation", [BINS, COINS], ids=["balls-in-bins", "b-min-sep"])
+@pytest.mark.parametrize("participation", [BINS, COINS, EPOCHS], ids=lambda who: who.sampling)
 @pytest.mark.parametrize("text", OPTIMISED)
 def test_what_is_optimised_is_damped_for_the_sampling(text: str, participation, made_up) -> None:
     plain = catalogue.mechanism(text, participation)
@@ -203,6 +204,19 @@ def test_a_plan_is_accounted_for_with_the_damped_mechanism() -> None:
     assert rmse < before
     assert Plan.calibrated(plan.mechanism, few, **budget) == plan
     assert Plan.from_description(json.loads(json.dumps(plan.to_description()))) == plan
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_bands_under_random_allocation_are_damped_by_its_accounting(epsilon: float) -> None:
+    """Two epochs of 6 rounds: less error than undamped, with as many bands."""
+    epochs = Participation(rounds=12, max_participations=2, sampling="random-allocation")
+    budget = {"clip_norm": 1.0, "epsilon": epsilon, "delta": 1e-3}
+    plain = catalogue.mechanism("banded-toeplitz:3", epochs)
+    plan, undamped = (Plan.calibrated(one, epochs, **budget) for one in ("banded-toeplitz:3", plain))
+    assert isinstance(plan.mechanism, BandedToeplitz)
+    assert len(plan.mechanism.values) == 3
+    rmse, before = (error_norms(each.mechanism, 12).rmse(each.noise_multiplier) for each in (plan, undamped))
+    assert rmse < before
 
 
 WHEN = ["--rounds", "60", "--separation", "12", "--delta", "1e-5", "--sampling", "balls-in-bins"]

@@ -160,3 +160,23 @@ def test_single_precision_errs_by_less_than_four_millionths_however_many_rounds(
     changed = matrix(mechanism, n) @ (single - double)
     assert 0 < np.abs(changed).max() < 4e-6
     assert np.sqrt((changed[-100:] ** 2).mean()) < 2 * np.sqrt((changed[:100] ** 2).mean()) + 1e-8
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [LambdaCGD(0.9), BLT((0.3, 0.1), (0.95, 0.6)), BSR(8), BISR(4), BinaryTree(), Normalized(LambdaCGD(0.9))],
+    ids=lambda mechanism: type(mechanism).__name__,
+)
+def test_what_buffers_bring_to_a_round_follows_from_earlier_rounds_alone(mechanism) -> None:
+    """Rows of two Z_t from the same buffers differ by their difference over C[t, t], but for the row's own additions: what the
+    bound on noise in buffers (docs/accounting.md) is proven from.
+    """
+    n, z = 40, np.random.default_rng(4).standard_normal((40, 2, 100)).astype(np.float32)
+    diagonal, state = np.diag(matrix(mechanism, n)), State()
+    for t in range(n):
+        (row, following), (other, _) = (correlate(mechanism, n, each, state) for each in z[t])
+        assert row.dtype == np.float32
+        largest = np.maximum(np.abs(z[t]).max(axis=0), np.maximum(np.abs(row), np.abs(other)))
+        changed = np.abs(row.astype(float) - other - (z[t, 0].astype(float) - z[t, 1]) / diagonal[t])
+        assert np.all(changed <= 2.0**-23 * (2 + len(state.buffers)) * largest)
+        state = following

@@ -32,7 +32,7 @@ _STEP, _STEPS = 2e-4, (1e-6, 1e-3)  # of the privacy loss, as a part of ε; the 
 _PER_SPREAD = 8  # steps in a standard deviation of one epoch's loss
 _LOST = 1e-20  # the probability of losses beyond the grid, unless δ is about as small
 _ACCURACY = 5e-5  # relative, of a calibrated σ: on the safe side
-_TRIES = 40
+_TRIES, _SHOWN = 40, 5  # at most, and about
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class OneBandAccountant(Accountant):
         like = Participation(rounds=k * b, sampling="poisson", sampling_rate=1 / b)
         sigma, least, best, slope = poisson_noise_multiplier(epsilon, delta, like), 0.0, certain, 12.0
         last: tuple[float, float] | None = None
-        for _ in range(_TRIES):
+        for number in range(1, _TRIES + 1):
             if not least < sigma < best:
                 sigma = math.sqrt(max(least, best / 2) * best)
-            progress(f"{sigma * norm:.6g}: tried")
+            progress(f"{sigma * norm:.6g}, {number} of about {max(_SHOWN, number + 1)}")
             excess = math.log(max(_delta(sigma, b, k, epsilon), LEAST_DELTA) / delta)
             best, least = (min(best, sigma), least) if excess <= 0 else (best, max(least, sigma))
             if -_ACCURACY * slope < excess <= 0 or best - least <= _ACCURACY * best:
