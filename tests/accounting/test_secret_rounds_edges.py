@@ -60,7 +60,7 @@ def epochs(n: int, length: int) -> tuple[Participation, Law]:
 def test_delta_is_an_upper_bound(
     mechanism: Mechanism, asked: tuple[Participation, Law], sigma: float, epsilon: float
 ) -> None:
-    """Beside draws from the law by enumeration, in both directions; and for a C that the accounting follows exactly it is near."""
+    """Beside draws from the law by enumeration, in both directions; and for a C that it follows exactly it is near."""
     participation, law = asked
     assert math.isclose(sum(law.values()), 1.0)
     c = matrix(mechanism, participation.rounds)
