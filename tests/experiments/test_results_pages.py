@@ -34,8 +34,12 @@ def test_the_words_of_the_verdict_are_what_the_results_say() -> None:
     assert len(few) >= 8
     assert sum(row.corrected < 0.05 and row.pairs.difference > 0 for row in few) >= 0.75 * len(few)
     behind = [row for row in few if row.pairs.difference < 0]
-    assert [(row.epsilon, row.ours.point.model) for row in behind] == [(1.0, "tanh-cnn")]
-    assert behind[0].corrected >= 0.05
+    assert [(row.epsilon, row.ours.point.task, row.ours.point.model) for row in behind] == [
+        (4.0, "fashion-mnist", "softmax"),
+        (1.0, "digits", "tanh-cnn"),
+    ]
+    assert min(row.corrected for row in behind) >= 0.05
+    assert behind[0].pairs.difference > -0.0055  # "within half a point"
     assert not [row for row in many if row.epsilon == 1 and row.pairs.difference > 0.005]
     assert not [row for row in many if row.epsilon > 1 and row.corrected < 0.05 and row.pairs.difference < 0]
     assert [row for row in secret if row.epsilon > 1 and row.corrected < 0.05 and row.pairs.difference > 0]
