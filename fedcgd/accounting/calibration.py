@@ -10,6 +10,7 @@ from fedcgd.accounting.guarantee import Guarantee
 from fedcgd.accounting.poisson import PoissonAccountant
 from fedcgd.accounting.random_allocation import BandsAccountant, OneBandAccountant
 from fedcgd.mechanisms import Mechanism, bandwidth
+from fedcgd.mechanisms.own import check_own
 from fedcgd.participation import Participation
 
 Method = Literal["monte-carlo", "deterministic"]
@@ -60,6 +61,13 @@ def accountant(mechanism: Mechanism, participation: Participation, method: Metho
             return BMinSepAccountant(mechanism, participation)
 
 
+def _tried(mechanism: Mechanism, participation: Participation, method: Method | None) -> Accountant:
+    """`accountant`; ValueError for a mechanism of the caller's own whose noise is not that of its C: ε would be another's."""
+    found = accountant(mechanism, participation, method)
+    check_own(mechanism, participation.rounds)
+    return found
+
+
 def calibrate(
     mechanism: Mechanism,
     participation: Participation,
@@ -90,9 +98,7 @@ def calibrate(
     >>> f"{calibrate(LambdaCGD(0.9), participation, epsilon=8, delta=1e-5).noise_multiplier:.3f}"
     '4.803'
     """
-    return accountant(mechanism, participation, method).noise_multiplier(
-        epsilon=epsilon, delta=delta, progress=progress
-    )
+    return _tried(mechanism, participation, method).noise_multiplier(epsilon=epsilon, delta=delta, progress=progress)
 
 
 def compute_epsilon(
@@ -129,7 +135,7 @@ def compute_epsilon(
     >>> print(compute_epsilon(DPSGD(), Participation(rounds=1), noise_multiplier=4.0, delta=1e-5))
     ε ≤ 0.927 at δ = 1e-05 (zero out one user; sampling: none; exact Gaussian mechanism)
     """
-    return accountant(mechanism, participation, method).epsilon(
+    return _tried(mechanism, participation, method).epsilon(
         noise_multiplier=noise_multiplier, delta=delta, released=released, progress=progress
     )
 
@@ -167,6 +173,6 @@ def compute_delta(
     >>> f"{compute_delta(DPSGD(), Participation(rounds=1), noise_multiplier=4.0, epsilon=1.0).delta:.2g}"
     '2.9e-06'
     """
-    return accountant(mechanism, participation, method).delta(
+    return _tried(mechanism, participation, method).delta(
         noise_multiplier=noise_multiplier, epsilon=epsilon, released=released, progress=progress
     )

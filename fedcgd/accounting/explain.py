@@ -15,6 +15,8 @@ NOT_COVERED = (
     "Settings that were chosen by looking at the data, and other runs on the same users: each has an ε of its own "
     "(`fedcgd ledger compose` adds them up).",
     "The server's operator, and whoever had the key before it was deleted: they can remove the noise.",
+    "Whoever reads what nodes send before the noise is added. Flower's SuperLink keeps it in its database and the journal beside "
+    "that, after the run too, until these files are deleted.",
     "A node that hosts many users and clips falsely, or answers in their name.",
     "Copies of the run's ledger that were restored or run side by side.",
     "What a program kept of a round's noised sum that was not released (`fedcgd ledger verify` counts such sums).",

@@ -25,6 +25,7 @@ from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.files import check_private
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.registry import register_beside
+from fedcgd.ledger.verification import NO_REGISTER
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.numeric import so_many
 
@@ -37,6 +38,12 @@ app = typer.Typer(
 command = partial(app.command, cls=CarefulCommand)
 
 LedgerArgument = Annotated[Path, typer.Argument(help="The ledger file.")]
+RegisterOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="The register of the key's runs (noise.key.runs). Default: one beside the ledger that knows the run."
+    ),
+]
 
 
 @command()
@@ -76,12 +83,7 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
 @command()
 def verify(
     path: LedgerArgument,
-    register: Annotated[
-        Path | None,
-        typer.Option(
-            help="The register of the key's runs (noise.key.runs). Default: one beside the ledger that knows the run."
-        ),
-    ] = None,
+    register: RegisterOption = None,
     json: JsonOption = False,
 ) -> None:
     """Derive ε again from the records alone; exit code 1 if they contradict each other, the plan or the register of the key.
@@ -110,12 +112,7 @@ def verify(
         for text in (*verification.notes, *filter(None, [verification.delta_note])):
             note("Note", text, "yellow")
         if register is None:
-            note(
-                "Note",
-                "compared with no register of the key's runs: an older copy of this ledger would look the same. The operator has "
-                "it beside the key (noise.key.runs): --register FILE",
-                "yellow",
-            )
+            note("Note", NO_REGISTER, "yellow")
         else:
             console.print(f"compared with the register {register}", soft_wrap=True, markup=False)
         for problem in verification.problems:
@@ -239,7 +236,11 @@ def seal(
     with explained_errors():
         ledger.seal(path, key_file)
     console.print(
-        f"{path} is sealed" + (f", {key_file} is deleted" if key_file else "; delete its key where you keep it")
+        f"{path} is sealed"
+        + (f", {key_file} is deleted" if key_file else "; delete its key where you keep it")
+        + ". Where a SuperLink was deployed, delete its database and journal too when it has stopped (state.db, state.db-wal, "
+        "state.db-shm): they hold what nodes sent, without noise",
+        soft_wrap=True,
     )
 
 

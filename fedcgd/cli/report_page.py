@@ -18,7 +18,7 @@ from fedcgd.accounting.explain import NOT_COVERED
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.accounting.tradeoff import trade_off
 from fedcgd.accounting.tradeoff_plot import draw_trade_off
-from fedcgd.cli.ledger import LedgerArgument
+from fedcgd.cli.ledger import LedgerArgument, RegisterOption
 from fedcgd.cli.printing import EXIT_PROBLEMS, console, explained_errors, finite, status
 from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, list_html, table_html
 from fedcgd.files import whole
@@ -44,12 +44,12 @@ def report_command(
             "--output", "-o", help="report.html: the page for a reviewer. statement.md or .json: the privacy statement."
         ),
     ],
+    register: RegisterOption = None,
 ) -> None:
     """Write what a run promises, and why: a page for a reviewer, or the privacy statement that goes with its model.
 
-    All of it comes from the ledger; the register of its key, if it lies beside it, is compared. Exit code 1 if the records
-    contradict each other. The HTML page has counts of users and rounds, which are not differentially private; the statement has
-    none of them.
+    All of it comes from the ledger, which is compared with the register of its key. Exit code 1 if the records contradict each
+    other. The HTML page has counts of users and rounds, which are not differentially private; the statement counts nobody.
 
     Example: fedcgd report run.db -o report.html
     """
@@ -58,7 +58,7 @@ def report_command(
             raise ValueError(f"--output must end in {', '.join(FORMATS)}, got {output}")
         if output.resolve() == path.resolve():
             raise ValueError(f"--output is the ledger itself, {output}")
-        register = register_beside(path)
+        register = register or register_beside(path)
         statement = privacy_statement(path, register=register, progress=progress)
         match output.suffix:
             case ".html":
@@ -74,7 +74,8 @@ def report_command(
                 part.write_text(text, encoding="utf-8")
         except OSError as error:
             raise ValueError(f"cannot write {output}: {error.strerror}") from error
-    console.print(f"{output} is written", soft_wrap=True, markup=False)
+    compared = f", compared with the register {register}" if register else ", compared with no register (--register)"
+    console.print(f"{output} is written{compared}", soft_wrap=True, markup=False)
     if statement["problems"]:
         raise typer.Exit(EXIT_PROBLEMS)
 
@@ -267,7 +268,6 @@ def _rounds(record: dict[str, Any]) -> str:
 def _settings(record: dict[str, Any], statement: dict[str, Any]) -> str:
     run = record["run"]
     rows = [
-        ("sealed", day(run["sealed"]) if run["sealed"] else "no: the run may go on, and its key may still exist"),
         *(("adopted", text) for text in record["verification"]["adopted"]),
         ("key", f"fingerprint {run['key_fingerprint']}" + (", SIMULATION" if run["simulated"] else "")),
         ("hash of plan and configuration", run["configuration_hash"]),

@@ -217,3 +217,15 @@ def register_problems(connection: sqlite3.Connection, register: Path) -> list[st
             f"the run was sealed on {known.sealed} ({register}), and this ledger is not: it is an older copy"
         )
     return problems
+
+
+def unregistered_seal(connection: sqlite3.Connection, register: Path) -> list[str]:
+    """That a ledger says sealed and the register of its key does not: the key was kept elsewhere, or may still exist."""
+    stream_id, sealed = connection.execute("SELECT stream_id, sealed FROM run").fetchone()
+    known = next((one for one in read_register(register) if one.stream_id == stream_id), None)
+    if sealed is None or known is None or known.sealed is not None:
+        return []
+    return [
+        f"the ledger says that the run was sealed on {sealed}, and {register} does not: the seal was written by hand, or its key "
+        "was kept elsewhere; ask whether it is deleted"
+    ]

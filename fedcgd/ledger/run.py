@@ -409,7 +409,8 @@ class Ledger(Closable):
                 raise ValueError(f"the ledger was sealed on {sealed}: its run is over and the key is gone")
             if owner != self._owner:
                 raise ValueError(
-                    "another process has opened this ledger since; this one must not release anything any more"
+                    f"another process has opened {self._path or 'this ledger'} since, and has taken over its run; this one must "
+                    "not release anything any more. The round in flight is tried again there: start a run once"
                 )
             yield
 

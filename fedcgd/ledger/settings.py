@@ -74,5 +74,5 @@ def check_same(connection: sqlite3.Connection, path: str, settings: Mapping[str,
     if tuple(stored[2:]) != (settings["key_fingerprint"], settings["simulated"]):
         raise ValueError(
             f"{path} is the ledger of another run: its key fingerprint is {stored[2]}, here it is {settings['key_fingerprint']}; "
-            f"give the key that the run began with. {_ANOTHER}"
+            f"give the key that the run began with. If it is lost, the run is over: `fedcgd ledger seal {path}`. {_ANOTHER}"
         )

@@ -15,7 +15,7 @@ from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.evaluations import EVALUATION_OF
 from fedcgd.ledger.export import export
 from fedcgd.ledger.recorded_keepers import keeper_facts
-from fedcgd.ledger.verification import verify
+from fedcgd.ledger.verification import NO_REGISTER, verify
 from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 
@@ -73,7 +73,11 @@ def privacy_statement(
         "noiseless": verification.noiseless,
         "sound": not verification.problems,
         "problems": list(verification.problems),
-        "notes": [*verification.notes, *([] if large is None else [large])],
+        "notes": [
+            *verification.notes,
+            *([] if large is None else [large]),
+            *([NO_REGISTER] if register is None else []),
+        ],
         "rounds_planned": verification.planned,
         "rounds_released": verification.released,
         "whole_run": whole.to_description(),
@@ -186,6 +190,12 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
             f"{whole['failure_probability']:g}, part of δ" if whole["failure_probability"] else "0",
         ),
         ("rounds released", rounds),
+        (
+            "sealed",
+            f"on {statement['sealed']}"
+            if statement["sealed"]
+            else "no: the key may still exist, and removes the noise",
+        ),
         ("a user takes part", _participation(participation)),
         *([("who a user is", statement["identity"])] if statement["identity"] else []),
         ("mechanism", _mechanism(plan["mechanism"])),

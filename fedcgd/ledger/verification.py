@@ -14,7 +14,7 @@ from fedcgd.accounting.guarantee import exposed_users, rounded_up
 from fedcgd.ledger import model_file
 from fedcgd.ledger.adoption import adoptions
 from fedcgd.ledger.client_metrics import forwards_client_metrics
-from fedcgd.ledger.consistency import disorder, register_problems, table_problems
+from fedcgd.ledger.consistency import disorder, register_problems, table_problems, unregistered_seal
 from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_plan, with_evaluations
 from fedcgd.ledger.recorded_keepers import RecordedKeepers, recorded_keepers
 from fedcgd.ledger.recorded_run import BUDGET
@@ -22,6 +22,11 @@ from fedcgd.ledger.store import reader, sha256, unpack_ids
 from fedcgd.ledger.unreleased import epsilon_if_kept, unreleased_sums
 from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
+
+NO_REGISTER = (
+    "compared with no register of the key's runs: an older copy of this ledger would look the same. The operator has it beside "
+    "the key (noise.key.runs): --register FILE"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +150,8 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
         (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
         latest = model_file.described(connection)
         notes = _notes(connection, plan, evaluations=EVALUATION_OF in settings)
+        if register is not None:
+            notes += unregistered_seal(connection, Path(register))
         adopted = adoptions(connection)
         forwards = forwards_client_metrics(connection, settings)
         keepers, of_keepers = recorded_keepers(connection, settings, plan)
@@ -185,7 +192,7 @@ def _notes(connection: sqlite3.Connection, plan: Plan, *, evaluations: bool) -> 
         )
     if earlier := disorder(connection):
         notes.append(
-            f"{so_many(earlier, 'time', 'times')} on record are before one that they must follow: the server's clock was set "
+            f"{so_many(earlier, 'time is', 'times are')} on record before one that they must follow: the server's clock was set "
             "back, or the record was changed"
         )
     return notes

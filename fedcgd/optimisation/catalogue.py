@@ -330,7 +330,7 @@ def describe(mechanism: Mechanism) -> dict[str, Any]:
     if mechanism.name not in TABLE or type(mechanism) is not TABLE[mechanism.name].cls:
         raise ValueError(
             f"mechanism {mechanism.name!r} is not one of {', '.join(TABLE)}, and no file or ledger can hold it; BandedToeplitz "
-            "takes coefficients of your own, and Dense a matrix"
+            "takes coefficients of your own, BandInvMF those of a C⁻¹ with few, and Dense a matrix"
         )
     if isinstance(mechanism, Dense):
         packed = zlib.compress(mechanism.band.astype("<f8").tobytes())

@@ -166,7 +166,7 @@ class CohortSelector:
         refused = sum(directory.refused.values())
         parts = [
             (directory.silent, "node has", "nodes have", f"not said which users they host (see above): {slow}"),
-            (directory.claimed_twice, "user is", "users are", "claimed by two nodes and take part at neither"),
+            (directory.claimed_twice, "user is", "users are", "claimed by more than one node and not asked"),
             (refused, "user was", "users were", "claimed by a node that may not speak for them"),
             (self.over_budget, "more has", "more have", "no budget left after earlier runs"),
         ]

@@ -107,7 +107,8 @@ class UserDirectory:
         self.claimed_twice = len(claimed_twice)
         if claimed_twice:
             self._say_once(
-                so_many(len(claimed_twice), "user is", "users are") + " claimed by two nodes and take no part"
+                so_many(len(claimed_twice), "user is", "users are")
+                + " claimed by more than one node and not asked: a user belongs to one node"
             )
         return nodes
 

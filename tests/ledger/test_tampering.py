@@ -15,8 +15,9 @@ from fedcgd import DPSGD, LambdaCGD, NoiseKey, Participation, Plan
 from fedcgd.accounting import gaussian
 from fedcgd.cli import app
 from fedcgd.ledger import Ledger, released_model, seal, verify
-from fedcgd.ledger.statement import privacy_statement, statement_markdown
+from fedcgd.ledger.statement import facts, privacy_statement, statement_markdown
 from fedcgd.ledger.unreleased import epsilon_if_kept, row_reach
+from fedcgd.ledger.verification import NO_REGISTER
 from fedcgd.mechanisms import BISR, Dense, Normalized, matrix
 
 PLAN = make_plan(LambdaCGD(0.5), Participation(rounds=5))
@@ -167,6 +168,23 @@ def test_a_copy_from_before_the_seal_is_told_by_the_register(path: Path) -> None
     )
 
 
+def test_a_seal_that_the_register_does_not_know_is_told(path: Path) -> None:
+    """Written by hand, or by `seal` without the key file: then the key is somewhere, or may be."""
+    register = path.with_name("noise.key.runs")
+    assert verify(path, register=register).notes == ()
+    assert dict(facts(privacy_statement(path)))["sealed"].startswith("no: ")
+    edit(path, f"UPDATE run SET sealed = '{LATER}'")
+    [note] = verify(path, register=register).notes
+    assert f"sealed on {LATER}, and {register} does not" in note
+    page = CliRunner().invoke(
+        app, ["report", str(path), "-o", str(path.with_name("statement.md")), "--register", str(register)]
+    )
+    assert f"compared with the register {register}" in page.output.replace("\n", "")
+    assert note in (text := path.with_name("statement.md").read_text(encoding="utf-8"))
+    assert f"| sealed | on {LATER} |" in text
+    assert NO_REGISTER not in text
+
+
 def test_a_crash_between_ledger_and_register_is_no_contradiction(path: Path) -> None:
     register = path.with_name("noise.key.runs")
     before = rows(path, "SELECT nonce FROM attempts WHERE round = 3")[0][0].hex()
@@ -181,7 +199,7 @@ def test_times_out_of_order_and_a_missing_model_are_told(path: Path) -> None:
     path.with_name("run.db-model-0").unlink()
     found = verify(path)
     assert found.problems == ()
-    assert found.notes[0].startswith("1 time on record are before one that they must follow")
+    assert found.notes[0].startswith("1 time is on record before one that they must follow")
     assert found.notes[1] == "the last model, run.db-model-0, is not beside the ledger, and was not compared"
     shown = CliRunner().invoke(app, ["ledger", "verify", str(path)])
     assert (shown.exit_code, "Note: 1 time" in shown.output) == (0, True)
@@ -263,7 +281,7 @@ def test_sums_that_were_no_release_are_told_with_an_epsilon(tmp_path: Path) -> N
     assert "(of round 0, counted from 0)" in note
     assert f"at most {six.guarantee().epsilon:.2f}"[:12] in note
     statement = privacy_statement(tmp_path / "run.db")
-    assert statement["notes"] == [note]
+    assert statement["notes"] == [note, NO_REGISTER]
     assert f"**Note**: {note}." in statement_markdown(statement)
     CliRunner().invoke(app, ["report", str(tmp_path / "run.db"), "-o", str(tmp_path / "report.html")])
     assert "may have reached the inner strategy" in (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -276,7 +294,7 @@ def test_a_large_delta_is_told_wherever_the_run_is(tmp_path: Path) -> None:
     assert verify(tmp_path / "run.db").delta_note is None
     edit(tmp_path / "run.db", "INSERT INTO users VALUES (3, 'eve', 0, -1)")
     assert "δ times the number of users is 0.12 (0.04 · 3)" in str(verify(tmp_path / "run.db").delta_note)
-    assert privacy_statement(tmp_path / "run.db")["notes"] == []  # how many there were is not for the public
+    assert privacy_statement(tmp_path / "run.db")["notes"] == [NO_REGISTER]  # how many there were is not for the public
     plan = make_plan(DPSGD(), Participation(rounds=2), delta=0.3)
     finished(tmp_path / "large.db", NoiseKey.generate(), plan)
     words = "δ times the number of users is 0.6 (0.3 · 2)"

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fedcgd import LambdaCGD, Mechanism, Normalized, Participation, Plan, sensitivity
+from fedcgd import (
+    LambdaCGD,
+    Mechanism,
+    Normalized,
+    Participation,
+    Plan,
+    calibrate,
+    compute_delta,
+    compute_epsilon,
+    sensitivity,
+)
 from fedcgd.mechanisms.own import check_own
 from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, reciprocal
 from fedcgd.optimisation.catalogue import describe
@@ -72,6 +82,15 @@ def test_a_mechanism_whose_inverse_is_right_is_planned(mechanism):
 def test_a_mechanism_whose_noise_is_not_that_of_its_c_has_no_plan(mechanism, words):
     with pytest.raises(ValueError, match=words):
         plan(mechanism)
+    for ask in (
+        lambda: calibrate(mechanism, RUN, epsilon=2, delta=1e-5),
+        lambda: compute_epsilon(mechanism, RUN, noise_multiplier=2, delta=1e-5),
+        lambda: compute_delta(mechanism, RUN, noise_multiplier=2, epsilon=2),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ask()
+    with pytest.raises(ValueError, match=words):
+        Plan(mechanism=mechanism, participation=RUN, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
 
 
 def test_a_long_run_is_looked_at_in_every_round():
