@@ -227,7 +227,7 @@ def test_the_process_that_opens_last_shuts_out_the_others(path):
                 lambda: old.skip(0, "why not"),
                 lambda: old.history(["a"]),
             ):
-                with pytest.raises(ValueError, match="another process has opened .* since"):
+                with pytest.raises(ValueError, match=r"another process has opened .* since"):
                     step()
             release(new, 0, ["a"], b"new")
             assert new.resume().model == b"new"
