@@ -24,6 +24,7 @@ from fedcgd.cli.printing import (
 from fedcgd.cli.usage import CarefulCommand, CarefulGroup
 from fedcgd.files import check_private
 from fedcgd.ledger.client_metrics import NOT_COVERED
+from fedcgd.ledger.export import records
 from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.verification import NO_REGISTER
 from fedcgd.noise.keys import NoiseKey
@@ -53,10 +54,9 @@ def show(path: LedgerArgument, json: JsonOption = False) -> None:
     Example: fedcgd ledger show run.db
     """
     with explained_errors(), status(json):
-        record = ledger.export(path)
-        verification = ledger.verify(path)
+        record, verification = records(path), ledger.verify(path)
     if json:
-        print_json({"run": record["run"], "verification": record["verification"]})
+        print_json({"run": record["run"], "verification": verification.to_description()})
         return
     run = record["run"]
     rows = [

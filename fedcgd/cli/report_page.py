@@ -24,8 +24,9 @@ from fedcgd.cli.report_html import STYLE, axes_of, day, figure_html, grid_html, 
 from fedcgd.files import whole
 from fedcgd.ledger import client_metrics
 from fedcgd.ledger.evaluations import evaluation_ledger
+from fedcgd.ledger.export import records
 from fedcgd.ledger.registry import register_beside
-from fedcgd.ledger.statement import facts, privacy_statement, statement_markdown
+from fedcgd.ledger.statement import facts, statement_markdown, statement_of
 from fedcgd.mechanisms import inverse_matrix
 from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
@@ -59,12 +60,15 @@ def report_command(
         if output.resolve() == path.resolve():
             raise ValueError(f"--output is the ledger itself, {output}")
         register = register or register_beside(path)
-        statement = privacy_statement(path, register=register, progress=progress)
+        record, verification = records(path), ledger.verify(path, register=register)
+        compared = register is not None
+        statement = statement_of(path, record["run"], verification, compared=compared, progress=progress)
         match output.suffix:
             case ".html":
                 beside = evaluation_ledger(path)
                 evaluation = ledger.export(beside) if beside.exists() else None
-                text = page(path.name, statement, ledger.export(path, register=register), evaluation, progress=progress)
+                record["verification"] = verification.to_description()
+                text = page(path.name, statement, record, evaluation, progress=progress)
             case ".md":
                 text = statement_markdown(statement)
             case _:
@@ -74,8 +78,8 @@ def report_command(
                 part.write_text(text, encoding="utf-8")
         except OSError as error:
             raise ValueError(f"cannot write {output}: {error.strerror}") from error
-    compared = f", compared with the register {register}" if register else ", compared with no register (--register)"
-    console.print(f"{output} is written{compared}", soft_wrap=True, markup=False)
+    what = f"the register {register}" if compared else "no register (--register)"
+    console.print(f"{output} is written, compared with {what}", soft_wrap=True, markup=False)
     if statement["problems"]:
         raise typer.Exit(EXIT_PROBLEMS)
 

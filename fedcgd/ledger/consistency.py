@@ -176,10 +176,11 @@ def _moment(text: str) -> datetime | None:
     return found if found.tzinfo is not None else None
 
 
-def register_problems(connection: sqlite3.Connection, register: Path) -> list[str]:
-    """Where a ledger differs from what the register of its key's runs knows of the run.
+def compare_with_register(connection: sqlite3.Connection, register: Path) -> tuple[list[str], list[str]]:
+    """Where a ledger differs from what the register of its key's runs knows of the run: what contradicts it, and what to ask.
 
-    The register is written after the ledger: a crash in between leaves the ledger one round ahead, and no more.
+    The register is written after the ledger: a crash in between leaves the ledger one round ahead, and no more. A seal that it
+    does not know is no contradiction: `seal` without the key file writes into the ledger alone.
 
     Raises ValueError if there is no register at `register`.
     """
@@ -192,9 +193,9 @@ def register_problems(connection: sqlite3.Connection, register: Path) -> list[st
     )
     known = next((one for one in read_register(register) if one.stream_id == run["stream_id"]), None)
     if known is None:
-        return [f"{register}, the register of its key's runs, does not know of this run"]
+        return [f"{register}, the register of its key's runs, does not know of this run"], []
     nonces = attempts.nonces_of(connection)
-    problems = []
+    problems, notes = [], []
     if known.settings != identity_hash(run):
         problems.append(f"plan, configuration or key are not those with which {register} knows the run")
     if len(nonces) < known.released:
@@ -216,16 +217,9 @@ def register_problems(connection: sqlite3.Connection, register: Path) -> list[st
         problems.append(
             f"the run was sealed on {known.sealed} ({register}), and this ledger is not: it is an older copy"
         )
-    return problems
-
-
-def unregistered_seal(connection: sqlite3.Connection, register: Path) -> list[str]:
-    """That a ledger says sealed and the register of its key does not: the key was kept elsewhere, or may still exist."""
-    stream_id, sealed = connection.execute("SELECT stream_id, sealed FROM run").fetchone()
-    known = next((one for one in read_register(register) if one.stream_id == stream_id), None)
-    if sealed is None or known is None or known.sealed is not None:
-        return []
-    return [
-        f"the ledger says that the run was sealed on {sealed}, and {register} does not: the seal was written by hand, or its key "
-        "was kept elsewhere; ask whether it is deleted"
-    ]
+    if known.sealed is None and run["sealed"] is not None:
+        notes.append(
+            f"the ledger says that the run was sealed on {run['sealed']}, and {register} does not: the seal was written by hand, "
+            "or its key was kept elsewhere; ask whether it is deleted"
+        )
+    return problems, notes

@@ -10,12 +10,11 @@ from fedcgd.ledger.store import reader, unpack_ids
 from fedcgd.ledger.verification import verify
 
 
-def export(path: Path | str, *, register: Path | str | None = None) -> dict[str, Any]:
+def export(path: Path | str) -> dict[str, Any]:
     """The records of a run without user ids and models. Cohort sizes, and metrics of nodes, are not differentially private.
 
     Args:
         path: the ledger.
-        register: as in `verify`.
 
     Returns:
         JSON-able values: under `run` its settings, under `verification` what `verify` says, under `attempts` every attempt with
@@ -26,6 +25,12 @@ def export(path: Path | str, *, register: Path | str | None = None) -> dict[str,
     Raises:
         ValueError: if there is no ledger.
     """
+    found = records(path)
+    return {"run": found.pop("run"), "verification": verify(path).to_description(), **found}
+
+
+def records(path: Path | str) -> dict[str, Any]:
+    """As `export`, but for `verification`: for who verifies the ledger anyway. ValueError if there is none."""
     with reader(path) as connection:
         [run] = _rows(
             connection,
@@ -47,7 +52,6 @@ def export(path: Path | str, *, register: Path | str | None = None) -> dict[str,
         told = [(row["kind"], {"release": row["release"]} | json.loads(row["data"])) for row in metrics]
     return {
         "run": run,
-        "verification": verify(path, register=register).to_description(),
         "attempts": attempts,
         "releases": [values for kind, values in told if kind == "train"],
         "measured": [{"kind": kind} | values for kind, values in told if kind not in ("train", client_metrics.CONFIG)],

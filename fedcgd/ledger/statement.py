@@ -13,9 +13,9 @@ from fedcgd.accounting.explain import explain
 from fedcgd.accounting.guarantee import exposed_users, rounded_up
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.evaluations import EVALUATION_OF
-from fedcgd.ledger.export import export
+from fedcgd.ledger.export import records
 from fedcgd.ledger.recorded_keepers import keeper_facts
-from fedcgd.ledger.verification import NO_REGISTER, verify
+from fedcgd.ledger.verification import NO_REGISTER, Verification, verify
 from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
 
@@ -35,19 +35,42 @@ def privacy_statement(
     run tells is covered. Nothing in it depends on who the users are or how many took part, so it may be published with the model.
     `register` is as in `verify`. ValueError also for the ledger of a run's evaluations.
     """
-    record, verification = export(path), verify(path, register=register)
-    if EVALUATION_OF in record["run"]["configuration"]:
+    verification = verify(path, register=register)
+    return statement_of(path, records(path)["run"], verification, compared=register is not None, progress=progress)
+
+
+def statement_of(
+    path: Path | str,
+    run: dict[str, Any],
+    verification: Verification,
+    *,
+    compared: bool,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """`privacy_statement` of a ledger that is read and verified already.
+
+    Args:
+        path: the ledger, to name it.
+        run: its settings, as `export` has them.
+        verification: what `verify` says of it.
+        compared: whether that compared it with a register.
+        progress: called while the best attacker's accuracy is found.
+
+    Raises:
+        ValueError: for the ledger of a run's evaluations.
+    """
+    if EVALUATION_OF in run["configuration"]:
         raise ValueError(
             f"{path} records the evaluations of a run only: a statement is made from the ledger of that run"
         )
     both = verification.with_evaluations
-    plan = Plan.from_description(record["run"]["plan"])
+    plan = Plan.from_description(run["plan"])
     whole = verification.whole
     attacker = None  # where nothing is promised
     if not (plan.noiseless or verification.simulated or verification.problems):
         attacker = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier, progress=progress)
     large = exposed_users(plan.delta, verification.least_users)  # as planned: how many there were is not for the public
-    adaptive = record["run"]["configuration"].get("adaptive_clipping")
+    adaptive = run["configuration"].get("adaptive_clipping")
     if plan.noiseless:
         reasoning = [{"title": "no noise", "statement": f"{_WITHOUT_NOISE} There is nothing to derive."}]
     else:
@@ -76,7 +99,7 @@ def privacy_statement(
         "notes": [
             *verification.notes,
             *([] if large is None else [large]),
-            *([NO_REGISTER] if register is None else []),
+            *([] if compared else [NO_REGISTER]),
         ],
         "rounds_planned": verification.planned,
         "rounds_released": verification.released,
@@ -84,7 +107,7 @@ def privacy_statement(
         "attacker": None if attacker is None else asdict(attacker),
         "with_evaluations": None if both is None else both.to_description(),
         "so_far": None if verification.guarantee is None else verification.guarantee.to_description(),
-        "plan": record["run"]["plan"],
+        "plan": run["plan"],
         "adaptive_clipping": adaptive,
         "identity": verification.identity,
         "keepers": verification.keepers and verification.keepers.to_description(),
@@ -92,9 +115,9 @@ def privacy_statement(
         and {name: verification.budget[name] for name in ("epsilon", "delta")}
         | {"earlier_runs": len(verification.budget["after"])},
         "reasoning": reasoning,
-        "begun": record["run"]["created"],
-        "sealed": record["run"]["sealed"],
-        "configuration_hash": record["run"]["configuration_hash"],
+        "begun": run["created"],
+        "sealed": run["sealed"],
+        "configuration_hash": run["configuration_hash"],
         "written_with": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
     }
 

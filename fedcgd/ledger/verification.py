@@ -14,7 +14,7 @@ from fedcgd.accounting.guarantee import exposed_users, rounded_up
 from fedcgd.ledger import model_file
 from fedcgd.ledger.adoption import adoptions
 from fedcgd.ledger.client_metrics import forwards_client_metrics
-from fedcgd.ledger.consistency import disorder, register_problems, table_problems, unregistered_seal
+from fedcgd.ledger.consistency import compare_with_register, disorder, table_problems
 from fedcgd.ledger.evaluations import EVALUATION_OF, evaluation_plan, with_evaluations
 from fedcgd.ledger.recorded_keepers import RecordedKeepers, recorded_keepers
 from fedcgd.ledger.recorded_run import BUDGET
@@ -144,14 +144,14 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
             )
         problems += _participation_problems(connection, plan)
         problems += table_problems(connection)
-        if register is not None:
-            problems += register_problems(connection, Path(register))
         settings = json.loads(configuration)
         (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
         latest = model_file.described(connection)
         notes = _notes(connection, plan, evaluations=EVALUATION_OF in settings)
         if register is not None:
-            notes += unregistered_seal(connection, Path(register))
+            differing, asked = compare_with_register(connection, Path(register))
+            problems += differing
+            notes += asked
         adopted = adoptions(connection)
         forwards = forwards_client_metrics(connection, settings)
         keepers, of_keepers = recorded_keepers(connection, settings, plan)

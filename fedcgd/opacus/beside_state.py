@@ -7,12 +7,11 @@ import hashlib
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from fedcgd.opacus.attachments import MADE_BY_OPACUS
-from fedcgd.opacus.probing import bytes_of
+from fedcgd.opacus.probing import content_of
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _DEPTH = 3
@@ -84,8 +83,7 @@ def _told(leaf: Any, depth: int) -> bytes:
         case nn.Parameter() | nn.Module() | type():
             return b""
         case Tensor():
-            whole = leaf if leaf.layout is torch.strided else leaf.to_dense()
-            return repr((leaf.dtype, tuple(leaf.shape))).encode() + bytes_of(whole)
+            return content_of(leaf)
         case np.ndarray() if not leaf.dtype.hasobject:
             return repr((leaf.dtype, leaf.shape)).encode() + leaf.tobytes()
         case np.ndarray():

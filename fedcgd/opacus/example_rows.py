@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import ConcatDataset, Subset
 
-from fedcgd.opacus.probing import bytes_of, same_random_numbers
+from fedcgd.opacus.probing import content_of, same_random_numbers
 
 _DRAWN = 16
 """Rows that are looked at, beside the first and the last one."""
@@ -131,8 +131,7 @@ def _leaves(example: Any) -> list[Any]:
 def _hashed(value: Any) -> bytes | None:
     match value:
         case Tensor():
-            whole = value if value.layout is torch.strided else value.to_dense()
-            return _sha256(repr((value.dtype, tuple(value.shape))).encode() + bytes_of(whole))
+            return _sha256(content_of(value))
         case list():
             parts = [_hashed(part) for part in _leaves(value)]
             return None if None in parts else _sha256(b"".join(part for part in parts if part))
