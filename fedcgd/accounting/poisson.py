@@ -21,6 +21,7 @@ from scipy.special import log_ndtr, ndtr
 
 from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Accountant, Bound, Progress
+from fedcgd.accounting.coverage import most_bands, too_wide
 from fedcgd.accounting.guarantee import LEAST_DELTA
 from fedcgd.accounting.tilted import Composition, GridLoss
 from fedcgd.mechanisms import Mechanism, bandwidth
@@ -86,15 +87,10 @@ def _bound(value: float, norm: float, certain: float) -> Bound:
 
 def column_norm(mechanism: Mechanism, participation: Participation) -> float:
     """The largest column norm of C, or a bound on it. Raises ValueError if C is too wide for the sampling."""
-    n, cyclic = participation.rounds, participation.sampling == "cyclic-poisson"
-    most = participation.min_separation if cyclic else 1
+    n, most = participation.rounds, most_bands(participation)
     p = bandwidth(mechanism, n)
-    if p > most:
-        remedy = f"a mechanism with at most {most} bands, or {p} groups" if cyclic else "dp-sgd"
-        raise ValueError(
-            f"{participation.sampling} sampling covers C with at most {most} bands, because only then do a user's participations "
-            f"not overlap; {mechanism.name} has {p}. Use {remedy}, or sampling none, balls-in-bins or b-min-sep"
-        )
+    if most is not None and p > most:
+        raise too_wide(mechanism, participation, p)
     return sensitivity(mechanism, Participation(rounds=n, min_separation=n)).value
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from math import expm1, inf, log
 from typing import Literal, get_args
 
+from fedcgd.accounting.coverage import most_bands, nothing_to_choose
 from fedcgd.accounting.search import Judge, best, iterations, scale
 from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
@@ -97,11 +98,8 @@ def select_lambda(
     """
     if objective not in get_args(Objective):
         raise ValueError(f"objective must be one of {', '.join(get_args(Objective))}, got {objective!r}")
-    if participation.sampling not in ("none", "balls-in-bins", "b-min-sep"):
-        raise ValueError(
-            f"there is no λ to select under {participation.sampling} sampling: it covers only λ = 0 (dp-sgd), because C_λ is not "
-            "banded; use sampling none, balls-in-bins or b-min-sep"
-        )
+    if most_bands(participation) is not None:
+        raise nothing_to_choose("lambda-cgd", "λ", participation)
     if (objective == "curvature") != (curvature is not None):
         raise ValueError(
             "the objective curvature needs a curvature (--curvature, with --learning-rate), and no other takes one"
@@ -174,6 +172,10 @@ def select_mechanism(
 def _chosen(asked: catalogue.MechanismSpec, judge: Judge) -> Mechanism:
     """What is `asked` for, with the numbers that are left open."""
     participation, workload, curvature = judge.participation, judge.workload, judge.curvature
+    most = most_bands(participation)
+    if asked.is_open and most is not None and (most == 1 or not asked.row.is_banded):
+        symbols = " and ".join(parameter.symbol for parameter in asked.open)
+        raise nothing_to_choose(asked.row.name, symbols, participation)
     if asked.is_open and asked.row.cls is LambdaCGD:
         chosen = select_lambda(
             participation,

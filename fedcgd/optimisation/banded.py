@@ -69,9 +69,12 @@ def _check_error(name: str, error: Objective) -> None:
 
 def check_bandwidth(name: str, bandwidth: int, participation: Participation) -> None:
     """Raise ValueError where columns of `bandwidth` entries of two participations would overlap."""
-    n, b = participation.rounds, participation.min_separation
-    if not 1 <= bandwidth <= n or (bandwidth > b and participation.participations > 1):
-        raise ValueError(f"bandwidth of {name} must be between 1 and min_separation = {b}, got {bandwidth}")
+    most = participation.rounds if participation.participations == 1 else participation.min_separation
+    if not 1 <= bandwidth <= most:
+        raise ValueError(
+            f"p of {name} must be between 1 and {most}, the rounds from one turn of a user to the next, got {bandwidth}: write "
+            f"{name}:{most}, or banded-toeplitz:{bandwidth}, whose columns may overlap"
+        )
 
 
 def unit_columns(name: str, rounds: int, bandwidth: int) -> tuple[Callable[[Vector], tuple[Matrix, Back]], Vector]:

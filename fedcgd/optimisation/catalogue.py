@@ -39,6 +39,7 @@ from fedcgd.mechanisms import (
     Toeplitz,
 )
 from fedcgd.mechanisms.mechanism import bandwidth
+from fedcgd.mechanisms.toeplitz import BandedToeplitzMechanism
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Objective, Workload
 from fedcgd.optimisation import Progress
 from fedcgd.participation import Participation
@@ -99,6 +100,11 @@ class Row:
     def finds_number(self) -> bool:
         """Whether `fit` finds the number."""
         return self.fit is not None and [parameter.type for parameter in self.parameters] == [float]
+
+    @property
+    def is_banded(self) -> bool:
+        """Whether C has no more bands than it is told."""
+        return issubclass(self.cls, BandedToeplitzMechanism | Dense)
 
     @property
     def spelling(self) -> str:

@@ -145,7 +145,11 @@ def test_no_argument_is_data() -> None:
     ("participation", "options", "words"),
     [
         (Participation(rounds=4), {"objective": "accuracy"}, "objective must be one of rmse, max-se"),
-        (Participation(rounds=4, sampling="poisson", sampling_rate=0.5), {}, "no λ to select under poisson"),
+        (
+            Participation(rounds=4, sampling="poisson", sampling_rate=0.5),
+            {},
+            "no λ of lambda-cgd to choose under poisson",
+        ),
         (Participation(rounds=4), {"epsilon": 0.0}, "epsilon must be"),
         (Participation(rounds=4), {"delta": 1.0}, "delta must be in"),
     ],

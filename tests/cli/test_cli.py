@@ -120,7 +120,7 @@ def test_compare_draws(tmp_path: Path) -> None:
         (("--mechanism", "lambda-cgd:-0.1"), "[0, 1)"),
         (("--mechanism", "adam"), "unknown mechanism"),
         (("--mechanism", "blt"), "blt needs d, the number of buffers: write blt:d"),
-        (("--mechanism", "lambda-cgd", "--sampling", "poisson", "--separation", "1"), "no λ to select"),
+        (("--mechanism", "lambda-cgd", "--sampling", "poisson", "--separation", "1"), "no λ of lambda-cgd to choose"),
         (
             ("--mechanism", "lambda-cgd:0.9", "--sampling", "balls-in-bins", "--rounds", "3901"),
             "multiple of the 390 bins",

@@ -91,7 +91,7 @@ def test_what_is_no_number_is_told_by_name(name: str, wrong: object) -> None:
         (
             LambdaCGD(0.9),
             Participation(rounds=60, min_separation=6, sampling="cyclic-poisson", sampling_rate=0.5),
-            "cyclic-poisson sampling covers C with at most 6 bands",
+            "cyclic-poisson sampling covers C with at most 6 bands.*lambda-cgd has 60",
         ),
         (
             BandInvMF((1.0, 0.5)),

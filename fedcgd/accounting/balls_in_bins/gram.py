@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedcgd.accounting.coverage import check_sign
 from fedcgd.mechanisms import Mechanism, Toeplitz
 from fedcgd.mechanisms.mechanism import Matrix
 from fedcgd.mechanisms.sensitivity import sum_of_leftmost
@@ -36,7 +37,7 @@ def bin_gram(mechanism: Mechanism, participation: Participation, released: int |
 
 def _toeplitz_gram(mechanism: Toeplitz, n: int, b: int, end: int) -> Matrix:
     c = np.asarray(mechanism.coefficients(n), dtype=np.float64)
-    _refuse_negative(c, mechanism.name)
+    check_sign(c, mechanism.name, "balls-in-bins")
     total = sum_of_leftmost(c[:end], -(-end // b), b)  # m_j is m_0, moved down by j and cut at `end`
     gram = np.zeros((b, b))
     begun = min(b, end)
@@ -54,15 +55,6 @@ def _dense_gram(mechanism: Mechanism, n: int, b: int, end: int) -> Matrix:
         for start in range(0, b, step):
             bins = np.arange(start, min(b, start + step))
             columns = mechanism.columns(n, epoch + bins)
-            _refuse_negative(columns, mechanism.name)
+            check_sign(columns, mechanism.name, "balls-in-bins")
             sums[:, bins] += columns[:end]
     return np.asarray(sums.T @ sums)
-
-
-def _refuse_negative(entries: Matrix, name: str) -> None:
-    least = float(entries.min())
-    if not least >= 0:  # also refuses NaN
-        raise ValueError(
-            f"{name}: an entry of C is {least:g}, and balls-in-bins is accounted for non-negative C only (for others the "
-            "worst pair of inputs is not proven); use sampling none, or another mechanism"
-        )

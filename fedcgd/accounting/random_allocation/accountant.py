@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fedcgd.accounting.accountant import Bound
+from fedcgd.accounting.coverage import too_wide
 from fedcgd.accounting.poisson import WITHOUT_AMPLIFICATION
 from fedcgd.accounting.random_allocation.epochs import Overlaps
 from fedcgd.accounting.random_allocation.law import RandomAllocationLaw
@@ -34,11 +35,7 @@ def _question(mechanism: Mechanism, participation: Participation, released: int)
     length = participation.spacing
     bands = bandwidth(mechanism, participation.rounds)
     if bands > length:
-        raise ValueError(
-            f"random-allocation sampling covers C with at most as many bands as an epoch has rounds, {length}, because only "
-            f"then do none but neighbouring epochs overlap; {mechanism.name} has {bands}. Use a mechanism with at most {length} "
-            "bands, or sampling none, balls-in-bins or b-min-sep"
-        )
+        raise too_wide(mechanism, participation, bands)
     columns = columns_of(mechanism, participation.rounds, length, released)
     law = RandomAllocationLaw(released, length)
     return Question(columns, law, math.sqrt(Overlaps.of(columns, law).most()))

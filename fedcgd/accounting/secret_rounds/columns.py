@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.sparse import csr_array, dia_array
 
+from fedcgd.accounting.coverage import check_sign
 from fedcgd.mechanisms import LambdaCGD, Mechanism, Normalized, Toeplitz, bandwidth
 from fedcgd.mechanisms.mechanism import Matrix, Vector, check_dense
 
@@ -245,11 +246,11 @@ def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int
         exact = True
     elif bandwidth(mechanism, rounds) <= separation:
         band = _band(mechanism, rounds, released)
-        _check_sign(mechanism, band)
+        check_sign(band, mechanism.name, "a sampling of secret rounds")
         return BandedColumns.of(band)
     else:
         column, exact = _largest_column(mechanism, rounds, released), False
-    _check_sign(mechanism, column)
+    check_sign(column, mechanism.name, "a sampling of secret rounds")
     b = min(separation, released)
     if bandwidth(toeplitz, rounds) <= separation or not column[b:].any():
         return Columns(column[:b], 0.0, 0.0, scales, exact)
@@ -257,15 +258,6 @@ def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int
         return Columns(column[:b], 1.0, toeplitz.lam, scales, exact)
     amplitude, ratio = _dominating_tail(column, b)
     return Columns(column[:b], amplitude, ratio, scales, False)
-
-
-def _check_sign(mechanism: Mechanism, entries: Vector) -> None:
-    least = float(entries.min())
-    if not least >= 0:  # also refuses NaN
-        raise ValueError(
-            f"{mechanism.name}: an entry of C is {least:g}, and random participation is accounted for non-negative C only (for "
-            "others the worst inputs are not the aligned ones); use sampling none, or another mechanism"
-        )
 
 
 def _band(mechanism: Mechanism, rounds: int, released: int) -> Matrix:

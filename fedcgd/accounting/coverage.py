@@ -1,0 +1,68 @@
+"""Which C a sampling is accounted for, and what is said of another: the value, the limit, and what is accounted for."""
+
+from fedcgd.mechanisms import Mechanism, Normalized
+from fedcgd.mechanisms.mechanism import Matrix
+from fedcgd.mechanisms.toeplitz import BandedInverseMechanism
+from fedcgd.participation import Participation
+
+
+def most_bands(participation: Participation) -> int | None:
+    """How many bands C may have under the sampling; None where any C has an account, or any without negative entries."""
+    match participation.sampling:
+        case "none" | "balls-in-bins" | "b-min-sep":
+            return None
+        case "poisson":
+            return 1
+        case "cyclic-poisson" | "random-allocation":
+            return participation.spacing
+
+
+def too_wide(mechanism: Mechanism, participation: Participation, bands: int) -> ValueError:
+    """What to raise for a `mechanism` whose C has more bands than the sampling is accounted for."""
+    plain = mechanism.mechanism if isinstance(mechanism, Normalized) else mechanism
+    inverse = (
+        f" (its C⁻¹ has {plain.inverse_bandwidth(participation.rounds)})"
+        if isinstance(plain, BandedInverseMechanism)
+        else ""
+    )
+    return ValueError(
+        f"{_covered(participation)}; that of {mechanism.name} has {bands}{inverse}. {_remedy(participation)}"
+    )
+
+
+def nothing_to_choose(name: str, symbols: str, participation: Participation) -> ValueError:
+    """What to raise where the numbers of a mechanism are left open, and those that the sampling covers are DP-SGD."""
+    return ValueError(
+        f"there is no {symbols} of {name} to choose under {participation.sampling} sampling: {_covered(participation)}, and the "
+        f"only such {name} is dp-sgd. {_remedy(participation)}"
+    )
+
+
+def _covered(participation: Participation) -> str:
+    most = most_bands(participation)
+    limit = "with one band only" if most == 1 else f"with at most {most} bands, the rounds from one turn to the next"
+    return f"{participation.sampling} sampling covers C {limit}"
+
+
+def _remedy(participation: Participation) -> str:
+    most = most_bands(participation)
+    narrow = "dp-sgd" if most == 1 else f"bsr:{most}, banded-toeplitz:{most} or band-mf:{most}"
+    return (
+        f"Use {narrow}, or sampling none; or balls-in-bins or b-min-sep, which cover every C without negative entries"
+    )
+
+
+def check_sign(entries: Matrix, name: str, sampling: str) -> None:
+    """Raise ValueError if one of the `entries` of C is negative, or no number.
+
+    Args:
+        entries: some entries of C.
+        name: the mechanism's.
+        sampling: what the message calls the sampling.
+    """
+    least = float(entries.min())
+    if not least >= 0:  # also refuses NaN
+        raise ValueError(
+            f"{name}: an entry of C is {least:g}, and {sampling} is accounted for non-negative C only (for others nobody has "
+            "proven which inputs are the worst). Use sampling none, or a mechanism without negative entries, such as bsr"
+        )
