@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import replace
+from decimal import ROUND_FLOOR, Context
 from functools import lru_cache
 
 import numpy as np
@@ -15,6 +16,8 @@ from fedcgd.accounting.guarantee import Guarantee, rounded_up
 from fedcgd.mechanisms.mechanism import Vector
 from fedcgd.participation import Participation
 
+_TARGET = Context(prec=2, rounding=ROUND_FLOOR)  # an ε that people calibrate for
+_NEAR = 1.02  # times the target: where ε is found of a σ that was calibrated for it
 _POINTS = 16  # of a profile: the error of linear interpolation falls with the square
 
 
@@ -77,7 +80,15 @@ class ProfileAccountant(Accountant):
 def _found_epsilon(
     accountant: ProfileAccountant, sigma: float, delta: float, released: int, progress: Progress
 ) -> Bound:
-    return accountant._search_epsilon(sigma, delta, released, progress)
+    found = accountant._search_epsilon(sigma, delta, released, progress)
+    target = float(_TARGET.create_decimal(found.value))
+    if released < accountant.participation.rounds or not target < found.value < target * _NEAR:
+        return found
+    # Where σ was found for a budget, that is what holds: another search finds a little more, by other draws.
+    budget = accountant.noise_multiplier(epsilon=target, delta=delta, progress=progress)
+    if budget.noise_multiplier != sigma:
+        return found
+    return replace(found, value=target, method=budget.method, failure_probability=budget.failure_probability)
 
 
 def pmf_of_profile(multiples: NDArray[np.int_], deltas: Vector, step: float) -> PLDPmf:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from sampling_table import SAMPLINGS
 
 from fedcgd import Participation, Plan, calibrate, error_norms, select_lambda
 from fedcgd.accounting.balls_in_bins import accountant
@@ -118,3 +119,21 @@ def test_what_a_balls_in_bins_plan_is_checked_by_is_not_made_again_to_answer(mon
     plan = Plan(mechanism=LambdaCGD(0.3), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
     replace(plan, delta=1e-6).guarantee()
     assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "sampling", "epsilon"),
+    [
+        (DPSGD(), "balls-in-bins", 8.0),  # without draws
+        (LambdaCGD(0.5), "balls-in-bins", 4.0),
+        (DPSGD(), "poisson", 4.0),
+        (DPSGD(), "random-allocation", 4.0),
+    ],
+)
+def test_a_plan_promises_what_it_was_calibrated_for(mechanism, sampling: str, epsilon: float) -> None:
+    """Another search finds the ε of its σ, perhaps a larger one, and the budget holds; with less noise it does not."""
+    participation, _ = SAMPLINGS[sampling]
+    plan = Plan.calibrated(mechanism, participation, clip_norm=1.0, epsilon=epsilon, delta=1e-5)
+    assert 0.97 * epsilon < plan.guarantee().epsilon <= epsilon
+    less = replace(plan, noise_multiplier=plan.noise_multiplier * 0.98)
+    assert less.guarantee().epsilon > epsilon
