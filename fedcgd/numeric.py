@@ -35,6 +35,14 @@ def as_positive(name: str, value: object) -> float:
     return number
 
 
+def as_clip_norm(value: object) -> float:
+    """ζ as `as_positive` has it, with what is usual if it is out of range."""
+    try:
+        return as_positive("clip_norm", value)
+    except ValueError as error:
+        raise ValueError(f"{error}; 1 is usual, or about the median norm of updates of public data") from None
+
+
 def as_whole(name: str, value: object) -> int:
     """`value` as an int.
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcgd.accounting import Accountant, Guarantee, accountant, calibrate
-from fedcgd.accounting.guarantee import check_delta, check_noise_multiplier
+from fedcgd.accounting.guarantee import check_delta, check_noise_multiplier, rounded_up
 from fedcgd.accounting.selection import select_mechanism
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.own import check_own
 from fedcgd.mechanisms.workload import PREFIX_SUMS, Workload
-from fedcgd.numeric import as_float, as_positive
+from fedcgd.numeric import as_clip_norm, as_float
 from fedcgd.optimisation.catalogue import describe, from_description
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
@@ -50,12 +50,13 @@ class Plan:
     delta: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clip_norm", as_positive("clip_norm", self.clip_norm))
+        object.__setattr__(self, "clip_norm", as_clip_norm(self.clip_norm))
         object.__setattr__(self, "noise_multiplier", as_float("noise_multiplier", self.noise_multiplier))
         object.__setattr__(self, "delta", check_delta(self.delta))
         if not 1e-20 <= self.clip_norm <= 1e20:
             raise ValueError(
-                f"clip_norm must be between 1e-20 and 1e20, got {self.clip_norm}: beyond, float32 cannot hold the updates"
+                f"clip_norm must be between 1e-20 and 1e20, got {self.clip_norm}: beyond, float32 cannot hold the updates; scale "
+                "them to a norm near 1"
             )
         if not self.noiseless:
             check_noise_multiplier(self.noise_multiplier)
@@ -212,6 +213,20 @@ class Plan:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"this describes no plan: {error!r}") from error
+
+
+def plan_differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """`differences` of two plans' descriptions, and the ε of both where the noise is not the same: what people plan with.
+
+    Args:
+        before: the description of a plan.
+        after: that of another one.
+    """
+    lines = differences(before, after)
+    if before.get("noise_multiplier") != after.get("noise_multiplier"):
+        epsilons = [rounded_up(Plan.from_description(each).guarantee().epsilon) for each in (before, after)]
+        lines.append(f"so that ε is: {epsilons[0]} → {epsilons[1]}")
+    return lines
 
 
 def differences(before: Any, after: Any, name: str = "") -> list[str]:

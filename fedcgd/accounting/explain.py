@@ -6,7 +6,7 @@ from fedcgd.accounting import Guarantee, calibrate, compute_epsilon
 from fedcgd.accounting.guarantee import rounded_up
 from fedcgd.mechanisms import Mechanism, Normalized, bandwidth
 from fedcgd.mechanisms.sensitivity import sensitivity
-from fedcgd.numeric import as_positive
+from fedcgd.numeric import as_clip_norm
 from fedcgd.optimisation.catalogue import describe
 from fedcgd.participation import Participation
 
@@ -49,7 +49,7 @@ def explain(
     by so much for the sampling (`fedcgd.optimisation.damping`). Raises ValueError for both, neither, or a configuration that is
     not accounted for.
     """
-    clip_norm = as_positive("clip_norm", clip_norm)
+    clip_norm = as_clip_norm(clip_norm)
     if epsilon is not None and noise_multiplier is None:
         guarantee = calibrate(mechanism, participation, epsilon=epsilon, delta=delta)
     elif noise_multiplier is not None and epsilon is None:

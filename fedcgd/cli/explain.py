@@ -9,7 +9,7 @@ import typer
 from fedcgd.accounting.explain import explain
 from fedcgd.accounting.tradeoff import trade_off
 from fedcgd.accounting.tradeoff_plot import plot_trade_off
-from fedcgd.cli.options import DeltaOption, JsonOption, RoundsOption, RunOptions, takes
+from fedcgd.cli.options import DeltaOption, JsonOption, RoundsOption, RunOptions, takes, usual
 from fedcgd.cli.printing import check_plot, console, explained_errors, print_json
 
 
@@ -18,7 +18,9 @@ def explain_command(
     run: RunOptions,
     rounds: RoundsOption,
     delta: DeltaOption,
-    epsilon: Annotated[float | None, typer.Option("--epsilon", help="Budget ε; or give --noise-multiplier.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", callback=usual, help="Budget ε; or give --noise-multiplier.")
+    ] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option("--noise-multiplier", help="σ: noise per unit of clip norm; or give --epsilon.")
     ] = None,

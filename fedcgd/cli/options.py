@@ -49,7 +49,24 @@ LARGE_DELTA = 1e-2
 DeltaOption = Annotated[
     float, typer.Option("--delta", callback=_warned, help="Failure probability δ; well below 1 / number of users.")
 ]
-EpsilonOption = Annotated[float, typer.Option("--epsilon", help="Budget ε.")]
+
+
+def usual(epsilon: float | None) -> float | None:
+    """ε, and a word on standard error if nobody trains with so little, or is protected by so much."""
+    if epsilon is not None and 0 < epsilon < 0.1:
+        typer.echo(
+            f"Note: ε = {epsilon:g} is small: noise grows as 1/ε, and few models learn anything below 0.1. 0.1 to 10 is usual.",
+            err=True,
+        )
+    if epsilon is not None and 10 < epsilon < float("inf"):
+        typer.echo(
+            f"Note: ε = {epsilon:g} is large: whether a user's data were used may be guessed nearly always. 0.1 to 10 is usual.",
+            err=True,
+        )
+    return epsilon
+
+
+EpsilonOption = Annotated[float, typer.Option("--epsilon", callback=usual, help="Budget ε; 0.1 to 10 is usual.")]
 NoiseMultiplierOption = Annotated[float, typer.Option("--noise-multiplier", help="σ: noise per unit of clip norm.")]
 ReleasedOption = Annotated[
     int | None,

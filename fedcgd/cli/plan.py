@@ -13,7 +13,7 @@ from rich.table import Table
 from fedcgd.accounting.guarantee import ADJACENCY
 from fedcgd.cli.options import DeltaOption, EpsilonOption, JsonOption, function_named
 from fedcgd.cli.printing import budget, check_plot, console, drawn, explained_errors, print_json, status
-from fedcgd.numeric import as_positive
+from fedcgd.numeric import as_clip_norm
 from fedcgd.planning import (
     LinearModel,
     PlannedRecipe,
@@ -107,7 +107,7 @@ def plan_command(
     """
     with explained_errors():
         check_plot(plot)
-        as_positive("--clip-norm", clip_norm)
+        as_clip_norm(clip_norm)
         question = Question(
             users=users, epsilon=epsilon, delta=delta, secret=tuple(name.value for name in secret or ()),
             turns=turns, max_cohort=max_cohort, max_rounds=max_rounds, buffers=buffers,

@@ -126,7 +126,7 @@ def _promise(statement: dict[str, Any], verification: dict[str, Any]) -> str:
     promised = statement["sound"] and not statement["simulated"] and not statement["noiseless"]
     verdict = "Verified: the records agree with each other and with the plan." if promised else statement["statement"]
     notes = [*verification["notes"], *filter(None, [verification["delta_note"]])]
-    boxes = [("ε of the whole run", f"≤ {rounded_up(whole['epsilon'])}"), ("δ", f"{whole['delta']:g}")]
+    boxes = [("ε of the whole run", f"≤ {rounded_up(whole['epsilon'])}"), ("δ", rounded_up(whole["delta"], 6))]
     if (both := statement["with_evaluations"]) is not None:
         boxes.insert(1, ("ε with its evaluations", f"≤ {rounded_up(both['epsilon'])}"))
     boxes.append(("ε so far", "–" if so_far is None else f"≤ {rounded_up(so_far['epsilon'])}"))
@@ -260,10 +260,10 @@ def _rounds(record: dict[str, Any]) -> str:
     if reasons:
         body += grid_html(("reason for skipping", "times"), [(why, str(n)) for why, n in reasons], numbers=(1,))
     listed = [
-        (str(a["round"]), str(a["attempt"]), a["state"], str(a["users"]), day(a["planned"]))
+        (str(a["round"] + 1), str(a["attempt"]), a["state"], str(a["users"]), day(a["planned"]))
         for a in attempts[:SHOWN_ATTEMPTS]
     ]
-    table = grid_html(("round", "attempt", "state", "users asked", "begun"), listed, numbers=(0, 1, 3))
+    table = grid_html(("round, from 1", "attempt", "state", "users asked", "begun"), listed, numbers=(0, 1, 3))
     if len(attempts) > SHOWN_ATTEMPTS:
         table = f"<p>The first {SHOWN_ATTEMPTS}; <code>fedcgd ledger export</code> has all.</p>{table}"
     return body + _folded("Every attempt", table)
@@ -306,7 +306,7 @@ def _attacker(plan: Plan, progress: Progress) -> str:
     meaning = (
         f"Trade-off curve of the two errors; with both equal, the best attacker is right in {best.percent} % of cases."
     )
-    known = best.gaussian_mu and f" It is that of the Gaussian mechanism with μ = {best.gaussian_mu:.4g}."
+    known = best.gaussian_mu and f" It is that of the Gaussian mechanism with μ = {rounded_up(best.gaussian_mu, 4)}."
     return (
         "<p>Anyone who sees all releases, and knows everything about all other users, may guess whether one user's updates were "
         "used. Fewer errors of one kind mean more of the other: no attacker is below the curve."

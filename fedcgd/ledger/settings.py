@@ -10,7 +10,7 @@ from fedcgd.ledger.store import FORMAT, sha256, to_json
 from fedcgd.ledger.transactions import now
 from fedcgd.noise import STREAM
 from fedcgd.noise.keys import NoiseKey
-from fedcgd.plan import Plan, differences
+from fedcgd.plan import Plan, differences, plan_differences
 
 TRAINING = "training"  # of the inner strategy in a run's configuration: what of it changes training
 
@@ -65,7 +65,7 @@ def check_same(connection: sqlite3.Connection, path: str, settings: Mapping[str,
         raise ValueError(f"{path} was sealed on {sealed}: its run is over; begin another one with a new ledger and key")
     for name, before in zip(("plan", "configuration"), stored[:2], strict=True):
         now = json.loads(settings[name])
-        differing = differences(json.loads(before), now)
+        differing = (plan_differences if name == "plan" else differences)(json.loads(before), now)
         if differing:
             raise ValueError(
                 f"{path} is the ledger of another run: its {name} is not the same (on record → here): {', '.join(differing)}; "

@@ -123,7 +123,7 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
         ).fetchall()
         released = len(rows)
         if [round for round, _ in rows] != list(range(released)):
-            problems.append(f"the released rounds are not 0 … {released - 1}, once each")
+            problems.append(f"the released rounds are not 1 … {released}, once each")
         if released > plan.participation.rounds:
             problems.append(
                 f"{so_many(released, 'round is', 'rounds are')} released, and {plan.participation.rounds} are accounted for"
@@ -183,10 +183,10 @@ def _notes(connection: sqlite3.Connection, plan: Plan, *, evaluations: bool) -> 
     rounds = () if evaluations else unreleased_sums(connection)  # those of an evaluation nobody sees
     if rounds:
         sums = so_many(len(rounds), "noised sum", "noised sums")
-        which = f"{', '.join(map(str, rounds[:_NAMED]))}{', …' * (len(rounds) > _NAMED)}"
+        which = f"{', '.join(str(t + 1) for t in rounds[:_NAMED])}{', …' * (len(rounds) > _NAMED)}"
         notes.append(
             f"{sums} may have reached the inner strategy and {'is' if len(rounds) == 1 else 'are'} no release (of round {which}, "
-            "counted from 0): if what it saw there was kept, ε of the whole run is at most "
+            "counted from 1): if what it saw there was kept, ε of the whole run is at most "
             f"{rounded_up(epsilon_if_kept(plan, rounds))} at δ = {rounded_up(plan.delta, 6)} ({ADJACENCY}; secret rounds count "
             f"as known; exact Gaussian mechanism), and not {rounded_up(plan.guarantee().epsilon)}"
         )
@@ -221,11 +221,12 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
     counts = np.zeros(size, np.int64)
     last = np.full(size, -b, np.int64)
     first = np.full(size, -1, np.int64)
-    too_close = unknown = in_two_bins = 0
+    too_close = in_two_bins = 0
+    unknown: set[int] = set()
     for round, packed in connection.execute("SELECT round, users FROM attempts ORDER BY round, id"):
         ids = unpack_ids(packed)
         known = ids[(ids > 0) & (ids < size)]
-        unknown += len(ids) - len(known)
+        unknown.update(ids[(ids <= 0) | (ids >= size)].tolist())
         new = known[last[known] != round]  # a round that is tried again counts once
         too_close += int((round - last[new] < b).sum())
         first[new] = np.where(first[new] < 0, round, first[new])
@@ -244,7 +245,7 @@ def _participation_problems(connection: sqlite3.Connection, plan: Plan) -> list[
             in_two_bins * plan.participation.has_bins
         ),
         ("user has counters that differ", "users have counters that differ", " from the cohorts on record"): differing,
-        ("participant is", "participants are", " not in the table of users"): unknown,
+        ("user who was asked is", "users who were asked are", " not in the table of users"): len(unknown),
     }
     return [so_many(number, words[0], words[1]) + "".join(words[2:]) for words, number in found.items() if number]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedcgd.noise import STREAM
 from fedcgd.opacus.example_rows import ExampleRows
-from fedcgd.plan import Plan, differences
+from fedcgd.plan import Plan, plan_differences
 
 _SAME_EXAMPLES = "Index i must be the same example all run long, for ε counts its turns by the index"
 _NO_RECORD = (
@@ -311,7 +311,7 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
             raise ValueError("the checkpoint is not of a fedcgd engine: it has no plan, and nobody knows its noise")
         plan, run, nonces = state["plan"], str(state["run"]), [int(nonce, 16) for nonce in state["nonces"]]
         if plan != self.plan.to_description():
-            changed = ", ".join(differences(plan, self.plan.to_description()))
+            changed = ", ".join(plan_differences(plan, self.plan.to_description()))
             raise ValueError(
                 f"the checkpoint is of another plan (in it → here): {changed}; make the engine private by its plan"
             )

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import click
 import pytest
@@ -150,3 +151,31 @@ def test_another_mechanism_with_a_lambda_does_not_become_lambda_cgd(monkeypatch)
     monkeypatch.setitem(catalogue.TABLE, "other", row)
     with pytest.raises(ValueError, match="other needs λ"):
         select_mechanism("other", Participation(rounds=20, min_separation=5), epsilon=1.0, delta=1e-5)
+
+
+@pytest.mark.parametrize("more", [[], ["--rounds", "10", "--epsilon", "1", "--delta", "1e-5"]])
+def test_a_ledger_where_options_belong_is_led_to_the_report(tmp_path: Path, more: list[str]) -> None:
+    path = tmp_path / "run.db"
+    path.touch()
+    result = run("explain", str(path), *more)
+    assert result.exit_code == 2
+    assert f"fedcgd report {path} -o report.html" in said(result)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "word"), [(0.01, "Note: ε = 0.01 is small"), (20.0, "Note: ε = 20 is large"), (1.0, "")]
+)
+@pytest.mark.parametrize("command", ["calibrate", "explain"])
+def test_an_epsilon_that_nobody_takes_is_remarked_upon(command: str, epsilon: float, word: str) -> None:
+    asked = ["--mechanism", "dp-sgd", "--rounds", "9", "--delta", "1e-5", "--epsilon", str(epsilon), "--json"]
+    result = run(command, *asked)
+    assert result.exit_code == 0
+    assert (word in result.stderr) if word else not result.stderr
+    json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("command", ["explain", "plan"])
+def test_a_clip_norm_of_zero_is_told_what_is_usual(command: str) -> None:
+    run_of = ["--mechanism", "dp-sgd", "--rounds", "9"] if command == "explain" else ["--users", "100"]
+    result = run(command, *run_of, *BUDGET, "--clip-norm", "0")
+    assert "--clip-norm must be positive and finite, got 0.0; 1 is usual, or about the median norm" in said(result)

@@ -339,8 +339,8 @@ TAMPERINGS = {
     "UPDATE users SET participations = 2 WHERE user = 'b'": "1 user has counters that differ",
     "UPDATE users SET last_round = 9 WHERE user = 'a'": "1 user has counters that differ",
     "UPDATE users SET last_round = last_round - 1 WHERE user = 'd'": "1 user has counters that differ",
-    "DELETE FROM users WHERE user = 'd'": "1 participant is not in the table of users",
-    "DELETE FROM attempts WHERE round = 0": "the released rounds are not 0 … 1, once each",
+    "DELETE FROM users WHERE user = 'd'": "1 user who was asked is not in the table of users",
+    "DELETE FROM attempts WHERE round = 0": "the released rounds are not 1 … 2, once each",
     "UPDATE attempts SET nonce = NULL WHERE round = 1": "1 released round has no nonce",
     "INSERT INTO attempts (round, attempt, nonce, state, users, planned) SELECT round, attempt + 1, nonce, 'abandoned', users, "
     "planned FROM attempts WHERE round = 1": "1 nonce is on record for two sums",
@@ -369,6 +369,14 @@ def test_verify_sees_more_rounds_than_the_plan_has(path):
             release(ledger, t, [str(t)])
     edit(path, f"UPDATE run SET plan = '{json.dumps(short.to_description())}'")
     assert any("3 rounds are released, and 2 are accounted for" in problem for problem in verify(path).problems)
+
+
+def test_a_user_without_a_row_is_told_once_whatever_its_rounds(path):
+    with opened(path) as ledger:
+        for t, user in enumerate("aba"):
+            release(ledger, t, [user])
+    edit(path, "DELETE FROM users")
+    assert "2 users who were asked are not in the table of users" in verify(path).problems
 
 
 def test_the_export_is_json_and_names_neither_users_nor_the_key(path):

@@ -278,7 +278,7 @@ def test_sums_that_were_no_release_are_told_with_an_epsilon(tmp_path: Path) -> N
     assert epsilon_if_kept(plan, [0]) == pytest.approx(six.guarantee().epsilon)
     assert found.problems == ()
     [note] = found.notes
-    assert "(of round 0, counted from 0)" in note
+    assert "(of round 1, counted from 1)" in note
     assert f"at most {six.guarantee().epsilon:.2f}"[:12] in note
     statement = privacy_statement(tmp_path / "run.db")
     assert statement["notes"] == [note, NO_REGISTER]

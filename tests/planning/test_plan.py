@@ -10,6 +10,7 @@ from fedcgd.accounting.balls_in_bins import accountant
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.mechanisms import BISR, DPSGD, BandInvMF, LambdaCGD, Normalized
 from fedcgd.optimisation import catalogue
+from fedcgd.plan import plan_differences
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -137,3 +138,9 @@ def test_a_plan_promises_what_it_was_calibrated_for(mechanism, sampling: str, ep
     assert 0.97 * epsilon < plan.guarantee().epsilon <= epsilon
     less = replace(plan, noise_multiplier=plan.noise_multiplier * 0.98)
     assert less.guarantee().epsilon > epsilon
+
+
+def test_another_budget_is_told_as_an_epsilon() -> None:
+    four, two = (Plan.calibrated(DPSGD(), MANY, **BUDGET | {"epsilon": epsilon}).to_description() for epsilon in (4, 2))
+    assert plan_differences(four, two)[-1] == "so that ε is: 4 → 2"
+    assert plan_differences(four, four | {"delta": 1e-6}) == ["delta: 1e-05 → 1e-06"]
