@@ -47,7 +47,7 @@ def attacker_accuracy(
     progress("the best attacker")
     at_zero = accountant.delta(noise_multiplier=noise_multiplier, epsilon=0.0, released=released)
     mu = None
-    if accountant.participation.sampling == "none" and at_zero.sensitivity is not None:
+    if not accountant.participation.is_secret and at_zero.sensitivity is not None:
         mu = at_zero.sensitivity / noise_multiplier
     return AttackerAccuracy(
         value=min(1.0, (1 + at_zero.delta) / 2),

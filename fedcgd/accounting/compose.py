@@ -60,7 +60,7 @@ class PastRun:
         object.__setattr__(self, "noise_multiplier", as_float("noise_multiplier", self.noise_multiplier))
         if not 0 <= self.shared <= self.rounds_released:
             raise ValueError(f"shared must be in 0 … {self.rounds_released}, the rounds released, got {self.shared}")
-        if self.shared and self.is_sampled:
+        if self.shared and self.participation.is_secret:
             raise ValueError(
                 f"a run that shares {self.shared} rounds with another has the same secret choices: count both without "
                 f"sampling, got {self.participation.sampling}"
@@ -70,11 +70,6 @@ class PastRun:
     def rounds_released(self) -> int:
         """How many rounds are out."""
         return self.participation.rounds_released(self.released)
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether the rounds of a user are secret."""
-        return self.participation.sampling != "none"
 
     @property
     def accountant(self) -> Accountant:
@@ -165,7 +160,7 @@ def compose(runs: Sequence[PastRun], *, delta: float, progress: Progress = silen
     epsilon = _gaussian(known, delta)
     exact = all(loss.exact for loss in known)
     method = "exact composition of Gaussian mechanisms" + ("" if exact else ", of upper bounds on their losses")
-    risk, sampled = 0.0, any(run.is_sampled for run in out)
+    risk, sampled = 0.0, any(run.participation.is_secret for run in out)
     if sampled:
         method += ", without the amplification of any sampling"
     if sampled and epsilon <= _LARGEST_EPSILON and delta >= _SMALLEST_DELTA:
@@ -197,10 +192,10 @@ def _on_a_grid(
     step = min(max(_STEP * largest, _STEPS[0]), _STEPS[1])
     least = delta / 20 / len(runs)  # δ at the end of a distribution that is made from a profile
     losses, risk = [], 0.0
-    plain = math.hypot(*(loss.value for run, loss in zip(runs, known, strict=True) if not run.is_sampled))
+    plain = math.hypot(*(loss.value for run, loss in zip(runs, known, strict=True) if not run.participation.is_secret))
     if plain:
         losses.append(from_gaussian_mechanism(1 / plain, value_discretization_interval=step))
-    sampled = Counter(run for run in runs if run.is_sampled)
+    sampled = Counter(run for run in runs if run.participation.is_secret)
     for number, (run, times) in enumerate(sampled.items(), 1):
         progress(f"sampled run {number} of {len(sampled)}")
         loss, failure = run.accountant.loss_distribution(run.noise_multiplier, run.rounds_released, step, least)

@@ -90,27 +90,19 @@ def check_delta(delta: float) -> float:
     return delta
 
 
-def large_delta(delta: float, number: int, who: str) -> str | None:
-    """What to say of a `delta` that is too large for so many `who` ("users", "examples"); None if it is below 1 / number."""
-    if delta * number < 1:
+EXPOSED = 0.1
+"""Of a user, whose data a δ allows to publish, on average: from here on a reviewer is told. A run itself warns from one on: with
+the few users of a trial everything below is common, and is no reason to stop."""
+
+
+def large_delta(delta: float, number: int, who: str = "users", *, exposed: float = EXPOSED) -> str | None:
+    """What to say of a `delta` that allows to publish the data of `exposed` of so many `who`, or more; None if it does not."""
+    if delta * number < exposed:
         return None
     return (
-        f"δ = {delta:g}, and this run has at least {number} {who}: a δ of 1 / {who} allows to publish the data of one of them as "
-        f"they are. Plan with a δ well below {1 / number:.2g}"
+        f"δ times the number of {who} is {rounded_up(delta * number)} ({rounded_up(delta, 6)} · {number}): a mechanism that "
+        f"keeps this ε and δ may publish the data of so many of them, on average, as they are; plan with a δ far below 1 / {who}"
     )
-
-
-def exposed_users(delta: float, users: int) -> str | None:
-    """What to say of a `delta` that allows to publish a tenth of a user, or more, of so many; None if it is smaller."""
-    if delta * users < _EXPOSED:
-        return None
-    return (
-        f"δ times the number of users is {rounded_up(delta * users)} ({rounded_up(delta, 6)} · {users}): a mechanism that keeps "
-        "this ε and δ may publish the data of so many of them, on average, as they are; plan with a δ far below 1 / users"
-    )
-
-
-_EXPOSED = 0.1  # users
 
 
 def check_noise_multiplier(noise_multiplier: float) -> float:

@@ -56,7 +56,7 @@ def trade_off(
     """
     alphas = np.linspace(0.0, 1.0, 201)
     widest = compute_epsilon(mechanism, participation, noise_multiplier=noise_multiplier, delta=1e-6)
-    if participation.sampling == "none":
+    if not participation.is_secret:
         assert widest.sensitivity is not None
         betas = gaussian_trade_off(widest.sensitivity / noise_multiplier, alphas)
         return TradeOff(tuple(alphas.tolist()), tuple(betas.tolist()), widest.exact, widest.method)

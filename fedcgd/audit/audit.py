@@ -128,7 +128,7 @@ def audit_mechanism(
         ValueError: for a sampling, too few trials, or a release of a wrong shape.
     """
     epsilon, delta, confidence = _check_claim(epsilon, delta, confidence)
-    if participation.sampling != "none":
+    if participation.is_secret:
         raise ValueError(
             f"the noise is audited for known participation, got sampling {participation.sampling}; give the same "
             "rounds with sampling none, and the ε that σ gives there (audit_plan draws the rounds of b-min-sep and "

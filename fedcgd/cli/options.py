@@ -95,7 +95,8 @@ MechanismOption = Annotated[
         "--mechanism",
         autocompletion=mechanism_names,
         help=f"One of {SPELLINGS}; behind it :normalized gives C unit columns. Or file:PATH, as `fedcgd curve` writes. "
-        "Where there is a budget, λ, p, γ and μ may be left out, from the right: they are then chosen.",
+        "Where there is a budget numbers may be left out, from the right: they are then chosen (not d of blt, nor ν without a "
+        "--curvature).",
     ),
 ]
 

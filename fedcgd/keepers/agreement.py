@@ -298,7 +298,7 @@ def check_plan(plan: Plan) -> None:
     """Raise ValueError, with the remedy, unless keepers can make the noise of `plan`."""
     if plan.noiseless:
         raise ValueError("keepers add noise, and this plan has none (σ = 0): leave keepers= out while you debug")
-    if plan.participation.sampling != "none":
+    if plan.participation.is_secret:
         raise ValueError(
             f"keepers are for sampling 'none', got {plan.participation.sampling!r}: the server draws the rounds of users, and so "
             "nothing is hidden from it that amplification could count on"

@@ -41,7 +41,7 @@ def table_problems(connection: sqlite3.Connection) -> list[str]:
 
 def _of_attempts(connection: sqlite3.Connection) -> Iterator[str]:
     """Attempts are numbered without gaps, each at its round's turn, and only the last of them may be in flight."""
-    counted = tries = last = out_of_turn = missing = incomplete = left_open = 0
+    counted = tries = last = out_of_turn = missing = incomplete = without = left_open = 0
     in_flight = False
     columns = "id, round, attempt, state, nonce IS NOT NULL, aggregated IS NOT NULL, ended IS NOT NULL"
     for id, round, attempt, state, nonce, summed, ended in connection.execute(
@@ -53,7 +53,9 @@ def _of_attempts(connection: sqlite3.Connection) -> Iterator[str]:
         missing += id != last + 1 or (round == counted and attempt != tries)
         # An abandoned attempt may have had its sum or not.
         expected = _RECORDED.get(state, (bool(summed), True))
-        incomplete += (bool(nonce), bool(summed), bool(ended)) != (expected[0], *expected)
+        bare = state in attempts.COUNTED and not nonce
+        without += bare
+        incomplete += not bare and (bool(nonce), bool(summed), bool(ended)) != (expected[0], *expected)
         last, tries = id, attempt + 1
         if state in attempts.COUNTED:
             counted, tries = counted + 1, 0
@@ -63,6 +65,8 @@ def _of_attempts(connection: sqlite3.Connection) -> Iterator[str]:
         )
     if missing:
         yield f"attempts are missing, or numbered anew, at {so_many(missing, 'place', 'places')}"
+    if without:
+        yield so_many(without, "released round has", "released rounds have") + " no nonce, and so no noise"
     if incomplete:
         attempts_have = so_many(incomplete, "attempt has", "attempts have")
         yield f"{attempts_have} a sum, a nonce or an end that does not belong to the state on record, or none where one does"

@@ -67,7 +67,7 @@ class RecordedRun:
     @property
     def sampled(self) -> bool:
         """Whether the rounds of a user are secret."""
-        return self.plan.participation.sampling != "none"
+        return self.plan.participation.is_secret
 
     def past(self, *, known: bool) -> PastRun:
         """The whole run as planned; `known` counts secret rounds as known ones."""

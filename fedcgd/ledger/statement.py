@@ -10,7 +10,7 @@ from fedcgd.accounting import Guarantee, JointGuarantee
 from fedcgd.accounting.accountant import Progress, silent
 from fedcgd.accounting.attacker import AttackerAccuracy, attacker_accuracy
 from fedcgd.accounting.explain import explain
-from fedcgd.accounting.guarantee import exposed_users, rounded_up
+from fedcgd.accounting.guarantee import large_delta, rounded_up
 from fedcgd.ledger.client_metrics import NOT_COVERED
 from fedcgd.ledger.evaluations import EVALUATION_OF
 from fedcgd.ledger.export import records
@@ -69,7 +69,7 @@ def statement_of(
     attacker = None  # where nothing is promised
     if not (plan.noiseless or verification.simulated or verification.problems):
         attacker = attacker_accuracy(plan.accountant, noise_multiplier=plan.noise_multiplier, progress=progress)
-    large = exposed_users(plan.delta, verification.least_users)  # as planned: how many there were is not for the public
+    large = large_delta(plan.delta, verification.least_users)  # as planned: how many there were is not for the public
     adaptive = run["configuration"].get("adaptive_clipping")
     if plan.noiseless:
         reasoning = [{"title": "no noise", "statement": f"{_WITHOUT_NOISE} There is nothing to derive."}]

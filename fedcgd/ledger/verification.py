@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcgd.accounting import ADJACENCY, Guarantee, JointGuarantee
-from fedcgd.accounting.guarantee import exposed_users, rounded_up
+from fedcgd.accounting.guarantee import large_delta, rounded_up
 from fedcgd.ledger import model_file
 from fedcgd.ledger.adoption import adoptions
 from fedcgd.ledger.client_metrics import forwards_client_metrics
@@ -73,7 +73,7 @@ class Verification:
     @property
     def delta_note(self) -> str | None:
         """What to say of a δ that is large for the users on record and planned; None if it is not."""
-        return exposed_users(self.whole.delta, max(self.users, self.least_users))
+        return large_delta(self.whole.delta, max(self.users, self.least_users))
 
     @property
     def noiseless(self) -> bool:
@@ -133,15 +133,8 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
         (doubled,) = connection.execute(
             f"SELECT count(*) FROM (SELECT 1 FROM attempts WHERE nonce IS NOT NULL GROUP BY {key} HAVING count(*) > 1)"  # noqa: S608
         ).fetchone()
-        (without,) = connection.execute(
-            "SELECT count(*) FROM attempts WHERE state IN ('released', 'spent') AND nonce IS NULL"
-        ).fetchone()
         if doubled:
             problems.append(so_many(doubled, "nonce is", "nonces are") + " on record for two sums")
-        if without:
-            problems.append(
-                so_many(without, "released round has", "released rounds have") + " no nonce, and so no noise"
-            )
         problems += _participation_problems(connection, plan)
         problems += table_problems(connection)
         settings = json.loads(configuration)

@@ -277,7 +277,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             shards=shards,
         )
         in_order = (
-            plan.noiseless and plan.participation.sampling == "none" and type(data_loader.sampler) is SequentialSampler
+            plan.noiseless and not plan.participation.is_secret and type(data_loader.sampler) is SequentialSampler
         )
         batches = RoundBatches(
             plan.participation, examples, steps, lambda: key.choices_of(tracker.run), tracker, parts,
@@ -466,7 +466,7 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         check_module(inner, optimizer, mode)
         if plan.noiseless:
             warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=3)
-        if large := large_delta(plan.delta, examples, "examples"):
+        if large := large_delta(plan.delta, examples, "examples", exposed=1.0):
             warnings.warn(large, stacklevel=3)
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)

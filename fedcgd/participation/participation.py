@@ -175,6 +175,11 @@ class Participation:
         return released
 
     @property
+    def is_secret(self) -> bool:
+        """Whether a user's rounds are drawn in secret, which every sampling but `none` relies on."""
+        return self.sampling != "none"
+
+    @property
     def spacing(self) -> int:
         """Rounds from one turn of a user to the next, about: n/k under `random-allocation`, where they may be nearer; else b."""
         return self.rounds // self.participations if self.sampling == "random-allocation" else self.min_separation

@@ -227,7 +227,7 @@ def _planned(question: Question, recipe: Recipe, landscape: Landscape, made: Mec
 def _noise_multiplier(mechanism: Mechanism, participation: Participation, epsilon: float, delta: float) -> float:
     """σ; without a sampling it is the sensitivity times that of one release, which is found once."""
     once = Participation(rounds=1)
-    if participation.sampling == "none" and participation != once:
+    if not participation.is_secret and participation != once:
         unit = _noise_multiplier(DPSGD(), once, epsilon, delta)
         return sensitivity(mechanism, participation).value * unit
     return calibrate(mechanism, participation, epsilon=epsilon, delta=delta).noise_multiplier

@@ -97,7 +97,7 @@ class CohortSelector:
             return cohort(self._participation, round, available, history, cohort_size=self._cohort.size, key=key)
 
         silent = {user for user, times in self._silent.items() if times >= _PATIENCE_WITH_USERS} & nodes.keys()
-        if silent and self._participation.sampling == "none":
+        if silent and not self._participation.is_secret:
             others = draw(nodes.keys() - silent)
             if others is not None and can_replace(self._participation, round, others, nodes, history):
                 return others
@@ -218,10 +218,9 @@ def cohort_settings(
         raise ValueError(
             f"cohort_size must be at least 1 and whole, got {cohort_size!r}: the planned number of users of a round"
         )
-    sampled = participation.sampling != "none"
     if min_answers is None:
-        min_answers = 0 if sampled else 1
-    if not 0 <= min_answers <= (0 if sampled else cohort_size):
+        min_answers = 0 if participation.is_secret else 1
+    if not 0 <= min_answers <= (0 if participation.is_secret else cohort_size):
         raise ValueError(
             f"min_answers must be between 0 and cohort_size = {cohort_size}, and 0 with a secret sampling, because who "
             f"was drawn may not decide whether a round is released; got {min_answers}"
@@ -243,7 +242,7 @@ def cohort_settings(
 
 def users_needed(participation: Participation, cohort_size: int) -> int:
     """The fewest users that all rounds can be done with, a full cohort each; 1 with a sampling, where cohorts vary."""
-    if participation.sampling != "none":
+    if participation.is_secret:
         return 1
     return participation.users_for(cohort_size)
 

@@ -184,7 +184,7 @@ class Evaluator:
             assert self._openings is not None  # who masks has keepers
             assert masking is not None
             return self._openings.opened(grid, masking, self._record, attempt, total) if total.members else None
-        if not answered and self.evaluation.plan.participation.sampling == "none":
+        if not answered and not self.evaluation.plan.participation.is_secret:
             return None
         self._record.add_noise(total, attempt, self._lattice)
         return total

@@ -32,7 +32,7 @@ def log_guarantee(settings: RunSettings, released: int) -> None:
             "metrics of clients are forwarded as they are (forward_client_metrics=True): they have no noise, and no ε covers "
             "them. evaluation=PrivateEvaluation(…) gives private ones"
         )
-    if large := large_delta(plan.delta, max(cohort.expected_users, cohort.size), "users"):
+    if large := large_delta(plan.delta, max(cohort.expected_users, cohort.size), exposed=1.0):
         log_warning(large)
     log(INFO, f"\t├──> fedcgd: {plan.mechanism}, σ = {plan.noise_multiplier:.4g}, clip norm {plan.clip_norm:g}")
     if adaptive is not None:

@@ -52,7 +52,7 @@ class RunSettings:
     def registered_only(self) -> bool:
         """Whether nodes must be registered by name: where rounds are secret, and nodes are not all the operator's own."""
         plans = [self.plan, self.evaluation_plan or self.plan]
-        secret = any(plan.participation.sampling != "none" for plan in plans)
+        secret = any(plan.participation.is_secret for plan in plans)
         return secret and not self.trusted_nodes and not self.key.simulated
 
     def configuration(self, inner: Mapping[str, Any]) -> dict[str, Any]:

@@ -179,3 +179,11 @@ def test_a_clip_norm_of_zero_is_told_what_is_usual(command: str) -> None:
     run_of = ["--mechanism", "dp-sgd", "--rounds", "9"] if command == "explain" else ["--users", "100"]
     result = run(command, *run_of, *BUDGET, "--clip-norm", "0")
     assert "--clip-norm must be positive and finite, got 0.0; 1 is usual, or about the median norm" in said(result)
+
+
+@pytest.mark.parametrize("row", [row for row in catalogue.TABLE.values() if row.parameters], ids=lambda row: row.name)
+def test_numbers_may_be_left_out_as_the_help_says(row: catalogue.Row) -> None:
+    exceptions = {"blt": "not d of blt", "nu-dp-ftrl": "nor ν without a --curvature", "noise-curve": "curvature"}
+    result = run("calibrate", "--mechanism", row.name, "--rounds", "8", "--separation", "4", *BUDGET)
+    assert (result.exit_code == 0) == (row.name not in exceptions)
+    assert exceptions.get(row.name, "from the right") in said(run("calibrate", "--help"))

@@ -371,6 +371,15 @@ def test_verify_sees_more_rounds_than_the_plan_has(path):
     assert any("3 rounds are released, and 2 are accounted for" in problem for problem in verify(path).problems)
 
 
+def test_a_release_without_a_nonce_is_told_once(path):
+    with opened(path) as ledger:
+        release(ledger, 0, ["a"])
+    edit(path, "UPDATE attempts SET nonce = NULL")
+    assert [problem for problem in verify(path).problems if "nonce" in problem] == [
+        "1 released round has no nonce, and so no noise"
+    ]
+
+
 def test_a_user_without_a_row_is_told_once_whatever_its_rounds(path):
     with opened(path) as ledger:
         for t, user in enumerate("aba"):
