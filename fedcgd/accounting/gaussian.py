@@ -114,7 +114,9 @@ def sigma(*, epsilon: float, delta: float) -> float:
 def _inverse(sigma: float) -> float:
     sigma = as_float("sigma", sigma)
     if not 1e-150 <= sigma <= 1e300:
-        raise ValueError(f"the noise over the sensitivity must be in [1e-150, 1e300], got {sigma}")
+        raise ValueError(
+            f"the noise over the sensitivity must be in [1e-150, 1e300], got {sigma}; take another noise_multiplier"
+        )
     return 1 / sigma
 
 

@@ -135,7 +135,7 @@ def poisson_noise_multiplier(epsilon: float, delta: float, participation: Partic
     if epsilon > _LARGEST_EPSILON:
         raise ValueError(
             f"epsilon must be at most {_LARGEST_EPSILON:g} for {participation.sampling} sampling, got {epsilon:g}; "
-            "it promises nothing long before"
+            "so large an ε promises nothing. 0.1 to 10 is usual"
         )
     fine = _step(epsilon)
     coarse = max(fine, min(10 * fine, _STEPS[1]))
@@ -196,7 +196,9 @@ def _search(
         low, high = low / ratio, low
         ratio *= ratio
         if low < _SMALLEST_MULTIPLIER:
-            raise ValueError(f"ε = {epsilon} at δ = {delta} needs almost no noise; ask for more privacy")
+            raise ValueError(
+                f"ε = {epsilon} at δ = {delta} needs almost no noise, which is not accounted for; take a smaller ε or δ"
+            )
 
     def at(log_sigma: float) -> float:
         sigma = math.exp(log_sigma)

@@ -331,7 +331,7 @@ def participation_of(
         return Participation(rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=rate)
     if not 1 <= participations <= rounds // groups:
         most = f"{rounds // groups}, the rounds" + (f" of each of the {groups} groups" if groups > 1 else "")
-        raise ValueError(f"participations must be in 1 … {most}; got {participations}")
+        raise ValueError(f"participations must be in 1 … {most}; got {participations}: fewer, or more rounds")
     return Participation(
         rounds=rounds, min_separation=groups, sampling=sampling, sampling_rate=groups * participations / rounds
     )

@@ -58,7 +58,7 @@ def report_command(
         if output.suffix not in FORMATS:
             raise ValueError(f"--output must end in {', '.join(FORMATS)}, got {output}")
         if output.resolve() == path.resolve():
-            raise ValueError(f"--output is the ledger itself, {output}")
+            raise ValueError(f"--output is the ledger itself, {output}; give the page another name")
         register = register or register_beside(path)
         record, verification = records(path), ledger.verify(path, register=register)
         compared = register is not None

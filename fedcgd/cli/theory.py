@@ -96,7 +96,9 @@ def theory_command(
         check_plot(plot)
         found = Spectrum.load(spectrum)
         if found.largest == 0:
-            raise ValueError(f"{spectrum} has no curvature: all its eigenvalues are 0")
+            raise ValueError(
+                f"{spectrum} has no curvature: all its eigenvalues are 0; give one that `fedcgd curve` measured"
+            )
         quadratic = Quadratic(found, 1 / found.largest if learning_rate is None else learning_rate)
         texts = list(dict.fromkeys(mechanism or default_mechanisms(when.separation)))
         asked = [RunOptions(**vars(when), mechanism=text) for text in texts]

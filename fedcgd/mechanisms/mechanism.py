@@ -201,7 +201,10 @@ def inverse_matrix(mechanism: Mechanism, rounds: int) -> Matrix:
 def check_dense(name: str, rounds: int) -> None:
     """Raise ValueError if an n × n matrix would be too large to keep."""
     if rounds > DENSE_LIMIT:
-        raise ValueError(f"{name} keeps a dense matrix and is limited to {DENSE_LIMIT} rounds, got {rounds}")
+        raise ValueError(
+            f"{name} keeps a dense matrix and is limited to {DENSE_LIMIT} rounds, got {rounds}; take one that is constant along "
+            "diagonals, such as banded-toeplitz"
+        )
 
 
 def triangular_inverse(c: Matrix) -> Matrix:

@@ -42,7 +42,9 @@ def correlate(mechanism: Mechanism, rounds: int, z: Any, state: State) -> tuple[
     """
     t = state.round
     if not t < rounds:
-        raise ValueError(f"the mechanism is made for {rounds} rounds, and all of them have had their noise")
+        raise ValueError(
+            f"the mechanism is made for {rounds} rounds, and all of them have had their noise; more rounds are another run"
+        )
     y, buffers = mechanism.multiply_next(t, rounds, z, state.buffers)
     return y, State(t + 1, buffers)
 

@@ -37,7 +37,7 @@ class Workload:
         rates = tuple(as_float("each learning rate", rate) for rate in self.learning_rates)
         object.__setattr__(self, "learning_rates", rates)
         if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}; 0 is none, and 0.9 is usual")
         if not all(math.isfinite(rate) and rate >= 0 for rate in self.learning_rates):
             raise ValueError(f"learning rates must be finite and not negative, got {self.learning_rates}")
 

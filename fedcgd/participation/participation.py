@@ -74,7 +74,9 @@ class Participation:
         if not 1 <= b <= n:
             raise ValueError(f"min_separation must be between 1 and rounds = {n}, got {b}")
         if self.sampling in ("poisson", "cyclic-poisson", "b-min-sep") and (q is None or not 0 < q <= 1):
-            raise ValueError(f"sampling_rate must be in (0, 1] for {self.sampling} sampling, got {q}")
+            raise ValueError(
+                f"sampling_rate must be in (0, 1] for {self.sampling} sampling, got {q}: the part of users in a round"
+            )
         if self.sampling in ("poisson", "cyclic-poisson"):
             if k is not None:
                 raise ValueError(f"max_participations does not apply to {self.sampling} sampling; give sampling_rate")
@@ -83,28 +85,34 @@ class Participation:
             return
         if q is not None and self.sampling != "b-min-sep":
             raise ValueError(
-                f"sampling_rate applies to poisson, cyclic-poisson and b-min-sep only, not to {self.sampling}"
+                f"sampling_rate applies to poisson, cyclic-poisson and b-min-sep only, not to {self.sampling}; leave it out"
             )
         if self.sampling == "balls-in-bins" and n % b:
             raise ValueError(
                 f"balls-in-bins needs rounds to be a multiple of the {b} bins (min_separation), got {n}; "
                 f"use {n - n % b or b} or {n + b - n % b} rounds"
             )
-        if self.sampling == "random-allocation" and (b != 1 or k is None or k < 1 or n % k):
-            raise ValueError(
-                "random-allocation needs max_participations, the number of epochs, of which rounds are a multiple, and "
-                f"min_separation 1; got {k} epochs, {n} rounds and {b}"
-            )
+        if self.sampling == "random-allocation":
+            if b != 1:
+                raise ValueError(
+                    f"random-allocation has min_separation 1, since the last round of an epoch and the first of the next are "
+                    f"neighbours, got {b}; leave it out"
+                )
+            if k is None or not 1 <= k <= n or n % k:
+                raise ValueError(
+                    f"random-allocation needs max_participations, the number of epochs, that divides the {n} rounds; got {k}"
+                )
         most = math.ceil(n / b)
         if k is not None and not 1 <= k <= most:
             raise ValueError(
                 f"max_participations must be between 1 and ⌈rounds / min_separation⌉ = {most} "
-                f"for {n} rounds {b} apart, got {k}"
+                f"for {n} rounds {b} apart, got {k}; leave it out for the most"
             )
         if self.sampling == "balls-in-bins" and k is not None and k * b != n:
             raise ValueError(
                 f"balls-in-bins has max_participations · min_separation = rounds, got {k} · {b} ≠ {n}; "
-                f"a user takes part in every one of the {n // b} epochs"
+                f"a user takes part in every one of the {n // b} epochs: leave "
+                "max_participations out"
             )
 
     def __str__(self) -> str:

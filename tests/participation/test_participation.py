@@ -63,3 +63,35 @@ def test_rounds_released_are_within_the_run():
     for released in (-1, 6):
         with pytest.raises(ValueError, match=f"released must be in 0 … 5, got {released}"):
             participation.rounds_released(released)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words", "remedied"),
+    [
+        ({"rounds": 12, "sampling_rate": 0.5}, "leave it out", {"rounds": 12}),
+        (
+            {"rounds": 12, "min_separation": 3, "max_participations": 5},
+            "= 4 for 12 rounds 3 apart, got 5; leave it out",
+            {"rounds": 12, "min_separation": 3},
+        ),
+        (
+            {"rounds": 12, "min_separation": 3, "max_participations": 2, "sampling": "balls-in-bins"},
+            "leave max_participations out",
+            {"rounds": 12, "min_separation": 3, "sampling": "balls-in-bins"},
+        ),
+        (
+            {"rounds": 12, "min_separation": 3, "max_participations": 4, "sampling": "random-allocation"},
+            "random-allocation has min_separation 1, .* got 3; leave it out",
+            {"rounds": 12, "max_participations": 4, "sampling": "random-allocation"},
+        ),
+        (
+            {"rounds": 12, "max_participations": 5, "sampling": "random-allocation"},
+            "the number of epochs, that divides the 12 rounds; got 5",
+            {"rounds": 12, "max_participations": 4, "sampling": "random-allocation"},
+        ),
+    ],
+)
+def test_what_is_refused_is_mended_as_the_message_says(wrong: dict, words: str, remedied: dict) -> None:
+    with pytest.raises(ValueError, match=words):
+        Participation(**wrong)
+    Participation(**remedied)

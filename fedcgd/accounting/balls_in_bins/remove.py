@@ -109,7 +109,7 @@ def _proposal(bins: Bins, sigma: float, epsilon: float) -> tuple[StarProposal, f
             break
         order += max(1, order // 8)
     if best is None:
-        raise ValueError(f"noise multiplier {sigma:g} is too small beside the columns of C")
+        raise ValueError(f"noise multiplier {sigma:g} is too small beside the columns of C; take a larger one")
     return best[1], best[2]
 
 
