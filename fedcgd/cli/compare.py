@@ -25,6 +25,7 @@ from fedcgd.cli.printing import (
     drawn,
     explained_errors,
     figures,
+    in_options,
     number,
     print_json,
     print_refusals,
@@ -93,7 +94,7 @@ def compare_command(
                 except ValueError as reason:
                     if len(asked) == 1:
                         raise
-                    rows.append({"label": text, "error": str(reason)})
+                    rows.append({"label": text, "error": in_options(str(reason))})
         if all("error" in row for row in rows):
             reasons = dict.fromkeys(row["error"] for row in rows)
             raise ValueError("no mechanism could be calibrated: " + "; ".join(reasons))

@@ -202,7 +202,7 @@ def test_a_release_that_somebody_answered_is_none(caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(("delta", "warned"), [(0.25, True), (1 / 12, True), (0.01, False)])
 def test_a_delta_of_one_user_or_more_is_a_warning(caplog: pytest.LogCaptureFixture, delta: float, warned: bool) -> None:
     make(delta=delta).start(two_nodes(), record(np.zeros(SIZE)), num_rounds=1)
-    assert ("this run has at least 12 users" in caplog.text) == warned
+    assert ("δ times the number of users is" in caplog.text) == warned
 
 
 def test_an_aggregation_of_metrics_that_is_not_called_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -382,4 +382,4 @@ def test_a_delta_that_allows_to_publish_an_example_is_a_warning(delta: float, wa
             epochs=1,
             target_delta=delta,
         )
-    assert any("this run has at least 40 examples" in str(one.message) for one in said) == warned
+    assert any("δ times the number of examples is" in str(one.message) for one in said) == warned
