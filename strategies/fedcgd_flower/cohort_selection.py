@@ -152,6 +152,8 @@ class CohortSelector:
     def _waiting(self, round: int, users: int, directory: UserDirectory) -> str:
         there = so_many(users, "user is", "users are") + " there"
         at_nodes = f"at {so_many(directory.connected, 'node', 'nodes')}"
+        if directory.is_hopeless:
+            return f"no user is there {at_nodes}, and none can be, as said above"
         if not round and users >= self._cohort.expected_users and directory.silent:
             return f"{_silent(directory)} not said yet which users they host"
         if round or users >= self._cohort.expected_users:
