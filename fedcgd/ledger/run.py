@@ -151,7 +151,7 @@ class Ledger(Closable):
                 if new:
                     check_new()
                     settings.write(connection, wanted, purpose)
-                settings.check_same(connection, name, wanted)
+                settings.check_same(connection, name, wanted, key)
                 (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
                 # First: the key counts them as releases, and compares.
                 openings.spend(connection, now())
@@ -429,5 +429,5 @@ def _discard_unused(key: NoiseKey) -> None:
     """
     if key.made is None or key.runs is None:
         return
-    if not key.runs.exists() or all(run.begun < key.made for run in read_register(key.runs)):
+    if not key.runs.exists() or all(run.begun < key.made[1] for run in read_register(key.runs)):
         key.discard_file()
