@@ -60,11 +60,11 @@ def read_register(path: Path) -> list[RegisteredRun]:
         raise ValueError(f"{path} cannot be read as the register of a key's runs: {error}") from error
 
 
-def register_beside(ledger: Path) -> Path | None:
-    """The register in the ledger's folder (noise.key.runs) that knows of its run; None if there is none."""
+def register_beside(ledger: Path, *others: Path) -> Path | None:
+    """The register that knows of the ledger's run: one of `others`, or of its folder (noise.key.runs); None if there is none."""
     with reader(ledger) as connection:
         (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
-    for path in sorted(ledger.resolve().parent.glob("*.runs")):
+    for path in (*others, *sorted(ledger.resolve().parent.glob("*.runs"))):
         with suppress(ValueError):
             if any(run.stream_id == stream_id for run in read_register(path)):
                 return path

@@ -21,7 +21,7 @@ from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
 from fedcgd_flower.cohort_selection import CohortSelector, cohort_settings
 from fedcgd_flower.evaluation import Evaluator
-from fedcgd_flower.flower_private import log_info
+from fedcgd_flower.flower_private import log_info, log_warning
 from fedcgd_flower.inner import check_inner
 from fedcgd_flower.keeper_openings import check_keepers, log_keepers
 from fedcgd_flower.layout import BatchNorm
@@ -224,6 +224,8 @@ class CorrelatedNoise(Strategy):
         if settings.budget is not None:
             admission = settings.budget.admission(settings.plan, key=settings.key, ledger=path)
             self._selector.refused = admission.refused
+            for text in admission.notes:
+                log_warning(text)
             if admission.refused:
                 log_info(
                     f"at ε = {rounded_up(admission.cost)} for all runs together, some who are refused could take part"
