@@ -105,7 +105,7 @@ def read(ledger: Path, latest: Latest) -> tuple[bytes, bytes]:
     else:
         if whole and zlib.crc32(state, zlib.crc32(model)) == latest.checksum:
             return model, state
-        problem = f"{path} is not what was released in round {latest.round}: damaged, or of another round or run"
+        problem = f"{path} is not the model of release {latest.round + 1}: damaged, or of another round or run"
     raise ValueError(
         f"{problem}. It holds the last model of the run in {ledger}, which cannot go on without it: put back the file that "
         "belongs to that ledger (copy both together, while nothing is released). If it is lost, the run is over: what it "

@@ -129,7 +129,7 @@ def verify_records(path: Path | str, *, register: Path | str | None = None) -> V
         ).fetchall()
         released = len(rows)
         if [round for round, _ in rows] != list(range(released)):
-            problems.append(f"the released rounds are not 0 … {released - 1}, once each")
+            problems.append(f"the released rounds are not 1 … {released}, once each")
         if released > plan.participation.rounds:
             problems.append(
                 f"{so_many(released, 'round is', 'rounds are')} released, and {plan.participation.rounds} are accounted for"
@@ -187,10 +187,10 @@ def _notes(connection: sqlite3.Connection, plan: Plan, *, evaluations: bool) -> 
     rounds = () if evaluations else unreleased_sums(connection)  # those of an evaluation nobody sees
     if rounds:
         sums = so_many(len(rounds), "noised sum", "noised sums")
-        which = f"{', '.join(map(str, rounds[:_NAMED]))}{', …' * (len(rounds) > _NAMED)}"
+        which = f"{', '.join(str(round + 1) for round in rounds[:_NAMED])}{', …' * (len(rounds) > _NAMED)}"
         notes.append(
-            f"{sums} may have reached the inner strategy and {'is' if len(rounds) == 1 else 'are'} no release (of round {which}, "
-            "counted from 0): if what it saw there was kept, ε of the whole run is at most "
+            f"{sums} may have reached the inner strategy and {'is' if len(rounds) == 1 else 'are'} no release (of round "
+            f"{which}): if what it saw there was kept, ε of the whole run is at most "
             f"{rounded_up(epsilon_if_kept(plan, rounds))} at δ = {rounded_up(plan.delta, 6)} ({ADJACENCY}; secret rounds count "
             f"as known; exact Gaussian mechanism), and not {rounded_up(plan.guarantee().epsilon)}"
         )

@@ -381,7 +381,7 @@ TAMPERINGS = {
     "UPDATE users SET last_round = 9 WHERE user = 'a'": "1 user has counters that differ",
     "UPDATE users SET last_round = last_round - 1 WHERE user = 'd'": "1 user has counters that differ",
     "DELETE FROM users WHERE user = 'd'": "1 participant is not in the table of users",
-    "DELETE FROM attempts WHERE round = 0": "the released rounds are not 0 … 1, once each",
+    "DELETE FROM attempts WHERE round = 0": "the released rounds are not 1 … 2, once each",
     "UPDATE attempts SET nonce = NULL WHERE round = 1": "1 released round has no nonce",
     "INSERT INTO attempts (round, attempt, nonce, state, users, planned) SELECT round, attempt + 1, nonce, 'abandoned', users, "
     "planned FROM attempts WHERE round = 1": "1 nonce is on record for two sums",
