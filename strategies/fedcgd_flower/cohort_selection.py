@@ -157,7 +157,9 @@ class CohortSelector:
         if not round and users >= self._cohort.expected_users and directory.silent:
             return f"{_silent(directory)} not said yet which users they host"
         if round or users >= self._cohort.expected_users:
-            return f"{there} {at_nodes}, and round {round + 1} needs {self._cohort.size} who may take part"
+            return (
+                f"{there} {at_nodes}, and round {round + 1} needs {self._cohort.size} who may take part: connect more"
+            )
         return (
             f"{there} {at_nodes}, and {self._cohort.expected_users} are expected before the first round "
             f"({self._cohort.expected_source}). {self._remedy(users, directory)}"

@@ -711,5 +711,5 @@ def test_a_model_that_does_not_fit_on_the_disk_is_told_with_its_file(path, monke
         attempt = ledger.plan_round(0, ["a"])
         ledger.record_aggregated(0, attempt, 5)
         monkeypatch.setattr("fedcgd.ledger.model_file.os.fsync", full)
-        with pytest.raises(OSError, match=r"No space left on device: .*run.ledger-model-0"):
+        with pytest.raises(OSError, match=r"No space left on device; make room on that disk.*: .*run.ledger-model-0"):
             ledger.record_released(0, attempt, b"model")
