@@ -139,6 +139,7 @@ def compose(
     paths: Annotated[list[Path], typer.Argument(help="The ledgers of runs over the same people.")],
     delta: Annotated[float | None, typer.Option(help="δ of all runs together. Default: that of their plans.")] = None,
     user: Annotated[str | None, typer.Option(help="Only this user.")] = None,
+    register: RegisterOption = None,
     json: JsonOption = False,
 ) -> None:
     """Say what several runs cost together each user who was in them; users are the same if their ids are.
@@ -146,12 +147,12 @@ def compose(
     Whoever was asked in a run is given that run's whole bound; under a secret sampling everybody is counted as in the run.
     The private evaluations of a run count with it: their ledger is looked for beside the run's.
     An older copy of a ledger changes nothing. Copies of one run that went on in two places are both counted, and said.
-    Exit code 1 if a ledger contradicts itself or the joint budget that it was begun with.
+    Exit code 1 if a ledger contradicts itself, the register of its key or the joint budget that it was begun with.
 
     Example: fedcgd ledger compose A.db B.db
     """
     with explained_errors(), status(json):
-        found = ledger.joint(paths, delta=delta, user=user)
+        found = ledger.joint(paths, delta=delta, user=user, register=register)
     if json:
         print_json(found.to_description())
     else:
@@ -171,6 +172,8 @@ def compose(
         )
         for copy in found.copies:
             note("Copied", copy, "yellow")
+        for text in found.notes:
+            note("Note", text, "yellow")
         for problem in found.problems:
             note("Problem", problem)
     if found.problems:

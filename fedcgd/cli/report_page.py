@@ -260,7 +260,7 @@ def _rounds(record: dict[str, Any]) -> str:
     if reasons:
         body += grid_html(("reason for skipping", "times"), [(why, str(n)) for why, n in reasons], numbers=(1,))
     listed = [
-        (str(a["round"] + 1), str(a["attempt"]), a["state"], str(a["users"]), day(a["planned"]))
+        (str(a["round"] + 1), str(a["attempt"] + 1), a["state"], str(a["users"]), day(a["planned"]))
         for a in attempts[:SHOWN_ATTEMPTS]
     ]
     table = grid_html(("round, from 1", "attempt", "state", "users asked", "begun"), listed, numbers=(0, 1, 3))

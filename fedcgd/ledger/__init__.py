@@ -19,8 +19,8 @@ The server process may be killed at any instruction. Each step is durable before
 
 or `ledger.skip(round, reason)` instead of any of the three. What the process had begun and not released when it died is abandoned
 when the ledger is opened again: the round is tried again, under a new attempt, and whatever its sum then is gets a nonce
-and so a noise of its own. Opening also shuts out any older
-process that still has the file open. `Ledger.open(":memory:", …)` keeps the same record without a file, for simulations.
+and so a noise of its own. Opening is refused while another process has the file open (run.db-lock, beside it, says which).
+`Ledger.open(":memory:", …)` keeps the same record without a file, for simulations.
 
 `verify` re-derives ε from the records alone, `export` gives them as JSON-able values, `joint` says what several runs cost
 together, `JointBudget` keeps each user within an ε for several runs, `released_model` gives the last model, `seal` ends a run

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcgd.accounting.guarantee import check_delta, check_epsilon, rounded_up
+from fedcgd.ledger.joint import check_runs
 from fedcgd.ledger.recorded_run import BUDGET, RecordedRun, recorded
 from fedcgd.ledger.run_composition import RunComposition
 from fedcgd.ledger.transactions import MEMORY
-from fedcgd.ledger.verification import verify
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.numeric import so_many
 from fedcgd.plan import Plan
@@ -24,11 +24,13 @@ class Admission:
         refused: their ids.
         configuration: what the run's configuration keeps about the budget (no users).
         cost: the least ε of earlier runs and this one together that a refused user would have; ∞ if nobody is refused.
+        notes: what the operator has to know about the earlier runs, and what changes no ε.
     """
 
     refused: frozenset[str]
     configuration: dict[str, Any]
     cost: float = math.inf
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +75,9 @@ class JointBudget:
             ledger: its own record.
 
         Raises:
-            ValueError: for earlier ledgers that cannot be read, contradict themselves or are `ledger`; for runs that are not
-                over, or simulations before a run that is none; if one of them counted a run that is not named; and if nobody may
-                take part.
+            ValueError: for earlier ledgers that cannot be read, contradict themselves or the register of their key, or are
+                `ledger`; for runs that are not over, or simulations before a run that is none; if one of them counted a run that
+                is not named; and if nobody may take part.
         """
         paths = [Path(path) for path in self.after]
         for path in paths:
@@ -84,6 +86,11 @@ class JointBudget:
         runs = recorded(paths)
         for run in runs:
             _check_earlier(run, key)
+        problems, notes, _ = check_runs(runs, *([] if key.runs is None else [key.runs]))
+        if problems:
+            raise ValueError(
+                f"records contradict each other, and nobody can say what the runs cost: {'; '.join(problems)}"
+            )
         ids = {run.id for run in runs}
         for run in runs:
             if unnamed := set(run.budget["after"]) - ids if run.budget else set():
@@ -123,7 +130,7 @@ class JointBudget:
                 "smaller ε"
             )
         refused = frozenset(user for user in users if inside[user] in over)
-        return Admission(refused, {BUDGET: description}, cost)
+        return Admission(refused, {BUDGET: description}, cost, tuple(notes))
 
 
 def _check_earlier(run: RecordedRun, key: NoiseKey) -> None:
@@ -137,6 +144,3 @@ def _check_earlier(run: RecordedRun, key: NoiseKey) -> None:
             f"{run.name} is of a run that may go on ({run.released} of {run.plan.participation.rounds} rounds are released) and "
             f"ask more users: let it finish, or end it with fedcgd ledger seal {run.name}"
         )
-    problems = verify(run.name).problems
-    if problems:
-        raise ValueError(f"{run.name} contradicts itself, and nobody can say what it cost: {'; '.join(problems)}")

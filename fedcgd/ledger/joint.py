@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcgd.accounting import JointGuarantee
-from fedcgd.ledger.recorded_run import recorded
+from fedcgd.ledger.recorded_run import RecordedRun, recorded
+from fedcgd.ledger.registry import register_beside
 from fedcgd.ledger.run_composition import RunComposition
-from fedcgd.ledger.verification import verify
+from fedcgd.ledger.verification import NO_REGISTER, compare_model_file, verify_records
 from fedcgd.numeric import so_many
 
 
@@ -40,6 +41,7 @@ class JointRecord:
         simulated: whether the key of one of the runs came from a simulation seed: that run is not private.
         problems: where a run contradicts its own record, or the joint budget that it was begun with.
         copies: where a run was copied and went on in two places: both are counted.
+        notes: what contradicts nothing, and has to be known: as `verify` has them, and which runs were compared with no register.
     """
 
     groups: tuple[UserGroup, ...]
@@ -47,6 +49,7 @@ class JointRecord:
     simulated: bool
     problems: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def worst(self) -> UserGroup:
@@ -58,7 +61,9 @@ class JointRecord:
         return asdict(self)
 
 
-def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None = None) -> JointRecord:
+def joint(
+    paths: Sequence[Path], *, delta: float | None = None, user: str | None = None, register: Path | None = None
+) -> JointRecord:
     """The joint ε of several runs for every user in them, or for one; adjacency: zero out one user.
 
     Users are the same if their ids are.
@@ -76,6 +81,8 @@ def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None
         paths: the ledgers.
         delta: δ of the joint guarantee; by default that of the plans.
         user: the id of one user; None for all.
+        register: a register of keys' runs (noise.key.runs), for those of the ledgers that it knows; others are compared with one
+            that lies beside them.
 
     Raises:
         ValueError: if the plans have different δ and none is given, if nothing is recorded, or no run has the user, if the ledger
@@ -94,6 +101,9 @@ def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None
     members = Counter(together.of(one) for one in everybody)
     if not members:
         raise ValueError("no users are on record: nobody was asked in any of the runs")
+    problems, notes, unknown = check_runs(runs, *([] if register is None else [register]))
+    if unknown:
+        notes.append(f"{', '.join(unknown)}: {NO_REGISTER}")
     groups = [
         UserGroup(
             ledgers=tuple(runs[i].name for i in inside),
@@ -107,17 +117,34 @@ def joint(paths: Sequence[Path], *, delta: float | None = None, user: str | None
         groups=tuple(sorted(groups, key=lambda group: -group.planned.epsilon)),
         samplings=tuple(str(run.plan.participation.sampling) for run in runs),
         simulated=any(run.simulated for run in runs),
-        problems=(
-            *(f"{run.name}: {problem}" for run in runs for problem in verify(run.name).problems),
-            *_budget_problems(together, members),
-        ),
+        problems=(*problems, *_budget_problems(together, members)),
         copies=tuple(
             f"{run.name} is a copy that went its own way after {so_many(run.shared, 'round', 'rounds')}: those count once, and "
             "the later rounds of each copy count"
             for run in runs
             if run.went_apart
         ),
+        notes=tuple(notes),
     )
+
+
+def check_runs(runs: Sequence[RecordedRun], *registers: Path) -> tuple[list[str], list[str], list[str]]:
+    """(What contradicts itself or its register, what is to be known besides, the ledgers that no register knows), by their names.
+
+    Of a run whose copies went on in two places a register knows one copy only, and none is compared.
+    """
+    copies = Counter(run.run_id for run in runs)
+    problems, notes, unknown = [], [], []
+    for run in runs:
+        path = Path(run.name)
+        register = register_beside(path, *registers) if copies[run.run_id] == 1 else None
+        found = verify_records(path, register=register)
+        problems += [f"{path}: {problem}" for problem in found.problems]
+        notes += [f"{path}: {text}" for text in found.notes]
+        # A last model that was changed changes no ε: what was released is on record.
+        notes += [f"{path}: {text}; its releases count all the same" for text in compare_model_file(path)[0]]
+        unknown += [run.name] * (register is None)
+    return problems, notes, unknown
 
 
 def _budget_problems(together: RunComposition, members: Mapping[tuple[int, ...], int]) -> list[str]:

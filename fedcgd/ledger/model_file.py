@@ -4,6 +4,7 @@ SQLite would write a model twice and take ten times the processor time. Two file
 is written; which of them counts is what the ledger says, and that changes in the transaction that releases the round.
 """
 
+import errno
 import os
 import sqlite3
 import zlib
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedcgd.files import sync_folder
+from fedcgd.ledger.transactions import MAKE_ROOM
 
 _AT_ONCE = 1 << 20  # bytes: written while they are still in the cache that the checksum has read them into
 
@@ -80,7 +82,8 @@ def write(ledger: Path | None, round: int, model: memoryview, state: memoryview,
         except BaseException as error:
             path.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.filename is None:  # a write does not know what it writes to
-                raise OSError(error.errno, error.strerror, str(path)) from error
+                advice = f"; {MAKE_ROOM}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+                raise OSError(error.errno, f"{error.strerror}{advice}", str(path)) from error
             raise
     return Latest(round, len(model), len(state), checksum, layout)
 
@@ -105,7 +108,7 @@ def read(ledger: Path, latest: Latest) -> tuple[bytes, bytes]:
     else:
         if whole and zlib.crc32(state, zlib.crc32(model)) == latest.checksum:
             return model, state
-        problem = f"{path} is not what was released in round {latest.round}: damaged, or of another round or run"
+        problem = f"{path} is not the model of release {latest.round + 1}: damaged, or of another round or run"
     raise ValueError(
         f"{problem}. It holds the last model of the run in {ledger}, which cannot go on without it: put back the file that "
         "belongs to that ledger (copy both together, while nothing is released). If it is lost, the run is over: what it "

@@ -60,11 +60,11 @@ def read_register(path: Path) -> list[RegisteredRun]:
         raise ValueError(f"{path} cannot be read as the register of a key's runs: {error}") from error
 
 
-def register_beside(ledger: Path) -> Path | None:
-    """The register in the ledger's folder (noise.key.runs) that knows of its run; None if there is none."""
+def register_beside(ledger: Path, *others: Path) -> Path | None:
+    """The register that knows of the ledger's run: one of `others`, or of its folder (noise.key.runs); None if there is none."""
     with reader(ledger) as connection:
         (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
-    for path in sorted(ledger.resolve().parent.glob("*.runs")):
+    for path in (*others, *sorted(ledger.resolve().parent.glob("*.runs"))):
         with suppress(ValueError):
             if any(run.stream_id == stream_id for run in read_register(path)):
                 return path
@@ -111,7 +111,7 @@ class Registry:
             raise ValueError(
                 f"this key began the same run on {run.begun}, in the ledger {run.ledger}, which "
                 f"{f'was sealed on {run.sealed}' if run.sealed else released}; {ledger} has no "
-                f"record of it, and would start again from round 0. Give that ledger. {_REMEDY}"
+                f"record of it, and would start again from its first round. Give that ledger. {_REMEDY}"
             )
 
     def begin(self, stream_id: str, settings: str, ledger: str) -> None:
@@ -150,7 +150,7 @@ class Registry:
                 )
             if released and nonces[released - 1].to_bytes(NONCE_BYTES, "big") != nonce:
                 raise ValueError(
-                    f"another copy of {ledger} has released round {released - 1}: go on with that one, and never with this"
+                    f"another copy of {ledger} has released round {released}: go on with that one, and never with this"
                 )
             self._write(stream_id, len(nonces), nonces)
             self._connection.execute("UPDATE runs SET ledger = ? WHERE stream_id = ?", (ledger, stream_id))
@@ -181,7 +181,7 @@ class Registry:
             if found is None or found[0] != released + len(latest) - 1:
                 went = "begun again" if found is None else f"released {so_many(found[0], 'round', 'rounds')}"
                 raise ValueError(
-                    f"round {released + len(latest) - 1} is not released: another copy of this run, with another ledger, has "
+                    f"round {released + len(latest)} is not released: another copy of this run, with another ledger, has "
                     f"{went}. {_REMEDY}"
                 )
             yield

@@ -16,6 +16,7 @@ from fedcgd.ledger import attempts, model_file, openings, settings
 from fedcgd.ledger.openings import RecordedOpening
 from fedcgd.ledger.participation_counter import ParticipationCounter
 from fedcgd.ledger.registry import RegisteredRun, Registry, read_register
+from fedcgd.ledger.run_lock import RunLock
 from fedcgd.ledger.store import checkpoint, connect
 from fedcgd.ledger.transactions import MEMORY, Closable, now, transaction
 from fedcgd.noise.keys import NoiseKey
@@ -67,6 +68,7 @@ class Ledger(Closable):
         self,
         connection: sqlite3.Connection,
         registry: Registry | None,
+        lock: RunLock | None,
         plan: Plan,
         owner: str,
         stream_id: str,
@@ -77,6 +79,7 @@ class Ledger(Closable):
         self._path = path
         self._in_memory = b"", b""  # the last model and state, where there is no path
         self._registry = registry
+        self._lock = lock
         self._plan = plan
         self._owner = owner
         self._turns = ParticipationCounter(connection, plan.participation)
@@ -89,7 +92,8 @@ class Ledger(Closable):
     ) -> Self:
         """The ledger at `path`, made if there is none.
 
-        A round that was begun and not released is abandoned, and any other process that writes to the ledger is shut out.
+        A round that was begun and not released is abandoned. While another process that lives has the ledger open, this is
+        refused; what this process itself has opened before is shut out.
 
         A key that remembers its runs (`key.runs`) refuses to begin one again without its ledger, and to go on from an old copy.
         With a key that does not, never open an old copy: rounds released since then would be released again, with fresh noise,
@@ -104,10 +108,10 @@ class Ledger(Closable):
                 key no two runs share noise.
 
         Raises:
-            ValueError: if the ledger is sealed, or is that of another plan, configuration, key or definition of the noise; if
-                others may read it; and if it has released rounds that the key's register does not know of
-                (`fedcgd.ledger.adopt` says that they are the latest). A key file that was made just now, for this run, is
-                deleted then.
+            ValueError: if another process has the ledger open; if it is sealed, or is that of another plan, configuration, key or
+                definition of the noise; if others may read it; and if it has released rounds that the key's register does not
+                know of (`fedcgd.ledger.adopt` says that they are the latest). A key file that was made just now, for this run,
+                is deleted then.
         """
         try:
             opened = cls._open(path, plan, configuration, key, purpose)
@@ -140,12 +144,14 @@ class Ledger(Closable):
             if file is not None and not file.exists():  # what is refused leaves no file
                 check_new()
             connection = stack.enter_context(closing(connect(path)))
+            # Before anything that another process might notice.
+            lock = None if file is None else stack.enter_context(closing(RunLock(file)))
             with transaction(connection):
                 new = connection.execute("SELECT 1 FROM run").fetchone() is None
                 if new:
                     check_new()
                     settings.write(connection, wanted, purpose)
-                settings.check_same(connection, name, wanted)
+                settings.check_same(connection, name, wanted, key)
                 (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
                 # First: the key counts them as releases, and compares.
                 openings.spend(connection, now())
@@ -159,13 +165,14 @@ class Ledger(Closable):
                 attempts.abandon(connection, file)
             checkpoint(connection)
             stack.pop_all()
-        return cls(connection, registry, plan, owner, stream_id, key.simulated, file)
+        return cls(connection, registry, lock, plan, owner, stream_id, key.simulated, file)
 
     def close(self) -> None:
         """Close the file; what is recorded stays."""
         self._connection.close()
-        if self._registry is not None:
-            self._registry.close()
+        for held in (self._registry, self._lock):
+            if held is not None:
+                held.close()
 
     def other_runs(self) -> list[RegisteredRun]:
         """The other runs that have released rounds, sealed ones and those of earlier keys too, by when they began.
@@ -409,8 +416,8 @@ class Ledger(Closable):
                 raise ValueError(f"the ledger was sealed on {sealed}: its run is over and the key is gone")
             if owner != self._owner:
                 raise ValueError(
-                    f"another process has opened {self._path or 'this ledger'} since, and has taken over its run; this one must "
-                    "not release anything any more. The round in flight is tried again there: start a run once"
+                    f"{self._path or 'this ledger'} was opened again since, which took over its run: nothing may be released "
+                    "here any more. The round in flight is tried again there: start a run once"
                 )
             yield
 
@@ -422,5 +429,5 @@ def _discard_unused(key: NoiseKey) -> None:
     """
     if key.made is None or key.runs is None:
         return
-    if not key.runs.exists() or all(run.begun < key.made for run in read_register(key.runs)):
+    if not key.runs.exists() or all(run.begun < key.made[1] for run in read_register(key.runs)):
         key.discard_file()

@@ -9,7 +9,7 @@ from typing import Any
 from fedcgd.ledger.store import FORMAT, sha256, to_json
 from fedcgd.ledger.transactions import now
 from fedcgd.noise import STREAM
-from fedcgd.noise.keys import NoiseKey
+from fedcgd.noise.keys import NoiseKey, runs_file
 from fedcgd.plan import Plan, differences, plan_differences
 
 TRAINING = "training"  # of the inner strategy in a run's configuration: what of it changes training
@@ -53,8 +53,8 @@ def write(connection: sqlite3.Connection, settings: Mapping[str, Any], purpose: 
     )
 
 
-def check_same(connection: sqlite3.Connection, path: str, settings: Mapping[str, Any]) -> None:
-    """Raise ValueError, with what differs, unless the ledger is that of a run of these settings, and not sealed."""
+def check_same(connection: sqlite3.Connection, path: str, settings: Mapping[str, Any], key: NoiseKey) -> None:
+    """Raise ValueError, with what differs, unless the ledger is that of a run of these settings and `key`, and not sealed."""
     row = connection.execute(
         "SELECT format, sealed, plan, configuration, key_fingerprint, simulated FROM run"
     ).fetchone()
@@ -71,8 +71,15 @@ def check_same(connection: sqlite3.Connection, path: str, settings: Mapping[str,
                 f"{path} is the ledger of another run: its {name} is not the same (on record → here): {', '.join(differing)}; "
                 f"give the same. {_ANOTHER}"
             )
+    lost = f"If it is lost, the run is over: `fedcgd ledger seal {path}`. {_ANOTHER}"
     if tuple(stored[2:]) != (settings["key_fingerprint"], settings["simulated"]):
+        if key.made is not None and not stored[3]:
+            file = key.made[0].absolute()
+            raise ValueError(
+                f"there is no key file {file}, and the run in {path} began with a key (fingerprint {stored[2]}): put its file "
+                f"there again, with its register {runs_file(file).name}, or name the file where it is. {lost}"
+            )
         raise ValueError(
             f"{path} is the ledger of another run: its key fingerprint is {stored[2]}, here it is {settings['key_fingerprint']}; "
-            f"give the key that the run began with. If it is lost, the run is over: `fedcgd ledger seal {path}`. {_ANOTHER}"
+            f"give the key that the run began with. {lost}"
         )

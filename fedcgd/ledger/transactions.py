@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fedcgd.files import sync_folder
@@ -21,9 +20,7 @@ class Closable(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @abstractmethod
@@ -104,8 +101,9 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 _ON_RECORD = "what was recorded before stays, and a run goes on from its last release when it is started again"
+MAKE_ROOM = f"make room on that disk; {_ON_RECORD}"
 _ADVICE = {
-    "full": f"make room on that disk; {_ON_RECORD}",
+    "full": MAKE_ROOM,
     "disk I/O error": f"look at that disk; {_ON_RECORD}",
     "readonly": "this process needs to write to it, and to the folder that it is in",
     "locked": "another process writes to it, and has for a minute; end that one, or wait for it",

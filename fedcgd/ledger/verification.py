@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,13 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
     Raises:
         ValueError: if there is no ledger, or no register where one is named.
     """
-    path = Path(path)
+    found = verify_records(path, register=register)
+    changed, missing = compare_model_file(Path(path))
+    return replace(found, problems=(*found.problems, *changed), notes=(*found.notes, *missing))
+
+
+def verify_records(path: Path | str, *, register: Path | str | None = None) -> Verification:
+    """As `verify`, of the ledger's own file alone: what ε of a run is, its last model's file does not say."""
     with reader(path) as connection:
         text, configuration, hashed, simulated = connection.execute(
             "SELECT plan, configuration, configuration_hash, simulated FROM run"
@@ -139,7 +145,6 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
         problems += table_problems(connection)
         settings = json.loads(configuration)
         (users,) = connection.execute("SELECT count(*) FROM users").fetchone()
-        latest = model_file.described(connection)
         notes = _notes(connection, plan, evaluations=EVALUATION_OF in settings)
         if register is not None:
             differing, asked = compare_with_register(connection, Path(register))
@@ -149,7 +154,6 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
         forwards = forwards_client_metrics(connection, settings)
         keepers, of_keepers = recorded_keepers(connection, settings, plan)
         problems += of_keepers
-    damaged, missing = _of_model_file(path, latest)
     evaluations = evaluation_plan(settings)
     within = min(released, plan.participation.rounds)
     return Verification(
@@ -158,14 +162,14 @@ def verify(path: Path | str, *, register: Path | str | None = None) -> Verificat
         whole=plan.guarantee(),
         guarantee=plan.guarantee(released=within) if within else None,
         simulated=bool(simulated),
-        problems=(*problems, *damaged),
+        problems=tuple(problems),
         budget=settings.get(BUDGET),
         identity=identity_of(settings),
         with_evaluations=None if evaluations is None else with_evaluations(plan, evaluations),
         forwards_client_metrics=forwards,
         adopted=adopted,
         keepers=keepers,
-        notes=(*notes, *missing),
+        notes=tuple(notes),
         users=users,
         least_users=plan.participation.users_for(settings.get("cohort_size", 0)),
     )
@@ -176,10 +180,10 @@ def _notes(connection: sqlite3.Connection, plan: Plan, *, evaluations: bool) -> 
     rounds = () if evaluations else unreleased_sums(connection)  # those of an evaluation nobody sees
     if rounds:
         sums = so_many(len(rounds), "noised sum", "noised sums")
-        which = f"{', '.join(str(t + 1) for t in rounds[:_NAMED])}{', …' * (len(rounds) > _NAMED)}"
+        which = f"{', '.join(str(round + 1) for round in rounds[:_NAMED])}{', …' * (len(rounds) > _NAMED)}"
         notes.append(
-            f"{sums} may have reached the inner strategy and {'is' if len(rounds) == 1 else 'are'} no release (of round {which}, "
-            "counted from 1): if what it saw there was kept, ε of the whole run is at most "
+            f"{sums} may have reached the inner strategy and {'is' if len(rounds) == 1 else 'are'} no release (of round "
+            f"{which}): if what it saw there was kept, ε of the whole run is at most "
             f"{rounded_up(epsilon_if_kept(plan, rounds))} at δ = {rounded_up(plan.delta, 6)} ({ADJACENCY}; secret rounds count "
             f"as known; exact Gaussian mechanism), and not {rounded_up(plan.guarantee().epsilon)}"
         )
@@ -194,8 +198,10 @@ def _notes(connection: sqlite3.Connection, plan: Plan, *, evaluations: bool) -> 
 _NAMED = 5  # rounds that a note names
 
 
-def _of_model_file(path: Path, latest: model_file.Latest | None) -> tuple[list[str], list[str]]:
+def compare_model_file(path: Path) -> tuple[list[str], list[str]]:
     """(Problem, note) about the file of the last model."""
+    with reader(path) as connection:
+        latest = model_file.described(connection)
     found = None if latest is None else model_file.compared(path, latest)
     if latest is None or found is None:
         return [], []

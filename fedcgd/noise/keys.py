@@ -86,7 +86,9 @@ class NoiseKey:
             if _create(path, runs):
                 made = path, datetime.now(UTC).isoformat(timespec="milliseconds")
         elif not path.exists():
-            raise FileNotFoundError(f"there is no key file {path}; create=True makes one, for a run that has not begun")
+            raise FileNotFoundError(
+                f"there is no key file {path.absolute()}; create=True makes one, for a run that has not begun"
+            )
         with path.open(encoding="ascii", errors="replace") as file:
             check_private(path, "key file", os.fstat(file.fileno()).st_mode)
             text = file.read()
@@ -136,9 +138,9 @@ class NoiseKey:
             )
 
     @property
-    def made(self) -> str | None:
-        """When the key's file was made for this very object, if no run was begun with it yet (ISO 8601, UTC)."""
-        return None if self._made is None else self._made[1]
+    def made(self) -> tuple[Path, str] | None:
+        """The key's file and when it was made (ISO 8601, UTC), if that was for this very object and no run has begun with it."""
+        return self._made
 
     def keep_file(self) -> None:
         """The key has a run: from here on its file stays, whatever is refused."""

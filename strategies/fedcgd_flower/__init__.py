@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         LocalEvaluation,
         LocalTask,
         host_users,
-        one_by_one,
         sequential_training,
     )
     from fedcgd_flower.private_evaluation import PrivateEvaluation
@@ -38,7 +37,6 @@ __all__ = [
     "clipped_update_mod",
     "host_users",
     "load_arrays",
-    "one_by_one",
     "one_gradient_step",
     "scheduled",
     "sequential_training",

@@ -22,6 +22,7 @@ EXPECTED_USERS = "expected_users"
 
 _POLL = 1.0  # seconds between looks at who is there
 _TOLD_EVERY = 30.0  # seconds between lines about what is waited for
+_SETTLED = 30.0  # seconds without a change after which nobody waits where no node can take part, and in a simulation
 _PATIENCE_WITH_USERS = 2  # tries of a round: replacing a user at once would cost another one's turn
 
 
@@ -59,8 +60,8 @@ class CohortSelector:
 
         Raises ValueError if fewer users than expected are there before the first round, or nodes whose users nobody knows.
         """
-        tell_at = time.monotonic()
-        deadline = tell_at + self._patience
+        began = changed = tell_at = time.monotonic()
+        there: tuple[int, int, int] | None = None
         self._forget_before(round)
         choices_key = key.choices_of(ledger.stream_id)
         while True:
@@ -71,6 +72,11 @@ class CohortSelector:
             if users is not None:
                 return balance_users(users, nodes, avoid=self._doubtful(nodes))
             now = time.monotonic()
+            before, there = there, (directory.connected, len(directory.unable), len(nodes))
+            changed = changed if there == before else now
+            deadline = began + self._patience
+            if _is_final(directory, grid):
+                deadline = min(deadline, changed + _SETTLED)
             if now >= deadline:
                 break
             if now >= tell_at:  # at once, and then from time to time
@@ -78,8 +84,11 @@ class CohortSelector:
                 log_info(f"{waiting}; waiting for up to {deadline - now:.0f} s")
                 tell_at = now + _TOLD_EVERY
             time.sleep(min(_POLL, self._patience))
+        waited = f"after {now - began:.0f} s"
+        if directory.is_hopeless:
+            raise ValueError(f"no user is there {waited}, and none can be: {_unable(directory)}")
         if not may_begin:
-            raise ValueError(self._cannot_begin(len(nodes), directory))
+            raise ValueError(self._cannot_begin(len(nodes), directory, waited))
         return cohort_shortfall(self._participation, round, self._cohort.size, nodes, history, self._missing(directory))
 
     def _may_begin(self, users: int, directory: UserDirectory, grid: Grid) -> bool:
@@ -125,52 +134,62 @@ class CohortSelector:
             return False
         return is_simulation(grid) or silent > 1 or 2 * silent >= directory.connected
 
-    def _cannot_begin(self, users: int, directory: UserDirectory) -> str:
+    def _cannot_begin(self, users: int, directory: UserDirectory, waited: str) -> str:
+        there = so_many(users, "user is", "users are") + " there"
         if users >= self._cohort.expected_users:
-            return self._nodes_left_out(users, directory)
-        return self._too_few_to_begin(users, self._missing(directory))
-
-    def _nodes_left_out(self, users: int, directory: UserDirectory) -> str:
+            why = f" {_unable(directory)}." if directory.unable else ""
+            return (
+                f"{_silent(directory)} not said which users they host {waited}, and everybody there would be "
+                f"left out of the run ({there}).{why} To begin without them, say how many users "
+                f"are enough: expected_users={users}"
+            )
+        missing = self._missing(directory)
         return (
-            f"{_silent(directory)} not said which users they host after {self._patience:.0f} s, and everybody there would be "
-            f"left out of the run ({so_many(users, 'user is', 'users are')} there). The warnings above, and the log of such a "
-            "node, say why: often the app's code is not where the node runs. To begin without them, say how many users "
-            f"are enough: expected_users={users}"
+            f"{there} {waited}, and {self._cohort.expected_users} are expected ({self._cohort.expected_source})"
+            f"{missing and '; '}{missing}. {self._remedy(users, directory)}"
         )
 
     def _waiting(self, round: int, users: int, directory: UserDirectory) -> str:
         there = so_many(users, "user is", "users are") + " there"
+        at_nodes = f"at {so_many(directory.connected, 'node', 'nodes')}"
+        if directory.is_hopeless:
+            return f"no user is there {at_nodes}, and none can be, as said above"
         if not round and users >= self._cohort.expected_users and directory.silent:
             return f"{_silent(directory)} not said yet which users they host"
         if round or users >= self._cohort.expected_users:
-            return f"{there}, and round {round + 1} needs {self._cohort.size} who may take part"
+            return (
+                f"{there} {at_nodes}, and round {round + 1} needs {self._cohort.size} who may take part: connect more"
+            )
         return (
-            f"{there}, and {self._cohort.expected_users} are expected before the first round: with "
-            f"{self._cohort.size} a round, and a user's rounds at least {self._participation.min_separation} apart"
+            f"{there} {at_nodes}, and {self._cohort.expected_users} are expected before the first round "
+            f"({self._cohort.expected_source}). {self._remedy(users, directory)}"
         )
 
-    def _too_few_to_begin(self, users: int, missing: str) -> str:
+    def _remedy(self, users: int, directory: UserDirectory) -> str:
+        """What to do where fewer users are there than the first round waits for."""
         participation, size = self._participation, self._cohort.size
         turns = so_many(participation.participations, "time", "times")
+        connect = "connect more nodes" if directory.connected else "no node is connected to the SuperLink: start them"
         return (
-            f"{so_many(users, 'user is', 'users are')} there after {self._patience:.0f} s, and {self._cohort.expected_users} are "
-            f"expected ({self._cohort.expected_source}){missing and '; '}{missing}. With {so_many(size, 'user', 'users')} a "
-            f"round, each at most {turns} and {participation.min_separation} rounds apart, the {participation.rounds} "
-            f"rounds need {users_needed(participation, size)} users: lower cohort_size or the plan's "
-            "min_separation, or say expected_users to begin with fewer, if others join later"
+            f"With {so_many(size, 'user', 'users')} a round, each at most {turns} and {participation.min_separation} rounds "
+            f"apart, the {participation.rounds} rounds need {users_needed(participation, size)} users: {connect}, or lower "
+            "cohort_size or the plan's min_separation. To begin with fewer, if others join later, say "
+            f"expected_users={max(users, 1)}"
         )
 
     def _missing(self, directory: UserDirectory) -> str:
         """What keeps users that might take part from being counted. Their ids are not told: nodes sent them."""
         slow = f"if they are slow to say it, raise patience above {self._patience:.0f} s"
         refused = sum(directory.refused.values())
+        unsaid = directory.silent - len(directory.unable)
         parts = [
-            (directory.silent, "node has", "nodes have", f"not said which users they host (see above): {slow}"),
+            (unsaid, "node has", "nodes have", f"not said which users they host: {slow}"),
             (directory.claimed_twice, "user is", "users are", "claimed by more than one node and not asked"),
             (refused, "user was", "users were", "claimed by a node that may not speak for them"),
             (self.over_budget, "more has", "more have", "no budget left after earlier runs"),
         ]
-        return "; ".join(f"{so_many(number, one, many)} {what}" for number, one, many, what in parts if number)
+        told = [f"{so_many(number, one, many)} {what}" for number, one, many, what in parts if number]
+        return "; ".join([_unable(directory)] * bool(directory.unable) + told)
 
     def _within_budget(self, nodes: Mapping[str, NodeIds]) -> Mapping[str, NodeIds]:
         """Those of the users that the joint budget admits. That depends on earlier ledgers alone, never on what is drawn."""
@@ -184,6 +203,23 @@ class CohortSelector:
                 f"{self._budget.delta:g}. Plan a smaller ε for this run, raise the budget, or find other users"
             )
         return {user: where for user, where in nodes.items() if user not in refused} if refused else nodes
+
+
+def _is_final(directory: UserDirectory, grid: Grid) -> bool:
+    """Whether waiting is in vain if nothing changes soon: all nodes that are there have answered, and no others are to come."""
+    return directory.is_hopeless or (is_simulation(grid) and directory.silent == len(directory.unable))
+
+
+def _unable(directory: UserDirectory) -> str:
+    """Which nodes cannot take part, and why."""
+    by_reason: dict[str, list[int]] = {}
+    for node_id, reason in directory.unable.items():
+        by_reason.setdefault(reason, []).append(node_id)
+    told = []
+    for reason, nodes in by_reason.items():
+        others = f" and {so_many(len(nodes) - 1, 'other', 'others')}" if nodes[1:] else ""
+        told.append(f"node {nodes[0]}{others} cannot take part: {reason}")
+    return "; ".join(told)
 
 
 def _silent(directory: UserDirectory) -> str:

@@ -4,13 +4,23 @@
 `flwr.clientapp`, `flwr.serverapp` and `flwr.simulation`.
 """
 
+import traceback
 from collections.abc import Iterator
 from logging import ERROR, INFO, WARNING
 from typing import Any
 
 from flwr.supercore import log
 
-__all__ = ["SIMULATION_GRID", "is_simulation", "log", "log_error", "log_info", "log_warning", "mods_after"]
+__all__ = [
+    "SIMULATION_GRID",
+    "is_simulation",
+    "log",
+    "log_error",
+    "log_failure",
+    "log_info",
+    "log_warning",
+    "mods_after",
+]
 
 SIMULATION_GRID = "InMemoryGrid"
 """The class of `flwr.superlink.grid` that a ServerApp is given in a simulation.
@@ -32,6 +42,11 @@ def log_warning(text: str) -> None:
 def log_error(text: str) -> None:
     """Tell the operator what has failed on this node."""
     log(ERROR, "fedcgd: %s", text)
+
+
+def log_failure(what: str, error: Exception) -> None:
+    """Tell the operator where code of the app has raised `error`, without its text, which may quote a user's data."""
+    log_error(f"{what} failed with {type(error).__name__} at\n{''.join(traceback.format_tb(error.__traceback__))}")
 
 
 def is_simulation(grid: object) -> bool:

@@ -1,6 +1,5 @@
 """The node's side of keepers: a node masks what it sends, and a node whose configuration names a keeper's key opens sums."""
 
-import traceback
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -23,7 +22,7 @@ from fedcgd.keepers import (
 )
 from fedcgd.keepers.wire import proof
 from fedcgd_flower import keeper_messages
-from fedcgd_flower.flower_private import log_error, log_warning
+from fedcgd_flower.flower_private import log_error, log_failure, log_warning
 from fedcgd_flower.keeper_messages import Masking
 from fedcgd_flower.messages import KEEPERS, TrainTask, question_of
 from fedcgd_flower.replies import bounded
@@ -93,8 +92,7 @@ def _or_zeros(summed: Callable[[], NDArray[Any]], task: TrainTask) -> NDArray[np
             return values
         log_error(f"the app's function gave {values.dtype} of shape {values.shape}, not {task.size} integers")
     except Exception as error:
-        where = "".join(traceback.format_tb(error.__traceback__))
-        log_error(f"the app's function failed with {type(error).__name__} at\n{where}")
+        log_failure("the app's function", error)
     log_warning("this node adds zeros; under masks nobody can tell")
     return np.zeros(task.size, np.int64)
 

@@ -6,7 +6,6 @@ carries the sum of those users' clipped updates; what the server takes of it is 
 
 import json
 import math
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -17,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageTy
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.numeric import as_positive
 from fedcgd_flower.arrays import Outgoing, array_of, view
-from fedcgd_flower.flower_private import log_error
+from fedcgd_flower.flower_private import log_failure
 from fedcgd_flower.layout import Flat, Layout, PassthroughArray
 from fedcgd_flower.update import Steps
 
@@ -219,8 +218,7 @@ def failed_reply(request: Message, error: Exception) -> Message:
 
     Flower itself would send the text. Where it happened goes to the node's own log.
     """
-    where = "".join(traceback.format_tb(error.__traceback__))
-    log_error(f"local training failed with {type(error).__name__} at\n{where}")
+    log_failure("local training", error)
     return Message(Error(code=_FAILED, reason=LOCAL_FAILURE), reply_to=request)
 
 

@@ -209,10 +209,6 @@ def sequential_training(local_training: LocalTraining, *, time_limit: float | No
     return clipped_sum
 
 
-one_by_one = sequential_training
-"""The name that `sequential_training` had before 0.1."""
-
-
 def check_no_records(work: LocalTask) -> None:
     """Raise ValueError for records that the inner strategy sends and that nobody here would read."""
     if work.records:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Generic, Self, TypeVar, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -21,7 +20,7 @@ from fedcgd_flower import inner_state
 from fedcgd_flower.adaptive_clipping import AdaptiveClipping
 from fedcgd_flower.cohort_selection import CohortSelector, cohort_settings
 from fedcgd_flower.evaluation import Evaluator
-from fedcgd_flower.flower_private import log_info
+from fedcgd_flower.flower_private import log_info, log_warning
 from fedcgd_flower.inner import check_inner
 from fedcgd_flower.keeper_openings import check_keepers, log_keepers
 from fedcgd_flower.layout import BatchNorm
@@ -206,9 +205,7 @@ class CorrelatedNoise(Strategy):
         self._open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open(self) -> None:
@@ -224,6 +221,8 @@ class CorrelatedNoise(Strategy):
         if settings.budget is not None:
             admission = settings.budget.admission(settings.plan, key=settings.key, ledger=path)
             self._selector.refused = admission.refused
+            for text in admission.notes:
+                log_warning(text)
             if admission.refused:
                 log_info(
                     f"at ε = {rounded_up(admission.cost)} for all runs together, some who are refused could take part"

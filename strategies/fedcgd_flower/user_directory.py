@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
 from typing import Literal
 
-from flwr.app import MessageType
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedcgd.numeric import so_many
 from fedcgd_flower.flower_private import log_warning
 from fedcgd_flower.messages import PROBLEMS, HostedUsers, read_users_reply, users_query
+from fedcgd_flower.replies import RejectionReason, rejection_reason
 from fedcgd_flower.send_and_receive import UnreadableReplyError, pull, push
 
 NodeIds = tuple[int, ...]
@@ -32,6 +33,12 @@ _SECOND_USER = (
     "it had at first in this run, or register the other user's node under a name of its own"
 )
 
+_TROUBLE: dict[RejectionReason | None, str] = {
+    "app crashed": "its ClientApp could not be loaded, or its process ended: the app's code or a package may be missing where "
+    "the node runs, and its own log says which",
+    "node lost": "",  # it will be missing from the list of nodes soon
+}
+
 _LONGEST_REST = 3600.0  # seconds between questions to a node that never answers
 
 
@@ -43,6 +50,8 @@ class _UsersQuery:
     rest: float
     message_ids: list[str] = field(default_factory=list)
     told: bool = False
+    trouble: str = ""
+    """Why the node cannot take part, if it has answered and named nobody."""
 
     @property
     def again(self) -> float:
@@ -91,6 +100,16 @@ class UserDirectory:
     def silent(self) -> int:
         """How many connected nodes have not said yet which users they host."""
         return len(self._questions)
+
+    @property
+    def unable(self) -> dict[int, str]:
+        """The connected nodes that have answered and can name nobody, each with the reason."""
+        return {node_id: asked.trouble for node_id, asked in self._questions.items() if asked.trouble}
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether no node has named a user since this process began, and all that are there have answered that they cannot."""
+        return not self._declared and 0 < self.connected == len(self.unable)
 
     def refresh(self, grid: Grid) -> Mapping[str, NodeIds]:
         """The node of every user that exactly one connected node hosts; of a shared one, all that host it."""
@@ -161,11 +180,12 @@ class UserDirectory:
         """Take down what has been answered; whether a question is still open."""
         for node_id, question in list(self._questions.items()):
             for message_id in list(question.message_ids):
+                reply = answer = None
                 try:
                     reply = pull(grid, message_id)
                     answer = read_users_reply(reply)
                 except UnreadableReplyError:
-                    answer = None
+                    pass
                 else:
                     if reply is None:
                         continue
@@ -174,17 +194,20 @@ class UserDirectory:
                     self._record_hosted_users(node_id, names, answer)
                     break
                 question.message_ids.remove(message_id)
-                if not question.told:
+                question.trouble = PROBLEMS[answer] if answer else self._trouble(reply)
+                if question.trouble and not question.told:
                     question.told = True
-                    log_warning(
-                        f"node {node_id} {'cannot take part: ' + PROBLEMS[answer] if answer else self._no_answer()}"
-                    )
+                    log_warning(f"node {node_id} cannot take part: {question.trouble}")
         return any(question.message_ids for question in self._questions.values())
 
-    def _no_answer(self) -> str:
-        return (
-            "does not say which users it hosts; its ClientApp needs clipped_update_mod as the first of its mods, or host_users("
-            f"app, ...), and a function for {self.message_type!r} messages. If it has them, its own log says what failed"
+    def _trouble(self, reply: Message | None) -> str:
+        cause = rejection_reason(reply.error) if reply is not None and reply.has_error() else None
+        return _TROUBLE.get(
+            cause,
+            "it was asked which users it hosts, and answered without fedcgd's code. Its ClientApp needs the mod, before all "
+            "others: from fedcgd_flower import clipped_update_mod; app = ClientApp(mods=[clipped_update_mod]). For many users on "
+            f"a node: host_users(app, …). It also needs a function for {self.message_type!r} messages. If it has all that, its "
+            "own log says what failed",
         )
 
     def _record_hosted_users(self, node_id: int, names: Mapping[int, str], claimed: HostedUsers) -> None:

@@ -129,7 +129,7 @@ def test_of_two_copies_that_run_side_by_side_one_releases(tmp_path: Path, key_fi
     shutil.copy(path, tmp_path / "copy.db")
     with opened(path, key_file) as one, opened(tmp_path / "copy.db", key_file) as other:
         release(one, 1)
-        with pytest.raises(ValueError, match="round 1 is not released: another copy of this run"):
+        with pytest.raises(ValueError, match="round 2 is not released: another copy of this run"):
             release(other, 1)
     # What was refused is not in the copy either: `fedcgd ledger model` would hand it out, a second release of the round.
     assert verify(tmp_path / "copy.db").released == 1

@@ -1,6 +1,7 @@
 """Invariant: a run that released fewer rounds than planned cannot be taken for one that is done."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,11 +75,72 @@ def test_nodes_without_users_are_named_as_the_reason() -> None:
     grid = FakeGrid({1: FakeNode(ClientApp()), 2: node(names(3))})
     with pytest.raises(
         ValueError,
-        match=r"3 users are there after 0 s, and 12 are expected \(what the plan cannot do without\); 1 node has not said",
+        match=r"3 users are there after 0 s, and 12 are expected \(what the plan cannot do without\); node 1 cannot take part: ",
     ):
         make().start(grid, record(np.zeros(SIZE)))
-    with pytest.raises(ValueError, match="if they are slow to say it, raise patience above 0 s"):
-        make().start(grid, record(np.zeros(SIZE)))
+    grid.nodes[1].tamper = lambda request, reply: None  # no error this time, but nothing at all
+    with make() as strategy:
+        strategy._rounds.directory.timeout = 0.1
+        with pytest.raises(ValueError, match="if they are slow to say it, raise patience above 0 s"):
+            strategy.start(grid, record(np.zeros(SIZE)))
+
+
+class Clock(SimpleNamespace):
+    """Passes by sleeping alone, however slow the machine."""
+
+    def __init__(self) -> None:
+        super().__init__(now=0.0)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("fedcgd_flower.cohort_selection.time", clock)
+    return clock
+
+
+def test_where_no_node_has_the_mod_the_run_ends_early_and_says_what_to_add(clock: Clock) -> None:
+    """It waited for ten minutes; and the last line did not say what was wrong."""
+    plain = ClientApp()
+    plain.train()(lambda message, context: Message(message.content["arrays"], reply_to=message))
+    grid = FakeGrid({7: FakeNode(plain), 8: FakeNode(plain)})
+    with pytest.raises(
+        ValueError, match="no user is there after 30 s, and none can be: node 7 and 1 other cannot"
+    ) as told:
+        make(patience=600.0).start(grid, record(np.zeros(SIZE)))
+    assert "app = ClientApp(mods=[clipped_update_mod])" in str(told.value)
+
+
+def test_a_node_that_comes_meanwhile_is_waited_for(clock: Clock) -> None:
+    grid = FakeGrid(unable(1))
+    seen = grid.get_nodes
+
+    def later():
+        if clock.now >= 25:
+            grid.nodes |= two_nodes().nodes
+        return seen()
+
+    grid.get_nodes = later
+    assert make(patience=600.0).start(grid, record(np.zeros(SIZE))).complete
+
+
+def test_in_a_simulation_nobody_is_waited_for_who_cannot_come(clock: Clock) -> None:
+    class InMemoryGrid(FakeGrid):
+        """What Flower calls the grid of a simulation."""
+
+    with pytest.raises(ValueError, match="3 users are there after 30 s, and 12 are expected"):
+        make(patience=600.0).start(InMemoryGrid({1: node(names(3))}), record(np.zeros(SIZE)))
+
+
+def test_in_deployment_users_are_waited_for_who_may_come(clock: Clock) -> None:
+    with pytest.raises(ValueError, match="3 users are there after 600 s, and 12 are expected"):
+        make(patience=600.0).start(FakeGrid({1: node(names(3))}), record(np.zeros(SIZE)))
 
 
 def unable(count: int, first: int = 50) -> dict[int, FakeNode]:

@@ -15,7 +15,7 @@ from fedcgd import DPSGD, NoiseKey, Participation, Plan
 from fedcgd.cli import app
 from fedcgd.ledger import Ledger, verify
 from fedcgd.ledger.statement import privacy_statement
-from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
+from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
 
 PLAN = Plan.calibrated(DPSGD(), Participation(rounds=4, min_separation=1), clip_norm=0.5, epsilon=8, delta=1e-5)
 USERS = [f"u{i}" for i in range(4)]
@@ -26,7 +26,7 @@ def run(path: Path, key: NoiseKey, rounds: int, **options) -> CorrelatedNoise:
         return ArrayRecord({"w": Array(model["w"].numpy() + np.float32(1))})
 
     client = ClientApp()
-    host_users(client, lambda context: list(USERS), one_by_one(train))
+    host_users(client, lambda context: list(USERS), sequential_training(train))
 
     @client.evaluate()
     def evaluate(message, context):

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
 
 from fedcgd import DPSGD, NoiseKey, Participation, Plan
 from fedcgd.ledger import verify
-from fedcgd_flower import CorrelatedNoise, host_users, one_by_one
+from fedcgd_flower import CorrelatedNoise, host_users, sequential_training
 from fedcgd_flower.inner import scheduled
 from fedcgd_flower.inner_state import settings
 
@@ -44,7 +44,7 @@ def run(path: Path, key: NoiseKey, inner: FedAvg) -> CorrelatedNoise:
         return ArrayRecord({"w": Array(model["w"].numpy() + np.float32(1))})
 
     client = ClientApp()
-    host_users(client, lambda context: ["ann", "bob"], one_by_one(train))
+    host_users(client, lambda context: ["ann", "bob"], sequential_training(train))
     strategy = CorrelatedNoise(inner, PLAN, key=key, ledger=path, cohort_size=2, patience=0.0, trusted_nodes=True)
     strategy.start(FakeGrid({1: FakeNode(client)}), ArrayRecord({"w": Array(np.zeros(6, np.float32))}), num_rounds=1)
     return strategy

@@ -502,7 +502,10 @@ def test_wrong_types_are_named_with_what_was_expected() -> None:
 def test_a_schedule_for_which_there_are_too_few_users_is_refused_once_they_are_known() -> None:
     """4 a round and 3 rounds apart need 12 users; 11 would stall in round 3, after two releases."""
     grid = FakeGrid({1: node(names(11))})
-    with pytest.raises(ValueError, match=r"11 users are there after 0 s, and 12 are expected.*need 12 users: lower"):
+    with pytest.raises(
+        ValueError,
+        match=r"11 users are there after 0 s, and 12 are expected.*need 12 users: connect more nodes, or lower",
+    ):
         make().start(grid, record(np.zeros(SIZE)))
     assert asked_users(grid) == []
     few_turns = Participation(rounds=6, min_separation=1, max_participations=1)
@@ -556,7 +559,8 @@ def test_who_waits_for_users_is_told_for_whom_at_once(
         strategy.start(two_nodes(4), record(np.zeros(SIZE)))
     told = [one.getMessage() for one in caplog.records if "waiting for up to" in one.getMessage()]
     assert len(told) == 1
-    assert "4 users are there, and 12 are expected before the first round: with 4 a round" in told[0]
+    assert "4 users are there at 2 nodes, and 12 are expected before the first round" in told[0]
+    assert "connect more nodes, or lower cohort_size or the plan's min_separation" in told[0]
     assert told[0].endswith("waiting for up to 5 s")
 
 

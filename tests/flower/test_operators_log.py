@@ -113,7 +113,10 @@ def test_what_is_waited_for_is_what_is_missing(caplog: pytest.LogCaptureFixture)
             grid, record(np.zeros(SIZE))
         )
     assert "0 of 2 nodes" not in caplog.text
-    assert "2 users are there, and round 1 needs 3 who may take part; waiting for up to" in caplog.text
+    assert (
+        "2 users are there at 2 nodes, and round 1 needs 3 who may take part: connect more; waiting for up to"
+        in caplog.text
+    )
 
 
 def test_the_log_does_not_claim_what_is_not_done(caplog: pytest.LogCaptureFixture) -> None:

@@ -205,7 +205,9 @@ def test_a_node_that_answers_something_else_is_not_waited_for(clock: Clock, capl
         for _ in range(3):
             assert alone(directory.refresh(grid)) == {"cat": 2}
     assert clock.now == 0
-    assert caplog.text.count("node 1 does not say which users it hosts") == 1
+    assert caplog.text.count("node 1 cannot take part: it was asked which users it hosts") == 1
+    assert "app = ClientApp(mods=[clipped_update_mod])" in caplog.text
+    assert not directory.is_hopeless
 
 
 def test_a_node_that_names_no_user_takes_no_part_and_hears_why(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from typer.testing import CliRunner
 from fedcgd import NoiseKey, Participation, Plan
 from fedcgd.cli import app
 from fedcgd.ledger import JointBudget, Ledger, joint, seal, verify
+from fedcgd.ledger.verification import NO_REGISTER
 from fedcgd.mechanisms import DPSGD, LambdaCGD, matrix
 from fedcgd_flower import CorrelatedNoise, IncompleteRunError, host_users, sequential_training
 
@@ -245,7 +247,7 @@ def test_earlier_ledgers_that_cannot_count_are_refused_before_anything_is_done(t
         ([old], "another version of fedcgd"),
         ([simulated], "is of a simulation"),
         ([going], r"may go on \(1 of 4 rounds are released\).*fedcgd ledger seal"),
-        ([wrong], "contradicts itself"),
+        ([wrong], f"records contradict each other, and nobody can say what the runs cost: {wrong}: 1 user has"),
         ([own], "is this run's own ledger"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -253,6 +255,51 @@ def test_earlier_ledgers_that_cannot_count_are_refused_before_anything_is_done(t
         assert not own.exists(), after
     with pytest.raises(TypeError, match="after must be a list"):
         JointBudget(epsilon=8, delta=DELTA, after=str(good))
+
+
+def released_twice(path: Path, key: NoiseKey) -> tuple[Path, Path]:
+    """(The ledger of a run that is over, a copy from after its first round in another folder)."""
+    older = path.parent / "older" / path.name
+    older.parent.mkdir()
+    with Ledger.open(path, plan=PLAN, configuration={}, key=key) as ledger:
+        for round in range(PLAN.participation.rounds):
+            attempt = ledger.plan_round(round, [["ann"], ["bob"]][round % 2])
+            ledger.record_aggregated(round, attempt, round)
+            ledger.record_released(round, attempt, b"model")
+            if not round:
+                shutil.copy(path, older)
+    return path, older
+
+
+def test_an_older_copy_is_told_by_a_register_also_among_several_runs(tmp_path: Path) -> None:
+    """`verify` looked into the register beside a ledger; what adds runs up did not."""
+    key = NoiseKey.from_file(tmp_path / "noise.key", create=True)
+    path, older = released_twice(tmp_path / "A.db", key)
+    assert joint([path]).notes == joint([path]).problems == ()
+    assert joint([older]).problems == ()
+    [note] = joint([older]).notes
+    assert note == f"{older}: {NO_REGISTER}"
+    [problem] = joint([older], register=key.runs).problems
+    assert problem.startswith(f"{older}: the key has released 4 rounds of this run ({key.runs}), and 1 are on record")
+    said = CliRunner().invoke(app, ["ledger", "compose", str(older), "--register", str(key.runs)])
+    assert said.exit_code == 1
+    seal(older, None)
+    with pytest.raises(ValueError, match=r"nobody can say what the runs cost.*it is an older copy"):
+        budget(20, older).admission(PLAN, key=key)
+
+
+def test_a_changed_model_of_an_earlier_run_is_a_warning_and_its_releases_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, _ = released_twice(tmp_path / "A.db", NoiseKey.generate())
+    (tmp_path / "A.db-model-1").write_bytes(b"MODEL")
+    words = f"{path}: A.db-model-1 is not the model that was released last"
+    assert joint([path]).problems == ()
+    assert joint([path]).notes[0].startswith(words)
+    with pytest.raises(ValueError, match="2 more have no budget left"):
+        run(tmp_path / "B.db", ["ann", "bob"], budget=budget(8.5, path), size=1)
+    assert words in caplog.text
+    assert verify(path).problems  # where the model is asked for, it is a problem as before
 
 
 def test_a_chain_of_runs_names_all_before(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ import re
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -227,10 +229,49 @@ def test_the_process_that_opens_last_shuts_out_the_others(path):
                 lambda: old.skip(0, "why not"),
                 lambda: old.history(["a"]),
             ):
-                with pytest.raises(ValueError, match=r"another process has opened .* since"):
+                with pytest.raises(ValueError, match=r"was opened again since"):
                     step()
             release(new, 0, ["a"], b"new")
             assert new.resume().model == b"new"
+
+
+HOLDER = """
+import sys
+from fedcgd import DPSGD, Ledger, NoiseKey, Participation, Plan
+plan = Plan(mechanism=DPSGD(), participation=Participation(rounds=2), clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+ledger = Ledger.open(sys.argv[1], plan=plan, configuration={}, key=NoiseKey.simulation(1))
+attempt = ledger.plan_round(0, ["ada"])
+print("open", flush=True)
+sys.stdin.readline()
+ledger.record_aggregated(0, attempt, 1)
+ledger.record_released(0, attempt, b"model")
+print("released", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_second_start_is_refused_while_the_first_lives_and_goes_on_when_it_is_dead(path):
+    """It took the run over: the first start died at its next round, long after the second one had been a mistake."""
+    plan = Plan(
+        mechanism=DPSGD(), participation=Participation(rounds=2), clip_norm=1.0, noise_multiplier=2.0, delta=1e-5
+    )
+
+    def start():
+        return Ledger.open(path, plan=plan, configuration={}, key=NoiseKey.simulation(1))
+
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "open\n"
+        with pytest.raises(ValueError, match=rf"is open in another process, .*\(process {first.pid} on .*, since 20"):
+            start()
+        first.stdin.write("\n")
+        first.stdin.flush()
+        assert first.stdout.readline() == "released\n"  # its attempt was not abandoned
+        first.kill()
+    with start() as ledger:
+        assert ledger.resume().round == 1
+    assert not path.with_name("run.ledger-lock").exists()
+    assert verify(path).problems == ()
 
 
 @pytest.mark.parametrize(
@@ -405,7 +446,7 @@ def test_the_file_holds_no_key_and_is_for_the_owner_only(path):
     with opened(path) as ledger:
         release(ledger, 0, ["a"])
         files = list(path.parent.iterdir())
-        assert len(files) == 4  # the ledger, its log, the log's index, and the model
+        assert len(files) == 5  # the ledger, its log, the log's index, the lock, and the model
         for file in files:
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
             content = file.read_bytes()
@@ -637,7 +678,9 @@ def test_a_start_that_is_refused_leaves_no_new_key(path, tmp_path, why):
         seal(path, tmp_path / "key")
     else:
         (tmp_path / "key").unlink()
-    with pytest.raises(ValueError, match=r"was sealed on|is the ledger of another run: its key fingerprint"):
+    with pytest.raises(
+        ValueError, match=rf"was sealed on|there is no key file {tmp_path / 'key'}, .* its register key.runs"
+    ):
         opened(path, key=NoiseKey.from_file(tmp_path / "key", create=True))
     assert not (tmp_path / "key").exists()
     assert (tmp_path / "key.runs").exists()
@@ -652,7 +695,7 @@ def test_a_new_key_that_another_process_found_stays(path, tmp_path):
     opened(path).close()
     mine, theirs = (NoiseKey.from_file(tmp_path / "key", create=True) for _ in range(2))
     opened(tmp_path / "theirs.db", key=theirs).close()
-    with pytest.raises(ValueError, match="another run"):
+    with pytest.raises(ValueError, match="there is no key file"):
         opened(path, key=mine)
     assert (tmp_path / "key").exists()
 
@@ -685,5 +728,5 @@ def test_a_model_that_does_not_fit_on_the_disk_is_told_with_its_file(path, monke
         attempt = ledger.plan_round(0, ["a"])
         ledger.record_aggregated(0, attempt, 5)
         monkeypatch.setattr("fedcgd.ledger.model_file.os.fsync", full)
-        with pytest.raises(OSError, match=r"No space left on device: .*run.ledger-model-0"):
+        with pytest.raises(OSError, match=r"No space left on device; make room on that disk.*: .*run.ledger-model-0"):
             ledger.record_released(0, attempt, b"model")
