@@ -18,10 +18,10 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def private(data, *, key=None, model=None):
+def private(data, *, key=None, model=None, record=None):
     """(engine, module, optimizer, loader), of two epochs of three steps."""
     model = nn.Linear(6, 3) if model is None else model
-    engine = CorrelatedPrivacyEngine(key or NoiseKey.generate())
+    engine = CorrelatedPrivacyEngine(key or NoiseKey.generate(), record=record)
     return engine, *engine.make_private(
         module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=DataLoader(data, batch_size=4),
         mechanism="lambda-cgd:0.5", sampling="none", noise_multiplier=1.0, max_grad_norm=1.0, epochs=2, target_delta=1e-3,
@@ -122,3 +122,42 @@ def test_a_second_phase_of_one_model_is_told_once():
     with pytest.warns(UserWarning, match=r"an earlier run has released 3 rounds of this model.*fedcgd\.compose"):
         second = private(data, model=model)
     assert told(lambda: train(second)) == 0
+
+
+def test_a_run_goes_on_in_the_process_where_it_began(tmp_path):
+    """The first engine is gone, but its optimizer, which the notebook still has, keeps the record open."""
+    data, key = examples(12, seed=111), NoiseKey.generate()
+    first = private(data, key=key, record=tmp_path / "releases")
+    train(first)
+    first[0].save_checkpoint(path=tmp_path / "c", module=first[1], optimizer=first[2])
+    optimizer, loader = first[2], first[3]
+    batch = next(iter(loader))
+    del first
+    second = private(data, key=key, record=tmp_path / "releases")
+    second[0].load_checkpoint(path=tmp_path / "c", module=second[1], optimizer=second[2])
+    train(second)
+    assert len(second[0].accountant) == 6
+    assert len((tmp_path / "releases").read_text().splitlines()) == 7
+    with pytest.raises(RuntimeError, match="another engine of this process goes on with the run"):
+        step((None, optimizer._module, optimizer, None), *batch)
+    assert optimizer._tracker.released == 3
+
+
+def test_a_record_of_another_run_that_is_still_open_says_what_to_do(tmp_path):
+    first = private(DATA, record=tmp_path / "releases")
+    train(first)
+    second = private(WHOLE, record=tmp_path / "releases")
+    with pytest.raises(
+        ValueError, match=r"is the record of another run: load that run's checkpoint .* or name a new file"
+    ):
+        train(second)
+    train(first)
+    assert len(first[0].accountant) == 6
+
+
+def test_a_record_whose_file_was_removed_is_not_in_the_way(tmp_path):
+    train(private(DATA, record=tmp_path / "releases"))
+    (tmp_path / "releases").unlink()
+    second = private(WHOLE, record=tmp_path / "releases")
+    train(second)
+    assert len((tmp_path / "releases").read_text().splitlines()) == 1 + 6
