@@ -27,6 +27,7 @@ from fedcgd.opacus.example_rows import LABELS_VARY, ExampleRows
 from fedcgd.opacus.first_batches import FirstBatches
 from fedcgd.opacus.ghost import GhostLoss, GhostModule, with_sample_gradients
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
+from fedcgd.opacus.other_runs import RunExamples
 from fedcgd.opacus.plan_arguments import PlanArguments, check_clipping, chosen_sampling, plan_of, workload_of
 from fedcgd.opacus.ranks import Ranks, ranks_of
 from fedcgd.opacus.release_record import ReleaseRecord
@@ -252,13 +253,15 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             ranks.agree(facts)
             named = ranks.from_first(lambda: named)
         run = "" if key.simulated else f"{named:032x}"
+        shared = RunExamples(data_loader.dataset, rows) if run else None  # what a simulation releases is no secret
         tracker = ReleaseTracker(
-            plan, run, 1 / steps, key.fingerprint, assume_independent, rows, self._record is not None
+            plan, run, 1 / steps, key.fingerprint, assume_independent, rows, self._record is not None, shared
         )
 
         if self._tracker is not None:
             self._tracker.end()  # of another model, perhaps: its releases would be on nobody's account
-        _end_earlier_runs(inner)
+        if _end_earlier_runs(inner) and shared is not None:
+            shared.told = True
         wrapped = with_sample_gradients(
             module, grad_sample_mode, batch_first=batch_first, loss_reduction=loss_reduction, wrap_model=wrap_model
         )
@@ -468,6 +471,12 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=3)
         if large := large_delta(plan.delta, examples, "examples", exposed=1.0):
             warnings.warn(large, stacklevel=3)
+        try:
+            plan.to_description()
+        except ValueError as error:
+            if self._record is not None:
+                raise
+            warnings.warn(f"this run can be trained, but not saved (save_checkpoint will fail): {error}", stacklevel=3)
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
 
@@ -523,10 +532,13 @@ def _check_options(rand_on_empty: bool, augmentation_multiplicity: int, assume_i
         raise ValueError("assume_independent must say why examples are independent: it is recorded with the run")
 
 
-def _end_earlier_runs(module: nn.Module) -> None:
+def _end_earlier_runs(module: nn.Module) -> bool:
+    """Whether earlier runs of `module` have released something, which is a warning; they end."""
     if released := detach_earlier_runs(module):
         warnings.warn(
             f"an earlier run has released {released} rounds of this model: what it and the new run tell of an example together "
-            "is more than the ε of either, unless their examples are of different people; both ε add up",
+            "is more than the ε of either, unless their examples are of different people; both ε, and both δ, add up "
+            "(fedcgd.compose has less than their sum)",
             stacklevel=3,
         )
+    return released > 0

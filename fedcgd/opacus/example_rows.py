@@ -58,6 +58,13 @@ class ExampleRows:
         rows = {i: [v for j, v in enumerate(row) if j not in self._random] for i, row in self._rows.items()}
         return self._keyed(repr((self._size, self._indices, rows)).encode())
 
+    def ends(self) -> bytes | None:
+        """How many rows there are, and what the first and the last hold; None if that is not all known, or both hold the same."""
+        first, last = self._rows[0], self._rows[self._size - 1]
+        if self._random or first == last or None in (*first, *last):
+            return None
+        return repr((self._size, self._indices, first, last)).encode()
+
     def record(self, run: str) -> dict[str, Any]:
         """What a checkpoint of `run` notes of the examples, as plain values."""
         return {

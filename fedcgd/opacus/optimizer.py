@@ -23,6 +23,24 @@ from fedcgd.opacus.round_noise import RoundNoise
 from fedcgd.opacus.shards import Shards, local, reshard, set_gradient
 
 
+class _SetOnce:
+    """A number that is set when the optimizer is made, and that Opacus would let one change."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, optimizer: Any, _owner: type) -> Any:
+        return self if optimizer is None else vars(optimizer)[self._name]
+
+    def __set__(self, optimizer: Any, value: float) -> None:
+        first = vars(optimizer).setdefault(self._name, value)
+        if value != first:
+            raise ValueError(f"{self._name} cannot be changed from {first} to {value}: {self._why}")
+
+
 class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
     """`opacus.optimizers.DPOptimizer` with correlated noise, for one engine's module, loader and plan.
 
@@ -35,6 +53,21 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
 
     _step_supports_amp_scaling = True
     """Makes a GradScaler say that it is there, by setting `found_inf`, so that `step` can refuse it."""
+    max_grad_norm = _SetOnce(
+        "the correlated noise of all rounds is planned for one clip norm. Leave the scheduler out; for another norm make another "
+        "plan and another engine",
+    )
+    """ζ of the plan. It cannot be set."""
+    noise_multiplier = _SetOnce(
+        "noise is correlated across rounds, and ε is accounted for one multiplier. Leave the scheduler out; for another one make "
+        "a plan and another engine",
+    )
+    """σ of the plan. It cannot be set."""
+    expected_batch_size = _SetOnce(
+        "it is the number of examples by the steps of an epoch, which are public. For other steps change the learning rate; for "
+        "other batches make another loader and another engine",
+    )
+    """How many examples a round has on average, which divides sums with the loss_reduction "mean". It cannot be set."""
 
     def __init__(
         self,
@@ -67,7 +100,7 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
             shards: of a model whose parameters are spread over the ranks.
         """
         self._tracker, self._noise, self._module, self._ranks, self._shards = tracker, noise, module, ranks, shards
-        self._released, self._expected_batch_size = False, expected_batch_size
+        self._released = False
         plan = tracker.plan
         super().__init__(
             optimizer,
@@ -103,46 +136,6 @@ class CorrelatedOptimizer(DPOptimizer):  # type: ignore[misc]
         if expanded is not None:
             self.handles.append(expanded.register_forward_pre_hook(self._rows.check, with_kwargs=True))
         tracker.listener = self
-
-    @property
-    def max_grad_norm(self) -> float:
-        """ζ of the plan. It cannot be set."""
-        return self._tracker.plan.clip_norm
-
-    @max_grad_norm.setter
-    def max_grad_norm(self, value: float) -> None:
-        if value != self.max_grad_norm:
-            raise ValueError(
-                f"max_grad_norm cannot be changed from {self.max_grad_norm} to {value}: the correlated noise of all rounds is "
-                "planned for one clip norm. Leave the scheduler out; for another norm make another plan and another engine"
-            )
-
-    @property
-    def noise_multiplier(self) -> float:
-        """σ of the plan. It cannot be set."""
-        return self._tracker.plan.noise_multiplier
-
-    @noise_multiplier.setter
-    def noise_multiplier(self, value: float) -> None:
-        if value != self.noise_multiplier:
-            raise ValueError(
-                f"noise_multiplier cannot be changed from {self.noise_multiplier} to {value}: noise is correlated across rounds, "
-                "and ε is accounted for one multiplier. Leave the scheduler out; for another one make a plan and another engine"
-            )
-
-    @property
-    def expected_batch_size(self) -> float:
-        """How many examples a round has on average, which divides sums with the loss_reduction "mean". It cannot be set."""
-        return self._expected_batch_size
-
-    @expected_batch_size.setter
-    def expected_batch_size(self, value: float) -> None:
-        if value != self.expected_batch_size:
-            raise ValueError(
-                f"expected_batch_size cannot be changed from {self.expected_batch_size} to {value}: it is the number of examples "
-                "by the steps of an epoch, which are public. For other steps change the learning rate; for other batches make "
-                "another loader and another engine"
-            )
 
     def signal_skip_step(self, do_skip: bool = True) -> None:
         self._tracker.pending.skips.append(do_skip)

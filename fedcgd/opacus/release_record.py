@@ -5,6 +5,7 @@ import os
 import warnings
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from fedcgd.files import sync_folder
 from fedcgd.noise import STREAM
 
 _FORMAT = "fedcgd releases"
+_open_here: "weakref.WeakValueDictionary[Path, ReleaseRecord]" = weakref.WeakValueDictionary()
+"""The records that engines of this process keep, by their files."""
 
 
 class ReleaseRecord:
@@ -24,6 +27,8 @@ class ReleaseRecord:
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path)
         self._file: int | None = None
+        self._close: Callable[[], Any] = lambda: None
+        self._taken_over = False
         self._run: dict[str, Any] = {}
         self._attempts: Counter[int] = Counter()
         """Of each round: how often it is on record."""
@@ -37,7 +42,13 @@ class ReleaseRecord:
 
         Raises:
             ValueError: if the file is another run's, or no such record.
+            RuntimeError: if another engine has taken it over.
         """
+        if self._taken_over:
+            raise RuntimeError(
+                f"another engine of this process goes on with the run whose record is {self._path}: take the module, the "
+                "optimizer and the loader of that one"
+            )
         if self._file is None:
             self._open(run)
             lost = sum(1 for one in self._attempts if one >= round)
@@ -55,10 +66,7 @@ class ReleaseRecord:
                     "if nobody has seen a model of a round that is released again",
                     stacklevel=2,
                 )
-        if run != self._run:
-            raise ValueError(
-                f"{self._path} is the record of another run: load that run's checkpoint (load_checkpoint), or name a new file"
-            )
+        self._check_run(run, self._run)
         return self._attempts[round]
 
     def append(self, round: int, nonce: int, ranks: int) -> None:
@@ -66,8 +74,19 @@ class ReleaseRecord:
         self._write({"round": round, "attempt": self._attempts[round], "nonce": f"{nonce:032x}", "ranks": ranks})
         self._attempts[round] += 1
 
+    def _check_run(self, run: dict[str, Any], named: dict[str, Any]) -> None:
+        if run != named:
+            raise ValueError(
+                f"{self._path} is the record of another run: load that run's checkpoint (load_checkpoint), or name a new file"
+            )
+
     def _open(self, run: dict[str, Any]) -> None:
-        new = not self._path.exists()
+        place, new = self._path.resolve(), not self._path.exists()
+        before = _open_here.get(place)
+        if before is not None and not new and before._keeps(self._path):
+            self._check_run(run, before._run)
+            before._taken_over = True
+            before._close()
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             _lock(file, self._path)
@@ -76,12 +95,17 @@ class ReleaseRecord:
             os.close(file)
             raise
         self._file = file
-        weakref.finalize(self, os.close, file)
+        self._close = weakref.finalize(self, os.close, file)
+        _open_here[place] = self
         if named is None:
             self._write({_FORMAT: run})
             if new:
                 sync_folder(self._path.parent)
         self._run = run if named is None else named
+
+    def _keeps(self, path: Path) -> bool:
+        """Whether the file at `path` is the one that was opened, and not one that took its place."""
+        return self._file is not None and not self._taken_over and os.path.samestat(os.fstat(self._file), path.stat())
 
     def _read(self, file: int) -> dict[str, Any] | None:
         """What names the run of the record, None if it is empty; and how often each round is on it."""
@@ -127,5 +151,6 @@ def _lock(file: int, path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise ValueError(
-            f"another process, or another engine, keeps its releases in {path}: one file is one run's"
+            f"another process keeps its releases in {path}, and one file is one run's: end that process to go on with its run, "
+            "or name another file for another run"
         ) from error

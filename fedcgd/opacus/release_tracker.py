@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedcgd.noise import STREAM
 from fedcgd.opacus.example_rows import ExampleRows
+from fedcgd.opacus.other_runs import RunExamples
 from fedcgd.plan import Plan, plan_differences
 
 _SAME_EXAMPLES = "Index i must be the same example all run long, for ε counts its turns by the index"
@@ -100,6 +101,7 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         assumed_independent: str | None = None,
         rows: ExampleRows | None = None,
         recorded: bool = False,
+        examples: RunExamples | None = None,
     ) -> None:
         """The tracker of a run that has released nothing.
 
@@ -111,6 +113,7 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
             assumed_independent: why the author takes examples for independent, whatever a check finds; on record.
             rows: some of the examples, by which it is seen whether they are still those that have these indices.
             recorded: whether each release is on a durable record, which tells of those that are in no checkpoint.
+            examples: all of them, to tell of other runs over them; None says nothing.
         """
         self.plan = plan
         self.fingerprint = fingerprint
@@ -122,6 +125,7 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
         self.assumed_independent = assumed_independent
         self._rows = rows
         self._recorded = recorded
+        self._examples = examples
         self._first_rows = None if rows is None else rows.record("")
         self._pending: PendingStep | None = None
         self._ended = False
@@ -170,6 +174,8 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
                 f"the data set is not as it was when the run began: {moved}. {_SAME_EXAMPLES}; what transforms an example at "
                 "random may do so with the generators of torch, NumPy or Python, or with one of its own"
             )
+        if self._examples is not None:
+            self._examples.tell(self.run)
         self.loop += 1
         return self.loop
 
@@ -271,6 +277,9 @@ class ReleaseTracker(IAccountant):  # type: ignore[misc]
     def record(self, nonce: int) -> None:
         """Count the next round as released under `nonce`."""
         self.nonces = [*self.nonces, nonce]
+        if self._examples is not None:
+            self._examples.note_release(self.run)
+            self._examples.tell(self.run)  # where two loops began together
 
     def abandon(self) -> None:
         """Forget the round under way: what was added to its sum is never released."""

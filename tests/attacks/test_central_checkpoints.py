@@ -50,6 +50,7 @@ def test_an_engine_does_not_go_back_behind_its_releases(key, tmp_path, monkeypat
     assert run.released == 3
 
 
+@pytest.mark.filterwarnings("ignore:another run of this process")  # on purpose
 def test_an_engine_that_released_does_not_take_over_another_run(tmp_path, monkeypatch):
     key = NoiseKey.generate()
     other = Run(monkeypatch, key=key)
@@ -87,6 +88,7 @@ def test_loading_in_the_middle_of_a_round_starts_it_afresh(tmp_path, monkeypatch
     assert max(run.norms()) <= 4.0
 
 
+@pytest.mark.filterwarnings("ignore:another run of this process")  # on purpose
 @pytest.mark.filterwarnings("ignore:nothing says whether rounds")  # there is no record
 def test_the_batches_after_loading_are_those_of_the_checkpoints_run(tmp_path, monkeypatch):
     """Also where the loader has drawn those of its own run before: an example in two splits takes part too often."""

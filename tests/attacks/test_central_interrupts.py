@@ -99,6 +99,7 @@ def test_after_ctrl_c_the_run_goes_on_to_the_model_of_one_that_was_left_alone(mo
         assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.filterwarnings("ignore:another run of this process")  # on purpose
 @pytest.mark.parametrize("noise", ["replay", "buffer"])
 def test_a_step_that_fails_leaves_nothing_without_noise_and_uses_no_noise_twice(noise, monkeypatch):
     """An exception before each line of a step: what can be seen has noise and is counted, and another sum gets other noise."""

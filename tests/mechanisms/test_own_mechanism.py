@@ -4,10 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedcgd import (
     LambdaCGD,
     Mechanism,
+    NoiseKey,
     Normalized,
     Participation,
     Plan,
@@ -18,6 +21,7 @@ from fedcgd import (
 )
 from fedcgd.mechanisms.own import check_own
 from fedcgd.mechanisms.toeplitz import ToeplitzMechanism, reciprocal
+from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation.catalogue import describe
 
 RUN = Participation(rounds=24, min_separation=6)
@@ -244,3 +248,20 @@ def test_no_record_takes_a_mechanism_that_it_would_not_make_again():
         describe(Harmonic())
     with pytest.raises(ValueError, match="no file or ledger can hold it"):
         describe(Another(0.5))
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG")
+@pytest.mark.parametrize("recorded", [False, True])
+def test_opacus_says_before_training_that_a_run_with_it_is_not_saved(recorded, tmp_path):
+    model = torch.nn.Linear(2, 2)
+    arguments = {
+        "module": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "data_loader": DataLoader(TensorDataset(torch.randn(24, 2), torch.arange(24) % 2), batch_size=4),
+        "plan": Plan.calibrated(Harmonic(), RUN, clip_norm=1.0, epsilon=4.0, delta=1e-3),
+    }
+    engine = CorrelatedPrivacyEngine(NoiseKey.simulation(1), record=tmp_path / "releases" if recorded else None)
+    told = pytest.raises(ValueError, match="no file or ledger can hold it; BandedToeplitz")
+    with told if recorded else pytest.warns(UserWarning, match=r"not saved .* 'harmonic' .* BandedToeplitz takes"):
+        engine.make_private(**arguments)
+    assert len(engine.accountant) == 0

@@ -393,6 +393,7 @@ def first_steps(key, count=1, checkpoint=None):
     return engine, private, flatten(model) - before
 
 
+@pytest.mark.filterwarnings("ignore:another run of this process")  # on purpose
 def test_two_runs_under_one_key_have_other_noise_and_other_batches():
     key = NoiseKey.generate()
     (_, one, first), (_, other, second) = first_steps(key), first_steps(key)

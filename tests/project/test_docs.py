@@ -24,6 +24,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return FENCE.findall(FILE.sub("", page.read_text()))
 
 
+@pytest.mark.filterwarnings("ignore:another run of this process")  # the tutorial of Opacus says so
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_examples_run_and_print_what_is_shown(page: Path) -> None:
     """Each block stands alone, but for tutorials: there a block goes on where the one before it ended."""
