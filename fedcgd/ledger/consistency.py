@@ -214,7 +214,7 @@ def compare_with_register(connection: sqlite3.Connection, register: Path) -> tup
         )
     elif known.released and nonces[known.released - 1].to_bytes(NONCE_BYTES, "big") != known.nonce:
         problems.append(
-            f"round {known.released - 1} was released under another nonce than {register} knows: another copy of "
+            f"round {known.released} was released under another nonce than {register} knows: another copy of "
             "this ledger went on, or somebody changed it"
         )
     if known.sealed is not None and run["sealed"] is None:

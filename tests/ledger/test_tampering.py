@@ -108,7 +108,7 @@ def test_a_simulation_cannot_be_called_private(tmp_path: Path) -> None:
 KNOWN_TO_THE_REGISTER = {
     "UPDATE run SET key_fingerprint = '0123456789abcdef'": "plan, configuration or key are not those",
     "UPDATE run SET stream_id = '00000000000000000000000000000000'": "does not know of this run",
-    "UPDATE attempts SET nonce = randomblob(16) WHERE round = 4": "round 4 was released under another nonce",
+    "UPDATE attempts SET nonce = randomblob(16) WHERE round = 4": "round 5 was released under another nonce",
     # Everything about the last release is taken out: a shorter run, to which nothing in the ledger objects.
     "shorter": "the key has released 5 rounds of this run",
 }
