@@ -204,10 +204,10 @@ class UserDirectory:
         cause = rejection_reason(reply.error) if reply is not None and reply.has_error() else None
         return _TROUBLE.get(
             cause,
-            "it was asked which users it hosts, and answered without fedcgd's code. Its ClientApp needs the mod, before all "
-            "others: from fedcgd_flower import clipped_update_mod; app = ClientApp(mods=[clipped_update_mod]). For many users on "
-            f"a node: host_users(app, …). It also needs a function for {self.message_type!r} messages. If it has all that, its "
-            "own log says what failed",
+            "it was asked which users it hosts, and answered without fedcgd's code. Its ClientApp needs clipped_update_mod "
+            "as the first of its mods: from fedcgd_flower import clipped_update_mod; app = ClientApp(mods=[clipped_update_mod]). "
+            f"For many users on a node: host_users(app, …). It also needs a function for {self.message_type!r} messages. If it "
+            "has all that, its own log says what failed",
         )
 
     def _record_hosted_users(self, node_id: int, names: Mapping[int, str], claimed: HostedUsers) -> None:

@@ -219,7 +219,7 @@ def test_another_privacy_mod_is_refused_at_once(mod, where: str, caplog: pytest.
     }[where]
     grid = nodes(ordinary_app("group", [], **mods))
     run = strategy()
-    with pytest.raises(ValueError, match="0 users are there"):
+    with pytest.raises(ValueError, match=r"no user is there .* none can be"):
         run.start(grid, ArrayRecord(make_net("group").state_dict()), num_rounds=1)
     assert run.releases == 0
     assert not list(filter(is_training, grid.sent))
@@ -288,7 +288,7 @@ def test_only_the_server_apps_own_questions_reach_other_functions() -> None:
 
 def test_a_node_without_an_id_says_so(caplog: pytest.LogCaptureFixture) -> None:
     grid = FakeGrid({1: FakeNode(ordinary_app("group", [], mods=[clipped_update_mod]))})
-    with pytest.raises(ValueError, match="0 users are there"):
+    with pytest.raises(ValueError, match=r"no user is there .* none can be"):
         strategy().start(grid, ArrayRecord(make_net("group").state_dict()), num_rounds=1)
     assert "--node-config 'user-id=" in caplog.text
 

@@ -396,7 +396,7 @@ def test_evaluations_that_are_not_over_are_waited_for_and_sound(tmp_path: Path) 
     seal(beside, None)
     assert not later.admission(training(), key=NoiseKey.generate()).refused
     edit(beside, "UPDATE users SET participations = 0")
-    with pytest.raises(ValueError, match="contradicts itself"):
+    with pytest.raises(ValueError, match="contradict each other"):
         later.admission(training(), key=NoiseKey.generate())
     result = CliRunner().invoke(cli, ["ledger", "compose", str(path)])
     assert result.exit_code == 1
