@@ -77,7 +77,7 @@ def compare_command(
     with explained_errors():
         check_plot(plot)
         workload, curvature = when.workload(rounds), when.quadratic()
-        texts = mechanism or default_mechanisms(when.separation, rounds)
+        texts = mechanism or default_mechanisms(when.apart, rounds)
         asked = [(text, RunOptions(**vars(when), mechanism=text)) for text in texts]
         for _, one in asked:
             one.spelling()  # refuses what is misspelled before any work

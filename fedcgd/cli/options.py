@@ -132,8 +132,12 @@ class WhenOptions:
         ),
     ] = None
     separation: Annotated[
-        int, typer.Option("--separation", help="Any two participations of a user are at least b rounds apart.")
-    ] = 1
+        int | None,
+        typer.Option(
+            "--separation",
+            help="Any two participations of a user are at least b rounds apart. Default: 1; b-min-sep has none.",
+        ),
+    ] = None
     sampling: Annotated[
         Sampling, typer.Option("--sampling", help="How a user's rounds are chosen; what is assumed must be done.")
     ] = "none"
@@ -145,6 +149,11 @@ class WhenOptions:
             "drawn, so that cohorts are as large at the start as later.",
         ),
     ] = False
+
+    @property
+    def apart(self) -> int:
+        """b, 1 where it is not given."""
+        return 1 if self.separation is None else self.separation
 
     def participation(self, rounds: int, bands: int | None = None) -> Participation:
         """The participation that the options describe, for a mechanism with so many bands (None: it has no such number)."""
@@ -282,7 +291,7 @@ def _parameter(field: "Field[Any]", annotation: Any) -> inspect.Parameter:
 def participation_of(
     sampling: Sampling,
     rounds: int,
-    separation: int,
+    separation: int | None,
     participations: int | None,
     bands: int | None,
     *,
@@ -297,6 +306,13 @@ def participation_of(
     """
     if not warm and sampling != "b-min-sep":
         raise ValueError(f"--cold-start is for b-min-sep sampling, not for {sampling}; leave it out")
+    if separation is None:
+        if sampling == "b-min-sep":
+            raise ValueError(
+                "b-min-sep sampling needs --separation (b), the rounds from one participation of a user to the next, at least: "
+                "two thirds of rounds / participations is a good one; with --separation 1 nobody rests, as in Poisson sampling"
+            )
+        separation = 1
     if sampling in ("none", "balls-in-bins", "random-allocation"):
         if rate is not None:
             raise ValueError(

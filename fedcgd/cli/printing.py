@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 
 EXIT_PROBLEMS, EXIT_BAD_INPUT = 1, 2
+_LINE_EVERY = 10.0  # seconds, at least, between lines on what is no terminal
 
 console = Console()
 complaints = Console(stderr=True)
@@ -210,7 +212,8 @@ def number(value: object) -> str:
 def status(quiet: bool, what: str = "calculating") -> Iterator[Callable[[str], None]]:
     """A line on standard error with the time that has passed, which the yielded function rewrites; none if `quiet`.
 
-    Where a text says how far the work is (`3 of 8`, `3 of about 8`), the line has a bar and the time that is left.
+    Where a text says how far the work is (`3 of 8`, `3 of about 8`), the line has a bar and the time that is left. Where standard
+    error is no terminal, but a file or a pipe, a new line is written where the last one is ten seconds old.
     """
     columns = (
         SpinnerColumn(),
@@ -221,12 +224,19 @@ def status(quiet: bool, what: str = "calculating") -> Iterator[Callable[[str], N
     )
     with Progress(*columns, console=complaints, transient=True, disable=quiet or not complaints.is_terminal) as line:
         task = line.add_task(what, total=None, left="")
-        begun = time.monotonic()
+        begun = written = time.monotonic()
 
         def say(text: str) -> None:
+            nonlocal written
             done, total = how_far(text)
-            seconds = time.monotonic() - begun
+            now = time.monotonic()
+            seconds = now - begun
             left = f"about {max(1, round(seconds * (total - done) / done))} s left" if done and total > done else ""
+            if not quiet and not complaints.is_terminal and now - written >= _LINE_EVERY:
+                written = now
+                print(
+                    ", ".join(part for part in (f"{what}: {text}", f"{seconds:.0f} s", left) if part), file=sys.stderr
+                )
             line.update(task, description=f"{what}: {escape(text)}", completed=done, total=total or None, left=left)
 
         yield say

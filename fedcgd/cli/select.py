@@ -113,8 +113,8 @@ def select_bands_command(
             raise ValueError(
                 f"give a mechanism with bands, without their number, such as banded-toeplitz; got {mechanism!r}"
             )
-        longest = when.separation
-        if when.sampling == "cyclic-poisson" and when.separation == 1:
+        longest = when.apart
+        if when.sampling == "cyclic-poisson" and when.apart == 1:
             if when.sampling_rate is not None:
                 raise ValueError(
                     "--sampling-rate is of a group of users, and each number of bands has groups of its own: give "

@@ -100,11 +100,11 @@ def theory_command(
                 f"{spectrum} has no curvature: all its eigenvalues are 0; give one that `fedcgd curve` measured"
             )
         quadratic = Quadratic(found, 1 / found.largest if learning_rate is None else learning_rate)
-        texts = list(dict.fromkeys(mechanism or default_mechanisms(when.separation)))
+        texts = list(dict.fromkeys(mechanism or default_mechanisms(when.apart)))
         asked = [RunOptions(**vars(when), mechanism=text) for text in texts]
         for one in asked:
             one.spelling()  # refuses what is misspelled before any work
-        plain = Participation(rounds=rounds, min_separation=when.separation, max_participations=when.participations)
+        plain = Participation(rounds=rounds, min_separation=when.apart, max_participations=when.participations)
         rows: list[dict[str, Any]] = []
         curves: list[Curve] = []
         with progress(len(asked) + (0 if plot is None else _CURVE_POINTS), quiet=json) as step:

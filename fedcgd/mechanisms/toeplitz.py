@@ -89,7 +89,14 @@ def _inverse(mechanism: Toeplitz, rounds: int) -> Vector:
 
 
 def reciprocal(series: Vector, rounds: int) -> Vector:
-    """The first `rounds` coefficients of 1/Σ series[i]·x^i, series[0] ≠ 0; O(n·p) for p coefficients, or O(n log n) if less."""
+    """The first `rounds` coefficients of 1/Σ series[i]·x^i; O(n·p) for p coefficients, or O(n log n) if less.
+
+    Raises ValueError if series[0] is 0: there is no such series, and C has no inverse.
+    """
+    if series[0] == 0:
+        raise ValueError(
+            f"the first coefficient of a series must not be 0, got {series[:4].tolist()}…: C would have no inverse"
+        )
     series = series[:rounds]
     if rounds * len(series) <= _DIRECT:
         return np.asarray(lfilter(np.ones(1), series, np.eye(1, rounds)[0]))

@@ -1,7 +1,6 @@
 """Random b-min-separation against enumeration, quadrature, an independent Monte Carlo, and the exact Poisson accountant."""
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -324,11 +323,8 @@ def test_the_largest_value_between_two_bounds_counts() -> None:
 
     bounds = np.array([(0.3, 0.9), (0.5, 1.1), (1.2, 5.0), (top * 0.99, top * 1.01), (3.0, 4.0), (5.0, 5.0)])
 
-    class Between:
-        def bounds(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            return bounds[:, 0] * math.exp(0.7), bounds[:, 1] * math.exp(0.7)
-
-    found = replace(sampler, likelihood=Between())._values(np.zeros((3, len(bounds))))  # type: ignore[arg-type]
+    lower, upper = np.log(bounds.T) + 0.7
+    found = sampler._values(lower, upper, 0.7)
     largest = [max(g(ratio) for ratio in np.linspace(low, high, 10_001)) for low, high in bounds]
     np.testing.assert_allclose(found, largest, rtol=1e-6, atol=1e-12)
     assert found[3] == pytest.approx(1.0)
@@ -490,3 +486,40 @@ def test_seed_depends_on_the_question() -> None:
     ]
     seeds = {question.seed("delta", 1.0, 2.0), question.seed("delta", 1.0, 2.1), question.seed("sigma", 1.0, 2.0)}
     assert len(seeds | {other.seed("delta", 1.0, 2.0) for other in others}) == 6
+
+
+def test_a_ladder_ends_at_the_first_rung_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a lower one says: only then the draws of one failure probability are enough for all rungs."""
+    question = search.Question(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True), 2.0)
+    pilot = question.at(2.0, 0.7).pilot(5, 1e-6)
+    assert pilot is not None
+    ladder = search.Ladder.of(pilot, 5)
+    assert np.all(np.diff(ladder.rungs) < 0)
+    asked: list[int] = []
+
+    def bound(_draws: np.ndarray, pilot: np.ndarray, failure: float) -> float:
+        assert failure == 1e-6 / 4
+        if pilot is ladder.shares:
+            return 1.0
+        asked.append(len(asked))
+        return 1.0 if len(asked) == 4 else 0.0
+
+    monkeypatch.setattr(search, "_bound", bound)
+    monkeypatch.setattr(AddDirection, "confirm", lambda *_: 0.0)
+    assert ladder.confirm(1e-9, 5, 0)[0] == ladder.rungs[2]
+    assert len(asked) == 4
+    asked.clear()
+    monkeypatch.setattr(AddDirection, "confirm", lambda direction, _: float(direction.epsilon < ladder.rungs[1]))
+    assert ladder.confirm(1e-9, 5, 0)[0] == ladder.rungs[1]
+
+
+def test_an_epsilon_is_near_what_plain_means_say() -> None:
+    """δ at a percent and a half less ε is above what was asked for, by means of draws that the search did not see."""
+    found = compute_epsilon(BSR(4), b_min_sep(60, 6, 0.1), noise_multiplier=2.5, delta=1e-3).epsilon
+    columns, law = columns_of(BSR(4), 60, 6, 60), BMinSepLaw(60, 6, 0.1, True)
+    likelihood = BMinSepLikelihood.of(columns, law, 2.5)
+    for part, too_little in ((1.0, False), (0.985, True)):
+        sampler = RemoveSampler.of(columns, law, likelihood, 2.5, part * found)
+        assert sampler is not None
+        values, shares = sampler.draw(16_000, (7, 0))
+        assert (math.exp(sampler.log_scale) * values.mean() * shares.mean() > 1e-3) == too_little

@@ -104,6 +104,7 @@ B_MIN_SEP = ["--sampling", "b-min-sep"]
         (["--separation", "0"], "--separation must be between 1 and rounds = 40"),
         ([*B_MIN_SEP, "--separation", "0", "--participations", "3"], "--separation must be between 1 and rounds = 40, got 0"),
         ([*B_MIN_SEP, "--separation", "20", "--participations", "3"], "got 3: fewer, or a smaller --separation"),
+        ([*B_MIN_SEP, "--participations", "3"], "b-min-sep sampling needs --separation (b)"),
         (["--separation", "7", "--sampling", "balls-in-bins"], "the 7 bins (--separation)"),
         (["--epsilon", "-1"], "--epsilon must be in"),
         (["--epsilon", "0"], "--epsilon must be in"),

@@ -1,17 +1,20 @@
 """The command line called in a wrong way: every mistake is named at once, with what was meant, and exit code 2."""
 
+import io
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import fedcgd
 from fedcgd import LambdaCGD, Participation
 from fedcgd.accounting.selection import select_mechanism
-from fedcgd.cli import app, budget, usage
+from fedcgd.cli import app, budget, printing, usage
 from fedcgd.cli.printing import how_far
 from fedcgd.optimisation import catalogue
 
@@ -137,6 +140,23 @@ def test_how_far_the_work_is_can_be_read_from_what_is_said() -> None:
     assert how_far("λ = 0.9, 4 of about 12") == (3, 12)
     assert how_far("sampled run 1 of 2") == (0, 2)
     assert how_far("δ ≤ 0.1") == (0, 0)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_long_work_tells_where_it_is_on_what_is_no_terminal(monkeypatch, capsys, quiet) -> None:
+    """A line, at most every ten seconds."""
+    clock = [0.0]
+    monkeypatch.setattr(printing, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(printing, "complaints", Console(file=io.StringIO()))
+    with printing.status(quiet) as say:
+        for second in (1, 9, 12, 13, 21, 23):
+            clock[0] = float(second)
+            say(f"{second / 10}, 4 of about 10")
+    lines = [
+        "calculating: 1.2, 4 of about 10, 12 s, about 28 s left",
+        "calculating: 2.3, 4 of about 10, 23 s, about 54 s left",
+    ]
+    assert capsys.readouterr().err.splitlines() == ([] if quiet else lines)
 
 
 def test_another_mechanism_with_a_lambda_does_not_become_lambda_cgd(monkeypatch) -> None:

@@ -14,6 +14,7 @@ from fedcgd import (
     Normalized,
     Participation,
     Plan,
+    accountant,
     calibrate,
     compute_delta,
     compute_epsilon,
@@ -241,6 +242,24 @@ class Swelling(LambdaCGD):
 
     def inverse_coefficients(self, rounds: int) -> np.ndarray:
         return reciprocal(self.coefficients(rounds), rounds)
+
+
+class Late(Swelling):
+    """c = 0, 1, 1, which has no inverse."""
+
+    def coefficients(self, rounds: int) -> np.ndarray:
+        return np.array([0.0, 1.0, 1.0, *[0.0] * rounds])[:rounds]
+
+
+@pytest.mark.parametrize("sampling", ["none", "b-min-sep"])
+def test_coefficients_that_begin_with_zero_are_refused_in_words(sampling) -> None:
+    rate = 0.3 if sampling == "b-min-sep" else None
+    participation = Participation(rounds=9, min_separation=3, sampling=sampling, sampling_rate=rate)
+    with pytest.raises(ValueError, match=r"must not be 0, got \[0.0, 1.0, 1.0, 0.0\]…: C would"):
+        calibrate(Late(0.5), participation, epsilon=2, delta=1e-3)
+    if sampling == "b-min-sep":
+        with pytest.raises(ValueError, match="the diagonal of C must be positive, got 0"):
+            accountant(Late(0.5), participation).check()
 
 
 def test_no_record_takes_a_mechanism_that_it_would_not_make_again():

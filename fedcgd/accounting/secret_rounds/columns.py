@@ -251,6 +251,8 @@ def columns_of(mechanism: Mechanism, rounds: int, separation: int, released: int
     else:
         column, exact = _largest_column(mechanism, rounds, released), False
     check_sign(column, mechanism.name, "a sampling of secret rounds")
+    if not column[0] > 0:
+        raise ValueError(f"{mechanism.name}: the diagonal of C must be positive, got {column[0]:g}: C has no inverse")
     b = min(separation, released)
     if bandwidth(toeplitz, rounds) <= separation or not column[b:].any():
         return Columns(column[:b], 0.0, 0.0, scales, exact)

@@ -74,17 +74,26 @@ class RemoveSampler:
     @property
     def log_scale(self) -> float:
         """log of what the product of the means of values and shares is multiplied with."""
+        return self.log_scale_at(self.epsilon)
+
+    def log_scale_at(self, epsilon: float) -> float:
+        """The same for another ε."""
         r = self.tuples.order
-        return self.tuples.log_total + (1 - r) * self.epsilon + largest_of_power(r)
+        return self.tuples.log_total + (1 - r) * epsilon + largest_of_power(r)
 
     def draw(self, count: int, seed: Seed) -> tuple[Vector, Vector]:
         """About `count` values and more shares, all in [0, 1]; their means times exp(`log_scale`) multiply to
         δ, or a little more.
         """
+        values, shares = self.draw_at(np.array([self.epsilon]), count, seed)
+        return values[0], shares
+
+    def draw_at(self, epsilons: Vector, count: int, seed: Seed) -> tuple[Matrix, Vector]:
+        """The same draws, with a row of values for each of `epsilons`."""
         columns, sigma = self.tuples.columns, self.tuples.sigma
         n, likely = columns.rounds, max(self.accepted, _LEAST_ACCEPTED / 4)
 
-        def block(generator: np.random.Generator, size: int) -> tuple[Vector, Vector]:
+        def block(generator: np.random.Generator, size: int) -> tuple[Matrix, Vector]:
             tried = math.ceil(size / likely)
             means, shares = self.tuples.draw(generator, tried)
             means = means[:, generator.random(tried) < shares]
@@ -95,39 +104,39 @@ class RemoveSampler:
             z += along * (length / sigma - np.einsum("ij,ij->j", z, along))
             x, slope = columns.adjoint(z) / sigma, columns.adjoint(along) / sigma
             start = _STEP * generator.random((means.shape[1],))
-            return self._integrals(x, slope, start), shares
+            return self._integrals(x, slope, start, epsilons), shares
 
         width = max(n, int(n * self.tuples.order / likely / 6))
         blocks = run_in_blocks(block, count, max(1, width * 2**17 // _NUMBERS), seed)
-        values = np.concatenate([values for values, _ in blocks])
+        values = np.concatenate([values for values, _ in blocks], axis=1)
         shares = np.concatenate([shares for _, shares in blocks])
-        if not len(values):
-            values = np.ones(1)  # nothing was accepted: the worst there is
+        if not values.size:
+            values = np.ones((len(epsilons), 1))  # nothing was accepted: the worst there is
         values = np.minimum(values * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0)
         return values, np.minimum(shares * (1 + _ROUNDING_OF_SHARES) + _LEFT_OUT, 1.0)
 
-    def _integrals(self, x: Matrix, slope: Matrix, start: Vector) -> Vector:
-        """∫ φ(t)·g(S(x + t·slope)/a) dt, from above, as S grows with t."""
-        total, left = np.zeros(x.shape[1]), np.arange(x.shape[1])
+    def _integrals(self, x: Matrix, slope: Matrix, start: Vector, epsilons: Vector) -> Matrix:
+        """∫ φ(t)·g(S(x + t·slope)/a) dt for each a = e^ε, from above, as S grows with t."""
+        total, left = np.zeros((len(epsilons), x.shape[1])), np.arange(x.shape[1])
+        least = float(epsilons.min())
         for t in _REACH - start - _STEP * np.arange(round(2 * _REACH / _STEP))[:, None]:
             at = slope * t[left]
             at += x
-            values = self._values(at)
-            total[left] += _STEP * np.exp(-(t[left] ** 2) / 2) / math.sqrt(2 * math.pi) * values
-            some = values > 0  # it stays 0 where it is
+            lower, upper = (np.log(bound) for bound in self.likelihood.bounds(at))
+            weight = _STEP * np.exp(-(t[left] ** 2) / 2) / math.sqrt(2 * math.pi)
+            for row, epsilon in zip(total, epsilons, strict=True):
+                row[left] += weight * self._values(lower, upper, float(epsilon))
+            some = upper + _ROUNDING > least  # values stay 0 where they are, for every ε
             if not some.any():
                 break
             if some.mean() < _KEPT:
                 x, slope, left = x[:, some], slope[:, some], left[some]
         return total
 
-    def _values(self, x: Matrix) -> Vector:
-        """The largest g(S/a) = (S/a − 1)₊/(S/a)^r·r^r/(r − 1)^(r−1) between the two bounds on S."""
+    def _values(self, lower: Vector, upper: Vector, epsilon: float) -> Vector:
+        """The largest g(S/a) = (S/a − 1)₊/(S/a)^r·r^r/(r − 1)^(r−1) between two bounds on log S."""
         r = self.tuples.order
-        lower, upper = (np.log(bound) - self.epsilon for bound in self.likelihood.bounds(x))
-        lower, upper = lower - _ROUNDING, upper + _ROUNDING
-        top = -math.log1p(-1 / r)
-        at = np.clip(top, lower, upper)
+        at = np.clip(-math.log1p(-1 / r), lower - epsilon - _ROUNDING, upper - epsilon + _ROUNDING)
         above = at > 0
         values = np.zeros(len(at))
         values[above] = np.exp(at[above] * (1 - r) + np.log(-np.expm1(-at[above])) - largest_of_power(r))

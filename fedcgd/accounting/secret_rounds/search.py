@@ -1,7 +1,8 @@
 """σ, ε and δ under secret rounds: a few draws propose an answer, and fresh ones confirm it, or it is raised.
 
 All tries for one answer together are wrong with probability at most β = `failure_probability(δ)` over the seed, and β is part
-of δ: what is confirmed is δ − β. The seed is a hash of the question (columns, law, and two of ε, σ and δ), as for
+of δ: what is confirmed is δ − β. Of an ε the same draws confirm less and less, down a ladder that was fixed before them, until a
+rung fails (`Ladder`). The seed is a hash of the question (columns, law, and two of ε, σ and δ), as for
 Balls-in-Bins.
 """
 
@@ -22,7 +23,7 @@ from fedcgd.accounting.secret_rounds.add import AddDirection, LogRatios, draw_lo
 from fedcgd.accounting.secret_rounds.columns import Columns
 from fedcgd.accounting.secret_rounds.law import Law, Likelihood
 from fedcgd.accounting.secret_rounds.remove import RemoveSampler
-from fedcgd.mechanisms.mechanism import Vector
+from fedcgd.mechanisms.mechanism import Matrix, Vector
 
 METHOD = (
     "Monte Carlo over the privacy loss, exact chain of pairs and Ehrhard's inequality, with upper confidence bounds"
@@ -43,9 +44,14 @@ _CLOSE = 0.1  # of log δ
 _FAR = 1.0  # of log δ
 _BRACKET = 0.01  # of log σ or log ε: where δ jumps, the search ends; what more draws say is added
 _DOWN, _UP = 2.0, 0.5  # of log σ or log ε, in one step at most
-_BESIDE = 1.02  # times x: where the slope is taken
+_RAISE = 1.002  # times σ, at least, where a confirmation failed
+_CARE = 1.3  # times the slope that few draws show
 _MARGIN = 0.01  # of log δ, that the last step stays below its goal
 _FLATTEST, _STEEPEST = 2.0, 40.0  # −log δ over log σ or log ε, about
+_APART = 0.08  # of log σ or log ε: nearer to each other, two points with few draws show no slope
+_RUNGS, _RUNG = 45, 0.002  # of a ladder, and from one to the next in log ε
+_ABOVE = 0.35  # the part of a ladder that is above the ε that few draws propose
+_TRIED_RUNGS = 4 * _PILOT_REMOVE  # draws that tell how to bet on each rung
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,8 +158,7 @@ class Pilot:
         """An upper bound on δ, wrong with probability at most `failure`. `goal`: above it the rest is not drawn."""
         point, failure = self.point, self.failure / 4
         values, shares = self.sampler.draw(self.count, (seed, 2 + 2 * attempt))
-        mean = upper_bound(values, 1.0, stake(float(self.values.var()) + 1e-12, 1.0, len(values), failure), failure)
-        share = upper_bound(shares, 1.0, stake(float(self.shares.var()) + 1e-12, 1.0, len(shares), failure), failure)
+        mean, share = _bound(values, self.values, failure), _bound(shares, self.shares, failure)
         found = min(1.0, math.exp(min(self.sampler.log_scale, 700.0)) * mean * share)
         if found > goal:
             return found
@@ -175,11 +180,91 @@ class Pilot:
         return min(1.0, math.exp(min(self.sampler.log_scale, 700.0)) * min(mean, 1.0) * min(share, 1.0))
 
 
+@dataclass(frozen=True, eq=False)
+class Ladder:
+    """Values of ε around one that few draws propose, from the largest to the smallest, and how each will be confirmed.
+
+    The rungs are tested in this order, by the same draws, and none below the first that fails. A test is wrong with probability
+    at most `failure`. What is returned is wrong only if the first rung whose δ is above the goal passed its test. So that has
+    probability at most `failure` too, however many rungs there are (tests in a fixed sequence).
+    """
+
+    pilot: Pilot
+    rungs: Vector
+    values: Matrix
+    """Of a few draws, by rung."""
+    shares: Vector
+
+    @staticmethod
+    def of(pilot: Pilot, seed: int) -> "Ladder":
+        """Around the ε of `pilot`."""
+        rungs = pilot.point.epsilon * np.exp(_RUNG * (_RUNGS * _ABOVE - np.arange(_RUNGS)))
+        values, shares = pilot.sampler.draw_at(rungs, _TRIED_RUNGS, (seed, 0))
+        return Ladder(pilot, rungs, values, shares)
+
+    def confirm(self, goal: float, seed: int, attempt: int) -> tuple[float | None, float]:
+        """The least rung that is confirmed, None if the first is not; and the bound on δ where the ladder ended."""
+        pilot, failure = self.pilot, self.pilot.failure / 4
+        values, shares = pilot.sampler.draw_at(self.rungs, pilot.count, (seed, 2 + 2 * attempt))
+        share = _bound(shares, self.shares, failure)
+        passed: list[int] = []
+        found = math.inf
+        for i, rung in enumerate(self.rungs):
+            scale = math.exp(min(pilot.sampler.log_scale_at(float(rung)), 700.0))
+            found = min(1.0, scale * _bound(values[i], self.values[i], failure) * share)
+            if found > goal:
+                break
+            passed.append(i)
+        if not passed:
+            return None, found
+        point = pilot.point
+        count = pilot.adding[1]
+        ratios = draw_log_ratios(point.question.columns, point.likelihood, point.sigma, count, (seed, 3 + 2 * attempt))
+        least = None
+        for i in passed:
+            rung = float(self.rungs[i])
+            found = AddDirection.of(pilot.ratios, rung, count, pilot.failure / 2).confirm(ratios)
+            if found > goal:
+                break
+            least = rung
+        return least, found
+
+
+def _bound(draws: Vector, pilot: Vector, failure: float) -> float:
+    """An upper confidence bound on the mean of `draws`, with the stake that other draws advise."""
+    return upper_bound(draws, 1.0, stake(float(pilot.var()) + 1e-12, 1.0, len(draws), failure), failure)
+
+
 def calibrate(question: Question, *, epsilon: float, delta: float, progress: Progress) -> Bound:
     """A noise multiplier σ for which both directions are proven to be (ε, δ)-private."""
     highest = gaussian.sigma(epsilon=epsilon, delta=delta) * question.reach  # without amplification
     seed = question.seed("sigma", epsilon, delta)
-    return _least(lambda sigma: question.at(sigma, epsilon), highest, delta, seed, progress, raise_by=1.002)
+    failure = failure_probability(delta)
+    goal = delta - failure
+
+    def at(sigma: float) -> Point:
+        return question.at(sigma, epsilon)
+
+    x, pilot, slope = _proposed(at, highest, goal, seed, failure / _TRIES, progress)
+    if pilot is not None and x < highest:
+        # The search ends up to 10 % of δ below its goal, and what so few draws may err by. More draws take most of that off.
+        times = min(_FINER, pilot.count / _PILOT_REMOVE)
+        finer = at(x).pilot(seed, failure / _TRIES, pilot, times=times)
+        if finer is not None and finer.likely > 0:
+            excess = math.log(finer.likely / goal) + _MARGIN
+            # A confirmation that fails takes longer than all before: down with care.
+            x = min(x * math.exp(excess / (slope if excess > 0 else _CARE * slope)), highest)
+            pilot = at(x).pilot(seed, failure / _TRIES, finer)
+    for attempt in range(_TRIES):
+        if x >= highest or pilot is None:
+            break
+        progress(_confirming(x))
+        found = pilot.confirm(goal, seed, attempt)
+        if found <= goal:
+            return Bound(x, METHOD, failure_probability=failure)
+        x *= max(_RAISE, math.exp(math.log(found / goal) / slope) * 1.0005)
+        pilot = at(x).pilot(seed, failure / _TRIES, pilot)
+    return Bound(highest, METHOD)
 
 
 def propose(question: Question, *, epsilon: float, delta: float) -> float:
@@ -197,7 +282,23 @@ def epsilon(question: Question, *, sigma: float, delta: float, progress: Progres
     """An ε for which both directions are proven to be (ε, δ)-private."""
     highest = gaussian.epsilon(sigma=sigma / question.reach, delta=delta)
     seed = question.seed("epsilon", sigma, delta)
-    return _least(lambda epsilon: question.at(sigma, epsilon), highest, delta, seed, progress, raise_by=1.003)
+    failure = failure_probability(delta)
+    goal = delta - failure
+
+    def at(value: float) -> Point:
+        return question.at(sigma, value)
+
+    x, pilot, slope = _proposed(at, highest, goal, seed, failure / _TRIES, progress)
+    for attempt in range(_TRIES):
+        if x >= highest or pilot is None:
+            break
+        progress(_confirming(x))
+        found, delta_there = Ladder.of(pilot, seed).confirm(goal, seed, attempt)
+        if found is not None:
+            return Bound(min(found, highest), METHOD, failure_probability=failure)
+        x *= math.exp(_RUNG * _RUNGS * _ABOVE + max(0.0, math.log(delta_there / goal)) / slope)
+        pilot = at(x).pilot(seed, failure / _TRIES, pilot)
+    return Bound(highest, METHOD)
 
 
 def delta(question: Question, *, sigma: float, epsilon: float, progress: Progress) -> Bound:
@@ -216,39 +317,8 @@ def delta(question: Question, *, sigma: float, epsilon: float, progress: Progres
     return Bound(found, METHOD, failure_probability=failure) if found < highest else Bound(highest, METHOD)
 
 
-def _least(
-    at: Callable[[float], Point], highest: float, delta: float, seed: int, progress: Progress, *, raise_by: float
-) -> Bound:
-    """About the least x that is confirmed at at(x); `highest` if none is found below."""
-    failure = failure_probability(delta)
-    goal = delta - failure
-    x, pilot, slope = _proposed(at, highest, goal, seed, failure / _TRIES, progress)
-    if pilot is not None and x < highest:
-        slope = _slope(at, x, pilot, seed)
-        # The search ends up to 10 % of δ below its goal, and what so few draws may err by. More draws take most of that off.
-        times = min(_FINER, pilot.count / _PILOT_REMOVE)
-        finer = at(x).pilot(seed, failure / _TRIES, pilot, times=times)
-        if finer is not None and finer.likely > 0:
-            x = min(x * math.exp((math.log(finer.likely / goal) + _MARGIN) / slope), highest)
-            pilot = at(x).pilot(seed, failure / _TRIES, finer)
-    for attempt in range(_TRIES):
-        if x >= highest or pilot is None:
-            break
-        progress(f"{x:.6g}, to be confirmed, {_SHOWN - 3} of about {_SHOWN}")  # it takes a third of the time, about
-        found = pilot.confirm(goal, seed, attempt)
-        if found <= goal:
-            return Bound(x, METHOD, failure_probability=failure)
-        x *= max(raise_by, math.exp(math.log(found / goal) / slope) * 1.0005)
-        pilot = at(x).pilot(seed, failure / _TRIES, pilot)
-    return Bound(highest, METHOD)
-
-
-def _slope(at: Callable[[float], Point], x: float, pilot: Pilot, seed: int) -> float:
-    """−log δ over log x: of means, which do not jump where another r is chosen, with the same random numbers."""
-    beside = at(_BESIDE * x).pilot(seed, pilot.failure, pilot)
-    if beside is None or not 0 < beside.mean < pilot.mean:
-        return _STEEPEST
-    return min(max(math.log(pilot.mean / beside.mean) / math.log(_BESIDE), _FLATTEST), _STEEPEST)
+def _confirming(x: float) -> str:
+    return f"{x:.6g}, to be confirmed, {_SHOWN - 3} of about {_SHOWN}"  # it takes a third of the time, about
 
 
 def _proposed(
@@ -262,7 +332,7 @@ def _proposed(
     low, high = -math.inf, math.log(highest)  # log x that is too small, and enough
     enough: tuple[float, Pilot | None] = highest, None
     position, slope, far = high - 0.25, 12.0, True
-    last: tuple[float, float] | None = None
+    seen: list[tuple[float, float]] = []
     pilot: Pilot | None = None
     for number in range(1, _STEPS + 1):
         x = math.exp(position)
@@ -283,10 +353,12 @@ def _proposed(
         # −log δ is about a power of x, so that its logarithm over log x has about the same slope far away as near.
         depth = math.log(max(-math.log(likely), 0.05) / -math.log(goal))
         if pilot is not None:
-            if last is not None and abs(position - last[0]) > 1e-4:
-                slope = (depth - last[1]) / (position - last[0]) * -math.log(goal)
+            others = [other for other in seen if abs(position - other[0]) > _APART]
+            if others:
+                other = min(others, key=lambda other: abs(position - other[0]))
+                slope = (depth - other[1]) / (position - other[0]) * -math.log(goal)
                 slope = min(max(slope, _FLATTEST), _STEEPEST)
-            last = position, depth
+            seen.append((position, depth))
         aim = math.log1p(_CLOSE / 2 / -math.log(goal))
         move = 0.3 if pilot is None else (aim - depth) / slope * -math.log(goal)
         target = position + min(max(move, -_DOWN), _UP)
