@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 from fedcgd.opacus.batches import RoundLoader
 from fedcgd.opacus.collation import PROBED, as_called, check_collation
 from fedcgd.opacus.independence import RECURRENT, BatchLook
+from fedcgd.opacus.mixed_rows import rows_are_mixed
 from fedcgd.opacus.outside_parameters import refuse_outside_parameters
 from fedcgd.opacus.probing import CrossExampleLeakError, same_random_numbers, tensors_of
 from fedcgd.opacus.release_tracker import ReleaseTracker
@@ -111,6 +112,11 @@ class FirstBatches:
         batch, collate = self._loader.collate_fn.take_latest(), self._loader.collate_fn.wrapped_collator_fn
         if batch is None or self._dim != 0:
             return
+        if rows_are_mixed(given, batch):
+            raise CrossExampleLeakError(
+                "the rows that the model is given are each a mixture of two rows of the loader's batch (mixup): an example is in "
+                "two gradients, each clipped by itself, and ε counts one. Leave the mixing out"
+            )
         arguments = as_called(given, batch)
         dataset: Any = self._loader.dataset
         with same_random_numbers(()):

@@ -37,12 +37,15 @@ class RunExamples:
         self._ends = None if ends is None else hashlib.blake2b(ends, key=_SECRET).digest()
         self._parts = _parts(dataset)
         self.told = False
-        """Whether the author has been told."""
+        """Whether the author has been told of others over them."""
 
     def tell(self, run: str) -> None:
-        """Warn, once, if another run than `run` has released something of these examples."""
-        if not self.told and any(name != run and self._meets(other) for name, other in _released.items()):
-            self.told = True
+        """Warn if another run than `run` has released something of these examples, once for all runs over them."""
+        if self.told:
+            return
+        before = [other for name, other in _released.items() if name != run and self._meets(other)]
+        self.told = bool(before)
+        if before and not any(other.told for other in before):
             warnings.warn(_SHARED, stacklevel=2)
 
     def note_release(self, run: str) -> None:
