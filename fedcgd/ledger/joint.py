@@ -8,7 +8,7 @@ from typing import Any
 
 from fedcgd.accounting import JointGuarantee
 from fedcgd.ledger.recorded_run import RecordedRun, recorded
-from fedcgd.ledger.registry import register_beside
+from fedcgd.ledger.registry import read_register, register_beside
 from fedcgd.ledger.run_composition import RunComposition
 from fedcgd.ledger.verification import NO_REGISTER, compare_model_file, verify_records
 from fedcgd.numeric import so_many
@@ -86,8 +86,12 @@ def joint(
 
     Raises:
         ValueError: if the plans have different δ and none is given, if nothing is recorded, or no run has the user, if the ledger
-            of a run's evaluations is missing, and for what is no ledger.
+            of a run's evaluations is missing, and for what is no ledger or, where one is named, no register.
     """
+    if register is not None:
+        read_register(
+            register
+        )  # whoever misspells it is told, and is not left with runs that were compared with nothing
     together = RunComposition(recorded(paths))
     runs = together.runs
     if delta is None:

@@ -163,6 +163,8 @@ class Ledger(Closable):
                 owner = secrets.token_hex(16)
                 connection.execute("UPDATE run SET owner = ?", (owner,))
                 attempts.abandon(connection, file)
+            if lock is not None:
+                lock.take_over()
             checkpoint(connection)
             stack.pop_all()
         return cls(connection, registry, lock, plan, owner, stream_id, key.simulated, file)

@@ -21,13 +21,19 @@ class RunLock:
         """Raises ValueError, with the other process, if one that lives has the ledger open."""
         self._path = ledger.with_name(f"{ledger.name}-lock")
         self._process = os.getpid()
-        self._file: int | None
         before = _held.get(self._path)
         if before is not None and before._process == self._process:
-            self._file, before._file = before._file, None
+            self._before: RunLock | None = before
+            self._file: int | None = None
         else:  # also in a forked process, which inherits no lock
-            self._file = _locked(self._path, ledger)
-        _held[self._path] = self
+            self._before, self._file = None, _locked(self._path, ledger)
+            _held[self._path] = self
+
+    def take_over(self) -> None:
+        """From here on this holds the lock, if another one of this process did: what is refused before leaves it to that one."""
+        if self._before is not None:
+            self._file, self._before._file = self._before._file, None
+            self._before, _held[self._path] = None, self
 
     def close(self) -> None:
         """Let others open the ledger."""

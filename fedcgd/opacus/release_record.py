@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ class ReleaseRecord:
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path)
         self._file: int | None = None
+        self._process = 0
+        """Which one has opened the file: a fork of it has no say in its lock."""
         self._close: Callable[[], Any] = lambda: None
         self._taken_over = False
         self._run: dict[str, Any] = {}
@@ -86,6 +89,7 @@ class ReleaseRecord:
         if before is not None and not new and before._keeps(self._path):
             self._check_run(run, before._run)
             before._taken_over = True
+            before._unlock()
             before._close()
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -94,7 +98,7 @@ class ReleaseRecord:
         except BaseException:
             os.close(file)
             raise
-        self._file = file
+        self._file, self._process = file, os.getpid()
         self._close = weakref.finalize(self, os.close, file)
         _open_here[place] = self
         if named is None:
@@ -104,8 +108,18 @@ class ReleaseRecord:
         self._run = run if named is None else named
 
     def _keeps(self, path: Path) -> bool:
-        """Whether the file at `path` is the one that was opened, and not one that took its place."""
-        return self._file is not None and not self._taken_over and os.path.samestat(os.fstat(self._file), path.stat())
+        """Whether the file at `path` is the one that this process opened, and not one that took its place."""
+        if self._file is None or self._taken_over or self._process != os.getpid():
+            return False
+        return os.path.samestat(os.fstat(self._file), path.stat())
+
+    def _unlock(self) -> None:
+        """Give the lock back: closing the file does not while a worker of a loader, a fork of this process, has it too."""
+        with suppress(ImportError):  # Windows
+            import fcntl
+
+            assert self._file is not None
+            fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _read(self, file: int) -> dict[str, Any] | None:
         """What names the run of the record, None if it is empty; and how often each round is on it."""

@@ -207,7 +207,7 @@ class CohortSelector:
 
 def _is_final(directory: UserDirectory, grid: Grid) -> bool:
     """Whether waiting is in vain if nothing changes soon: all nodes that are there have answered, and no others are to come."""
-    return directory.is_hopeless or (is_simulation(grid) and directory.silent == len(directory.unable))
+    return directory.is_hopeless or (is_simulation(grid) and directory.has_heard_all)
 
 
 def _unable(directory: UserDirectory) -> str:

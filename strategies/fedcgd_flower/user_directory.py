@@ -39,6 +39,7 @@ _TROUBLE: dict[RejectionReason | None, str] = {
     "node lost": "",  # it will be missing from the list of nodes soon
 }
 
+_AGAIN = 10.0  # seconds after an answer that names nobody: it may have been a node that was starting
 _LONGEST_REST = 3600.0  # seconds between questions to a node that never answers
 
 
@@ -107,9 +108,14 @@ class UserDirectory:
         return {node_id: asked.trouble for node_id, asked in self._questions.items() if asked.trouble}
 
     @property
+    def has_heard_all(self) -> bool:
+        """Whether every node that is there has answered whatever it was asked, also when it was asked again."""
+        return not any(asked.message_ids or not asked.trouble for asked in self._questions.values())
+
+    @property
     def is_hopeless(self) -> bool:
         """Whether no node has named a user since this process began, and all that are there have answered that they cannot."""
-        return not self._declared and 0 < self.connected == len(self.unable)
+        return not self._declared and 0 < self.connected == len(self.unable) and self.has_heard_all
 
     def refresh(self, grid: Grid) -> Mapping[str, NodeIds]:
         """The node of every user that exactly one connected node hosts; of a shared one, all that host it."""
@@ -194,6 +200,8 @@ class UserDirectory:
                     self._record_hosted_users(node_id, names, answer)
                     break
                 question.message_ids.remove(message_id)
+                if not question.trouble:
+                    question.rest = min(question.rest, _AGAIN)
                 question.trouble = PROBLEMS[answer] if answer else self._trouble(reply)
                 if question.trouble and not question.told:
                     question.told = True

@@ -13,6 +13,7 @@ from shared import record
 
 from fedcgd.participation import Participation
 from fedcgd_flower import IncompleteRunError
+from fedcgd_flower.user_directory import UserDirectory
 
 
 def test_a_run_that_releases_nothing_raises() -> None:
@@ -128,6 +129,31 @@ def test_a_node_that_comes_meanwhile_is_waited_for(clock: Clock) -> None:
 
     grid.get_nodes = later
     assert make(patience=600.0).start(grid, record(np.zeros(SIZE))).complete
+
+
+def test_nodes_that_fail_once_while_they_start_are_asked_again_before_the_run_ends(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were asked again after a minute, and the run had ended after half of one."""
+    monkeypatch.setattr("fedcgd_flower.user_directory.time", clock)
+    grid = two_nodes()
+    for fake in grid.nodes.values():
+        fake.tamper = lambda request, reply: (
+            Message(Error(code=1, reason="no module"), reply_to=request) if clock.now < 5 else reply
+        )
+    assert make(patience=600.0).start(grid, record(np.zeros(SIZE))).complete
+
+
+def test_a_run_does_not_end_while_a_node_that_failed_once_has_not_answered_again() -> None:
+    """It is loading its app now, perhaps."""
+    grid = FakeGrid(unable(1))
+    directory = UserDirectory("declared", lambda users, node, single=False: set(users), timeout=0.0)
+    directory.refresh(grid)
+    assert directory.is_hopeless
+    grid.nodes[50].tamper = lambda request, reply: None
+    directory.refresh(grid)
+    assert directory.unable
+    assert not directory.is_hopeless
 
 
 def test_in_a_simulation_nobody_is_waited_for_who_cannot_come(clock: Clock) -> None:

@@ -281,6 +281,8 @@ def test_an_older_copy_is_told_by_a_register_also_among_several_runs(tmp_path: P
     assert note == f"{older}: {NO_REGISTER}"
     [problem] = joint([older], register=key.runs).problems
     assert problem.startswith(f"{older}: the key has released 4 rounds of this run ({key.runs}), and 1 are on record")
+    with pytest.raises(ValueError, match=r"there is no register of a key's runs at .*nowhere\.runs"):
+        joint([older], register=tmp_path / "nowhere.runs")
     said = CliRunner().invoke(app, ["ledger", "compose", str(older), "--register", str(key.runs)])
     assert said.exit_code == 1
     seal(older, None)

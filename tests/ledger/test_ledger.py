@@ -274,6 +274,16 @@ def test_a_second_start_is_refused_while_the_first_lives_and_goes_on_when_it_is_
     assert verify(path).problems == ()
 
 
+def test_a_second_start_that_is_refused_leaves_the_run_its_lock(path):
+    """In one process, as in a notebook: the lock went with the refused start, and another process took the run over."""
+    with opened(path) as ledger:
+        with pytest.raises(ValueError, match="its configuration is not the same"):
+            opened(path, configuration={"another": "run"})
+        elsewhere = subprocess.run([sys.executable, "-c", HOLDER, str(path)], input="", capture_output=True, text=True)
+        assert "is open in another process" in elsewhere.stderr
+        release(ledger, 0, ["ada"])
+
+
 @pytest.mark.parametrize(
     ("earlier", "round", "users", "message"),
     [

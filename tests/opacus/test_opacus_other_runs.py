@@ -1,5 +1,7 @@
 """Two runs of one process over the same examples are told that ε of each is not what a person in both has."""
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -11,6 +13,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from fedcgd import NoiseKey
 from fedcgd.opacus import CorrelatedPrivacyEngine
+from fedcgd.opacus.release_record import ReleaseRecord
 
 SHARED = "another run of this process has released rounds over the same examples"
 pytestmark = pytest.mark.filterwarnings(
@@ -141,6 +144,23 @@ def test_a_run_goes_on_in_the_process_where_it_began(tmp_path):
     with pytest.raises(RuntimeError, match="another engine of this process goes on with the run"):
         step((None, optimizer._module, optimizer, None), *batch)
     assert optimizer._tracker.released == 3
+
+
+def test_a_record_that_a_worker_has_open_too_is_taken_over(tmp_path):
+    """Workers of a loader are forks, and have each file of the process: a run that was interrupted was "another process"."""
+    first, second, run = ReleaseRecord(tmp_path / "releases"), ReleaseRecord(tmp_path / "releases"), {"run": "a"}
+    first.attempt(0, run)
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[first._file]) as worker:
+        assert second.attempt(0, run) == 0
+        with pytest.raises(ValueError, match="another process keeps its releases"):
+            taken_by_a_fork(tmp_path / "releases", second, run)
+        worker.communicate(b"\n")
+
+
+def taken_by_a_fork(path, record, run):
+    record._process += 1
+    ReleaseRecord(path).attempt(0, run)
 
 
 def test_a_record_of_another_run_that_is_still_open_says_what_to_do(tmp_path):
