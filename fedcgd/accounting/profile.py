@@ -88,7 +88,8 @@ def _found_epsilon(
     budget = accountant.noise_multiplier(epsilon=target, delta=delta, progress=progress)
     if budget.noise_multiplier != sigma:
         return found
-    return replace(found, value=target, method=budget.method, failure_probability=budget.failure_probability)
+    failure = found.failure_probability + budget.failure_probability
+    return replace(found, value=target, method=budget.method, failure_probability=failure)
 
 
 def pmf_of_profile(multiples: NDArray[np.int_], deltas: Vector, step: float) -> PLDPmf:
