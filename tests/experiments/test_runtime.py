@@ -11,6 +11,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
     pytest.mark.filterwarnings("ignore:Optimal order is the"),
     pytest.mark.filterwarnings("ignore:Full backward hook"),
+    pytest.mark.filterwarnings("ignore:this run can be trained, but not saved"),
 ]
 
 

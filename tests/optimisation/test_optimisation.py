@@ -321,7 +321,7 @@ def test_cache_is_read_checked_and_mended(tmp_path: Path) -> None:
     ("text", "options", "words"),
     [
         ("banded-toeplitz:65", {}, "1 … 64"),
-        ("band-mf:9", {}, "min_separation = 8"),
+        ("band-mf:9", {}, "between 1 and 8, .* got 9"),
         ("band-mf:4", {"error": "max-se"}, "rmse only"),
         ("dense", {"error": "max-se"}, "rmse only"),
         ("blt:0", {}, "at least 1"),
