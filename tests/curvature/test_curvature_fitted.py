@@ -134,7 +134,7 @@ def test_noise_curve_is_private_as_band_mf_is_and_loses_less() -> None:
     ]
     assert sigmas[0][0] == pytest.approx(sigmas[0][1], rel=1e-9)
     assert sigmas[1][0] < calibrate(found, participation, epsilon=4, delta=1e-5).noise_multiplier
-    with pytest.raises(ValueError, match="between 1 and 6, .* got 7"):
+    with pytest.raises(ValueError, match=r"between 1 and 6, .* got 7"):
         noise_curve(7, participation, quadratic=SOME)
 
 
