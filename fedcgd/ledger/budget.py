@@ -86,7 +86,7 @@ class JointBudget:
         runs = recorded(paths)
         for run in runs:
             _check_earlier(run, key)
-        problems, notes, _ = check_runs(runs, *([] if key.runs is None else [key.runs]))
+        problems, notes, _ = check_runs(runs, key.runs)
         if problems:
             raise ValueError(
                 f"records contradict each other, and nobody can say what the runs cost: {'; '.join(problems)}"

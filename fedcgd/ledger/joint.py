@@ -89,9 +89,7 @@ def joint(
             of a run's evaluations is missing, and for what is no ledger or, where one is named, no register.
     """
     if register is not None:
-        read_register(
-            register
-        )  # whoever misspells it is told, and is not left with runs that were compared with nothing
+        read_register(register)  # whoever misspells it is told: the runs would be compared with nothing
     together = RunComposition(recorded(paths))
     runs = together.runs
     if delta is None:
@@ -105,7 +103,7 @@ def joint(
     members = Counter(together.of(one) for one in everybody)
     if not members:
         raise ValueError("no users are on record: nobody was asked in any of the runs")
-    problems, notes, unknown = check_runs(runs, *([] if register is None else [register]))
+    problems, notes, unknown = check_runs(runs, register)
     if unknown:
         notes.append(f"{', '.join(unknown)}: {NO_REGISTER}")
     groups = [
@@ -132,7 +130,7 @@ def joint(
     )
 
 
-def check_runs(runs: Sequence[RecordedRun], *registers: Path) -> tuple[list[str], list[str], list[str]]:
+def check_runs(runs: Sequence[RecordedRun], register: Path | None) -> tuple[list[str], list[str], list[str]]:
     """(What contradicts itself or its register, what is to be known besides, the ledgers that no register knows), by their names.
 
     Of a run whose copies went on in two places a register knows one copy only, and none is compared.
@@ -141,13 +139,13 @@ def check_runs(runs: Sequence[RecordedRun], *registers: Path) -> tuple[list[str]
     problems, notes, unknown = [], [], []
     for run in runs:
         path = Path(run.name)
-        register = register_beside(path, *registers) if copies[run.run_id] == 1 else None
-        found = verify_records(path, register=register)
+        known_by = register_beside(path, register) if copies[run.run_id] == 1 else None
+        found = verify_records(path, register=known_by)
         problems += [f"{path}: {problem}" for problem in found.problems]
         notes += [f"{path}: {text}" for text in found.notes]
         # A last model that was changed changes no ε: what was released is on record.
         notes += [f"{path}: {text}; its releases count all the same" for text in compare_model_file(path)[0]]
-        unknown += [run.name] * (register is None)
+        unknown += [run.name] * (known_by is None)
     return problems, notes, unknown
 
 

@@ -60,11 +60,12 @@ def read_register(path: Path) -> list[RegisteredRun]:
         raise ValueError(f"{path} cannot be read as the register of a key's runs: {error}") from error
 
 
-def register_beside(ledger: Path, *others: Path) -> Path | None:
-    """The register that knows of the ledger's run: one of `others`, or of its folder (noise.key.runs); None if there is none."""
+def register_beside(ledger: Path, named: Path | None = None) -> Path | None:
+    """The register that knows of the ledger's run: `named`, or one of its folder (noise.key.runs); None if there is none."""
     with reader(ledger) as connection:
         (stream_id,) = connection.execute("SELECT stream_id FROM run").fetchone()
-    for path in (*others, *sorted(ledger.resolve().parent.glob("*.runs"))):
+    beside = sorted(ledger.resolve().parent.glob("*.runs"))
+    for path in beside if named is None else [named, *beside]:
         with suppress(ValueError):
             if any(run.stream_id == stream_id for run in read_register(path)):
                 return path

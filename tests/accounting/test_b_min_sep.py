@@ -346,17 +346,17 @@ def test_confidence_bounds_on_removing_cover() -> None:
 def test_a_confirmation_is_of_both_directions_and_of_draws_that_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither those that the pilot was chosen by, nor those of another confirmation."""
     seeds = []
-    removing, adding = RemoveSampler.draw, search.draw_log_ratios
+    removing, adding = RemoveSampler.draw_at, search.draw_log_ratios
 
-    def seen_removing(sampler: RemoveSampler, count: int, seed: tuple[int, int]):
+    def seen_removing(sampler: RemoveSampler, epsilons: np.ndarray, count: int, seed: tuple[int, int]):
         seeds.append(seed)
-        return removing(sampler, count, seed)
+        return removing(sampler, epsilons, count, seed)
 
     def seen_adding(*arguments):
         seeds.append(arguments[-1])
         return adding(*arguments)
 
-    monkeypatch.setattr(RemoveSampler, "draw", seen_removing)
+    monkeypatch.setattr(RemoveSampler, "draw_at", seen_removing)
     monkeypatch.setattr(search, "draw_log_ratios", seen_adding)
     question = search.Question(columns_of(BSR(2), 6, 2, 6), BMinSepLaw(6, 2, 0.3, True), 2.0)
     pilot = question.at(2.0, 0.7).pilot(5, 1e-6)

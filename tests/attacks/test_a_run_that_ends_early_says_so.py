@@ -1,10 +1,10 @@
 """Invariant: a run that released fewer rounds than planned cannot be taken for one that is done."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from clock import Clock
 from fake_grid import FakeGrid, FakeNode, is_training
 from flower_runs import SIZE, make, names, node, two_nodes
 from flwr.app import Error, Message, MetricRecord
@@ -84,19 +84,6 @@ def test_nodes_without_users_are_named_as_the_reason() -> None:
         strategy._rounds.directory.timeout = 0.1
         with pytest.raises(ValueError, match="if they are slow to say it, raise patience above 0 s"):
             strategy.start(grid, record(np.zeros(SIZE)))
-
-
-class Clock(SimpleNamespace):
-    """Passes by sleeping alone, however slow the machine."""
-
-    def __init__(self) -> None:
-        super().__init__(now=0.0)
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture

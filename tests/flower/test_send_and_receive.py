@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from unittest.mock import create_autospec
 
 import pytest
+from clock import Clock
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
@@ -11,17 +12,12 @@ from flwr.superlink.grid import InMemoryGrid
 from fedcgd_flower import send_and_receive as module
 
 
-class Clock:
+class CountingClock(Clock):
+    """It begins at 1000, and counts how often somebody looks for a reply."""
+
     def __init__(self) -> None:
-        self.now = 1000.0
+        super().__init__(1000.0)
         self.looks = 0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        assert seconds >= 0
-        self.now += seconds
 
 
 def seen_after(
@@ -31,9 +27,9 @@ def seen_after(
     look: float = 0.0,
     timeout: float = 1e6,
     kind: type[Grid] = Grid,
-) -> Clock:
+) -> CountingClock:
     """The clock when the reply to a message, there `seconds` after it was sent, has been seen; a look takes `look` seconds."""
-    clock = Clock()
+    clock = CountingClock()
     monkeypatch.setattr(module, "time", clock)
     message = Message(RecordDict({"c": ConfigRecord()}), dst_node_id=1, message_type="train")
     message.metadata.__dict__["_message_id"] = "m"
@@ -88,7 +84,7 @@ def taken(messages: Sequence[Message]) -> list[str]:
 @pytest.mark.parametrize(("kind", "most"), [(InMemoryGrid, 64), (Grid, 200)])
 def test_of_simulated_nodes_few_are_asked_at_once(kind: type[Grid], most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And each once; the third look at a message finds its reply, but node 7 never answers."""
-    clock = Clock()
+    clock = CountingClock()
     monkeypatch.setattr(module, "time", clock)
     grid = create_autospec(kind, instance=True)
     sent: dict[str, Message] = {}
@@ -120,7 +116,7 @@ def test_of_simulated_nodes_few_are_asked_at_once(kind: type[Grid], most: int, m
 
 
 def test_what_was_not_sent_in_time_has_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
+    clock = CountingClock()
     monkeypatch.setattr(module, "time", clock)
     grid = create_autospec(InMemoryGrid, instance=True)
     grid.push_messages.side_effect = taken

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 
 import pytest
+from clock import Clock
 from fake_grid import FakeGrid, FakeNode
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -131,17 +132,6 @@ def test_without_registration_a_secret_sampling_asks_nobody() -> None:
     with pytest.raises(ValueError, match=r"1 of 1 node is not registered by name.*trusted_nodes=True"):
         make_directory(registered_only=True).refresh(grid)
     assert alone(make_directory(registered_only=True).refresh(FakeGrid({}))) == {}
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture

@@ -156,16 +156,8 @@ class Pilot:
 
     def confirm(self, goal: float, seed: int, attempt: int) -> float:
         """An upper bound on δ, wrong with probability at most `failure`. `goal`: above it the rest is not drawn."""
-        point, failure = self.point, self.failure / 4
-        values, shares = self.sampler.draw(self.count, (seed, 2 + 2 * attempt))
-        mean, share = _bound(values, self.values, failure), _bound(shares, self.shares, failure)
-        found = min(1.0, math.exp(min(self.sampler.log_scale, 700.0)) * mean * share)
-        if found > goal:
-            return found
-        columns = point.question.columns
-        direction, count = self.adding
-        ratios = draw_log_ratios(columns, point.likelihood, point.sigma, count, (seed, 3 + 2 * attempt))
-        return max(found, direction.confirm(ratios))
+        ladder = Ladder(self, np.array([self.point.epsilon]), self.values[None], self.shares)
+        return ladder.confirm(goal, seed, attempt)[1]
 
     @property
     def _remove_mean(self) -> float:
@@ -207,23 +199,20 @@ class Ladder:
         pilot, failure = self.pilot, self.pilot.failure / 4
         values, shares = pilot.sampler.draw_at(self.rungs, pilot.count, (seed, 2 + 2 * attempt))
         share = _bound(shares, self.shares, failure)
-        passed: list[int] = []
-        found = math.inf
-        for i, rung in enumerate(self.rungs):
+        removing: list[float] = []
+        for rung, own, few in zip(self.rungs, values, self.values, strict=True):
             scale = math.exp(min(pilot.sampler.log_scale_at(float(rung)), 700.0))
-            found = min(1.0, scale * _bound(values[i], self.values[i], failure) * share)
+            found = min(1.0, scale * _bound(own, few, failure) * share)
             if found > goal:
                 break
-            passed.append(i)
-        if not passed:
+            removing.append(found)
+        if not removing:
             return None, found
-        point = pilot.point
-        count = pilot.adding[1]
+        point, count = pilot.point, pilot.adding[1]
         ratios = draw_log_ratios(point.question.columns, point.likelihood, point.sigma, count, (seed, 3 + 2 * attempt))
         least = None
-        for i in passed:
-            rung = float(self.rungs[i])
-            found = AddDirection.of(pilot.ratios, rung, count, pilot.failure / 2).confirm(ratios)
+        for rung, removed in zip(self.rungs.tolist(), removing, strict=False):  # those that passed are the first
+            found = max(removed, AddDirection.of(pilot.ratios, rung, count, pilot.failure / 2).confirm(ratios))
             if found > goal:
                 break
             least = rung
