@@ -387,6 +387,24 @@ def test_all_tries_together_take_no_more_of_delta_than_is_said(monkeypatch: pyte
     assert goals.max() + said <= delta * (1 + 1e-15)
 
 
+def test_all_ladders_together_take_no_more_of_delta_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for the confirmations of an ε."""
+    tried: list[tuple[float, float]] = []
+
+    def refuse(ladder: search.Ladder, goal: float, seed: int, attempt: int) -> tuple[None, float]:
+        tried.append((goal, ladder.pilot.failure))
+        return None, goal * 1.01
+
+    monkeypatch.setattr(search.Ladder, "confirm", refuse)
+    participation, delta = b_min_sep(12, 3, 0.3), 1e-3
+    compute_epsilon(BSR(2), participation, noise_multiplier=1.6, delta=delta)
+    assert len(tried) > 1
+    goals, failures = np.transpose(tried)
+    said = failure_probability(delta)
+    assert failures.sum() <= said * (1 + 1e-12)
+    assert goals.max() + said <= delta * (1 + 1e-15)
+
+
 @pytest.mark.parametrize(("lam", "sigma"), [(0.9, 0.5), (0.999, 20.0)])
 def test_rounding_changes_log_s_by_less_than_is_added_for_it(lam: float, sigma: float) -> None:
     """Where log S is several hundred; beside sums in extended precision. Single precision of x alone is not enough."""
@@ -511,6 +529,19 @@ def test_a_ladder_ends_at_the_first_rung_that_fails(monkeypatch: pytest.MonkeyPa
     asked.clear()
     monkeypatch.setattr(AddDirection, "confirm", lambda direction, _: float(direction.epsilon < ladder.rungs[1]))
     assert ladder.confirm(1e-9, 5, 0)[0] == ladder.rungs[1]
+
+
+def test_what_a_draw_says_of_one_epsilon_does_not_depend_on_the_others() -> None:
+    """A draw is left out where it says nothing of any of them, and not of one."""
+    columns, law = columns_of(BSR(2), 12, 2, 12), BMinSepLaw(12, 2, 0.3, True)
+    sampler = RemoveSampler.of(columns, law, BMinSepLikelihood.of(columns, law, 1.0), 1.0, 1.0)
+    assert sampler is not None
+    epsilons = np.array([2.0, 1.0, 0.5])
+    together, shares = sampler.draw_at(epsilons, 2000, (3, 0))
+    for i in range(len(epsilons)):
+        alone, same = sampler.draw_at(epsilons[i : i + 1], 2000, (3, 0))
+        np.testing.assert_allclose(alone[0], together[i], rtol=1e-12)
+        np.testing.assert_array_equal(same, shares)
 
 
 def test_an_epsilon_is_near_what_plain_means_say() -> None:

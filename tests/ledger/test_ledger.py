@@ -284,6 +284,16 @@ def test_a_second_start_that_is_refused_leaves_the_run_its_lock(path):
         release(ledger, 0, ["ada"])
 
 
+def test_a_second_start_in_one_process_takes_the_lock_with_the_run(path):
+    """The first one is shut out, and what it closes then is not the lock of the second."""
+    with opened(path) as first, opened(path) as second:
+        first.close()
+        elsewhere = subprocess.run([sys.executable, "-c", HOLDER, str(path)], input="", capture_output=True, text=True)
+        assert "is open in another process" in elsewhere.stderr
+        release(second, 0, ["ada"])
+    assert not path.with_name("run.ledger-lock").exists()
+
+
 @pytest.mark.parametrize(
     ("earlier", "round", "users", "message"),
     [

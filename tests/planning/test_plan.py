@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from sampling_table import SAMPLINGS
 
-from fedcgd import Participation, Plan, calibrate, error_norms, select_lambda
-from fedcgd.accounting.balls_in_bins import accountant
+from fedcgd import Participation, Plan, accountant, calibrate, error_norms, select_lambda
+from fedcgd.accounting.balls_in_bins import accountant as balls_in_bins
 from fedcgd.accounting.balls_in_bins.gram import bin_gram
 from fedcgd.mechanisms import BISR, DPSGD, BandInvMF, LambdaCGD, Normalized
 from fedcgd.optimisation import catalogue
@@ -115,7 +115,7 @@ def test_what_no_accountant_covers_is_no_plan(mechanism, participation, message,
 
 def test_what_a_balls_in_bins_plan_is_checked_by_is_not_made_again_to_answer(monkeypatch) -> None:
     made = []
-    monkeypatch.setattr(accountant, "bin_gram", lambda *asked: made.append(asked) or bin_gram(*asked))
+    monkeypatch.setattr(balls_in_bins, "bin_gram", lambda *asked: made.append(asked) or bin_gram(*asked))
     participation = Participation(rounds=35, min_separation=7, sampling="balls-in-bins")
     plan = Plan(mechanism=LambdaCGD(0.3), participation=participation, clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
     replace(plan, delta=1e-6).guarantee()
@@ -138,6 +138,21 @@ def test_a_plan_promises_what_it_was_calibrated_for(mechanism, sampling: str, ep
     assert 0.97 * epsilon < plan.guarantee().epsilon <= epsilon
     less = replace(plan, noise_multiplier=plan.noise_multiplier * 0.98)
     assert less.guarantee().epsilon > epsilon
+
+
+@pytest.mark.parametrize(("mechanism", "epsilon"), [(DPSGD(), 8.0), (LambdaCGD(0.5), 4.0)])
+def test_a_little_less_noise_than_was_calibrated_does_not_promise_the_budget(mechanism, epsilon: float) -> None:
+    """Just above the budget, where the calibration is made again, ε is what the search of that σ finds."""
+    participation, _ = SAMPLINGS["balls-in-bins"]
+    plan = Plan.calibrated(mechanism, participation, clip_norm=1.0, epsilon=epsilon, delta=1e-5)
+    above = 0
+    for part in (0.9995, 0.999, 0.998, 0.997):
+        less = replace(plan, noise_multiplier=part * plan.noise_multiplier)
+        asked = accountant(mechanism, participation)
+        found = asked._search_epsilon(less.noise_multiplier, 1e-5, participation.rounds, lambda _: None).value
+        above += epsilon < found < 1.005 * epsilon
+        assert less.guarantee().epsilon >= found
+    assert above
 
 
 def test_another_budget_is_told_as_an_epsilon() -> None:
