@@ -12,23 +12,22 @@ import torch
 from opacus import PrivacyEngine
 from opacus.accountants import create_accountant
 from opacus.grad_sample import AbstractGradSampleModule
-from opacus.optimizers import DPOptimizer
 from torch import nn, optim
 from torch.distributed.fsdp import FSDPModule
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 
 from fedcgd.accounting.guarantee import NO_NOISE, large_delta
 from fedcgd.mechanisms import Mechanism
 from fedcgd.mechanisms.schedule import Schedule
 from fedcgd.noise.keys import NoiseKey
 from fedcgd.opacus.attachments import attach, detach_earlier_runs
-from fedcgd.opacus.batches import RoundBatches, loader_over, split_in_order
 from fedcgd.opacus.example_rows import LABELS_VARY, ExampleRows
 from fedcgd.opacus.first_batches import FirstBatches
-from fedcgd.opacus.ghost import GhostLoss, GhostModule, with_sample_gradients
+from fedcgd.opacus.ghost import GhostLoss, GhostModule
 from fedcgd.opacus.optimizer import CorrelatedOptimizer
 from fedcgd.opacus.other_runs import RunExamples
 from fedcgd.opacus.plan_arguments import PlanArguments, check_clipping, chosen_sampling, plan_of, workload_of
+from fedcgd.opacus.private_run import GradientSettings, PrivateRun
 from fedcgd.opacus.ranks import Ranks, ranks_of
 from fedcgd.opacus.release_record import ReleaseRecord
 from fedcgd.opacus.release_tracker import NullAccountant, ReleaseTracker
@@ -38,6 +37,7 @@ from fedcgd.opacus.validation import (
     check_fits,
     check_loader,
     check_module,
+    check_parts,
     refuse_schedulers,
 )
 from fedcgd.participation import Participation, Sampling
@@ -206,94 +206,34 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         if self._tracker is not None and self._tracker.released:
             raise RuntimeError("this engine has made a run private already; make another engine for another run")
         inner: nn.Module = module._module if isinstance(module, AbstractGradSampleModule) else module
+        gradients = GradientSettings(
+            mode=grad_sample_mode, batch_first=batch_first, loss_reduction=loss_reduction, wrap_model=wrap_model,
+            copies=augmentation_multiplicity,
+        )  # fmt: skip
+        arguments = PlanArguments(
+            plan=plan, mechanism=mechanism, noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm, epochs=epochs,
+            target_delta=target_delta, sampling=sampling, poisson_sampling=poisson_sampling, groups=groups,
+        )  # fmt: skip
         ranks = ranks_of(inner)
         with nullcontext() if ranks is None else ranks.telling_failures():
             reshard(inner)
             check_clipping(clipping, max_grad_norm)
             _check_options(rand_on_empty, augmentation_multiplicity, assume_independent)
-            examples, steps = check_loader(data_loader, accumulation_steps)
-            parts = _parts(accumulation_steps, ranks)
-            plan = PlanArguments(
-                plan=plan, mechanism=mechanism, noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm, epochs=epochs,
-                target_delta=target_delta, sampling=sampling, poisson_sampling=poisson_sampling, groups=groups,
-            ).plan_for(steps)  # fmt: skip
-            self._validate(inner, optimizer, plan, examples, steps, grad_sample_mode)
-            if ranks is not None and self._record is None:
-                raise ValueError(
-                    "several processes keep one record of their releases: make the engine with record=, the path of a file that "
-                    "rank 0 keeps"
-                )
-            key = self._run_key(noise_generator)
-            size = sum(p.numel() for p in inner.parameters() if p.requires_grad)
-            shards = _shards_of(inner, optimizer, ranks, grad_sample_mode, assume_independent)
-            pieces = None if shards is None else shards.pieces
-            noise_of_rounds = RoundNoise(plan, key, size, noise, record=self._record, ranks=ranks, pieces=pieces)
-            secret = hashlib.sha256(b"fedcgd comparisons" + key.choices).digest()
-            rows = ExampleRows(data_loader.dataset, secret)
-            if rows.labels_vary:
-                warnings.warn(LABELS_VARY, stacklevel=2)
-            if ranks is not None:
-                facts = {
-                    "the plan": plan.to_description(),
-                    "the key": key.fingerprint,
-                    "the parameters": [
-                        (name, p.shape, p.dtype, p.requires_grad) for name, p in inner.named_parameters()
-                    ],
-                    "how batches are made": (examples, steps, parts, data_loader.batch_size, type(data_loader.sampler)),
-                    "how gradients are made": (
-                        grad_sample_mode,
-                        batch_first,
-                        loss_reduction,
-                        augmentation_multiplicity,
-                    ),
-                    "the data set, or the order of its examples": rows.digest(),
-                }
-        named = secrets.randbits(128)
-        if ranks is not None:
-            ranks.agree(facts)
-            named = ranks.from_first(lambda: named)
-        run = "" if key.simulated else f"{named:032x}"
-        shared = RunExamples(data_loader.dataset, rows) if run else None  # what a simulation releases is no secret
-        tracker = ReleaseTracker(
-            plan, run, 1 / steps, key.fingerprint, assume_independent, rows, self._record is not None, shared
-        )
-
-        if self._tracker is not None:
-            self._tracker.end()  # of another model, perhaps: its releases would be on nobody's account
-        if _end_earlier_runs(inner) and shared is not None:
-            shared.told = True
-        wrapped = with_sample_gradients(
-            module, grad_sample_mode, batch_first=batch_first, loss_reduction=loss_reduction, wrap_model=wrap_model
-        )
-        expanded = wrapped if grad_sample_mode == "ew" else None
-        private = CorrelatedOptimizer(
-            optimizer.original_optimizer if isinstance(optimizer, DPOptimizer) else optimizer,
-            module=inner,
-            tracker=tracker,
-            noise=noise_of_rounds,
-            expected_batch_size=examples / steps,
-            loss_reduction=loss_reduction,
-            copies=augmentation_multiplicity,
-            expanded=expanded,
-            ranks=ranks,
-            secret=secret,
-            shards=shards,
-        )
-        in_order = (
-            plan.noiseless and not plan.participation.is_secret and type(data_loader.sampler) is SequentialSampler
-        )
-        batches = RoundBatches(
-            plan.participation, examples, steps, lambda: key.choices_of(tracker.run), tracker, parts,
-            split_in_order(data_loader, accumulation_steps) if in_order else None,
-            rank=0 if ranks is None else ranks.rank, ranks=1 if ranks is None else ranks.count,
-        )  # fmt: skip
-        loader = loader_over(data_loader, batches, batch_first)
+            run = self._checked_run(
+                inner, optimizer, data_loader, arguments, gradients, ranks, accumulation_steps=accumulation_steps, noise=noise,
+                noise_generator=noise_generator, assume_independent=assume_independent,
+            )  # fmt: skip
+            facts = {} if ranks is None else run.facts(data_loader)
+        tracker = self._begin(run, facts, data_loader, assume_independent)
+        wrapped, private = run.private_model(module, optimizer, tracker)
+        loader = run.private_loader(data_loader, tracker)
+        called = wrapped if grad_sample_mode == "ew" else inner
         looks = FirstBatches(
             inner, tracker, loader, batch_dim=0 if batch_first else 1, copies=augmentation_multiplicity, hooks=wrapped,
-            active=shards is None,
+            active=run.shards is None,
         )  # fmt: skip
-        attach(inner, [*private.handles, *looks.watch(expanded or inner)], tracker)
-        self._key, self._tracker = key, tracker
+        attach(inner, [*private.handles, *looks.watch(called)], tracker)
+        self._key, self._tracker = run.key, tracker
         if grad_sample_mode == "ghost":
             loss = GhostLoss(nn.CrossEntropyLoss() if criterion is None else criterion, loss_reduction)
             return wrapped, private, loss, loader
@@ -460,6 +400,54 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             )
         return checkpoint
 
+    def _checked_run(
+        self,
+        inner: nn.Module,
+        optimizer: optim.Optimizer,
+        data_loader: DataLoader[Any],
+        arguments: PlanArguments,
+        gradients: GradientSettings,
+        ranks: Ranks | None,
+        *,
+        accumulation_steps: int,
+        noise: NoiseMode | None,
+        noise_generator: torch.Generator | None,
+        assume_independent: str | None,
+    ) -> PrivateRun:
+        """The run, of which nothing has begun. Raises for what its plan does not cover; `inner` is the model itself."""
+        examples, steps = check_loader(data_loader, accumulation_steps)
+        if ranks is not None:
+            check_parts(accumulation_steps, ranks.count)
+        plan = arguments.plan_for(steps)
+        self._validate(inner, optimizer, plan, examples, steps, gradients.mode)
+        if ranks is not None and self._record is None:
+            raise ValueError(
+                "several processes keep one record of their releases: make the engine with record=, the path of a file that "
+                "rank 0 keeps"
+            )
+        key = self._run_key(noise_generator)
+        size = sum(p.numel() for p in inner.parameters() if p.requires_grad)
+        shards = _shards_of(inner, optimizer, ranks, gradients.mode, assume_independent)
+        pieces = None if shards is None else shards.pieces
+        secret = hashlib.sha256(b"fedcgd comparisons" + key.choices).digest()
+        run = PrivateRun(
+            module=inner,
+            plan=plan,
+            key=key,
+            gradients=gradients,
+            examples=examples,
+            steps=steps,
+            accumulation_steps=accumulation_steps,
+            noise=RoundNoise(plan, key, size, noise, record=self._record, ranks=ranks, pieces=pieces),
+            rows=ExampleRows(data_loader.dataset, secret),
+            secret=secret,
+            ranks=ranks,
+            shards=shards,
+        )
+        if run.rows.labels_vary:
+            warnings.warn(LABELS_VARY, stacklevel=3)
+        return run
+
     def _validate(
         self, inner: nn.Module, optimizer: optim.Optimizer, plan: Plan, examples: int, steps: int, mode: str
     ) -> None:
@@ -468,17 +456,45 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
         self.validate(module=inner, optimizer=None, data_loader=None)
         check_module(inner, optimizer, mode)
         if plan.noiseless:
-            warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=3)
+            warnings.warn(f"{NO_NOISE}; gradients are clipped as in the real run", stacklevel=4)
         if large := large_delta(plan.delta, examples, "examples", exposed=1.0):
-            warnings.warn(large, stacklevel=3)
+            warnings.warn(large, stacklevel=4)
         try:
             plan.to_description()
         except ValueError as error:
             if self._record is not None:
                 raise
-            warnings.warn(f"this run can be trained, but not saved (save_checkpoint will fail): {error}", stacklevel=3)
+            warnings.warn(f"this run can be trained, but not saved (save_checkpoint will fail): {error}", stacklevel=4)
         # torch tells at every step that the first layer's input is data and needs no gradient, which is no news.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
+
+    def _begin(
+        self, run: PrivateRun, facts: dict[str, object], data_loader: DataLoader[Any], assume_independent: str | None
+    ) -> ReleaseTracker:
+        """The account of the run, under a name of its own that all ranks have; earlier runs of the model end."""
+        name = secrets.randbits(128)
+        if run.ranks is not None:
+            run.ranks.agree(facts)
+            name = run.ranks.from_first(lambda: name)
+        named = "" if run.key.simulated else f"{name:032x}"
+        shared = (
+            RunExamples(data_loader.dataset, run.rows) if named else None
+        )  # what a simulation releases is no secret
+        tracker = ReleaseTracker(
+            run.plan,
+            named,
+            1 / run.steps,
+            run.key.fingerprint,
+            assume_independent,
+            run.rows,
+            self._record is not None,
+            shared,
+        )
+        if self._tracker is not None:
+            self._tracker.end()  # of another model, perhaps: its releases would be on nobody's account
+        if _end_earlier_runs(run.module) and shared is not None:
+            shared.told = True
+        return tracker
 
     def _run_key(self, noise_generator: torch.Generator | None) -> NoiseKey:
         """The key of the run. Raises ValueError for a seed that would make a private run a simulation."""
@@ -493,18 +509,6 @@ class CorrelatedPrivacyEngine(PrivacyEngine):  # type: ignore[misc]
             )
         seed = torch.randint(2**62, (1,), generator=noise_generator, device=noise_generator.device)
         return NoiseKey.simulation(int(seed))
-
-
-def _parts(accumulation_steps: int, ranks: Ranks | None) -> int:
-    """In how many parts a round's batch comes, on all processes together."""
-    if ranks is None or accumulation_steps == 1:
-        return accumulation_steps if ranks is None else ranks.count
-    if accumulation_steps % ranks.count:
-        raise ValueError(
-            f"accumulation_steps must be 1 or a multiple of the {ranks.count} processes, so that each has as many parts of a "
-            f"batch, got {accumulation_steps}"
-        )
-    return accumulation_steps
 
 
 def _shards_of(
@@ -539,6 +543,6 @@ def _end_earlier_runs(module: nn.Module) -> bool:
             f"an earlier run has released {released} rounds of this model: what it and the new run tell of an example together "
             "is more than the ε of either, unless their examples are of different people; both ε, and both δ, add up "
             "(fedcgd.compose has less than their sum)",
-            stacklevel=3,
+            stacklevel=4,
         )
     return released > 0

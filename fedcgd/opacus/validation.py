@@ -94,6 +94,15 @@ def _period(dataset: Any) -> int:
     return 0
 
 
+def check_parts(accumulation_steps: int, ranks: int) -> None:
+    """Raise ValueError unless each of `ranks` processes can have as many parts of a batch."""
+    if accumulation_steps > 1 and accumulation_steps % ranks:
+        raise ValueError(
+            f"accumulation_steps must be 1 or a multiple of the {ranks} processes, so that each has as many parts of a batch, "
+            f"got {accumulation_steps}"
+        )
+
+
 def check_fits(participation: Participation, steps: int) -> None:
     """Raise ValueError unless batches of a loader with `steps` steps an epoch keep the promise of `participation`."""
     rounds, separation = participation.rounds, participation.min_separation
