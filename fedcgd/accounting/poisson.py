@@ -23,6 +23,7 @@ from fedcgd.accounting import gaussian
 from fedcgd.accounting.accountant import Accountant, Bound, Progress
 from fedcgd.accounting.coverage import most_bands, too_wide
 from fedcgd.accounting.guarantee import LEAST_DELTA
+from fedcgd.accounting.profile import budget_of
 from fedcgd.accounting.tilted import Composition, GridLoss
 from fedcgd.mechanisms import Mechanism, bandwidth
 from fedcgd.mechanisms.mechanism import Vector
@@ -71,7 +72,8 @@ class PoissonAccountant(Accountant):
         norm = column_norm(self.mechanism, self.participation)
         found = poisson_epsilon(delta, sigma / norm, self.participation, released=released)
         alone = sigma / norm / math.sqrt(_eligible(self.participation, released))
-        return _bound(found, norm, gaussian.epsilon(sigma=alone, delta=delta))
+        bound = _bound(found, norm, gaussian.epsilon(sigma=alone, delta=delta))
+        return budget_of(self, bound, sigma, delta, released, progress)
 
     def _delta_at(self, sigma: float, epsilon: float, released: int, progress: Progress) -> Bound:
         norm = column_norm(self.mechanism, self.participation)

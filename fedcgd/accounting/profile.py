@@ -81,10 +81,19 @@ def _found_epsilon(
     accountant: ProfileAccountant, sigma: float, delta: float, released: int, progress: Progress
 ) -> Bound:
     found = accountant._search_epsilon(sigma, delta, released, progress)
+    return budget_of(accountant, found, sigma, delta, released, progress)
+
+
+def budget_of(
+    accountant: Accountant, found: Bound, sigma: float, delta: float, released: int, progress: Progress
+) -> Bound:
+    """The ε that σ was calibrated for, where that is a little below the one that is `found`, and `found` elsewhere.
+
+    It is what was proven of σ: finding ε takes other draws, or another grid, and says a little more.
+    """
     target = float(_TARGET.create_decimal(found.value))
-    if released < accountant.participation.rounds or not target < found.value < target * _NEAR:
+    if released < accountant.participation.rounds or not 0 < target < found.value < target * _NEAR:
         return found
-    # Where σ was found for a budget, that is what holds: another search finds a little more, by other draws.
     budget = accountant.noise_multiplier(epsilon=target, delta=delta, progress=progress)
     if budget.noise_multiplier != sigma:
         return found

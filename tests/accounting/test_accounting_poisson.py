@@ -217,3 +217,13 @@ def test_huge_and_tiny_budgets_take_no_longer_than_others() -> None:
     found = compute_epsilon(DPSGD(), poisson(10, 0.2), noise_multiplier=0.001, delta=1e-5).epsilon
     # With probability 7.8e-5 > δ at least eight rounds are drawn, and each then loses about 1/(2σ²).
     assert 8 / (2 * 0.001**2) < found <= 1.001 * gaussian.epsilon(sigma=0.001 / math.sqrt(10), delta=1e-5)
+
+
+@pytest.mark.parametrize(("rate", "rounds", "epsilon"), [(0.1, 200, 4.0), (0.1, 200, 6.0), (0.2, 100, 4.0)])
+def test_a_plan_for_a_budget_says_that_budget(rate: float, rounds: int, epsilon: float) -> None:
+    """The grid by which ε is found is coarser than the one by which σ was: without care 4.0001 is said, and printed as 4.01."""
+    participation = Participation(rounds=rounds, sampling="poisson", sampling_rate=rate)
+    run = accountant(DPSGD(), participation)
+    sigma = run.noise_multiplier(epsilon=epsilon, delta=1e-5).noise_multiplier
+    assert run.epsilon(noise_multiplier=sigma, delta=1e-5).epsilon == epsilon
+    assert run.epsilon(noise_multiplier=sigma * (1 - 1e-4), delta=1e-5).epsilon > epsilon
