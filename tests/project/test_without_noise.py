@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_line import run
 from fake_grid import FakeGrid, FakeNode
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -16,10 +17,8 @@ from plans import make_plan
 from shared import record
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from typer.testing import CliRunner
 
 from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, Plan, accounting
-from fedcgd.cli import app
 from fedcgd.ledger import JointBudget, export, joint, verify
 from fedcgd.ledger.statement import privacy_statement
 from fedcgd.opacus import CorrelatedPrivacyEngine
@@ -90,7 +89,7 @@ def test_every_record_of_the_run_is_marked(tmp_path: Path) -> None:
     assert (statement["private"], statement["noiseless"]) == (False, True)
 
     def printed(*words: str) -> str:
-        result = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+        result = run(*words)
         assert result.exit_code == 0, result.output
         return result.stdout
 
@@ -145,7 +144,7 @@ def test_what_needs_noise_refuses_to_go_without() -> None:
     with pytest.raises(ValueError, match="adaptive clipping measures"):
         start(NOISELESS, adaptive_clipping=AdaptiveClipping())
     words = ["explain", "--rounds", "4", "--delta", "1e-5", "--noise-multiplier", "0"]
-    assert CliRunner().invoke(app, words).exit_code == 2
+    assert run(*words).exit_code == 2
 
 
 def private(plan: Plan):
