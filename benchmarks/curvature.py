@@ -48,6 +48,7 @@ from fedcgd.mechanisms import (
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
 from fedcgd.optimisation import catalogue
+from fedcgd.optimisation.toeplitz import blt
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss, gradient_norm
 from fedcgd.release.noise_source import LatticeNormals, NoiseSource
@@ -85,7 +86,7 @@ def simulation() -> None:
         "banded-toeplitz:3": BandedToeplitz((1.0, 0.6, 0.4)),
         "band-inv-mf:3": BandInvMF((1.0, -0.6, 0.1)),
         "blt:2": BLT((0.3, 0.2), (0.9, 0.4)),
-        "blt:2, fitted": fitted.blt(2, once, quadratic=TOY),
+        "blt:2, fitted": blt(2, once, quadratic=TOY),
         "nu-dp-ftrl:0.1": NuDPFTRL(0.1),
     }
     made_for_rounds: dict[str, Mechanism] = {
@@ -179,7 +180,7 @@ def one_number() -> None:
             best,
             practical(who),
             fitted.nu_dp_ftrl(who, quadratic=digits),
-            fitted.blt(2, who, quadratic=digits),
+            blt(2, who, quadratic=digits),
             catalogue.mechanism("noise-curve:8", who, curvature=digits),
             catalogue.mechanism("band-mf:8", who),
         ]

@@ -132,8 +132,8 @@ _FITTED, _NOISE_CURVE = "fedcgd.curvature.fitted", "fedcgd.curvature.noise_curve
 
 
 def _both(function: str) -> tuple[Callable[..., Mechanism], Callable[..., Mechanism]]:
-    """What optimises a Toeplitz mechanism, and what fits it to a curvature: functions of one name."""
-    return _later(_TOEPLITZ, function), _later(_FITTED, function)
+    """What optimises a Toeplitz mechanism, which fits it to a curvature too."""
+    return _later(_TOEPLITZ, function), _later(_TOEPLITZ, function)
 
 
 TABLE: dict[str, Row] = {
