@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from command_line import run
-from fake_grid import FakeGrid, FakeNode
-from flwr.clientapp import ClientApp
+from fake_grid import FakeGrid
+from flower_runs import node
 from flwr.serverapp.strategy import FedAvg
 from plans import make_plan
 from shared import record
@@ -22,7 +22,7 @@ from fedcgd import DPSGD, LambdaCGD, Ledger, NoiseKey, Participation, Plan, acco
 from fedcgd.ledger import JointBudget, export, joint, verify
 from fedcgd.ledger.statement import privacy_statement
 from fedcgd.opacus import CorrelatedPrivacyEngine
-from fedcgd_flower import AdaptiveClipping, CorrelatedNoise, PrivateEvaluation, host_users, sequential_training
+from fedcgd_flower import AdaptiveClipping, CorrelatedNoise, PrivateEvaluation
 
 KEY = NoiseKey(bytes(range(32)))
 NOISELESS = make_plan(LambdaCGD(0.8), Participation(rounds=4, min_separation=2), clip_norm=0.5, noise_multiplier=0)
@@ -32,13 +32,7 @@ SIZE = 6
 
 def grid() -> FakeGrid:
     """Four users at one node, whose updates are 1 in every coordinate, and so longer than the clip norm."""
-    node = ClientApp()
-    host_users(
-        node,
-        lambda context: list("abcd"),
-        sequential_training(lambda model, user, *_: record(model["w"].numpy() + np.float32(1))),
-    )
-    return FakeGrid({1: FakeNode(node)})
+    return FakeGrid({1: node("abcd")})
 
 
 def start(plan: Plan, ledger: Path | None = None, **options):
