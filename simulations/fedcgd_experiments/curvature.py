@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Annotated
 
 import numpy as np
@@ -27,7 +27,7 @@ from fedcgd_experiments.curvature_report import Tuned, compare, to_point, tuned
 from fedcgd_experiments.point import TEST_SEEDS, CentralPoint
 from fedcgd_experiments.results import Results, claims
 from fedcgd_experiments.runner import carry_out
-from fedcgd_experiments.tables import markdown
+from fedcgd_experiments.tables import markdown, spread
 from fedcgd_simulations.public import public_examples
 
 PRIVATE = "private examples, for the experiment alone: covered by no ε"
@@ -150,8 +150,8 @@ def compare_command(results: Annotated[list[Path], typer.Argument(help="files th
 
 
 def _cell(one: Tuned | None) -> str:
-    values = [100 * value for value in one.tests.values()] if one else []
-    return f"{fmean(values):.1f} ± {stdev(values):.1f} (η {one.learning_rate:g})" if one and len(values) > 1 else "–"
+    found = spread(one.tests.values()) if one else ""
+    return f"{found} (η {one.learning_rate:g})" if one and found else "–"
 
 
 if __name__ == "__main__":
