@@ -21,9 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from fedcgd import Participation, select_lambda
-from fedcgd.curvature import fitted
 from fedcgd.curvature.curves import private_loss
-from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.curvature.stationary import (
     best_lambda,
     best_nu,
@@ -47,7 +45,8 @@ from fedcgd.mechanisms import (
 )
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
-from fedcgd.optimisation import catalogue
+from fedcgd.optimisation import catalogue, fitted
+from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.optimisation.toeplitz import blt
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss, gradient_norm

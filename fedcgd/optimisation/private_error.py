@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from fedcgd.mechanisms.mechanism import Matrix, Vector
+from fedcgd.mechanisms.sensitivity import sum_of_leftmost
 from fedcgd.mechanisms.workload import Objective, Workload
 from fedcgd.optimisation.scheduled import scheduled_error
-from fedcgd.optimisation.series import quotient, sum_of_leftmost
+from fedcgd.optimisation.series import quotient
 from fedcgd.participation import Participation
 from fedcgd.quadratic import Quadratic
 from fedcgd.quadratic.factor import thin_factor
@@ -114,11 +115,15 @@ def _final_loss(
 
 
 def log_sensitivity(c: Vector, participation: Participation) -> tuple[float, Vector]:
-    """log sens² of the non-increasing c ≥ 0, and its derivative by c."""
+    """log sens² of the non-increasing c ≥ 0, and its derivative by c.
+
+    The sum of the leftmost columns is linear in c, and the transposed of a Toeplitz matrix is that matrix between two reversals:
+    the derivative by c is the same sum of the reversed gradient, reversed.
+    """
     n, k, b = participation.rounds, participation.participations, participation.min_separation
-    total = sum_of_leftmost(c, n, k, b)
+    total = sum_of_leftmost(np.pad(c, (0, n - len(c))), k, b)
     square = float(total @ total)
-    by_c = sum_of_leftmost((2 / square * total)[::-1], n, k, b)[::-1]
+    by_c = sum_of_leftmost((2 / square * total)[::-1], k, b)[::-1]
     return math.log(square), by_c[: len(c)]
 
 

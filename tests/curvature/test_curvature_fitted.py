@@ -10,13 +10,12 @@ import pytest
 from oracles_problem_p1 import causal_factor, problem_p1
 
 from fedcgd import Participation, Plan, calibrate, select_lambda, sensitivity
-from fedcgd.curvature import fitted
-from fedcgd.curvature.noise_curve import BARRIER, noise_curve
 from fedcgd.curvature.stationary import best_lambda, best_nu, optimal_error
 from fedcgd.mechanisms import BLT, BandInvMF, Dense, LambdaCGD, Mechanism, Normalized, NuDPFTRL, inverse_matrix, matrix
-from fedcgd.optimisation import catalogue
+from fedcgd.optimisation import catalogue, fitted
 from fedcgd.optimisation.banded import unit_columns
 from fedcgd.optimisation.catalogue import describe, from_description
+from fedcgd.optimisation.noise_curve import BARRIER, noise_curve
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.factor import thin_factor

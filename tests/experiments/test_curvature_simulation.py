@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fedcgd import BISR, BLT, DPSGD, BandedToeplitz, BinaryTree, LambdaCGD, Normalized, NuDPFTRL, Participation
-from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.curvature.stationary import stationary_loss
 from fedcgd.noise import NoiseStream
 from fedcgd.noise.quantisation import Lattice
+from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.optimisation.toeplitz import blt
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd.quadratic.loss import final_loss, gradient_norm

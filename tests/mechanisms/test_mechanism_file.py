@@ -27,11 +27,11 @@ from fedcgd import (
     Participation,
     Plan,
 )
-from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.ledger import verify
 from fedcgd.opacus import CorrelatedPrivacyEngine
 from fedcgd.optimisation import catalogue
 from fedcgd.optimisation.catalogue import MechanismSpec, describe, read_mechanism, write_mechanism
+from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.quadratic import Quadratic, Spectrum
 from fedcgd_experiments.central import claim, mechanism_of
 from fedcgd_experiments.point import Setup

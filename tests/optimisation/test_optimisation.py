@@ -12,11 +12,10 @@ from oracles_problem_p1 import problem_p1
 from scipy.linalg import toeplitz
 from scipy.optimize import approx_fprime
 
-import fedcgd.curvature.noise_curve as noise_curve_module
 import fedcgd.optimisation.banded as banded_module
+import fedcgd.optimisation.noise_curve as noise_curve_module
 import fedcgd.optimisation.toeplitz as toeplitz_module
 from fedcgd import Participation, error_norms, sensitivity
-from fedcgd.curvature.noise_curve import noise_curve
 from fedcgd.mechanisms import BISR, BSR, LambdaCGD, Normalized, Toeplitz, bandwidth, matrix
 from fedcgd.mechanisms.workload import Objective, Workload
 from fedcgd.optimisation import catalogue
@@ -31,6 +30,7 @@ from fedcgd.optimisation.catalogue import (
     from_description,
 )
 from fedcgd.optimisation.lbfgs import minimise
+from fedcgd.optimisation.noise_curve import noise_curve
 from fedcgd.optimisation.series import quotient
 from fedcgd.optimisation.toeplitz import band_inv_mf, banded_toeplitz, blt
 from fedcgd.quadratic import Quadratic, Spectrum
